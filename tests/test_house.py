@@ -1,0 +1,250 @@
+"""The rules of the house, held by machine: who may import whom, what needs no torch, what stands where."""
+
+import ast
+import fnmatch
+import graphlib
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent
+PHASES = [
+    "phase0_request",
+    "phase1_kv_pool",
+    "phase2_prefill_decode",
+    "phase3_chunked_prefill",
+    "phase4_radix",
+    "phase5_continuous",
+    "phase6_integration",
+]
+PACKAGES = [*PHASES, "chapters"]
+TOP_LEVEL = {
+    *PACKAGES,
+    "README.md",
+    "pyproject.toml",
+    "tests",
+    "Makefile",
+    "LICENSE",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+}
+
+# Modules that decide with integers alone, by the names that design gives them. They never load torch.
+HOST_ONLY = {
+    "phase0_request": "*",
+    "phase1_kv_pool": ("layout", "allocator", "cache", "kv_cache", "fragmentation"),
+    "phase3_chunked_prefill": ("budget", "chunker"),
+    "phase4_radix": ("tree", "radix_tree", "prefix_cache"),
+    "phase5_continuous": ("scheduler", "policies", "simulator", "traces"),
+}
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Every module of the project by its dotted name."""
+    found = {}
+    for package in PACKAGES:
+        for file in sorted((ROOT / package).rglob("*.py")):
+            parts = file.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    return found
+
+
+def imports(name: str) -> Iterator[tuple[str, int]]:
+    """What a module imports, wherever in it the import stands: dotted names and line numbers."""
+    for node in ast.walk(ast.parse(modules()[name].read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name}:{node.lineno}: imports are absolute here"
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield (inner if inner in modules() else str(node.module)), node.lineno
+
+
+def floor(name: str) -> int:
+    """How high a module stands: its phase's number; the course tool stands above all phases."""
+    return PACKAGES.index(name.split(".")[0])
+
+
+def test_imports_run_downward_only() -> None:
+    project = [(name, other, line) for name in modules() for other, line in imports(name) if other in modules()]
+    assert len(project) > 20
+    upward = [f"{name}:{line} imports {other}" for name, other, line in project if floor(other) > floor(name)]
+    assert upward == []
+
+
+def test_there_is_no_circle_of_imports() -> None:
+    graph = {name: {other for other, _ in imports(name) if other in modules()} for name in modules()}
+    order = list(graphlib.TopologicalSorter(graph).static_order())  # CycleError names the circle
+    assert sorted(order) == sorted(modules())
+
+
+def host_only() -> list[str]:
+    chosen = []
+    for name in modules():
+        package, _, module = name.partition(".")
+        wanted = HOST_ONLY.get(package, ())
+        if wanted == "*" or module in wanted:
+            chosen.append(name)
+    return chosen
+
+
+def test_host_only_modules_load_no_torch() -> None:
+    names = host_only()
+    assert "phase0_request.queue" in names
+    program = "import sys, importlib\nfor name in sys.argv[1:]:\n    importlib.import_module(name)\n"
+    program += "    heavy = {'torch', 'triton', 'transformers'} & set(sys.modules)\n"
+    program += "    assert not heavy, f'importing {name} loads {heavy}'"
+    names = [name for name in names if not name.endswith("__main__")]
+    done = subprocess.run([sys.executable, "-c", program, *names], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_host_only_modules_name_no_torch_even_inside_functions() -> None:
+    named = [
+        f"{name}:{line}" for name in host_only() for other, line in imports(name) if other.split(".")[0] == "torch"
+    ]
+    assert named == []
+
+
+def test_nothing_else_stands_at_the_top_level() -> None:
+    ignored = [line.rstrip("/") for line in (ROOT / ".gitignore").read_text().split()]
+    names = [p.name for p in ROOT.iterdir() if not any(fnmatch.fnmatch(p.name, pattern) for pattern in ignored)]
+    assert {name for name in names if not name.startswith(".")} - TOP_LEVEL == set()
+    assert [name for name in PACKAGES if name not in names] == []
+
+
+def test_each_floor_hands_on_its_public_names_and_no_more() -> None:
+    for package in PHASES:
+        tree = ast.parse((ROOT / package / "__init__.py").read_text())
+        allowed = (ast.ImportFrom, ast.Assign, ast.Expr)
+        assert all(isinstance(node, allowed) for node in tree.body), (
+            f"{package}/__init__.py does more than hand on names"
+        )
+        imported = [alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+        named = [ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign)]
+        assert sorted(imported) == sorted(name for names in named for name in names)
+        assert ast.get_docstring(tree), f"{package} does not say what it is"
+
+
+# Tests that test.
+
+
+def test_functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"):
+            yield node
+
+
+test_functions.__test__ = False  # type: ignore[attr-defined]
+
+
+def can_fail(function: ast.AST) -> bool:
+    """Whether something in it compares: an assert of more than a constant, or a context that expects an exception."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assert) and not isinstance(node.test, ast.Constant):
+            return True
+        if isinstance(node, ast.withitem) and isinstance(node.context_expr, ast.Call):
+            called = ast.unparse(node.context_expr.func)
+            if called in ("pytest.raises", "pytest.warns"):
+                return True
+    return False
+
+
+def idle_tests(source: str) -> list[str]:
+    """Tests, and state machines, that would pass whatever the code under them did."""
+    tree = ast.parse(source)
+    idle = [f.name for f in test_functions(tree) if not can_fail(f)]
+    machines = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and any("StateMachine" in ast.unparse(base) for base in node.bases)
+    ]
+    return idle + [machine.name for machine in machines if not can_fail(machine)]
+
+
+TEST_FILES = [p for p in sorted((ROOT / "tests").rglob("test_*.py")) if p != Path(__file__)]
+
+
+@pytest.mark.parametrize("file", [*TEST_FILES, Path(__file__)], ids=lambda p: str(p.relative_to(ROOT / "tests")))
+def test_every_test_can_fail(file: Path) -> None:
+    source = file.read_text()
+    assert list(test_functions(ast.parse(source))) or "StateMachine" in source, f"{file.name} holds no test"
+    idle = [name for name in idle_tests(source) if name != "test_functions"]
+    assert idle == []
+
+
+@pytest.mark.parametrize(
+    ("body", "idle"),
+    [
+        ("print('ok')", True),
+        ("assert True", True),
+        ("assert 'this is fine'", True),
+        ("check_everything()", True),
+        ("x = 1\n    return", True),
+        ("assert f() == 1", False),
+        ("for x in y:\n        assert x", False),
+        ("with pytest.raises(ValueError):\n        f()", False),
+    ],
+)
+def test_an_idle_test_is_told_from_one_that_can_fail(body: str, idle: bool) -> None:
+    assert (idle_tests(f"def test_it():\n    {body}\n") == ["test_it"]) == idle
+    machine = f"class Machine(RuleBasedStateMachine):\n  def step(self):\n    {body}\n"
+    assert (idle_tests(machine) == ["Machine"]) == idle
+
+
+def test_no_test_is_skipped_for_want_of_an_install() -> None:
+    """A skip may name a GPU that is not there. A package that is not there is a failure."""
+    files = [p for p in (ROOT / "tests").rglob("*.py") if p != Path(__file__)]
+    assert [str(p) for p in files if "importorskip" in p.read_text()] == []
+
+
+def test_ci_swallows_no_failure() -> None:
+    for file in (".ci/run", "Makefile"):
+        text = (ROOT / file).read_text()
+        assert not re.search(r"\|\|\s*(true|echo|:)|--exitfirst|continue-on-error|^\t@?-", text, re.MULTILINE), file
+    assert "set -euo pipefail" in (ROOT / ".ci/run").read_text()
+
+
+# What is said about the outside.
+
+
+def requirements() -> dict[str, Requirement]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
+    return {canonicalize_name(r.name): r for r in map(Requirement, lines)}
+
+
+def test_the_ranges_admit_what_ci_pins_and_what_the_gpu_machine_has() -> None:
+    lines = (ROOT / ".ci/constraints.txt").read_text().splitlines()
+    pins = {canonicalize_name(name): version for name, at, version in (line.partition("==") for line in lines) if at}
+    asked = requirements()
+    unpinned = set(asked) - set(pins) - {"nano-serving", "sphinx", "myst-nb"}
+    assert unpinned == set()
+    gpu_machine = {"torch": "2.11.0", "triton": "3.6.0", "transformers": "5.17.0", "tokenizers": "0.23.2"}
+    for versions in (pins, gpu_machine):
+        for name, version in versions.items():
+            if name in asked:
+                assert asked[name].specifier.contains(version), f"{asked[name]} excludes {version}"
+
+
+def test_the_project_names_no_machine() -> None:
+    """No file tells where or on what it was written: not in code, not in the output of a notebook."""
+    private = re.compile(
+        r"/(?:work|root|home|Users|tmp|opt)/[a-z]|site-packages|pypi\.org/simple|\b10\.\d+\.\d+\.\d+\b"
+    )
+    files = [p for name in (*PACKAGES, ".ci") for p in (ROOT / name).rglob("*") if p.suffix != ".pyc"]
+    files += [p for p in ROOT.iterdir() if p.name != "LICENSE"]
+    kept = [p for p in files if p.is_file()]
+    assert len(kept) > 40
+    told = [f"{p.relative_to(ROOT)}: {m[0]}" for p in kept for m in [private.search(p.read_text("utf-8"))] if m]
+    assert told == []
