@@ -1,0 +1,75 @@
+"""`python -m phase0_request`: watch requests live their lives through a server whose model is a mock."""
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+
+from phase0_request import view
+from phase0_request.demo import Demo, Workload
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line, with its defaults from Workload."""
+    default = Workload()
+    p = argparse.ArgumentParser(prog="python -m phase0_request", description=__doc__)
+    p.add_argument(
+        "-n", "--num-requests", type=int, default=default.num_requests, help="how many clients (%(default)s)"
+    )
+    p.add_argument("-b", "--batch-size", type=int, default=default.batch_size, help="seats in a step (%(default)s)")
+    p.add_argument(
+        "--arrival-rate",
+        type=float,
+        default=default.arrival_rate,
+        metavar="R",
+        help="clients a second, at random moments; 0: all at once (%(default)s)",
+    )
+    p.add_argument("--queue-limit", type=int, default=default.queue_limit, help="how many may wait (%(default)s)")
+    p.add_argument("--max-tokens", type=int, default=default.max_tokens, help="of an answer (%(default)s)")
+    p.add_argument("--seed", type=int, default=default.seed, help="of questions and moments (%(default)s)")
+    p.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="write where every request spent its time; a name ending in .chrome.json opens in Perfetto",
+    )
+    return p
+
+
+async def run(demo: Demo, console: Console) -> None:
+    """The run, live where someone can watch, and its results."""
+    if console.is_terminal:
+        with Live(console=console, auto_refresh=False, transient=True) as screen:
+            summary = await demo.run(
+                lambda: screen.update(view.live(demo, console.width, console.height), refresh=True)
+            )
+    else:
+        summary = await demo.run()
+    console.print(view.results(demo, console.width), "", view.figures(summary), sep="\n")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    p = parser()
+    options = vars(p.parse_args(arguments))
+    trace_file: Path | None = options.pop("trace")
+    try:
+        demo = Demo.of(Workload(**options))
+    except ValueError as error:
+        p.error(str(error))
+    console = Console()
+    try:
+        asyncio.run(run(demo, console))
+    except KeyboardInterrupt:
+        console.print("Stopped. The requests still running were aborted.")
+        return 130
+    if trace_file is not None:
+        demo.server.trace.write(trace_file)
+        console.print(f"\nTrace of {len(demo.clients)} requests written to {trace_file}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

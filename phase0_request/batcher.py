@@ -1,0 +1,74 @@
+"""Batcher: phase 0's scheduler. Every step runs everyone who has a seat, and a free seat goes to who waits longest.
+
+It already has the shape of the last one: `plan` says whose tokens, `commit` says what came of it. What it lacks is
+memory to give out (phase 1), a bound on the tokens of a step (phase 3), and a memory that runs out (phase 5).
+"""
+
+from collections.abc import Collection
+
+from phase0_request.batch import Batch, Slice, StepTokens
+from phase0_request.events import Event, reason_to_finish
+from phase0_request.queue import RequestQueue
+from phase0_request.request import FinishReason, Request, RequestState
+
+
+class Batcher:
+    """Owns every live request: each is in the queue or has one of `batch_size` seats."""
+
+    def __init__(self, eos_ids: Collection[int], batch_size: int = 4, queue_limit: int | None = None) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        self.eos_ids = frozenset(eos_ids)
+        self.batch_size = batch_size
+        self.waiting = RequestQueue(queue_limit)
+        self.running: dict[str, Request] = {}  # by id, in order of admission
+
+    def submit(self, request: Request) -> None:
+        """Let a request wait for its turn. QueueFullError when too many do."""
+        if request.state is not RequestState.WAITING:
+            raise ValueError(f"request {request.id} is {request.state.value}; only a new request can be submitted")
+        if request.id in self.running:
+            raise ValueError(f"request {request.id} is running already")
+        self.waiting.push(request)
+
+    def plan(self, now: float) -> Batch:
+        """Seat who waits while there are seats, then let everyone seated catch up. Prompts and decodes share a step."""
+        # region exercise 0.3
+        while self.waiting and len(self.running) < self.batch_size:
+            request = self.waiting.pop()
+            request.admit(now)
+            self.running[request.id] = request
+        return Batch(tuple(Slice(r, r.computed, r.total - r.computed) for r in self.running.values()))
+        # endregion
+
+    def commit(self, batch: Batch, tokens: StepTokens, now: float) -> list[Event]:
+        """Move every request of the step on by its slice and its token. One that ended meanwhile takes nothing."""
+        events = []
+        for piece, token in zip(batch.slices, tokens, strict=True):
+            request = piece.request
+            if request.finished:  # aborted while the step ran: what came of it is dropped
+                continue
+            completes = piece.completes
+            request.advance(piece.length)
+            if not completes:
+                continue
+            if token is None:
+                raise ValueError(f"the step gave no token for request {request.id}, whose last known token it computed")
+            request.append(token, now)
+            reason = reason_to_finish(request, self.eos_ids)
+            if reason is not None:
+                self._end(request, reason, now)
+            events.append(Event(request, token, reason))
+        return events
+
+    def finish(self, request: Request, reason: FinishReason, now: float, error: str | None = None) -> Event | None:
+        """End a request from outside: abort, error, deadline, stop string. None if it had ended before."""
+        if request.finished:
+            return None
+        self._end(request, reason, now, error)
+        return Event(request, None, reason)
+
+    def _end(self, request: Request, reason: FinishReason, now: float, error: str | None = None) -> None:
+        request.finish(reason, now, error)
+        self.waiting.remove(request)
+        self.running.pop(request.id, None)

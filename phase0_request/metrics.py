@@ -1,0 +1,56 @@
+"""The figures by which servers are compared, from the times of finished requests."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from phase0_request.request import Request
+
+
+def percentile(values: Sequence[float], q: float) -> float:
+    """The value below which q percent of them lie, interpolated between neighbours. NaN of nothing."""
+    if not 0 <= q <= 100:
+        raise ValueError(f"q must be from 0 to 100, got {q}")
+    if not values:
+        return math.nan
+    ordered = sorted(values)
+    position = (len(ordered) - 1) * q / 100
+    below = math.floor(position)
+    above = math.ceil(position)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One run, in numbers. Times in seconds."""
+
+    requests: int
+    tokens: int
+    seconds: float
+    queue: tuple[float, ...]
+    ttft: tuple[float, ...]
+    itl: tuple[float, ...]
+    e2e: tuple[float, ...]
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds if self.seconds else math.nan
+
+    @property
+    def requests_per_second(self) -> float:
+        return self.requests / self.seconds if self.seconds else math.nan
+
+
+def summarize(requests: Iterable[Request]) -> Summary:
+    """Over finished requests, from the first arrival to the last end."""
+    times = [r.times for r in requests if r.finished]
+    ends = [t.finished for t in times if t.finished is not None]
+    return Summary(
+        requests=len(times),
+        tokens=sum(len(t.tokens) for t in times),
+        seconds=max(ends) - min(t.arrival for t in times) if times else 0.0,
+        queue=tuple(t.queue_time for t in times if t.queue_time is not None),
+        ttft=tuple(t.ttft for t in times if t.ttft is not None),
+        itl=tuple(gap for t in times for gap in t.itl),
+        e2e=tuple(t.e2e for t in times if t.e2e is not None),
+    )

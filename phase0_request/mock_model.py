@@ -1,0 +1,87 @@
+"""MockModel: stands where the model will. It knows its answers by heart and takes the time a model would take.
+
+That is enough to build and to time everything around a model: tokens come one a step, prompts cost in proportion to
+their length, and a decode costs about the same for one request as for many.
+"""
+
+import asyncio
+import zlib
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from phase0_request.batch import Batch
+from phase0_request.params import SamplingParams
+from phase0_request.request import Request
+from phase0_request.tokenizer import Tokenizer
+
+_HONOURED = {"max_tokens", "min_tokens", "stop", "stop_token_ids", "seed", "ignore_eos"}
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """What a step takes, in milliseconds. A real decode reads all the weights whether for one request or for many."""
+
+    step: float = 20.0
+    prefill_token: float = 0.25
+    decode_token: float = 0.1
+
+    def of(self, batch: Batch) -> float:
+        """Milliseconds for this batch."""
+        tokens = batch.num_prefill_tokens * self.prefill_token + batch.num_decode_tokens * self.decode_token
+        return self.step + tokens if batch.slices else 0.0
+
+
+class MockModel:
+    """Answers a prompt it knows with its answer, and any other with one of them, chosen by prompt and seed."""
+
+    def __init__(
+        self,
+        answers: Mapping[tuple[int, ...], Sequence[int]],
+        eos_id: int,
+        cost: StepCost = StepCost(),
+    ) -> None:
+        if not answers or not all(answers.values()):
+            raise ValueError("the mock needs at least one answer, and no empty ones")
+        self._answers = dict(answers)
+        self._by_number = list(self._answers.values())
+        self._eos_id = eos_id
+        self.cost = cost
+
+    @classmethod
+    def replaying(
+        cls,
+        tokenizer: Tokenizer,
+        pairs: Iterable[tuple[str, str]],
+        cost: StepCost = StepCost(),
+    ) -> "MockModel":
+        """A mock that knows these questions and answers."""
+        answers = {tuple(tokenizer.encode(question)): tokenizer.encode(answer) for question, answer in pairs}
+        return cls(answers, eos_id=min(tokenizer.eos_ids), cost=cost)
+
+    def check(self, params: SamplingParams) -> None:
+        """Refuse what a model that draws nothing cannot honour, rather than ignore it. Greedy is what it does."""
+        default = SamplingParams()
+        for name in (f.name for f in fields(params)):
+            given = getattr(params, name)
+            if name not in _HONOURED and given != getattr(default, name) and (name, given) != ("temperature", 0):
+                raise ValueError(f"{name}={given!r} is not supported by the mock model: it replays, it does not sample")
+
+    async def run(self, batch: Batch) -> list[int | None]:
+        """One step: the next token of every slice that completes its request, after the time the step takes."""
+        tokens = [self.next_token(s.request) if s.completes else None for s in batch]
+        await asyncio.sleep(self.cost.of(batch) / 1000)
+        return tokens
+
+    def next_token(self, request: Request) -> int:
+        """Word by word through the answer, then the end; from the start again if the request wants no end yet."""
+        answer = self._answers.get(request.prompt_tokens) or self._by_number[self._number(request)]
+        position = len(request.output_tokens)
+        may_end = position >= request.params.min_tokens and not request.params.ignore_eos
+        if position >= len(answer) and may_end:
+            return self._eos_id
+        return answer[position % len(answer)]
+
+    def _number(self, request: Request) -> int:
+        key = array("q", [request.params.seed or 0, *request.prompt_tokens])
+        return zlib.crc32(key.tobytes()) % len(self._by_number)

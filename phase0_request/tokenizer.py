@@ -1,0 +1,107 @@
+"""Tokenizer: text to token ids and back, with the model's own vocabulary, chat template and ways to end.
+
+The work is done by the ecosystem's libraries: `tokenizers` splits text, `transformers` renders the chat template in
+a sandbox. Added here is the view the rest of the engine takes: a token is a piece of bytes.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+
+from phase0_request import model_files
+from phase0_request.token_bytes import Decoder, bytes_of_token, drops_leading_space
+
+BUNDLED = Path(__file__).parent / "tiny_chat"
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class Tokenizer:
+    """One model's tokenizer. Immutable once loaded; safe to share between threads."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        eos_ids: Iterable[int] = (),
+        chat_template: str | None = None,
+        named_tokens: Mapping[str, str] | None = None,
+    ) -> None:
+        added = backend.get_added_tokens_decoder()
+        self._backend = backend
+        self._decoder: Decoder = json.loads(backend.to_str()).get("decoder")
+        self._bytes = {i: b"" if token.special else token.content.encode() for i, token in added.items()}
+        self._named_tokens = dict(named_tokens or {})  # what templates call bos_token, eos_token, ...
+        self.vocab_size = max(backend.get_vocab_size(), *(i + 1 for i in added), 0)
+        self.eos_ids = frozenset(eos_ids)
+        self.chat_template = chat_template
+        bytes_of_token("", self._decoder)  # a decoder that is not understood is refused now, not at the first token
+
+    @classmethod
+    def from_pretrained(cls, directory: str | Path = BUNDLED) -> "Tokenizer":
+        """Load from a model directory as Hugging Face lays it out; without one, the bundled tiny_chat."""
+        directory = Path(directory)
+        file = directory / "tokenizer.json"
+        if not file.is_file():
+            raise FileNotFoundError(
+                f"no tokenizer.json in {str(directory)!r}; a model directory is needed that has one "
+                "(AutoTokenizer.from_pretrained(...).save_pretrained(directory) writes it for older formats)"
+            )
+        backend = Backend.from_file(str(file))
+        return cls(
+            backend,
+            eos_ids=model_files.eos_ids(directory, backend.token_to_id),
+            chat_template=model_files.chat_template(directory),
+            named_tokens=model_files.named_tokens(directory),
+        )
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The tokens of a text. With special tokens: also what the model wants around it, such as a first token."""
+        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The text of a whole sequence of tokens; special tokens have none. Bytes that are no UTF-8 become U+FFFD."""
+        text = b"".join(map(self.token_bytes, tokens)).decode("utf-8", "replace")
+        return text.removeprefix(" ") if drops_leading_space(self._decoder) else text
+
+    def token_bytes(self, token: int) -> bytes:
+        """What one token stands for: often a word, sometimes a part of a character, nothing for a special token."""
+        known = self._bytes.get(token)
+        if known is None:
+            known = self._bytes[token] = self._find_bytes(token)
+        return known
+
+    def chat(self, messages: Messages, add_generation_prompt: bool = True) -> list[int]:
+        """The tokens of a conversation, laid out by the model's template, ready for the assistant to go on."""
+        return self.encode(self.render_chat(messages, add_generation_prompt), add_special_tokens=False)
+
+    def render_chat(self, messages: Messages, add_generation_prompt: bool = True) -> str:
+        """The same as text. ValueError if the model has no template, or the template refuses the messages."""
+        if self.chat_template is None:
+            raise ValueError("this model has no chat template; send it a plain prompt")
+        if not messages:
+            raise ValueError("messages must hold at least one message, got none")
+        # Imported here: it takes half a second, and a plain prompt needs no template.
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        try:
+            names: dict[str, Any] = dict(self._named_tokens)
+            rendered = render_jinja_template(
+                conversations=[[dict(message) for message in messages]],
+                chat_template=self.chat_template,
+                add_generation_prompt=add_generation_prompt,
+                **names,
+            )
+        except Exception as error:  # a template is the model's own program, and fails in any way a program can
+            raise ValueError(f"the chat template refused the messages: {error}") from error
+        return str(rendered[0][0])
+
+    def _find_bytes(self, token: int) -> bytes:
+        if not 0 <= token < self.vocab_size:
+            raise ValueError(f"token ids of this model run from 0 to {self.vocab_size - 1}, got {token}")
+        piece = self._backend.id_to_token(token)
+        if piece is None:
+            raise ValueError(f"token {token} is a hole in this model's vocabulary")
+        return bytes_of_token(piece, self._decoder)

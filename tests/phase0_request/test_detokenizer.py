@@ -1,0 +1,110 @@
+import itertools
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+
+from phase0_request import Detokenizer, Tokenizer
+from phase0_request.tokenizer import BUNDLED
+from tests.phase0_request.support import brute_force, cut
+
+TOKENIZER = Tokenizer.from_pretrained()
+REFERENCE = Backend.from_file(str(BUNDLED / "tokenizer.json"))
+MULTI_BYTE = "caf\u00e9 \u4f60\u597d \u043f\u0440\u0438 \U0001f469\u200d\U0001f680 \U0001f1ea\U0001f1fa done"
+
+ids = st.integers(0, TOKENIZER.vocab_size - 1)
+lone_bytes = st.integers(0, 255).map(lambda b: REFERENCE.token_to_id(BYTE_LETTERS[b]))
+BYTE_LETTERS = {TOKENIZER.token_bytes(i)[0]: REFERENCE.id_to_token(i) for i in range(3, 3 + 256)}
+
+
+def pieces(tokens: list[int], cuts: list[int], stop: tuple[str, ...] = ()) -> list[str]:
+    detokenizer = Detokenizer(TOKENIZER, stop)
+    places = sorted({min(c, len(tokens)) for c in cuts} | {0, len(tokens)})
+    texts = [detokenizer.push(tokens[a:b]) for a, b in itertools.pairwise(places)]
+    return [*texts, detokenizer.flush()]
+
+
+def test_the_bytes_are_all_there() -> None:
+    assert sorted(BYTE_LETTERS) == list(range(256))
+
+
+@given(st.lists(st.one_of(ids, lone_bytes), max_size=40), st.lists(st.integers(0, 40)))
+def test_the_pieces_joined_are_the_whole_decoded_at_once(tokens: list[int], cuts: list[int]) -> None:
+    """Any tokens at all, valid UTF-8 or not, in any pieces; the library's own decoder is the judge."""
+    assert "".join(pieces(tokens, cuts)) == REFERENCE.decode(tokens, skip_special_tokens=True)
+
+
+@given(st.lists(lone_bytes, max_size=16))
+def test_lone_bytes_are_shown_as_when_decoded_at_once(tokens: list[int]) -> None:
+    raw = b"".join(map(TOKENIZER.token_bytes, tokens))
+    assert "".join(pieces(tokens, list(range(16)))) == raw.decode("utf-8", "replace")
+
+
+@pytest.mark.proof
+@given(st.text(max_size=30), st.lists(st.integers(0, 100)))
+def test_text_comes_back_whole_and_never_cut_inside_a_character(text: str, cuts: list[int]) -> None:
+    parts = pieces(TOKENIZER.encode(text), cuts)
+    assert "".join(parts) == text
+    shown = ""
+    for part in parts:
+        shown += part
+        assert text.startswith(shown)  # no replacement character stands in for half of one, ever
+
+
+def test_every_split_of_multi_byte_text() -> None:
+    tokens = [REFERENCE.token_to_id(BYTE_LETTERS[b]) for b in MULTI_BYTE.encode()]  # one byte a token: the worst case
+    assert len(tokens) > len(MULTI_BYTE)
+    for middle in range(len(tokens) + 1):
+        parts = pieces(tokens, [middle])
+        assert "".join(parts) == MULTI_BYTE
+        assert MULTI_BYTE.startswith(parts[0])
+
+
+def test_special_tokens_are_not_shown() -> None:
+    tokens = [1, *TOKENIZER.encode("one"), 2, 0, *TOKENIZER.encode(" two"), 2]
+    assert "".join(pieces(tokens, [2, 3])) == "one two"
+
+
+@given(
+    st.text("ab \u4f60\U0001f680", max_size=30),
+    st.lists(st.text("ab \u4f60\U0001f680", min_size=1, max_size=5), max_size=3),
+    st.lists(st.integers(0, 60)),
+)
+def test_stop_strings_are_found_across_tokens_and_characters(text: str, stops: list[str], cuts: list[int]) -> None:
+    assert "".join(pieces(TOKENIZER.encode(text), cuts, tuple(stops))) == brute_force(stops, text)[0]
+
+
+def test_a_stop_string_split_over_tokens_leaks_nothing() -> None:
+    text = "The answer is 42.\nUser: and why?"
+    detokenizer = Detokenizer(TOKENIZER, ["\nUser:"])
+    shown = ""
+    for piece in cut(text, list(range(len(text)))):
+        shown += detokenizer.push(TOKENIZER.encode(piece))
+        assert "\n" not in shown
+    assert shown + detokenizer.flush() == "The answer is 42."
+    assert detokenizer.stopped == "\nUser:"
+
+
+def test_the_first_min_tokens_are_not_searched() -> None:
+    tokens = [t for word in ("stop", " stop", " go", " stop", " never") for t in TOKENIZER.encode(word)]
+    first_two = len(TOKENIZER.encode("stop")) + len(TOKENIZER.encode(" stop"))
+    detokenizer = Detokenizer(TOKENIZER, ["stop"], min_tokens=first_two)
+    assert detokenizer.push(tokens) + detokenizer.flush() == "stop stop go "
+
+
+def test_an_unknown_token_is_refused_by_number() -> None:
+    with pytest.raises(ValueError, match=r"from 0 to 4095, got 4096"):
+        Detokenizer(TOKENIZER).push([TOKENIZER.vocab_size])
+
+
+def test_a_long_answer_costs_each_token_once() -> None:
+    """What is held back between tokens never grows, even when nothing of it ever becomes a character."""
+    rng = random.Random(0)
+    continuation = [REFERENCE.token_to_id(BYTE_LETTERS[b]) for b in range(0x80, 0xC0)]
+    detokenizer = Detokenizer(TOKENIZER)
+    shown = 0
+    for n in range(1, 2001):
+        shown += len(detokenizer.push([rng.choice(continuation)]))
+        assert n - shown <= 3

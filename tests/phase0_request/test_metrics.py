@@ -1,0 +1,36 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phase0_request import FinishReason, Request, percentile, summarize
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50), st.floats(0, 100))
+def test_percentiles_are_numpys(values: list[float], q: float) -> None:
+    assert percentile(values, q) == pytest.approx(float(np.percentile(values, q)), rel=1e-9, abs=1e-6)
+
+
+def test_percentiles_at_the_edges() -> None:
+    assert math.isnan(percentile([], 50))
+    for q in (-1, 101, math.nan):
+        with pytest.raises(ValueError, match="q must be from 0 to 100"):
+            percentile([1.0], q)
+
+
+def test_a_summary_adds_up_its_requests() -> None:
+    requests = [Request("a", (1,), arrival=0.0), Request("b", (1,), arrival=1.0), Request("c", (1,), arrival=2.0)]
+    for request, moments in zip(requests, [(2.0, 3.0, 5.0), (4.0,), ()], strict=True):
+        if moments:
+            request.admit(moments[0] - 0.5)
+        for n, now in enumerate(moments):
+            request.advance(1)
+            request.append(n, now)
+        request.finish(FinishReason.TIMEOUT, (moments or (9.0,))[-1])
+    summary = summarize([*requests, Request("still going", (1,))])
+    assert (summary.requests, summary.tokens, summary.seconds) == (3, 4, 9.0)
+    assert summary.tokens_per_second == pytest.approx(4 / 9)
+    assert (summary.queue, summary.ttft, summary.itl, summary.e2e) == ((1.5, 2.5), (2.0, 3.0), (1.0, 2.0), (5, 3, 7))
+    assert math.isnan(summarize([]).tokens_per_second)

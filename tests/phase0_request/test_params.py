@@ -1,0 +1,122 @@
+import dataclasses
+import math
+
+import pytest
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from phase0_request import SamplingParams
+
+REFUSED = [
+    ("max_tokens", 0),
+    ("max_tokens", -1),
+    ("max_tokens", 1.5),
+    ("max_tokens", True),
+    ("max_tokens", 10**12),
+    ("max_tokens", None),
+    ("min_tokens", -1),
+    ("min_tokens", 129),  # above max_tokens
+    ("temperature", -0.1),
+    ("temperature", math.nan),
+    ("temperature", math.inf),
+    ("temperature", "hot"),
+    ("temperature", None),
+    ("top_p", 0),
+    ("top_p", 1.01),
+    ("top_p", math.nan),
+    ("top_k", -2),
+    ("top_k", 2.0),
+    ("min_p", -0.5),
+    ("min_p", 1.5),
+    ("presence_penalty", 2.5),
+    ("frequency_penalty", -2.5),
+    ("frequency_penalty", -math.inf),
+    ("repetition_penalty", 0),
+    ("repetition_penalty", math.nan),
+    ("seed", 1 << 63),
+    ("seed", 1.0),
+    ("logprobs", -1),
+    ("logprobs", 21),
+    ("logprobs", True),
+    ("ignore_eos", 1),
+    ("stop", ""),
+    ("stop", ["a", ""]),
+    ("stop", ["a"] * 17),
+    ("stop", "x" * 257),
+    ("stop", [1]),
+    ("stop", b"bytes"),
+    ("stop", 5),
+    ("stop", {"a", "b"}),  # a set has no order
+    ("stop_token_ids", [-1]),
+    ("stop_token_ids", ["1"]),
+    ("stop_token_ids", 3),
+    ("stop_token_ids", list(range(129))),
+    ("logit_bias", {1: 101}),
+    ("logit_bias", {-1: 0.0}),
+    ("logit_bias", {"1": 0.0}),
+    ("logit_bias", {1: math.nan}),
+    ("logit_bias", [(1, 2.0)]),
+    ("logit_bias", dict.fromkeys(range(1025), 0.0)),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), REFUSED, ids=[f"{f}-{str(v)[:12]}" for f, v in REFUSED])
+def test_a_bad_value_is_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=rf"^{field} must be .*, got "):
+        SamplingParams(**{field: value})  # type: ignore[arg-type]
+
+
+def test_the_refusal_says_what_was_given_and_what_is_allowed() -> None:
+    with pytest.raises(ValueError, match=r"^temperature must be a number from 0 to 100, got -1$"):
+        SamplingParams(temperature=-1)
+    with pytest.raises(ValueError, match=r"^min_tokens must be an integer from 0 to max_tokens \(4\), got 5$"):
+        SamplingParams(max_tokens=4, min_tokens=5)
+
+
+def test_a_huge_value_does_not_make_a_huge_message() -> None:
+    with pytest.raises(ValueError, match="stop") as refusal:
+        SamplingParams(stop="x" * 1_000_000)
+    assert len(str(refusal.value)) < 300
+
+
+def test_forms_that_mean_the_same_become_the_same() -> None:
+    assert SamplingParams(stop="end").stop == ("end",)
+    assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
+    assert SamplingParams(top_k=-1) == SamplingParams(top_k=0)
+
+
+def test_it_is_frozen_and_keeps_its_own_copies() -> None:
+    stops, bias = ["a"], {1: 2.0}
+    params = SamplingParams(stop=stops, logit_bias=bias)
+    stops.append("b")
+    bias[2] = 3.0
+    assert params.stop == ("a",)
+    assert params.logit_bias == {1: 2.0}
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        params.temperature = 0.5  # type: ignore[misc]
+
+
+def test_an_unknown_field_is_refused() -> None:
+    with pytest.raises(TypeError, match="beam_width"):
+        SamplingParams(beam_width=4)  # type: ignore[call-arg]
+
+
+anything = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.lists(st.integers(), max_size=3)
+)
+fields = st.sampled_from([f.name for f in dataclasses.fields(SamplingParams)])
+
+
+@given(st.dictionaries(fields, anything, max_size=4))
+def test_whatever_is_given_it_is_valid_or_refused_with_a_name(given: dict[str, object]) -> None:
+    """Nothing else ever escapes, and what is accepted is finite and stays accepted when made again from its fields."""
+    try:
+        params = SamplingParams(**given)  # type: ignore[arg-type]
+    except ValueError as error:
+        refused = str(error).split(" ")[0]
+        event(f"refused: {refused}")
+        assert refused in given or refused == "min_tokens"
+        return
+    again = SamplingParams(**{f.name: getattr(params, f.name) for f in dataclasses.fields(params)})
+    assert again == params
+    assert all(math.isfinite(v) for v in dataclasses.asdict(params).values() if isinstance(v, float))

@@ -1,0 +1,176 @@
+from collections.abc import Callable
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from phase0_request import FinishReason, InvalidTransitionError, Request, RequestState
+
+LIVE_STATES = (RequestState.WAITING, RequestState.RUNNING, RequestState.PREEMPTED)
+
+
+def in_state(state: RequestState) -> Request:
+    request = Request("r", (1, 2, 3))
+    if state is not RequestState.WAITING:
+        request.admit(1.0)
+    if state is RequestState.PREEMPTED:
+        request.preempt()
+    if state is RequestState.FINISHED:
+        request.finish(FinishReason.LENGTH, 2.0)
+    assert request.state is state
+    return request
+
+
+@pytest.mark.parametrize("prompt", [(), (1, -1), (1, 2.0), ("a",), (True,)])
+def test_a_prompt_is_at_least_one_token_id(prompt: tuple[object, ...]) -> None:
+    with pytest.raises(ValueError, match="request r: "):
+        Request("r", prompt)  # type: ignore[arg-type]
+
+
+ALLOWED: dict[str, tuple[Callable[[Request], object], set[RequestState]]] = {
+    "admit": (lambda r: r.admit(1.0), {RequestState.WAITING, RequestState.PREEMPTED}),
+    "advance": (lambda r: r.advance(1), {RequestState.RUNNING}),
+    "preempt": (lambda r: r.preempt(), {RequestState.RUNNING}),
+    "stop": (lambda r: r.finish(FinishReason.STOP, 2.0), {RequestState.RUNNING}),
+    "length": (lambda r: r.finish(FinishReason.LENGTH, 2.0), {RequestState.RUNNING}),
+    "error": (lambda r: r.finish(FinishReason.ERROR, 2.0, "broken"), set(LIVE_STATES)),
+    "timeout": (lambda r: r.finish(FinishReason.TIMEOUT, 2.0), set(LIVE_STATES)),
+    "abort": (lambda r: r.abort(2.0), set(RequestState)),
+}
+
+
+@pytest.mark.parametrize("state", list(RequestState), ids=lambda s: s.value)
+@pytest.mark.parametrize("name", list(ALLOWED))
+def test_every_transition_refuses_every_wrong_state(name: str, state: RequestState) -> None:
+    action, allowed = ALLOWED[name]
+    request = in_state(state)
+    if state in allowed:
+        action(request)
+        return
+    with pytest.raises(InvalidTransitionError, match=rf"request r \({state.value}\) cannot"):
+        action(request)
+    assert request.state is state
+
+
+def test_abort_tells_whether_it_ended_the_request() -> None:
+    request = in_state(RequestState.FINISHED)
+    assert not request.abort(9.0)
+    assert request.finish_reason is FinishReason.LENGTH
+    assert request.times.finished == 2.0
+    for state in LIVE_STATES:
+        assert in_state(state).abort(1.0)
+
+
+def test_an_error_carries_its_message_and_nothing_else_does() -> None:
+    with pytest.raises(ValueError, match="error message"):
+        in_state(RequestState.RUNNING).finish(FinishReason.ERROR, 1.0)
+    with pytest.raises(ValueError, match="error message"):
+        in_state(RequestState.RUNNING).finish(FinishReason.STOP, 1.0, "no")
+    request = in_state(RequestState.RUNNING)
+    request.finish(FinishReason.ERROR, 1.0, "NaN in the logits")
+    assert (request.finish_reason, request.error) == (FinishReason.ERROR, "NaN in the logits")
+
+
+def test_a_token_comes_only_when_everything_known_is_computed() -> None:
+    request = in_state(RequestState.RUNNING)
+    with pytest.raises(InvalidTransitionError, match="0 of 3"):
+        request.append(7, 1.0)
+    request.advance(2)
+    with pytest.raises(InvalidTransitionError, match="2 of 3"):
+        request.append(7, 1.0)
+    request.advance(1)
+    request.append(7, 1.0)
+    assert (request.computed, request.total) == (3, 4)
+    with pytest.raises(InvalidTransitionError, match="3 of 4"):
+        request.append(8, 1.0)
+
+
+@pytest.mark.parametrize("length", [0, -1, 4])
+def test_it_advances_over_known_tokens_only(length: int) -> None:
+    request = in_state(RequestState.RUNNING)
+    with pytest.raises(InvalidTransitionError, match="0 of 3"):
+        request.advance(length)
+    assert request.computed == 0
+
+
+def test_tokens_run_over_prompt_and_output_as_one_sequence() -> None:
+    request = in_state(RequestState.RUNNING)
+    for token in (4, 5, 6):
+        request.advance(request.total - request.computed)
+        request.append(token, 1.0)
+    whole = [1, 2, 3, 4, 5, 6]
+    for start in range(7):
+        for stop in range(start, 7):
+            assert request.tokens(start, stop) == whole[start:stop]
+    for start, stop in ((0, 7), (-1, 2), (3, 2)):
+        with pytest.raises(IndexError, match="tokens 0 to 6"):
+            request.tokens(start, stop)
+
+
+def test_times_give_the_latencies() -> None:
+    request = Request("r", (1,), arrival=10.0)
+    times = request.times
+    assert (times.queue_time, times.ttft, times.itl, times.e2e) == (None, None, [], None)
+    request.admit(12.0)
+    for token, now in ((5, 13.0), (6, 13.5), (7, 14.5)):
+        request.advance(1)
+        request.append(token, now)
+    request.preempt()
+    request.admit(20.0)
+    request.finish(FinishReason.LENGTH, 21.0)
+    assert (times.queue_time, times.ttft, times.itl, times.e2e) == (2.0, 3.0, [0.5, 1.0], 11.0)
+
+
+class Life(RuleBasedStateMachine):
+    """Any legal life: what it said is never lost, computed never passes total, an end is an end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.request = Request("r", tuple(range(5)))
+        self.said: list[int] = []
+        self.now = 0.0
+
+    def tick(self) -> float:
+        self.now += 1.0
+        return self.now
+
+    @precondition(lambda self: self.request.state in (RequestState.WAITING, RequestState.PREEMPTED))
+    @rule()
+    def admit(self) -> None:
+        self.request.admit(self.tick())
+
+    @precondition(lambda self: self.request.state is RequestState.RUNNING)
+    @rule(share=st.floats(0, 1))
+    def step(self, share: float) -> None:
+        left = self.request.total - self.request.computed
+        length = max(1, round(left * share))
+        self.request.advance(length)
+        if length == left:
+            self.request.append(len(self.said), self.tick())
+            self.said.append(len(self.said))
+
+    @precondition(lambda self: self.request.state is RequestState.RUNNING)
+    @rule()
+    def preempt(self) -> None:
+        self.request.preempt()
+        assert self.request.computed == 0
+
+    @rule(reason=st.sampled_from([FinishReason.TIMEOUT, FinishReason.ABORT]), luck=st.integers(0, 9))
+    def end(self, reason: FinishReason, luck: int) -> None:
+        if luck or self.request.finished:
+            return
+        self.request.finish(reason, self.tick())
+
+    @invariant()
+    def holds(self) -> None:
+        request = self.request
+        assert 0 <= request.computed <= request.total == 5 + len(self.said)
+        assert request.output_tokens == self.said
+        assert len(request.times.tokens) == len(self.said)
+        assert request.times.tokens == sorted(request.times.tokens)
+        assert request.finished == (request.finish_reason is not None) == (request.times.finished is not None)
+
+
+Life.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
+TestLife = Life.TestCase

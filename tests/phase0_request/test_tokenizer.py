@@ -1,0 +1,177 @@
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+from transformers import AutoTokenizer
+
+from phase0_request import Detokenizer, Tokenizer
+from phase0_request.tokenizer import BUNDLED
+
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "What is a page?"},
+    {"role": "assistant", "content": "Sixteen tokens."},
+    {"role": "user", "content": "\u4f60\u597d?"},
+]
+
+
+@pytest.fixture(scope="module")
+def reference() -> Any:
+    return AutoTokenizer.from_pretrained(BUNDLED, local_files_only=True)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(BUNDLED, tmp_path / "model"))
+
+
+def edit(file: Path, **changes: Any) -> None:
+    content = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps({k: v for k, v in (content | changes).items() if v is not None}))
+
+
+@given(text=st.text(max_size=60))
+def test_it_splits_as_transformers_does(text: str, reference: Any) -> None:
+    tokens = Tokenizer.from_pretrained().encode(text)
+    assert tokens == reference.encode(text)
+
+
+@given(tokens=st.lists(st.integers(0, 4095), max_size=30))
+def test_it_decodes_as_transformers_does(tokens: list[int], tokenizer: Tokenizer, reference: Any) -> None:
+    assert tokenizer.decode(tokens) == reference.decode(tokens, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("add_generation_prompt", [True, False])
+def test_it_lays_out_a_chat_as_transformers_does(
+    add_generation_prompt: bool, tokenizer: Tokenizer, reference: Any
+) -> None:
+    expected = reference.apply_chat_template(CHAT, add_generation_prompt=add_generation_prompt, tokenize=False)
+    assert tokenizer.render_chat(CHAT, add_generation_prompt) == expected
+    assert tokenizer.chat(CHAT, add_generation_prompt) == reference.encode(expected, add_special_tokens=False)
+
+
+def test_the_bundled_model_ends_in_two_ways(tokenizer: Tokenizer) -> None:
+    assert tokenizer.eos_ids == {0, 2}
+    assert [tokenizer.token_bytes(i) for i in sorted(tokenizer.eos_ids)] == [b"", b""]
+
+
+def test_ends_are_gathered_from_every_file_that_names_one(directory: Path) -> None:
+    edit(directory / "generation_config.json", eos_token_id=7)
+    edit(directory / "config.json", eos_token_id=[8, 9])
+    edit(directory / "tokenizer_config.json", eos_token={"content": "<|im_end|>"})
+    assert Tokenizer.from_pretrained(directory).eos_ids == {2, 7, 8, 9}
+    for name in ("generation_config.json", "config.json", "tokenizer_config.json"):
+        (directory / name).unlink()
+    assert Tokenizer.from_pretrained(directory).eos_ids == frozenset()
+
+
+def test_the_template_may_stand_in_the_configuration(directory: Path) -> None:
+    (directory / "chat_template.jinja").unlink()
+    edit(directory / "tokenizer_config.json", chat_template="{{ bos_token }}{{ messages[0].content }}", bos_token="<s>")
+    assert Tokenizer.from_pretrained(directory).render_chat(CHAT) == "<s>Be brief."
+    edit(
+        directory / "tokenizer_config.json",
+        chat_template=[{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}],
+    )
+    assert Tokenizer.from_pretrained(directory).render_chat(CHAT) == "yes"
+    edit(directory / "tokenizer_config.json", chat_template=None)
+    with pytest.raises(ValueError, match="no chat template"):
+        Tokenizer.from_pretrained(directory).render_chat(CHAT)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages.__class__.__mro__ }}",
+        "{{ ''.__class__.__base__.__subclasses__() }}",
+        "{% for x in range(10 ** 9) %}{% endfor %}",
+        "{{ messages.append(1) }}",
+        "{{ raise_exception('roles must alternate') }}",
+        "{% broken",
+    ],
+)
+def test_a_template_has_no_way_out_of_its_sandbox(directory: Path, template: str) -> None:
+    (directory / "chat_template.jinja").write_text(template)
+    tokenizer = Tokenizer.from_pretrained(directory)
+    with pytest.raises(ValueError, match="the chat template refused the messages"):
+        tokenizer.render_chat(CHAT)
+
+
+def test_an_oversized_template_and_no_messages_are_refused(directory: Path, tokenizer: Tokenizer) -> None:
+    with pytest.raises(ValueError, match="at least one message"):
+        tokenizer.render_chat([])
+    (directory / "chat_template.jinja").write_text("x" * (1 << 18) + "y")
+    with pytest.raises(ValueError, match="262145 bytes; at most 262144"):
+        Tokenizer.from_pretrained(directory)
+
+
+def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no tokenizer\.json in .*save_pretrained"):
+        Tokenizer.from_pretrained(tmp_path)
+
+
+def sentencepiece(decoder: decoders.Decoder) -> Backend:
+    """The other way to write a vocabulary down: words with a mark for the space before them, and bytes as <0xAB>."""
+    entries = [
+        "<unk>",
+        "<s>",
+        *(f"<0x{b:02X}>" for b in range(256)),
+        "\u2581",
+        "\u2581Hello",
+        "\u2581wor",
+        "ld",
+        "\u4f60",
+    ]
+    backend = Backend(models.BPE(vocab={e: i for i, e in enumerate(entries)}, merges=[], byte_fallback=True))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    backend.decoder = decoder
+    backend.add_special_tokens([AddedToken("<s>", special=True)])
+    return backend
+
+
+LLAMA = decoders.Sequence(
+    [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+)
+
+
+@pytest.mark.parametrize("decoder", [LLAMA, decoders.Metaspace()], ids=["byte fallback", "metaspace"])
+@given(data=st.data())
+def test_vocabularies_with_marked_spaces_decode_as_their_library_does(decoder: Any, data: st.DataObject) -> None:
+    """Words, spaces and whole characters given as bytes, in any order; the special token is skipped."""
+    backend = sentencepiece(decoder)
+    words = st.sampled_from([[1], [258], [259], [260], [261], [262]])
+    as_bytes = st.sampled_from(["\u00e9", "\u4f60", "\U0001f680", "a"]).map(lambda c: [b + 2 for b in c.encode()])
+    options = words | as_bytes if decoder is LLAMA else words
+    tokens = [t for part in data.draw(st.lists(options, max_size=12)) for t in part]
+    tokenizer = Tokenizer(backend)
+    assert tokenizer.decode(tokens) == backend.decode(tokens, skip_special_tokens=True)
+
+
+def test_an_answer_keeps_the_space_that_parts_it_from_its_prompt() -> None:
+    """Decoding a whole text drops the space that its tokenizer put in front; an answer is not a whole text."""
+    tokenizer = Tokenizer(sentencepiece(LLAMA))
+    prompt, answer = [259], [260, 261]
+    assert tokenizer.decode(prompt + answer) == "Hello world"
+    assert tokenizer.decode(prompt) + Detokenizer(tokenizer).push(answer) == "Hello world"
+
+
+def test_a_decoder_of_another_kind_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="decoder is WordPiece; supported are ByteLevel"):
+        Tokenizer(sentencepiece(decoders.WordPiece()))
+    plain = Backend(models.BPE(vocab={"a": 0}, merges=[]))
+    with pytest.raises(ValueError, match="decoder is missing"):
+        Tokenizer(plain)
+
+
+def test_added_tokens_that_are_not_special_are_text() -> None:
+    backend = Backend.from_file(str(BUNDLED / "tokenizer.json"))
+    backend.add_tokens([AddedToken("<think> caf\u00e9", special=False)])
+    tokenizer = Tokenizer(backend)
+    assert tokenizer.vocab_size == 4097
+    assert tokenizer.decode(tokenizer.encode("x<think> caf\u00e9y")) == "x<think> caf\u00e9y"
