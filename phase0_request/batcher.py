@@ -43,6 +43,7 @@ class Batcher:
 
     def commit(self, batch: Batch, tokens: StepTokens, now: float) -> list[Event]:
         """Move every request of the step on by its slice and its token. One that ended meanwhile takes nothing."""
+        # region exercise 0.4
         events = []
         for piece, token in zip(batch.slices, tokens, strict=True):
             request = piece.request
@@ -60,6 +61,7 @@ class Batcher:
                 self._end(request, reason, now)
             events.append(Event(request, token, reason))
         return events
+        # endregion
 
     def finish(self, request: Request, reason: FinishReason, now: float, error: str | None = None) -> Event | None:
         """End a request from outside: abort, error, deadline, stop string. None if it had ended before."""

@@ -68,10 +68,14 @@ class MockModel:
                 raise ValueError(f"{name}={given!r} is not supported by the mock model: it replays, it does not sample")
 
     async def run(self, batch: Batch) -> list[int | None]:
-        """One step: the next token of every slice that completes its request, after the time the step takes."""
-        tokens = [self.next_token(s.request) if s.completes else None for s in batch]
+        """One step, and the time it takes."""
+        tokens = self.step(batch)
         await asyncio.sleep(self.cost.of(batch) / 1000)
         return tokens
+
+    def step(self, batch: Batch) -> list[int | None]:
+        """The next token for every slice that completes its request; a chunk in the middle of a prompt yields none."""
+        return [self.next_token(piece.request) if piece.completes else None for piece in batch]
 
     def next_token(self, request: Request) -> int:
         """Word by word through the answer, then the end; from the start again if the request wants no end yet."""

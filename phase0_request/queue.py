@@ -51,7 +51,7 @@ class RequestQueue:
 
     def peek(self) -> Request | None:
         """Who is next; None if nobody waits."""
-        # region exercise 0.4
+        # region exercise 0.5
         while self._heap and not self._is_live(self._heap[0]):
             heapq.heappop(self._heap)
         return self._heap[0][2] if self._heap else None

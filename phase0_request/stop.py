@@ -36,7 +36,7 @@ class StopScanner:
             return ""
         if not self._stops:
             return text
-        # region exercise 0.5
+        # region exercise 0.6
         start = len(self._held)
         text = self._held + text
         for end in range(start, len(text)):

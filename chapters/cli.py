@@ -1,0 +1,96 @@
+"""`python -m chapters`: its arguments, its exit codes, and where its output goes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from chapters import checking, commands
+from chapters.course import Course, CourseError
+
+
+def console() -> Console:
+    """Colours on a terminal only; piped, a width that keeps most lines whole."""
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120
+    return Console(width=width, markup=False, highlight=False, emoji=False)
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not seconds > 0:
+        raise ValueError
+    return seconds
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m chapters",
+        description="The course: exercises in a workspace of your own, and checks of the book itself.",
+        epilog="Begin with `start 0`, read chapters/00_request.md, edit the files in workspace/, then `check`.",
+    )
+    known = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, run: object, help: str) -> argparse.ArgumentParser:
+        sub = known.add_parser(name, help=help, description=help)
+        sub.set_defaults(run=run)
+        return sub
+
+    def timeout(sub: argparse.ArgumentParser, seconds: float, what: str) -> None:
+        sub.add_argument(
+            "--timeout", type=_seconds, default=seconds, metavar="S", help=f"{what} (default {seconds:g} s)"
+        )
+
+    start = command("start", commands.start, "lay a phase's exercises in workspace/")
+    start.add_argument("phase", type=int)
+    start.add_argument("--fresh", action="store_true", help="begin anew; old files move to .course/backups/")
+    for name, run, help in (
+        ("check", commands.check, "judge the workspace by the phase's tests"),
+        ("watch", commands.watch, "check again whenever a file of the workspace changes"),
+    ):
+        sub = command(name, run, help)
+        sub.add_argument("phase", type=int, nargs="?", help="default: every phase in the workspace")
+        timeout(sub, 120, "end a phase's tests after this time")
+    for name, run, help in (
+        ("hint", commands.hint, "one more hint"),
+        ("solution", commands.solution, "the difference between your region and the reference"),
+    ):
+        command(name, run, help).add_argument("exercise", metavar="N.M")
+    command("status", commands.status, "every phase: exercises, passed, hints used")
+    sub = command("exercises", commands.exercises, "list the exercises, or prove that the tests notice each of them")
+    sub.add_argument("phases", type=int, nargs="*", metavar="N", help="default: every phase")
+    sub.add_argument("--gate", action="store_true", help="blank each exercise alone: its tests must notice")
+    sub.add_argument("--timeout", type=_seconds, metavar="S", help="with --gate: end each run after this time (120 s)")
+    sub = command("weave", commands.weave, "write listings and measured figures into the chapters and the README")
+    sub.add_argument("--check", action="store_true", help="write nothing; exit 1 if something drifted")
+    sub = command("notebooks", commands.notebooks, "list the notebooks, or execute them")
+    sub.add_argument("names", nargs="*", metavar="NAME", help="default: every notebook")
+    sub.add_argument("--execute", action="store_true", help="run from a clean kernel and write the outputs")
+    timeout(
+        command("doctor", commands.doctor, "this machine, its tier, and a proof that the reference works"),
+        60,
+        "end the proof",
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None, course: Course | None = None) -> int:
+    """Run one command. 0: well. 1: the command found something wrong. 2: it was asked for what it cannot do."""
+    args = _parser().parse_args(argv)
+    course = course or Course.here()
+    out = console()
+    try:
+        if args.command != "doctor":
+            course.need_checkout(f"python -m chapters {args.command}")
+        code: int = args.run(course, args, out)
+        return code
+    except CourseError as error:
+        Console(stderr=True, markup=False, highlight=False, emoji=False).print(f"error: {error}", soft_wrap=True)
+        return 2
+    except KeyboardInterrupt:
+        checking.stop_all()
+        out.print("\nStopped.")
+        return 130

@@ -1,0 +1,110 @@
+"""Where the course lies: phases, tests, chapters, and the folders that belong to the learner."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class CourseError(Exception):
+    """Something the person at the keyboard can put right; its text says what was given and what is allowed."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One floor: its number and its package, for example 0 and `phase0_request`."""
+
+    number: int
+    package: str
+
+    @property
+    def tests(self) -> str:
+        return f"tests/{self.package}"
+
+
+@dataclass(frozen=True)
+class Course:
+    """The layout under one root. Nothing is read before it is asked for."""
+
+    root: Path
+
+    @classmethod
+    def here(cls) -> Course:
+        """The course whose `chapters` package is running."""
+        return cls(Path(__file__).resolve().parent.parent)
+
+    @property
+    def chapters(self) -> Path:
+        return self.root / "chapters"
+
+    @property
+    def results(self) -> Path:
+        return self.chapters / "results"
+
+    @property
+    def workspace(self) -> Path:
+        return self.root / "workspace"
+
+    @property
+    def private(self) -> Path:
+        """What the tool remembers, apart from the workspace so that it outlives it."""
+        return self.root / ".course"
+
+    @property
+    def has_checkout(self) -> bool:
+        return (self.root / "pyproject.toml").is_file() and (self.root / "tests").is_dir()
+
+    def need_checkout(self, command: str) -> None:
+        if not self.has_checkout:
+            raise CourseError(
+                f"`{command}` needs the checkout: its tests and chapters are not part of the installed package. "
+                "Clone the repository and run `python -m chapters` in its root."
+            )
+
+    def phases(self) -> tuple[Phase, ...]:
+        found = [
+            Phase(int(match[1]), path.name)
+            for path in self.root.glob("phase*_*")
+            if path.is_dir() and (match := re.fullmatch(r"phase(\d+)_\w+", path.name))
+        ]
+        return tuple(sorted(found, key=lambda phase: phase.number))
+
+    def phase(self, number: int) -> Phase:
+        for phase in self.phases():
+            if phase.number == number:
+                return phase
+        known = ", ".join(str(phase.number) for phase in self.phases()) or "none"
+        raise CourseError(f"there is no phase {number}; the phases are: {known}")
+
+    def pick(self, numbers: Iterable[int]) -> tuple[Phase, ...]:
+        """The phases asked for, or all of them when none is named."""
+        return tuple(self.phase(number) for number in sorted(set(numbers))) or self.phases()
+
+    def exercises_file(self, phase: Phase) -> Path:
+        return self.chapters / f"{phase.number:02d}_exercises.toml"
+
+    def documents(self) -> tuple[Path, ...]:
+        """The Markdown that is woven: the README and the chapters."""
+        readme = self.root / "README.md"
+        return (*([readme] if readme.is_file() else []), *sorted(self.chapters.glob("*.md")))
+
+    def notebooks(self) -> tuple[Path, ...]:
+        return tuple(sorted(self.chapters.glob("*.ipynb")))
+
+    def sources(self) -> tuple[Path, ...]:
+        return tuple(path for phase in self.phases() for path in sorted((self.root / phase.package).rglob("*.py")))
+
+    def name(self, path: Path) -> str:
+        """A path as a reader writes it, from the root."""
+        return path.relative_to(self.root).as_posix()
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Put `data` at `path` whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part.write_bytes(data)
+    part.replace(path)

@@ -1,0 +1,161 @@
+"""What an exercise is: a marked region of the real source, a question, hints, and the tests that judge it."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from chapters.course import Course, CourseError, Phase
+from chapters.source import find_regions, replace_bodies
+
+_FIELDS: dict[str, type] = {"id": str, "title": str, "file": str, "question": str, "hints": list, "tests": list}
+_WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One exercise as its chapter defines it. `tests` are test files or node ids, from the root."""
+
+    id: str
+    title: str
+    file: str
+    question: str
+    hints: tuple[str, ...]
+    tests: tuple[str, ...]
+
+    @property
+    def region(self) -> str:
+        return f"exercise {self.id}"
+
+    @property
+    def phase(self) -> int:
+        return int(self.id.partition(".")[0])
+
+    def judged_by(self, nodeid: str) -> bool:
+        """Whether this test is one of those that judge the exercise."""
+        return any(nodeid == test or nodeid.startswith((f"{test}::", f"{test}[")) for test in self.tests)
+
+    def blank(self, indent: str) -> list[str]:
+        """The lines that stand in the place of the solution: the question, and an error that names the exercise."""
+        comments = [f"{indent}# {line}".rstrip() for line in _wrap(self.question, _WIDTH - len(indent) - 2)]
+        message = json.dumps(f"{self.region}: {self.title}", ensure_ascii=False)
+        return [*comments, f"{indent}raise NotImplementedError({message})"]
+
+    def is_blank(self, body: Iterable[str]) -> bool:
+        """Whether nothing was written yet: but for comments, only the error is there."""
+        code = [line.strip() for line in body if line.strip() and not line.strip().startswith("#")]
+        return len(code) == 1 and code[0].startswith(f'raise NotImplementedError("{self.region}:')
+
+
+def _wrap(markdown: str, width: int) -> list[str]:
+    """Paragraphs wrapped; lists, quotes, indented lines and fenced code as they are."""
+    lines: list[str] = []
+    paragraph: list[str] = []
+    fenced = False
+    for line in [*markdown.strip().split("\n"), ""]:
+        fence = line.lstrip().startswith("```")
+        if not (fenced or fence) and line and re.match(r"[^\s>*|-]", line) and not re.match(r"\d+\. ", line):
+            paragraph.append(line)
+            continue
+        lines += textwrap.wrap(" ".join(paragraph), width, break_long_words=False)
+        paragraph = []
+        lines.append(line.rstrip())
+        fenced ^= fence
+    return lines[:-1]
+
+
+def blanked(course: Course, file: str, exercises: Iterable[Exercise]) -> str:
+    """The text of `file` with the regions of those exercises blank."""
+    text = (course.root / file).read_text(encoding="utf-8")
+    regions = find_regions(text, file)
+    bodies = {exercise.region: exercise.blank(regions[exercise.region].indent) for exercise in exercises}
+    return replace_bodies(text, file, bodies)
+
+
+def load(course: Course, phase: Phase) -> tuple[Exercise, ...]:
+    """The exercises of a phase in the order of their file, each one checked; none when there is no file."""
+    path = course.exercises_file(phase)
+    if not path.is_file():
+        return ()
+    where = course.name(path)
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise CourseError(f"{where}: {error}") from None
+    if set(document) != {"exercise"} or not isinstance(document["exercise"], list):
+        raise CourseError(f"{where}: only [[exercise]] tables are allowed, found: {', '.join(document) or 'nothing'}")
+    exercises: list[Exercise] = []
+    for number, table in enumerate(document["exercise"], 1):
+        exercise = _parse(table, f"{where}: exercise {table.get('id', f'number {number}')}")
+        try:
+            _validate(course, phase, exercise, exercises)
+        except CourseError as error:
+            raise CourseError(f"{where}: exercise {exercise.id}: {error}") from None
+        exercises.append(exercise)
+    return tuple(exercises)
+
+
+def _parse(table: dict[str, Any], where: str) -> Exercise:
+    if table.keys() != _FIELDS.keys():
+        wrong = ", ".join(sorted(table.keys() ^ _FIELDS.keys()))
+        raise CourseError(f"{where}: the fields are {', '.join(_FIELDS)}; missing or unknown: {wrong}")
+    for name, kind in _FIELDS.items():
+        value = table[name]
+        items = value if kind is list and isinstance(value, list) else [value]
+        if (
+            not isinstance(value, kind)
+            or not items
+            or not all(isinstance(item, str) and item.strip() for item in items)
+        ):
+            raise CourseError(f"{where}: {name} must be {'one or more texts' if kind is list else 'a text'}")
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
+    return Exercise(**values)
+
+
+def _validate(course: Course, phase: Phase, exercise: Exercise, earlier: Iterable[Exercise]) -> None:
+    if not re.fullmatch(rf"{phase.number}\.\d+", exercise.id):
+        raise CourseError(f"the id of an exercise of this file is {phase.number}.M")
+    if any(exercise.id == other.id for other in earlier):
+        raise CourseError("the id is used twice")
+    if not exercise.file.startswith(f"{phase.package}/") or not (course.root / exercise.file).is_file():
+        raise CourseError(f"there is no file '{exercise.file}' in {phase.package}/")
+    for test in exercise.tests:
+        if not (course.root / test.partition("::")[0]).is_file():
+            raise CourseError(f"there is no test file '{test.partition('::')[0]}'")
+    regions = find_regions((course.root / exercise.file).read_text(encoding="utf-8"), exercise.file)
+    mine = regions.get(exercise.region)
+    if mine is None:
+        raise CourseError(f"{exercise.file} has no `# region {exercise.region}`")
+    for other in regions.values():
+        if other.name.startswith("exercise ") and mine.first < other.first < mine.last:
+            raise CourseError(f"{exercise.file}: {other.name} is inside {exercise.region}")
+    try:
+        compile(blanked(course, exercise.file, [exercise]), exercise.file, "exec")
+    except SyntaxError as error:
+        raise CourseError(
+            f"{exercise.file} does not compile once it is blank: line {error.lineno}: {error.msg}"
+        ) from None
+
+
+def need(course: Course, phase: Phase) -> tuple[Exercise, ...]:
+    """As `load`, but a phase without exercises is an error."""
+    exercises = load(course, phase)
+    if not exercises:
+        having = ", ".join(str(other.number) for other in course.phases() if course.exercises_file(other).is_file())
+        raise CourseError(f"phase {phase.number} has no exercises; phases that have some: {having or 'none'}")
+    return exercises
+
+
+def find(course: Course, id: str) -> Exercise:
+    """The exercise with this id; an error that lists the ids when there is none."""
+    everything = [exercise for phase in course.phases() for exercise in load(course, phase)]
+    for exercise in everything:
+        if exercise.id == id:
+            return exercise
+    known = ", ".join(exercise.id for exercise in everything) or "none"
+    raise CourseError(f"there is no exercise {id}; the exercises are: {known}")

@@ -1,0 +1,100 @@
+"""Notebooks: executed from a clean kernel of this Python, and written so that a second run changes little."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from chapters.course import Course, CourseError, write_atomically
+
+_VOLATILE = ("execution", "ExecuteTime", "collapsed", "scrolled", "colab", "outputId")
+
+
+class NotebookError(Exception):
+    """A cell failed; the text names the notebook, the cell and the error."""
+
+
+def summary(path: Path) -> tuple[int, int, int]:
+    """(cells, cells with code, cells with code that were executed)."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    return len(cells), len(code), sum(cell.get("execution_count") is not None for cell in code)
+
+
+def execute(
+    path: Path, root: Path | None = None, timeout: float = 600, on_cell: Callable[[int], object] | None = None
+) -> Any:
+    """The notebook with fresh outputs; the file is not written. It runs in `root`, so that the packages import, and
+    reads no configuration of IPython. `timeout` is for each cell; `on_cell` is told the index of each as it starts."""
+    try:
+        import nbformat
+        from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
+        from jupyter_client.manager import AsyncKernelManager
+        from nbclient import NotebookClient
+        from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+    except ImportError as error:
+        raise CourseError(f"notebooks need more packages ({error.name}): pip install nano-serving[course]") from None
+
+    class ThisPython(KernelSpecManager):
+        """Whatever kernels the machine has registered, the one that runs is this interpreter."""
+
+        def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
+            argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+            return KernelSpec(argv=argv, display_name="Python 3", language="python")
+
+    at = 0
+
+    def cell_starts(cell: Any, cell_index: int) -> None:
+        nonlocal at
+        at = cell_index
+        if on_cell is not None:
+            on_cell(cell_index)
+
+    notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
+    client = NotebookClient(
+        notebook,
+        timeout=timeout,
+        km=AsyncKernelManager(kernel_spec_manager=ThisPython(), transport="tcp" if os.name == "nt" else "ipc"),
+        resources={"metadata": {"path": str(root or Course.here().root)}},
+        record_timing=False,
+        on_cell_start=cell_starts,
+    )
+    try:
+        with tempfile.TemporaryDirectory(prefix="course-") as settings:
+            client.execute(env=os.environ | {"IPYTHONDIR": settings}, cleanup_kc=True)
+    except CellExecutionError as error:
+        raise NotebookError(f"{path.name}, cell {at + 1}: {error.ename}: {error.evalue}") from error
+    except CellTimeoutError as error:
+        raise NotebookError(f"{path.name}, cell {at + 1}: not done after {timeout:g} s") from error
+    except AssertionError:
+        if client.km is None:  # at a Ctrl-C nbclient shuts the kernel down, then finds that it is gone
+            raise KeyboardInterrupt from None
+        raise
+    except DeadKernelError as error:
+        raise NotebookError(f"{path.name}, cell {at + 1}: the kernel died") from error
+    return _stable(notebook)
+
+
+def _stable(notebook: Any) -> Any:
+    """Without what differs from run to run or from editor to editor: times, widths, versions, widget state."""
+    notebook.metadata.clear()
+    notebook.metadata["kernelspec"] = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    notebook.metadata["language_info"] = {"name": "python"}
+    for cell in notebook.cells:
+        for name in _VOLATILE:
+            cell.metadata.pop(name, None)
+        for output in cell.get("outputs", ()):
+            if "metadata" in output:
+                output["metadata"] = {}
+    return notebook
+
+
+def write(notebook: Any, path: Path) -> None:
+    import nbformat
+
+    write_atomically(path, (nbformat.writes(notebook) + "\n").encode())  # type: ignore[no-untyped-call]

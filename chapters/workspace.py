@@ -1,0 +1,152 @@
+"""The learner's side: files laid with blank regions, what was written there, and what the tool remembers of it."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import shutil
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from chapters.course import Course, CourseError, Phase, write_atomically
+from chapters.exercises import Exercise, blanked, load, need
+from chapters.source import find_regions, replace_bodies
+
+Stage = Literal["attempted", "not started", "region missing", "syntax error"]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """How far an exercise is, before any test has run; `note` says what is wrong with the file, if something is."""
+
+    exercise: Exercise
+    stage: Stage
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What is remembered of an exercise: hints seen, the last result, and whether it has ever passed."""
+
+    hints: int = 0
+    result: str | None = None
+    passed: bool = False
+
+
+class State:
+    """`.course/state.json`. Each change is written at once and whole."""
+
+    def __init__(self, course: Course) -> None:
+        self._path = course.private / "state.json"
+        self._where = course.name(self._path)
+
+    def of(self, id: str) -> Progress:
+        try:
+            return Progress(**self._read().get(id, {}))
+        except (TypeError, ValueError, AttributeError) as error:
+            raise CourseError(
+                f"{self._where} cannot be read ({error}); mend it, or move it away to begin anew"
+            ) from None
+
+    def update(self, id: str, **changes: Any) -> Progress:
+        progress = replace(self.of(id), **changes)
+        known = self._read() | {id: asdict(progress)}
+        write_atomically(self._path, (json.dumps(known, indent=2, sort_keys=True) + "\n").encode())
+        return progress
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        known: dict[str, dict[str, Any]] = (
+            json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else {}
+        )
+        return known
+
+
+def by_file(exercises: Iterable[Exercise]) -> dict[str, list[Exercise]]:
+    files: dict[str, list[Exercise]] = {}
+    for exercise in exercises:
+        files.setdefault(exercise.file, []).append(exercise)
+    return files
+
+
+def laid_phases(course: Course) -> tuple[Phase, ...]:
+    """The phases that have a folder in the workspace."""
+    return tuple(phase for phase in course.phases() if (course.workspace / phase.package).is_dir())
+
+
+def start(course: Course, phase: Phase, fresh: bool = False) -> tuple[list[Path], Path | None]:
+    """Lay the phase's files with their exercises blank, and return them with the backup if one was made. Edited files
+    are never overwritten: without `fresh` they are an error, with it the folder moves to `.course/backups/<n>/`."""
+    texts = {course.workspace / file: blanked(course, file, its) for file, its in by_file(need(course, phase)).items()}
+    folder = course.workspace / phase.package
+    edited = [course.name(path) for path, text in texts.items() if path.exists() and path.read_bytes() != text.encode()]
+    if edited and not fresh:
+        raise CourseError(
+            f"the workspace holds your work in {', '.join(edited)}. `python -m chapters check {phase.number}` judges "
+            f"it; `start {phase.number} --fresh` begins anew and moves the old files to .course/backups/"
+        )
+    backup = _back_up(course, folder) if fresh and folder.exists() else None
+    for path, text in texts.items():
+        write_atomically(path, text.encode())
+    return list(texts), backup
+
+
+def _back_up(course: Course, folder: Path) -> Path:
+    backups = course.private / "backups"
+    taken = [int(path.name) for path in backups.glob("*") if path.name.isdecimal()]
+    target = backups / str(max(taken, default=0) + 1)
+    target.mkdir(parents=True)
+    shutil.move(folder, target / folder.name)
+    return target
+
+
+def assemble(course: Course, phase: Phase, into: Path) -> list[Attempt]:
+    """Write the learner's files under `into`, with the reference in regions still blank so that they do not break the
+    others. A file that is gone, does not parse or has broken markers is left out: there the reference stands in."""
+    attempts: list[Attempt] = []
+    for file, its in by_file(load(course, phase)).items():
+        path = course.workspace / file
+        name = course.name(path)
+        if not path.is_file():
+            attempts += [Attempt(exercise, "region missing", f"{name} is gone") for exercise in its]
+            continue
+        try:
+            text = path.read_text(encoding="utf-8")
+            compile(text, name, "exec", dont_inherit=True)
+            regions = find_regions(text, name)
+        except SyntaxError as error:
+            attempts += [Attempt(exercise, "syntax error", f"{name}:{error.lineno}: {error.msg}") for exercise in its]
+            continue
+        except (ValueError, CourseError) as error:
+            attempts += [Attempt(exercise, "region missing", str(error)) for exercise in its]
+            continue
+        reference = (course.root / file).read_text(encoding="utf-8")
+        fill: dict[str, list[str]] = {}
+        for exercise in its:
+            if exercise.region not in regions:
+                attempts.append(Attempt(exercise, "region missing", f"`# region {exercise.region}` is not in {name}"))
+            elif exercise.is_blank(regions[exercise.region].body(text.split("\n"))):
+                fill[exercise.region] = region_body(reference, file, exercise)
+                attempts.append(Attempt(exercise, "not started"))
+            else:
+                attempts.append(Attempt(exercise, "attempted"))
+        write_atomically(into / file, replace_bodies(text, name, fill).encode())
+    return attempts
+
+
+def region_body(text: str, where: str, exercise: Exercise) -> list[str]:
+    return find_regions(text, where)[exercise.region].body(text.split("\n"))
+
+
+def solution(course: Course, exercise: Exercise) -> list[str]:
+    """A unified diff from the learner's region, or from the blank when there is none to read, to the reference."""
+    reference = (course.root / exercise.file).read_text(encoding="utf-8")
+    path = course.workspace / exercise.file
+    before, label = region_body(blanked(course, exercise.file, [exercise]), exercise.file, exercise), "blank"
+    if path.is_file():
+        text = path.read_text(encoding="utf-8")
+        if exercise.region in find_regions(text, course.name(path)):
+            before, label = region_body(text, course.name(path), exercise), course.name(path)
+    after = region_body(reference, exercise.file, exercise)
+    return list(difflib.unified_diff(before, after, label, exercise.file, lineterm=""))

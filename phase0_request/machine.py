@@ -1,0 +1,136 @@
+"""The machine a figure was measured on, and the one way to write a figure down.
+
+Every benchmark ends in `record`, so every number in the book names its device, versions, commit and command.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("torch", "triton", "transformers", "tokenizers", "numpy")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a measurement depends on, without names that identify the machine. `cores` are those this process may
+    use. A field is None where the system does not say; `versions` has only what is installed."""
+
+    cpu: str
+    cores: int
+    memory_bytes: int | None
+    gpu: str | None
+    gpu_memory_bytes: int | None
+    python: str
+    platform: str
+    versions: dict[str, str]
+
+
+def describe() -> Machine:
+    """This machine, asked anew on each call. Torch is not imported: the GPU is what `nvidia-smi` lists first."""
+    gpu, gpu_memory = _gpu()
+    return Machine(
+        cpu=_cpu(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        memory_bytes=_memory(),
+        gpu=gpu,
+        gpu_memory_bytes=gpu_memory,
+        python=platform.python_version(),
+        platform=f"{platform.system()} {platform.machine()}",
+        versions=_versions(),
+    )
+
+
+def record(path: str | Path, command: str, figures: Mapping[str, Any], *, device: str | None = None) -> None:
+    """Write `figures` to `path` as JSON with all that they depend on. `command` is what a reader types to repeat the
+    measurement; folders in it are cut to their last name. `device` is what computed: by default the GPU if there is
+    one, else the CPU."""
+    machine = describe()
+    facts = asdict(machine)
+    versions = facts.pop("versions")
+    result = {
+        "device": device or machine.gpu or machine.cpu,
+        "machine": facts,
+        "versions": versions,
+        "commit": commit(Path(__file__).resolve().parent.parent),
+        "command": without_folders(command),
+        "date": datetime.now(UTC).date().isoformat(),
+        "figures": dict(figures),
+    }
+    text = json.dumps(result, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(text, encoding="utf-8")
+
+
+def commit(root: Path) -> str | None:
+    """The commit of the checkout at `root`, with "-dirty" when a file differs from it or is not in it. Results do not
+    count: one benchmark must not taint the next. None when `root` is no checkout or has no commit."""
+    if not (root / ".git").exists():
+        return None
+    head = _output("git", "-C", str(root), "rev-parse", "--verify", "HEAD")
+    if head is None:
+        return None
+    changes = _output("git", "-C", str(root), "status", "--porcelain", "--", ".", ":(exclude)chapters/results")
+    return head if changes == "" else f"{head}-dirty"
+
+
+def without_folders(command: str) -> str:
+    """`command` with each absolute path cut to its last name, so that a result tells nobody's folders."""
+    return re.sub(r"(^|[\s='\"])(?:~|[A-Za-z]:)?[\\/](?:[^\s\\/]+[\\/])*", r"\1", command)
+
+
+def _cpu() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        named = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)
+        if named:
+            return named[1].strip()
+    brand = _output("sysctl", "-n", "machdep.cpu.brand_string") if platform.system() == "Darwin" else None
+    return brand or platform.processor() or platform.machine()
+
+
+def _memory() -> int | None:
+    names = getattr(os, "sysconf_names", {})
+    if "SC_PAGE_SIZE" in names and "SC_PHYS_PAGES" in names:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return None
+
+
+def _gpu() -> tuple[str | None, int | None]:
+    listed = _output("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+    if not listed:
+        return None, None
+    name, _, mebibytes = listed.splitlines()[0].rpartition(",")
+    # A GPU that shares the memory of the CPU has no total of its own.
+    return name.strip(), int(mebibytes) * 2**20 if mebibytes.strip().isdecimal() else None
+
+
+def _versions() -> dict[str, str]:
+    installed = {}
+    for package in _PACKAGES:
+        try:
+            installed[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return installed
+
+
+def _output(*command: str) -> str | None:
+    """What the command prints, or None when it is not there, fails or takes more than ten seconds."""
+    if shutil.which(command[0]) is None:
+        return None
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except subprocess.TimeoutExpired:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

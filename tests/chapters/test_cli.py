@@ -1,0 +1,102 @@
+"""What holds for every command: errors that help, plain text in a pipe, a clean end."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import IO, Any
+
+import pytest
+
+from chapters.course import Course
+from chapters.workspace import start
+
+Tool = Callable[..., Any]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["start", "7"], "there is no phase 7; the phases are: 0, 1"),
+        (["start", "1"], "phase 1 has no exercises; phases that have some: 0"),
+        (["check", "7"], "there is no phase 7"),
+        (["hint", "0.9"], "there is no exercise 0.9; the exercises are: 0.1, 0.2, 0.3"),
+        (["solution", "x"], "there is no exercise x"),
+        (["exercises", "4"], "there is no phase 4"),
+        (["dance"], "invalid choice"),
+        ([], "required"),
+    ],
+)
+def test_what_does_not_exist_is_an_error_that_says_what_does(tool: Tool, argv: list[str], message: str) -> None:
+    said = tool(*argv)
+    assert (said.code, said.out) == (2, "")
+    assert message in said.err
+
+
+def test_help_names_every_command(tool: Tool) -> None:
+    said = tool("--help")
+    assert said.code == 0
+    commands = ["start", "check", "watch", "hint", "solution", "status", "exercises", "weave", "notebooks", "doctor"]
+    assert all(re.search(rf"^    {command}\b", said.out, re.MULTILINE) for command in commands)
+
+
+def test_piped_output_has_no_escape_codes_and_no_markup(
+    course: Course, tool: Tool, solve: Callable[[str, str], None]
+) -> None:
+    start(course, course.phase(0))
+    solve("0.1", 'raise ValueError("[bold]not markup[/bold] :smile:")')
+    for argv in (["status"], ["check"], ["exercises"], ["solution", "0.1"], ["notebooks"], ["weave", "--check"]):
+        said = tool(*argv)
+        assert said.out
+        assert "\x1b" not in said.out
+        assert max(map(len, said.out.split("\n"))) <= 120
+    assert "[bold]not markup[/bold] :smile:" in " ".join(tool("check").out.split())
+
+
+def test_a_terminal_gets_colours_unless_told_not_to(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich then takes the pipe for a terminal
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert "\x1b[32m+" in tool("solution", "0.2").out
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in tool("solution", "0.2").out
+
+
+def read_until(stream: IO[str], text: str) -> str:
+    seen = ""
+    for line in stream:
+        seen += line
+        if text in line:
+            return seen
+    raise AssertionError(f"ended before {text!r}:\n{seen}")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends SIGINT")
+def test_watch_checks_again_after_a_change_and_ends_cleanly(
+    standalone: Course, solve: Callable[[str, str], None]
+) -> None:
+    start(standalone, standalone.phase(0))
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "chapters", "watch", "0"],
+        cwd=standalone.root,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    guard = threading.Timer(50, process.kill)
+    guard.start()
+    try:
+        assert "No exercise is written yet" in read_until(process.stdout, "Watching")
+        solve("0.1", "self.items.append(item)")
+        assert "passed" in read_until(process.stdout, "Watching")
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate()
+    finally:
+        guard.cancel()
+        process.kill()
+    assert (process.returncode, errors) == (130, "")

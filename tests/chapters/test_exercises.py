@@ -1,0 +1,127 @@
+"""Definitions, blanks, and what is refused."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from chapters.course import Course, CourseError
+from chapters.exercises import Exercise, blanked, load
+
+Edit = Callable[[str, str, str], None]
+
+
+def test_the_miniature_course_loads(course: Course) -> None:
+    assert [(each.id, each.phase, each.title) for each in load(course, course.phase(0))] == [
+        ("0.1", 0, "Push"),
+        ("0.2", 0, "Pop"),
+        ("0.3", 0, "Clamp"),
+    ]
+    assert load(course, course.phase(1)) == ()
+
+
+def test_a_blank_has_the_question_and_an_error_that_names_the_exercise(course: Course) -> None:
+    first = load(course, course.phase(0))[0]
+    text = blanked(course, first.file, [first])
+    assert (
+        "        # region exercise 0.1\n"
+        "        # Put the item last.\n"
+        "        #\n"
+        "        # - not first\n"
+        '        raise NotImplementedError("exercise 0.1: Push")\n'
+        "        # endregion\n"
+    ) in text
+    reference = (course.root / first.file).read_text()
+    assert text.split("    # region pop")[1] == reference.split("    # region pop")[1]
+
+
+def test_paragraphs_wrap_and_code_does_not() -> None:
+    question = f"{'word ' * 40}\n\n```python\n{'x' * 120}\n\nplain\n```"
+    lines = Exercise("0.1", "T", "f.py", question, ("h",), ("t",)).blank("    ")
+    assert all(len(line) <= 100 for line in lines[:3])
+    assert lines.count("    # " + "x" * 120) == 1
+    assert lines[-4:-1] == ["    #", "    # plain", "    # ```"]
+
+
+@pytest.mark.parametrize(
+    ("body", "blank"),
+    [
+        (['raise NotImplementedError("exercise 0.1: T")'], True),
+        (["  # thoughts", "", '  raise NotImplementedError("exercise 0.1: an older title")'], True),
+        (["x = 1", 'raise NotImplementedError("exercise 0.1: T")'], False),
+        (['raise NotImplementedError("exercise 0.10: T")'], False),
+        ([], False),
+    ],
+)
+def test_only_an_untouched_region_is_blank(body: list[str], blank: bool) -> None:
+    assert Exercise("0.1", "T", "f.py", "q", ("h",), ("t",)).is_blank(body) is blank
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('id = "0.2"', 'id = "0.1"', "exercise 0.1: the id is used twice"),
+        ('id = "0.2"', 'id = "1.2"', "exercise 1.2: the id of an exercise of this file is 0.M"),
+        ('id = "0.2"', 'id = "0.7"', "exercise 0.7: phase0_request/queue.py has no `# region exercise 0.7`"),
+        ('hints = ["`min`"]', "hints = []", "exercise 0.3: hints must be one or more texts"),
+        ('hints = ["`min`"]', 'hints = "`min`"', "exercise 0.3: hints must be one or more texts"),
+        ('hints = ["`min`"]', "", "exercise 0.3: the fields are id, title"),
+        ('title = "Pop"', 'title = "Pop"\nlevel = 3', "missing or unknown: level"),
+        ('title = "Pop"', 'title = " "', "exercise 0.2: title must be a text"),
+        (
+            '"tests/phase0_request/test_limits.py"',
+            '"tests/no.py::x"',
+            "exercise 0.3: there is no test file 'tests/no.py'",
+        ),
+        (
+            '"phase0_request/limits.py"',
+            '"phase0_request/no.py"',
+            "exercise 0.3: there is no file 'phase0_request/no.py'",
+        ),
+        ('"phase0_request/limits.py"', '"phase1_pool/__init__.py"', "exercise 0.3: there is no file 'phase1_pool"),
+        ("[[exercise]]", "[exercise]", "00_exercises.toml: "),
+        ("[[exercise]]", "[[exercises]]", "only [[exercise]] tables are allowed, found: exercises"),
+    ],
+)
+def test_a_wrong_definition_names_the_exercise(course: Course, edit: Edit, old: str, new: str, message: str) -> None:
+    edit("chapters/00_exercises.toml", old, new)
+    with pytest.raises(CourseError) as error:
+        load(course, course.phase(0))
+    assert str(error.value).startswith("chapters/00_exercises.toml")
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("    # endregion\n", "", "exercise 0.3: phase0_request/limits.py:2: region 'exercise 0.3' is never closed"),
+        (
+            "    return min(value, top)",
+            "    if top:\n        pass\n    # endregion\n    # region exercise 0.3",
+            "already",
+        ),
+        (
+            "    # region exercise 0.3\n    return min(value, top)\n",
+            "    return (\n    # region exercise 0.3\n    min(value, top)\n    )\n",
+            "exercise 0.3: phase0_request/limits.py does not compile once it is blank: line ",
+        ),
+        (
+            "    return min(value, top)\n",
+            "    # region exercise 0.4\n    return min(value, top)\n    # endregion\n",
+            "exercise 0.4 is inside exercise 0.3",
+        ),
+    ],
+)
+def test_a_region_that_cannot_be_blanked_is_refused(
+    course: Course, edit: Edit, old: str, new: str, message: str
+) -> None:
+    edit("phase0_request/limits.py", old, new)
+    with pytest.raises(CourseError) as error:
+        load(course, course.phase(0))
+    assert message in str(error.value)
+
+
+def test_exercises_lists_them_all(tool: Callable[..., Any]) -> None:
+    said = tool("exercises")
+    assert said.code == 0
+    assert all(text in said.out for text in ("0.1", "Push", "phase0_request/queue.py", "::test_pop", "0.3"))

@@ -1,0 +1,183 @@
+"""exercises --gate: noticed, for the right reason, and passed by the reference."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chapters.checking import run_tests
+from chapters.course import Course
+from chapters.exercises import blanked, load
+from chapters.gate import Verdict, gate
+
+Edit = Callable[[str, str, str], None]
+QUEUE, LIMITS = "tests/phase0_request/test_queue.py", "tests/phase0_request/test_limits.py"
+
+
+def verdict(course: Course, id: str, timeout: float = 60) -> Verdict:
+    its = [each for each in load(course, course.phase(0)) if each.id == id]
+    return next(iter(gate(course, its, timeout)))
+
+
+def test_every_exercise_of_the_miniature_course_passes(tool: Callable[..., Any]) -> None:
+    said = tool("exercises", "--gate", "0")
+    assert said.code == 0
+    assert said.out.count("passed") == 3
+    assert all(test in said.out for test in (f"{QUEUE}::test_push", f"{QUEUE}::test_pop", f"{LIMITS}::test_clamp"))
+
+
+def test_an_exercise_that_no_test_notices(tool: Callable[..., Any], edit: Edit) -> None:
+    edit(LIMITS, "assert clamp(5, 3) == 3", "assert clamp")
+    said = tool("exercises", "--gate", "0")
+    assert said.code == 1
+    assert "blank, all of its 1 tests pass" in said.out
+    assert said.out.count("passed") == 2
+
+
+@pytest.mark.parametrize(
+    ("new", "problem"),
+    [
+        (
+            "try:\n        clamp(5, 3)\n    except NotImplementedError:\n        missing = True\n"
+            "    else:\n        missing = False\n    assert not missing",
+            "blank, a test fails for another reason: tests/phase0_request/test_limits.py::test_clamp: assert not True",
+        ),
+        (
+            "import no_such_module",
+            "the reference fails tests/phase0_request/test_limits.py::test_clamp: ModuleNotFound",
+        ),
+        (
+            "assert clamp(5, 3) == 4",
+            "the reference fails tests/phase0_request/test_limits.py::test_clamp: assert 3 == 4",
+        ),
+        ("import pytest\n    pytest.skip('no GPU')", "no test of it ran against the reference"),
+    ],
+)
+def test_another_failure_is_not_notice(course: Course, edit: Edit, new: str, problem: str) -> None:
+    edit(LIMITS, "assert clamp(5, 3) == 3", new)
+    found = verdict(course, "0.3")
+    assert not found.ok
+    assert found.problem.startswith(problem)
+
+
+def test_an_error_of_collection_is_not_notice(course: Course, edit: Edit) -> None:
+    edit(LIMITS, "def test_clamp", "TOP = clamp(5, 3)\n\n\ndef test_clamp")
+    assert verdict(course, "0.3").problem == (
+        f"blank, {LIMITS} cannot be collected: NotImplementedError: exercise 0.3: Clamp"
+    )
+
+
+def test_a_test_that_does_not_exist(course: Course, edit: Edit) -> None:
+    edit("chapters/00_exercises.toml", "::test_pop", "::test_gone")
+    assert verdict(course, "0.2").problem.startswith("no test of it ran against the reference: ")
+
+
+CARRIERS = """\
+import pytest
+
+from phase0_request.limits import clamp
+
+
+@pytest.fixture
+def broken():
+    return clamp(5, 3)
+
+
+def test_plain():
+    clamp(5, 3)
+
+
+def test_setup(broken):
+    assert broken
+
+
+def test_cause():
+    try:
+        clamp(5, 3)
+    except NotImplementedError as error:
+        raise RuntimeError("engine died") from error
+
+
+def test_context():
+    try:
+        clamp(5, 3)
+    except NotImplementedError:
+        raise RuntimeError("engine died")
+
+
+def test_hidden_context():
+    try:
+        clamp(5, 3)
+    except NotImplementedError:
+        raise RuntimeError("engine died") from None
+
+
+def test_group():
+    try:
+        clamp(5, 3)
+    except NotImplementedError as error:
+        raise ExceptionGroup("two", [error]) from None
+
+
+def test_message():
+    try:
+        text = str(clamp(5, 3))
+    except NotImplementedError as error:
+        text = str(error)
+    assert text == "3"
+
+
+def test_captured_output():
+    try:
+        clamp(5, 3)
+    except NotImplementedError as error:
+        print(error)
+        missing = True
+    else:
+        missing = False
+    assert not missing
+
+
+def test_another_reason():
+    try:
+        clamp(5, 3)
+    except NotImplementedError:
+        missing = True
+    else:
+        missing = False
+    assert not missing
+"""
+
+
+def test_a_failure_carries_the_exercise_in_its_chain_or_its_report(course: Course, tmp_path: Path) -> None:
+    (course.root / LIMITS).write_text(CARRIERS)
+    exercise = load(course, course.phase(0))[2]
+    (tmp_path / "overlay/phase0_request").mkdir(parents=True)
+    (tmp_path / "overlay" / exercise.file).write_text(blanked(course, exercise.file, [exercise]))
+    run = run_tests(course, [LIMITS], timeout=60, overlay=tmp_path / "overlay")
+    carried = {result.id.partition("::")[2]: result.exercises for result in run.failures}
+    assert carried.pop("test_another_reason") == ()
+    assert list(carried.values()) == [("0.3",)] * 8
+
+
+def test_a_blank_that_hangs_is_ended_and_is_not_notice(course: Course, edit: Edit) -> None:
+    edit(
+        LIMITS,
+        "assert clamp(5, 3) == 3",
+        "while True:\n        try:\n            return None if clamp(5, 3) else None\n"
+        "        except NotImplementedError:\n            pass",
+    )
+    assert (
+        verdict(course, "0.3", timeout=4).problem
+        == f"blank, the run stopped in {LIMITS}::test_clamp: not done after 4 s"
+    )
+
+
+def test_timeout_belongs_to_the_gate(tool: Callable[..., Any]) -> None:
+    assert tool("exercises", "--timeout", "3").code == 2
+
+
+def test_a_phase_without_exercises_is_an_error(tool: Callable[..., Any]) -> None:
+    said = tool("exercises", "--gate", "1")
+    assert (said.code, "phase 1 has no exercises; phases that have some: 0" in said.err) == (2, True)

@@ -1,0 +1,113 @@
+"""What a result says of its machine."""
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from phase0_request.machine import commit, describe, record, without_folders
+
+
+def fake_nvidia_smi(folder: Path, output: str, code: int = 0) -> None:
+    script = folder / "nvidia-smi"
+    script.write_text(f"#!/bin/sh\nprintf '%s\\n' '{output}'\nexit {code}\n")
+    script.chmod(0o755)
+
+
+def test_this_machine() -> None:
+    machine = describe()
+    assert machine.cpu
+    assert 1 <= machine.cores <= (os.cpu_count() or 1)
+    assert machine.python == platform.python_version()
+    assert machine.versions["tokenizers"] == version("tokenizers")
+    assert platform.node() not in machine.platform.split()
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "gpu", "memory"),
+    [
+        ("NVIDIA H200, 143771\nNVIDIA H200, 143771", 0, "NVIDIA H200", 143771 * 2**20),
+        ("NVIDIA GB10, [N/A]", 0, "NVIDIA GB10", None),
+        ("No devices were found", 6, None, None),
+    ],
+)
+def test_the_gpu_is_what_nvidia_smi_lists_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, code: int, gpu: str | None, memory: int | None
+) -> None:
+    fake_nvidia_smi(tmp_path, output, code)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    machine = describe()
+    assert (machine.gpu, machine.gpu_memory_bytes) == (gpu, memory)
+
+
+def test_a_record_holds_all_that_figures_depend_on(tmp_path: Path) -> None:
+    path = tmp_path / "results" / "a.json"
+    record(path, "python -m phase0_request --out /home/someone/a.json", {"us": 1.5, "many": [1, 2]}, device="pencil")
+    text = path.read_text()
+    result = json.loads(text)
+    assert text == json.dumps(result, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    assert sorted(result) == ["command", "commit", "date", "device", "figures", "machine", "versions"]
+    assert result["figures"] == {"us": 1.5, "many": [1, 2]}
+    assert result["device"] == "pencil"
+    assert result["command"] == "python -m phase0_request --out a.json"
+    assert "someone" not in text
+    assert str(tmp_path) not in text
+    assert str(Path.home()) not in text
+    record(path, "again", {})
+    assert json.loads(path.read_text())["device"] in (describe().gpu, describe().cpu)
+
+
+def test_a_figure_that_is_not_a_number_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        record(tmp_path / "a.json", "x", {"us": float("nan")})
+    assert not (tmp_path / "a.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("python -m bench --tokens 1/2", "python -m bench --tokens 1/2"),
+        ("python /opt/x/bench.py --model=/models/qwen", "python bench.py --model=qwen"),
+        (
+            "bench --model ~/models/qwen --url http://127.0.0.1:8000/v1",
+            "bench --model qwen --url http://127.0.0.1:8000/v1",
+        ),
+        ("bench --model 'C:\\models\\qwen' org/model", "bench --model 'qwen' org/model"),
+    ],
+)
+def test_folders_are_cut_from_commands(command: str, shown: str) -> None:
+    assert without_folders(command) == shown
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_the_commit_says_whether_files_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    monkeypatch.setenv("GIT_CONFIG_SYSTEM", os.devnull)
+
+    def git(*arguments: str) -> str:
+        identity = ("-c", "user.name=A", "-c", "user.email=a@example.org")
+        command = ["git", "-C", str(tmp_path), *identity, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    assert commit(tmp_path) is None
+    git("init", "-q")
+    assert commit(tmp_path) is None
+    (tmp_path / "a.py").write_text("1\n")
+    git("add", "a.py")
+    git("commit", "-q", "-m", "one")
+    head = git("rev-parse", "HEAD")
+    assert commit(tmp_path) == head
+    (tmp_path / "chapters/results").mkdir(parents=True)
+    (tmp_path / "chapters/results/a.json").write_text("{}\n")
+    assert commit(tmp_path) == head
+    (tmp_path / "a.py").write_text("2\n")
+    assert commit(tmp_path) == f"{head}-dirty"
+    (tmp_path / "inner").mkdir()
+    assert commit(tmp_path / "inner") is None

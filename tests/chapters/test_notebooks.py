@@ -1,0 +1,79 @@
+"""Notebooks run from a clean kernel and are written only when they ran to the end."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+from chapters.course import Course
+from chapters.notebooks import execute
+
+
+def put(course: Course, name: str, *sources: str) -> Path:
+    cells = [nbformat.v4.new_markdown_cell("# Title", id="title")]
+    cells += [nbformat.v4.new_code_cell(source, id=f"cell{index}") for index, source in enumerate(sources)]
+    cells[1].metadata["execution"] = {"iopub.status.idle": "2020-01-01T00:00:00Z"}
+    path = course.chapters / name
+    notebook = nbformat.v4.new_notebook(
+        cells=cells, metadata={"widgets": {}, "language_info": {"name": "python", "version": "2.7"}}
+    )
+    path.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
+    return path
+
+
+def test_execution_writes_outputs_that_a_second_run_repeats(course: Course, tool: Callable[..., Any]) -> None:
+    path = put(
+        course,
+        "00_request.ipynb",
+        "import sys\nfrom phase0_request import Queue",
+        "print(Queue().items)\nsys.executable",
+    )
+    assert "00_request.ipynb   3       2           0" in tool("notebooks").out
+    said = tool("notebooks", "--execute")
+    assert (said.code, said.out) == (0, "00_request.ipynb: executed\n")
+    first = path.read_bytes()
+    notebook = nbformat.read(path, as_version=4)
+    assert notebook.cells[2].outputs[0].text == "[]\n"
+    assert notebook.cells[2].outputs[1].data["text/plain"] == repr(sys.executable)
+    assert [cell.metadata for cell in notebook.cells] == [{}, {}, {}]
+    assert [cell.id for cell in notebook.cells] == ["title", "cell0", "cell1"]
+    assert sorted(notebook.metadata) == ["kernelspec", "language_info"]
+    assert notebook.metadata.language_info == {"name": "python"}
+    assert "00_request.ipynb   3       2           2" in tool("notebooks", "00_request").out
+    assert tool("notebooks", "--execute", "00_request.ipynb").code == 0
+    assert path.read_bytes() == first
+
+
+def test_a_failing_cell_is_named_and_the_file_is_untouched(course: Course, tool: Callable[..., Any]) -> None:
+    path = put(course, "00_bad.ipynb", "x = 1", "1 / 0", "print('never')")
+    before = path.read_bytes()
+    said = tool("notebooks", "--execute")
+    assert said.code == 1
+    assert "00_bad.ipynb, cell 3: ZeroDivisionError: division by zero" in said.out
+    assert path.read_bytes() == before
+
+
+def test_execute_leaves_the_file_to_its_caller(course: Course) -> None:
+    path = put(course, "00_request.ipynb", "2 + 2")
+    before = path.read_bytes()
+    seen: list[int] = []
+    notebook = execute(path, course.root, on_cell=seen.append)
+    assert notebook.cells[1].outputs[0].data["text/plain"] == "4"
+    assert seen == [0, 1]
+    assert path.read_bytes() == before
+
+
+def test_an_unknown_notebook_is_an_error(course: Course, tool: Callable[..., Any]) -> None:
+    put(course, "00_request.ipynb", "1")
+    said = tool("notebooks", "07")
+    assert (said.code, "there is no notebook 07; the notebooks are: 00_request.ipynb" in said.err) == (2, True)
+
+
+def test_missing_packages_are_named(course: Course, tool: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    put(course, "00_request.ipynb", "1")
+    monkeypatch.setitem(sys.modules, "nbclient", None)
+    said = tool("notebooks", "--execute")
+    assert (said.code, "pip install nano-serving[course]" in said.err) == (2, True)

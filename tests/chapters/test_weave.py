@@ -1,0 +1,133 @@
+"""Listings and figures in prose."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from chapters.course import Course
+from chapters.weave import weave
+
+POP = "def pop(self) -> int:\n    return self.items.pop(0)"
+MARK = "<!-- weave: phase0_request/queue.py#pop -->"
+
+
+def woven(course: Course, text: str) -> str:
+    path = course.chapters / "00_request.md"
+    path.write_bytes(text.encode())
+    result = weave(course, path)
+    assert result.problems == []
+    return result.after
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (f"a\n{MARK}\nb\n", f"a\n{MARK}\n```python\n{POP}\n```\nb\n"),
+        (f"{MARK}\n```python\nold\n```\nb\n", f"{MARK}\n```python\n{POP}\n```\nb\n"),
+        (f"{MARK}\n```python\n```\n", f"{MARK}\n```python\n{POP}\n```\n"),
+        (f"{MARK}\n~~~py title=x\nold\n~~~\n", f"{MARK}\n~~~py title=x\n{POP}\n~~~\n"),
+        (f"{MARK}\n\n```\nnot mine\n```\n", f"{MARK}\n```python\n{POP}\n```\n\n```\nnot mine\n```\n"),
+        (f"{MARK}", f"{MARK}\n```python\n{POP}\n```"),
+        ("- x\n  " + MARK + "\n", "- x\n  " + MARK + "\n  ```python\n  " + POP.replace("\n", "\n  ") + "\n  ```\n"),
+        (f"{MARK}\r\nb\r\n", f"{MARK}\n```python\n{POP}\n```\nb\n".replace("\n", "\r\n")),
+    ],
+)
+def test_the_fence_after_a_marker_is_made_from_the_source(course: Course, before: str, after: str) -> None:
+    assert woven(course, before) == after
+    assert woven(course, after) == after
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"````\n{MARK}\n```python\nold\n```\n````\n",
+        f"```markdown\n{MARK}\n```\n",
+        f"~~~\n{MARK}\n```\nx\n~~~\n",
+        "```\n<!-- measured: host.json#steps.us.0 .2f -->9<!-- /measured -->\n```\n",
+        "as in `<!-- measured: host.json#steps.us.0 .2f -->9<!-- /measured -->`\n",
+        "```sh\nls\t \n\n```\ntext  \n\n\n```\nopen to the end\n",
+    ],
+)
+def test_what_is_not_a_marker_stays_as_it_is(course: Course, text: str) -> None:
+    assert woven(course, text) == text
+
+
+def test_a_listing_with_a_fence_inside_gets_a_longer_one(course: Course) -> None:
+    (course.root / "phase1_pool/doc.py").write_text('def f():\n    """\n    ```\n    x\n    ```\n    """\n')
+    text = woven(course, "<!-- weave: phase1_pool/doc.py#f -->\n```python\nold\n```\nend\n")
+    assert text.split("\n")[1] == "````python"
+    assert text.endswith('    """\n````\nend\n')
+    assert woven(course, text) == text
+
+
+@pytest.mark.parametrize(
+    ("marker", "value"),
+    [
+        ("host.json#steps.us.0 .2f", "0.84"),
+        ("host.json#steps.us.1 d", "2"),
+        ("host.json#figures.steps.us.0 .0%", "84%"),
+        ("host.json#device s", "a CPU"),
+    ],
+)
+def test_figures_are_made_from_results(course: Course, marker: str, value: str) -> None:
+    line = (
+        f"It takes <!-- measured: {marker} -->?<!-- /measured --> µs, <!-- measured: {marker} --><!-- /measured -->.\n"
+    )
+    assert woven(course, line) == line.replace("?", value).replace("--><!-- /", f"-->{value}<!-- /")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("<!-- weave: phase0_request/queue.py#nothing -->", "there is no such region or definition"),
+        ("<!-- weave phase0_request/queue.py#pop -->", "a `weave` marker that is not written as it should be"),
+        ("text <!-- weave: phase0_request/queue.py#pop -->", "a `weave` marker that is not written as it should be"),
+        (f"    {MARK}", "a `weave` marker that is not written as it should be"),
+        (f"{MARK}\n```python\nnever closed", "is never closed"),
+        ("<!-- measured: host.json#steps.us.0 .2f -->1", "a `measured` marker that is not written as it should be"),
+        ("<!-- measured: no.json#a d -->1<!-- /measured -->", "there is no result chapters/results/no.json"),
+        ("<!-- measured: host.json#steps.ms d -->1<!-- /measured -->", "has no number or text at 'steps.ms'"),
+        ("<!-- measured: host.json#steps.us.0 d -->1<!-- /measured -->", "'d' cannot format 0.837"),
+    ],
+)
+def test_what_cannot_be_made_is_a_problem_and_stays(course: Course, line: str, message: str) -> None:
+    path = course.chapters / "00_request.md"
+    path.write_text(f"one\n{line}\n")
+    result = weave(course, path)
+    assert [problem for problem in result.problems if problem.startswith("chapters/00_request.md:2: ")]
+    assert message in result.problems[0]
+    assert not result.drifted
+
+
+def test_check_finds_drift_and_writes_nothing(
+    course: Course, tool: Callable[..., Any], edit: Callable[[str, str, str], None]
+) -> None:
+    chapter = course.chapters / "00_request.md"
+    chapter.write_text(f"{MARK}\n\n<!-- measured: host.json#steps.us.0 .2f --><!-- /measured -->\n")
+    assert tool("weave").code == 0
+    assert tool("weave", "--check").code == 0
+    fresh = chapter.read_bytes()
+
+    edit("phase0_request/queue.py", "self.items.pop(0)", "self.items.pop(-1)")
+    edit("chapters/results/host.json", "0.837", "0.9")
+    said = tool("weave", "--check")
+    assert said.code == 1
+    assert "-    return self.items.pop(0)\n+    return self.items.pop(-1)\n" in said.out
+    assert "-<!-- measured: host.json#steps.us.0 .2f -->0.84<!-- /measured -->\n" in said.out
+    assert "+<!-- measured: host.json#steps.us.0 .2f -->0.90<!-- /measured -->\n" in said.out
+    assert chapter.read_bytes() == fresh
+
+
+def test_a_broken_marker_in_any_source_fails_the_check(course: Course, tool: Callable[..., Any]) -> None:
+    assert tool("weave").code == 0
+    (course.root / "phase1_pool/extra.py").write_text("# region lost\n")
+    said = tool("weave", "--check")
+    assert (said.code, "phase1_pool/extra.py:1: region 'lost' is never closed" in said.out) == (1, True)
+
+
+def test_the_readme_is_woven_too(course: Course, tool: Callable[..., Any]) -> None:
+    (course.root / "README.md").write_text(f"# Course\n{MARK}\n")
+    assert tool("weave", "--check").code == 1
+    assert tool("weave").code == 0
+    assert POP in (course.root / "README.md").read_text()

@@ -1,0 +1,135 @@
+"""start, hint, solution, status, and what is remembered."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chapters.course import Course, CourseError
+from chapters.exercises import load
+from chapters.workspace import State, assemble, solution, start
+
+Tool = Callable[..., Any]
+Solve = Callable[[str, str], None]
+
+
+def stages(course: Course, into: Path) -> dict[str, str]:
+    return {attempt.exercise.id: attempt.stage for attempt in assemble(course, course.phase(0), into)}
+
+
+def test_start_lays_only_files_with_exercises_all_blank(course: Course, tool: Tool) -> None:
+    said = tool("start", "0")
+    assert said.code == 0
+    laid = sorted(course.name(path) for path in course.workspace.rglob("*.py"))
+    assert laid == ["workspace/phase0_request/limits.py", "workspace/phase0_request/queue.py"]
+    text = (course.workspace / "phase0_request/queue.py").read_text()
+    assert text.count("raise NotImplementedError") == 2
+    assert "append" not in text
+    assert "pop(0)" not in text
+    assert "python -m chapters check 0" in said.out
+    assert "workspace/phase0_request/queue.py: exercise 0.1, 0.2" in said.out
+
+
+def test_start_never_overwrites_work(course: Course, tool: Tool, solve: Solve) -> None:
+    tool("start", "0")
+    assert tool("start", "0").code == 0
+    solve("0.1", "self.items = [item]")
+    mine = (course.workspace / "phase0_request/queue.py").read_bytes()
+    said = tool("start", "0")
+    assert said.code == 2
+    assert "workspace/phase0_request/queue.py" in said.err
+    assert "--fresh" in said.err
+    assert (course.workspace / "phase0_request/queue.py").read_bytes() == mine
+
+
+def test_fresh_backs_up_and_the_state_survives(course: Course, tool: Tool, solve: Solve) -> None:
+    tool("start", "0")
+    tool("hint", "0.1")
+    for number in ("1", "2"):
+        solve("0.1", f"self.items = [item] * {number}")
+        (course.workspace / "phase0_request/notes.txt").write_text(number)
+        assert tool("start", "0", "--fresh").code == 0
+        backup = course.private / "backups" / number / "phase0_request"
+        assert f"[item] * {number}" in (backup / "queue.py").read_text()
+        assert (backup / "notes.txt").read_text() == number
+        assert "[item]" not in (course.workspace / "phase0_request/queue.py").read_text()
+    assert State(course).of("0.1").hints == 1
+    shutil.rmtree(course.workspace)
+    assert State(course).of("0.1").hints == 1
+
+
+def test_assembly_fills_blanks_and_keeps_what_was_written(course: Course, tmp_path: Path, solve: Solve) -> None:
+    start(course, course.phase(0))
+    solve("0.1", "self.items = [item]")
+    assert stages(course, tmp_path) == {"0.1": "attempted", "0.2": "not started", "0.3": "not started"}
+    text = (tmp_path / "phase0_request/queue.py").read_text()
+    assert "self.items = [item]" in text
+    assert "return self.items.pop(0)" in text
+    assert "NotImplementedError" not in text
+
+
+def test_a_lost_region_or_file_is_said_and_the_rest_goes_on(
+    course: Course, tmp_path: Path, edit: Callable[[str, str, str], None]
+) -> None:
+    start(course, course.phase(0))
+    edit("workspace/phase0_request/queue.py", "# region exercise 0.1", "# mine")
+    attempts = {attempt.exercise.id: attempt for attempt in assemble(course, course.phase(0), tmp_path)}
+    assert attempts["0.1"].stage == "region missing"
+    assert "workspace/phase0_request/queue.py:" in attempts["0.1"].note
+    assert attempts["0.3"].stage == "not started"
+    (course.workspace / "phase0_request/limits.py").unlink()
+    assert stages(course, tmp_path)["0.3"] == "region missing"
+
+
+def test_a_syntax_error_has_its_line_in_the_learners_file(course: Course, tmp_path: Path, solve: Solve) -> None:
+    start(course, course.phase(0))
+    solve("0.1", "self.items.append(item))")
+    path = course.workspace / "phase0_request/queue.py"
+    line = path.read_text().split("\n").index("        self.items.append(item))") + 1
+    attempt = assemble(course, course.phase(0), tmp_path)[0]
+    assert attempt.stage == "syntax error"
+    assert attempt.note.startswith(f"workspace/phase0_request/queue.py:{line}: unmatched ')'")
+    assert not (tmp_path / "phase0_request/queue.py").exists()
+
+
+def test_solution_is_the_difference_to_the_reference(course: Course, tool: Tool, solve: Solve) -> None:
+    exercise = load(course, course.phase(0))[1]
+    assert solution(course, exercise)[-3:] == [
+        "-        # Take the item that came first.",
+        '-        raise NotImplementedError("exercise 0.2: Pop")',
+        "+        return self.items.pop(0)",
+    ]
+    tool("start", "0")
+    solve("0.2", "return self.items.pop()")
+    assert "-        return self.items.pop()" in tool("solution", "0.2").out
+    (course.workspace / exercise.file).write_text((course.root / exercise.file).read_text())
+    assert "to the letter" in tool("solution", "0.2").out
+
+
+def test_hints_come_one_at_a_time(course: Course, tool: Tool) -> None:
+    first, second, third = tool("hint", "0.1"), tool("hint", "0.1"), tool("hint", "0.1")
+    assert "Hint 1 of 2: A list has a method.\n1 more." in first.out
+    assert "append" not in first.out
+    assert "Hint 2 of 2: It is `append`.\n" in second.out
+    assert "1 of 2" in third.out
+    assert "0 more" in third.out
+    assert json.loads((course.private / "state.json").read_text())["0.1"]["hints"] == 2
+
+
+def test_status_counts(course: Course, tool: Tool) -> None:
+    State(course).update("0.1", passed=True, result="passed")
+    State(course).update("0.3", hints=1)
+    row = next(line for line in tool("status").out.split("\n") if "phase0_request" in line)
+    assert row.split() == ["0", "phase0_request", "3", "1/3", "0.1", "passed", "1"]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"0.1": {"unknown": 1}}', '{"0.1": 3}'])
+def test_a_state_that_cannot_be_read_is_not_thrown_away(course: Course, text: str) -> None:
+    course.private.mkdir()
+    (course.private / "state.json").write_text(text)
+    with pytest.raises(CourseError, match=r"\.course/state\.json cannot be read"):
+        State(course).update("0.1", hints=1)
+    assert (course.private / "state.json").read_text() == text

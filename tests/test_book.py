@@ -1,0 +1,72 @@
+"""The book as it stands: its listings, its numbers, its charts, its notebooks and its links."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from chapters import charts
+from chapters.cli import main as chapters
+from chapters.notebooks import execute
+
+ROOT = Path(__file__).parent.parent
+CHAPTERS = ROOT / "chapters"
+NOTEBOOKS = sorted(CHAPTERS.glob("*.ipynb"))
+TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(CHAPTERS.glob("*.md"))]
+
+
+def test_listings_and_numbers_are_what_their_sources_say(capsys: pytest.CaptureFixture[str]) -> None:
+    assert chapters(["weave", "--check"]) == 0, capsys.readouterr().out
+
+
+def test_every_chapter_has_its_parts() -> None:
+    for chapter in CHAPTERS.glob("0*_*.md"):
+        text = chapter.read_text()
+        for part in ("The problem", "The idea", "What to try", "Exercises", "What real engines do", "Further reading"):
+            assert re.search(rf"^## {part}", text, re.MULTILINE), f"{chapter.name} lacks '{part}'"
+        exercises = (CHAPTERS / f"{chapter.name[:2]}_exercises.toml").read_text()
+        assert exercises.count("[[exercise]]") >= 4
+        assert list(CHAPTERS.glob(f"{chapter.name[:2]}_*.ipynb"))
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=lambda p: p.name)
+def test_every_link_to_a_file_leads_to_one(text: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", text.read_text())
+    local = [link for link in links if not re.match(r"[a-z]+:", link)]
+    assert [link for link in local if not (text.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("name", list(charts.CHARTS))
+def test_charts_are_drawn_from_the_figures_that_are_there(name: str, tmp_path: Path) -> None:
+    assert charts.fingerprint(name) in (charts.FIGURES / name).read_text(), "run python -m chapters.charts"
+    drawn = charts.draw(name, figures=tmp_path).read_text()
+    assert drawn == charts.draw(name, figures=tmp_path).read_text()
+    assert "<path" in drawn
+
+
+def test_every_result_names_what_it_depends_on() -> None:
+    results = sorted((CHAPTERS / "results").glob("*.json"))
+    assert results
+    for file in results:
+        result = json.loads(file.read_text())
+        for key in ("device", "machine", "versions", "commit", "command", "date", "figures"):
+            assert result[key], f"{file.name} does not name its {key}"
+        assert not result["commit"].endswith("-dirty"), f"{file.name} was measured on code that is in no commit"
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.stem)
+def test_notebooks_run_from_a_clean_kernel(notebook: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copy(notebook, tmp_path))
+    done = execute(copy)  # raises on any failing cell
+    outputs = [output for cell in done.cells for output in cell.get("outputs", ())]
+    assert outputs
+    assert [o for o in outputs if o["output_type"] == "error" or o.get("name") == "stderr"] == []
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.stem)
+def test_notebooks_are_kept_with_their_outputs(notebook: Path) -> None:
+    cells = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    assert any("image/png" in o.get("data", {}) for cell in cells for o in cell["outputs"])

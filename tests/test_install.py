@@ -1,0 +1,67 @@
+"""What a deployer gets: a wheel that brings everything it needs and runs outside the checkout."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built with the backend that is installed and unpacked where nothing else is."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = "import sys, hatchling.build as b; print(b.build_wheel(sys.argv[1]))"
+    done = subprocess.run([sys.executable, "-c", build, str(folder)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder / "site")
+    return folder / "site"
+
+
+def run(installed: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")} | {"PYTHONPATH": str(installed)}
+    return subprocess.run(
+        [sys.executable, *command], cwd=installed.parent, env=environment, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_it_holds_the_phases_the_course_and_nothing_else(installed: Path) -> None:
+    packages = {p.name for p in installed.iterdir() if not p.name.endswith(".dist-info")}
+    phases = {p.name for p in ROOT.glob("phase?_*")}
+    assert len(phases) == 7
+    assert packages == phases | {"chapters"}
+    assert list(installed.glob("*.dist-info/licenses/LICENSE"))
+
+
+def test_the_command_answers_outside_the_checkout(installed: Path) -> None:
+    entry = next(installed.glob("*.dist-info/entry_points.txt")).read_text()
+    assert "nanoserve = phase6_integration.cli:main" in entry
+    program = (
+        "import sys, phase6_integration.cli as c; print(c.__file__); sys.argv[0] = 'nanoserve'; sys.exit(c.main())"
+    )
+    done = run(installed, "-c", program, "--help")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(installed))
+    assert "serve" in done.stdout
+
+
+def test_phase_0_serves_outside_the_checkout(installed: Path) -> None:
+    """The bundled tokenizer and the corpus travel in the wheel."""
+    done = run(installed, "-c", "import phase0_request; print(phase0_request.__file__)")
+    assert done.stdout.startswith(str(installed)), done.stderr
+    done = run(installed, "-m", "phase0_request", "--num-requests", "2", "--max-tokens", "3")
+    assert done.returncode == 0, done.stderr
+    assert "2 requests, 6 tokens" in done.stdout
+
+
+def test_the_course_says_that_it_needs_the_checkout(installed: Path) -> None:
+    done = run(installed, "-m", "chapters", "start", "0")
+    assert done.returncode != 0
+    assert "checkout" in done.stderr + done.stdout
+    assert "Traceback" not in done.stderr
