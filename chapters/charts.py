@@ -10,7 +10,7 @@ RESULTS = Path(__file__).parent / "results"
 FIGURES = Path(__file__).parent / "figures"
 BLUE, RED, GREY = "#1d6996", "#c0392b", "#667788"
 
-STYLE = {
+STYLE: Any = {
     "svg.hashsalt": "nano-serving",  # the same chart is the same file
     "svg.fonttype": "none",
     "font.family": "sans-serif",

@@ -45,6 +45,7 @@ def execute(
 
         def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
             argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+            argv.append("--IPKernelApp.log_level=40")  # errors; it warns of unencrypted loopback at every start
             return KernelSpec(argv=argv, display_name="Python 3", language="python")
 
     at = 0
@@ -59,7 +60,7 @@ def execute(
     client = NotebookClient(
         notebook,
         timeout=timeout,
-        km=AsyncKernelManager(kernel_spec_manager=ThisPython(), transport="tcp" if os.name == "nt" else "ipc"),
+        km=AsyncKernelManager(kernel_spec_manager=ThisPython()),
         resources={"metadata": {"path": str(root or Course.here().root)}},
         record_timing=False,
         on_cell_start=cell_starts,
