@@ -5,7 +5,7 @@ CONSTRAINTS ?= .ci/constraints.txt
 BIN         := $(VENV)/bin
 PIP         := $(BIN)/python -m pip --quiet --disable-pip-version-check install --constraint $(CONSTRAINTS)
 
-.PHONY: serve test test-all lint types gates notebooks clean
+.PHONY: help serve test test-all lint types gates notebooks clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -14,7 +14,7 @@ help: ## this list
 serve: $(VENV)/.serve ## install, then run the server (phase 0's, until phase 6 brings the HTTP one)
 	@$(BIN)/nanoserve serve
 
-test: $(VENV)/.dev ## install, then run the suite
+test: $(VENV)/.dev ## install, then run the suite (`make test-all` adds what is marked slow)
 	@$(BIN)/python -m pytest -q -m "not slow"
 
 test-all: $(VENV)/.dev ## the suite with its slow tests

@@ -51,23 +51,25 @@ async def run(demo: Demo, console: Console) -> None:
     console.print(view.results(demo, console.width), "", view.figures(summary), sep="\n")
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None, prog: str = "python -m phase0_request") -> int:
     p = parser()
+    p.prog = prog
     options = vars(p.parse_args(arguments))
     trace_file: Path | None = options.pop("trace")
-    try:
-        demo = Demo.of(Workload(**options))
-    except ValueError as error:
-        p.error(str(error))
     console = Console()
     try:
+        if trace_file is not None:
+            trace_file.touch()  # before the run: afterwards it would be too late to hear that it cannot be written
+        demo = Demo.of(Workload(**options))
         asyncio.run(run(demo, console))
+        if trace_file is not None:
+            written = demo.server.trace.write(trace_file)
+            console.print(f"\nTrace of {written} requests written to {trace_file}", highlight=False)
+    except (ValueError, OSError) as error:
+        p.error(str(error))
     except KeyboardInterrupt:
         console.print("Stopped. The requests still running were aborted.")
         return 130
-    if trace_file is not None:
-        demo.server.trace.write(trace_file)
-        console.print(f"\nTrace of {len(demo.clients)} requests written to {trace_file}")
     return 0
 
 

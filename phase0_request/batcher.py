@@ -43,18 +43,18 @@ class Batcher:
 
     def commit(self, batch: Batch, tokens: StepTokens, now: float) -> list[Event]:
         """Move every request of the step on by its slice and its token. One that ended meanwhile takes nothing."""
+        for piece, token in zip(batch.slices, tokens, strict=True):  # all of the step, or none of it
+            if token is None and piece.completes and not piece.request.finished:
+                raise ValueError(f"the step gave no token for request {piece.request.id}, which it completed")
         # region exercise 0.4
         events = []
         for piece, token in zip(batch.slices, tokens, strict=True):
             request = piece.request
             if request.finished:  # aborted while the step ran: what came of it is dropped
                 continue
-            completes = piece.completes
-            request.advance(piece.length)
-            if not completes:
+            request.advance(piece.start, piece.length)
+            if token is None or not piece.completes:
                 continue
-            if token is None:
-                raise ValueError(f"the step gave no token for request {request.id}, whose last known token it computed")
             request.append(token, now)
             reason = reason_to_finish(request, self.eos_ids)
             if reason is not None:
@@ -63,12 +63,12 @@ class Batcher:
         return events
         # endregion
 
-    def finish(self, request: Request, reason: FinishReason, now: float, error: str | None = None) -> Event | None:
-        """End a request from outside: abort, error, deadline, stop string. None if it had ended before."""
+    def finish(self, request: Request, reason: FinishReason, now: float, error: str | None = None) -> bool:
+        """End a request from outside: abort, error, deadline, stop string. False if it had ended before."""
         if request.finished:
-            return None
+            return False
         self._end(request, reason, now, error)
-        return Event(request, None, reason)
+        return True
 
     def _end(self, request: Request, reason: FinishReason, now: float, error: str | None = None) -> None:
         request.finish(reason, now, error)

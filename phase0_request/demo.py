@@ -29,7 +29,8 @@ class Workload:
     cost: StepCost = field(default_factory=StepCost)
 
     def __post_init__(self) -> None:
-        for name, low in (("num_requests", 1), ("batch_size", 1), ("queue_limit", 1), ("arrival_rate", 0)):
+        at_least = {"num_requests": 1, "batch_size": 1, "queue_limit": 1, "max_tokens": 1, "arrival_rate": 0}
+        for name, low in at_least.items():
             given = getattr(self, name)
             if not low <= given < float("inf"):
                 raise ValueError(f"{name.replace('_', '-')} must be at least {low} and finite, got {given}")

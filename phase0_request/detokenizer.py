@@ -40,7 +40,7 @@ class Detokenizer:
     def flush(self) -> str:
         """No more tokens will come. Returns what was held back: half a character, the start of a stop string."""
         tail = self._utf8.decode(b"", final=True)
-        return self._scanner.push(tail) + self._scanner.flush()
+        return self._scanner.push(tail) + self._scanner.held()
 
     def _push(self, token: int) -> str:
         text = self._utf8.decode(self._tokenizer.token_bytes(token))

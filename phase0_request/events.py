@@ -1,4 +1,4 @@
-"""What a step tells the outside: a token, an end, or a token that is the end. And when a token is the end."""
+"""What a step tells the outside: a token, which may be the end. And when a token is the end."""
 
 from collections.abc import Collection
 from typing import NamedTuple
@@ -10,7 +10,7 @@ class Event(NamedTuple):
     """Delivered once each, in order, and none after one that carries a finish reason."""
 
     request: Request
-    token: int | None = None
+    token: int
     finish_reason: FinishReason | None = None
 
 

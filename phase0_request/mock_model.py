@@ -56,6 +56,8 @@ class MockModel:
         cost: StepCost = StepCost(),
     ) -> "MockModel":
         """A mock that knows these questions and answers."""
+        if not tokenizer.eos_ids:
+            raise ValueError("this tokenizer names no token that ends an answer; the mock needs one")
         answers = {tuple(tokenizer.encode(question)): tokenizer.encode(answer) for question, answer in pairs}
         return cls(answers, eos_id=min(tokenizer.eos_ids), cost=cost)
 

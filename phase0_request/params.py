@@ -1,8 +1,7 @@
 """SamplingParams: what a client may ask of the tokens drawn for it. Checked once, here, and never changed after."""
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 MAX_TOKENS = 1 << 20
 MAX_STOPS = 16
@@ -29,7 +28,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0  # 1 is off
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = ()  # a mapping becomes its pairs
     logprobs: int | None = None
     ignore_eos: bool = False
 
@@ -59,22 +58,25 @@ class SamplingParams:
 
 
 def _refusal(name: str, allowed: str, given: object) -> ValueError:
-    shown = repr(given)
+    huge = isinstance(given, int) and given.bit_length() > 256  # Python will not even print the hugest
+    shown = "a far larger number" if huge else repr(given)
     return ValueError(f"{name} must be {allowed}, got {shown if len(shown) <= 80 else shown[:77] + '...'}")
 
 
-def _integer(name: str, value: object, low: int, high: int, top: str = "") -> None:
+def _integer(name: str, value: object, low: int, high: int, top: str = "") -> int:
     allowed = f"an integer from {low} to {f'{top} ({high})' if top else high}"
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise _refusal(name, allowed, value)
+    return value
 
 
-def _number(name: str, value: object, low: float, high: float, open_below: bool = False) -> None:
+def _number(name: str, value: object, low: float, high: float, open_below: bool = False) -> float:
     allowed = f"a number {'above' if open_below else 'from'} {low} {'and at most' if open_below else 'to'} {high}"
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise _refusal(name, allowed, value)
-    if not low <= value <= high or (open_below and value == low):
+    if not low <= value <= high or (open_below and value == low):  # NaN is in no range
         raise _refusal(name, allowed, value)
+    return value
 
 
 def _listed(name: str, value: object, limit: int, of: str) -> tuple[object, ...]:
@@ -88,24 +90,32 @@ def _listed(name: str, value: object, limit: int, of: str) -> tuple[object, ...]
 def _stops(value: str | Sequence[str]) -> tuple[str, ...]:
     stops = (value,) if isinstance(value, str) else _listed("stop", value, MAX_STOPS, "strings")
     for stop in stops:
-        if not isinstance(stop, str) or not 1 <= len(stop) <= MAX_STOP_LENGTH:
-            raise _refusal("stop", f"a string of 1 to {MAX_STOP_LENGTH} characters, or a list of such", stop)
+        if not isinstance(stop, str) or not 1 <= len(stop) <= MAX_STOP_LENGTH or _broken(stop):
+            raise _refusal("stop", f"a string of 1 to {MAX_STOP_LENGTH} whole characters, or a list of such", stop)
     return tuple(str(stop) for stop in stops)
 
 
+def _broken(text: str) -> bool:
+    """Whether a text holds half of a surrogate pair, which JSON can write and no tokenizer reads."""
+    return any("\ud800" <= character <= "\udfff" for character in text)
+
+
 def _stop_token_ids(value: Sequence[int]) -> tuple[int, ...]:
-    ids = _listed("stop_token_ids", value, MAX_STOP_TOKENS, "token ids")
-    for token in ids:
-        _integer("stop_token_ids", token, 0, MAX_TOKEN_ID)
-    return tuple(value)
+    return tuple(
+        _token("stop_token_ids", token) for token in _listed("stop_token_ids", value, MAX_STOP_TOKENS, "token ids")
+    )
 
 
-def _biases(value: Mapping[int, float]) -> dict[int, float]:
-    if not isinstance(value, Mapping):
-        raise _refusal("logit_bias", "a mapping of token id to bias", value)
-    if len(value) > MAX_BIASES:
-        raise _refusal("logit_bias", f"at most {MAX_BIASES} entries", f"{len(value)} of them")
-    for token, bias in value.items():
-        _integer("logit_bias", token, 0, MAX_TOKEN_ID)
-        _number("logit_bias", bias, -100, 100)
-    return dict(value)
+def _biases(value: Mapping[int, float] | Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    pairs = tuple(value.items()) if isinstance(value, Mapping) else value
+    kept = []
+    for pair in _listed("logit_bias", pairs, MAX_BIASES, "pairs of token id and bias"):
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise _refusal("logit_bias", "a mapping of token id to bias, or its pairs", value)
+        token, bias = pair
+        kept.append((_token("logit_bias", token), _number("logit_bias", bias, -100, 100)))
+    return tuple(kept)
+
+
+def _token(name: str, value: object) -> int:
+    return _integer(name, value, 0, MAX_TOKEN_ID)

@@ -78,8 +78,8 @@ class RequestQueue:
     def _insert(self, request: Request, ticket: int) -> None:
         if request.id in self._tickets:
             raise ValueError(f"request {request.id} is in the queue already")
-        self._tickets[request.id] = ticket
         heapq.heappush(self._heap, (request.priority, ticket, request))
+        self._tickets[request.id] = ticket
 
     def _is_live(self, entry: _Entry) -> bool:
         return self._tickets.get(entry[2].id) == entry[1]

@@ -6,6 +6,8 @@ from enum import Enum
 from phase0_request.params import SamplingParams
 from phase0_request.times import RequestTimes
 
+MAX_PRIORITY = 1 << 31
+
 
 class RequestState(Enum):
     WAITING = "waiting"  # submitted, holds no memory
@@ -61,6 +63,9 @@ class Request:
         for token in self.prompt_tokens:
             if type(token) is not int or token < 0:
                 raise ValueError(f"request {self.id}: a prompt token must be an integer from 0, got {token!r}")
+        if type(self.priority) is not int or abs(self.priority) > MAX_PRIORITY:
+            allowed = f"an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}"
+            raise ValueError(f"request {self.id}: priority must be {allowed}, got {self.priority!r:.80}")
         self.times = RequestTimes(self.arrival)
 
     @property
@@ -84,14 +89,16 @@ class Request:
         self.state = RequestState.RUNNING
         self.times.admit(now)
 
-    def advance(self, length: int) -> None:
-        """The next `length` tokens have been computed."""
+    def advance(self, start: int, length: int) -> None:
+        """The tokens from `start` on, `length` of them, have been computed. They begin where it left off."""
         # region exercise 0.1
+        stop = start + length
         if self.state is not RequestState.RUNNING:
-            raise InvalidTransitionError(self, f"advance by {length}", "it is not running")
-        if not 1 <= length <= self.total - self.computed:
-            raise InvalidTransitionError(self, f"advance by {length}", f"{self.computed} of {self.total} are computed")
-        self.computed += length
+            raise InvalidTransitionError(self, f"advance from {start} to {stop}", "it is not running")
+        if start != self.computed or not start < stop <= self.total:
+            done = f"{self.computed} of {self.total} are computed"
+            raise InvalidTransitionError(self, f"advance from {start} to {stop}", done)
+        self.computed = stop
         # endregion
 
     def append(self, token: int, now: float) -> None:
@@ -122,6 +129,12 @@ class Request:
         self.finish_reason = reason
         self.error = error
         self.times.finish(now)
+
+    def stop_after_all(self) -> None:
+        """The text of its last token turned out to complete a stop string: that is why it ended, not its length."""
+        if self.finish_reason is not FinishReason.LENGTH:
+            raise InvalidTransitionError(self, "have stopped after all", f"it ended by {self._reason}, not by length")
+        self.finish_reason = FinishReason.STOP
 
     def abort(self, now: float) -> bool:
         """Legal in every state. True if this ended the request, False if it had ended before."""

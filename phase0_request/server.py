@@ -83,17 +83,24 @@ class Server:
         self._work = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
         self._fault: str | None = None
+        self._stopping = False
 
     async def __aenter__(self) -> "Server":
+        if self._loop is not None:
+            raise RuntimeError("the server is running already")
+        self._stopping, self._fault = False, None
         self._loop = asyncio.create_task(self._serve())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._loop is not None:
-            self._loop.cancel()
-            await asyncio.gather(self._loop, return_exceptions=True)
-            self._loop = None
-        self._end_all(FinishReason.ABORT)
+        loop, self._loop = self._loop, None
+        self._stopping = True
+        try:
+            if loop is not None:
+                loop.cancel()
+                await asyncio.gather(loop, return_exceptions=True)
+        finally:
+            self._end_all(FinishReason.ABORT)
 
     async def generate(
         self, prompt: str, params: SamplingParams | None = None, priority: int = 0
@@ -120,12 +127,12 @@ class Server:
         entered_tokenizer = self._clock()
         tokens = self.tokenizer.encode(prompt)
         request = Request(f"request-{next(self._numbers)}", tuple(tokens), params, priority, arrival)
+        stream = Stream(request, Detokenizer(self.tokenizer, params.stop, params.min_tokens))
         self.batcher.submit(request)
+        self._streams[request.id] = stream
         self.trace.enter(request.id, Stage.API, arrival)
         self.trace.enter(request.id, Stage.TOKENIZER, entered_tokenizer)
         self.trace.enter(request.id, Stage.SCHEDULER, self._clock())
-        stream = Stream(request, Detokenizer(self.tokenizer, params.stop, params.min_tokens))
-        self._streams[request.id] = stream
         self._work.set()
         return stream
 
@@ -141,58 +148,66 @@ class Server:
                 if batch:
                     await self._step(batch)
                     self.steps += 1
+                    await asyncio.sleep(0)  # even a model that never waits leaves the clients a moment to read
                 else:
                     self._work.clear()
                     await self._work.wait()
-        except Exception as error:  # a fault of the server itself: nobody may be left waiting for it
-            self._fault = f"{type(error).__name__}: {error}"
+        except (Exception, asyncio.CancelledError) as error:
+            if self._stopping:
+                raise
+            self._fault = f"{type(error).__name__}: {error}"  # of the server itself: nobody may be left waiting for it
             self._end_all(FinishReason.ERROR, f"the server failed: {self._fault}")
 
     async def _step(self, batch: Batch) -> None:
+        """Run one step and hand out what came of it. If the model fails, it fails those in the step and no others."""
         for piece in batch:
             self.trace.enter(piece.request.id, Stage.RUNNER, self._clock())
         try:
             tokens = await self.model.run(batch)
-        except Exception as error:  # whatever it is: those in the step hear of it, the others are served on
+        except (Exception, asyncio.CancelledError) as error:
+            if self._stopping:
+                raise
             for piece in batch:
-                self._end(piece.request, FinishReason.ERROR, f"the model failed: {error}")
+                self._end(piece.request, FinishReason.ERROR, f"the model failed: {error!r}")
             return
+        for piece, token in zip(batch, tokens, strict=True):
+            try:
+                self.tokenizer.token_bytes(0 if token is None else token)
+            except ValueError as error:
+                self._end(piece.request, FinishReason.ERROR, f"the model gave a token that is none: {error}")
         for event in self.batcher.commit(batch, tokens, self._clock()):
             self._deliver(event)
 
     def _deliver(self, event: Event) -> None:
-        """Turn a token into text for its client; a stop string in it ends the request."""
+        """Turn a token into text for its client. A stop string in the text ends the request; a stop token has none."""
         request, token, reason = event
-        stream = self._streams[request.id]
+        detokenizer = self._streams[request.id].detokenizer
         self.trace.enter(request.id, Stage.DETOKENIZER, self._clock())
-        try:
-            text = stream.detokenizer.push([] if token is None else [token])
-        except Exception as error:  # a token that has no bytes: this request's trouble alone
-            self._end(request, FinishReason.ERROR, f"token {token} could not be turned into text: {error}")
-            return
-        if stream.detokenizer.stopped is not None and reason is None:
+        text = "" if reason is FinishReason.STOP else detokenizer.push([token])
+        if detokenizer.stopped is not None and reason is FinishReason.LENGTH:
+            request.stop_after_all()
+        elif detokenizer.stopped is not None:
             self.batcher.finish(request, FinishReason.STOP, self._clock())
-            reason = FinishReason.STOP
-        if reason is not None:
-            text += stream.detokenizer.flush()
-            self._leave(request)
+        if request.finished:
+            self._close(request, token, text)
         else:
             self.trace.enter(request.id, Stage.SCHEDULER, self._clock())
-        stream.put(Delta(token, text, reason))
+            self._streams[request.id].put(Delta(token, text))
 
     def _end(self, request: Request, reason: FinishReason, error: str | None = None) -> bool:
-        """End a request from outside a step, and tell its client."""
-        if self.batcher.finish(request, reason, self._clock(), error) is None:
+        """End a request from outside a step, and tell its client. False if the client has been told of an end."""
+        if request.id not in self._streams:
             return False
-        stream = self._streams[request.id]
-        self._leave(request)
-        stream.put(Delta(None, stream.detokenizer.flush(), reason))
+        self.batcher.finish(request, reason, self._clock(), error)
+        self._close(request, None, "")
         return True
 
     def _end_all(self, reason: FinishReason, error: str | None = None) -> None:
         for stream in list(self._streams.values()):
             self._end(stream.request, reason, error)
 
-    def _leave(self, request: Request) -> None:
+    def _close(self, request: Request, token: int | None, text: str) -> None:
+        """The last a client hears: what was held back of its text, and the reason of the end."""
+        stream = self._streams.pop(request.id)
         self.trace.leave(request.id, self._clock())
-        del self._streams[request.id]
+        stream.put(Delta(token, text + stream.detokenizer.flush(), request.finish_reason))

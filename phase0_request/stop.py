@@ -57,8 +57,6 @@ class StopScanner:
         return text[:safe]
         # endregion
 
-    def flush(self) -> str:
-        """No more text will come: what was held back is not a stop string after all."""
-        held, self._held = self._held, ""
-        self._progress = [0] * len(self._stops)
-        return held
+    def held(self) -> str:
+        """What is held back: if no more text will come, it is not a stop string after all."""
+        return self._held

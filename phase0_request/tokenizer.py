@@ -20,7 +20,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class Tokenizer:
-    """One model's tokenizer. Immutable once loaded; safe to share between threads."""
+    """One model's tokenizer. Nothing that can be seen of it changes once loaded; safe to share between threads."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Tokenizer:
         self._decoder: Decoder = json.loads(backend.to_str()).get("decoder")
         self._bytes = {i: b"" if token.special else token.content.encode() for i, token in added.items()}
         self._named_tokens = dict(named_tokens or {})  # what templates call bos_token, eos_token, ...
-        self.vocab_size = max(backend.get_vocab_size(), *(i + 1 for i in added), 0)
+        self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
         self.eos_ids = frozenset(eos_ids)
         self.chat_template = chat_template
         bytes_of_token("", self._decoder)  # a decoder that is not understood is refused now, not at the first token
@@ -59,10 +59,20 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The tokens of a text. With special tokens: also what the model wants around it, such as a first token."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"the text holds half of a surrogate pair at character {error.start}; it is no text"
+            ) from None
         return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text of a whole sequence of tokens; special tokens have none. Bytes that are no UTF-8 become U+FFFD."""
+        """The text of a whole sequence of tokens; special tokens have none. Bytes that are no UTF-8 become U+FFFD.
+
+        The same text as the library's own decoder gives, with one difference: where a run of byte tokens holds a bad
+        byte, SentencePiece decoders blank the whole run; here, as in a stream, the good characters of it stay.
+        """
         text = b"".join(map(self.token_bytes, tokens)).decode("utf-8", "replace")
         return text.removeprefix(" ") if drops_leading_space(self._decoder) else text
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 
 class Stage(Enum):
-    """The five parts of a server that a request passes; the middle three again for every token."""
+    """The five parts of a server that a request passes; the last three again for every token."""
 
     API = "API adapter"
     TOKENIZER = "tokenizer"
@@ -108,10 +108,11 @@ class Trace:
         ]
         return {"displayTimeUnit": "ms", "traceEvents": [*names, *stays]}
 
-    def write(self, file: Path) -> None:
-        """As Chrome's format where the name ends in .chrome.json, as plain JSON otherwise."""
+    def write(self, file: Path) -> int:
+        """As Chrome's format if the name ends in .chrome.json, else as plain JSON. Returns how many requests."""
         content = self.as_chrome() if file.name.endswith(".chrome.json") else self.as_json()
         file.write_text(json.dumps(content, indent=1) + "\n")
+        return len({span.request_id for span in self.spans()})
 
     def _zero(self) -> float:
         return min((path.entries[0][1] for path in self._paths.values()), default=0.0)

@@ -29,10 +29,13 @@ def live(demo: Demo, width: int, height: int) -> RenderableType:
     here = [(n, c) for n, c in enumerate(demo.clients, 1) if c.request is not None or c.refusal is not None]
     for number, client in _in_view(here, max(height - 4, 3)):
         tokens = len(client.request.output_tokens) if client.request else 0
-        table.add_row(str(number), _state(client), str(tokens), client.question, _tail(client.answer, answer_width))
-    seats = Text("seats ") + Text("\u25a0" * len(batcher.running), "cyan")
-    seats += Text("\u25a1" * (batcher.batch_size - len(batcher.running)), "dim")
-    head = Text.assemble(seats, f"   waiting {len(batcher.waiting)}   step {demo.server.steps}")
+        table.add_row(
+            str(number), _state(client), str(tokens), Text(client.question), Text(_tail(client.answer, answer_width))
+        )
+    taken, seats = len(batcher.running), batcher.batch_size
+    bar = [("\u25a0" * taken, "cyan"), ("\u25a1" * (seats - taken), "dim")] if seats <= width // 2 else []
+    counts = f" {taken} of {seats}   waiting {len(batcher.waiting)}   step {demo.server.steps}"
+    head = Text.assemble("seats ", *bar, counts, overflow="ellipsis", no_wrap=True)
     return Group(head, Text(), table)
 
 
@@ -46,13 +49,13 @@ def results(demo: Demo, width: int) -> Table:
     for number, client in enumerate(demo.clients, 1):
         request = client.request
         if request is None:
-            table.add_row(str(number), client.question, "", "", _state(client))
+            table.add_row(str(number), Text(client.question), "", "", _state(client))
             continue
         times = request.times
         mean_itl = sum(times.itl) / len(times.itl) if times.itl else None
         table.add_row(
             str(number),
-            client.question,
+            Text(client.question),
             str(len(request.prompt_tokens)),
             str(len(request.output_tokens)),
             _state(client),

@@ -15,7 +15,7 @@ def main(arguments: list[str] | None = None) -> int:
     serve = commands.add_parser("serve", help="run phase 0's server and its demo clients", add_help=False)
     serve.set_defaults(run=phase0_server)
     options, rest = p.parse_known_args(arguments)
-    return int(options.run(rest))
+    return int(options.run(rest, prog=f"nanoserve {options.command}"))
 
 
 if __name__ == "__main__":

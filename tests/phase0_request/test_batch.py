@@ -6,13 +6,13 @@ from phase0_request import Batch, Request, Slice
 def running(request: Request, computed: int, output: int = 0) -> Request:
     request.admit(0.0)
     for token in range(output):
-        request.advance(request.total - request.computed)
+        request.advance(request.computed, request.total - request.computed)
         request.append(token, 0.0)
     if computed < request.computed:
         request.preempt()
         request.admit(0.0)
     if computed > request.computed:
-        request.advance(computed - request.computed)
+        request.advance(request.computed, computed - request.computed)
     return request
 
 

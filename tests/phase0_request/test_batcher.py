@@ -5,7 +5,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phase0_request import Batcher, Event, FinishReason, QueueFullError, Request, RequestState, SamplingParams
+from phase0_request import (
+    Batcher,
+    Event,
+    FinishReason,
+    InvalidTransitionError,
+    QueueFullError,
+    Request,
+    RequestState,
+    SamplingParams,
+)
 
 EOS = 0
 
@@ -48,7 +57,7 @@ def test_events_are_the_tokens_in_order_and_nothing_after_the_end(make_request: 
     assert first == [Event(request, 7, None)]
     assert second == [Event(request, 8, FinishReason.LENGTH)]
     assert not batcher.plan(2.0)
-    assert batcher.finish(request, FinishReason.ABORT, 3.0) is None
+    assert not batcher.finish(request, FinishReason.ABORT, 3.0)
 
 
 def test_one_aborted_while_its_step_runs_takes_nothing_from_it(make_request: Callable[..., Request]) -> None:
@@ -57,7 +66,7 @@ def test_one_aborted_while_its_step_runs_takes_nothing_from_it(make_request: Cal
     batcher.submit(stays)
     batcher.submit(leaves)
     batch = batcher.plan(0.0)
-    assert batcher.finish(leaves, FinishReason.ABORT, 0.5) == Event(leaves, None, FinishReason.ABORT)
+    assert batcher.finish(leaves, FinishReason.ABORT, 0.5)
     assert batcher.commit(batch, [7, 8], 1.0) == [Event(stays, 7, None)]
     assert leaves.output_tokens == []
     assert [s.request for s in batcher.plan(1.0)] == [stays]
@@ -101,11 +110,28 @@ def test_what_cannot_be_taken_in_is_refused(make_request: Callable[..., Request]
         Batcher([EOS], batch_size=0)
 
 
-def test_a_step_that_forgot_a_token_is_a_fault_with_a_name(make_request: Callable[..., Request]) -> None:
+@pytest.mark.parametrize("tokens", [[EOS, None], [EOS], [EOS, 7, 7]], ids=["forgotten", "too few", "too many"])
+def test_a_faulty_step_is_committed_as_a_whole_or_not_at_all(
+    make_request: Callable[..., Request], tokens: list[int | None]
+) -> None:
     batcher = Batcher([EOS])
-    batcher.submit(make_request())
-    with pytest.raises(ValueError, match="no token for request r1"):
-        batcher.commit(batcher.plan(0.0), [None], 1.0)
+    requests = [make_request(), make_request()]
+    for request in requests:
+        batcher.submit(request)
+    with pytest.raises(ValueError, match=r"no token for request r2|zip"):
+        batcher.commit(batcher.plan(0.0), tokens, 1.0)
+    assert [request.computed for request in requests] == [0, 0]
+    assert not any(request.finished for request in requests)
+
+
+def test_a_step_committed_twice_is_a_fault(make_request: Callable[..., Request]) -> None:
+    batcher = Batcher([EOS])
+    request = make_request()
+    batcher.submit(request)
+    batch = batcher.plan(0.0)
+    batcher.commit(batch, [7], 1.0)
+    with pytest.raises(InvalidTransitionError, match=r"request r1 .* 3 of 4 are computed"):
+        batcher.commit(batch, [7], 1.0)
 
 
 @settings(max_examples=60)
@@ -141,7 +167,7 @@ def test_everyone_is_served_in_order_and_no_token_is_lost(
             computed[piece.request.id] += range(piece.start, piece.stop)
         if batch and rng.random() < 0.1:
             victim = rng.choice([s.request for s in batch])
-            assert batcher.finish(victim, FinishReason.ABORT, step) is not None
+            assert batcher.finish(victim, FinishReason.ABORT, step)
             ended.append(victim.id)
         for request, token, reason in batcher.commit(batch, [rng.randint(1, 99) for _ in batch], step):
             assert request.id not in ended

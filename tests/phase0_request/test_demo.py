@@ -1,3 +1,4 @@
+import asyncio
 import json
 import os
 import pty
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from phase0_request import FinishReason, StepCost
+from phase0_request import FinishReason, SamplingParams, StepCost
 from phase0_request.demo import Demo, Workload
 from tests.phase0_request.support import run
 
@@ -48,7 +49,9 @@ def test_those_past_the_queue_limit_are_refused_and_told_so() -> None:
     assert all("the queue is full" in (c.refusal or "") for c in refused)
 
 
-@pytest.mark.parametrize("option", ["--num-requests=0", "--batch-size=0", "--arrival-rate=-1", "--arrival-rate=nan"])
+@pytest.mark.parametrize(
+    "option", ["--num-requests=0", "--batch-size=0", "--arrival-rate=-1", "--arrival-rate=nan", "--max-tokens=0"]
+)
 def test_bad_options_are_named(option: str) -> None:
     done = subprocess.run([*DEMO, option], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
@@ -66,6 +69,31 @@ def test_the_command_prints_plain_text_when_piped(tmp_path: Path) -> None:
     assert re.search(r"^4 requests, \d+ tokens in [\d.]+ s: \d+ tokens/s", done.stdout, re.MULTILINE)
     assert re.search(r"time to first token \(TTFT\) +[\d.]+ +[\d.]+ +[\d.]+", done.stdout)
     assert len({e["tid"] for e in json.loads(trace.read_text())["traceEvents"]}) == 4
+
+
+def test_a_trace_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*DEMO, "--trace", str(tmp_path / "no" / "x.json")], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert "no/x.json" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_client_that_leaves_aborts_its_request() -> None:
+    async def scene() -> None:
+        demo = Demo.of(Workload(num_requests=1, arrival_rate=0))
+        (client,) = demo.clients
+        async with demo.server:
+            talk = asyncio.create_task(client.talk(demo.server, SamplingParams()))
+            while client.request is None:
+                await asyncio.sleep(0)
+            talk.cancel()
+            await asyncio.gather(talk, return_exceptions=True)
+            assert client.request.finish_reason is FinishReason.ABORT
+
+    run(scene())
 
 
 def test_ctrl_c_in_the_middle_leaves_a_clean_terminal() -> None:

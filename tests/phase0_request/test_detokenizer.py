@@ -94,6 +94,16 @@ def test_the_first_min_tokens_are_not_searched() -> None:
     assert detokenizer.push(tokens) + detokenizer.flush() == "stop stop go "
 
 
+def test_at_the_end_held_text_and_half_a_character_come_out_in_order() -> None:
+    tokens = [*TOKENIZER.encode("one EN"), REFERENCE.token_to_id(BYTE_LETTERS[0xF0])]
+    detokenizer = Detokenizer(TOKENIZER, ["END"])
+    assert detokenizer.push(tokens) == "one "
+    assert detokenizer.flush() == "EN\ufffd"
+    stopped = Detokenizer(TOKENIZER, ["EN\ufffd"])
+    assert stopped.push(tokens) + stopped.flush() == "one "
+    assert stopped.stopped == "EN\ufffd"
+
+
 def test_an_unknown_token_is_refused_by_number() -> None:
     with pytest.raises(ValueError, match=r"from 0 to 4095, got 4096"):
         Detokenizer(TOKENIZER).push([TOKENIZER.vocab_size])

@@ -11,7 +11,7 @@ def said(tokens: list[int], **params: Any) -> Request:
     request = Request("r", (1,), SamplingParams(**params))
     request.admit(0.0)
     for token in tokens:
-        request.advance(1)
+        request.advance(request.computed, 1)
         request.append(token, 0.0)
     return request
 

@@ -26,10 +26,11 @@ def test_a_summary_adds_up_its_requests() -> None:
         if moments:
             request.admit(moments[0] - 0.5)
         for n, now in enumerate(moments):
-            request.advance(1)
+            request.advance(request.computed, 1)
             request.append(n, now)
         request.finish(FinishReason.TIMEOUT, (moments or (9.0,))[-1])
     summary = summarize([*requests, Request("still going", (1,))])
+    assert summarize(requests[::-1]).seconds == summary.seconds
     assert (summary.requests, summary.tokens, summary.seconds) == (3, 4, 9.0)
     assert summary.tokens_per_second == pytest.approx(4 / 9)
     assert (summary.queue, summary.ttft, summary.itl, summary.e2e) == ((1.5, 2.5), (2.0, 3.0), (1.0, 2.0), (5, 3, 7))

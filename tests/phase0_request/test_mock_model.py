@@ -14,7 +14,7 @@ def generate(model: MockModel, prompt: tuple[int, ...], **params: Any) -> list[i
     request = Request("r", prompt, SamplingParams(**params))
     request.admit(0.0)
     while True:
-        request.advance(request.total - request.computed)
+        request.advance(request.computed, request.total - request.computed)
         request.append(model.next_token(request), 0.0)
         if reason_to_finish(request, [EOS]):
             return request.output_tokens
@@ -67,7 +67,7 @@ def test_a_step_takes_milliseconds_in_proportion(
     def decoding() -> Request:
         request = make_request(prompt=1)
         request.admit(0.0)
-        request.advance(1)
+        request.advance(0, 1)
         request.append(5, 0.0)
         return request
 

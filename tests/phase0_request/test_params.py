@@ -1,5 +1,6 @@
 import dataclasses
 import math
+import pickle
 
 import pytest
 from hypothesis import event, given
@@ -55,12 +56,21 @@ REFUSED = [
     ("logit_bias", {-1: 0.0}),
     ("logit_bias", {"1": 0.0}),
     ("logit_bias", {1: math.nan}),
-    ("logit_bias", [(1, 2.0)]),
+    ("logit_bias", [(1, 2.0, 3.0)]),
+    ("logit_bias", "1:2"),
+    ("logit_bias", {1: 10**400}),
+    ("temperature", 10**400),
+    ("max_tokens", 10**5000),
+    ("seed", -(10**5000)),
+    ("top_k", 1 << 40),
+    ("repetition_penalty", 11),
+    ("stop_token_ids", [1 << 31]),
+    ("stop", "half \ud800"),
     ("logit_bias", dict.fromkeys(range(1025), 0.0)),
 ]
 
 
-@pytest.mark.parametrize(("field", "value"), REFUSED, ids=[f"{f}-{str(v)[:12]}" for f, v in REFUSED])
+@pytest.mark.parametrize(("field", "value"), REFUSED, ids=[f"{field}-{n}" for n, (field, _) in enumerate(REFUSED)])
 def test_a_bad_value_is_refused_by_name(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=rf"^{field} must be .*, got "):
         SamplingParams(**{field: value})  # type: ignore[arg-type]
@@ -86,12 +96,16 @@ def test_forms_that_mean_the_same_become_the_same() -> None:
 
 
 def test_it_is_frozen_and_keeps_its_own_copies() -> None:
-    stops, bias = ["a"], {1: 2.0}
-    params = SamplingParams(stop=stops, logit_bias=bias)
+    stops, bias, ids = ["a"], {1: 2.0}, [5]
+    params = SamplingParams(stop=stops, logit_bias=bias, stop_token_ids=ids)
     stops.append("b")
     bias[2] = 3.0
+    ids.append(-1)
     assert params.stop == ("a",)
-    assert params.logit_bias == {1: 2.0}
+    assert params.logit_bias == ((1, 2.0),)
+    assert params.stop_token_ids == (5,)
+    assert hash(params) == hash(SamplingParams(stop="a", logit_bias=[(1, 2.0)], stop_token_ids=(5,)))
+    assert pickle.loads(pickle.dumps(params)) == params
     with pytest.raises(dataclasses.FrozenInstanceError):
         params.temperature = 0.5  # type: ignore[misc]
 

@@ -30,7 +30,7 @@ def test_a_prompt_is_at_least_one_token_id(prompt: tuple[object, ...]) -> None:
 
 ALLOWED: dict[str, tuple[Callable[[Request], object], set[RequestState]]] = {
     "admit": (lambda r: r.admit(1.0), {RequestState.WAITING, RequestState.PREEMPTED}),
-    "advance": (lambda r: r.advance(1), {RequestState.RUNNING}),
+    "advance": (lambda r: r.advance(0, 1), {RequestState.RUNNING}),
     "preempt": (lambda r: r.preempt(), {RequestState.RUNNING}),
     "stop": (lambda r: r.finish(FinishReason.STOP, 2.0), {RequestState.RUNNING}),
     "length": (lambda r: r.finish(FinishReason.LENGTH, 2.0), {RequestState.RUNNING}),
@@ -76,28 +76,44 @@ def test_a_token_comes_only_when_everything_known_is_computed() -> None:
     request = in_state(RequestState.RUNNING)
     with pytest.raises(InvalidTransitionError, match="0 of 3"):
         request.append(7, 1.0)
-    request.advance(2)
+    request.advance(0, 2)
     with pytest.raises(InvalidTransitionError, match="2 of 3"):
         request.append(7, 1.0)
-    request.advance(1)
+    request.advance(2, 1)
     request.append(7, 1.0)
     assert (request.computed, request.total) == (3, 4)
     with pytest.raises(InvalidTransitionError, match="3 of 4"):
         request.append(8, 1.0)
 
 
-@pytest.mark.parametrize("length", [0, -1, 4])
-def test_it_advances_over_known_tokens_only(length: int) -> None:
+@pytest.mark.parametrize(("start", "length"), [(1, 0), (1, -1), (1, 3), (0, 1), (0, 3), (2, 1)])
+def test_it_advances_from_where_it_left_off_over_known_tokens_only(start: int, length: int) -> None:
     request = in_state(RequestState.RUNNING)
-    with pytest.raises(InvalidTransitionError, match="0 of 3"):
-        request.advance(length)
-    assert request.computed == 0
+    request.advance(0, 1)
+    with pytest.raises(InvalidTransitionError, match="1 of 3"):
+        request.advance(start, length)
+    assert request.computed == 1
+
+
+@pytest.mark.parametrize("priority", ["high", 1.5, float("nan"), True, None, 1 << 40, -(1 << 40)])
+def test_a_priority_is_an_integer_that_can_be_compared(priority: object) -> None:
+    with pytest.raises(ValueError, match="priority must be an integer from -2147483648 to 2147483648"):
+        Request("r", (1,), priority=priority)  # type: ignore[arg-type]
+
+
+def test_a_stop_found_in_the_last_text_corrects_a_length_and_nothing_else() -> None:
+    request = in_state(RequestState.FINISHED)
+    request.stop_after_all()
+    assert request.finish_reason is FinishReason.STOP
+    for other in (request, in_state(RequestState.RUNNING), in_state(RequestState.WAITING)):
+        with pytest.raises(InvalidTransitionError, match="not by length"):
+            other.stop_after_all()
 
 
 def test_tokens_run_over_prompt_and_output_as_one_sequence() -> None:
     request = in_state(RequestState.RUNNING)
     for token in (4, 5, 6):
-        request.advance(request.total - request.computed)
+        request.advance(request.computed, request.total - request.computed)
         request.append(token, 1.0)
     whole = [1, 2, 3, 4, 5, 6]
     for start in range(7):
@@ -114,7 +130,7 @@ def test_times_give_the_latencies() -> None:
     assert (times.queue_time, times.ttft, times.itl, times.e2e) == (None, None, [], None)
     request.admit(12.0)
     for token, now in ((5, 13.0), (6, 13.5), (7, 14.5)):
-        request.advance(1)
+        request.advance(request.computed, 1)
         request.append(token, now)
     request.preempt()
     request.admit(20.0)
@@ -145,7 +161,7 @@ class Life(RuleBasedStateMachine):
     def step(self, share: float) -> None:
         left = self.request.total - self.request.computed
         length = max(1, round(left * share))
-        self.request.advance(length)
+        self.request.advance(self.request.computed, length)
         if length == left:
             self.request.append(len(self.said), self.tick())
             self.said.append(len(self.said))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
 
@@ -140,7 +140,11 @@ LLAMA = decoders.Sequence(
 )
 
 
-@pytest.mark.parametrize("decoder", [LLAMA, decoders.Metaspace()], ids=["byte fallback", "metaspace"])
+@pytest.mark.parametrize(
+    "decoder",
+    [LLAMA, decoders.Metaspace(), decoders.Metaspace(prepend_scheme="never")],
+    ids=["byte fallback", "metaspace", "metaspace without a prepended space"],
+)
 @given(data=st.data())
 def test_vocabularies_with_marked_spaces_decode_as_their_library_does(decoder: Any, data: st.DataObject) -> None:
     """Words, spaces and whole characters given as bytes, in any order; the special token is skipped."""
@@ -151,6 +155,37 @@ def test_vocabularies_with_marked_spaces_decode_as_their_library_does(decoder: A
     tokens = [t for part in data.draw(st.lists(options, max_size=12)) for t in part]
     tokenizer = Tokenizer(backend)
     assert tokenizer.decode(tokens) == backend.decode(tokens, skip_special_tokens=True)
+
+
+def test_bad_bytes_spoil_themselves_and_not_their_neighbours() -> None:
+    """The stated difference: the library blanks the whole run of byte tokens, good characters and all."""
+    backend = sentencepiece(LLAMA)
+    tokens = [2 + 0x61, 2 + 0xE4]
+    assert backend.decode(tokens) == "\ufffd\ufffd"
+    assert Tokenizer(backend).decode(tokens) == "a\ufffd"
+
+
+def test_a_chat_is_not_given_a_second_first_token(directory: Path) -> None:
+    backend = Backend.from_file(str(directory / "tokenizer.json"))
+    backend.post_processor = processors.TemplateProcessing("<|im_start|> $A", special_tokens=[("<|im_start|>", 1)])
+    tokenizer = Tokenizer(backend, chat_template="<|im_start|>{{ messages[0].content }}")
+    assert tokenizer.encode("hi")[0] == 1
+    assert tokenizer.encode("hi", add_special_tokens=False)[0] != 1
+    assert tokenizer.chat([{"role": "user", "content": "hi"}]).count(1) == 1
+
+
+def test_a_hole_in_the_vocabulary_is_no_token() -> None:
+    backend = Backend(models.BPE(vocab={"a": 0, "b": 5}, merges=[]))
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = Tokenizer(backend)
+    assert (tokenizer.vocab_size, tokenizer.decode([0, 5])) == (6, "ab")
+    with pytest.raises(ValueError, match="token 3 is a hole"):
+        tokenizer.decode([3])
+
+
+def test_half_of_a_surrogate_pair_is_no_text(tokenizer: Tokenizer) -> None:
+    with pytest.raises(ValueError, match="surrogate pair at character 3"):
+        tokenizer.encode("abc\ud800")
 
 
 def test_an_answer_keeps_the_space_that_parts_it_from_its_prompt() -> None:
