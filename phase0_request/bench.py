@@ -97,9 +97,9 @@ def host_cost(num_requests: int, batch_size: int) -> HostCost:
     return HostCost(batch_size, steps, submitting / num_requests * 1e6, plan_us, commit_us, plan_us + commit_us)
 
 
-def batching(batch_size: int, num_requests: int = BATCHING_REQUESTS, cost: StepCost = StepCost()) -> Batching:
+def batching(batch_size: int, num_requests: int = BATCHING_REQUESTS, cost: StepCost | None = None) -> Batching:
     """Prompts of up to 200 tokens and answers of up to 200, at the mock's costs, in virtual time."""
-    model = MockModel({(1,): [7]}, EOS, cost)
+    model = MockModel({(1,): [7]}, EOS, cost or StepCost())
     requests = workload(num_requests, longest_prompt=200, longest_answer=200)
     summary = simulate(requests, model, [EOS], batch_size)
     p50, p99 = (percentile(summary.itl, q) * 1000 for q in (50, 99))
