@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from chapters import checking, commands
+from chapters import commands, testing
 from chapters.course import Course, CourseError
 
 
@@ -20,9 +20,12 @@ def console() -> Console:
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not seconds > 0:
-        raise ValueError
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0
+    if not 0 < seconds <= 86_400:
+        raise argparse.ArgumentTypeError(f"seconds are a number above 0, at most 86400 (a day), not '{text}'")
     return seconds
 
 
@@ -54,6 +57,9 @@ def _parser() -> argparse.ArgumentParser:
         sub = command(name, run, help)
         sub.add_argument("phase", type=int, nargs="?", help="default: every phase in the workspace")
         timeout(sub, 120, "end a phase's tests after this time")
+    sub = command("run", commands.run, "run a phase with your workspace in the place of the reference")
+    sub.add_argument("phase", type=int)
+    sub.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARG", help="handed on to `python -m phaseN_...`")
     for name, run, help in (
         ("hint", commands.hint, "one more hint"),
         ("solution", commands.solution, "the difference between your region and the reference"),
@@ -91,6 +97,6 @@ def main(argv: Sequence[str] | None = None, course: Course | None = None) -> int
         Console(stderr=True, markup=False, highlight=False, emoji=False).print(f"error: {error}", soft_wrap=True)
         return 2
     except KeyboardInterrupt:
-        checking.stop_all()
+        testing.stop_all()
         out.print("\nStopped.")
         return 130

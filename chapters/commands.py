@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import runpy
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from chapters import checking, workspace
+from chapters import checking, overlay, testing, workspace
 from chapters import exercises as exercise_files
 from chapters import gate as gates
 from chapters import notebooks as notebook_files
 from chapters import weave as weaving
-from chapters.course import Course, CourseError
+from chapters.course import Course, CourseError, Phase
 
-_STYLES = {
-    "passed": "green",
-    "failed": "bold red",
-    "region missing": "red",
-    "syntax error": "red",
-    "not reached": "red",
-}
+_STYLES = {"passed": "green", "failed": "bold red", "region missing": "red", "syntax error": "red"}
 
 
 def _table(*columns: str) -> Table:
@@ -36,13 +31,11 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _styled(text: str) -> Text:
-    return Text(text, style=_STYLES.get(text, "dim"))
-
-
-def _progress(out: Console) -> Progress:
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, console=out, transient=True, disable=not out.is_terminal)
+def _results(rows: Iterable[tuple[str, str, str, str]]) -> Table:
+    table = _table("exercise", "title", "result", "")
+    for id, title, result, note in rows:
+        table.add_row(id, title, Text(result, style=_STYLES.get(result, "dim")), note)
+    return table
 
 
 def start(course: Course, args: argparse.Namespace, out: Console) -> int:
@@ -61,39 +54,29 @@ def start(course: Course, args: argparse.Namespace, out: Console) -> int:
 
 
 def check(course: Course, args: argparse.Namespace, out: Console) -> int:
-    ok = True
-    for number in _laid(course, args.phase):
-        report = checking.check(course, course.phase(number), args.timeout)
-        _show_report(course, report, out)
-        ok = ok and report.ok
-    return 0 if ok else 1
+    reports = []
+    for phase in _laid(course, args.phase):
+        out.print(Text(f"Phase {phase.number}, {phase.package}", style="bold"))
+        report = checking.check(course, phase, args.timeout, lambda line: out.print(line, soft_wrap=True))
+        rows = [(row.exercise.id, row.exercise.title, row.status, row.note) for row in report.rows]
+        rows += [("", "(another test)", "failed", result.line) for result in report.others]
+        out.print(_results(rows))
+        if report.run:
+            out.print(f"Everything pytest said is in {course.name(report.log)}.", soft_wrap=True)
+        else:
+            out.print("No exercise is written yet, so no test was run.")
+        reports.append(report)
+    return 0 if all(report.ok for report in reports) else 1
 
 
-def _laid(course: Course, number: int | None) -> list[int]:
-    """The phases to check: the one asked for, or all of the workspace."""
-    laid = [phase.number for phase in workspace.laid_phases(course)]
-    wanted = [course.phase(number).number] if number is not None else laid
+def _laid(course: Course, number: int | None) -> tuple[Phase, ...]:
+    """The phases of the workspace: the one asked for, or all."""
+    laid = workspace.laid_phases(course)
+    wanted = laid if number is None else (course.phase(number),)
     if not wanted or wanted[0] not in laid:
         what = "there is no workspace yet" if number is None else f"phase {number} is not in the workspace"
         raise CourseError(f"{what}: `python -m chapters start {'N' if number is None else number}` lays it")
     return wanted
-
-
-def _show_report(course: Course, report: checking.Report, out: Console) -> None:
-    out.print(Text(f"Phase {report.phase.number}, {report.phase.package}", style="bold"))
-    table = _table("exercise", "title", "result", "")
-    for row in report.rows:
-        table.add_row(row.exercise.id, row.exercise.title, _styled(row.status), row.note)
-    for result in report.others:
-        table.add_row("", "(another test)", _styled("failed"), f"{result.id}: {result.error}")
-    out.print(table)
-    if report.run is None:
-        out.print("No exercise is written yet, so no test was run.")
-        return
-    if report.run.stopped:
-        out.print(f"Stopped in {report.run.where}: {report.run.stopped}.", soft_wrap=True)
-        out.print("An endless loop looks like this; --timeout sets the limit.")
-    out.print(f"Everything pytest said is in {course.name(report.log)}.", soft_wrap=True)
 
 
 def watch(course: Course, args: argparse.Namespace, out: Console) -> int:
@@ -114,30 +97,39 @@ def _snapshot(course: Course) -> dict[str, tuple[int, int]]:
     return seen
 
 
+def run(course: Course, args: argparse.Namespace, out: Console) -> int:
+    """Becomes `python -m phaseN_...` in this very process, so that terminal, signals and exit code are the phase's."""
+    (phase,) = _laid(course, args.phase)
+    folder = workspace.fresh_folder(course, "run", phase)
+    attempts = workspace.assemble(course, phase, folder)
+    broken = [each for each in attempts if each.stage in ("syntax error", "region missing")]
+    if broken:
+        out.print(_results((each.exercise.id, each.exercise.title, each.stage, each.note) for each in broken))
+        return 1
+    overlay.install(course.root, folder)
+    sys.argv[1:] = args.arguments
+    runpy.run_module(phase.package, run_name="__main__", alter_sys=True)
+    return 0
+
+
 def hint(course: Course, args: argparse.Namespace, out: Console) -> int:
     exercise = exercise_files.find(course, args.exercise)
     state = workspace.State(course)
     total = len(exercise.hints)
-    seen = state.of(exercise.id).hints
-    if seen < total:
-        state.update(exercise.id, hints=seen + 1)
-        left = total - seen - 1
-        out.print(f"Hint {seen + 1} of {total}: {exercise.hints[seen]}")
-        out.print(f"{left} more." if left else f"That was the last one; `solution {exercise.id}` shows the answer.")
-        return 0
-    for number, hint in enumerate(exercise.hints, 1):
-        out.print(f"Hint {number} of {total}: {hint}")
-    out.print(f"0 more; `solution {exercise.id}` shows the answer.")
+    seen = min(state.of(exercise.id).hints + 1, total)
+    state.update(exercise.id, hints=seen)
+    for number, text in enumerate(exercise.hints[:seen], 1):
+        out.print(f"Hint {number} of {total}: {text}")
+    answer = "" if seen < total else f" `solution {exercise.id}` shows the answer."
+    out.print(f"{total - seen} more.{answer}")
     return 0
 
 
 def solution(course: Course, args: argparse.Namespace, out: Console) -> int:
     lines = workspace.solution(course, exercise_files.find(course, args.exercise))
     styles = {"+": "green", "-": "red", "@": "cyan"}
-    for line in lines:
+    for line in lines or ["What you wrote is the reference, to the letter."]:
         out.print(Text(line, style=styles.get(line[:1], "")), soft_wrap=True)
-    if not lines:
-        out.print("What you wrote is the reference, to the letter.")
     return 0
 
 
@@ -146,13 +138,11 @@ def status(course: Course, args: argparse.Namespace, out: Console) -> int:
     table = _table("phase", "package", "exercises", "passed", "last results", "hints used", "workspace")
     for phase in course.phases():
         its = exercise_files.load(course, phase)
-        known = [state.of(each.id) for each in its]
-        passed = f"{sum(progress.passed for progress in known)}/{len(its)}"
-        last = ", ".join(
-            f"{each.id} {progress.result}" for each, progress in zip(its, known, strict=True) if progress.result
-        )
+        known = {each.id: state.of(each.id) for each in its}
+        passed = f"{sum(progress.passed for progress in known.values())}/{len(its)}"
+        last = ", ".join(f"{id} {progress.result}" for id, progress in known.items() if progress.result)
+        hints = str(sum(progress.hints for progress in known.values()))
         laid = "yes" if phase in workspace.laid_phases(course) else ""
-        hints = str(sum(progress.hints for progress in known))
         table.add_row(str(phase.number), phase.package, str(len(its)), passed, last, hints, laid)
     out.print(table)
     return 0
@@ -162,8 +152,8 @@ def exercises(course: Course, args: argparse.Namespace, out: Console) -> int:
     load = exercise_files.need if args.phases else exercise_files.load
     its = [each for phase in course.pick(args.phases) for each in load(course, phase)]
     if args.gate:
-        return _gate(course, its, 120 if args.timeout is None else args.timeout, out)
-    if args.timeout is not None:
+        return _gate(course, its, args.timeout or 120, out)
+    if args.timeout:
         raise CourseError("--timeout is for --gate; a list runs nothing")
     table = _table("exercise", "title", "file", "hints", "tests")
     for each in its:
@@ -175,18 +165,12 @@ def exercises(course: Course, args: argparse.Namespace, out: Console) -> int:
 def _gate(course: Course, its: Sequence[exercise_files.Exercise], timeout: float, out: Console) -> int:
     if not its:
         raise CourseError("no phase has exercises")
-    verdicts = []
-    with _progress(out) as progress:
-        task = progress.add_task("gate", total=len(its))
-        for verdict in gates.gate(course, its, timeout):
-            verdicts.append(verdict)
-            progress.advance(task)
-    table = _table("exercise", "gate", "noticed by", "seconds", "problem")
-    for verdict in sorted(verdicts, key=lambda verdict: its.index(verdict.exercise)):
-        shown = _styled("passed" if verdict.ok else "failed")
-        table.add_row(verdict.exercise.id, shown, verdict.test, f"{verdict.seconds:.1f}", verdict.problem)
-    out.print(table)
-    return 0 if all(verdict.ok for verdict in verdicts) else 1
+    ok = True
+    for verdict in gates.gate(course, its, timeout):
+        ok = ok and verdict.ok
+        told = f"passed: noticed by {verdict.test}" if verdict.ok else f"failed: {verdict.problem}"
+        out.print(f"{verdict.exercise.id} {told} ({verdict.seconds:.1f} s)", soft_wrap=True)
+    return 0 if ok else 1
 
 
 def weave(course: Course, args: argparse.Namespace, out: Console) -> int:
@@ -209,30 +193,19 @@ def weave(course: Course, args: argparse.Namespace, out: Console) -> int:
 
 
 def notebooks(course: Course, args: argparse.Namespace, out: Console) -> int:
-    known = {path.name: path for path in course.notebooks()}
-    unknown = [name for name in args.names if name not in known and f"{name}.ipynb" not in known]
+    known = {path.stem: path for path in course.notebooks()}
+    names = [name.removesuffix(".ipynb") for name in args.names] or list(known)
+    unknown = [name for name in names if name not in known]
     if unknown:
         raise CourseError(f"there is no notebook {', '.join(unknown)}; the notebooks are: {', '.join(known) or 'none'}")
-    wanted = [
-        path for name, path in known.items() if not args.names or {name, name.removesuffix(".ipynb")} & {*args.names}
-    ]
-    if not args.execute:
-        table = _table("notebook", "cells", "with code", "executed")
-        for path in wanted:
-            table.add_row(path.name, *map(str, notebook_files.summary(path)))
-        out.print(table)
-        return 0
     failed = False
-    for path in wanted:
+    for path in (known[name] for name in names):
+        if not args.execute:
+            code, executed = notebook_files.summary(path)
+            out.print(f"{path.name}: {executed} of {code} code cells executed")
+            continue
         try:
-            with _progress(out) as progress:
-                task = progress.add_task(path.name, total=notebook_files.summary(path)[0])
-                done = notebook_files.execute(
-                    path,
-                    course.root,
-                    on_cell=lambda index: progress.update(task, completed=index),  # noqa: B023
-                )
-            notebook_files.write(done, path)
+            notebook_files.write(notebook_files.execute(path, course.root), path)
             out.print(f"{path.name}: executed")
         except notebook_files.NotebookError as error:
             failed = True
@@ -253,15 +226,15 @@ def doctor(course: Course, args: argparse.Namespace, out: Console) -> int:
     for line in tier.skipped:
         out.print(f"skipped here: {line}")
     course.need_checkout("doctor's proof")
-    run = checking.run_tests(course, ["tests"], timeout=args.timeout, options=["-m", "proof"])
-    passed = sum(result.outcome == "passed" for result in run.results)
+    run = testing.run_tests(course, ["tests"], timeout=args.timeout, options=["-m", "proof"])
     for result in run.results:
         if result.outcome == "skipped":
-            out.print(f"skipped here: {result.id}: {result.error}", soft_wrap=True)
+            out.print(f"skipped here: {result.line}", soft_wrap=True)
     for result in run.failures:
-        out.print(Text(f"failed: {result.id}: {result.error}", style="red"), soft_wrap=True)
+        out.print(Text(f"failed: {result.line}", style="red"), soft_wrap=True)
     if run.stopped:
-        out.print(f"Stopped in {run.where}: {run.stopped}; --timeout sets the limit.", soft_wrap=True)
+        out.print(f"{run.where}: {run.stopped}.", soft_wrap=True)
+    passed = sum(result.outcome == "passed" for result in run.results)
     proved = passed > 0 and not run.failures and not run.stopped
     count = f"{passed} tests marked `proof` passed in {run.seconds:.1f} s"
     out.print(f"\nThe reference works here: {count}." if proved else f"\nNo proof: {count}. {run.last_line}")

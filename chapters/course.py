@@ -53,12 +53,8 @@ class Course:
         """What the tool remembers, apart from the workspace so that it outlives it."""
         return self.root / ".course"
 
-    @property
-    def has_checkout(self) -> bool:
-        return (self.root / "pyproject.toml").is_file() and (self.root / "tests").is_dir()
-
     def need_checkout(self, command: str) -> None:
-        if not self.has_checkout:
+        if not ((self.root / "pyproject.toml").is_file() and (self.root / "tests").is_dir()):
             raise CourseError(
                 f"`{command}` needs the checkout: its tests and chapters are not part of the installed package. "
                 "Clone the repository and run `python -m chapters` in its root."

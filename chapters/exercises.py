@@ -105,16 +105,10 @@ def _parse(table: dict[str, Any], where: str) -> Exercise:
         wrong = ", ".join(sorted(table.keys() ^ _FIELDS.keys()))
         raise CourseError(f"{where}: the fields are {', '.join(_FIELDS)}; missing or unknown: {wrong}")
     for name, kind in _FIELDS.items():
-        value = table[name]
-        items = value if kind is list and isinstance(value, list) else [value]
-        if (
-            not isinstance(value, kind)
-            or not items
-            or not all(isinstance(item, str) and item.strip() for item in items)
-        ):
+        items = table[name] if kind is list else [table[name]]
+        if not (isinstance(items, list) and items and all(isinstance(each, str) and each.strip() for each in items)):
             raise CourseError(f"{where}: {name} must be {'one or more texts' if kind is list else 'a text'}")
-    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
-    return Exercise(**values)
+    return Exercise(**table | {name: tuple(table[name]) for name in ("hints", "tests")})
 
 
 def _validate(course: Course, phase: Phase, exercise: Exercise, earlier: Iterable[Exercise]) -> None:

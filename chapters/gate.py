@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
-from chapters.checking import Run, concerns, run_tests, stop_all
+from chapters.checking import concerns
 from chapters.course import Course
 from chapters.exercises import Exercise, blanked
+from chapters.testing import Run, run_tests, shorten, stop_all
 
 AT_ONCE = 2
 
@@ -33,9 +34,9 @@ def gate(course: Course, exercises: Sequence[Exercise], timeout: float) -> Itera
     """A verdict for each exercise, as they come. The tests of one phase run once against the reference (with the
     time of all its exercises), and once more for each exercise blanked alone."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        phases = {
-            exercise.phase: [other for other in exercises if other.phase == exercise.phase] for exercise in exercises
-        }
+        phases: dict[int, list[Exercise]] = {}
+        for exercise in exercises:
+            phases.setdefault(exercise.phase, []).append(exercise)
         references = {phase: pool.submit(_reference, course, its, timeout * len(its)) for phase, its in phases.items()}
         blanks = {pool.submit(_blanked, course, exercise, timeout): exercise for exercise in exercises}
         try:
@@ -69,7 +70,7 @@ def _verdict(exercise: Exercise, blank: Run, reference: Run) -> Verdict:
 def _reference_problem(exercise: Exercise, run: Run) -> str:
     failed = [result for result in run.failures if concerns(exercise, result)]
     if failed:
-        return f"the reference fails {failed[0].id}: {failed[0].error}"
+        return f"the reference fails {failed[0].line}"
     if run.stopped:
         return f"the reference's run stopped in {run.where}: {run.stopped}"
     if not any(result.outcome == "passed" and exercise.judged_by(result.id) for result in run.results):
@@ -81,9 +82,9 @@ def _unnoticed(run: Run) -> str:
     if run.stopped:
         return f"blank, the run stopped in {run.where}: {run.stopped}"
     if run.broken:
-        return f"blank, {run.broken[0].id} cannot be collected: {run.broken[0].error}"
+        return f"blank, {run.broken[0].id} cannot be collected: {shorten(run.broken[0].error)}"
     if run.failures:
-        return f"blank, a test fails for another reason: {run.failures[0].id}: {run.failures[0].error}"
+        return f"blank, a test fails for another reason: {run.failures[0].line}"
     if not run.results:
         return f"blank, no test ran: {run.last_line}"
     return f"blank, all of its {len(run.results)} tests pass"

@@ -6,7 +6,6 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +18,16 @@ class NotebookError(Exception):
     """A cell failed; the text names the notebook, the cell and the error."""
 
 
-def summary(path: Path) -> tuple[int, int, int]:
-    """(cells, cells with code, cells with code that were executed)."""
+def summary(path: Path) -> tuple[int, int]:
+    """(cells with code, those of them that were executed)."""
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     code = [cell for cell in cells if cell["cell_type"] == "code"]
-    return len(cells), len(code), sum(cell.get("execution_count") is not None for cell in code)
+    return len(code), sum(cell.get("execution_count") is not None for cell in code)
 
 
-def execute(
-    path: Path, root: Path | None = None, timeout: float = 600, on_cell: Callable[[int], object] | None = None
-) -> Any:
+def execute(path: Path, root: Path | None = None, timeout: float = 600) -> Any:
     """The notebook with fresh outputs; the file is not written. It runs in `root`, so that the packages import, and
-    reads no configuration of IPython. `timeout` is for each cell; `on_cell` is told the index of each as it starts."""
+    reads no configuration of IPython. `timeout` is for each cell."""
     try:
         import nbformat
         from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
@@ -53,8 +50,6 @@ def execute(
     def cell_starts(cell: Any, cell_index: int) -> None:
         nonlocal at
         at = cell_index
-        if on_cell is not None:
-            on_cell(cell_index)
 
     notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
     client = NotebookClient(

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from chapters.course import Course, CourseError, Phase, write_atomically
 from chapters.exercises import Exercise, blanked, load, need
@@ -40,15 +40,13 @@ class State:
 
     def __init__(self, course: Course) -> None:
         self._path = course.private / "state.json"
-        self._where = course.name(self._path)
 
     def of(self, id: str) -> Progress:
         try:
             return Progress(**self._read().get(id, {}))
         except (TypeError, ValueError, AttributeError) as error:
-            raise CourseError(
-                f"{self._where} cannot be read ({error}); mend it, or move it away to begin anew"
-            ) from None
+            where = ".course/state.json"
+            raise CourseError(f"{where} cannot be read ({error}); mend it, or move it away to begin anew") from None
 
     def update(self, id: str, **changes: Any) -> Progress:
         progress = replace(self.of(id), **changes)
@@ -57,10 +55,8 @@ class State:
         return progress
 
     def _read(self) -> dict[str, dict[str, Any]]:
-        known: dict[str, dict[str, Any]] = (
-            json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else {}
-        )
-        return known
+        text = self._path.read_text(encoding="utf-8") if self._path.exists() else "{}"
+        return cast(dict[str, dict[str, Any]], json.loads(text))
 
 
 def by_file(exercises: Iterable[Exercise]) -> dict[str, list[Exercise]]:
@@ -101,9 +97,19 @@ def _back_up(course: Course, folder: Path) -> Path:
     return target
 
 
-def assemble(course: Course, phase: Phase, into: Path) -> list[Attempt]:
-    """Write the learner's files under `into`, with the reference in regions still blank so that they do not break the
-    others. A file that is gone, does not parse or has broken markers is left out: there the reference stands in."""
+def fresh_folder(course: Course, command: str, phase: Phase) -> Path:
+    """An empty place for what a command makes of a phase's workspace."""
+    folder = course.private / command / phase.package
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def assemble(course: Course, phase: Phase, into: Path, only: Exercise | None = None) -> list[Attempt]:
+    """Write the learner's files under `into`, with the reference in regions still blank, or in all but that of `only`,
+    so that they do not break the others. A file that is gone, does not parse or has broken markers is left out: there
+    the reference stands in."""
     attempts: list[Attempt] = []
     for file, its in by_file(load(course, phase)).items():
         path = course.workspace / file
@@ -126,13 +132,22 @@ def assemble(course: Course, phase: Phase, into: Path) -> list[Attempt]:
         for exercise in its:
             if exercise.region not in regions:
                 attempts.append(Attempt(exercise, "region missing", f"`# region {exercise.region}` is not in {name}"))
-            elif exercise.is_blank(regions[exercise.region].body(text.split("\n"))):
+            elif only not in (None, exercise) or exercise.is_blank(regions[exercise.region].body(text.split("\n"))):
                 fill[exercise.region] = region_body(reference, file, exercise)
                 attempts.append(Attempt(exercise, "not started"))
             else:
                 attempts.append(Attempt(exercise, "attempted"))
         write_atomically(into / file, replace_bodies(text, name, fill).encode())
     return attempts
+
+
+def learners_line(course: Course, assembled: Path, file: Path, line: int) -> str:
+    """The `file:line` of the workspace that an assembled file has at `line`; nothing where that is the reference's."""
+    theirs, ours = ((folder / file).read_text(encoding="utf-8").split("\n") for folder in (course.workspace, assembled))
+    for match in difflib.SequenceMatcher(None, ours, theirs, autojunk=False).get_matching_blocks():
+        if match.a < line <= match.a + match.size:
+            return f"{course.name(course.workspace / file)}:{line - match.a + match.b}"
+    return ""
 
 
 def region_body(text: str, where: str, exercise: Exercise) -> list[str]:

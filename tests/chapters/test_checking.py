@@ -1,13 +1,15 @@
 """check: the learner's code is what runs, and what becomes of it is told."""
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from chapters.checking import Report, check, run_tests
+from chapters.checking import Report, check
 from chapters.course import Course
+from chapters.testing import run_tests
 from chapters.workspace import State, start
 
 Solve = Callable[[str, str], None]
@@ -21,7 +23,7 @@ def judged(course: Course) -> Callable[[], tuple[dict[str, str], Report]]:
     start(course, course.phase(0))
 
     def run() -> tuple[dict[str, str], Report]:
-        report = check(course, course.phase(0), timeout=60)
+        report = check(course, course.phase(0), timeout=60, tell=print)
         return {row.exercise.id: row.status for row in report.rows}, report
 
     return run
@@ -106,27 +108,57 @@ def test_a_test_that_is_gone_is_no_pass(judged: Judged, edit: Edit, solve: Solve
     assert "no test of it ran" in report.rows[0].note
 
 
-def test_an_endless_loop_ends(course: Course, tool: Callable[..., Any], solve: Solve) -> None:
+def test_an_endless_loop_is_placed_and_hides_nothing(course: Course, judged: Judged, edit: Edit, solve: Solve) -> None:
+    edit(f"{TESTS}/test_queue.py", "import Queue\n", "import Queue\nfrom phase0_request.limits import clamp\n")
+    edit(f"{TESTS}/test_queue.py", "queue.push(3)", "queue.push(clamp(3, 9))")
     start(course, course.phase(0))
-    solve("0.1", "while True:\n            pass")
-    solve("0.2", "return self.items.pop(0)")
-    solve("0.3", "return min(value, top)")
-    said = tool("check", "0", "--timeout", "4")
-    assert said.code == 1
-    assert f"Stopped in {TESTS}/test_queue.py::test_push: not done after 4 s." in said.out
-    state = State(course)
-    assert [state.of(id).result for id in ("0.1", "0.2", "0.3")] == ["failed", "not reached", "passed"]
+    solve("0.1", "self.items.append(item)")
+    solve("0.2", "return self.items.pop()")
+    solve("0.3", "while True:\n        pass")
+    line = (course.workspace / "phase0_request/limits.py").read_text().split("\n").index("    while True:") + 1
+    told: list[str] = []
+    report = check(course, course.phase(0), timeout=2, tell=told.append)
+    stuck = f"{TESTS}/test_limits.py::test_clamp: did not end within 2 s, at workspace/phase0_request/limits.py:"
+    assert [(row.status, row.note) for row in report.rows[:2]] == [
+        ("passed", "1 tests"),
+        ("failed", f"{TESTS}/test_queue.py::test_pop: assert 2 == 1"),
+    ]
+    assert report.rows[2].status == "failed"
+    assert report.rows[2].note in (f"{stuck}{line}", f"{stuck}{line + 1}")
+    assert told[0] in (f"{stuck}{line}.", f"{stuck}{line + 1}.")
+    assert told[1:] == [f"Exercise {id} runs anew, by itself." for id in ("0.1", "0.2", "0.3")]
+    log = report.log.read_text()
+    assert all(re.search(rf"{part}/phase0_request/limits.py\", line \d+ in clamp", log) for part in ("all", "0.3"))
+    assert [State(course).of(id).passed for id in ("0.1", "0.2", "0.3")] == [True, False, False]
+
+
+def test_an_endless_loop_at_import_stops_everything(course: Course, solve: Solve, edit: Edit) -> None:
+    start(course, course.phase(0))
+    solve("0.1", "self.items.append(item)")
+    edit("workspace/phase0_request/queue.py", '"""A queue."""', "while True:\n    pass")
+    told: list[str] = []
+    report = check(course, course.phase(0), timeout=2, tell=told.append)
+    assert report.rows[0].status == "failed"
+    assert "the imports of the tests: did not end within 2 s, at workspace/phase0_request/queue.py:" in told[0]
+    assert told == [f"{report.rows[0].note}."]
 
 
 def test_a_process_that_dies_passes_nothing(judged: Judged, solve: Solve) -> None:
     solve("0.1", "import os\n        os._exit(0)")
     solve("0.2", "return self.items.pop(0)")
     statuses, report = judged()
-    assert (statuses["0.1"], statuses["0.2"]) == ("failed", "not reached")
+    assert (statuses["0.1"], statuses["0.2"]) == ("failed", "passed")
     assert "pytest ended early" in report.rows[0].note
     assert report.run is not None
     assert all(result.id != f"{TESTS}/test_queue.py::test_push" for result in report.run.results)
     assert not report.ok
+
+
+def test_a_long_error_is_cut(judged: Judged, solve: Solve) -> None:
+    solve("0.3", "raise ValueError(f'{value} ' * 500)")
+    note = judged()[1].rows[2].note
+    assert note.startswith(f"{TESTS}/test_limits.py::test_clamp: ValueError: 5 5 5 ")
+    assert (len(note), note[-3:]) == (160, "...")
 
 
 def test_a_failing_test_of_an_exercise_not_started_is_told(judged: Judged, edit: Edit, solve: Solve) -> None:

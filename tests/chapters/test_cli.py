@@ -28,6 +28,11 @@ Tool = Callable[..., Any]
         (["exercises", "4"], "there is no phase 4"),
         (["dance"], "invalid choice"),
         ([], "required"),
+        (["run", "7"], "there is no phase 7"),
+        *[
+            (["check", "--timeout", text], f"seconds are a number above 0, at most 86400 (a day), not '{text}'")
+            for text in ("0", "-1", "soon", "nan", "inf")
+        ],
     ],
 )
 def test_what_does_not_exist_is_an_error_that_says_what_does(tool: Tool, argv: list[str], message: str) -> None:
@@ -39,7 +44,19 @@ def test_what_does_not_exist_is_an_error_that_says_what_does(tool: Tool, argv: l
 def test_help_names_every_command(tool: Tool) -> None:
     said = tool("--help")
     assert said.code == 0
-    commands = ["start", "check", "watch", "hint", "solution", "status", "exercises", "weave", "notebooks", "doctor"]
+    commands = [
+        "start",
+        "check",
+        "watch",
+        "run",
+        "hint",
+        "solution",
+        "status",
+        "exercises",
+        "weave",
+        "notebooks",
+        "doctor",
+    ]
     assert all(re.search(rf"^    {command}\b", said.out, re.MULTILINE) for command in commands)
 
 
@@ -48,7 +65,7 @@ def test_piped_output_has_no_escape_codes_and_no_markup(
 ) -> None:
     start(course, course.phase(0))
     solve("0.1", 'raise ValueError("[bold]not markup[/bold] :smile:")')
-    for argv in (["status"], ["check"], ["exercises"], ["solution", "0.1"], ["notebooks"], ["weave", "--check"]):
+    for argv in (["status"], ["check"], ["exercises"], ["solution", "0.1"], ["weave", "--check"]):
         said = tool(*argv)
         assert said.out
         assert "\x1b" not in said.out

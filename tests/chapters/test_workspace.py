@@ -10,7 +10,7 @@ import pytest
 
 from chapters.course import Course, CourseError
 from chapters.exercises import load
-from chapters.workspace import State, assemble, solution, start
+from chapters.workspace import State, assemble, learners_line, solution, start
 
 Tool = Callable[..., Any]
 Solve = Callable[[str, str], None]
@@ -69,6 +69,23 @@ def test_assembly_fills_blanks_and_keeps_what_was_written(course: Course, tmp_pa
     assert "self.items = [item]" in text
     assert "return self.items.pop(0)" in text
     assert "NotImplementedError" not in text
+
+
+def test_the_others_can_be_the_reference_and_lines_lead_back(course: Course, tmp_path: Path, solve: Solve) -> None:
+    start(course, course.phase(0))
+    solve("0.1", "self.items = [item]")
+    solve("0.2", "return self.items[0]")
+    second = load(course, course.phase(0))[1]
+    assemble(course, course.phase(0), tmp_path, only=second)
+    file = Path(second.file)
+    lines = (tmp_path / file).read_text().split("\n")
+    assert "        self.items.append(item)" in lines
+    workspace = (course.workspace / file).read_text().split("\n")
+    mine = lines.index("        return self.items[0]") + 1
+    assert mine != workspace.index(lines[mine - 1]) + 1
+    place = f"workspace/{second.file}:{workspace.index(lines[mine - 1]) + 1}"
+    assert learners_line(course, tmp_path, file, mine) == place
+    assert learners_line(course, tmp_path, file, lines.index("        self.items.append(item)") + 1) == ""
 
 
 def test_a_lost_region_or_file_is_said_and_the_rest_goes_on(
