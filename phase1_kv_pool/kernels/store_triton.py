@@ -1,0 +1,84 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+"""Store keys and values in pages: the Triton kernel, and the function that launches it."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BYTES = 4096  # of K, and as many of V, in one program: two accesses of 16 bytes each for each of its 128 threads
+
+
+@triton.jit(do_not_specialize=["tokens", "k_token_eights", "k_head_eights", "v_token_eights", "v_head_eights"])
+def store_kernel(
+    keys,
+    values,
+    slots,
+    k,
+    v,
+    tokens,
+    k_token_eights,  # strides in steps of eight numbers, so that the compiler sees every row start on 16 bytes
+    k_head_eights,
+    v_token_eights,
+    v_head_eights,
+    kv_heads: tl.constexpr,
+    page_size: tl.constexpr,
+    head_dim: tl.constexpr,
+    block_dim: tl.constexpr,  # head_dim, up to a power of two
+    block_tokens: tl.constexpr,
+):
+    """A program writes one head of block_tokens tokens: K and V together, since they go to the same place."""
+    token = tl.program_id(0).to(tl.int64) * block_tokens + tl.arange(0, block_tokens)
+    head = tl.program_id(1)
+    dim = tl.arange(0, block_dim)
+    slot = tl.load(slots + token, mask=token < tokens, other=-1).to(tl.int64)  # a pool may pass 2^31 numbers
+    # region exercise 1.6
+    row = (slot // page_size * kv_heads + head) * page_size + slot % page_size
+    there = row[:, None] * head_dim + dim[None, :]
+    stored = (slot >= 0)[:, None] & (dim < head_dim)[None, :]
+    k_here = (token * k_token_eights + head * k_head_eights)[:, None] * 8 + dim[None, :]
+    v_here = (token * v_token_eights + head * v_head_eights)[:, None] * 8 + dim[None, :]
+    key = tl.load(k + k_here, mask=stored)
+    value = tl.load(v + v_here, mask=stored)
+    tl.store(keys + there, key, mask=stored)
+    tl.store(values + there, value, mask=stored)
+    # endregion
+
+
+def constants(kv_heads: int, page_size: int, head_dim: int, itemsize: int) -> dict[str, int]:
+    """What the kernel is compiled for: the shape of a pool, and how many tokens a program then takes."""
+    block_dim = triton.next_power_of_2(head_dim)
+    return {
+        "kv_heads": kv_heads,
+        "page_size": page_size,
+        "head_dim": head_dim,
+        "block_dim": block_dim,
+        "block_tokens": max(BYTES // (block_dim * itemsize), 1),
+    }
+
+
+def store(keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
+    """One launch writes K and V. Views are read as they lie, if their rows start on 16 bytes."""
+    _, kv_heads, page_size, head_dim = keys.shape
+    if head_dim % 8:
+        raise ValueError(f"the Triton store takes heads of a multiple of 8 numbers, got {head_dim}")
+    strides = *_eights("k", k), *_eights("v", v)
+    tokens = len(slots)
+    if tokens == 0:
+        return
+    shape = constants(kv_heads, page_size, head_dim, keys.element_size())
+    grid = (triton.cdiv(tokens, shape["block_tokens"]), kv_heads)
+    with torch.cuda.device(keys.get_device()):  # the pool's GPU need not be the current one; -1, a CPU, changes nothing
+        store_kernel[grid](keys, values, slots, k, v, tokens, *strides, **shape)
+
+
+def _eights(name: str, rows: Tensor) -> tuple[int, int]:
+    """Strides of tokens and of heads in steps of eight numbers. Where there is only one, its stride says nothing."""
+    tokens, heads, stride = rows.stride()
+    tokens, heads = tokens * (rows.shape[0] > 1), heads * (rows.shape[1] > 1)
+    if stride != 1 or tokens % 8 or heads % 8 or rows.data_ptr() % 16:
+        raise ValueError(
+            f"the Triton store reads rows that start on 16 bytes, by strides in multiples of 8 and a last one of 1; "
+            f"{name} has strides {rows.stride()} and starts {rows.data_ptr() % 16} bytes past. Pass a contiguous copy"
+        )
+    return tokens // 8, heads // 8

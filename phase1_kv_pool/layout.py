@@ -1,0 +1,73 @@
+"""KVLayout: what a token costs. The arithmetic of keys and values, before any of them exist."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """The shape of a model's cache: so many layers, heads and numbers a head, in pages of so many tokens."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    page_size: int = 16
+    dtype: str = "bfloat16"
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "kv_heads", "head_dim", "page_size"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be an integer from 1, got {value!r}")
+        if self.dtype not in DTYPE_BYTES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPE_BYTES)}, got {self.dtype!r}")
+
+    @classmethod
+    def from_config(
+        cls, config: Mapping[str, Any] | str | Path, page_size: int = 16, dtype: str = "bfloat16"
+    ) -> "KVLayout":
+        """From a model's config.json as Hugging Face writes it: the file, its directory, or its content."""
+        if not isinstance(config, Mapping):
+            file = Path(config)
+            config = json.loads((file / "config.json" if file.is_dir() else file).read_text("utf-8"))
+        if not isinstance(config, Mapping):
+            raise ValueError(f"a model's configuration must be a JSON object, got {type(config).__name__}")
+        missing = [name for name in ("num_hidden_layers", "num_attention_heads") if not config.get(name)]
+        if missing:
+            raise ValueError(f"the model's configuration lacks {', '.join(missing)}")
+        heads = int(config["num_attention_heads"])
+        head_dim = config.get("head_dim") or int(config["hidden_size"]) // heads
+        kv_heads = config.get("num_key_value_heads") or heads  # a model that does not say has one for each query head
+        return cls(int(config["num_hidden_layers"]), int(kv_heads), int(head_dim), page_size, dtype)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """A key and a value, in every layer, for every KV head."""
+        # region exercise 1.1
+        return 2 * self.layers * self.kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
+        # endregion
+
+    @property
+    def bytes_per_page(self) -> int:
+        return self.page_size * self.bytes_per_token
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages that hold so many tokens of one request; the last may be part empty."""
+        return -(-tokens // self.page_size)
+
+    def pages_in(self, memory: int) -> int:
+        """Whole pages that fit in so many bytes."""
+        return max(memory, 0) // self.bytes_per_page
+
+    def tokens_in(self, memory: int) -> int:
+        """Tokens that fit in so many bytes, in whole pages."""
+        return self.pages_in(memory) * self.page_size
+
+    def requests_in(self, memory: int, tokens: int) -> int:
+        """Requests of so many tokens each that fit in so many bytes."""
+        return self.pages_in(memory) // self.pages_for(tokens)

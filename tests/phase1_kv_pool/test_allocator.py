@@ -1,0 +1,171 @@
+import itertools
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from phase1_kv_pool import OutOfPagesError, PageAllocator, PageError
+from phase1_kv_pool.allocator import runs
+
+
+@pytest.mark.proof
+def test_all_or_nothing() -> None:
+    allocator = PageAllocator(4)
+    assert allocator.allocate(3) == [0, 1, 2]
+    with pytest.raises(OutOfPagesError, match="2 pages wanted, 1 free") as outcome:
+        allocator.allocate(2)
+    assert (outcome.value.wanted, outcome.value.free) == (2, 1)
+    assert allocator.num_free == 1
+    assert allocator.allocate(1) == [3]
+    assert allocator.allocate(0) == []
+    assert (allocator.num_free, allocator.num_used) == (0, 4)
+
+
+def test_pages_that_come_back_together_are_handed_out_together() -> None:
+    """Runs of neighbours survive: what one request gave back, the next takes as it was."""
+    allocator = PageAllocator(12)
+    first, second = allocator.allocate(5), allocator.allocate(4)
+    allocator.release(first)
+    assert allocator.allocate(5) == first == [0, 1, 2, 3, 4]
+    allocator.release(second)
+    assert allocator.allocate(4) == second == [5, 6, 7, 8]
+
+
+def test_a_shared_page_is_free_when_its_last_user_leaves() -> None:
+    allocator = PageAllocator(2)
+    pages = allocator.allocate(2)
+    allocator.share([pages[0], pages[0]])
+    assert (allocator.count(pages[0]), allocator.count(pages[1])) == (3, 1)
+    assert allocator.release(pages) == 1
+    assert allocator.release([pages[0]]) == 0
+    assert allocator.release([pages[0]]) == 1
+    assert allocator.num_free == 2
+
+
+def test_misuse_is_an_error_that_names_the_page_and_changes_nothing() -> None:
+    allocator = PageAllocator(4)
+    held = allocator.allocate(3)
+    allocator.release([1])
+    before = [allocator.count(page) for page in range(4)], allocator.num_free
+    for pages, message in (
+        ([0, 1], "page 1 is free already"),
+        ([1, 0], "page 1 is free already"),
+        ([0, 0], "page 0 is free already"),
+        ([2, 4], "page 4 is not of this pool; its pages run from 0 to 3"),
+        ([2, -1], "page -1 is not of this pool"),
+    ):
+        with pytest.raises(PageError, match=message):
+            allocator.release(pages)
+        assert ([allocator.count(page) for page in range(4)], allocator.num_free) == before
+        allocator.check()
+    with pytest.raises(PageError, match="page 1 is free; only a page in use"):
+        allocator.share([0, 1])
+    with pytest.raises(PageError, match="page 9 is not of this pool"):
+        allocator.share([0, 9])
+    with pytest.raises(PageError, match="page 7 is not of this pool"):
+        allocator.count(7)
+    with pytest.raises(ValueError, match="cannot allocate -1 pages"):
+        allocator.allocate(-1)
+    assert held == [0, 1, 2]
+    assert ([allocator.count(page) for page in range(4)], allocator.num_free) == before
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, True, None])
+def test_a_pool_has_at_least_one_page(size: object) -> None:
+    with pytest.raises(ValueError, match="num_pages must be an integer from 1"):
+        PageAllocator(size)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("counts", "free", "message"),
+    [
+        ([0, 0], [1, 0, 0], "twice"),
+        ([1, 0], [1, 0], "page 0 has 1 users and is free"),
+        ([0, 1], [], "page 0 has 0 users and is not free"),
+        ([0, 0], [0, 1, 2], "foreign"),
+    ],
+)
+def test_check_finds_what_is_wrong(counts: list[int], free: list[int], message: str) -> None:
+    allocator = PageAllocator(2)
+    allocator._counts, allocator._free = counts, free
+    with pytest.raises(PageError, match=message):
+        allocator.check()
+
+
+@given(st.lists(st.integers(0, 30), max_size=20))
+def test_runs_are_the_same_pages_in_as_few_pieces_as_there_are(pages: list[int]) -> None:
+    pieces = runs(pages)
+    assert [page for first, n in pieces for page in range(first, first + n)] == pages
+    assert all(a + n != b for (a, n), (b, _) in itertools.pairwise(pieces))
+
+
+class AgainstACounter(RuleBasedStateMachine):
+    """The model is a Counter of users. Any order of allocating, sharing, releasing and misusing."""
+
+    rules_run = 0
+
+    @initialize(size=st.integers(1, 12))
+    def start(self, size: int) -> None:
+        self.size = size
+        self.allocator = PageAllocator(size)
+        self.users: Counter[int] = Counter()
+
+    def free(self) -> set[int]:
+        return {page for page in range(self.size) if not self.users[page]}
+
+    @rule(n=st.integers(0, 6))
+    def allocate(self, n: int) -> None:
+        free = self.free()
+        if n > len(free):
+            with pytest.raises(OutOfPagesError):
+                self.allocator.allocate(n)
+            return
+        pages = self.allocator.allocate(n)
+        assert len(pages) == len(set(pages)) == n
+        assert set(pages) <= free
+        self.users.update(pages)
+
+    @rule(pages=st.lists(st.integers(-1, 12), max_size=6))
+    def share(self, pages: list[int]) -> None:
+        if all(0 <= page < self.size and self.users[page] for page in pages):
+            self.allocator.share(pages)
+            self.users.update(pages)
+            return
+        with pytest.raises(PageError):
+            self.allocator.share(pages)
+
+    @rule(pages=st.lists(st.integers(-1, 12), max_size=6))
+    def release(self, pages: list[int]) -> None:
+        """Any pages, used or not: legal exactly if everyone who is taken away was there."""
+        taken = Counter(pages)
+        if all(0 <= page < self.size and taken[page] <= self.users[page] for page in taken):
+            before = self.free()
+            freed = self.allocator.release(pages)
+            self.users -= taken
+            assert freed == len(self.free() - before)
+            return
+        with pytest.raises(PageError):
+            self.allocator.release(pages)
+
+    @rule(data=st.data())
+    def release_users(self, data: st.DataObject) -> None:
+        held = sorted(self.users.elements())
+        if held:
+            page = data.draw(st.sampled_from(held))
+            self.allocator.release([page])
+            self.users -= Counter([page])
+
+    @invariant()
+    def agrees(self) -> None:
+        AgainstACounter.rules_run += 1
+        if not hasattr(self, "allocator"):
+            return
+        self.allocator.check()
+        assert [self.allocator.count(page) for page in range(self.size)] == [self.users[p] for p in range(self.size)]
+        assert self.allocator.num_free == len(self.free())
+
+
+AgainstACounter.TestCase.settings = settings(max_examples=150, stateful_step_count=50)
+TestAgainstACounter = AgainstACounter.TestCase

@@ -1,0 +1,188 @@
+from collections.abc import Callable
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from phase0_request import Request, Slice
+from phase1_kv_pool import KVCache, OutOfPagesError, PagedCache, PageError, Usage
+
+
+def request(name: str = "r", prompt: int = 200) -> Request:
+    return Request(name, (1,) * prompt)
+
+
+@pytest.fixture
+def cache() -> PagedCache:
+    return PagedCache(num_pages=6, page_size=4)
+
+
+@pytest.mark.proof
+def test_a_table_grows_by_pages_and_holds_its_tokens(cache: PagedCache) -> None:
+    a = request()
+    assert cache.attach(a) == 0
+    for tokens, pages in ((0, 0), (1, 1), (4, 1), (5, 2), (3, 2), (9, 3)):
+        cache.grow(a, tokens)
+        assert len(cache.table(a)) == pages
+    assert cache.usage == Usage(total=6, free=3, referenced=3, cached=0)
+    assert cache.usage.share_used == 0.5
+
+
+def test_a_slot_is_page_times_size_plus_offset(cache: PagedCache) -> None:
+    a, b = request("a"), request("b")
+    for one in (a, b, a, b):  # in turns, so that their pages interleave
+        if one.id not in cache._tables:
+            cache.attach(one)
+        cache.grow(one, len(cache.table(one)) * 4 + 4)
+    assert (cache.table(a), cache.table(b)) == ([0, 2], [1, 3])
+    assert cache.slots(Slice(a, 0, 8)) == [0, 1, 2, 3, 8, 9, 10, 11]
+    assert cache.slots(Slice(b, 3, 3)) == [7, 12, 13]
+    assert cache.slots(Slice(b, 7, 1)) == [15]
+
+
+def test_growing_is_all_or_nothing(cache: PagedCache) -> None:
+    a, b = request("a"), request("b")
+    cache.attach(a)
+    cache.attach(b)
+    cache.grow(a, 4 * 4)
+    cache.grow(b, 1)
+    assert cache.can_grow(b, 2 * 4)
+    assert not cache.can_grow(b, 2 * 4 + 1)
+    with pytest.raises(OutOfPagesError, match="2 pages wanted, 1 free"):
+        cache.grow(b, 2 * 4 + 1)
+    assert (len(cache.table(b)), cache.usage.free) == (1, 1)
+    cache.release(a)
+    cache.grow(b, 2 * 4 + 1)
+    cache.check()
+
+
+def test_a_request_without_a_table_has_nothing(cache: PagedCache) -> None:
+    a = request("a")
+    for act in (
+        lambda: cache.grow(a, 1),
+        lambda: cache.can_grow(a, 1),
+        lambda: cache.slots(Slice(a, 0, 1)),
+        lambda: cache.table(a),
+        lambda: cache.release(a),
+    ):
+        with pytest.raises(PageError, match="request a has no page table"):
+            act()
+    cache.attach(a)
+    with pytest.raises(PageError, match="request a has a page table already"):
+        cache.attach(a)
+    cache.grow(a, 5)
+    with pytest.raises(PageError, match="request a has room for 8 tokens, not for 7 to 9"):
+        cache.slots(Slice(a, 7, 2))
+    cache.release(a)
+    with pytest.raises(PageError, match="request a has no page table"):
+        cache.release(a)
+    assert cache.usage.free == 6
+
+
+def test_what_could_ever_fit_is_known_beforehand(cache: PagedCache) -> None:
+    assert cache.max_tokens == 24
+    a = request()
+    cache.attach(a)
+    cache.grow(a, 24)
+    assert not cache.can_grow(a, 25)
+
+
+@pytest.mark.parametrize("size", [0, -4, 2.0, True])
+def test_a_page_holds_at_least_one_token(size: object) -> None:
+    with pytest.raises(ValueError, match="page_size must be an integer from 1"):
+        PagedCache(4, size)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("breakage", "message"),
+    [
+        (lambda c: c._tables["a"].append(c._tables["b"][0]), "in two tables"),
+        (lambda c: c._tables["a"].pop(), "tables name"),
+        (lambda c: c.allocator.share(c._tables["a"]), "in one table and has 2 users"),
+    ],
+)
+def test_check_finds_what_is_wrong(cache: PagedCache, breakage: Callable[[PagedCache], object], message: str) -> None:
+    for name in "ab":
+        cache.attach(request(name))
+        cache.grow(request(name), 6)
+    cache.check()
+    breakage(cache)
+    with pytest.raises(PageError, match=message):
+        cache.check()
+
+
+class AgainstSlotSets(RuleBasedStateMachine):
+    """The model knows only that slots are numbers: no two live requests may ever have one in common."""
+
+    rules_run = 0
+
+    @initialize(pages=st.integers(1, 10), page_size=st.sampled_from([1, 3, 4, 16]))
+    def start(self, pages: int, page_size: int) -> None:
+        self.cache: KVCache = PagedCache(pages, page_size)
+        self.total = pages * page_size
+        self.rooms: dict[str, int] = {}  # request -> the most tokens it was given room for
+        self.live: dict[str, Request] = {}
+        self.made = 0
+
+    def pages_of(self, tokens: int) -> int:
+        return -(-tokens // self.cache.page_size)
+
+    @rule()
+    def attach(self) -> None:
+        self.made += 1
+        one = request(f"r{self.made}")
+        assert self.cache.attach(one) == 0
+        self.live[one.id], self.rooms[one.id] = one, 0
+
+    @rule(data=st.data(), tokens=st.integers(0, 60))
+    def grow(self, data: st.DataObject, tokens: int) -> None:
+        if not self.live:
+            return
+        name = data.draw(st.sampled_from(sorted(self.live)))
+        one = self.live[name]
+        free = self.total // self.cache.page_size - sum(map(self.pages_of, self.rooms.values()))
+        fits = self.pages_of(tokens) - self.pages_of(self.rooms[name]) <= free
+        assert self.cache.can_grow(one, tokens) == fits
+        if not fits:
+            with pytest.raises(OutOfPagesError):
+                self.cache.grow(one, tokens)
+            return
+        before = list(self.cache.table(one))
+        self.cache.grow(one, tokens)
+        self.rooms[name] = max(self.rooms[name], tokens)
+        assert list(self.cache.table(one))[: len(before)] == before  # what lies there stays where it is
+
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        if self.live:
+            name = data.draw(st.sampled_from(sorted(self.live)))
+            self.cache.release(self.live.pop(name))
+            del self.rooms[name]
+
+    @invariant()
+    def no_slot_has_two_owners(self) -> None:
+        AgainstSlotSets.rules_run += 1
+        if not hasattr(self, "cache"):
+            return
+        self.cache.check()
+        taken: list[int] = []
+        for name, one in self.live.items():
+            slots = self.cache.slots(Slice(one, 0, self.rooms[name]))
+            assert len(slots) == self.rooms[name]
+            taken += slots
+            assert len(self.cache.table(one)) == self.pages_of(self.rooms[name])
+        assert len(taken) == len(set(taken))
+        assert set(taken) <= set(range(self.total))
+        usage = self.cache.usage
+        assert usage.free + usage.referenced + usage.cached == usage.total
+        assert usage.referenced == sum(map(self.pages_of, self.rooms.values()))
+
+
+def test_at_least_ten_thousand_rules_hold() -> None:
+    """The promise is counted, not assumed: every rule is followed by every invariant."""
+    AgainstSlotSets.rules_run = 0
+    run_state_machine_as_test(
+        AgainstSlotSets, settings=settings(max_examples=260, stateful_step_count=60, derandomize=True)
+    )
+    assert AgainstSlotSets.rules_run >= 10_000

@@ -1,0 +1,95 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phase1_kv_pool import KVLayout
+
+GIB = 1 << 30
+LLAMA_8B = KVLayout(layers=32, kv_heads=8, head_dim=128)
+LLAMA_70B = KVLayout(layers=80, kv_heads=8, head_dim=128)
+MHA_8192 = KVLayout(layers=32, kv_heads=128, head_dim=64)  # 8,192 wide, 128 heads, one KV head for each
+GQA_8192 = KVLayout(layers=32, kv_heads=8, head_dim=64)
+
+
+@pytest.mark.proof
+def test_what_a_token_costs_in_models_people_run() -> None:
+    assert LLAMA_8B.bytes_per_token == 128 * 1024
+    assert LLAMA_70B.bytes_per_token == 320 * 1024
+    assert LLAMA_70B.bytes_per_token * 32_768 == 10 * GIB  # not 2 GB, as is often said
+    assert MHA_8192.bytes_per_token == 1024 * 1024
+    assert GQA_8192.bytes_per_token == 64 * 1024
+
+
+def test_the_seeds_exercise() -> None:
+    """32 layers, 8,192 wide, 128 heads, 32K tokens: one request needs 32 GiB, or 2 GiB with 8 KV heads."""
+    context = 32_768
+    assert MHA_8192.bytes_per_token * context == 32 * GIB
+    assert GQA_8192.bytes_per_token * context == 2 * GIB
+    beside_the_weights = 80 * 10**9 - 2 * 26 * 10**9  # an 80 GB device, 26 billion weights of two bytes
+    assert MHA_8192.requests_in(beside_the_weights, context) == 0
+    assert GQA_8192.requests_in(beside_the_weights, context) == 13
+
+
+@given(
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.integers(1, 32),
+    st.integers(1, 64),
+    st.sampled_from(["float32", "bfloat16", "float16"]),
+)
+def test_the_bytes_are_those_of_the_tensors(layers: int, heads: int, dim: int, page: int, dtype: str) -> None:
+    layout = KVLayout(layers, heads, dim, page, dtype)
+    tensors = [torch.empty(3, heads, page, dim, dtype=getattr(torch, dtype)) for _ in range(2 * layers)]
+    assert layout.bytes_per_page * 3 == sum(t.nbytes for t in tensors)
+    assert layout.bytes_per_token * page == layout.bytes_per_page
+
+
+@given(st.integers(1, 64), st.integers(0, 10**9), st.integers(1, 5000))
+def test_whole_pages_fit_or_do_not(page_size: int, memory: int, tokens: int) -> None:
+    layout = KVLayout(2, 2, 8, page_size)
+    pages = layout.pages_in(memory)
+    assert pages * layout.bytes_per_page <= memory < (pages + 1) * layout.bytes_per_page
+    assert layout.tokens_in(memory) == pages * page_size
+    assert (layout.pages_for(tokens) - 1) * page_size < tokens <= layout.pages_for(tokens) * page_size
+    fit = layout.requests_in(memory, tokens)
+    assert fit * layout.pages_for(tokens) <= pages < (fit + 1) * layout.pages_for(tokens)
+
+
+def test_memory_below_nothing_holds_nothing() -> None:
+    assert LLAMA_8B.pages_in(-5) == 0
+
+
+CONFIG = {"num_hidden_layers": 32, "num_attention_heads": 32, "hidden_size": 4096}
+
+
+@pytest.mark.parametrize(
+    ("config", "kv_heads", "head_dim"),
+    [
+        (CONFIG, 32, 128),  # says nothing of KV heads: one for each query head
+        (CONFIG | {"num_key_value_heads": 8}, 8, 128),
+        (CONFIG | {"num_key_value_heads": 8, "head_dim": 64}, 8, 64),  # its own head size, as in Qwen3
+        (CONFIG | {"num_key_value_heads": None, "head_dim": None}, 32, 128),
+    ],
+)
+def test_it_reads_a_models_configuration(config: dict[str, int], kv_heads: int, head_dim: int, tmp_path: Path) -> None:
+    expected = KVLayout(32, kv_heads, head_dim, page_size=64, dtype="float16")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for source in (config, tmp_path, str(tmp_path / "config.json")):
+        assert KVLayout.from_config(source, page_size=64, dtype="float16") == expected
+
+
+def test_bad_values_are_refused_by_name(tmp_path: Path) -> None:
+    for field, value in (("layers", 0), ("kv_heads", -1), ("head_dim", 1.5), ("page_size", 0), ("layers", True)):
+        with pytest.raises(ValueError, match=f"{field} must be an integer from 1, got "):
+            KVLayout(**({"layers": 1, "kv_heads": 1, "head_dim": 8} | {field: value}))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="dtype must be one of float32, bfloat16, float16, got 'int8'"):
+        KVLayout(1, 1, 8, dtype="int8")
+    with pytest.raises(ValueError, match="lacks num_attention_heads"):
+        KVLayout.from_config({"num_hidden_layers": 2})
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ValueError, match="must be a JSON object, got list"):
+        KVLayout.from_config(tmp_path)

@@ -1,0 +1,270 @@
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from phase0_request import Request, SamplingParams, Slice
+from phase0_request.machine import describe
+from phase1_kv_pool import KVLayout, OutOfPagesError, PagedCache
+from phase1_kv_pool import pool as pool_module
+from phase1_kv_pool.memory import free_bytes, free_on_cpu
+from phase1_kv_pool.pool import KVPool
+from tests.phase1_kv_pool.support import needs_gpu
+
+LAYOUT = KVLayout(layers=2, kv_heads=3, head_dim=16, page_size=4, dtype="float32")
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])]
+
+
+def rows(tokens: int, device: str = "cpu", dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+    k, v = torch.randn(2, tokens, 3, 16).to(device, dtype)
+    return k, v
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.float16, torch.bfloat16])
+def test_a_tensor_of_pages_for_each_layer_zeroed(device: str, dtype: torch.dtype | None) -> None:
+    layout = KVLayout(layers=2, kv_heads=3, head_dim=16, page_size=4, dtype="bfloat16")
+    pool = KVPool(layout, 5, device, dtype)
+    assert pool.dtype == (dtype or torch.bfloat16)
+    assert len(pool.keys) == len(pool.values) == 2
+    for side in (*pool.keys, *pool.values):
+        assert side.shape == (5, 3, 4, 16)
+        assert (side.dtype, side.device) == (pool.dtype, pool.device)
+        assert side.is_contiguous()
+        assert not side.any()
+    assert pool.num_slots == 20
+    assert pool.nbytes == sum(side.nbytes for side in (*pool.keys, *pool.values))
+    assert pool.nbytes == 5 * pool.layout.bytes_per_page
+    assert len({side.data_ptr() for side in (*pool.keys, *pool.values)}) == 4
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_what_requests_store_is_what_their_tables_gather(device: str, dtype: torch.dtype) -> None:
+    """Page tables and pool together, as the engine uses them: requests grow side by side, leave, and others come."""
+    rng, cache, pool = random.Random(0), PagedCache(12, page_size=4), KVPool(LAYOUT, 12, device, dtype)
+    torch.manual_seed(0)
+    live: dict[str, tuple[Request, list[Any], list[Any]]] = {}
+    gathered = 0
+    for step in range(150):
+        if len(live) < 4:
+            request = Request(f"r{step}", (1,) * 40, SamplingParams())
+            live[request.id] = request, [], []
+            cache.attach(request)
+        request, ks, vs = live[rng.choice(list(live))]
+        start, more = len(ks), rng.randint(1, 5)
+        try:
+            cache.grow(request, start + more)
+        except OutOfPagesError:
+            cache.release(request)
+            del live[request.id]
+            continue
+        slots = torch.tensor(cache.slots(Slice(request, start, more)), device=device)
+        for layer in range(2):
+            k, v = rows(more, device, dtype)
+            pool.store(layer, slots, k, v)
+            ks, vs = (ks + list(k), vs + list(v)) if layer else (ks, vs)
+        live[request.id] = request, ks, vs
+        for other, other_ks, other_vs in live.values():
+            if other_ks:
+                k, v = pool.gather(1, cache.table(other), len(other_ks))
+                assert torch.equal(k, torch.stack(other_ks))
+                assert torch.equal(v, torch.stack(other_vs))
+                gathered += len(other_ks)
+    assert gathered > 1000
+
+
+def test_layers_are_apart() -> None:
+    pool = KVPool(LAYOUT, 2)
+    k, v = rows(1)
+    pool.store(1, torch.tensor([5]), k, v)
+    assert not pool.keys[0].any()
+    assert not pool.values[0].any()
+    assert torch.equal(pool.keys[1][1, :, 1], k[0])
+    assert torch.equal(pool.values[1][1, :, 1], v[0])
+
+
+def test_gathering_stops_at_the_length() -> None:
+    pool = KVPool(LAYOUT, 4)
+    k, v = rows(7)
+    pool.store(0, torch.tensor([12, 13, 14, 15, 4, 5, 6]), k, v)
+    for length in range(8):
+        found = pool.gather(0, [3, 1, 0], length)
+        assert torch.equal(found[0], k[:length])
+        assert torch.equal(found[1], v[:length])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((LAYOUT, 0), "num_pages must be an integer from 1, got 0"),
+        ((LAYOUT, 2.5), "num_pages must be an integer from 1, got 2.5"),
+        ((LAYOUT, True), "num_pages must be an integer from 1, got True"),
+        ((LAYOUT, 1, "cpu", torch.float64), "dtype must be one of float32, bfloat16, float16, got 'float64'"),
+        ((LAYOUT, 1, "meta"), "device must be cpu or cuda, got 'meta'"),
+    ],
+)
+def test_what_cannot_be_a_pool(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        KVPool(*arguments)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_named() -> None:
+    with pytest.raises(ValueError, match=r"'cuda:0' was asked for, and torch .* sees no GPU"):
+        KVPool(LAYOUT, 1, "cuda:0")
+
+
+@pytest.mark.parametrize(
+    ("layer", "slots", "k", "v", "message"),
+    [
+        (2, torch.zeros(1).long(), *rows(1), "layer must be from 0 to 1, got 2"),
+        (-1, torch.zeros(1).long(), *rows(1), "layer must be from 0 to 1, got -1"),
+        (0, torch.zeros(1), *rows(1), r"slots must be \[tokens\] in int64 or int32 on cpu, got \[1\] in float32"),
+        (0, torch.zeros(1, 1).long(), *rows(1), r"slots must be \[tokens\] .* got \[1, 1\] in int64"),
+        (0, torch.zeros(2).long(), *rows(1), r"k must be \[2, 3, 16\] in float32 on cpu for 2 slots, got \[1, 3, 16\]"),
+        (0, torch.zeros(1).long(), rows(1)[0], rows(1)[1].half(), r"v must be .* got \[1, 3, 16\] in float16"),
+        (0, torch.zeros(1).long(), rows(1)[0], rows(1)[1].to("meta"), r"v must be .* got .* on meta"),
+        (0, torch.zeros(1).long(), rows(1)[0].transpose(1, 2), rows(1)[1], r"k must be .* got \[1, 16, 3\]"),
+    ],
+)
+def test_what_cannot_be_stored(layer: int, slots: Any, k: Any, v: Any, message: str) -> None:
+    pool = KVPool(LAYOUT, 2)
+    with pytest.raises(ValueError, match=message):
+        pool.store(layer, slots, k, v)
+    assert not any(side.any() for side in (*pool.keys, *pool.values))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("slot", [8, 1000, -2])
+def test_a_foreign_slot_is_found_when_asked_for(device: str, slot: int) -> None:
+    pool = KVPool(LAYOUT, 2, device, validate=True)
+    with pytest.raises(ValueError, match=f"slot {slot} is not of this pool; slots run from 0 to 7, and -1 is padding"):
+        pool.store(0, torch.tensor([7, -1, slot], device=device), *rows(3, device))
+    assert not any(side.any() for side in (*pool.keys, *pool.values))
+    pool.store(0, torch.tensor([7, -1, 0], device=device), *rows(3, device))
+    assert pool.keys[0].any()
+
+
+def test_on_a_cpu_a_slot_past_the_end_is_refused_in_any_case() -> None:
+    with pytest.raises(IndexError, match="out of bounds"):
+        KVPool(LAYOUT, 2).store(0, torch.tensor([8]), *rows(1))
+
+
+@pytest.mark.parametrize(
+    ("layer", "table", "length", "message"),
+    [
+        (2, [0], 1, "layer must be from 0 to 1"),
+        (0, [0], 5, "length must be from 0 to the 4 tokens that the table has room for, got 5"),
+        (0, [0], -1, "length must be from 0"),
+        (0, [0, 2], 5, "page 2 is not of this pool; its pages run from 0 to 1"),
+        (0, [-1], 1, "page -1 is not of this pool"),
+    ],
+)
+def test_what_cannot_be_gathered(layer: int, table: list[int], length: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        KVPool(LAYOUT, 2).gather(layer, table, length)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_too_large_a_pool_is_refused_before_anything_is_allocated(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def allocated(*_: Any, **__: Any) -> None:
+        raise AssertionError("something was allocated")
+
+    monkeypatch.setattr(torch, "zeros", allocated)
+    monkeypatch.setattr(torch, "empty", allocated)
+    pages = 10**12
+    with pytest.raises(ValueError, match=r"1000000000000 pages of 4 tokens need 2861022\.95 GiB on .* would fit"):
+        KVPool(LAYOUT, pages, device)
+
+
+def test_the_refusal_says_what_is_there_and_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = LAYOUT.bytes_per_page
+    monkeypatch.setattr(pool_module, "free_bytes", lambda device: 10 * page)
+    assert KVPool(LAYOUT, 10).num_pages == 10
+    with pytest.raises(ValueError, match=r"11 pages of 4 tokens .* 10 pages would fit"):
+        KVPool(LAYOUT, 11)
+    monkeypatch.setattr(pool_module, "free_bytes", lambda device: 3 << 29)
+    with pytest.raises(ValueError, match=rf"on cpu, where 1\.50 GiB are free; {(3 << 29) // page} pages would fit"):
+        KVPool(LAYOUT, 10**9)
+    monkeypatch.setattr(pool_module, "free_bytes", lambda device: None)
+    assert KVPool(LAYOUT, 10).num_pages == 10
+
+
+MEMINFO = "MemTotal: 9000 kB\nMemFree: 10 kB\nMemAvailable: 1000 kB\nHugePages_Total: 0\n"
+
+
+def tree(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def group(path: str, limit: str, used: int, cached: int, version: int = 2) -> dict[str, str]:
+    names = ["memory.max", "memory.current", "inactive_file"]
+    if version == 1:
+        names = ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"]
+    stat = f"anon 1\n{names[2]} {cached}\nactive_file 7\n"
+    return {f"{path}/{names[0]}": f"{limit}\n", f"{path}/{names[1]}": f"{used}\n", f"{path}/memory.stat": stat}
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        ({}, 1000 * 1024),
+        ({"proc/self/cgroup": "0::/\n"}, 1000 * 1024),
+        ({"proc/self/cgroup": "0::/a/b\n", **group("sys/fs/cgroup/a/b", "5000", 3000, 400)}, 2400),
+        ({"proc/self/cgroup": "0::/a/b\n", **group("sys/fs/cgroup/a", "900", 300, 0)}, 600),
+        ({"proc/self/cgroup": "0::/a/b\n", **group("sys/fs/cgroup/a/b", "max", 300, 0)}, 1000 * 1024),
+        ({"proc/self/cgroup": "0::/elsewhere\n", **group("sys/fs/cgroup", "800", 100, 0)}, 700),
+        ({"proc/self/cgroup": "0::/\n", **group("sys/fs/cgroup", "800", 1000, 0)}, 0),
+        ({"proc/self/cgroup": "4:cpu,memory:/x\n0::/\n", **group("sys/fs/cgroup/memory/x", "70", 50, 5, 1)}, 25),
+        ({"proc/self/cgroup": "4:cpu:/x\n", **group("sys/fs/cgroup/cpu/x", "70", 50, 5, 1)}, 1000 * 1024),
+        ({"proc/self/cgroup": "4:memory:/x\n", **group("sys/fs/cgroup/memory", str(2**63 - 1), 5, 0, 1)}, 1000 * 1024),
+    ],
+)
+def test_control_groups_bound_what_is_free(tmp_path: Path, files: dict[str, str], free: int) -> None:
+    assert free_on_cpu(tree(tmp_path, {"proc/meminfo": MEMINFO, **files})) == free
+
+
+def test_without_proc_the_whole_memory_is_the_bound(tmp_path: Path) -> None:
+    assert free_on_cpu(tmp_path) == describe().memory_bytes
+
+
+def test_this_machine_says_what_is_free() -> None:
+    free, total = free_bytes(torch.device("cpu")), describe().memory_bytes
+    assert free is not None
+    assert total is not None
+    assert 0 < free <= total
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_what_torch_keeps_of_a_gone_pool_counts_as_free() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    before = free_bytes(device)
+    pool = KVPool(LAYOUT, 100_000, "cuda")
+    during = free_bytes(device)
+    del pool
+    after = free_bytes(device)
+    assert before is not None
+    assert during is not None
+    assert after is not None
+    assert before - during >= 100_000 * LAYOUT.bytes_per_page
+    assert after > during + 99_000 * LAYOUT.bytes_per_page
+
+
+def test_a_pool_on_a_cpu_never_loads_triton() -> None:
+    program = "import sys, torch\nfrom phase1_kv_pool import KVLayout\nfrom phase1_kv_pool.pool import KVPool\n"
+    program += "pool = KVPool(KVLayout(1, 1, 8), 1, 'cpu', torch.float32)\n"
+    program += "pool.store(0, torch.tensor([3]), torch.ones(1, 1, 8), torch.ones(1, 1, 8))\n"
+    program += "assert pool.keys[0].sum() == 8\nprint('triton' in sys.modules)"
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=root, check=True)
+    assert done.stdout.strip() == "False"

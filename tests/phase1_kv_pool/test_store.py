@@ -1,0 +1,187 @@
+"""Every way to store, over the edges, against an oracle that knows the pool as a plain row of slots."""
+
+import re
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from phase1_kv_pool.kernels import place_to_try
+from phase1_kv_pool.kernels.store import STORE
+from tests.phase1_kv_pool.support import bits, every_way, every_way_and_dtype, needs_gpu
+
+
+@dataclass(frozen=True)
+class Case:
+    """A pool with NaN in every number, and tokens for it."""
+
+    slots: list[int]
+    kv_heads: int = 2
+    head_dim: int = 64
+    page_size: int = 16
+    pages: int = 5
+    slot_dtype: torch.dtype = torch.int64
+
+    def run(self, way: str, dtype: torch.dtype, fused: str = "") -> tuple[list[Tensor], list[Tensor]]:
+        """Keys and values as they are after the store, and as they must be. What `fused` names is a view of q, k, v.
+
+        What it does not name is a tensor of its own: K as it is usual, V with its heads first in memory.
+        """
+        torch.manual_seed(len(self.slots))
+        device = place_to_try(way)
+        shape = self.pages, self.kv_heads, self.page_size, self.head_dim
+        keys, values = (torch.full(shape, torch.nan, dtype=dtype, device=device) for _ in "kv")
+        q_and_kv = torch.randn(len(self.slots), 5 * self.kv_heads, self.head_dim).to(device, dtype)
+        k, v = q_and_kv[:, -2 * self.kv_heads : -self.kv_heads], q_and_kv[:, -self.kv_heads :]
+        k = k if "k" in fused else k.contiguous()
+        v = v if "v" in fused else v.transpose(0, 1).contiguous().transpose(0, 1)
+        slots = torch.tensor(self.slots, dtype=self.slot_dtype, device=device)
+        STORE.load(way)(keys, values, slots, k, v)
+        return [keys, values], [self.oracle(k.cpu()), self.oracle(v.cpu())]
+
+    def oracle(self, rows: Tensor) -> Tensor:
+        """Row by row into a list of all slots, which is only then cut into pages and its heads put first."""
+        slots = torch.full((self.pages * self.page_size, self.kv_heads, self.head_dim), torch.nan, dtype=rows.dtype)
+        for slot, row in zip(self.slots, rows, strict=True):
+            if slot >= 0:
+                slots[slot] = row
+        return slots.view(self.pages, self.page_size, self.kv_heads, self.head_dim).transpose(1, 2)
+
+
+EDGES = {
+    "one_token": Case([37]),
+    "first_and_last_slot": Case([79, 0]),
+    "one_short_of_a_page": Case(list(range(15))),
+    "a_page": Case(list(range(16))),
+    "one_past_a_page": Case(list(range(17))),
+    "pages_out_of_order": Case([*range(64, 80), *range(16), *range(32, 40)]),
+    "neighbours_swapped": Case([18, 17, 16, 19, 1, 0]),
+    "padding_first": Case([-1, -1, 5, 6]),
+    "padding_between": Case([5, -1, 6, -1, 40]),
+    "padding_last": Case([70, 3, *[-1] * 40]),
+    "only_padding": Case([-1] * 20),
+    "no_token": Case([]),
+    "pages_of_one": Case([4, 1, 0], page_size=1),
+    "pages_of_five": Case([24, 5, 4, -1, 12], page_size=5),
+    "pages_of_64": Case([*range(60, 70), 319], page_size=64),
+    "32_bit_slots": Case([33, -1, 2], slot_dtype=torch.int32),
+    **{f"heads_of_{n}": Case([20, 3, -1], head_dim=n) for n in (8, 72, 80, 96, 128, 256)},
+    **{f"{n}_heads": Case([20, 3, -1], kv_heads=n) for n in (1, 3, 4, 8)},
+}
+
+
+@pytest.mark.parametrize("case", EDGES.values(), ids=EDGES.keys())
+@pytest.mark.parametrize(("way", "dtype"), every_way_and_dtype())
+def test_tokens_are_where_they_belong_and_nothing_else_is_touched(way: str, dtype: torch.dtype, case: Case) -> None:
+    found, wanted = case.run(way, dtype)
+    assert torch.equal(bits(found[0]), bits(wanted[0]))
+    assert torch.equal(bits(found[1]), bits(wanted[1]))
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("fused", ["k", "v", "kv"])
+@pytest.mark.parametrize(("way", "dtype"), every_way_and_dtype())
+def test_views_of_a_fused_projection_are_read_as_they_lie(way: str, dtype: torch.dtype, fused: str) -> None:
+    found, wanted = Case([40, -1, 3, 4, 5], kv_heads=2, head_dim=80).run(way, dtype, fused)
+    assert torch.equal(bits(found[0]), bits(wanted[0]))
+    assert torch.equal(bits(found[1]), bits(wanted[1]))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    page_size, pages = draw(st.sampled_from([1, 3, 16])), draw(st.integers(1, 4))
+    slots = draw(st.lists(st.integers(0, page_size * pages - 1), unique=True, max_size=20))
+    for place in draw(st.lists(st.integers(0, len(slots)), max_size=6)):
+        slots.insert(place, -1)
+    heads, dim = draw(st.integers(1, 3)), 8 * draw(st.integers(1, 5))
+    return Case(slots, heads, dim, page_size, pages, draw(st.sampled_from([torch.int32, torch.int64])))
+
+
+@pytest.mark.parametrize("way", every_way())
+@settings(max_examples=60)
+@given(case=cases(), fused=st.sampled_from(["", "k", "v", "kv"]))
+def test_any_slots_in_any_pool(way: str, case: Case, fused: str) -> None:
+    found, wanted = case.run(way, torch.float32, fused)
+    assert torch.equal(bits(found[0]), bits(wanted[0]))
+    assert torch.equal(bits(found[1]), bits(wanted[1]))
+
+
+@pytest.mark.parametrize("way", every_way())
+def test_a_pool_and_what_is_stored_may_pass_two_to_the_31_numbers(way: str) -> None:
+    """Twice 4 GiB that nobody fills: on a CPU only what is written becomes memory. K and V are one, in one tensor."""
+    pages = 2**31 // (2 * 16 * 64) + 2
+    keys, source = (torch.empty(pages, 2, 16, 64, dtype=torch.float16, device=place_to_try(way)) for _ in range(2))
+    slots = torch.tensor([pages * 16 - 1, 3], dtype=torch.int32, device=keys.device)
+    k = source.as_strided((2, 2, 64), (2**31, 64, 1))
+    k.copy_(torch.randn(2, 2, 64))
+    for page in (0, pages - 1):
+        keys[page] = torch.nan
+    STORE.load(way)(keys, keys, slots, k, k)
+    assert torch.equal(keys[pages - 1, :, 15], k[0])
+    assert torch.equal(keys[0, :, 3], k[1])
+    assert keys[0].isnan().sum() == keys[pages - 1].isnan().sum() == 2 * 15 * 64
+
+
+@pytest.mark.parametrize(
+    ("strides", "offset", "said"),
+    [
+        ((80, 40, 1), 1, "strides (80, 40, 1) and starts 4 bytes past"),
+        ((84, 40, 1), 0, "strides (84, 40, 1) and starts 0 bytes past"),
+        ((80, 36, 1), 0, "strides (80, 36, 1) and starts 0 bytes past"),
+        ((80, 40, 2), 0, "strides (80, 40, 2) and starts 0 bytes past"),
+    ],
+)
+def test_the_triton_store_refuses_rows_that_do_not_start_on_16_bytes(
+    strides: tuple[int, int, int], offset: int, said: str
+) -> None:
+    device = place_to_try("triton")
+    keys = torch.zeros(2, 2, 4, 16, device=device)
+    wrong = torch.randn(200, device=device).as_strided((2, 2, 16), strides, offset)
+    right = torch.randn(wrong.shape, device=device)
+    slots = torch.arange(len(wrong), device=device)
+    store = STORE.load("triton")
+    with pytest.raises(ValueError, match=re.escape(f"k has {said}. Pass a contiguous copy")):
+        store(keys, keys, slots, wrong, right)
+    with pytest.raises(ValueError, match=re.escape(f"v has {said}. Pass a contiguous copy")):
+        store(keys, keys, slots, right, wrong)
+    assert not keys.any()
+
+
+def test_the_stride_of_a_single_token_or_head_does_not_matter() -> None:
+    device = place_to_try("triton")
+    keys = torch.zeros(2, 1, 4, 16, device=device)
+    odd = torch.randn(1, 1, 33, device=device)[:, :, :16]
+    assert odd.stride() == (33, 33, 1)
+    STORE.load("triton")(keys, keys, torch.tensor([5], device=device), odd, odd)
+    assert torch.equal(keys[1, 0, 1], odd[0, 0])
+
+
+def test_the_triton_store_refuses_heads_it_cannot_read_16_bytes_at_a_time() -> None:
+    device = place_to_try("triton")
+    keys = torch.zeros(2, 1, 4, 12, device=device)
+    rows = torch.randn(1, 1, 12, device=device)
+    with pytest.raises(ValueError, match="a multiple of 8 numbers, got 12"):
+        STORE.load("triton")(keys, keys, torch.tensor([0], device=device), rows, rows)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_captured_store_reads_its_slots_anew_at_every_replay() -> None:
+    keys, values = (torch.zeros(4, 2, 16, 128, dtype=torch.bfloat16, device="cuda") for _ in "kv")
+    slots = torch.full((8,), -1, device="cuda")
+    k, v = torch.randn(2, 8, 2, 128, device="cuda").to(torch.bfloat16)
+    store = STORE.load("triton")
+    store(keys, values, slots, k, v)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        store(keys, values, slots, k, v)
+    graph.replay()
+    assert not keys.any()
+    slots[2] = 21
+    graph.replay()
+    assert torch.equal(keys[1, :, 5], k[2])
+    assert torch.equal(values[1, :, 5], v[2])
+    assert keys.count_nonzero() == k[2].count_nonzero()
