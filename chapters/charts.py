@@ -8,7 +8,7 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 FIGURES = Path(__file__).parent / "figures"
-BLUE, RED, GREY = "#1d6996", "#c0392b", "#667788"
+BLUE, RED, GREEN, GREY = "#1d6996", "#c0392b", "#2e8b57", "#667788"
 
 STYLE: Any = {
     "svg.hashsalt": "nano-serving",  # the same chart is the same file
@@ -43,8 +43,30 @@ def batching(figure: Any, result: dict[str, Any]) -> None:
         axes.set_xticks(sizes, map(str, sizes))
 
 
+def fragmentation(figure: Any, result: dict[str, Any]) -> None:
+    """What is in the memory while somebody waits for it, under each way to give it out."""
+    outcomes = result["figures"]["policies"]
+    axes = figure.subplots()
+    names = [name.replace("_", " ").replace("pages", "pages of") for name in outcomes]
+    tokens = [o["memory_share"] for o in outcomes.values()]
+    empty = [o["reserved_share"] - o["memory_share"] for o in outcomes.values()]
+    free = [1 - o["reserved_share"] for o in outcomes.values()]
+    axes.barh(names, tokens, color=GREEN, label="tokens")
+    axes.barh(names, empty, left=tokens, color=RED, label="reserved and empty")
+    axes.barh(names, free, left=[t + e for t, e in zip(tokens, empty, strict=True)], color="#d5dbe0", label="free")
+    for row, outcome in enumerate(outcomes.values()):
+        axes.text(0.01, row, f"{outcome['mean_running']:.0f} requests at once", color="white", va="center", fontsize=9)
+    axes.set(title="Share of the memory, while somebody waits for some", xlim=(0, 1))
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.legend(frameon=False, ncols=3, loc="upper left", bbox_to_anchor=(0, -0.07))
+
+
 Chart = tuple[str, tuple[float, float], Callable[[Any, dict[str, Any]], None]]
-CHARTS: dict[str, Chart] = {"batching.svg": ("phase0.json", (8.8, 3.2), batching)}
+CHARTS: dict[str, Chart] = {
+    "batching.svg": ("phase0.json", (8.8, 3.2), batching),
+    "fragmentation.svg": ("fragmentation.json", (8.8, 3.6), fragmentation),
+}
 
 
 def fingerprint(name: str, results: Path = RESULTS) -> str:
