@@ -43,9 +43,15 @@ def batching(figure: Any, result: dict[str, Any]) -> None:
         axes.set_xticks(sizes, map(str, sizes))
 
 
+def _policy_order(name: str) -> tuple[str, int]:
+    """Contiguous blocks first, then pages by their size."""
+    kind, _, size = name.partition("_")
+    return kind, int(size) if size.isdecimal() else 0
+
+
 def fragmentation(figure: Any, result: dict[str, Any]) -> None:
     """What is in the memory while somebody waits for it, under each way to give it out."""
-    outcomes = result["figures"]["policies"]
+    outcomes = dict(sorted(result["figures"]["policies"].items(), key=lambda item: _policy_order(item[0])))
     axes = figure.subplots()
     names = [name.replace("_", " ").replace("pages", "pages of") for name in outcomes]
     tokens = [o["memory_share"] for o in outcomes.values()]

@@ -1,4 +1,5 @@
-"""The same examples on every run and no deadlines: a failure here is never a matter of luck or of load."""
+"""The same examples on every run, no deadlines, no colours or widths from the environment: a failure here is never a
+matter of luck, of load or of who runs it."""
 
 import os
 
@@ -6,6 +7,8 @@ from hypothesis import settings
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+for name in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "COLUMNS", "LINES"):
+    os.environ.pop(name, None)
 
 settings.register_profile("house", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("house")
