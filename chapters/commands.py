@@ -6,6 +6,7 @@ import argparse
 import runpy
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
@@ -227,9 +228,9 @@ def doctor(course: Course, args: argparse.Namespace, out: Console) -> int:
         out.print(f"skipped here: {line}")
     course.need_checkout("doctor's proof")
     run = testing.run_tests(course, ["tests"], timeout=args.timeout, options=["-m", "proof"])
-    for result in run.results:
-        if result.outcome == "skipped":
-            out.print(f"skipped here: {result.line}", soft_wrap=True)
+    reasons = Counter(result.line.partition(": ")[2] for result in run.results if result.outcome == "skipped")
+    for reason, number in reasons.items():
+        out.print(f"skipped here: {number} of the proofs: {reason.removeprefix('Skipped: ')}", soft_wrap=True)
     for result in run.failures:
         out.print(Text(f"failed: {result.line}", style="red"), soft_wrap=True)
     if run.stopped:

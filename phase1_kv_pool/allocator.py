@@ -19,8 +19,9 @@ class PageError(RuntimeError):
 class PageAllocator:
     """Pages 0 to num_pages - 1, each free or owned by a count of users.
 
-    The free pages are a stack. A request's pages come back together and in order, so the next request takes them
-    together and in order: runs of neighbours survive at no cost, and who reads pages on a CPU reads them faster.
+    The free pages are a stack. A request's pages come back together and in order, so the next one to ask for many takes
+    them together and in order. Nothing more is done for runs of neighbours: requests that grow side by side, a page at
+    a time, interleave, and a reader may not count on runs.
 
         count == 0   the page is on the free stack, exactly once
         count >= 1   so many users hold it; it is not on the stack

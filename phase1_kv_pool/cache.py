@@ -133,6 +133,8 @@ class PagedCache:
 
     def _missing(self, request: Request, tokens: int) -> int:
         """How many pages a request lacks for so many tokens; below 1, none."""
+        if tokens < 0:
+            raise ValueError(f"request {request.id} cannot have {tokens} tokens")
         return -(-tokens // self.page_size) - len(self.table(request))
 
 

@@ -37,11 +37,19 @@ class KVLayout:
             config = json.loads((file / "config.json" if file.is_dir() else file).read_text("utf-8"))
         if not isinstance(config, Mapping):
             raise ValueError(f"a model's configuration must be a JSON object, got {type(config).__name__}")
-        missing = [name for name in ("num_hidden_layers", "num_attention_heads") if not config.get(name)]
+        config = config.get("text_config") or config  # a model that also sees or hears keeps its language part there
+        if config.get("kv_lora_rank"):
+            raise ValueError("this model keeps one latent vector a token (MLA), not keys and values for its heads")
+        needed = ["num_hidden_layers", "num_attention_heads", *([] if config.get("head_dim") else ["hidden_size"])]
+        missing = [name for name in needed if not config.get(name)]
         if missing:
             raise ValueError(f"the model's configuration lacks {', '.join(missing)}")
         heads = int(config["num_attention_heads"])
         head_dim = config.get("head_dim") or int(config["hidden_size"]) // heads
+        if not config.get("head_dim") and int(config["hidden_size"]) % heads:
+            raise ValueError(
+                f"hidden_size {config['hidden_size']} is no multiple of its {heads} heads, and there is no head_dim"
+            )
         kv_heads = config.get("num_key_value_heads") or heads  # a model that does not say has one for each query head
         return cls(int(config["num_hidden_layers"]), int(kv_heads), int(head_dim), page_size, dtype)
 
@@ -70,4 +78,6 @@ class KVLayout:
 
     def requests_in(self, memory: int, tokens: int) -> int:
         """Requests of so many tokens each that fit in so many bytes."""
+        if tokens < 1:
+            raise ValueError(f"a request has at least 1 token, got {tokens}")
         return self.pages_in(memory) // self.pages_for(tokens)

@@ -5,10 +5,14 @@ import os
 
 from hypothesis import settings
 
+from phase1_kv_pool.kernels import prepare_triton
+
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 for name in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "COLUMNS", "LINES"):
     os.environ.pop(name, None)
+
+prepare_triton()  # before any test module can import Triton, which looks at the environment when it is imported
 
 settings.register_profile("house", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("house")

@@ -72,6 +72,16 @@ def test_misuse_is_an_error_that_names_the_page_and_changes_nothing() -> None:
     assert ([allocator.count(page) for page in range(4)], allocator.num_free) == before
 
 
+def test_a_negative_number_does_not_reach_the_last_page_from_behind() -> None:
+    allocator = PageAllocator(2)
+    allocator.allocate(2)
+    with pytest.raises(PageError, match="page -1 is not of this pool"):
+        allocator.release([-1])
+    with pytest.raises(PageError, match="page -1 is not of this pool"):
+        allocator.share([-1])
+    assert (allocator.count(1), allocator.num_free) == (1, 0)
+
+
 @pytest.mark.parametrize("size", [0, -1, 1.5, True, None])
 def test_a_pool_has_at_least_one_page(size: object) -> None:
     with pytest.raises(ValueError, match="num_pages must be an integer from 1"):

@@ -73,6 +73,7 @@ CONFIG = {"num_hidden_layers": 32, "num_attention_heads": 32, "hidden_size": 409
         (CONFIG | {"num_key_value_heads": 8}, 8, 128),
         (CONFIG | {"num_key_value_heads": 8, "head_dim": 64}, 8, 64),  # its own head size, as in Qwen3
         (CONFIG | {"num_key_value_heads": None, "head_dim": None}, 32, 128),
+        ({"text_config": CONFIG | {"num_key_value_heads": 8}, "hidden_size": 1}, 8, 128),
     ],
 )
 def test_it_reads_a_models_configuration(config: dict[str, int], kv_heads: int, head_dim: int, tmp_path: Path) -> None:
@@ -90,6 +91,15 @@ def test_bad_values_are_refused_by_name(tmp_path: Path) -> None:
         KVLayout(1, 1, 8, dtype="int8")
     with pytest.raises(ValueError, match="lacks num_attention_heads"):
         KVLayout.from_config({"num_hidden_layers": 2})
+    for change, message in (
+        ({"hidden_size": None}, "lacks hidden_size"),
+        ({"hidden_size": 66, "num_attention_heads": 4}, "hidden_size 66 is no multiple of its 4 heads"),
+        ({"kv_lora_rank": 512}, "latent vector"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            KVLayout.from_config(CONFIG | change)
+    with pytest.raises(ValueError, match="at least 1 token, got 0"):
+        LLAMA_8B.requests_in(GIB, 0)
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ValueError, match="must be a JSON object, got list"):
         KVLayout.from_config(tmp_path)
