@@ -1,9 +1,6 @@
 import asyncio
 import json
-import os
-import pty
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +10,7 @@ import pytest
 from phase0_request import FinishReason, SamplingParams, StepCost
 from phase0_request.demo import Demo, Workload
 from tests.phase0_request.support import run
+from tests.terminal import after_the_view, on_a_terminal
 
 FREE = StepCost(0, 0, 0)
 DEMO = [sys.executable, "-m", "phase0_request"]
@@ -97,32 +95,10 @@ def test_a_client_that_leaves_aborts_its_request() -> None:
 
 
 def test_ctrl_c_in_the_middle_leaves_a_clean_terminal() -> None:
-    """On a real terminal (a pseudo one): interrupted while it draws, it aborts, shows the cursor again and says so."""
-    ours, theirs = pty.openpty()
-    demo = subprocess.Popen(
-        [*DEMO, "--num-requests", "500", "--arrival-rate", "50"],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env=os.environ | {"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "24"},
-        start_new_session=True,
-    )
-    os.close(theirs)
-    seen = b""
-    while b"step 5 " not in re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]|\s+", b" ", seen):
-        seen += os.read(ours, 4096)
-    demo.send_signal(signal.SIGINT)
-    while True:
-        try:
-            piece = os.read(ours, 4096)
-        except OSError:  # the other end is closed: the way Linux says end of file here
-            break
-        if not piece:
-            break
-        seen += piece
-    os.close(ours)
-    assert demo.wait(30) == 130
-    assert seen.rindex(b"\x1b[?25h") > seen.rindex(b"\x1b[?25l")  # the cursor is shown after it was last hidden
-    assert b"were aborted" in seen
+    """Interrupted while it draws, it aborts, shows the cursor again and says so."""
+    status, seen = on_a_terminal(*DEMO, "--num-requests", "500", "--arrival-rate", "50", until=b"step 5 ")
+    assert status == 130
+    assert after_the_view(seen).count(b"\n") <= 2
+    assert b"were aborted" in after_the_view(seen)
     assert b"Traceback" not in seen
     assert b"never retrieved" not in seen

@@ -1,8 +1,5 @@
 import io
-import os
-import pty
 import re
-import signal
 import subprocess
 import sys
 
@@ -12,6 +9,7 @@ from rich.console import Console
 from phase1_kv_pool import view
 from phase1_kv_pool.page_map import Cell, PageMap, Setting
 from phase1_kv_pool.serving import Trace
+from tests.terminal import after_the_view, on_a_terminal
 
 DEMO = [sys.executable, "-m", "phase1_kv_pool"]
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
@@ -146,46 +144,15 @@ def test_the_command_prints_a_few_pictures_when_piped() -> None:
     assert again.stdout == done.stdout
 
 
-def on_a_terminal(*options: str, until: bytes | None = None) -> tuple[int, bytes]:
-    """Run the demo on a pseudo terminal; interrupt it once it has shown `until`. Exit status and all it wrote."""
-    ours, theirs = pty.openpty()
-    demo = subprocess.Popen(
-        [*DEMO, *options],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env=os.environ | {"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "24"},
-        start_new_session=True,
-    )
-    os.close(theirs)
-    seen, interrupted = b"", False
-    while True:
-        try:
-            piece = os.read(ours, 4096)
-        except OSError:  # the other end is closed: the way Linux says end of file here
-            break
-        if not piece:
-            break
-        seen += piece
-        if until is not None and not interrupted and until in seen:
-            demo.send_signal(signal.SIGINT)
-            interrupted = True
-    os.close(ours)
-    return demo.wait(30), seen
-
-
 def test_ctrl_c_in_the_middle_leaves_a_clean_terminal() -> None:
-    status, seen = on_a_terminal(until=b"step 9 ")
+    status, seen = on_a_terminal(*DEMO, until=b"step 9 ")
     assert status == 130
-    assert seen.rindex(b"\x1b[?25h") > seen.rindex(b"\x1b[?25l")  # the cursor is shown after it was last hidden
-    last = seen[seen.rindex(b"\x1b[?25h") :]
-    assert re.search(rb"Stopped at step \d+\.\r\n$", last)
-    assert last.count(b"\n") <= 2
+    assert re.search(rb"Stopped at step \d+\.\r\n$", after_the_view(seen))
+    assert after_the_view(seen).count(b"\n") <= 2
     assert b"Traceback" not in seen
 
 
 def test_a_run_on_a_terminal_ends_by_itself_with_the_figures() -> None:
-    status, seen = on_a_terminal("--steps-per-second", "1000", "--num-requests", "20")
+    status, seen = on_a_terminal(*DEMO, "--steps-per-second", "1000", "--num-requests", "20")
     assert status == 0
-    assert seen.rindex(b"\x1b[?25h") > seen.rindex(b"\x1b[?25l")
-    assert b"20 requests, 2,048 slots: 128 pages of 16" in seen[seen.rindex(b"\x1b[?25h") :]
+    assert b"20 requests, 2,048 slots: 128 pages of 16" in after_the_view(seen)
