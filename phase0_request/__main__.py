@@ -58,15 +58,16 @@ def main(arguments: list[str] | None = None, prog: str = "python -m phase0_reque
     trace_file: Path | None = options.pop("trace")
     console = Console()
     try:
-        if trace_file is not None:
-            trace_file.touch()  # before the run: afterwards it would be too late to hear that it cannot be written
-        demo = Demo.of(Workload(**options))
+        try:
+            if trace_file is not None:
+                trace_file.touch()  # before the run: afterwards it would be too late to hear that it cannot be written
+            demo = Demo.of(Workload(**options))
+        except (ValueError, OSError) as error:
+            p.error(str(error))
         asyncio.run(run(demo, console))
         if trace_file is not None:
             written = demo.server.trace.write(trace_file)
             console.print(f"\nTrace of {written} requests written to {trace_file}", highlight=False)
-    except (ValueError, OSError) as error:
-        p.error(str(error))
     except KeyboardInterrupt:
         console.print("Stopped. The requests still running were aborted.")
         return 130

@@ -165,7 +165,7 @@ class Server:
         try:
             tokens = await self.model.run(batch)
         except (Exception, asyncio.CancelledError) as error:
-            if self._stopping:
+            if self._is_cancelled():  # this loop itself, not something inside the model
                 raise
             for piece in batch:
                 self._end(piece.request, FinishReason.ERROR, f"the model failed: {error!r}")
@@ -177,6 +177,11 @@ class Server:
                 self._end(piece.request, FinishReason.ERROR, f"the model gave a token that is none: {error}")
         for event in self.batcher.commit(batch, tokens, self._clock()):
             self._deliver(event)
+
+    @staticmethod
+    def _is_cancelled() -> bool:
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > 0
 
     def _deliver(self, event: Event) -> None:
         """Turn a token into text for its client. A stop string in the text ends the request; a stop token has none."""

@@ -178,6 +178,26 @@ def test_an_idle_server_is_woken_by_a_request_and_not_by_a_clock(
     run(scene())
 
 
+def test_a_loop_cancelled_from_outside_ends_and_takes_everyone_with_it(tokenizer: Tokenizer) -> None:
+    """As when the program shuts down around a server that nobody left: it must not hold the program up."""
+
+    async def scene() -> None:
+        model = Gate(tokenizer)
+        server = Server(tokenizer, model, batch_size=1)
+        await server.__aenter__()
+        seated, queued = server.submit("Count."), server.submit("Why pages?")
+        await model.entered.wait()
+        assert server._loop is not None
+        server._loop.cancel()
+        await asyncio.wait_for(asyncio.gather(server._loop, return_exceptions=True), 5)
+        assert [await read(stream) for stream in (seated, queued)] == [("", FinishReason.ERROR)] * 2
+        with pytest.raises(RuntimeError, match="the server has stopped: CancelledError"):
+            server.submit("Count.")
+        await server.__aexit__()
+
+    run(scene())
+
+
 def test_a_server_is_entered_once_at_a_time(tokenizer: Tokenizer) -> None:
     async def scene() -> None:
         server = serving(tokenizer)
