@@ -1,6 +1,6 @@
 """Phase 0, the life of a request: what it is, how it waits, how it is batched, and how its text comes back."""
 
-from phase0_request.batch import Batch, Slice, StepTokens
+from phase0_request.batch import Batch, Slice, StepOutput, StepTokens, TokenLogprobs
 from phase0_request.batcher import Batcher
 from phase0_request.detokenizer import Detokenizer
 from phase0_request.events import Event, reason_to_finish
@@ -33,9 +33,11 @@ __all__ = [
     "Slice",
     "Stage",
     "StepCost",
+    "StepOutput",
     "StepTokens",
     "Stream",
     "Summary",
+    "TokenLogprobs",
     "Tokenizer",
     "Trace",
     "percentile",

@@ -1,7 +1,7 @@
 """Slice and Batch: what one step computes. A prefill, a decode and a chunk are the same thing seen at three sizes."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from phase0_request.request import Request
@@ -24,7 +24,7 @@ class Slice(NamedTuple):
     @property
     def completes(self) -> bool:
         """After it nothing known is left to compute, so it yields a token. A slice that stops short yields none."""
-        return self.stop == self.request.total
+        return self.stop >= self.request.total
 
     @property
     def is_decode(self) -> bool:
@@ -69,3 +69,19 @@ class Batch:
 
 StepTokens = Sequence[int | None]
 """What a step yields: the next token for each slice that completes its request, None for each that does not."""
+
+
+class TokenLogprobs(NamedTuple):
+    """How likely the model found a token, and what it found likeliest in its place: natural logarithms."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # (token, logprob), likeliest first
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """All that a step yields. The two mappings are by the number of the slice, and empty for most steps."""
+
+    tokens: StepTokens
+    failed: Mapping[int, str] = field(default_factory=dict)  # its request cannot go on, and why; the others can
+    logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)  # for the requests that asked

@@ -3,15 +3,20 @@
 from collections.abc import Collection
 from typing import NamedTuple
 
+from phase0_request.batch import TokenLogprobs
 from phase0_request.request import FinishReason, Request
 
 
 class Event(NamedTuple):
-    """Delivered once each, in order, and none after one that carries a finish reason."""
+    """Delivered once each, in order, and none after one that carries a finish reason.
+
+    It has a token, or a reason, or both. A request that ends between two tokens, by an error say, ends without one.
+    """
 
     request: Request
-    token: int
+    token: int | None
     finish_reason: FinishReason | None = None
+    logprobs: TokenLogprobs | None = None
 
 
 def reason_to_finish(request: Request, eos_ids: Collection[int]) -> FinishReason | None:

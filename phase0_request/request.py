@@ -7,6 +7,7 @@ from phase0_request.params import SamplingParams
 from phase0_request.times import RequestTimes
 
 MAX_PRIORITY = 1 << 31
+MAX_SALT = 256  # characters
 
 
 class RequestState(Enum):
@@ -49,6 +50,7 @@ class Request:
     params: SamplingParams = field(default_factory=SamplingParams)
     priority: int = 0  # lower runs earlier
     arrival: float = 0.0
+    cache_salt: str = ""  # requests share computed tokens only with those of the same salt
     output_tokens: list[int] = field(default_factory=list, init=False)
     computed: int = field(default=0, init=False)
     state: RequestState = field(default=RequestState.WAITING, init=False)
@@ -66,6 +68,11 @@ class Request:
         if type(self.priority) is not int or abs(self.priority) > MAX_PRIORITY:
             allowed = f"an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}"
             raise ValueError(f"request {self.id}: priority must be {allowed}, got {self.priority!r:.80}")
+        if not isinstance(self.cache_salt, str) or len(self.cache_salt) > MAX_SALT:
+            given = f"{len(self.cache_salt)} of them" if isinstance(self.cache_salt, str) else repr(self.cache_salt)
+            raise ValueError(
+                f"request {self.id}: cache_salt must be a string of at most {MAX_SALT} characters, got {given:.80}"
+            )
         self.times = RequestTimes(self.arrival)
 
     @property

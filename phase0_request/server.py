@@ -185,10 +185,10 @@ class Server:
 
     def _deliver(self, event: Event) -> None:
         """Turn a token into text for its client. A stop string in the text ends the request; a stop token has none."""
-        request, token, reason = event
+        request, token, reason, _ = event
         detokenizer = self._streams[request.id].detokenizer
         self.trace.enter(request.id, Stage.DETOKENIZER, self._clock())
-        text = "" if reason is FinishReason.STOP else detokenizer.push([token])
+        text = "" if token is None or reason is FinishReason.STOP else detokenizer.push([token])
         if detokenizer.stopped is not None and reason is FinishReason.LENGTH:
             request.stop_after_all()
         elif detokenizer.stopped is not None:

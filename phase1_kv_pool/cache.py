@@ -28,10 +28,15 @@ class KVCache(Protocol):
     """What the scheduler asks of memory. Phase 1 answers plainly; phase 4 answers the same and shares prefixes."""
 
     page_size: int
+    shares: bool  # whether what one request has computed can serve another
 
     @property
     def max_tokens(self) -> int:
         """The longest request that could ever fit, alone in the pool."""
+        ...
+
+    def cached_tokens(self, request: Request) -> int:
+        """How many of its tokens `attach` would find there already, if it were called now. Changes nothing."""
         ...
 
     def attach(self, request: Request) -> int:
@@ -54,6 +59,11 @@ class KVCache(Protocol):
         """The request's pages in the order of its tokens."""
         ...
 
+    def publish(self, request: Request) -> None:
+        """The request's first `computed` tokens lie in its pages now: what of them is full may be shared. May exchange
+        pages of its table for others that hold the same, so tables are read afresh for every step."""
+        ...
+
     def release(self, request: Request) -> None:
         """Close the page table: the request holds nothing any more."""
         ...
@@ -69,6 +79,8 @@ class KVCache(Protocol):
 class PagedCache:
     """The plain KVCache: every request has pages of its own, and gives them back when it leaves."""
 
+    shares = False
+
     def __init__(self, num_pages: int, page_size: int = 16) -> None:
         if isinstance(page_size, bool) or not isinstance(page_size, int) or page_size < 1:
             raise ValueError(f"page_size must be an integer from 1, got {page_size!r}")
@@ -79,6 +91,9 @@ class PagedCache:
     @property
     def max_tokens(self) -> int:
         return self.allocator.num_pages * self.page_size
+
+    def cached_tokens(self, request: Request) -> int:
+        return 0
 
     def attach(self, request: Request) -> int:
         if request.id in self._tables:
@@ -110,6 +125,9 @@ class PagedCache:
             return self._tables[request.id]
         except KeyError:
             raise PageError(f"request {request.id} has no page table; attach it first") from None
+
+    def publish(self, request: Request) -> None:
+        self.table(request)  # that it has one is all there is to say: nothing is shared here
 
     def release(self, request: Request) -> None:
         self.allocator.release(self.table(request))

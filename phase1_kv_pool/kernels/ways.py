@@ -19,28 +19,31 @@ class Ways(Generic[Function]):
     """An operation three ways, with one signature and one answer.
 
     reference   what it means, to be checked by eye; any device
-    cpu         as fast as torch on a CPU gets
-    triton      "module:function", imported when it is first asked for: a server on a CPU never loads Triton
+    cpu         as fast as it gets on a CPU
+    triton      the kernel for a GPU
+
+    "module:function" is imported when it is first asked for: a server on a CPU never loads Triton.
     """
 
     reference: Function
-    cpu: Function
+    cpu: Function | str
     triton: str
 
     def load(self, way: str) -> Function:
         """The function of one of WAYS."""
         if way not in WAYS:
             raise ValueError(f"a way is one of {', '.join(WAYS)}, got {way!r}")
-        if way != "triton":
-            function: Function = getattr(self, way)
+        if way == "triton":
+            prepare_triton()
+        function: Function | str = getattr(self, way)
+        if not isinstance(function, str):
             return function
-        prepare_triton()
-        module, _, name = self.triton.partition(":")
+        module, _, name = function.partition(":")
         loaded: Function = getattr(importlib.import_module(module), name)
         return loaded
 
     def on(self, device: torch.device) -> Function:
-        """The function for tensors on this device. The whole policy: Triton on a GPU, torch on a CPU."""
+        """The function for tensors on this device. The whole policy: triton on a GPU, cpu on a CPU."""
         return self.load("triton" if device.type == "cuda" else "cpu")
 
 

@@ -169,7 +169,7 @@ def test_everyone_is_served_in_order_and_no_token_is_lost(
             victim = rng.choice([s.request for s in batch])
             assert batcher.finish(victim, FinishReason.ABORT, step)
             ended.append(victim.id)
-        for request, token, reason in batcher.commit(batch, [rng.randint(1, 99) for _ in batch], step):
+        for request, token, reason, _ in batcher.commit(batch, [rng.randint(1, 99) for _ in batch], step):
             assert request.id not in ended
             delivered[request.id].append(token)
             if reason is not None:

@@ -101,6 +101,14 @@ def test_a_priority_is_an_integer_that_can_be_compared(priority: object) -> None
         Request("r", (1,), priority=priority)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("salt", "given"), [("x" * 257, "257 of them"), (7, "7"), (None, "None"), (b"a", "b'a'")])
+def test_a_salt_is_a_string_of_bounded_length(salt: object, given: str) -> None:
+    with pytest.raises(ValueError, match=f"cache_salt must be a string of at most 256 characters, got {given}"):
+        Request("r", (1,), cache_salt=salt)  # type: ignore[arg-type]
+    assert Request("r", (1,), cache_salt="x" * 256).cache_salt == "x" * 256
+    assert Request("r", (1,)).cache_salt == ""
+
+
 def test_a_stop_found_in_the_last_text_corrects_a_length_and_nothing_else() -> None:
     request = in_state(RequestState.FINISHED)
     request.stop_after_all()

@@ -64,6 +64,7 @@ def test_a_request_without_a_table_has_nothing(cache: PagedCache) -> None:
         lambda: cache.can_grow(a, 1),
         lambda: cache.slots(Slice(a, 0, 1)),
         lambda: cache.table(a),
+        lambda: cache.publish(a),
         lambda: cache.release(a),
     ):
         with pytest.raises(PageError, match="request a has no page table"):
@@ -80,6 +81,18 @@ def test_a_request_without_a_table_has_nothing(cache: PagedCache) -> None:
     with pytest.raises(PageError, match="request a has no page table"):
         cache.release(a)
     assert cache.usage.free == 6
+
+
+def test_nothing_is_shared_by_what_is_published(cache: PagedCache) -> None:
+    a, b = request("a"), request("b")
+    cache.attach(a)
+    cache.grow(a, 8)
+    a.admit(0.0)
+    a.advance(0, 8)
+    before = list(cache.table(a)), cache.usage
+    cache.publish(a)
+    assert (cache.table(a), cache.usage) == before
+    assert cache.attach(b) == 0
 
 
 def test_what_could_ever_fit_is_known_beforehand(cache: PagedCache) -> None:
