@@ -1,0 +1,206 @@
+"""`python -m phase2_prefill_decode.bench`: this engine beside transformers' `generate`, on the same weights.
+
+Both run greedy, without an end of sequence, in turn, and of each the best run counts. Results of other engines on the
+same machine can be put beside: --beside NAME=FILE reads lines such as `requests=8 prompt=128 output=64 …: 7.02 s`.
+"""
+
+import argparse
+import random
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from phase0_request.machine import describe, record
+from phase0_request.params import SamplingParams
+from phase2_prefill_decode.engine import Engine
+from phase2_prefill_decode.model import Model, default_device
+from phase2_prefill_decode.shapes import SHAPES
+
+LINE = re.compile(r"requests=(\d+) prompt=(\d+) output=(\d+)\b.*?: ([\d.]+) s")
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """So many requests at once, each of a prompt and an answer of these lengths."""
+
+    requests: int
+    prompt: int
+    output: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.requests}x{self.prompt}+{self.output}"
+
+    def prompts(self, vocabulary: int, seed: int) -> list[list[int]]:
+        rng = random.Random(seed)
+        return [[rng.randrange(10, vocabulary - 10) for _ in range(self.prompt)] for _ in range(self.requests)]
+
+    def rate(self, seconds: float) -> float:
+        """Tokens a second: of the answers, or of the prompts if the answers are of one token."""
+        return self.requests * (self.output if self.output > 1 else self.prompt) / seconds
+
+
+WORKLOADS = (Workload(1, 16, 64), Workload(8, 128, 64), Workload(16, 128, 64), Workload(4, 512, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The best of the runs of one engine on one workload."""
+
+    engine: str
+    workload: str
+    seconds: float
+    tokens_per_second: float
+
+
+def theirs(directory: Path, device: torch.device) -> Callable[[list[list[int]], int], list[list[int]]]:
+    """transformers' own class and its generate."""
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16)
+    model = model.to(device).eval()
+    make: Any = GenerationConfig
+
+    def generate(prompts: list[list[int]], output: int) -> list[list[int]]:
+        how = make(do_sample=False, max_new_tokens=output, eos_token_id=None, pad_token_id=0)
+        with torch.inference_mode():
+            tokens = torch.tensor(prompts, device=device)
+            whole = model.generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=how)
+        return [row[len(prompts[0]) :].tolist() for row in whole]
+
+    return generate
+
+
+def ours(directory: Path, device: torch.device) -> Callable[[list[list[int]], int], list[list[int]]]:
+    engine = Engine(Model.load(directory, device=device, dtype="bfloat16"))
+
+    def generate(prompts: list[list[int]], output: int) -> list[list[int]]:
+        params = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)
+        return [completion.output_tokens for completion in engine.generate(prompts, params)]
+
+    return generate
+
+
+def save_random(shape: str, directory: Path) -> None:
+    """Weights by chance, as transformers lays them out."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    ours = SHAPES[shape]
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=ours.vocab_size, hidden_size=ours.n_embd, intermediate_size=ours.n_inner,
+        num_hidden_layers=ours.n_layer, num_attention_heads=ours.n_head, num_key_value_heads=ours.n_kv_head,
+        head_dim=ours.head_dim, max_position_embeddings=ours.max_length, tie_word_embeddings=ours.tied,
+    )  # fmt: skip
+    model: Any = Qwen3ForCausalLM(config)
+    model.to(torch.bfloat16).save_pretrained(directory)
+
+
+def measure(shape: str, device: torch.device, runs: int, console: Console) -> Iterator[Result]:
+    """Every workload by both engines, in turn."""
+    with tempfile.TemporaryDirectory() as folder, Progress(console=console, transient=True) as bar:
+        task = bar.add_task(f"{shape}: weights", total=len(WORKLOADS) * (runs + 1))
+        save_random(shape, Path(folder))
+        engines = {"nano-serving": ours(Path(folder), device), "transformers": theirs(Path(folder), device)}
+        for workload in WORKLOADS:
+            bar.update(task, description=f"{shape}: {workload.name}")
+            best = dict.fromkeys(engines, float("inf"))
+            for run in range(runs + 1):  # the first warms up
+                prompts = workload.prompts(SHAPES[shape].vocab_size, run)
+                for name, generate in engines.items():
+                    start = time.perf_counter()
+                    answers = generate(prompts, workload.output if run else 2)
+                    seconds = time.perf_counter() - start
+                    if any(len(answer) != (workload.output if run else 2) for answer in answers):
+                        raise RuntimeError(f"{name} did not answer {workload.name} in full")
+                    best[name] = min(best[name], seconds) if run else best[name]
+                bar.advance(task)
+            for name, seconds in best.items():
+                yield Result(name, workload.name, seconds, workload.rate(seconds))
+
+
+def beside(name: str, file: Path) -> Iterator[Result]:
+    """What another engine printed for the same workloads."""
+    known = {workload.name: workload for workload in WORKLOADS}
+    for line in file.read_text().splitlines():
+        if (found := LINE.search(line)) and "shared=5" not in line:
+            workload = Workload(*(int(number) for number in found.groups()[:3]))
+            if workload.name in known:
+                yield Result(name, workload.name, float(found[4]), workload.rate(float(found[4])))
+
+
+def compared(results: Sequence[Result]) -> dict[str, dict[str, float]]:
+    """By workload: tokens a second of each engine, and what the first one is to each of the others."""
+    figures: dict[str, dict[str, float]] = {}
+    first = results[0].engine
+    for result in results:
+        row = figures.setdefault(result.workload, {})
+        row[result.engine] = result.tokens_per_second
+        if result.engine != first:
+            row[f"over_{result.engine}"] = row[first] / result.tokens_per_second
+    return figures
+
+
+def table(shape: str, results: Sequence[Result]) -> Table:
+    """A row a workload, a column an engine, and what this one is to each of the others."""
+    engines = list(dict.fromkeys(result.engine for result in results))
+    rates: Mapping[tuple[str, str], float] = {(r.workload, r.engine): r.tokens_per_second for r in results}
+    drawn = Table(title=f"{shape}: tokens a second", header_style="dim", box=None, padding=(0, 2, 0, 0))
+    drawn.add_column("requests x prompt + answer")
+    for engine in engines:
+        drawn.add_column(engine, justify="right")
+    for workload in dict.fromkeys(result.workload for result in results):
+        cells = []
+        for engine in engines:
+            rate = rates.get((workload, engine))
+            ratio = "" if rate is None or engine == engines[0] else f"  {rates[workload, engines[0]] / rate:.2f}x"
+            cells.append("" if rate is None else f"{rate:,.1f}{ratio}")
+        drawn.add_row(workload, *cells)
+    return drawn
+
+
+def main(arguments: list[str] | None = None) -> None:
+    p = argparse.ArgumentParser(
+        prog="python -m phase2_prefill_decode.bench",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("--shape", choices=SHAPES, action="append", help="may be given again (default: 17m)")
+    p.add_argument("--runs", type=int, default=3, help="of which the best counts (%(default)s)")
+    p.add_argument("--threads", type=int, default=torch.get_num_threads(), help="on a CPU (%(default)s)")
+    p.add_argument(
+        "--beside", action="append", default=[], metavar="SHAPE:NAME=FILE", help="what another engine printed"
+    )
+    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    options = p.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    console, device = Console(), default_device()
+    figures: dict[str, Any] = {}
+    for shape in options.shape or ["17m"]:
+        results = list(measure(shape, device, options.runs, console))
+        for other in options.beside:
+            of, _, rest = other.partition(":")
+            name, _, file = rest.partition("=")
+            if of == shape:
+                results += beside(name, Path(file))
+        console.print(table(shape, results), "")
+        figures[shape] = compared(results)
+    if options.json is not None:
+        machine = describe()
+        shapes = "".join(f" --shape {shape}" for shape in options.shape or ["17m"])
+        command = f"python -m phase2_prefill_decode.bench{shapes} --runs {options.runs} --threads {options.threads}"
+        record(options.json, command, figures, device=machine.gpu if device.type == "cuda" else machine.cpu)
+        console.print(f"Figures written to {options.json}")
+
+
+if __name__ == "__main__":
+    main()

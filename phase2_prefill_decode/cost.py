@@ -1,0 +1,230 @@
+"""CostModel: the operations and the bytes of a step, counted before it runs. Integers only; nothing is measured.
+
+A step is known by four sums over its slices (`Load`), and its cost is linear in them. The counts are those of a perfect
+machine: a kernel reads from memory what it needs once and writes what it makes once, and a weight is read once a step,
+however many tokens it meets. A multiplication with its addition is two operations. Only matrix products and attention
+count as operations; norms, rotations and gates are a percent of those, so of them only the bytes count.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, NamedTuple
+
+from phase0_request.batch import Batch
+from phase1_kv_pool.layout import DTYPE_BYTES
+
+if TYPE_CHECKING:  # only its numbers are used, and a configuration may load torch
+    from phase2_prefill_decode.config import ModelConfig
+
+
+class Load(NamedTuple):
+    """All that the cost of a step depends on."""
+
+    tokens: int = 0  # that it computes
+    pairs: int = 0  # of a query and a key that it sees, in all layers
+    keys: int = 0  # read from pages, each with its value, in all layers
+    yields: int = 0  # sequences that yield a token
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one kind of kernel does in a step, in all layers."""
+
+    operations: int = 0
+    weights: int = 0  # bytes, as all that follow
+    kv_read: int = 0
+    kv_write: int = 0
+    activations: int = 0  # in and out
+
+    @property
+    def bytes(self) -> int:
+        return self.weights + self.kv_read + self.kv_write + self.activations
+
+    @property
+    def intensity(self) -> float:
+        """Operations for each byte moved."""
+        return self.operations / self.bytes if self.bytes else 0.0
+
+    def __add__(self, other: Part) -> Part:
+        return Part(
+            self.operations + other.operations,
+            self.weights + other.weights,
+            self.kv_read + other.kv_read,
+            self.kv_write + other.kv_write,
+            self.activations + other.activations,
+        )
+
+
+NOTHING = Part()
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a step costs, by part. The cost of several steps is their sum."""
+
+    qkv: Part = NOTHING
+    attention: Part = NOTHING  # queries with keys, and weights with values; causal pairs only
+    out: Part = NOTHING
+    gate_up: Part = NOTHING
+    down: Part = NOTHING
+    head: Part = NOTHING
+    pointwise: Part = NOTHING  # embedding, norms, rotation and the store of K and V, gate
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @property
+    def linears(self) -> Part:
+        return self.qkv + self.out + self.gate_up + self.down
+
+    @property
+    def total(self) -> Part:
+        return self.linears + self.attention + self.head + self.pointwise
+
+    @property
+    def operations(self) -> int:
+        return self.total.operations
+
+    @property
+    def bytes(self) -> int:
+        return self.total.bytes
+
+    @property
+    def intensity(self) -> float:
+        return self.total.intensity
+
+    def __add__(self, other: Cost) -> Cost:
+        mine, others = self.parts, other.parts
+        return Cost(**{name: part + others[name] for name, part in mine.items()})
+
+
+# region seen
+def seen(start: int, length: int, window: int | None = None) -> tuple[int, int]:
+    """(pairs, keys) of one slice in one layer: pairs of a query and a key that it sees, and keys that any query sees.
+
+    The query at position p sees p + 1 keys, or with a window only the last `window` of them.
+    """
+    stop = start + length
+    if window is None or window >= stop:
+        return length * (start + 1 + stop) // 2, stop
+    return _pairs_before(stop, window) - _pairs_before(start, window), min(stop, length - 1 + window)
+
+
+def _pairs_before(stop: int, window: int) -> int:
+    """Pairs of the first `stop` queries: a triangle until the window is full, then `window` for each."""
+    short = min(stop, window)
+    return short * (short + 1) // 2 + (stop - short) * window
+
+
+# endregion
+
+
+class CostModel:
+    """The costs of one model's steps.
+
+    Weights and activations are kept in `dtype`, by default the configuration's; keys and values in `kv_dtype`, by
+    default the same.
+    """
+
+    def __init__(self, config: ModelConfig, *, dtype: str | None = None, kv_dtype: str | None = None) -> None:
+        self.config = config
+        self.dtype = dtype or config.dtype
+        self.kv_dtype = kv_dtype or self.dtype
+        self._bytes, self._kv_bytes = _bytes_of(self.dtype), _bytes_of(self.kv_dtype)
+        self._windows = tuple(Counter(config.windows).items())  # (window, layers that have it)
+        self._q = config.n_head * config.head_dim
+        self._kv = config.n_kv_head * config.head_dim
+
+    @property
+    def calls(self) -> int:
+        """Operators that the host starts for a step: nine a layer, embedding, last norm, head, two to pick rows."""
+        return 9 * self.config.n_layer + 5
+
+    def step(self, batch: Batch) -> Cost:
+        """What a batch will cost, asked before it is committed."""
+        return self.cost(self.load(((s.start, s.length) for s in batch), sum(s.completes for s in batch)))
+
+    def pieces(self, pieces: Iterable[tuple[int, int]], yields: int | None = None) -> Cost:
+        """The same from (start, length) of each slice. So many slices yield a token; by default each does."""
+        return self.cost(self.load(pieces, yields))
+
+    def load(self, pieces: Iterable[tuple[int, int]], yields: int | None = None) -> Load:
+        """The four sums. They may as well be kept up to date from step to step, or added up."""
+        tokens = pairs = keys = count = 0
+        for start, length in pieces:
+            count += 1
+            tokens += length
+            for window, layers in self._windows:
+                more_pairs, more_keys = seen(start, length, window)
+                pairs += layers * more_pairs
+                keys += layers * more_keys
+        return Load(tokens, pairs, keys, count if yields is None else yields)
+
+    def cost(self, load: Load) -> Cost:
+        """What a step with this load costs."""
+        if not load.tokens:
+            return Cost()
+        c, rows = self.config, self._rows(load)
+        return Cost(
+            qkv=self._linear(c.n_embd, self._q + 2 * self._kv, c.qkv_bias, c.n_layer, c.n_layer * load.tokens),
+            attention=self._attention(load),
+            out=self._linear(self._q, c.n_embd, c.out_bias, *rows),
+            gate_up=self._linear(c.n_embd, 2 * c.n_inner, c.mlp_bias, *rows),
+            down=self._linear(c.n_inner, c.n_embd, c.mlp_bias, *rows),
+            head=self._linear(c.n_embd, c.vocab_size, False, min(load.yields, 1), load.yields),
+            pointwise=self._pointwise(load),
+        )
+
+    def _rows(self, load: Load) -> tuple[int, int]:
+        """(layers, rows in all of them) behind attention. In the last layer only rows that yield a token go on."""
+        others = self.config.n_layer - 1
+        return others + min(load.yields, 1), others * load.tokens + load.yields
+
+    def _linear(self, inputs: int, outputs: int, bias: bool, matrices: int, rows: int) -> Part:
+        """So many rows through one matrix or another of this shape: each row [inputs] -> [outputs]."""
+        return Part(
+            operations=2 * rows * inputs * outputs,
+            weights=matrices * (inputs + bias) * outputs * self._bytes,
+            activations=rows * (inputs + outputs) * self._bytes,
+        )
+
+    # region attention
+    def _attention(self, load: Load) -> Part:
+        """Every query head meets the keys it sees; a key and its value are read once for all query heads that share
+        them, and by all queries of a slice."""
+        # region exercise 2.6
+        products = 2 * load.pairs * self._q  # a query with a key, and a weight with a value
+        read = 2 * load.keys * self._kv  # a key and a value
+        queries_and_results = 2 * load.tokens * self.config.n_layer * self._q
+        return Part(
+            operations=2 * products,
+            kv_read=read * self._kv_bytes,
+            activations=queries_and_results * self._bytes,
+        )
+        # endregion
+
+    # endregion
+
+    def _pointwise(self, load: Load) -> Part:
+        c, (layers_behind, rows_behind) = self.config, self._rows(load)
+        rows = c.n_layer * load.tokens
+        norm = 4 * c.n_embd  # what came out of a layer and the residual go in, the normed sum and the sum come out
+        before = norm + 2 * self._q + 2 * self._kv  # q, k and v go in, q comes out, K and V go to their pages
+        behind = norm + 3 * c.n_inner  # gate and up go in, their product comes out
+        norms = (c.n_layer + layers_behind + min(load.yields, 1)) * c.n_embd + c.qk_norm * 2 * c.n_layer * c.head_dim
+        moved = rows * before + rows_behind * behind + load.yields * norm + load.tokens * c.n_embd
+        return Part(
+            weights=(norms + load.tokens * c.n_embd) * self._bytes,  # a row of the embedding for each token
+            kv_write=2 * rows * self._kv * self._kv_bytes,
+            activations=moved * self._bytes,
+        )
+
+
+def _bytes_of(dtype: str) -> int:
+    if dtype not in DTYPE_BYTES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPE_BYTES)}, got {dtype!r}")
+    return DTYPE_BYTES[dtype]

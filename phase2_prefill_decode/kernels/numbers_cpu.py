@@ -1,0 +1,141 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+"""What Triton has built in and numba lacks: pointers, 16-bit numbers, a power of two that runs on whole vectors.
+
+A kernel gets addresses, as in Triton, because to wrap a tensor as a NumPy array costs a microsecond and to ask for its
+address a twentieth of one. bfloat16 and float16 are unknown to NumPy or slow there: they are read as bare 16 bits.
+`TAGS` gives each dtype a number of another type, by which a kernel is compiled for each.
+
+numba keeps what it compiled until the file of the kernel changes. After a change here, remove its `__pycache__`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic, overload
+
+TAGS = {torch.float32: np.float32(0), torch.bfloat16: np.uint16(0), torch.float16: np.int16(0)}
+
+# What the compiler may do to float32: reorder sums, fuse a product and a sum. It may not assume that there is no NaN.
+FAST = {"reassoc", "contract", "arcp", "nsz"}
+
+
+def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """numba.njit, with the machine code kept for the next start wherever there is a place to keep it."""
+    options = {"nogil": True, "error_model": "numpy", "fastmath": FAST, **options}
+
+    def compile_when_called(function: Callable[..., Any]) -> Any:
+        try:
+            return numba.njit(function, cache=True, **options)
+        except RuntimeError:  # neither where this is installed nor at home can anything be written
+            return numba.njit(function, **options)
+
+    return compile_when_called
+
+
+@intrinsic
+def pointer(context, address, like):
+    """An address as one of numbers of the type of `like`, a number or a NumPy dtype."""
+    kind = types.CPointer(like.dtype if isinstance(like, types.DType) else like)
+
+    def generate(context, builder, signature, args):
+        return builder.inttoptr(args[0], context.get_value_type(kind))
+
+    return kind(types.int64, like), generate
+
+
+def _reinterpreting(source, target):
+    """The same bits as another type."""
+
+    @intrinsic
+    def reinterpret(context, x):
+        def generate(context, builder, signature, args):
+            return builder.bitcast(args[0], context.get_value_type(target))
+
+        return target(source), generate
+
+    return reinterpret
+
+
+as_float = _reinterpreting(types.uint32, types.float32)
+as_bits = _reinterpreting(types.float32, types.uint32)
+
+
+@intrinsic
+def float_from_half(context, x):
+    def generate(context, builder, signature, args):
+        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(types.int16), generate
+
+
+@intrinsic
+def half_from_float(context, x):
+    def generate(context, builder, signature, args):
+        return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
+
+    return types.int16(types.float32), generate
+
+
+@compiled()
+def array(address, shape, like):
+    """Numbers at an address as an array. The type of `like`, a number or a NumPy dtype, is theirs."""
+    return numba.carray(pointer(address, like), shape)
+
+
+@compiled()
+def bfloat_from_float(x):
+    """The upper 16 bits, rounded to the nearest, to the even one of two; a NaN stays a NaN."""
+    bits = as_bits(x)
+    rounded = np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
+    return rounded if x == x else np.uint16(0x7FC0)
+
+
+def widen(x):
+    """A number of the model's dtype as float32."""
+    raise NotImplementedError("only inside compiled functions")
+
+
+def narrow(x, like):
+    """A float32 in the model's dtype, of which `like` is the tag."""
+    raise NotImplementedError("only inside compiled functions")
+
+
+@overload(widen, jit_options={"fastmath": FAST})
+def _widen(x):
+    if x == types.uint16:
+        return lambda x: as_float(np.uint32(x) << np.uint32(16))
+    if x == types.int16:
+        return lambda x: float_from_half(x)
+    return lambda x: x
+
+
+@overload(narrow, jit_options={"fastmath": FAST})
+def _narrow(x, like):
+    if like == types.uint16:
+        return lambda x, like: bfloat_from_float(x)
+    if like == types.int16:
+        return lambda x, like: half_from_float(x)
+    return lambda x, like: x
+
+
+@compiled()
+def exp2(x):
+    """2 ** x in float32, to one last place: a polynomial for the fraction, the exponent's own bits for the rest."""
+    near = min(max(x, np.float32(-126)), np.float32(127)) if x == x else x
+    whole = np.floor(near + np.float32(0.5))
+    rest = near - whole
+    power = np.float32(1.535336206e-4)
+    power = power * rest + np.float32(1.339887459e-3)
+    power = power * rest + np.float32(9.618437359e-3)
+    power = power * rest + np.float32(5.550332471e-2)
+    power = power * rest + np.float32(2.402264791e-1)
+    power = power * rest + np.float32(6.931472029e-1)
+    power = power * rest + np.float32(1)
+    power *= as_float(np.uint32(np.int32(whole) + np.int32(127)) << np.uint32(23))
+    power = np.float32(0) if x < np.float32(-126) else power
+    return np.float32(np.inf) if x > np.float32(127) else power

@@ -1,0 +1,215 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+"""What stands between the matrix products, on a CPU: each one pass over memory, rounded where the reference rounds.
+
+A body does a block of rows at a time. One decode of a small model is done by the thread that asks; the rows of a prompt
+are shared out.
+"""
+
+import math
+from functools import cache
+
+import numpy as np
+import torch
+from numba.np.unsafe.ndarray import to_fixed_tuple
+from torch import Tensor
+
+from phase2_prefill_decode.kernels.numbers_cpu import TAGS, array, compiled, exp2, narrow, widen
+from phase2_prefill_decode.kernels.threads_cpu import OPENMP, launch, on_each_thread, spread, take, threads_for
+
+BLOCK = 16  # rows
+FLOAT32, INT64 = np.dtype(np.float32), np.dtype(np.int64)
+NO_TENSOR = 0
+LOG2_E = np.float32(math.log2(math.e))
+
+
+# region add_norm
+def add_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    x = x.contiguous()
+    normed = torch.empty_like(x)
+    total, adding = x, NO_TENSOR
+    if residual is not None:
+        total, adding = torch.empty_like(x), residual.contiguous().data_ptr()
+    tokens, width = x.shape
+    arguments = x.data_ptr(), adding, weight.data_ptr(), normed.data_ptr(), total.data_ptr(), tokens, width
+    launch(add_norm_body(x.dtype), arguments, eps, threads_for(tokens * width / 4e3), OPENMP)
+    return normed, total
+
+
+@cache
+def add_norm_body(dtype: torch.dtype) -> int:
+    like = TAGS[dtype]
+
+    def body(work):
+        _, x, residual, weight, normed, total, tokens, width, eps = to_fixed_tuple(array(work, (9,), INT64), 9)
+        shape, eps = (tokens, width), np.float32(np.int64(eps).view(np.float64))
+        adding = residual != NO_TENSOR
+        x, residual, weight = array(x, shape, like), array(residual, shape, like), array(weight, (width,), like)
+        normed, total = array(normed, shape, like), array(total, shape, like)
+        block = take(work)
+        while block * BLOCK < tokens:
+            for row in range(block * BLOCK, min((block + 1) * BLOCK, tokens)):
+                if adding:
+                    add(x[row], residual[row], total[row])
+                norm(total[row], weight, eps, normed[row])
+            block = take(work)
+
+    return on_each_thread(body)
+
+
+@compiled()
+def add(x, residual, total):
+    for i in range(len(x)):
+        total[i] = narrow(widen(x[i]) + widen(residual[i]), total[i])
+
+
+@compiled()
+def norm(x, weight, eps, normed):
+    squares = np.float32(0)
+    for i in range(len(x)):
+        squares += widen(x[i]) * widen(x[i])
+    factor = np.float32(1) / np.sqrt(squares / np.float32(len(x)) + eps)
+    for i in range(len(x)):
+        one = narrow(widen(x[i]) * factor, x[i])
+        normed[i] = narrow(widen(one) * widen(weight[i]), x[i])
+
+
+# endregion
+
+
+# region rotate_store
+def rotate_store(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    norms: tuple[Tensor, Tensor] | None,
+    eps: float,
+) -> Tensor:
+    pages, kv_heads, page_size, head_dim = keys.shape
+    tokens, width = qkv.shape
+    heads = width // head_dim - 2 * kv_heads
+    q = torch.empty((tokens, heads, head_dim), dtype=qkv.dtype)
+    q_norm, k_norm = (NO_TENSOR, NO_TENSOR) if norms is None else (norms[0].data_ptr(), norms[1].data_ptr())
+    rotate_store_kernel(
+        rotate_store_body(qkv.dtype),
+        (qkv.data_ptr(), cos.data_ptr(), sin.data_ptr(), positions.data_ptr(), slots.data_ptr()),
+        (keys.data_ptr(), values.data_ptr(), q_norm, k_norm, q.data_ptr()),
+        (tokens, qkv.stride(0), heads, head_dim, cos.shape[0], pages, kv_heads, page_size),
+        eps,
+        threads_for(tokens * width / 2e3),
+        OPENMP,
+    )
+    return q
+
+
+@compiled()
+def rotate_store_kernel(body, inputs, others, sizes, eps, threads, openmp):
+    """Look at all positions and slots before anything is written anywhere."""
+    tokens, _, _, _, most_positions, pages, _, page_size = sizes
+    positions, slots = array(inputs[3], (tokens,), INT64), array(inputs[4], (tokens,), INT64)
+    for token in range(tokens):
+        if positions[token] < 0 or positions[token] >= most_positions:
+            raise IndexError("a position is outside of the tables of angles")
+        if slots[token] >= pages * page_size:
+            raise IndexError("a slot is outside of the pool")
+    spread(body, np.array((0, *inputs, *others, *sizes, np.float64(eps).view(np.int64))), threads, openmp)
+
+
+@cache
+def rotate_store_body(dtype: torch.dtype) -> int:
+    like = TAGS[dtype]
+
+    def body(work):
+        (
+            _, qkv, cos, sin, positions, slots, keys, values, q_norm, k_norm, q,
+            tokens, stride, heads, head_dim, most_positions, pages, kv_heads, page_size, eps,
+        ) = to_fixed_tuple(array(work, (20,), INT64), 20)  # fmt: skip
+        half, pool, eps = (
+            head_dim // 2,
+            (pages, kv_heads, page_size, head_dim),
+            np.float32(np.int64(eps).view(np.float64)),
+        )
+        qkv, q = array(qkv, (tokens, stride), like), array(q, (tokens, heads, head_dim), like)
+        cos, sin = array(cos, (most_positions, half), FLOAT32), array(sin, (most_positions, half), FLOAT32)
+        positions, slots = array(positions, (tokens,), INT64), array(slots, (tokens,), INT64)
+        keys, values = array(keys, pool, like), array(values, pool, like)
+        normed = np.empty(head_dim, q.dtype)
+        has_norms = q_norm != NO_TENSOR
+        q_norm, k_norm = array(q_norm, (head_dim,), like), array(k_norm, (head_dim,), like)
+        block = take(work)
+        while block * BLOCK < tokens:
+            for token in range(block * BLOCK, min((block + 1) * BLOCK, tokens)):
+                row, slot = qkv[token], slots[token]
+                angles = cos[positions[token]], sin[positions[token]]
+                page, offset = slot // page_size, slot % page_size
+                for head in range(heads + kv_heads):
+                    x = row[head * head_dim : (head + 1) * head_dim]
+                    if has_norms:
+                        norm(x, q_norm if head < heads else k_norm, eps, normed)
+                        x = normed
+                    if head < heads:
+                        rotate(x, angles, q[token, head])
+                    elif slot >= 0:
+                        rotate(x, angles, keys[page, head - heads, offset])
+                if slot >= 0:
+                    for head in range(kv_heads):
+                        first = (heads + kv_heads + head) * head_dim
+                        values[page, head, offset] = row[first : first + head_dim]
+            block = take(work)
+
+    return on_each_thread(body)
+
+
+@compiled()
+def rotate(x, angles, turned):
+    """Turn each pair (i, i + half) by its angle."""
+    cos, sin = angles
+    half = len(cos)
+    for i in range(half):
+        first, second = widen(x[i]), widen(x[half + i])
+        turned[i] = narrow(first * cos[i] - second * sin[i], x[i])
+        turned[half + i] = narrow(second * cos[i] + first * sin[i], x[i])
+
+
+# endregion
+
+
+# region swiglu
+def swiglu(gate_up: Tensor) -> Tensor:
+    gate_up = gate_up.contiguous()
+    tokens, inner = gate_up.shape[0], gate_up.shape[1] // 2
+    result = torch.empty((tokens, inner), dtype=gate_up.dtype)
+    arguments = gate_up.data_ptr(), result.data_ptr(), tokens, inner
+    launch(swiglu_body(gate_up.dtype), arguments, 0.0, threads_for(tokens * inner / 2e3), OPENMP)
+    return result
+
+
+@cache
+def swiglu_body(dtype: torch.dtype) -> int:
+    like = TAGS[dtype]
+
+    def body(work):
+        _, gate_up, result, tokens, inner, _ = to_fixed_tuple(array(work, (6,), INT64), 6)
+        gate_up, result = array(gate_up, (tokens, 2, inner), like), array(result, (tokens, inner), like)
+        block = take(work)
+        while block * BLOCK < tokens:
+            for row in range(block * BLOCK, min((block + 1) * BLOCK, tokens)):
+                gate(gate_up[row, 0], gate_up[row, 1], result[row])
+            block = take(work)
+
+    return on_each_thread(body)
+
+
+@compiled()
+def gate(opening, up, result):
+    """silu(opening) * up."""
+    for i in range(len(opening)):
+        x = widen(opening[i])
+        opened = narrow(x / (np.float32(1) + exp2(-x * LOG2_E)), opening[i])
+        result[i] = narrow(widen(opened) * widen(up[i]), opening[i])
+
+
+# endregion

@@ -1,0 +1,209 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+"""What stands between the matrix products, as Triton kernels: each reads its input once and writes its result once.
+
+They round to the dtype where the references do, and compute in float32 in between.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BYTES = 4096  # of K or V or q that a program of rotate_store takes; whole heads of one token at least
+INNER = 1024  # numbers of a row that a program of swiglu makes
+
+
+# region add_norm
+@triton.jit
+def add_norm_kernel(
+    x,  # [tokens, width]
+    residual,  # [tokens, width], or None
+    weight,  # [width]
+    normed,  # [tokens, width]
+    total,  # [tokens, width]; not written without a residual
+    eps,
+    width: tl.constexpr,
+    block_width: tl.constexpr,
+):
+    """A program takes one token."""
+    dim = tl.arange(0, block_width)
+    here = tl.program_id(0).to(tl.int64) * width + dim
+    is_here = dim < width
+    wide = tl.load(x + here, mask=is_here, other=0.0).to(tl.float32)
+    if residual is not None:
+        wide += tl.load(residual + here, mask=is_here, other=0.0).to(tl.float32)
+        rounded = wide.to(total.dtype.element_ty)
+        tl.store(total + here, rounded, mask=is_here)
+        wide = rounded.to(tl.float32)  # the norm is of the sum as it is kept
+    scaled = (wide * tl.rsqrt(tl.sum(wide * wide) / width + eps)).to(normed.dtype.element_ty)
+    scaled = scaled.to(tl.float32) * tl.load(weight + dim, mask=is_here, other=0.0).to(tl.float32)
+    tl.store(normed + here, scaled.to(normed.dtype.element_ty), mask=is_here)
+
+
+# endregion
+
+
+# region rotate_store
+@triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["positions", "slots"])
+def rotate_store_kernel(
+    qkv,  # [tokens, heads + 2 * kv_heads, head_dim], rows `stride` apart
+    stride,
+    cos,  # [positions, half] float32
+    sin,
+    positions,
+    slots,
+    keys,  # [pages, kv_heads, page_size, head_dim]
+    values,
+    q_norm,  # [head_dim], or None
+    k_norm,
+    query,  # [tokens, heads, head_dim]
+    tokens,
+    eps,
+    heads: tl.constexpr,
+    kv_heads: tl.constexpr,
+    page_size: tl.constexpr,
+    half: tl.constexpr,  # of head_dim
+    block_half: tl.constexpr,
+    block_tokens: tl.constexpr,
+):
+    """A program takes one head of block_tokens tokens: a head of q, or of k, or of v."""
+    token = tl.program_id(0).to(tl.int64) * block_tokens + tl.arange(0, block_tokens)
+    head, dim = tl.program_id(1), tl.arange(0, block_half)
+    is_half = (token < tokens)[:, None] & (dim < half)
+    here = token[:, None] * stride + head * 2 * half + dim
+    first = tl.load(qkv + here, mask=is_half, other=0.0)
+    second = tl.load(qkv + here + half, mask=is_half, other=0.0)
+    if head < heads + kv_heads:  # v is stored as it is
+        a, b = first.to(tl.float32), second.to(tl.float32)
+        if q_norm is not None:
+            norm = q_norm
+            if head >= heads:
+                norm = k_norm
+            scale = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / (2 * half) + eps)[:, None]
+            a = weighted(a * scale, tl.load(norm + dim, mask=dim < half, other=0.0))
+            b = weighted(b * scale, tl.load(norm + half + dim, mask=dim < half, other=0.0))
+        position = tl.load(positions + token, mask=token < tokens, other=0)[:, None]
+        c = tl.load(cos + position * half + dim, mask=is_half, other=0.0)
+        s = tl.load(sin + position * half + dim, mask=is_half, other=0.0)
+        first, second = (a * c - b * s).to(first.dtype), (b * c + a * s).to(second.dtype)
+    if head < heads:
+        there = (token * heads + head)[:, None] * 2 * half + dim
+        tl.store(query + there, first, mask=is_half)
+        tl.store(query + there + half, second, mask=is_half)
+    else:
+        side = keys
+        if head >= heads + kv_heads:
+            side = values
+        slot = tl.load(slots + token, mask=token < tokens, other=-1).to(tl.int64)
+        row = (slot // page_size * kv_heads + (head - heads) % kv_heads) * page_size + slot % page_size
+        there = row[:, None] * 2 * half + dim
+        is_stored = (slot >= 0)[:, None] & (dim < half)
+        tl.store(side + there, first, mask=is_stored)
+        tl.store(side + there + half, second, mask=is_stored)
+
+
+@triton.jit
+def weighted(x, weight):
+    """x * weight, both rounded to the weight's dtype before and after."""
+    return (x.to(weight.dtype).to(tl.float32) * weight.to(tl.float32)).to(weight.dtype).to(tl.float32)
+
+
+# endregion
+
+
+# region swiglu
+@triton.jit
+def swiglu_kernel(
+    gate_up,  # [tokens, 2 * inner]
+    result,  # [tokens, inner]
+    inner: tl.constexpr,
+    block_inner: tl.constexpr,
+):
+    """A program makes block_inner numbers of one token."""
+    token = tl.program_id(0).to(tl.int64)
+    dim = tl.program_id(1) * block_inner + tl.arange(0, block_inner)
+    gate = tl.load(gate_up + token * 2 * inner + dim, mask=dim < inner, other=0.0)
+    up = tl.load(gate_up + token * 2 * inner + inner + dim, mask=dim < inner, other=0.0)
+    wide = gate.to(tl.float32)
+    small = tl.exp(-tl.abs(wide))  # of two forms of the sigmoid, each where its power is below 1
+    opened = (wide * tl.where(wide < 0, small, 1.0) / (1.0 + small)).to(gate.dtype)
+    tl.store(result + token * inner + dim, (opened.to(tl.float32) * up.to(tl.float32)).to(gate.dtype), mask=dim < inner)
+
+
+# endregion
+
+
+def add_norm_constants(width: int) -> dict[str, int]:
+    return {"width": width, "block_width": triton.next_power_of_2(width)}
+
+
+def add_norm_options(width: int) -> dict[str, int]:
+    """Sixteen numbers a thread, as far as threads go."""
+    return {"num_warps": min(max(triton.next_power_of_2(width) // 512, 1), 16)}
+
+
+def add_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    tokens, width = x.shape
+    x = x.contiguous()
+    residual = None if residual is None else residual.contiguous()
+    normed = torch.empty_like(x)
+    total = x if residual is None else torch.empty_like(x)
+    if tokens > 0:
+        shape = add_norm_constants(width), add_norm_options(width)
+        with torch.cuda.device(x.get_device()):
+            add_norm_kernel[(tokens,)](x, residual, weight, normed, total, eps, **shape[0], **shape[1])
+    return normed, total
+
+
+def rotate_store_constants(heads: int, kv_heads: int, page_size: int, head_dim: int, itemsize: int) -> dict[str, Any]:
+    block_half = triton.next_power_of_2(head_dim // 2)
+    return {
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "page_size": page_size,
+        "half": head_dim // 2,
+        "block_half": block_half,
+        "block_tokens": max(BYTES // (2 * block_half * itemsize), 1),
+    }
+
+
+def rotate_store(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    norms: tuple[Tensor, Tensor] | None,
+    eps: float,
+) -> Tensor:
+    if qkv.stride(1) != 1 or not (keys.is_contiguous() and values.is_contiguous()):
+        raise ValueError(
+            f"the Triton rotate_store takes rows of consecutive numbers and whole layers of a pool, got strides "
+            f"{qkv.stride()} of qkv, {keys.stride()} of keys, {values.stride()} of values"
+        )
+    tokens, (_, kv_heads, page_size, head_dim) = len(qkv), keys.shape
+    heads = qkv.shape[1] // head_dim - 2 * kv_heads
+    query = qkv.new_empty(tokens, heads, head_dim)
+    if tokens > 0:
+        shape = rotate_store_constants(heads, kv_heads, page_size, head_dim, qkv.element_size())
+        grid = triton.cdiv(tokens, shape["block_tokens"]), heads + 2 * kv_heads
+        norm = norms or (None, None)
+        with torch.cuda.device(qkv.get_device()):
+            rotate_store_kernel[grid](
+                qkv, qkv.stride(0), cos, sin, positions, slots, keys, values, *norm, query, tokens, eps, **shape
+            )
+    return query
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    tokens, inner = len(gate_up), gate_up.shape[1] // 2
+    result = gate_up.new_empty(tokens, inner)
+    if tokens > 0:
+        with torch.cuda.device(gate_up.get_device()):
+            grid = tokens, triton.cdiv(inner, INNER)
+            swiglu_kernel[grid](gate_up.contiguous(), result, inner=inner, block_inner=INNER)
+    return result

@@ -1,0 +1,99 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+"""Compiled functions on torch's own threads.
+
+torch multiplies matrices on the threads of an OpenMP library, and after each product they spin for milliseconds in wait
+of the next. Other threads, as numba's, would fight them for the cores several times a layer. So the kernels here run on
+the same ones. It takes one call: GOMP_parallel(body, work, threads, 0) calls body(work) on each.
+
+A body is compiled by `on_each_thread`. `work` is the address of its arguments, of which the first is a counter: each
+thread takes a number, does that part, and takes another, until none are left.
+"""
+
+import ctypes
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from phase2_prefill_decode.kernels.numbers_cpu import FAST, compiled
+
+LITTLE = 20.0  # microseconds of work; it is done before other threads have begun
+
+INT, ADDRESS = ir.IntType(32), ir.IntType(64)
+
+
+def _openmp() -> int:
+    """The address of GOMP_parallel in the library that torch runs on. 0: there is none, and one thread does it all.
+
+    GNU's library has it, and LLVM's has it for programs that were made for GNU's.
+    """
+    ending = "dylib" if sys.platform == "darwin" else "so"
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / f"libtorch_cpu.{ending}"))
+        return ctypes.cast(library.GOMP_parallel, ctypes.c_void_p).value or 0
+    except (OSError, AttributeError):
+        return 0
+
+
+OPENMP = _openmp()
+
+
+def threads_for(microseconds: float) -> int:
+    """How many threads to use for so much work: as many as torch does, or one."""
+    return torch.get_num_threads() if microseconds > LITTLE and OPENMP else 1
+
+
+def on_each_thread(body: Callable[[Any], None]) -> int:
+    """Compile a body, and give its address."""
+    options: dict[str, Any] = {"fastmath": FAST, "error_model": "numpy"}
+    try:
+        made = numba.cfunc(types.void(types.int64), cache=True, **options)(body)
+    except RuntimeError:  # nowhere to keep it; see `compiled`
+        made = numba.cfunc(types.void(types.int64), **options)(body)
+    _KEPT.append(made)
+    return int(made.address)
+
+
+_KEPT: list[Any] = []  # machine code whose addresses are in use
+
+
+@intrinsic
+def spread(context, body, work, threads, openmp):
+    """Run a body on so many threads, and come back when all are done. `work` is an array here."""
+
+    def generate(context, builder, signature, args):
+        body, array, threads, openmp = args
+        work = builder.ptrtoint(context.make_array(signature.args[1])(context, builder, array).data, ADDRESS)
+        alone = ir.FunctionType(ir.VoidType(), [ADDRESS]).as_pointer()
+        parallel = ir.FunctionType(ir.VoidType(), [ADDRESS, ADDRESS, INT, INT]).as_pointer()
+        with builder.if_else(builder.icmp_signed("==", threads, ADDRESS(1))) as (one, many):
+            with one:
+                builder.call(builder.inttoptr(body, alone), [work])
+            with many:
+                builder.call(builder.inttoptr(openmp, parallel), [body, work, builder.trunc(threads, INT), INT(0)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, work, types.int64, types.int64), generate
+
+
+@compiled()
+def launch(body, arguments, number, threads, openmp):
+    """Run a body whose arguments are integers and, last, one that is not."""
+    spread(body, np.array((0, *arguments, np.float64(number).view(np.int64))), threads, openmp)
+
+
+@intrinsic
+def take(context, work):
+    """The next number of the counter. No two threads get the same."""
+
+    def generate(context, builder, signature, args):
+        return builder.atomic_rmw("add", builder.inttoptr(args[0], ADDRESS.as_pointer()), ADDRESS(1), "monotonic")
+
+    return types.int64(types.int64), generate

@@ -1,0 +1,42 @@
+"""Linear: a matrix product whose weight is laid out once, for the machine it runs on.
+
+torch gives a bfloat16 product on a CPU to oneDNN, which wants the weight in blocks and lays it out anew at every call.
+A model multiplies by the same weights at every step, so here they are laid out when the model is loaded. The operators
+for that are private to torch. Where they are missing or refuse, the plain product gives the same answer, more slowly.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+Product = Callable[[Tensor], Tensor]
+
+
+class Linear:
+    """rows @ weight.T + bias. rows: [tokens, in]; weight: [out, in]; result: [tokens, out].
+
+    A weight that is packed is a copy: the original is not kept alive, and what is written to it later changes nothing.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        packed = _packed(weight, bias)
+        self.is_packed = packed is not None
+        self._product = packed or (lambda rows: linear(rows, weight, bias))
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return self._product(rows)
+
+
+def _packed(weight: Tensor, bias: Tensor | None) -> Product | None:
+    """The product by a weight in oneDNN's own layout, or None where that cannot be had."""
+    if weight.device.type != "cpu" or weight.dtype != torch.bfloat16:
+        return None
+    try:
+        blocks = torch.ops.mkldnn._reorder_linear_weight(weight)
+        multiply = torch.ops.mkldnn._linear_pointwise.default
+        multiply(weight.new_zeros(1, weight.shape[1]), blocks, bias, "none", [], "")
+    except (AttributeError, RuntimeError):
+        return None
+    return lambda rows: multiply(rows, blocks, bias, "none", [], "")

@@ -1,0 +1,147 @@
+"""Batches for attention over pages, each with the answer of an oracle that has never seen a page.
+
+The oracle is torch's own attention in float64, sequence by sequence, on keys and values in one piece. Only then are
+they cut into pages, by plain indexing, in a pool that is NaN wherever no live token lies.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from phase1_kv_pool.kernels import place_to_try
+from phase2_prefill_decode.kernels.attention import Attend, Ragged
+
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+NO_PAGE = 2**31 - 1  # what stands in a page table behind the last page; whoever reads there, crashes
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What `attend` is given, and the keys and values in one piece, a sequence each."""
+
+    query: Tensor
+    keys: Tensor
+    values: Tensor
+    ragged: Ragged
+    k: list[Tensor]  # [length, kv_heads, head_dim]
+    v: list[Tensor]
+    tables: list[list[int]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A ragged batch: for each sequence how many tokens it has, and how many of them are new."""
+
+    lengths: list[int]
+    new: list[int]
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 64
+    page_size: int = 16
+    window: int | None = None
+    scale: float | None = None
+    spread: float = 1.0  # of the queries; a large one makes a softmax with one winner
+
+    def inputs(self, way: str, dtype: torch.dtype) -> Inputs:
+        torch.manual_seed(sum(self.lengths))
+        device = place_to_try(way)
+        query = (torch.randn(sum(self.new), self.heads, self.head_dim) * self.spread).to(dtype)
+        k = [torch.randn(length, self.kv_heads, self.head_dim).to(dtype) for length in self.lengths]
+        v = [torch.randn(length, self.kv_heads, self.head_dim).to(dtype) for length in self.lengths]
+        counts = [-(-length // self.page_size) for length in self.lengths]
+        free = torch.randperm(sum(counts) + 3).tolist()
+        tables = [[free.pop() for _ in range(count)] for count in counts]
+        shape = sum(counts) + 3, self.kv_heads, self.page_size, self.head_dim
+        keys, values = (torch.full(shape, torch.nan, dtype=dtype) for _ in "kv")
+        for sequence, table in enumerate(tables):
+            for position in range(self.lengths[sequence]):
+                page, offset = table[position // self.page_size], position % self.page_size
+                keys[page, :, offset] = k[sequence][position]
+                values[page, :, offset] = v[sequence][position]
+        pages = torch.full((len(tables), max(counts) + 2), NO_PAGE, dtype=torch.int32)
+        for row, table in zip(pages, tables, strict=True):
+            row[: len(table)] = torch.tensor(table, dtype=torch.int32)
+        ragged = Ragged(
+            starts=torch.tensor([0, *self.new], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device),
+            lengths=torch.tensor(self.lengths, dtype=torch.int32, device=device),
+            pages=pages.to(device),
+            longest_query=max(self.new),
+            longest=max(self.lengths),
+        )
+        return Inputs(query.to(device), keys.to(device), values.to(device), ragged, k, v, tables)
+
+    def run(self, attend: Attend, inputs: Inputs) -> Tensor:
+        """What `attend` makes of it, on the CPU. It may not touch what it is given."""
+        before = [side.clone() for side in (inputs.query, inputs.keys, inputs.values)]
+        found = attend(inputs.query, inputs.keys, inputs.values, inputs.ragged, self.scaling, self.window)
+        for side, was in zip((inputs.query, inputs.keys, inputs.values), before, strict=True):
+            assert torch.equal(side.nan_to_num(7.0), was.nan_to_num(7.0))
+        assert found.shape == inputs.query.shape
+        assert found.dtype == inputs.query.dtype
+        return found.cpu()
+
+    @property
+    def scaling(self) -> float:
+        return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    def oracle(self, inputs: Inputs) -> Tensor:
+        """[tokens, heads, head_dim] in float64."""
+        queries = inputs.query.cpu().split(self.new)
+        rows = []
+        for query, k, v in zip(queries, inputs.k, inputs.v, strict=True):
+            new, length = len(query), len(k)
+            mask = torch.ones(new, length, dtype=torch.bool).tril(length - new)
+            if self.window is not None:
+                mask = mask.triu(length - new - self.window + 1)
+            q, k, v = (side.transpose(0, 1).double() for side in (query, k, v))
+            if new > 0:
+                rows.append(scaled_dot_product_attention(q, k, v, mask, scale=self.scaling, enable_gqa=True))
+        return torch.cat(rows, 1).transpose(0, 1)
+
+
+def prompts(*lengths: int, **shape: object) -> Case:
+    return Case(list(lengths), list(lengths), **shape)  # type: ignore[arg-type]
+
+
+def decodes(*lengths: int, **shape: object) -> Case:
+    return Case(list(lengths), [1] * len(lengths), **shape)  # type: ignore[arg-type]
+
+
+EDGES = {
+    "first_token": decodes(1),
+    "around_a_page": decodes(15, 16, 17),
+    "around_two_pages": decodes(31, 32, 33),
+    "decodes_of_any_length": decodes(1, 70, 16, 3, 129),
+    "a_decode_over_many_splits": decodes(1100),
+    "long_beside_short": decodes(1025, 1, 513, 300),
+    "around_512": decodes(511, 512, 513),
+    "prompt_of_one": prompts(1),
+    "prompts_around_a_page": prompts(15, 16, 17),
+    "prompts_around_tiles": prompts(63, 64, 65, 127, 129),
+    "prompts_of_any_length": prompts(5, 90, 1, 32),
+    "a_long_prompt": prompts(300),
+    "many_rows_in_a_tile": prompts(100, 65, 49, heads=1, kv_heads=1, head_dim=16),
+    "a_request_without_tokens": prompts(7, 0, 20),
+    "a_chunk": Case([50], [20]),
+    "a_last_token_of_many_chunks": Case([40, 65], [3, 1]),
+    "chunks_around_a_page": Case([48, 33, 47], [16, 17, 15]),
+    "prompts_and_decodes": Case([20, 70, 33, 1, 600], [20, 1, 33, 1, 1]),
+    "all_kinds": Case([130, 33, 200, 64, 9], [100, 1, 2, 64, 5]),
+    "nothing_new": Case([20, 40, 33], [1, 0, 5]),
+    "a_long_chunk_late": Case([700], [90]),
+    **{f"decodes_gqa_{n}": decodes(40, 17, heads=2 * n, kv_heads=2) for n in range(1, 9)},
+    **{f"prompts_gqa_{n}": prompts(20, 17, heads=2 * n, kv_heads=2) for n in (1, 3, 4, 6, 8)},
+    "one_head": decodes(40, 17, heads=1, kv_heads=1),
+    **{f"decodes_of_heads_of_{n}": decodes(40, 17, head_dim=n) for n in (32, 80, 96, 128, 256)},
+    **{f"prompts_of_heads_of_{n}": prompts(20, 17, head_dim=n) for n in (32, 80, 96, 128, 256)},
+    **{f"decodes_in_pages_of_{n}": decodes(1, 63, 64, 65, 150, page_size=n) for n in (1, 5, 64, 256)},
+    **{f"prompts_in_pages_of_{n}": prompts(1, 63, 65, page_size=n) for n in (1, 5, 64)},
+    **{f"mixture_in_pages_of_{n}": Case([63, 65, 90], [63, 1, 30], page_size=n) for n in (1, 64)},
+    **{f"decodes_window_{n}": decodes(1, 7, 33, 150, 600, window=n) for n in (1, 5, 16, 40, 520, 4096)},
+    **{f"prompts_window_{n}": prompts(1, 7, 33, 150, window=n) for n in (1, 5, 16, 40, 4096)},
+    **{f"mixture_window_{n}": Case([100, 33, 700, 90], [40, 33, 1, 5], window=n) for n in (1, 5, 40, 4096)},
+    "another_scale": decodes(50, 3, scale=0.37),
+    "another_scale_for_prompts": prompts(50, 3, scale=0.37),
+}

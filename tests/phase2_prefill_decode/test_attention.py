@@ -1,0 +1,133 @@
+"""Every way to attend over pages, over the edges, against torch's attention in float64 on keys in one piece."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phase1_kv_pool.kernels import WAYS
+from phase2_prefill_decode.kernels.attention import ATTEND
+from tests.phase1_kv_pool.support import bits, every_way, every_way_and_dtype
+from tests.phase2_prefill_decode.attention_cases import EDGES, TOLERANCE, Case, decodes, prompts
+
+
+def every_way_and_case() -> list[Any]:
+    """Parameters (way, dtype, case)."""
+    return [
+        pytest.param(*param.values, case, marks=param.marks, id=f"{param.id}-{name}")
+        for param in every_way_and_dtype()
+        for name, case in EDGES.items()
+    ]
+
+
+def check(way: str, dtype: torch.dtype, case: Case) -> None:
+    inputs = case.inputs(way, dtype)
+    found = case.run(ATTEND.load(way), inputs)
+    torch.testing.assert_close(found.double(), case.oracle(inputs), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize(("way", "dtype", "case"), every_way_and_case())
+def test_each_token_sees_what_its_sequence_has_in_its_pages(way: str, dtype: torch.dtype, case: Case) -> None:
+    check(way, dtype, case)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    lengths = draw(st.lists(st.integers(1, 70), min_size=1, max_size=4))
+    kind = draw(st.sampled_from(["prompts", "decodes", "mixture"]))
+    new = {
+        "prompts": lambda: list(lengths),
+        "decodes": lambda: [1] * len(lengths),
+        "mixture": lambda: [draw(st.integers(0, length)) for length in lengths],
+    }[kind]()
+    new[0] = max(new[0], 1)
+    kv_heads = draw(st.integers(1, 3))
+    return Case(
+        lengths,
+        new,
+        heads=kv_heads * draw(st.integers(1, 5)),
+        kv_heads=kv_heads,
+        head_dim=draw(st.sampled_from([16, 48, 64, 80])),
+        page_size=draw(st.sampled_from([1, 2, 7, 16, 32])),
+        window=draw(st.none() | st.integers(1, 80)),
+    )
+
+
+@pytest.mark.parametrize("way", every_way())
+@settings(max_examples=60)
+@given(case=cases())
+def test_any_batch_in_any_pool(way: str, case: Case) -> None:
+    check(way, torch.float32, case)
+
+
+@pytest.mark.parametrize(
+    "case", [decodes(70, 600, spread=150.0), prompts(70, spread=150.0)], ids=["decodes", "prompts"]
+)
+@pytest.mark.parametrize("way", every_way())
+def test_scores_of_hundreds_do_not_overflow(way: str, case: Case) -> None:
+    """exp(89) is infinite in float32. Rounding of a score of 300 moves its weight by 3e-5, hence the tolerance."""
+    inputs = case.inputs(way, torch.float32)
+    assert (inputs.query.cpu()[:, 0] @ inputs.k[0][:, 0].T).max() * case.scaling > 89
+    found = case.run(ATTEND.load(way), inputs)
+    torch.testing.assert_close(found.double(), case.oracle(inputs), atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")  # Triton's interpreter on a row of NaN
+@pytest.mark.parametrize("side", ["query", "keys", "values"])
+@pytest.mark.parametrize("case", [decodes(40, 600, 33), prompts(40, 70, 33)], ids=["decodes", "prompts"])
+@pytest.mark.parametrize("way", every_way())
+def test_a_nan_stays_in_its_request_and_stays_a_nan(way: str, case: Case, side: str) -> None:
+    """Whoever sees it gets NaN, so that the request can be failed. No other request notices."""
+    inputs = case.inputs(way, torch.float32)
+    clean = case.run(ATTEND.load(way), inputs)
+    first, last = sum(case.new[:1]), sum(case.new[:2])
+    if side == "query":
+        inputs.query[last - 1] = torch.nan
+    else:
+        position = case.lengths[1] - 3
+        getattr(inputs, side)[inputs.tables[1][position // 16], :, position % 16] = torch.nan
+    found = case.run(ATTEND.load(way), inputs)
+    hit = max(first, last - (1 if side == "query" else 3))
+    assert found[hit:last].isnan().all()
+    assert torch.equal(found[:first], clean[:first])
+    assert torch.equal(found[last:], clean[last:])
+
+
+@pytest.mark.parametrize("way", every_way())
+def test_a_padding_row_of_no_tokens_is_zero(way: str) -> None:
+    """A captured batch is filled up with rows of length 0, each with a query and no page of its own."""
+    case = decodes(40, 33, 17)
+    inputs = case.inputs(way, torch.float32)
+    wanted = case.oracle(inputs)
+    inputs.ragged.lengths[1] = 0
+    inputs.ragged.pages[1] = 2**31 - 1
+    found = case.run(ATTEND.load(way), inputs)
+    assert not found[1].any()
+    torch.testing.assert_close(found[::2].double(), wanted[::2], atol=1e-5, rtol=1e-5)
+
+
+COMPANY = Case([130, 33, 200, 64, 9, 1100], [100, 1, 2, 64, 5, 1])
+
+
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "triton"])
+def test_on_a_cpu_company_does_not_change_a_bit(way: str, dtype: torch.dtype, window: int | None) -> None:
+    case = replace(COMPANY, window=window)
+    inputs = case.inputs(way, dtype)
+    together = case.run(ATTEND.load(way), inputs).split(case.new)
+    queries = inputs.query.split(case.new)
+    for number, (length, new) in enumerate(zip(case.lengths, case.new, strict=True)):
+        ragged = replace(
+            inputs.ragged,
+            starts=torch.tensor([0, new], dtype=torch.int32),
+            lengths=inputs.ragged.lengths[number : number + 1],
+            pages=inputs.ragged.pages[number : number + 1],
+            longest_query=new,
+            longest=length,
+        )
+        alone = ATTEND.load(way)(queries[number], inputs.keys, inputs.values, ragged, case.scaling, window)
+        assert torch.equal(bits(alone), bits(together[number]))

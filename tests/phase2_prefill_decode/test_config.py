@@ -1,0 +1,321 @@
+"""A config.json means what transformers takes it for: its configurations and its models are asked."""
+
+import json
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from phase1_kv_pool.layout import KVLayout
+from phase2_prefill_decode.config import ModelConfig
+from phase2_prefill_decode.fields import ConfigError
+from phase2_prefill_decode.rope import Rope
+from tests.phase2_prefill_decode.models import FAMILIES, SIZES, VARIANTS, saved, tiny_model, variant
+
+FOUR: dict[str, Any] = {"vocab_size": 256, "n_layer": 2, "n_head": 4, "n_embd": 64}
+OPTIONAL = "num_key_value_heads", "max_position_embeddings", "eos_token_id"
+BARE = {name: value for name, value in SIZES.items() if name not in OPTIONAL}  # what a file must at least say
+
+
+def windows_of(model: Any) -> tuple[int | None, ...]:
+    """What the layers of a model use."""
+    of_all = model.config.sliding_window if model.config.model_type == "mistral" else None
+    return tuple(getattr(layer.self_attn, "sliding_window", of_all) for layer in model.model.layers)
+
+
+def counted(config: Any) -> int:
+    """The parameters of transformers' model, made without memory."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_is_read_as_transformers_made_it(name: str, tmp_path: Path) -> None:
+    model = variant(name)
+    config, theirs = ModelConfig.from_pretrained(saved(model, tmp_path)), model.config
+    attention, mlp = model.model.layers[0].self_attn, model.model.layers[0].mlp
+    assert config.family == theirs.model_type
+    assert (config.vocab_size, config.n_layer) == (theirs.vocab_size, theirs.num_hidden_layers)
+    assert (config.n_head, config.n_kv_head) == (theirs.num_attention_heads, theirs.num_key_value_heads)
+    assert (config.n_embd, config.n_inner) == (theirs.hidden_size, theirs.intermediate_size)
+    assert config.head_dim == attention.head_dim
+    assert config.norm_eps == theirs.rms_norm_eps
+    assert config.max_length == theirs.max_position_embeddings
+    assert config.qkv_bias == (attention.q_proj.bias is not None) == (attention.v_proj.bias is not None)
+    assert config.out_bias == (attention.o_proj.bias is not None)
+    assert config.mlp_bias == (mlp.gate_proj.bias is not None) == (mlp.down_proj.bias is not None)
+    assert config.qk_norm == hasattr(attention, "q_norm")
+    assert config.tied == (model.lm_head.weight is model.model.embed_tokens.weight)
+    assert config.windows == windows_of(model)
+    assert config.rope.kind == theirs.rope_parameters["rope_type"]
+    assert config.rope.theta == theirs.rope_parameters["rope_theta"]
+    assert config.dtype == "float32"
+    assert config.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert config.kv_layout(8) == KVLayout.from_config(tmp_path, 8, dtype="float32")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_a_file_does_not_say_is_what_transformers_takes_it_for(family: str) -> None:
+    sizes = BARE | {"num_attention_heads": 32, "hidden_size": 512}
+    theirs = AutoConfig.for_model(family, **sizes)
+    config = ModelConfig.from_dict({"model_type": family, **sizes})
+    eos = theirs.eos_token_id
+    assert config.n_kv_head == theirs.num_key_value_heads
+    assert config.head_dim == getattr(theirs, "head_dim", 512 // 32)
+    assert config.norm_eps == theirs.rms_norm_eps
+    assert config.max_length == theirs.max_position_embeddings
+    assert config.rope == Rope(theta=theirs.rope_parameters["rope_theta"])
+    assert config.tied == theirs.tie_word_embeddings
+    assert config.eos_ids == (() if eos is None else (eos,))
+    assert config.windows[0] == (theirs.sliding_window if family == "mistral" else None)
+    assert config.parameters == counted(theirs)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_null_means_derive_it_or_none(family: str) -> None:
+    nulls = dict.fromkeys(["num_key_value_heads", "rope_scaling", "sliding_window", "eos_token_id", "layer_types"])
+    head_dim = {} if family == "qwen3" else {"head_dim": None}  # which transformers refuses there
+    config = ModelConfig.from_dict({"model_type": family, **BARE, **nulls, **head_dim})
+    assert config.n_kv_head == config.n_head == 4
+    assert config.head_dim == (128 if family == "qwen3" else 16)
+    assert config.windows == (None, None, None)
+    assert config.eos_ids == ()
+    assert config.rope == Rope()
+
+
+# As their makers published them, cut to what counts. The parameters are those their model cards or files state.
+PUBLISHED: dict[int, dict[str, Any]] = {
+    8_030_261_248: {  # Llama 3.1 8B
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128_256, "hidden_size": 4096,
+        "intermediate_size": 14_336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1, "rms_norm_eps": 1e-5, "rope_theta": 500_000.0,
+        "rope_scaling": {
+            "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        "eos_token_id": [128_001, 128_008, 128_009], "max_position_embeddings": 131_072, "torch_dtype": "bfloat16",
+    },
+    7_241_732_096: {  # Mistral 7B
+        "architectures": ["MistralForCausalLM"], "model_type": "mistral", "vocab_size": 32_000, "hidden_size": 4096,
+        "intermediate_size": 14_336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "max_position_embeddings": 32_768, "rms_norm_eps": 1e-5, "rope_theta": 10_000.0, "sliding_window": 4096,
+        "torch_dtype": "bfloat16",
+    },
+    494_032_768: {  # Qwen2.5 0.5B
+        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": 151_936, "hidden_size": 896,
+        "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2,
+        "max_position_embeddings": 32_768, "max_window_layers": 24, "sliding_window": 32_768, "rope_theta": 1_000_000.0,
+        "use_sliding_window": False, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "eos_token_id": 151_645,
+    },
+    596_049_920: {  # Qwen3 0.6B
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 151_936, "hidden_size": 1024,
+        "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
+        "head_dim": 128, "max_position_embeddings": 40_960, "max_window_layers": 28, "rope_scaling": None,
+        "rope_theta": 1_000_000, "sliding_window": None, "use_sliding_window": False, "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16", "eos_token_id": 151_645, "hidden_act": "silu",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("parameters", PUBLISHED)
+def test_models_people_run_have_the_parameters_they_are_said_to_have(parameters: int) -> None:
+    config = ModelConfig.from_dict(PUBLISHED[parameters])
+    assert config.parameters == parameters
+    assert config.bytes == 2 * parameters
+    assert config.rope.theta == PUBLISHED[parameters]["rope_theta"]
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_parameters_are_those_transformers_counts(data: st.DataObject) -> None:
+    def size(top: int) -> int:
+        return data.draw(st.integers(1, top))
+
+    def choice() -> bool:
+        return data.draw(st.booleans())
+
+    kv_heads = size(3)
+    sizes = {
+        "vocab_size": size(99),
+        "num_hidden_layers": size(3),
+        "num_key_value_heads": kv_heads,
+        "num_attention_heads": (heads := kv_heads * size(3)),
+        "hidden_size": heads * 8 * size(3),
+        "intermediate_size": size(99),
+        "tie_word_embeddings": choice(),
+        "eos_token_id": None,
+    }
+    options = {
+        "llama": {"attention_bias": choice(), "mlp_bias": choice(), "head_dim": 8 * size(4)},
+        "mistral": {"head_dim": 8 * size(4)},
+        "qwen2": {},
+        "qwen3": {"attention_bias": choice(), "head_dim": 8 * size(4)},
+    }
+    family = data.draw(st.sampled_from(FAMILIES))
+    config = ModelConfig.from_dict({"model_type": family, **sizes, **options[family]})
+    assert config.parameters == counted(AutoConfig.for_model(family, **sizes, **options[family]))
+
+
+@given(
+    st.sampled_from(["qwen2", "qwen3"]),
+    st.booleans(),
+    st.none() | st.integers(1, 99),
+    st.integers(0, 8),
+    st.none() | st.lists(st.booleans(), min_size=6, max_size=6),
+)
+def test_qwens_windows_are_where_transformers_puts_them(
+    family: str, used: bool, window: int | None, first: int, sliding: list[bool] | None
+) -> None:
+    kinds = None if sliding is None else ["sliding_attention" if one else "full_attention" for one in sliding]
+    written = BARE | {"num_hidden_layers": 6, "num_key_value_heads": 2, "use_sliding_window": used}
+    written |= {"sliding_window": window, "max_window_layers": first, "layer_types": kinds}
+    theirs = AutoConfig.for_model(family, **written)
+    wanted = tuple(theirs.sliding_window if kind == "sliding_attention" else None for kind in theirs.layer_types)
+    if theirs.sliding_window is None and "sliding_attention" in theirs.layer_types:  # there is no window to slide
+        with pytest.raises(ConfigError, match="layer_types must be full_attention for each of 6 layers, got"):
+            ModelConfig.from_dict({"model_type": family, **written})
+    else:
+        assert ModelConfig.from_dict({"model_type": family, **written}).windows == wanted
+
+
+def test_all_tokens_that_either_file_names_end_an_answer(tmp_path: Path) -> None:
+    saved(tiny_model("llama", eos_token_id=[3, 9]), tmp_path)
+    generation = tmp_path / "generation_config.json"
+    for named, wanted in ((9, (3, 9)), ([7, 3], (3, 9, 7)), (None, (3, 9))):
+        generation.write_text(json.dumps({"eos_token_id": named}))
+        assert ModelConfig.from_pretrained(tmp_path).eos_ids == wanted
+    generation.unlink()
+    assert ModelConfig.from_pretrained(tmp_path).eos_ids == (3, 9)
+
+
+def test_the_default_end_counts_only_where_no_file_names_one(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **BARE}))
+    assert ModelConfig.from_pretrained(tmp_path).eos_ids == (2,)
+    for generation, ends in (({}, (2,)), ({"eos_token_id": 11}, (11,))):
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+        assert ModelConfig.from_pretrained(tmp_path).eos_ids == ends
+
+
+@pytest.mark.parametrize(
+    ("written", "dtype"),
+    [
+        ({"dtype": "float16"}, "float16"),
+        ({"torch_dtype": "bfloat16"}, "bfloat16"),
+        ({"torch_dtype": "torch.float16"}, "float16"),
+        ({"dtype": "bfloat16", "torch_dtype": "float16"}, "bfloat16"),
+        ({}, "float32"),
+    ],
+)
+def test_the_dtype_has_had_two_names(written: dict[str, str], dtype: str) -> None:
+    assert ModelConfig.from_dict({"model_type": "llama", **BARE, **written}).dtype == dtype
+
+
+def test_either_name_of_the_architecture_is_enough() -> None:
+    for named in ({"model_type": "qwen2"}, {"architectures": ["Qwen2ForCausalLM"]}):
+        assert ModelConfig.from_dict({**BARE, "num_key_value_heads": 2, **named}).family == "qwen2"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "gpt2"}, r"model_type 'gpt2'.*LlamaForCausalLM, Mistral.*, Qwen2.*, Qwen3ForCausalLM"),
+        ({"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}, "this model is MixtralForCausalLM"),
+        ({"architectures": ["LlamaModel"]}, "this model is LlamaModel .model_type 'llama'"),
+        ({"architectures": ["MistralForCausalLM"]}, "this model is MistralForCausalLM .model_type 'llama'"),
+        ({"architectures": ["LlamaForCausalLM", "LlamaModel"]}, "this model is LlamaForCausalLM, LlamaModel"),
+        ({"model_type": None}, "of no named architecture"),
+        ({"hidden_size": None, "vocab_size": None}, "configuration lacks vocab_size, hidden_size"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported is 'silu' or 'swish'"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config is .*fp8.*; supported is none"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; supported is 1"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5"),
+        ({"is_causal": False}, "is_causal is False; supported is True"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "default, linear, llama3, yarn, got 'dynamic'"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope must be one set of parameters"),
+        ({"rope_parameters": [1]}, "rope must be one set of parameters for all layers, got"),
+        ({"head_dim": 12}, "head_dim must be a multiple of 8 from 8 to 256, got 12"),
+        ({"head_dim": 264}, "head_dim must be a multiple of 8 from 8 to 256, got 264"),
+        ({"hidden_size": 66}, "n_embd 66 is no multiple of its 4 heads"),
+        ({"num_key_value_heads": 3}, "n_head must be a multiple of n_kv_head, got 4 and 3"),
+        ({"attention_bias": "yes"}, "attention_bias must be true or false, got 'yes'"),
+        ({"layer_types": ["sliding_attention"] * 3}, "layer_types must be full_attention for each of 3 layers"),
+        ({"layer_types": ["full_attention"]}, "layer_types must be full_attention for each of 3 layers"),
+        ({"eos_token_id": 307}, "an id of eos_ids must be an integer from 0 to 306, got 307"),
+        ({"eos_token_id": ["</s>"]}, "eos_token_id must be an integer from 0 to .*, got '</s>'"),
+        ({"dtype": "float8_e4m3fn"}, "dtype must be one of float32, bfloat16, float16, got 'float8_e4m3fn'"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be an integer from 1 to .*, got 0"),
+        ({"max_position_embeddings": "long"}, "max_position_embeddings must be an integer from 1 to .*, got 'long'"),
+        ({"rms_norm_eps": -1}, "norm_eps must be a number from 0, got -1"),
+    ],
+)
+def test_what_would_be_computed_wrongly_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ModelConfig.from_dict({"model_type": "llama", **BARE, **change})
+
+
+def test_a_mistral_with_layers_of_two_kinds_is_refused_for_transformers_ignores_them() -> None:
+    written = {"model_type": "mistral", **BARE, "num_key_value_heads": 2, "sliding_window": 7}
+    mixed = ["full_attention", "sliding_attention", "sliding_attention"]
+    with pytest.raises(ConfigError, match="layer_types of a mistral model must say what its sliding_window says"):
+        ModelConfig.from_dict(written | {"layer_types": mixed})
+    assert ModelConfig.from_dict(written | {"layer_types": ["sliding_attention"] * 3}).windows == (7, 7, 7)
+
+
+def test_files_that_are_not_what_they_should_be(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"a model's directory holds a config.json; .*: No such file"):
+        ModelConfig.from_pretrained(tmp_path)
+    for content, message in ((b"{", "is not JSON"), (b"\xff", "is not JSON"), (b"[]", "must hold a JSON object, got")):
+        (tmp_path / "config.json").write_bytes(content)
+        with pytest.raises(ConfigError, match=message):
+            ModelConfig.from_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="must be a JSON object, got list"):
+        ModelConfig.from_dict([])  # type: ignore[arg-type]
+
+
+def test_four_numbers_make_a_model() -> None:
+    config = ModelConfig(**FOUR)
+    assert (config.n_kv_head, config.head_dim, config.n_inner) == (4, 16, 192)
+    assert config.windows == (None, None)
+    assert config.rope == Rope(kind="default", theta=10_000)
+    assert not any((config.qkv_bias, config.out_bias, config.mlp_bias, config.qk_norm, config.tied))
+    assert config.kv_layout() == KVLayout(2, 4, 16, 16, "bfloat16")
+    assert config.kv_layout(64, "float32") == KVLayout(2, 4, 16, 64, "float32")
+    with pytest.raises(FrozenInstanceError):
+        config.n_head = 5  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vocab_size": 0}, "vocab_size must be an integer from 1 to .*, got 0"),
+        ({"n_layer": True}, "n_layer must be an integer from 1 to .*, got True"),
+        ({"n_head": 2.0}, "n_head must be an integer from 1 to .*, got 2.0"),
+        ({"n_embd": -64}, "n_embd must be an integer from 1 to .*, got -64"),
+        ({"n_embd": 65}, "n_embd 65 is no multiple of its 4 heads, and head_dim is not given"),
+        ({"n_kv_head": 3}, "n_head must be a multiple of n_kv_head, got 4 and 3"),
+        ({"n_kv_head": 8}, "n_head must be a multiple of n_kv_head, got 4 and 8"),
+        ({"n_embd": 16}, "head_dim must be a multiple of 8 from 8 to 256, got 4"),
+        ({"n_inner": -1}, "n_inner must be an integer from 0 to .*, got -1"),
+        ({"norm_eps": float("nan")}, "norm_eps must be a number from 0, got nan"),
+        ({"norm_eps": "1e-6"}, "norm_eps must be a number from 0, got '1e-6'"),
+        ({"max_length": 0}, "max_length must be an integer from 1 to .*, got 0"),
+        ({"tied": 1}, "tied must be true or false, got 1"),
+        ({"rope": "llama3"}, "rope must be a Rope, got 'llama3'"),
+        ({"windows": 7}, "windows must be a tuple, got 7"),
+        ({"windows": (7,)}, "windows must be one for each of 2 layers, got 1"),
+        ({"windows": (7, 0)}, "a window must be an integer from 1 to .*, got 0"),
+        ({"eos_ids": (256,)}, "an id of eos_ids must be an integer from 0 to 255, got 256"),
+        ({"dtype": "int8"}, "dtype must be one of float32, bfloat16, float16, got 'int8'"),
+        ({"family": "gpt2"}, "family must be one of llama, mistral, qwen2, qwen3, got 'gpt2'"),
+    ],
+)
+def test_bad_values_are_refused_by_name(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ModelConfig(**(FOUR | change))

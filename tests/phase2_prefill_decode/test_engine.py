@@ -1,0 +1,210 @@
+"""The engine of this phase with the bundled model: what comes out, how it ends, and that nothing stays behind."""
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+
+from phase0_request.batch import Batch, Slice
+from phase0_request.params import SamplingParams
+from phase0_request.request import FinishReason, Request
+from phase1_kv_pool.cache import PagedCache
+from phase2_prefill_decode.engine import Engine
+from phase2_prefill_decode.model import Model
+from phase2_prefill_decode.stepper import together
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+PROMPTS = ["What is a KV cache?", "Hello!", "Why does paging matter?", "How does a radix tree work?"]
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return Model.load(dtype="float32", device="cpu")
+
+
+def alone(model: Model, prompt: str, params: SamplingParams) -> list[int]:
+    return Engine(model, seed=5).generate([prompt], params)[0].output_tokens
+
+
+@pytest.mark.proof
+def test_a_question_is_answered_in_words_and_the_answer_ends_by_itself(model: Model) -> None:
+    assert model.tokenizer is not None
+    chat = model.tokenizer.chat([{"role": "user", "content": "What is a KV cache?"}])
+    answer = Engine(model).generate([chat], SamplingParams(temperature=0, max_tokens=96))[0]
+    assert answer.finish_reason is FinishReason.STOP
+    assert "keys and values" in answer.text
+
+
+def test_answers_come_in_the_order_of_the_prompts_and_are_those_of_each_alone(model: Model) -> None:
+    together_ = [c.output_tokens for c in Engine(model).generate(PROMPTS, GREEDY)]
+    assert together_ == [alone(model, prompt, GREEDY) for prompt in PROMPTS]
+
+
+def test_what_a_request_draws_depends_on_its_seed_and_not_on_its_company(model: Model) -> None:
+    params = [SamplingParams(temperature=1.2, top_p=0.9, max_tokens=8, seed=n, ignore_eos=True) for n in range(4)]
+    together_ = [c.output_tokens for c in Engine(model, seed=1).generate(PROMPTS, params)]
+    assert together_ == [alone(model, prompt, one) for prompt, one in zip(PROMPTS, params, strict=True)]
+    other = [SamplingParams(temperature=1.2, top_p=0.9, max_tokens=8, seed=n, ignore_eos=True) for n in range(9, 13)]
+    assert together_ != [c.output_tokens for c in Engine(model, seed=1).generate(PROMPTS, other)]
+
+
+def test_batches_smaller_than_the_set_give_the_same_answers(model: Model) -> None:
+    wanted = [c.output_tokens for c in Engine(model).generate(PROMPTS, GREEDY)]
+    assert [c.output_tokens for c in Engine(model, batch_size=3).generate(PROMPTS, GREEDY)] == wanted
+    tight = PagedCache(8, 4)  # room for one or two of them at a time
+    assert [c.output_tokens for c in Engine(model, cache=tight).generate(PROMPTS, GREEDY)] == wanted
+    assert tight.usage.free == 8
+
+
+def test_the_stream_is_the_answer_in_pieces(model: Model) -> None:
+    params = SamplingParams(temperature=0, max_tokens=20)
+    whole = {c.request.prompt_tokens: c.text for c in Engine(model).generate(PROMPTS, params)}
+    texts: dict[tuple[int, ...], str] = {}
+    ends = []
+    for delta in Engine(model).stream(PROMPTS, params):
+        assert delta.request.prompt_tokens not in ends  # nothing after the end
+        texts[delta.request.prompt_tokens] = texts.get(delta.request.prompt_tokens, "") + delta.text
+        if delta.finish_reason is not None:
+            ends.append(delta.request.prompt_tokens)
+    assert texts == whole
+    assert sorted(ends) == sorted(whole)
+
+
+def test_a_closed_stream_aborts_its_requests_and_gives_every_page_back(model: Model) -> None:
+    cache = PagedCache(64, 16)
+    engine = Engine(model, cache=cache)
+    stream = engine.stream(PROMPTS, GREEDY)
+    request = next(stream).request
+    with pytest.raises(RuntimeError, match="generating already"):
+        engine.generate(PROMPTS, GREEDY)
+    stream.close()
+    assert request.finish_reason is FinishReason.ABORT
+    assert cache.usage.free == 64
+    cache.check()
+    assert len(engine.generate(PROMPTS, GREEDY)) == 4
+
+
+class TestEnds:
+    """By length, by EOS, by a stop token, by a stop string, by the end of the context."""
+
+    def test_by_length(self, model: Model) -> None:
+        answer = Engine(model).generate([PROMPTS[0]], GREEDY)[0]
+        assert (answer.finish_reason, len(answer.output_tokens)) == (FinishReason.LENGTH, 12)
+
+    def test_by_a_stop_token_which_is_not_shown(self, model: Model) -> None:
+        tokens = alone(model, PROMPTS[0], GREEDY)
+        stop = tokens[5]
+        params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop_token_ids=[stop])
+        answer = Engine(model).generate([PROMPTS[0]], params)[0]
+        assert answer.output_tokens == tokens[: tokens.index(stop) + 1]
+        assert answer.finish_reason is FinishReason.STOP
+        assert model.tokenizer is not None
+        assert answer.text == model.tokenizer.decode(answer.output_tokens[:-1])
+
+    @pytest.mark.parametrize("last", [False, True], ids=["between", "with_the_last_token"])
+    def test_by_a_stop_string_which_is_not_shown(self, model: Model, last: bool) -> None:
+        text = Engine(model).generate([PROMPTS[0]], GREEDY)[0].text
+        stop = text[-3:] if last else text[8:12]
+        params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop=stop)
+        answer = Engine(model).generate([PROMPTS[0]], params)[0]
+        assert answer.text == text[: text.index(stop)]
+        assert answer.finish_reason is FinishReason.STOP
+
+    def test_by_the_end_of_the_context(self, model: Model) -> None:
+        room = model.config.max_length
+        prompt = [5 + i % 50 for i in range(room - 3)]
+        params = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True)
+        answer = Engine(model).generate([prompt], params)[0]
+        assert (answer.finish_reason, len(answer.output_tokens)) == (FinishReason.LENGTH, 3)
+
+    def test_min_tokens_put_the_end_off(self, model: Model) -> None:
+        assert model.tokenizer is not None
+        chat = model.tokenizer.chat([{"role": "user", "content": "Hello!"}])
+        early = Engine(model).generate([chat], SamplingParams(temperature=0, max_tokens=96))[0]
+        least = len(early.output_tokens) + 3
+        params = SamplingParams(temperature=0, max_tokens=96, min_tokens=least)
+        late = Engine(model).generate([chat], params)[0]
+        assert late.output_tokens[: len(early.output_tokens) - 1] == early.output_tokens[:-1]
+        assert len(late.output_tokens) > least or late.finish_reason is FinishReason.LENGTH
+        assert not set(late.output_tokens[:least]) & model.eos_ids
+
+
+def test_a_row_of_nan_fails_its_own_request_and_no_other(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = Engine(model).generate(PROMPTS, GREEDY)
+    cache = PagedCache(64, 16)
+    engine = Engine(model, cache=cache)
+    decoder, calls = engine.stepper.runner.decoder, iter(range(100))
+
+    def broken(*arguments: object) -> torch.Tensor:
+        logits = decoder(*arguments).clone()  # type: ignore[arg-type]
+        if next(calls) == 4:
+            logits[1, 7] = torch.nan
+        return logits
+
+    monkeypatch.setattr(engine.stepper.runner, "decoder", broken)
+    answers = engine.generate(PROMPTS, GREEDY)
+    failed = answers.pop(1)
+    wanted_of_failed = wanted.pop(1)
+    assert failed.finish_reason is FinishReason.ERROR
+    assert "NaN" in str(failed.request.error)
+    assert failed.output_tokens == wanted_of_failed.output_tokens[:4]
+    assert [a.output_tokens for a in answers] == [w.output_tokens for w in wanted]
+    assert cache.usage.free == 64
+
+
+def test_logprobs_are_of_the_tokens_and_of_what_else_was_likely(model: Model) -> None:
+    params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True, logprobs=3)
+    plain, asked = Engine(model).generate(PROMPTS[:2], [GREEDY, params])
+    assert plain.logprobs == []
+    assert len(asked.logprobs) == 5
+    for token, said in zip(asked.output_tokens, asked.logprobs, strict=True):
+        assert said.top[0] == (token, said.logprob)
+        assert len(said.top) == 3
+        assert [p for _, p in said.top] == sorted((p for _, p in said.top), reverse=True)
+
+
+class TestRefusals:
+    """What cannot be served is refused before anything runs, in words that say what is allowed."""
+
+    @pytest.mark.parametrize(
+        ("prompts", "params", "message"),
+        [
+            ("one text", None, "a list of texts"),
+            ([1, 2], None, "a list of texts"),
+            (["a", "b"], [GREEDY], "2 prompts and 1 params"),
+            ([[4096]], None, "token 4096 is not of this model; its ids go to 4095"),
+            ([[1] * 2048], None, "2048 tokens; at most 2047 fit"),
+            ([[]], None, "the prompt is empty"),
+            ([[1]], SamplingParams(logit_bias={9999: 1.0}), "token 9999"),
+            ([[1]], SamplingParams(stop_token_ids=[5000]), "token 5000"),
+            ([[1] * 200], SamplingParams(max_tokens=100), "may grow to 299 tokens, and the pool has room for 256"),
+        ],
+    )
+    def test_in_words(self, model: Model, prompts: Sequence[str], params: SamplingParams | None, message: str) -> None:
+        engine = Engine(model, cache=PagedCache(16, 16))
+        with pytest.raises(ValueError, match=message):
+            engine.generate(prompts, params)
+        assert engine.cache.usage.free == 16
+        assert len(engine.generate(["Hello!"], GREEDY)) == 1
+
+    def test_stop_strings_without_a_tokenizer(self, model: Model) -> None:
+        without = Model(model.config, model.decoder)
+        with pytest.raises(ValueError, match="stop strings are found in text"):
+            Engine(without).generate([[1, 2]], SamplingParams(stop="x"))
+        with pytest.raises(ValueError, match="this model has no tokenizer; give token ids"):
+            Engine(without).generate(["text"])
+        assert Engine(without).generate([[1, 2]], GREEDY)[0].text == ""
+
+
+def test_a_plan_may_cut_prompts_and_only_the_last_piece_yields_a_token(model: Model) -> None:
+    """Phases 3 to 5 plan otherwise; what a step mixes makes no difference to what comes out."""
+    wanted = [c.output_tokens for c in Engine(model).generate(PROMPTS, GREEDY)]
+
+    def by_threes(running: Sequence[Request]) -> Batch:
+        turn = next(turns)
+        chosen = [request for i, request in enumerate(running) if (i + turn) % 3 or len(running) == 1]
+        return Batch(tuple(Slice(r, r.computed, min(3, r.total - r.computed)) for r in chosen or running))
+
+    turns: Iterator[int] = iter(range(10_000))
+    assert [c.output_tokens for c in Engine(model, plan=by_threes).generate(PROMPTS, GREEDY)] == wanted
+    assert together is not by_threes

@@ -1,0 +1,146 @@
+"""Token for token what transformers generates, and its logits: every family, and the bundled model."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from phase0_request.batch import Batch, Slice
+from phase0_request.params import SamplingParams
+from phase0_request.request import Request
+from phase0_request.tokenizer import BUNDLED
+from phase1_kv_pool.cache import PagedCache
+from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.engine import Engine
+from phase2_prefill_decode.model import Model
+from phase2_prefill_decode.packed import pack
+from tests.phase2_prefill_decode.models import FAMILIES, VARIANTS, saved, variant
+
+LENGTHS = (1, 3, 15, 16, 17, 50)  # one token, and around and over several pages
+ANSWER = 64
+
+
+def prompts(vocabulary: int, lengths: Sequence[int] = LENGTHS) -> list[list[int]]:
+    draw = torch.Generator().manual_seed(1)
+    return [torch.randint(3, vocabulary, (length,), generator=draw).tolist() for length in lengths]
+
+
+def theirs(model: Any, prompt: list[int], output: int = ANSWER) -> list[int]:
+    """One prompt by itself, so that nothing is padded."""
+    how = GenerationConfig(do_sample=False, max_new_tokens=output, eos_token_id=None, pad_token_id=0)
+    tokens = torch.tensor([prompt])
+    with torch.inference_mode():
+        whole = model.generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=how)
+    found: list[int] = whole[0, len(prompt) :].tolist()
+    return found
+
+
+def logits(model: Model, prompt: list[int], page_size: int = 16) -> Tensor:
+    """The logits after every token of a prompt, one decode after the other: [tokens, vocabulary]."""
+    cache = PagedCache(64, page_size)
+    decoder = model.decoder
+    pool = KVPool(model.config.kv_layout(page_size), 64, decoder.device, decoder.dtype)
+    request = Request("r", tuple(prompt))
+    request.admit(0.0)
+    cache.attach(request)
+    cache.grow(request, len(prompt))
+    rows = []
+    for stop in range(1, len(prompt) + 1):
+        known = Request("r", tuple(prompt[:stop]))
+        rows.append(decoder(pack(Batch((Slice(known, stop - 1, 1),)), cache, decoder.device), pool.keys, pool.values))
+    return torch.cat(rows)
+
+
+def follows(model: Any, prompt: list[int], answer: list[int]) -> bool:
+    """Whether an answer is what the oracle generates greedily, but for ties."""
+    return short_of_likeliest(model, prompt, answer) < 1e-5
+
+
+def short_of_likeliest(model: Any, prompt: list[int], answer: list[int]) -> float:
+    """How far at most a token of an answer is below the one that the oracle finds likeliest after those before it. 0 is
+    what generating greedily means, found in one forward instead of one a token."""
+    with torch.inference_mode():
+        rows = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+    return float((rows.amax(-1) - rows.gather(-1, torch.tensor(answer)[:, None])[:, 0]).max())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_greedy_float32_is_token_for_token_what_transformers_generates(name: str, tmp_path: Path) -> None:
+    oracle = variant(name)
+    model = Model.load(saved(oracle, tmp_path), device="cpu", dtype="float32")
+    given = prompts(oracle.config.vocab_size)
+    params = SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True)
+    answers = Engine(model).generate(given, params)
+    assert [answer.output_tokens for answer in answers] == [theirs(oracle, prompt) for prompt in given]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_of_a_family_in_float32_and_in_bfloat16(name: str, tmp_path: Path) -> None:
+    """Tokens of a ragged batch, and logits of every position decoded one after the other over pages."""
+    oracle = variant(name)
+    model = Model.load(saved(oracle, tmp_path), device="cpu", dtype="float32")
+    given = prompts(oracle.config.vocab_size)
+    answers = Engine(model).generate(given, SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True))
+    for prompt, answer in zip(given, answers, strict=True):
+        assert len(answer.output_tokens) == ANSWER
+        assert follows(oracle, prompt, answer.output_tokens)
+    (prompt,) = prompts(oracle.config.vocab_size, [41])
+    with torch.inference_mode():
+        wanted = oracle(torch.tensor([prompt])).logits[0]
+        assert (logits(model, prompt) - wanted).abs().max() < 1e-4
+        theirs_in_bf16 = oracle.to(torch.bfloat16)(torch.tensor([prompt])).logits[0].float()
+        wanted = oracle.float()(torch.tensor([prompt])).logits[0]  # the same weights, and nothing else rounded
+    found = logits(Model.load(tmp_path, device="cpu", dtype="bfloat16"), prompt).float()
+    # These models are wilder than any that was trained: rounding alone moves transformers' logits by two percent.
+    assert (found - wanted).norm() < min(3e-2 * wanted.norm(), 1.5 * (theirs_in_bf16 - wanted).norm())
+
+
+@pytest.fixture(scope="module")
+def bundled_oracle() -> Any:
+    return AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def bundled() -> Model:
+    return Model.load(device="cpu", dtype="float32")
+
+
+class TestTheBundledModel:
+    @pytest.mark.proof
+    def test_greedy_is_token_for_token_what_transformers_generates(self, bundled_oracle: Any, bundled: Model) -> None:
+        """As long as it has something to say; of the noise behind an answer, where tokens tie, each is a likeliest."""
+        assert bundled.tokenizer is not None
+        questions = ["What is a KV cache?", "Hello!", "Why does paging matter, and for whom?"]
+        chats = [bundled.tokenizer.chat([{"role": "user", "content": question}]) for question in questions]
+        given = [*chats, *prompts(4096, [1, 16, 33, 130])]
+        params = SamplingParams(temperature=0, max_tokens=96, ignore_eos=True)
+        answers = [answer.output_tokens for answer in Engine(bundled).generate(given, params)]
+        for chat, answer in zip(chats, answers, strict=False):
+            end = min(answer.index(eos) for eos in bundled.eos_ids if eos in answer) + 1
+            assert answer[:end] == theirs(bundled_oracle, chat, end)
+        for prompt, answer in zip(given, answers, strict=True):
+            assert len(answer) == 96
+            assert short_of_likeliest(bundled_oracle, prompt, answer) < 1e-4
+
+    def test_logits_in_bfloat16(self, bundled_oracle: Any) -> None:
+        model = Model.load(device="cpu", dtype="bfloat16")
+        assert model.tokenizer is not None
+        prompt = model.tokenizer.chat([{"role": "user", "content": "How does a page table work?"}])
+        with torch.inference_mode():
+            wanted = bundled_oracle(torch.tensor([prompt])).logits[0]
+        assert (logits(model, prompt).float() - wanted).norm() < 2e-2 * wanted.norm()
+
+    def test_it_ends_by_itself_where_transformers_ends(self, bundled_oracle: Any, bundled: Model) -> None:
+        assert bundled.tokenizer is not None
+        prompt = bundled.tokenizer.chat([{"role": "user", "content": "What is a token?"}])
+        (answer,) = Engine(bundled).generate([prompt], SamplingParams(temperature=0, max_tokens=96))
+        how = GenerationConfig(do_sample=False, max_new_tokens=96, eos_token_id=sorted(bundled.eos_ids), pad_token_id=0)
+        tokens = torch.tensor([prompt])
+        with torch.inference_mode():
+            whole = bundled_oracle.generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=how)
+        assert answer.output_tokens == whole[0, len(prompt) :].tolist()
+        assert answer.output_tokens[-1] in bundled.eos_ids

@@ -1,0 +1,222 @@
+"""The Triton kernels of this phase: what the compiler makes of them, and what only they promise."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from phase1_kv_pool.kernels import prepare_triton, report
+from phase1_kv_pool.kernels.ahead import ARCHITECTURES, Compiled
+from phase2_prefill_decode.kernels.attention import ATTEND
+from tests.phase1_kv_pool.support import bits, needs_gpu
+from tests.phase2_prefill_decode.attention_cases import TOLERANCE, Case, Inputs, decodes, prompts
+
+INTERPRETED = prepare_triton()
+HALF = torch.float16 if INTERPRETED else torch.bfloat16
+
+
+@pytest.fixture(scope="module")
+def compiled() -> list[Compiled]:
+    return report.compiled("phase2_prefill_decode.kernels")
+
+
+def test_every_kernel_compiles_well_for_every_gpu(compiled: list[Compiled]) -> None:
+    """No stack; K and V copied asynchronously, into two buffers each; products of half precision on tensor cores."""
+    assert [kernel for kernel in compiled if kernel.faults or kernel.stack] == []
+    for name in ("decode", "prefill"):
+        for head_dim in (64, 80, 128, 256):
+            title = f"{name} bf16 x {head_dim}, pages of 16, group 4"
+            found = [kernel for kernel in compiled if kernel.kernel == title]
+            assert [kernel.architecture for kernel in found] == list(ARCHITECTURES)
+            assert all(kernel.async_copies and kernel.tensor_cores for kernel in found)
+    kinds = {kernel.kernel.split()[0] for kernel in compiled}
+    assert kinds == {"decode", "join", "prefill", "add_norm", "rotate_store", "swiglu"}
+
+
+def test_three_programs_of_the_decode_kernel_fit_on_a_hopper(compiled: list[Compiled]) -> None:
+    """64 Ki registers and 227 KiB of shared memory a multiprocessor, 128 threads a program."""
+    found = [k for k in compiled if k.kernel.startswith("decode bf16 x 128") and k.architecture == 90]
+    assert len(found) == 5
+    for kernel in found:
+        assert 3 * 128 * kernel.registers <= 65536
+        assert 3 * kernel.shared <= 227 * 1024
+
+
+@pytest.mark.slow
+def test_all_shapes_compile_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "all_shapes"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "catalog.py").write_text(
+        "from phase2_prefill_decode.kernels.catalog import everything\nCATALOG = list(everything())\n"
+    )
+    (folder / "__main__.py").write_text(
+        "from phase1_kv_pool.kernels.report import main\nraise SystemExit(main('all_shapes'))\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = report.compiled("all_shapes")
+    assert len(found) > 900
+    assert [kernel for kernel in found if kernel.faults or kernel.stack] == []
+
+
+# What only these kernels promise
+
+
+def launch(case: Case, inputs: Inputs, kernel: str = "decode", **options: int) -> Tensor:
+    """The result of one of the two kernels, which starts out as 7 everywhere."""
+    from phase2_prefill_decode.kernels.decode_triton import decode
+    from phase2_prefill_decode.kernels.prefill_triton import prefill
+
+    result = torch.full_like(inputs.query, 7.0)
+    function: Callable[..., None] = {"decode": decode, "prefill": prefill}[kernel]
+    pool = inputs.keys, inputs.values, result, inputs.ragged
+    function(inputs.query, *pool, case.scaling, case.window, **options)
+    return result.cpu()
+
+
+def close(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
+    torch.testing.assert_close(found.double(), wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("chunk", [128, 256, 1024])
+def test_any_chunk_gives_the_answer(chunk: int) -> None:
+    case = decodes(1, 127, 128, 129, 700, 2300, head_dim=80)
+    inputs = case.inputs("triton", HALF)
+    close(launch(case, inputs, chunk=chunk), case.oracle(inputs), HALF)
+
+
+def test_splits_are_joined_whichever_has_the_highest_scores() -> None:
+    """More splits than are read at once, and queries so large that one key wins: for most heads in a late split."""
+    case = decodes(3000, 4100, heads=8, spread=8.0)
+    inputs = case.inputs("triton", torch.float32)
+    scores = (inputs.query.cpu()[1] * inputs.k[1].repeat_interleave(4, 1)).sum(-1)  # [length, heads]
+    assert (scores.argmax(0) > 16 * 128).any()
+    close(launch(case, inputs, chunk=128), case.oracle(inputs), torch.float32)
+
+
+@pytest.mark.parametrize("chunk", [0, 64, 192])
+def test_a_chunk_that_is_no_multiple_of_128_is_refused(chunk: int) -> None:
+    case = decodes(20)
+    with pytest.raises(ValueError, match=f"chunk must be a multiple of 128 tokens, got {chunk}"):
+        launch(case, case.inputs("triton", torch.float32), chunk=chunk)
+
+
+def alone(inputs: Inputs, case: Case) -> Iterator[tuple[Case, Inputs]]:
+    """Each sequence as a batch of its own, in the same pool."""
+    queries = inputs.query.split(case.new)
+    for number, (length, new) in enumerate(zip(case.lengths, case.new, strict=True)):
+        ragged = replace(
+            inputs.ragged,
+            starts=torch.tensor([0, new], dtype=torch.int32, device=inputs.query.device),
+            lengths=inputs.ragged.lengths[number : number + 1],
+            pages=inputs.ragged.pages[number : number + 1],
+            longest_query=new,
+            longest=length,
+        )
+        yield replace(case, lengths=[length], new=[new]), replace(inputs, query=queries[number], ragged=ragged)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "case"),
+    [
+        ("decode", decodes(1, 600, 70, 1500)),
+        ("decode", decodes(1, 600, 70, 1500, window=300)),
+        ("prefill", prompts(1, 40, 150)),
+        ("prefill", Case([90, 40, 150], [3, 40, 70], window=50)),
+    ],
+)
+def test_company_does_not_change_a_bit(kernel: str, case: Case) -> None:
+    """Nor do grids for longer sequences than there are, as a captured launch has them."""
+    inputs = case.inputs("triton", HALF)
+    together = launch(case, inputs, kernel)
+    larger = replace(inputs.ragged, longest=inputs.ragged.longest + 2000, longest_query=inputs.ragged.longest_query)
+    assert torch.equal(bits(launch(case, replace(inputs, ragged=larger), kernel)), bits(together))
+    for (single, inputs_alone), rows in zip(alone(inputs, case), together.split(case.new), strict=True):
+        assert torch.equal(bits(launch(single, inputs_alone, kernel)), bits(rows))
+
+
+@pytest.mark.parametrize("window", [None, 1, 130])
+@pytest.mark.parametrize("heads", [2, 6, 16])
+def test_the_decode_kernel_takes_a_few_new_tokens_a_sequence(heads: int, window: int | None) -> None:
+    """The drafts of speculative decoding, the tail of a prompt: more rows of the same tile."""
+    case = Case([8, 5, 140, 70, 1000], [8, 1, 5, 0, 3], heads, window=window)
+    inputs = case.inputs("triton", torch.float32)
+    close(launch(case, inputs, chunk=128), case.oracle(inputs), torch.float32)
+
+
+@pytest.mark.parametrize("lengths", [[30, 20, 33, 9], [600, 20, 520, 550]], ids=["one_split", "splits"])
+def test_the_decode_kernel_leaves_sequences_with_more_new_tokens_alone(lengths: list[int]) -> None:
+    case = Case(lengths, [2, 20, 1, 3])
+    inputs = case.inputs("triton", torch.float32)
+    ragged = replace(inputs.ragged, longest_query=2)
+    found, wanted = launch(case, replace(inputs, ragged=ragged)).split(case.new), case.oracle(inputs).split(case.new)
+    for number in (0, 2):
+        close(found[number], wanted[number], torch.float32)
+    assert (found[1] == 7).all()
+    assert (found[3] == 7).all()
+
+
+def test_a_block_writes_no_row_of_the_next() -> None:
+    """A group of 3 leaves 2 of 32 rows over. What they wrote would be lost or not, as the programs happen to end."""
+    case = prompts(30, heads=6, kv_heads=2)
+    inputs = case.inputs("triton", torch.float32)
+    first_blocks = replace(inputs, ragged=replace(inputs.ragged, longest_query=10))
+    found = launch(case, first_blocks, "prefill")
+    close(found[:10], case.oracle(inputs)[:10], torch.float32)
+    assert (found[10:] == 7).all()
+
+
+def test_many_heads_may_share_one_key_head() -> None:
+    for case in (decodes(40, 17, heads=71, kv_heads=1), prompts(40, heads=71, kv_heads=1)):
+        inputs = case.inputs("triton", torch.float32)
+        close(case.run(ATTEND.load("triton"), inputs), case.oracle(inputs), torch.float32)
+
+
+@pytest.mark.parametrize("case", [decodes(40, 17), prompts(40, 17)], ids=["decodes", "prompts"])
+def test_queries_may_be_a_view(case: Case) -> None:
+    inputs = case.inputs("triton", torch.float32)
+    wide = torch.cat((inputs.query, inputs.query), -1)[..., : case.head_dim]
+    found = case.run(ATTEND.load("triton"), replace(inputs, query=wide))
+    close(found, case.oracle(inputs), torch.float32)
+
+
+def test_what_does_not_fit_together_is_refused() -> None:
+    case = decodes(20, 3)
+    inputs = case.inputs("triton", torch.float32)
+    attend = ATTEND.load("triton")
+    query, keys, values, ragged = inputs.query, inputs.keys, inputs.values, inputs.ragged
+    with pytest.raises(ValueError, match=r"multiple of KV heads .* got queries \[2, 3, 64\], keys \[\d+, 2, 16, 64\]"):
+        attend(query[:, :3], keys, values, ragged, 1.0, None)
+    with pytest.raises(ValueError, match=r"all heads of one size, got queries \[2, 4, 32\]"):
+        attend(query[..., :32], keys, values, ragged, 1.0, None)
+    with pytest.raises(ValueError, match=r"of one dtype, got torch.float16, torch.float32, torch.float32"):
+        attend(query.half(), keys, values, ragged, 1.0, None)
+    with pytest.raises(ValueError, match=r"whole layers of a pool, contiguous"):
+        attend(query, keys.transpose(1, 2).contiguous().transpose(1, 2), values, ragged, 1.0, None)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_captured_decode_follows_lengths_and_pages() -> None:
+    """Captured for up to 2,000 tokens with padding rows, replayed for whatever is in its tensors by then."""
+    short, long = decodes(0, 0, 0), decodes(1900, 1, 600)
+    inputs, later = short.inputs("triton", torch.bfloat16), long.inputs("triton", torch.bfloat16)
+    pages = torch.zeros_like(later.ragged.pages)
+    ragged = replace(inputs.ragged, pages=pages, longest=2000)
+    query, attend = torch.zeros_like(later.query), ATTEND.load("triton")
+    arguments = query, later.keys, later.values, ragged, long.scaling, None
+    attend(*arguments)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = attend(*arguments)
+    graph.replay()
+    assert not result.any()
+    query.copy_(later.query)
+    ragged.lengths.copy_(later.ragged.lengths)
+    pages.copy_(later.ragged.pages)
+    graph.replay()
+    close(result.cpu(), long.oracle(later), torch.bfloat16)

@@ -1,0 +1,90 @@
+"""Linear: packed or not, the product is that of float64, to the rounding of its dtype."""
+
+import gc
+import weakref
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from phase2_prefill_decode.linear import Linear
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+
+
+def weights(dtype: torch.dtype, out: int = 96, width: int = 64) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(out + width)
+    return (torch.randn(out, width) / width**0.5).to(dtype), torch.randn(out).to(dtype)
+
+
+def no_such_operator(*_: object, **__: object) -> Any:
+    raise RuntimeError("could not create a primitive descriptor")
+
+
+WITHOUT = {
+    "as it is": None,
+    "no operators": SimpleNamespace(),
+    "no packing": SimpleNamespace(_linear_pointwise=SimpleNamespace(default=no_such_operator)),
+    "refused": SimpleNamespace(_reorder_linear_weight=no_such_operator, _linear_pointwise=torch.ops.mkldnn),
+}
+
+
+@pytest.fixture(params=WITHOUT.values(), ids=WITHOUT.keys())
+def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch with its private operators for oneDNN, and without them in each way in which they may be missing."""
+    if request.param is not None:
+        monkeypatch.setattr(torch.ops, "mkldnn", request.param)
+
+
+@pytest.mark.usefixtures("operators")
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("tokens", [1, 2, 8, 33, 512])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_product_is_that_of_float64(dtype: torch.dtype, tokens: int, biased: bool) -> None:
+    weight, bias = weights(dtype)
+    rows = torch.randn(tokens, 64).to(dtype)
+    found = Linear(weight, bias if biased else None)(rows)
+    wanted = linear(rows.double(), weight.double(), bias.double() if biased else None)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize(("out", "width"), [(1, 1), (3, 5), (100, 80), (512, 384), (17, 1024)])
+def test_weights_of_any_shape_are_packed(out: int, width: int) -> None:
+    weight, bias = weights(torch.bfloat16, out, width)
+    rows = torch.randn(4, width).bfloat16()
+    wanted = linear(rows.double(), weight.double(), bias.double())
+    torch.testing.assert_close(Linear(weight, bias)(rows).double(), wanted, atol=1.6e-2, rtol=1.6e-2)
+
+
+def test_rows_may_be_a_view() -> None:
+    weight, _ = weights(torch.bfloat16)
+    rows = torch.randn(6, 128).bfloat16()[::2, 32:96]
+    product = Linear(weight)
+    assert torch.equal(product(rows), product(rows.contiguous()))
+
+
+def test_no_rows_make_no_rows() -> None:
+    for dtype in DTYPES:
+        assert Linear(weights(dtype)[0])(torch.empty(0, 64, dtype=dtype)).shape == (0, 96)
+
+
+def test_a_packed_weight_is_a_copy_and_is_not_kept_alive() -> None:
+    weight, _ = weights(torch.bfloat16)
+    product, rows = Linear(weight), torch.randn(3, 64).bfloat16()
+    assert product.is_packed
+    before = product(rows)
+    weight.zero_()
+    assert torch.equal(product(rows), before)
+    alive = weakref.ref(weight)
+    del weight
+    gc.collect()
+    assert alive() is None
+
+
+def test_only_bfloat16_is_packed() -> None:
+    assert [Linear(weights(dtype)[0]).is_packed for dtype in DTYPES] == [False, False, True]

@@ -1,0 +1,247 @@
+"""Every way to compute what stands between the matrix products, against float64 and against transformers."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
+
+from phase1_kv_pool.kernels import place_to_try
+from phase2_prefill_decode.kernels.pointwise import ADD_NORM, ROTATE_STORE, SWIGLU
+from tests.phase1_kv_pool.support import bits, every_way, every_way_and_dtype
+
+EPS = 1e-6
+# Each rounding to the dtype may go the other way, and up to three follow one another: a bit less than two last places.
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+
+
+def close(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
+    """Within the tolerance of a dtype, and NaN exactly where NaN is wanted."""
+    assert found.dtype == dtype
+    limits = {"atol": TOLERANCE[dtype], "rtol": TOLERANCE[dtype]}
+    torch.testing.assert_close(found.cpu().double(), wanted.double(), **limits, equal_nan=True)
+
+
+def normed(x: Tensor, weight: Tensor) -> Tensor:
+    """RMS norm in float64."""
+    wide = x.cpu().double()
+    return wide / (wide.square().mean(-1, keepdim=True) + EPS).sqrt() * weight.cpu().double()
+
+
+# add_norm
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 2, 17, 600])
+@pytest.mark.parametrize("width", [64, 384, 1000])
+@pytest.mark.parametrize(("way", "dtype"), every_way_and_dtype())
+def test_the_sum_and_its_norm(way: str, dtype: torch.dtype, width: int, tokens: int) -> None:
+    torch.manual_seed(tokens)
+    device = place_to_try(way)
+    x, residual = (torch.randn(2, tokens, width) * 3).to(device, dtype)
+    weight = torch.rand(width).to(device, dtype)
+    before = x.clone(), residual.clone()
+    found, total = ADD_NORM.load(way)(x, residual, weight, EPS)
+    assert torch.equal(total, before[0] + before[1])
+    close(found, normed(total, weight), dtype)
+    assert torch.equal(x, before[0])
+    assert torch.equal(residual, before[1])
+
+
+@pytest.mark.parametrize("tokens", [1, 40])
+@pytest.mark.parametrize(("way", "dtype"), every_way_and_dtype())
+def test_the_first_norm_has_no_residual_yet(way: str, dtype: torch.dtype, tokens: int) -> None:
+    torch.manual_seed(tokens)
+    device = place_to_try(way)
+    x, weight = torch.randn(tokens, 96).to(device, dtype), torch.rand(96).to(device, dtype)
+    found, total = ADD_NORM.load(way)(x, None, weight, EPS)
+    assert torch.equal(total, x)
+    close(found, normed(x, weight), dtype)
+
+
+@pytest.mark.parametrize(("way", "dtype"), every_way_and_dtype())
+def test_the_norm_is_that_of_transformers(way: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    device = place_to_try(way)
+    norm = Qwen3RMSNorm(512, EPS).to(device, dtype)
+    norm.weight.data.uniform_(0.5, 1.5)
+    x = torch.randn(9, 512).to(device, dtype)
+    with torch.no_grad():
+        wanted = norm(x)
+    found, _ = ADD_NORM.load(way)(x, None, norm.weight.data, EPS)
+    places = {torch.float32: 1e-6, torch.float16: 2**-10, torch.bfloat16: 2**-7}  # one last place
+    torch.testing.assert_close(found, wanted, atol=1e-6, rtol=places[dtype])
+
+
+@pytest.mark.parametrize("way", every_way())
+def test_tiny_and_huge_rows_are_normed_too(way: str) -> None:
+    device = place_to_try(way)
+    x = torch.tensor([[1e-4] * 64, [0.0] * 64, [1e15] * 64], device=device)
+    found, _ = ADD_NORM.load(way)(x, None, torch.ones(64, device=device), EPS)
+    close(found, normed(x, torch.ones(64)), torch.float32)
+
+
+@pytest.mark.parametrize(("way", "dtype"), every_way_and_dtype())
+def test_a_nan_stays_in_its_row(way: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(2)
+    device = place_to_try(way)
+    x, residual = torch.randn(2, 3, 64).to(device, dtype)
+    weight = torch.ones(64, device=device, dtype=dtype)
+    clean, _ = ADD_NORM.load(way)(x, residual, weight, EPS)
+    x[1, 5] = torch.nan
+    found, total = ADD_NORM.load(way)(x, residual, weight, EPS)
+    assert found[1].isnan().all()
+    assert total.isnan().sum() == 1
+    assert torch.equal(found[::2], clean[::2])
+
+
+# rotate_store
+
+
+@dataclass(frozen=True)
+class Case:
+    """Tokens with their positions and slots, for a pool with NaN in every number."""
+
+    slots: list[int]
+    positions: list[int]
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 64
+    page_size: int = 16
+    pages: int = 5
+    norms: bool = True
+    beside: int = 0  # numbers between one row of the fused projection and the next
+
+    def check(self, way: str, dtype: torch.dtype) -> None:
+        torch.manual_seed(len(self.slots))
+        device = place_to_try(way)
+        shape = self.pages, self.kv_heads, self.page_size, self.head_dim
+        keys, values = (torch.full(shape, torch.nan, dtype=dtype, device=device) for _ in "kv")
+        width = (self.heads + 2 * self.kv_heads) * self.head_dim
+        qkv = torch.randn(len(self.slots), width + self.beside).to(device, dtype)[:, :width]
+        norms = tuple(torch.rand(2, self.head_dim).add(0.5).to(device, dtype)) if self.norms else None
+        angles = torch.outer(torch.arange(200.0), 10000.0 ** -(torch.arange(self.head_dim // 2) * 2 / self.head_dim))
+        cos, sin = angles.cos().to(device), angles.sin().to(device)
+        slots, positions = (torch.tensor(list_, device=device).long() for list_ in (self.slots, self.positions))
+        before = qkv.clone()
+        q = ROTATE_STORE.load(way)(qkv, cos, sin, positions, slots, keys, values, norms, EPS)
+        assert torch.equal(qkv, before)
+        close(q, self.turned(qkv, 0, self.heads, norms and norms[0], angles), dtype)
+        k = self.turned(qkv, self.heads, self.kv_heads, norms and norms[1], angles)
+        close(keys, self.stored(k), dtype)
+        assert torch.equal(bits(values), bits(self.stored(self.part(qkv, -self.kv_heads, self.kv_heads))))
+
+    def part(self, qkv: Tensor, first: int, heads: int) -> Tensor:
+        """Heads of the fused projection, [tokens, heads, head_dim]."""
+        rows = qkv.cpu().reshape(len(qkv), self.heads + 2 * self.kv_heads, self.head_dim)
+        return rows[:, first:][:, :heads]
+
+    def turned(self, qkv: Tensor, first: int, heads: int, weight: Tensor | None, angles: Tensor) -> Tensor:
+        """Normed and rotated in float64: a pair of numbers is a complex one, turned by a multiplication."""
+        x = self.part(qkv, first, heads).double()
+        x = x if weight is None else normed(x, weight)
+        pairs = torch.complex(x[..., : self.head_dim // 2], x[..., self.head_dim // 2 :])
+        turn = angles[torch.tensor(self.positions).long()].double()
+        pairs = pairs * torch.polar(torch.ones_like(turn), turn)[:, None]
+        return torch.cat((pairs.real, pairs.imag), -1)
+
+    def stored(self, rows: Tensor) -> Tensor:
+        """Row by row into a list of all slots, which is only then cut into pages and its heads put first."""
+        slots = torch.full((self.pages * self.page_size, self.kv_heads, self.head_dim), torch.nan, dtype=rows.dtype)
+        for slot, row in zip(self.slots, rows, strict=True):
+            if slot >= 0:
+                slots[slot] = row
+        return slots.view(self.pages, self.page_size, self.kv_heads, self.head_dim).transpose(1, 2)
+
+
+EDGES = {
+    "one_token": Case([37], [0]),
+    "the_last_position": Case([79], [199]),
+    "a_prompt": Case(list(range(20)), list(range(20))),
+    "a_long_prompt": Case(list(range(150)), list(range(150)), pages=10),
+    "decodes": Case([40, 3, 70], [7, 120, 7]),
+    "pages_out_of_order": Case([*range(64, 80), *range(16), *range(32, 40)], list(range(40))),
+    "padding_between": Case([5, -1, 6, -1, 40], [3, 0, 4, 0, 9]),
+    "only_padding": Case([-1] * 5, [0] * 5),
+    "no_token": Case([], []),
+    "pages_of_one": Case([4, 1, 0], [2, 3, 4], page_size=1),
+    "pages_of_64": Case([60, 64, 319], [60, 61, 62], page_size=64),
+    "no_norms": Case([5, -1, 6, 40], [3, 0, 4, 9], norms=False),
+    "a_long_prompt_without_norms": Case(list(range(150)), list(range(150)), pages=10, norms=False),
+    "a_wider_tensor": Case([5, -1, 6, 40], [3, 0, 4, 9], beside=64),
+    "a_wider_tensor_without_norms": Case([5, -1, 6, 40], [3, 0, 4, 9], beside=64, norms=False),
+    **{f"heads_of_{n}": Case([20, 3, -1], [1, 2, 3], head_dim=n) for n in (16, 32, 80, 96, 128, 256)},
+    **{f"{n}_to_{m}_heads": Case([20, 3], [1, 2], heads=n, kv_heads=m) for n, m in ((1, 1), (3, 1), (8, 8), (14, 2))},
+}
+
+
+@pytest.mark.parametrize("case", EDGES.values(), ids=EDGES.keys())
+@pytest.mark.parametrize(("way", "dtype"), every_way_and_dtype())
+def test_q_and_k_are_normed_and_turned_and_k_and_v_stored(way: str, dtype: torch.dtype, case: Case) -> None:
+    case.check(way, dtype)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    page_size, pages = draw(st.sampled_from([1, 3, 16])), draw(st.integers(1, 4))
+    slots = draw(st.lists(st.integers(0, page_size * pages - 1), unique=True, max_size=20))
+    for place in draw(st.lists(st.integers(0, len(slots)), max_size=4)):
+        slots.insert(place, -1)
+    positions = draw(st.lists(st.integers(0, 199), min_size=len(slots), max_size=len(slots)))
+    heads, dim = draw(st.integers(1, 6)), draw(st.sampled_from([16, 48, 64]))
+    return Case(slots, positions, heads, draw(st.integers(1, 3)), dim, page_size, pages, draw(st.booleans()))
+
+
+@pytest.mark.parametrize("way", every_way())
+@settings(max_examples=50)
+@given(case=cases())
+def test_any_tokens_in_any_pool(way: str, case: Case) -> None:
+    case.check(way, torch.float32)
+
+
+@pytest.mark.parametrize(("way", "dtype"), every_way_and_dtype())
+def test_norm_and_rotation_are_those_of_transformers(way: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(3)
+    device = place_to_try(way)
+    q, k, v = (torch.randn(6, heads, 64).to(device, dtype) for heads in (4, 2, 2))
+    norms = Qwen3RMSNorm(64, EPS).to(device, dtype), Qwen3RMSNorm(64, EPS).to(device, dtype)
+    for norm in norms:
+        norm.weight.data.uniform_(0.5, 1.5)
+    positions = torch.tensor([0, 1, 2, 90, 91, 17], device=device)
+    angles = torch.outer(torch.arange(100.0), 10000.0 ** -(torch.arange(32) / 32)).to(device)
+    cos, sin = angles.cos(), angles.sin()
+    with torch.no_grad():
+        heads_first = (x.transpose(0, 1)[None] for x in (norms[0](q), norms[1](k)))
+        tables = (torch.cat((table, table), -1)[positions][None] for table in (cos, sin))
+        q_wanted, k_wanted = apply_rotary_pos_emb(*heads_first, *tables)
+    keys, values = (torch.zeros(1, 2, 16, 64, dtype=dtype, device=device) for _ in "kv")
+    qkv = torch.cat((q, k, v), 1).flatten(1)
+    slots, weights = torch.arange(6, device=device), (norms[0].weight.data, norms[1].weight.data)
+    found = ROTATE_STORE.load(way)(qkv, cos, sin, positions, slots, keys, values, weights, EPS)
+    close(found, q_wanted[0].transpose(0, 1).cpu(), dtype)
+    close(keys[0, :, :6], k_wanted[0].cpu(), dtype)
+    assert torch.equal(values[0, :, :6], v.transpose(0, 1))
+
+
+# swiglu
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 3, 300])
+@pytest.mark.parametrize("inner", [64, 1152, 1000])
+@pytest.mark.parametrize(("way", "dtype"), every_way_and_dtype())
+def test_the_gate_opens_smoothly(way: str, dtype: torch.dtype, inner: int, tokens: int) -> None:
+    torch.manual_seed(tokens)
+    gate, up = (torch.randn(2, tokens, inner) * 4).to(dtype)
+    found = SWIGLU.load(way)(torch.cat((gate, up), 1).to(place_to_try(way)))
+    close(found, gate.double() / (1 + (-gate.double()).exp()) * up.double(), dtype)
+
+
+@pytest.mark.parametrize("way", every_way())
+def test_a_gate_far_out_is_open_or_shut(way: str) -> None:
+    gate = torch.tensor([-1e30, -1000.0, -100.0, -88.8, 0.0, 88.8, 1000.0, 1e30, torch.nan]).repeat(8)
+    gate_up = torch.cat((gate, torch.full_like(gate, 2.0)))[None].to(place_to_try(way))
+    found = SWIGLU.load(way)(gate_up).cpu()[0]
+    wanted = gate.double() / (1 + (-gate.double()).exp()) * 2
+    torch.testing.assert_close(found.double(), wanted, atol=1e-30, rtol=1e-5, equal_nan=True)

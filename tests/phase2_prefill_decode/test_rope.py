@@ -1,0 +1,184 @@
+"""Frequencies and tables are those of transformers, for every kind and both ways of writing it."""
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from phase2_prefill_decode.config import ModelConfig
+from phase2_prefill_decode.fields import ConfigError
+from phase2_prefill_decode.rope import USES, Rope
+from phase2_prefill_decode.rope_tables import frequencies, tables
+from tests.phase2_prefill_decode.models import ROPES
+
+MAX_LENGTH = 4096
+head_dims = st.sampled_from([8, 16, 64, 80, 96, 128, 256])
+thetas = st.sampled_from([500.0, 10_000.0, 500_000.0, 1e6])
+factors = st.floats(1, 64)
+lengths = st.sampled_from([None, 64, 1000, 4096])
+
+
+def theirs(written: dict[str, Any], head_dim: int) -> LlamaRotaryEmbedding:
+    """Transformers' module. It is given a copy, because it writes into what it is given."""
+    sizes = {"hidden_size": 2 * head_dim, "num_attention_heads": 2, "max_position_embeddings": MAX_LENGTH}
+    config: Any = AutoConfig.for_model("llama", **sizes, rope_parameters=dict(written))
+    return LlamaRotaryEmbedding(config)
+
+
+def assert_same(written: dict[str, Any], head_dim: int) -> None:
+    rope, module = Rope.from_dict(written, MAX_LENGTH), theirs(written, head_dim)
+    torch.testing.assert_close(frequencies(rope, head_dim), module.inv_freq, rtol=5e-7, atol=0)
+    assert rope.scaling == pytest.approx(module.attention_scaling, rel=1e-12)
+
+
+def optional(**strategies: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """Keys that may be there, be there as null, or be absent."""
+    return st.fixed_dictionaries({}, optional={name: st.none() | one for name, one in strategies.items()})
+
+
+@given(head_dims, thetas)
+def test_default(head_dim: int, theta: float) -> None:
+    assert_same({"rope_type": "default", "rope_theta": theta}, head_dim)
+
+
+@given(head_dims, thetas, factors)
+def test_linear(head_dim: int, theta: float, factor: float) -> None:
+    assert_same({"rope_type": "linear", "rope_theta": theta, "factor": factor}, head_dim)
+
+
+@given(head_dims, thetas, factors, lengths, st.floats(0.1, 8), st.floats(0.1, 64))
+def test_llama3(head_dim: int, theta: float, factor: float, length: int | None, low: float, span: float) -> None:
+    written = {"rope_type": "llama3", "rope_theta": theta, "factor": factor}
+    written |= {"low_freq_factor": low, "high_freq_factor": low + span}
+    assert_same(written if length is None else written | {"original_max_position_embeddings": length}, head_dim)
+
+
+@pytest.mark.proof
+@settings(max_examples=300)
+@given(
+    head_dims,
+    thetas,
+    factors,
+    lengths,
+    optional(
+        beta_fast=st.floats(8, 64),
+        beta_slow=st.floats(0.1, 8),
+        attention_factor=st.floats(0.5, 2),
+        mscale=st.floats(0, 2),
+        mscale_all_dim=st.floats(0, 2),
+    ),
+    st.sampled_from([{}, {"truncate": True}, {"truncate": False}]),
+)
+def test_yarn(
+    head_dim: int, theta: float, factor: float, length: int | None, more: dict[str, Any], truncate: dict[str, bool]
+) -> None:
+    written = {"rope_type": "yarn", "rope_theta": theta, "factor": factor, **more, **truncate}
+    assert_same(written if length is None else written | {"original_max_position_embeddings": length}, head_dim)
+
+
+def test_the_factor_of_yarn_may_be_what_the_lengths_say() -> None:
+    written = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 16.0, "original_max_position_embeddings": 256}
+    assert Rope.from_dict(written | {"factor": None}, MAX_LENGTH) == Rope.from_dict(written, MAX_LENGTH)
+
+
+@pytest.mark.parametrize("kind", ROPES)
+def test_tables_are_bit_for_bit_those_of_transformers(kind: str) -> None:
+    cos, sin = tables(Rope.from_dict(ROPES[kind], MAX_LENGTH), 64, 3000)
+    assert cos.dtype == sin.dtype == torch.float32
+    assert cos.shape == sin.shape == (3000, 32)
+    wanted = theirs(ROPES[kind], 64)(torch.zeros(1), torch.arange(3000)[None])
+    for mine, whole in zip((cos, sin), wanted, strict=True):
+        assert torch.equal(mine, whole[0, :, :32])
+        assert torch.equal(mine, whole[0, :, 32:])  # which has each of them twice
+
+
+def test_the_last_positions_of_a_long_context_too() -> None:
+    cos, sin = tables(Rope(theta=500_000.0), 16, 131_072)
+    module = theirs({"rope_type": "default", "rope_theta": 500_000.0}, 16)
+    wanted = module(torch.zeros(1), torch.arange(131_000, 131_072)[None])
+    assert torch.equal(cos[131_000:], wanted[0][0, :, :8])
+    assert torch.equal(sin[131_000:], wanted[1][0, :, :8])
+
+
+EARLIER: list[dict[str, Any]] = [
+    {"rope_theta": 5e5},
+    {"rope_theta": 5e5, "rope_scaling": None},
+    {"rope_scaling": {"type": "linear", "factor": 3.0}},
+    {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 3.0}},
+    {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "type": "linear", "factor": 3}},
+    {"rope_theta": 1e6, "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}},
+    {"rope_theta": 1e6, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "original_max_position_embeddings": 512},
+    {
+        "rope_theta": 1e6,
+        "rope_scaling": {name: ROPES["llama3"][name] for name in ROPES["llama3"] if name != "rope_theta"},
+    },
+    {"rope_theta": 1e6, "rope_parameters": {"rope_type": "default", "rope_theta": 77.0}},
+    {"rope_theta": 1e6, "rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+    {"rope_parameters": {"rope_theta": 77.0}, "rope_scaling": {"type": "linear", "factor": 2.0}},
+]
+
+
+@pytest.mark.parametrize("written", EARLIER)
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_earlier_forms_mean_what_transformers_takes_them_for(family: str, written: dict[str, Any]) -> None:
+    sizes = {"vocab_size": 9, "hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": MAX_LENGTH}
+    given = {**sizes, **written}
+    config = ModelConfig.from_dict({"model_type": family, **given})
+    theirs: Any = AutoConfig.for_model(family, **deepcopy(given))
+    module = LlamaRotaryEmbedding(theirs)
+    torch.testing.assert_close(frequencies(config.rope, config.head_dim), module.inv_freq, rtol=5e-7, atol=0)
+    assert config.rope.scaling == pytest.approx(module.attention_scaling, rel=1e-12)
+
+
+def test_a_pair_is_kept_slowed_or_between() -> None:
+    """Over 1,000 positions the first pair turns 159 times and is left alone, the last one 0.02 times and is slowed."""
+    for rope in (
+        Rope(kind="llama3", factor=8, original_length=1000),
+        Rope(kind="yarn", factor=8, original_length=1000),
+    ):
+        ratio = frequencies(Rope(), 64) / frequencies(rope, 64)
+        assert ratio[0] == 1
+        assert ratio[-1] == pytest.approx(8)
+        assert bool((ratio.diff() >= -1e-6).all())
+        assert bool(((ratio > 1.01) & (ratio < 7.9)).any())
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kind": "dynamic"}, "the kind of rope must be one of default, linear, llama3, yarn, got 'dynamic'"),
+        ({"kind": "longrope"}, "got 'longrope'"),
+        ({"theta": 1}, "rope theta must be a number above 1, got 1"),
+        ({"theta": "10000"}, "rope theta must be a number above 1, got '10000'"),
+        ({"factor": 2}, "rope factor has no meaning for the kind 'default', got 2"),
+        ({"kind": "linear", "factor": 2, "beta_fast": 4}, "rope beta_fast has no meaning for the kind 'linear', got 4"),
+        ({"kind": "linear", "factor": 0.5}, "rope factor must be a number from 1, got 0.5"),
+        ({"kind": "llama3", "factor": 8}, "rope original_length must be an integer from 1 to .*, got 0"),
+        (
+            {"kind": "llama3", "factor": 8, "original_length": 64, "low_freq_factor": 4.0},
+            "rope high_freq_factor must be a number above 4.0, got 4.0",
+        ),
+        ({"kind": "yarn", "factor": 8, "original_length": 64, "beta_slow": 40}, "beta_fast must be a number from 40"),
+        ({"kind": "yarn", "factor": 8, "original_length": 64, "truncate": 1}, "truncate must be true or false, got 1"),
+        (
+            {"kind": "yarn", "factor": 8, "original_length": 64, "attention_factor": 0},
+            "must be a number above 0, got 0",
+        ),
+    ],
+)
+def test_bad_values_are_refused_by_name(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Rope(**fields)
+
+
+@pytest.mark.parametrize("kind", ["linear", "llama3", "yarn"])
+def test_a_kind_without_what_it_needs_is_refused(kind: str) -> None:
+    needed = {"factor", "low_freq_factor", "high_freq_factor"} & set(USES[kind])
+    with pytest.raises(ConfigError, match=f"rope of the kind '{kind}' needs {', '.join(sorted(needed))}, got"):
+        Rope.from_dict({"rope_type": kind}, MAX_LENGTH)

@@ -1,0 +1,383 @@
+"""What requests ask of their tokens and what they get: edits, greedy rows, failures, log-probabilities, and company."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from transformers.generation.logits_process import (
+    MinNewTokensLengthLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+)
+
+from phase0_request import Request, SamplingParams, StepOutput, reason_to_finish
+from phase2_prefill_decode.sampler import Sampler, edit
+from tests.phase1_kv_pool.support import needs_gpu
+from tests.phase2_prefill_decode.test_sampler_filters import in_small_parts
+
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+VOCAB = 30
+
+
+def request_of(id: str = "r", prompt: Sequence[int] = (1,), output: Sequence[int] = (), **params: Any) -> Request:
+    request = Request(id, tuple(prompt), SamplingParams(**params))
+    request.output_tokens += output
+    return request
+
+
+def run(sampler: Sampler, logits: Tensor, requests: Sequence[Request]) -> StepOutput:
+    sampled = sampler.sample(logits.to(sampler.device), sampler.pack(requests))
+    return sampled.output(range(len(requests)), len(requests))
+
+
+def edited(logits: Tensor, requests: Sequence[Request], eos_ids: Sequence[int] = ()) -> Tensor:
+    edits = Sampler(eos_ids, logits.shape[1]).pack(requests).edits
+    return logits if edits is None else edit(logits, edits)
+
+
+def some_logits(rows: int, seed: int = 0, vocab: int = VOCAB) -> Tensor:
+    return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+class Calls(TorchFunctionMode):
+    """The operators that torch is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__ != "__get__":  # attributes, such as a shape, are not
+            self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+# Greedy.
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_greedy_takes_the_likeliest_and_of_equals_the_first(dtype: torch.dtype, device: str) -> None:
+    logits = torch.tensor([[0.0, 2.0, 1.0, 2.0], [-1.0, -3.0, -torch.inf, -1.0], [0.0, 0.0, 0.0, 5.0]], dtype=dtype)
+    sampler = Sampler((), 4, device)
+    assert run(sampler, logits, [request_of(temperature=0) for _ in range(3)]).tokens == [1, 0, 3]
+    assert run(sampler, logits, [request_of(top_k=1, seed=i) for i in range(3)]).tokens == [1, 0, 3]
+
+
+def test_a_step_in_which_all_are_greedy_is_one_operator() -> None:
+    logits, sampler = some_logits(3), Sampler((), VOCAB)
+    sampling = sampler.pack([request_of(temperature=0)] * 3)
+    assert (sampling.edits, sampling.draws, sampling.logprobs) == (None, None, ())
+    with Calls() as calls:
+        sampler.sample(logits, sampling)
+    assert calls.names == ["max"]
+
+
+def test_only_what_is_asked_is_packed() -> None:
+    """Row by row: who asks for nothing is in no tensor."""
+    sampler = Sampler((), VOCAB)
+    requests = [request_of(temperature=0), request_of(), request_of(top_k=5), request_of(min_p=0.1, top_k=VOCAB)]
+    draws = sampler.pack(requests).draws
+    assert draws is not None
+    assert draws.rows is not None
+    assert draws.rows.tolist() == [1, 2, 3]
+    assert draws.top_p is None
+    assert draws.top_k is not None
+    assert draws.min_p is not None
+    assert (draws.top_k.rows.tolist(), draws.top_k.values.tolist(), draws.top_k.most) == ([1], [5], 5)  # type: ignore[union-attr]
+    assert (draws.min_p.rows.tolist(), draws.min_p.values.tolist()) == ([2], [0.1])  # type: ignore[union-attr]
+
+
+# Edits.
+
+
+@given(seed=st.integers(0, 1000), penalty=st.sampled_from([0.3, 0.9, 1.1, 2.0, 10.0]), output=st.integers(0, 9))
+def test_the_repetition_penalty_is_that_of_transformers(seed: int, penalty: float, output: int) -> None:
+    logits = some_logits(1, seed)
+    tokens = torch.randint(0, VOCAB, (12,), generator=torch.Generator().manual_seed(seed)).tolist()
+    prompt, said = tokens[: 12 - output], tokens[12 - output :]
+    wanted = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([tokens]), logits.clone())
+    found = edited(logits, [request_of(prompt=prompt, output=said, repetition_penalty=penalty)])
+    assert torch.equal(found, wanted)
+
+
+def test_presence_and_frequency_penalties_are_those_of_openai() -> None:
+    """mu[j] - c[j] * alpha_frequency - (c[j] > 0) * alpha_presence, where c counts the output and not the prompt."""
+    logits = some_logits(2)
+    rows = [
+        request_of(prompt=(3, 3, 9), output=(7, 7, 7, 2), presence_penalty=0.5, frequency_penalty=0.25),
+        request_of(prompt=(7,), output=(5, 0), presence_penalty=-2.0),
+    ]
+    counts = torch.zeros(2, VOCAB)
+    counts[0, 7], counts[0, 2], counts[1, 5], counts[1, 0] = 3, 1, 1, 1
+    alpha_presence, alpha_frequency = torch.tensor([[0.5], [-2.0]]), torch.tensor([[0.25], [0.0]])
+    wanted = logits - counts * alpha_frequency - (counts > 0) * alpha_presence
+    assert torch.allclose(edited(logits, rows), wanted, rtol=0, atol=1e-6)
+
+
+def test_biases_are_those_of_transformers_and_come_before_the_repetition_penalty() -> None:
+    logits, biases = some_logits(1), {4: 2.5, 9: -100.0, 0: 100.0}
+    tokens = torch.tensor([[4, 9]])
+    wanted = SequenceBiasLogitsProcessor([[[token], bias] for token, bias in biases.items()])(tokens, logits.clone())
+    assert torch.equal(edited(logits, [request_of(logit_bias=biases)]), wanted)
+    wanted = RepetitionPenaltyLogitsProcessor(1.7)(tokens, wanted)
+    found = edited(logits, [request_of(prompt=(4, 9), logit_bias=biases, repetition_penalty=1.7)])
+    assert torch.equal(found, wanted)
+
+
+def test_a_bias_of_100_decides() -> None:
+    logits, sampler = some_logits(300).clamp_(-10, 10), Sampler((), VOCAB)
+    likeliest = int(logits[0].argmax())
+    forced = [request_of(seed=i, logit_bias={11: 100}) for i in range(300)]
+    assert set(run(sampler, logits, forced).tokens) == {11}
+    banned = [request_of(seed=i, logit_bias={likeliest: -100}) for i in range(300)]
+    assert likeliest not in run(sampler, logits[:1].expand(300, -1), banned).tokens
+    assert likeliest in run(sampler, logits[:1].expand(300, -1), [request_of(seed=i) for i in range(300)]).tokens
+
+
+@pytest.mark.parametrize("output", [0, 2, 3, 4])
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_before_min_tokens_nothing_may_come_that_would_end_the_request(output: int, ignore_eos: bool) -> None:
+    """Of every token it is asked what the event would say of it, and transformers has the same opinion of EOS."""
+    logits, eos = some_logits(1), (3, 5)
+    said = [1] * output
+    request = request_of(output=said, min_tokens=3, stop_token_ids=(6, 900), ignore_eos=ignore_eos, logit_bias={0: 0.5})
+    found = edited(logits, [request], eos)
+    banned = (found == -torch.inf).nonzero()[:, 1].tolist()
+    later = request_of(output=[1] * 9, max_tokens=20, stop_token_ids=(6, 900), ignore_eos=ignore_eos)
+    for token in range(VOCAB):
+        later.output_tokens[-1] = token
+        assert (token in banned) == (output < 3 and reason_to_finish(later, eos) is not None)
+    if not ignore_eos:
+        processor = MinNewTokensLengthLogitsProcessor(1, 3, list(eos))
+        wanted = processor(torch.ones(1, 1 + output, dtype=torch.int64), logits.clone())[0, list(eos)]
+        assert torch.equal(found[0, list(eos)], wanted)
+
+
+def test_edits_are_of_their_own_row_and_leave_the_logits_as_they_came() -> None:
+    logits = some_logits(3)
+    before = logits.clone()
+    requests = [request_of(), request_of(logit_bias={2: 5.0}), request_of(output=(4,), presence_penalty=1.0)]
+    run(Sampler((), VOCAB), logits, requests)
+    assert torch.equal(logits, before)
+    changed = (edited(logits, requests) != logits).nonzero().tolist()
+    assert changed == [[1, 2], [2, 4]]
+
+
+def test_edits_are_made_in_float32() -> None:
+    """1/256 more on a logit of 4 would be lost in bfloat16, and with it the difference between two tokens."""
+    logits = torch.tensor([[4.0, 4.0, 0.0]], dtype=torch.bfloat16)
+    assert run(Sampler((), 3), logits, [request_of(temperature=0, logit_bias={1: 1 / 256})]).tokens == [1]
+
+
+def test_a_token_beyond_the_vocabulary_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="request odd names token 30; ids run from 0 to 29"):
+        Sampler((), VOCAB).pack([request_of(), request_of("odd", logit_bias={VOCAB: 1.0})])
+
+
+# Rows that cannot be sampled.
+
+SICK = {
+    "NaN": ([0.0, math.nan, 1.0, math.inf], "NaN"),
+    "+inf": ([0.0, math.inf, 1.0, -math.inf], "+inf"),
+    "none": ([-math.inf] * 4, "all logits are -inf"),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize("sick", SICK)
+@pytest.mark.parametrize(
+    "asked", [{"temperature": 0}, {}, {"top_p": 0.5, "top_k": 2, "min_p": 0.1, "logprobs": 2}, {"logit_bias": {0: 3.0}}]
+)
+def test_a_sick_row_fails_alone_and_says_of_what(
+    asked: dict[str, Any], sick: str, small: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if small:
+        in_small_parts(monkeypatch)
+    numbers, message = SICK[sick]
+    healthy = some_logits(2, vocab=20)
+    row = torch.tensor([numbers]).repeat(1, 5)
+    requests = [request_of(f"{i}", **asked) for i in range(3)]
+    sampler = Sampler((), 20, device, seed=0)
+    sampled = sampler.sample(torch.cat((healthy[:1], row, healthy[1:])).to(device), sampler.pack(requests))
+    assert 0 <= int(sampled.tokens[1]) < 20  # it may be fed to the next step before anyone has looked
+    found = sampled.output(range(3), 3)
+    alone = run(sampler, healthy, [requests[0], requests[2]])
+    assert found.tokens == [alone.tokens[0], None, alone.tokens[1]]
+    assert list(found.failed) == [1]
+    assert [*found.logprobs] == ([0, 2] if "logprobs" in asked else [])
+    assert message in found.failed[1]
+
+
+def test_a_request_that_rules_out_every_token_fails() -> None:
+    request = request_of(min_tokens=1, stop_token_ids=(0, 1))
+    assert "min_tokens" in run(Sampler((2,), 3), some_logits(1, vocab=3), [request]).failed[0]
+
+
+def test_tokens_go_to_the_slices_that_complete() -> None:
+    logits = torch.tensor([[0.0, 1.0], [math.nan, 0.0], [3.0, 0.0]])
+    sampler = Sampler((), 2)
+    requests = [request_of(temperature=0, logprobs=0) for _ in range(3)]
+    output = sampler.sample(logits, sampler.pack(requests)).output((1, 2, 4), 6)
+    assert output.tokens == [None, 1, None, None, 0, None]
+    assert list(output.failed) == [2]
+    assert [*output.logprobs] == [1, 4]
+    nothing = sampler.sample(torch.empty(0, 2), sampler.pack([])).output((), 2)
+    assert nothing == StepOutput([None, None])
+
+
+def test_logits_of_another_shape_are_refused() -> None:
+    sampler = Sampler((), VOCAB)
+    sampling = sampler.pack([request_of(), request_of()])
+    with pytest.raises(ValueError, match=r"\[2, 30\] for 2 requests, got \[1, 30\]"):
+        sampler.sample(some_logits(1), sampling)
+    with pytest.raises(ValueError, match="vocab_size must be an integer from 1, got 0"):
+        Sampler((), 0)
+
+
+# Log-probabilities.
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logprobs_are_of_the_model_whatever_the_request_does_to_them(dtype: torch.dtype) -> None:
+    logits = some_logits(4).to(dtype)
+    heavy: dict[str, Any] = {"logit_bias": {7: 90.0}, "temperature": 0.2, "top_k": 3}
+    requests = [request_of(logprobs=5, temperature=0), request_of(), request_of(logprobs=0), request_of(logprobs=20)]
+    requests[3] = request_of(logprobs=20, **heavy)
+    output = run(Sampler((), VOCAB, seed=0), logits, requests)
+    wanted = logits.double().log_softmax(-1)
+    assert [*output.logprobs] == [0, 2, 3]
+    assert output.tokens[3] == 7
+    for row, many in ((0, 5), (2, 0), (3, 20)):
+        token, found = output.tokens[row], output.logprobs[row]
+        assert token is not None
+        assert found.logprob == pytest.approx(float(wanted[row, token]), abs=1e-5)
+        order = sorted(range(VOCAB), key=lambda id, row=row: (-float(wanted[row, id]), id))
+        assert [id for id, _ in found.top] == order[:many]
+        assert [p for _, p in found.top] == pytest.approx([float(wanted[row, id]) for id in order[:many]], abs=1e-5)
+
+
+def test_of_equally_likely_alternatives_the_lower_id_comes_first() -> None:
+    logits = torch.zeros(2, 5000)
+    logits[0, 4000] = logits[0, 30] = 1.0
+    logits[1, 1000:] = -1e-30
+    output = run(Sampler((), 5000), logits, [request_of(temperature=0, logprobs=20) for _ in range(2)])
+    assert [id for id, _ in output.logprobs[0].top] == [30, 4000, *range(18)]
+    assert [id for id, _ in output.logprobs[1].top] == [*range(20)]
+
+
+def test_what_the_model_rules_out_is_no_alternative() -> None:
+    logits = torch.tensor([[0.0, -torch.inf, 1.0, -torch.inf]])
+    found = run(Sampler((), 4), logits, [request_of(temperature=0, logprobs=20)]).logprobs[0]
+    assert [id for id, _ in found.top] == [2, 0]
+
+
+# Seeds and company.
+
+
+def tokens_over_time(sampler: Sampler, request: Request, steps: int) -> list[int | None]:
+    """What a request draws, step by step, from one distribution."""
+    logits = torch.zeros(1, 1000)
+    tokens = []
+    for _ in range(steps):
+        (token,) = run(sampler, logits, [request]).tokens
+        assert token is not None
+        request.output_tokens.append(token)
+        tokens.append(token)
+    return tokens
+
+
+def test_a_seed_reproduces_and_another_does_not() -> None:
+    def tokens(seed: int | None, id: str = "r", of_sampler: int | None = None) -> list[int | None]:
+        return tokens_over_time(Sampler((), 1000, seed=of_sampler), request_of(id, seed=seed), 40)
+
+    assert tokens(1) == tokens(1) == tokens(1, "another", 3)
+    assert tokens(0) == tokens(0, "another", 3)  # 0 is a seed like any other
+    assert len(set(tokens(1))) > 30  # not one number at every position
+    for other in (2, -1, 0, (1 << 63) - 1):
+        assert sum(a == b for a, b in zip(tokens(1), tokens(other), strict=True)) < 5
+    assert tokens(None) != tokens(None)  # without any seed, every engine is new
+    assert tokens(None, of_sampler=3) == tokens(None, of_sampler=3)
+    assert tokens(None, "another", 3) != tokens(None, of_sampler=3)
+    assert tokens(None, of_sampler=4) != tokens(None, of_sampler=3)
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_a_request_that_was_preempted_goes_on_as_it_would_have(seed: int | None) -> None:
+    sampler = Sampler((), 1000, seed=0)
+    whole = tokens_over_time(sampler, request_of(seed=seed), 20)
+    first = request_of(seed=seed)
+    kept = tokens_over_time(sampler, first, 8)
+    first.computed = 0  # all that preemption takes
+    tokens_over_time(sampler, request_of("another", seed=seed), 7)
+    assert kept + tokens_over_time(sampler, first, 12) == whole
+
+
+ONE_REQUEST = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0.0, 0.5, 1.0, 2.0]),
+        "top_k": st.sampled_from([0, 1, 2, 5, 17]),
+        "top_p": st.sampled_from([0.1, 0.6, 0.95, 1.0]),
+        "min_p": st.sampled_from([0.0, 0.01, 0.3]),
+        "presence_penalty": st.sampled_from([0.0, 0.7]),
+        "frequency_penalty": st.sampled_from([0.0, -0.4]),
+        "repetition_penalty": st.sampled_from([0.7, 1.0, 1.4]),
+        "logit_bias": st.sampled_from([{}, {3: 1.5, 8: -100.0}]),
+        "min_tokens": st.sampled_from([0, 3]),
+        "seed": st.sampled_from([None, 0, 1]),
+        "logprobs": st.sampled_from([None, 0, 3, 8]),
+    },
+)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@given(crowd=st.lists(ONE_REQUEST, min_size=2, max_size=7), seed=st.integers(0, 99), data=st.data())
+def test_company_changes_nothing(
+    dtype: torch.dtype, device: str, crowd: list[dict[str, Any]], seed: int, data: st.DataObject
+) -> None:
+    """Alone, in any company and in any row: the same tokens, failures and log-probabilities, to the last bit."""
+    sampler = Sampler((2,), VOCAB, device, seed=0)
+    logits = some_logits(len(crowd), seed).to(dtype)
+    logits[data.draw(st.integers(0, len(crowd) - 1))] = data.draw(st.sampled_from([0.0, math.nan, -1.0]))
+    requests = [request_of(f"{i}", (1, 5, 8), (3, 8, 8)[: i % 4], **asked) for i, asked in enumerate(crowd)]
+    order = data.draw(st.permutations(range(len(crowd))))
+    company = order[: data.draw(st.integers(1, len(crowd)))]
+    with pytest.MonkeyPatch.context() as patch:
+        if data.draw(st.booleans()):
+            in_small_parts(patch)
+        found = run(sampler, logits[company], [requests[i] for i in company])
+    for row, i in enumerate(company):
+        alone = run(sampler, logits[i : i + 1], [requests[i]])
+        assert found.tokens[row] == alone.tokens[0]
+        assert found.failed.get(row) == alone.failed.get(0)
+        assert found.logprobs.get(row) == alone.logprobs.get(0)
+
+
+def test_company_changes_nothing_in_a_vocabulary_of_real_size() -> None:
+    vocab = 151_936
+    logits = some_logits(6, vocab=vocab) * torch.tensor([[0.0], [0.2], [1.0], [1.0], [2.0], [4.0]])
+    asked: list[dict[str, Any]] = [
+        {"top_p": 0.99},
+        {"top_p": 0.9, "top_k": 2000},
+        {},
+        {"top_k": 50},
+        {"min_p": 0.1},
+        {},
+    ]
+    requests = [request_of(f"{i}", logprobs=3, **one) for i, one in enumerate(asked)]
+    sampler = Sampler((), vocab, seed=0)
+    together = run(sampler, logits, requests)
+    for row, request in enumerate(requests):
+        alone = run(sampler, logits[row : row + 1], [request])
+        assert together.tokens[row] == alone.tokens[0]
+        assert together.logprobs[row] == alone.logprobs[0]

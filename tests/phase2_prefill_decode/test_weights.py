@@ -1,0 +1,366 @@
+"""Each number of a checkpoint where it belongs, none invented and none forgotten. The oracle is the model itself."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import PreTrainedModel
+
+from phase2_prefill_decode.checkpoint import INDEX, SINGLE, Checkpoint, WeightsError
+from phase2_prefill_decode.config import ModelConfig
+from phase2_prefill_decode.weights import Weights, empty_weights, load_weights, places, random_weights
+from tests.phase2_prefill_decode.models import FAMILIES, VARIANTS, saved, tiny_model, variant
+from tests.terminal import on_a_terminal
+
+SHARDS = "20KB"
+SMALL = ModelConfig(vocab_size=300, n_layer=2, n_head=4, n_embd=64, qk_norm=True, qkv_bias=True, dtype="float32")
+
+
+def load(directory: Path, **options: Any) -> Weights:
+    return load_weights(directory, ModelConfig.from_pretrained(directory), **options)
+
+
+def fused(model: PreTrainedModel) -> dict[str, Tensor | None]:
+    """What the weights should be, by the names they have here, from the modules of the model."""
+    state = model.state_dict()
+
+    def together(layer: int, kind: str, *modules: str) -> Tensor | None:
+        parts = [state.get(f"model.layers.{layer}.{module}.{kind}") for module in modules]
+        return None if parts[0] is None else torch.cat(parts)  # type: ignore[arg-type]
+
+    found: dict[str, Tensor | None] = {"embedding": state["model.embed_tokens.weight"], "head": state["lm_head.weight"]}
+    found["norm"] = state["model.norm.weight"]
+    for n in range(model.config.num_hidden_layers):
+        for ours, modules in {
+            "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            "out": ("self_attn.o_proj",),
+            "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+            "down": ("mlp.down_proj",),
+        }.items():
+            found[f"{n}.{ours}"] = together(n, "weight", *modules)
+            found[f"{n}.{ours}_bias"] = together(n, "bias", *modules)
+        found[f"{n}.input_norm"] = together(n, "weight", "input_layernorm")
+        found[f"{n}.post_norm"] = together(n, "weight", "post_attention_layernorm")
+        found[f"{n}.q_norm"] = together(n, "weight", "self_attn.q_norm")
+        found[f"{n}.k_norm"] = together(n, "weight", "self_attn.k_norm")
+    return found
+
+
+def flat(weights: Weights) -> dict[str, Tensor | None]:
+    """The same names, of what was loaded."""
+    found: dict[str, Tensor | None] = {name: getattr(weights, name) for name in ("embedding", "head", "norm")}
+    for n, layer in enumerate(weights.layers):
+        found |= {f"{n}.{name}": getattr(layer, name) for name in layer.__slots__}
+    return found
+
+
+def assert_equal(mine: dict[str, Tensor | None], wanted: dict[str, Tensor | None]) -> None:
+    assert mine.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        one = mine[name]
+        if one is None or tensor is None:
+            assert one is tensor, name
+        else:
+            assert one.dtype == tensor.dtype, name
+            assert torch.equal(one, tensor), name
+
+
+@pytest.mark.parametrize("shards", ["1GB", SHARDS])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_number_is_where_it_belongs(name: str, shards: str, tmp_path: Path) -> None:
+    model = variant(name)
+    saved(model, tmp_path, shards_of=shards)
+    assert (tmp_path / INDEX).exists() == (shards == SHARDS)
+    weights = load(tmp_path)
+    assert_equal(flat(weights), fused(model))
+    assert (weights.head is weights.embedding) == model.config.tie_word_embeddings
+
+
+DTYPES = torch.float64, torch.float32, torch.bfloat16, torch.float16
+
+
+@pytest.mark.parametrize("kept", DTYPES)
+@pytest.mark.parametrize("wanted", DTYPES[1:])
+def test_any_dtype_becomes_any_other(kept: torch.dtype, wanted: torch.dtype, tmp_path: Path) -> None:
+    model = variant("qwen2", dtype=kept)
+    saved(model, tmp_path)
+    config = ModelConfig.from_pretrained(saved(variant("qwen2"), tmp_path / "other"))  # float64 is no dtype to run in
+    weights = load_weights(tmp_path, config, dtype=wanted)
+    assert_equal(flat(weights), {name: t if t is None else t.to(wanted) for name, t in fused(model).items()})
+
+
+def test_the_dtype_is_the_configurations_if_none_is_asked_for(tmp_path: Path) -> None:
+    saved(variant("llama", dtype=torch.float16), tmp_path)
+    assert load(tmp_path).embedding.dtype == torch.float16
+
+
+class Made(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Remembers all memory that tensors were made in, so that none is counted twice or reused."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.pieces: dict[int, torch.UntypedStorage] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, list | tuple) else [result]:
+            if isinstance(tensor, Tensor) and not tensor.is_meta:
+                self.pieces[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return result
+
+    @property
+    def bytes(self) -> int:
+        return sum(piece.nbytes() for piece in self.pieces.values())
+
+
+@pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16])
+def test_loading_takes_the_memory_of_the_weights_and_of_the_mapped_file(kept: torch.dtype, tmp_path: Path) -> None:
+    config = ModelConfig.from_pretrained(saved(variant("qwen3", dtype=kept), tmp_path))
+    with Made() as made:
+        load_weights(tmp_path, config, dtype=torch.bfloat16)
+    assert made.bytes <= 2 * config.parameters + (tmp_path / SINGLE).stat().st_size
+
+
+def test_random_weights_take_their_own_memory_and_no_more() -> None:
+    with Made() as made:
+        random_weights(SMALL, dtype=torch.bfloat16)
+    assert made.bytes == 2 * SMALL.parameters
+
+
+# A checkpoint that is not the model's.
+
+
+def rewritten(directory: Path, change: Callable[[dict[str, Tensor]], object]) -> Path:
+    """A saved model whose only file has been changed."""
+    tensors = load_file(directory / SINGLE)
+    change(tensors)
+    save_file(tensors, directory / SINGLE)
+    return directory
+
+
+@pytest.mark.proof
+def test_one_error_lists_all_that_is_missing_unexpected_or_misshapen(tmp_path: Path) -> None:
+    def spoil(tensors: dict[str, Tensor]) -> None:
+        del tensors["model.norm.weight"], tensors["model.layers.1.self_attn.k_proj.weight"]
+        tensors["model.layers.0.mlp.up_proj.weight"] = torch.zeros(64, 80)
+        tensors["model.layers.0.mlp.down_proj.bias"] = torch.zeros(64)
+        tensors["model.layers.3.input_layernorm.weight"] = torch.zeros(64)
+        tensors["model.layers.2.self_attn.o_proj.weight"] = torch.zeros(64, 64, dtype=torch.int8)
+
+    rewritten(saved(variant("llama"), tmp_path), spoil)
+    with pytest.raises(WeightsError) as caught:
+        load(tmp_path)
+    first, *lines = str(caught.value).splitlines()
+    assert first == f"{tmp_path} does not hold the weights that its configuration asks for:"
+    assert sorted(line.strip() for line in lines) == [
+        "model.layers.0.mlp.down_proj.bias is unexpected: found [64]",
+        "model.layers.0.mlp.up_proj.weight is misshapen: wanted [80, 64], found [64, 80]",
+        "model.layers.1.self_attn.k_proj.weight is missing: wanted [32, 64]",
+        "model.layers.2.self_attn.o_proj.weight holds I8: readable are F64, F32, F16, BF16, F8_E4M3, F8_E5M2",
+        "model.layers.3.input_layernorm.weight is unexpected: found [64]",
+        "model.norm.weight is missing: wanted [64]",
+    ]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_weights_of_another_configuration_are_refused(family: str, tmp_path: Path) -> None:
+    config = ModelConfig.from_pretrained(saved(tiny_model(family), tmp_path / "a"))
+    wider = saved(tiny_model(family, intermediate_size=96), tmp_path / "b")
+    with pytest.raises(WeightsError, match=r"gate_proj.weight is misshapen: wanted \[80, 64\], found \[96, 64\]"):
+        load_weights(wider, config)
+
+
+def test_tensors_that_earlier_versions_saved_for_nothing_do_no_harm(tmp_path: Path) -> None:
+    model = variant("llama")
+    extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8), "model.rotary_emb.inv_freq": torch.ones(8)}
+    rewritten(saved(model, tmp_path), lambda tensors: tensors.update(extra))
+    assert_equal(flat(load(tmp_path)), fused(model))
+
+
+def test_a_tied_head_may_be_saved_if_it_is_the_embedding(tmp_path: Path) -> None:
+    model = variant("qwen2-tied")
+    copy = model.lm_head.weight.detach().clone()
+    rewritten(saved(model, tmp_path), lambda tensors: tensors.update({"lm_head.weight": copy}))
+    assert_equal(flat(load(tmp_path)), fused(model))
+    copy[3, 5] += 1
+    rewritten(tmp_path, lambda tensors: tensors.update({"lm_head.weight": copy}))
+    with pytest.raises(WeightsError, match=r"lm_head.weight differs from model.embed_tokens.weight"):
+        load(tmp_path)
+
+
+def test_a_head_that_is_not_tied_must_be_there(tmp_path: Path) -> None:
+    rewritten(saved(variant("llama"), tmp_path), lambda tensors: tensors.pop("lm_head.weight"))
+    with pytest.raises(WeightsError, match=r"lm_head.weight is missing: wanted \[307, 64\]"):
+        load(tmp_path)
+
+
+# Files that are not what they should be.
+
+
+@pytest.mark.parametrize("kept", [0, 5, 500, -1])
+@pytest.mark.parametrize("shards", ["1GB", SHARDS])
+def test_a_file_cut_short_is_named(kept: int, shards: str, tmp_path: Path) -> None:
+    saved(variant("llama"), tmp_path, shards_of=shards)
+    file = max(tmp_path.glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(WeightsError, match=f"{file.name} is damaged or was not copied whole: "):
+        load(tmp_path)
+
+
+def test_a_pointer_to_a_file_that_was_not_fetched_is_named(tmp_path: Path) -> None:
+    saved(variant("llama"), tmp_path)
+    (tmp_path / SINGLE).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
+    with pytest.raises(WeightsError, match=r"model.safetensors is damaged or was not copied whole"):
+        load(tmp_path)
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    saved(variant("llama"), tmp_path, shards_of=SHARDS)
+    lost = min(tmp_path.glob("*.safetensors"))
+    lost.unlink()
+    with pytest.raises(WeightsError, match=f"{lost.name} cannot be read: No such file"):
+        load(tmp_path)
+
+
+def test_a_directory_without_weights_says_what_was_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match=f"holds neither {SINGLE} nor {INDEX}$"):
+        Checkpoint(tmp_path)
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(WeightsError, match=r"pickled weights .* are not read, because to read a pickle is to run it"):
+        Checkpoint(tmp_path)
+
+
+def with_index(directory: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """A sharded model whose index has been changed."""
+    saved(variant("llama"), directory, shards_of=SHARDS)
+    index = json.loads((directory / INDEX).read_text())
+    change(index["weight_map"])
+    (directory / INDEX).write_text(json.dumps(index))
+    return directory
+
+
+@pytest.mark.parametrize("leading_out", ["../x.safetensors", "a/../../x", "{}/x", r"..\x", r"C:\x", "//host/x", "", 5])
+def test_an_index_may_not_lead_out_of_its_directory(leading_out: Any, tmp_path: Path) -> None:
+    inside = tmp_path / "model"
+    if isinstance(leading_out, str):
+        leading_out = leading_out.format(tmp_path)
+    with_index(inside, lambda files: files.update({"model.norm.weight": leading_out}))
+    shutil.copy(min(inside.glob("*.safetensors")), tmp_path / "x.safetensors")  # there is something to be led to
+    with pytest.raises(WeightsError, match="must name files inside its directory, got "):
+        load(inside)
+
+
+def test_shards_may_lie_in_a_folder_of_the_directory(tmp_path: Path) -> None:
+    inside = with_index(tmp_path, lambda files: files.update({name: f"parts/{file}" for name, file in files.items()}))
+    (inside / "parts").mkdir()
+    for file in inside.glob("*.safetensors"):
+        file.rename(inside / "parts" / file.name)
+    assert_equal(flat(load(inside)), fused(variant("llama")))
+
+
+def test_an_index_that_forgets_a_tensor_or_promises_one_too_many(tmp_path: Path) -> None:
+    def change(files: dict[str, Any]) -> None:
+        files["model.layers.9.mlp.up_proj.weight"] = files.pop("model.layers.0.mlp.up_proj.weight")
+
+    with pytest.raises(WeightsError) as caught:
+        load(with_index(tmp_path, change))
+    first, *lines = str(caught.value).splitlines()
+    assert first.endswith(f"{INDEX} and its files do not agree:")
+    assert len(lines) == 2
+    assert lines[0].strip().startswith("model.layers.9.mlp.up_proj.weight is not in model-0")
+    assert lines[1].strip().startswith("model.layers.0.mlp.up_proj.weight in model-0")
+    assert lines[1].endswith("is not in the index")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "is not JSON"),
+        (b"\xff", "is not JSON"),
+        (b"[]", "must hold a weight_map"),
+        (b"{}", "must hold a weight_map"),
+        (b'{"weight_map": {}}', "must hold a weight_map"),
+    ],
+)
+def test_an_index_that_is_none(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / INDEX).write_bytes(content)
+    with pytest.raises(WeightsError, match=message):
+        Checkpoint(tmp_path)
+
+
+# A model that has learned nothing.
+
+
+def test_random_weights_are_those_of_their_seed() -> None:
+    one, same, other = flat(random_weights(SMALL, seed=3)), random_weights(SMALL, seed=3), random_weights(SMALL, seed=4)
+    assert_equal(one, flat(same))
+    assert not torch.equal(same.embedding, other.embedding)
+    assert not torch.equal(same.layers[0].qkv, same.layers[1].qkv)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_random_weights_are_of_the_size_that_training_starts_from(dtype: torch.dtype) -> None:
+    weights = random_weights(SMALL, dtype=dtype)
+    for name, place in places(weights, SMALL).items():
+        assert place.dtype == dtype
+        if "norm" in name:
+            assert bool((place == 1).all())
+        elif place.numel() > 1000:
+            assert place.float().std().item() == pytest.approx(0.02, rel=0.1)
+            assert place.float().mean().item() == pytest.approx(0, abs=0.002)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_random_weights_leave_no_number_unmade(name: str, tmp_path: Path) -> None:
+    """Room is filled with NaN first, as uninitialised memory may be."""
+    config = ModelConfig.from_pretrained(saved(variant(name), tmp_path))
+    torch.use_deterministic_algorithms(True)  # under which torch fills what it makes room for with NaN
+    try:
+        assert bool(empty_weights(config, "cpu").norm.isnan().all())
+        made = flat(random_weights(config))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    wanted = fused(variant(name))
+    assert {n: None if t is None else t.shape for n, t in made.items()} == {
+        n: None if t is None else t.shape for n, t in wanted.items()
+    }
+    assert [n for n, t in made.items() if t is not None and not bool(t.isfinite().all())] == []
+    assert (made["head"] is made["embedding"]) == config.tied
+    assert sum(place.numel() for place in places(random_weights(config), config).values()) == config.parameters
+
+
+# The bar.
+
+SHOW = """
+import sys
+from phase2_prefill_decode.config import ModelConfig
+from phase2_prefill_decode.weights import load_weights
+config = ModelConfig.from_pretrained(sys.argv[1])
+load_weights(sys.argv[1], config)
+print("silent so far")
+load_weights(sys.argv[1], config, progress=True)
+"""
+
+
+def test_a_terminal_shows_how_far_it_has_come_if_asked(tmp_path: Path) -> None:
+    saved(variant("llama"), tmp_path)
+    status, seen = on_a_terminal(sys.executable, "-c", SHOW, str(tmp_path))
+    before, after = seen.split(b"silent so far")
+    assert status == 0
+    assert before.strip() == b""
+    assert b"Loading weights" in after
+
+
+def test_a_file_or_a_pipe_does_not(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    saved(variant("llama"), tmp_path)
+    capfd.readouterr()
+    load(tmp_path, progress=True)
+    assert capfd.readouterr() == ("", "")
