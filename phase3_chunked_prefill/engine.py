@@ -1,0 +1,48 @@
+"""The engine of this phase: phase 2's, with steps under a token budget and attention for any mixture of slices.
+
+Its requests are still a fixed set, admitted together. What has changed is the plan: prompts are cut, and whoever has
+its prompt behind it decodes while the prompts of others are still computed.
+"""
+
+from pathlib import Path
+
+import torch
+
+from phase0_request.tokenizer import BUNDLED
+from phase1_kv_pool.cache import KVCache, PagedCache
+from phase2_prefill_decode.engine import Engine
+from phase2_prefill_decode.model import Model, default_device
+from phase3_chunked_prefill.budget import TokenBudget
+from phase3_chunked_prefill.chunker import Chunker
+from phase3_chunked_prefill.kernels.attention import ATTEND
+
+
+# region load
+def load(
+    directory: str | Path = BUNDLED, *, device: str | torch.device | None = None, dtype: str | None = None
+) -> Model:
+    """`Model.load`, with the attention of this phase: decodes, chunks and whole prompts in any mixture."""
+    place = default_device() if device is None else torch.device(device)
+    return Model.load(directory, device=place, dtype=dtype, attend=ATTEND.on(place))
+
+
+# endregion
+
+
+# region chunked
+def chunked(
+    model: Model,
+    budget: TokenBudget | None = None,
+    *,
+    cache: KVCache | None = None,
+    batch_size: int = 64,
+    seed: int | None = None,
+) -> Engine:
+    """An engine in which no step computes more tokens than the budget has. The model may be of this phase or of the
+    one before: what they say is the same."""
+    cache = cache or PagedCache(512, 16)
+    chunker = Chunker(budget or TokenBudget(), cache.page_size)
+    return Engine(model, cache=cache, plan=chunker.plan, batch_size=batch_size, seed=seed)
+
+
+# endregion

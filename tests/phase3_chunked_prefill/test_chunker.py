@@ -1,0 +1,302 @@
+import random
+from collections.abc import Iterator, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phase0_request import Batch, Request, SamplingParams
+from phase3_chunked_prefill.budget import TokenBudget
+from phase3_chunked_prefill.chunker import Chunker, cut
+
+
+def request(name: str, prompt: int, max_tokens: int = 4, computed: int = 0) -> Request:
+    """A running request; with `computed == prompt` it has said one token, and so is a decode."""
+    one = Request(name, tuple(range(1, prompt + 1)), SamplingParams(max_tokens=max_tokens, ignore_eos=True))
+    one.admit(0)
+    if computed:
+        one.advance(0, computed)
+        if computed == prompt:
+            one.append(7, 0)
+    return one
+
+
+def lengths(batch: Batch) -> dict[str, int]:
+    return {piece.request.id: piece.length for piece in batch}
+
+
+def run(batch: Batch, now: float) -> None:
+    """What an engine does with a step, whatever the model says."""
+    for piece in batch:
+        one, completes = piece.request, piece.completes
+        one.advance(piece.start, piece.length)
+        if completes and len(one.output_tokens) < one.params.max_tokens:
+            one.append(9, now)
+
+
+def unfinished(requests: Sequence[Request]) -> list[Request]:
+    return [one for one in requests if len(one.output_tokens) < one.params.max_tokens]
+
+
+# The cut.
+
+
+@pytest.mark.parametrize(
+    ("start", "pending", "room", "page_size", "length"),
+    [
+        (0, 40, 100, 16, 40),  # fits
+        (0, 40, 40, 16, 40),  # just fits: what completes is not cut
+        (0, 40, 39, 16, 32),  # down to a border
+        (0, 40, 32, 16, 32),  # on the border already
+        (0, 40, 15, 16, 15),  # a border would leave nothing
+        (16, 40, 15, 16, 15),
+        (15, 40, 15, 16, 1),  # to the first border
+        (15, 40, 17, 16, 17),
+        (15, 40, 18, 16, 17),
+        (5, 40, 7, 1, 7),
+        (0, 40, 0, 16, 0),
+        (3, 1, 0, 16, 0),
+    ],
+)
+def test_a_slice_is_cut_at_a_page_border(start: int, pending: int, room: int, page_size: int, length: int) -> None:
+    assert cut(start, pending, room, page_size) == length
+
+
+@given(
+    start=st.integers(0, 300),
+    pending=st.integers(1, 300),
+    room=st.integers(0, 300),
+    page_size=st.sampled_from([1, 3, 16, 64]),
+)
+def test_a_cut_wastes_less_than_a_page_and_never_all(start: int, pending: int, room: int, page_size: int) -> None:
+    length = cut(start, pending, room, page_size)
+    most = min(pending, room)
+    assert most - page_size < length <= most
+    assert (length > 0) == (room > 0)
+    if length < most:
+        assert (start + length) % page_size == 0
+
+
+# One step.
+
+
+@pytest.mark.proof
+def test_decodes_first_then_prompts_in_order_the_last_cut_to_fit() -> None:
+    chunker = Chunker(TokenBudget(max_chunk_size=64, max_batched_tokens=100), page_size=16)
+    running = [
+        request("prompt", 50),
+        request("decode", 9, computed=9),
+        request("half", 60, computed=20),
+        request("last", 30),
+        request("none", 30),
+    ]
+    batch = chunker.plan(running)
+    assert [(piece.request.id, piece.start, piece.length) for piece in batch] == [
+        ("decode", 9, 1),
+        ("prompt", 0, 50),
+        ("half", 20, 40),
+        ("last", 0, 9),
+    ]
+
+
+def test_a_long_prompt_takes_at_most_a_chunk() -> None:
+    chunker = Chunker(TokenBudget(64, 200), page_size=16)
+    assert lengths(chunker.plan([request("long", 1000)])) == {"long": 64}
+    assert lengths(chunker.plan([request("a", 1000), request("b", 1000)])) == {"a": 64, "b": 64}
+
+
+def test_the_first_of_two_long_prompts_is_not_slowed_by_the_second() -> None:
+    chunker = Chunker(TokenBudget(64, 64), page_size=16)
+    assert lengths(chunker.plan([request("a", 1000), request("b", 1000)])) == {"a": 64}
+
+
+def test_a_long_prompt_leaves_to_short_ones_what_they_can_use_up_to_half() -> None:
+    chunker = Chunker(TokenBudget(64, 64))
+    long = request("long", 1000)
+    assert lengths(chunker.plan([long, request("s", 5)])) == {"long": 59, "s": 5}
+    assert lengths(chunker.plan([long, request("s", 60)])) == {"long": 32, "s": 32}
+    assert lengths(chunker.plan([long, *(request(f"s{n}", 20) for n in range(3))])) == {"long": 32, "s0": 20, "s1": 12}
+    # Short ones at the front take their own part and what long ones leave, not the half that long ones have.
+    assert lengths(chunker.plan([request("s", 20), long, request("t", 20)])) == {"s": 20, "long": 32, "t": 12}
+
+
+def test_the_half_is_of_what_decodes_leave() -> None:
+    chunker = Chunker(TokenBudget(64, 64))
+    decodes = [request(f"d{n}", 3, computed=3) for n in range(24)]
+    found = lengths(chunker.plan([*decodes, request("long", 1000), request("s", 50)]))
+    assert (found["long"], found["s"], len(found)) == (20, 20, 26)
+
+
+def test_decodes_leave_a_floor_to_prompts_and_only_to_them() -> None:
+    chunker = Chunker(TokenBudget(32, 64))
+    decodes = [request(f"d{n}", 3, computed=3) for n in range(70)]
+    assert len(chunker.plan(decodes)) == 64
+    assert chunker.budget.prompt_floor == 8
+    found = lengths(chunker.plan([*decodes, request("p", 30)]))
+    assert (len(found), found["p"]) == (56 + 1, 8)
+    tiny = Chunker(TokenBudget(1, 2))
+    assert lengths(tiny.plan([*decodes, request("p", 30), request("q", 30)])) == {"d0": 1, "p": 1}
+
+
+def test_when_decodes_alone_are_too_many_they_take_turns() -> None:
+    chunker = Chunker(TokenBudget(4, 4))
+    decodes = [request(f"d{n}", 3, max_tokens=99, computed=3) for n in range(10)]
+    seen = []
+    for step in range(5):
+        batch = chunker.plan(decodes)
+        seen.append([int(piece.request.id[1:]) for piece in batch])
+        run(batch, step)
+    # Each step in the order of the requests; who waits longest runs, the first of them if they wait as long.
+    assert seen == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 8, 9], [2, 3, 4, 5], [0, 1, 6, 7]]
+
+
+def test_turns_begin_anew_once_all_fit() -> None:
+    chunker = Chunker(TokenBudget(1, 8))
+    assert [list(chunker.turns(decodes, 2)) for decodes in ([0, 1, 2], [1, 2], [0, 1, 2])] == [[0, 1], [1, 2], [0, 1]]
+
+
+@given(data=st.data(), room=st.integers(1, 6))
+def test_nobody_misses_a_turn_for_long_though_others_come_and_go(data: st.DataObject, room: int) -> None:
+    chunker = Chunker(TokenBudget(1, 8))
+    decodes = list(range(data.draw(st.integers(1, 12))))
+    waits: dict[int, tuple[int, int]] = {}  # who waits -> steps missed, and how many there were at the first
+    for step in range(30):
+        ran = chunker.turns(decodes, room)
+        assert len(ran) == min(room, len(decodes))
+        assert list(ran) == [d for d in decodes if d in set(ran)]
+        for d in decodes:
+            missed, there = waits.pop(d, (0, len(decodes)))
+            if d not in ran:
+                waits[d] = missed + 1, there
+                assert missed + 1 < -(-there // room)
+        for gone in data.draw(st.lists(st.sampled_from(decodes), max_size=2, unique=True)):
+            decodes.remove(gone)
+            waits.pop(gone, None)
+        decodes += [1000 + 10 * step + n for n in range(data.draw(st.integers(0, 2)))]
+        if not decodes:
+            decodes.append(5000 + step)
+
+
+# Many steps, over any requests.
+
+
+@st.composite
+def chunkers(draw: st.DrawFn) -> Chunker:
+    batched = draw(st.integers(2, 80))
+    budget = TokenBudget(draw(st.integers(1, batched)), batched)
+    return Chunker(budget, draw(st.sampled_from([1, 4, 16])))
+
+
+def steps(chunker: Chunker, running: Sequence[Request], limit: int = 4000) -> Iterator[Batch]:
+    """Plan and run until everyone has ended; those who have ended leave."""
+    for step in range(limit):
+        todo = unfinished(running)
+        if not todo:
+            return
+        batch = chunker.plan(todo)
+        assert len(batch)
+        yield batch
+        run(batch, step)
+    raise AssertionError(f"not done after {limit} steps")
+
+
+@settings(max_examples=60)
+@given(chunker=chunkers(), prompts=st.lists(st.integers(1, 150), min_size=1, max_size=12))
+def test_no_step_is_over_budget_and_no_token_is_computed_twice_or_skipped(chunker: Chunker, prompts: list[int]) -> None:
+    everyone = [request(f"r{n}", prompt, max_tokens=1 + n % 5) for n, prompt in enumerate(prompts)]
+    computed: dict[str, list[int]] = {one.id: [] for one in everyone}
+    for batch in steps(chunker, everyone):
+        assert batch.num_tokens <= chunker.budget.max_batched_tokens
+        assert max(piece.length for piece in batch) <= chunker.budget.max_chunk_size
+        assert len({piece.request.id for piece in batch}) == len(batch)
+        for piece in batch:
+            computed[piece.request.id] += range(piece.start, piece.stop)
+            assert piece.completes or piece.length < piece.request.total - piece.request.computed
+    for one in everyone:
+        assert computed[one.id] == list(range(one.total - 1))
+        assert len(one.output_tokens) == one.params.max_tokens
+
+
+@settings(max_examples=60)
+@given(chunker=chunkers(), prompts=st.lists(st.integers(1, 300), min_size=1, max_size=20), said=st.integers(0, 30))
+def test_decodes_and_prompts_both_move_on_in_every_step(chunker: Chunker, prompts: list[int], said: int) -> None:
+    budget = chunker.budget
+    everyone = [request(f"d{n}", 3, max_tokens=20, computed=3) for n in range(said)]
+    everyone += [request(f"r{n}", prompt, max_tokens=5) for n, prompt in enumerate(prompts)]
+    for batch in steps(chunker, everyone):
+        found = lengths(batch)
+        pending = {one.id: one.total - one.computed for one in unfinished(everyone)}
+        decodes = [name for name, n in pending.items() if n == 1]
+        prompts_left = {name: n for name, n in pending.items() if n > 1}
+        short = [name for name, n in prompts_left.items() if n <= budget.max_chunk_size]
+        ran = [name for name in decodes if name in found]
+        floor = budget.prompt_floor if prompts_left else 0
+        assert len(ran) == min(len(decodes), budget.max_batched_tokens - floor)
+        assert not prompts_left or next(iter(prompts_left)) in found
+        assert not short or short[0] in found or budget.max_batched_tokens - len(ran) == 1
+        # What is over is less than a page for each prompt that was cut, or nobody could use it.
+        used = sum(found.values())
+        wanted = len(decodes) + sum(min(pending[name], budget.max_chunk_size) for name in prompts_left)
+        assert used > min(budget.max_batched_tokens, wanted) - chunker.page_size * max(len(prompts_left), 1)
+
+
+def test_a_long_prompt_starts_and_ends_under_a_steady_stream_of_short_ones() -> None:
+    """Four new short prompts a step, more than a step can hold: the long one keeps half of it throughout."""
+    chunker = Chunker(TokenBudget(64, 128), page_size=16)
+    long, rng = request("long", 4096, max_tokens=1), random.Random(0)
+    running: list[Request] = [long]
+    for step in range(4096 // 64):
+        running += [request(f"s{step}-{n}", rng.randint(30, 60), max_tokens=1) for n in range(4)]
+        batch = chunker.plan(running)
+        assert lengths(batch)["long"] == 64
+        assert batch.num_tokens > 128 - 2 * 16
+        run(batch, step)
+        running = unfinished(running)
+    assert long.output_tokens == [9]
+
+
+def test_short_prompts_get_through_under_a_steady_stream_of_long_ones() -> None:
+    chunker = Chunker(TokenBudget(64, 64), page_size=16)
+    running = [request(f"long{n}", 1000, max_tokens=1) for n in range(10)]
+    short = request("short", 60, max_tokens=1)
+    running.append(short)
+    for step in range(2):
+        assert not short.output_tokens
+        run(chunker.plan(running), step)
+    assert short.output_tokens == [9]
+
+
+def test_fifty_steps_of_arrivals_run_decodes_in_every_step() -> None:
+    chunker = Chunker(TokenBudget(64, 64), page_size=16)
+    running = [request(f"d{n}", 3, max_tokens=1000, computed=3) for n in range(8)]
+    for step in range(50):
+        running.append(request(f"p{step}", 200, max_tokens=1000))
+        batch = chunker.plan(running)
+        assert all(lengths(batch)[f"d{n}"] == 1 for n in range(8))
+        assert batch.num_prefill_tokens >= 64 - batch.num_decode_tokens - 16
+        run(batch, step)
+
+
+# What is not allowed.
+
+
+@pytest.mark.parametrize(
+    ("chunk", "batched", "message"),
+    [
+        (0, 64, "max_chunk_size must be an integer from 1, got 0"),
+        (True, 64, "max_chunk_size must be an integer from 1, got True"),
+        (1, 0, "max_batched_tokens must be an integer from 1, got 0"),
+        (1, 2.5, "max_batched_tokens must be an integer from 1, got 2.5"),
+        (1, 1, "max_batched_tokens must be at least 2, a decode and a token of a prompt; got 1"),
+        (65, 64, r"max_chunk_size must be at most max_batched_tokens \(64\), got 65"),
+    ],
+)
+def test_what_cannot_be_a_budget(chunk: int, batched: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TokenBudget(chunk, batched)
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, True])
+def test_pages_have_a_size(size: int) -> None:
+    with pytest.raises(ValueError, match="page_size must be an integer from 1"):
+        Chunker(TokenBudget(), size)

@@ -1,0 +1,161 @@
+"""Chunk invariance: however a prompt is cut, in whatever company and pages, the tokens are those of transformers."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
+
+from phase0_request.params import SamplingParams
+from phase0_request.request import FinishReason, Request
+from phase0_request.tokenizer import BUNDLED
+from phase1_kv_pool.cache import PagedCache
+from phase2_prefill_decode.engine import Engine
+from phase2_prefill_decode.stepper import Step
+from phase3_chunked_prefill.budget import TokenBudget
+from phase3_chunked_prefill.engine import chunked, load
+from tests.phase2_prefill_decode.models import saved, variant
+from tests.phase2_prefill_decode.test_identity import follows, prompts, theirs
+
+LENGTHS = (1, 16, 33, 3, 17, 40, 15)
+LONGEST = max(LENGTHS)
+ANSWER = 6
+GREEDY = SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True)
+
+
+def pool(page_size: int, tokens: int = 1024) -> PagedCache:
+    return PagedCache(tokens // page_size, page_size)
+
+
+class Known:
+    """A small model of this phase, some prompts, and what transformers answers to each."""
+
+    def __init__(self, name: str, directory: Path) -> None:
+        oracle = variant(name)
+        self.model = load(saved(oracle, directory), device="cpu", dtype="float32")
+        self.prompts = prompts(oracle.config.vocab_size, LENGTHS)
+        self.answers = [theirs(oracle, prompt, ANSWER) for prompt in self.prompts]
+
+    def found(self, budget: TokenBudget, page_size: int, order: Sequence[int]) -> list[list[int]]:
+        """What the engine answers when the prompts come in this order; in the order of the prompts."""
+        cache = pool(page_size)
+        answers = chunked(self.model, budget, cache=cache).generate([self.prompts[n] for n in order], GREEDY)
+        assert cache.usage.free == cache.usage.total
+        by_number = dict(zip(order, answers, strict=True))
+        return [by_number[n].output_tokens for n in range(len(order))]
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3", "mistral-window"])
+def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Known:
+    return Known(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_every_chunk_size_from_one_to_whole_gives_the_tokens_of_transformers(known: Known, page_size: int) -> None:
+    rng = random.Random(page_size)
+    for chunk in range(1, LONGEST + 1):
+        order = rng.sample(range(len(LENGTHS)), len(LENGTHS))
+        budget = TokenBudget(chunk, chunk + rng.randint(1, 60))
+        assert known.found(budget, page_size, order) == known.answers, (budget, order)
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Known:
+    return Known("qwen3", tmp_path_factory.mktemp("model"))
+
+
+@st.composite
+def arrivals(draw: st.DrawFn) -> list[tuple[int, int]]:
+    """(step, number of the prompt), by step."""
+    order = draw(st.permutations(range(len(LENGTHS))))
+    return sorted((draw(st.integers(0, 12)), number) for number in order)
+
+
+@settings(max_examples=25, deadline=None)
+@given(coming=arrivals(), chunk=st.integers(1, 48), more=st.integers(1, 48), page_size=st.sampled_from([1, 16, 64]))
+def test_whoever_comes_whenever_gets_the_same_tokens(
+    qwen3: Known, coming: list[tuple[int, int]], chunk: int, more: int, page_size: int
+) -> None:
+    """Requests that are admitted while others are in the middle of their prompts or answers."""
+    cache, budget = pool(page_size), TokenBudget(chunk, chunk + more)
+    stepper = chunked(qwen3.model, budget, cache=cache).stepper
+    requests = {number: Request(str(number), tuple(qwen3.prompts[number]), GREEDY) for _, number in coming}
+    step = 0
+    while coming or stepper.running:
+        while coming and coming[0][0] <= step:
+            stepper.admit(requests[coming.pop(0)[1]])
+        if stepper.running:
+            done = stepper.step()
+            assert done.prefill_tokens + done.decode_tokens <= budget.max_batched_tokens
+        cache.check()
+        step += 1
+    assert [requests[number].output_tokens for number in range(len(LENGTHS))] == qwen3.answers
+    assert cache.usage.free == cache.usage.total
+
+
+def test_only_the_slice_that_completes_a_prompt_yields_a_token(qwen3: Known) -> None:
+    stepper = chunked(qwen3.model, TokenBudget(16, 18), cache=pool(16)).stepper
+    talking, long = (Request(name, tuple(qwen3.prompts[n]), GREEDY) for name, n in (("talking", 3), ("long", 5)))
+    stepper.admit(talking)
+    stepper.step()
+    stepper.admit(long)
+    steps: list[Step] = [stepper.step() for _ in range(4)]
+    assert [(step.prefill_tokens, step.decode_tokens) for step in steps] == [(16, 1), (16, 1), (8, 1), (0, 2)]
+    assert [[event.request.id for event in step.events] for step in steps[:3]] == [
+        ["talking"],
+        ["talking"],
+        ["talking", "long"],
+    ]
+    assert long.output_tokens == qwen3.answers[5][:2]
+
+
+def test_the_first_answers_stream_while_a_long_prompt_is_still_computed(qwen3: Known) -> None:
+    """By phase 2's plan the long prompt's first token comes with everyone's."""
+    given = [qwen3.prompts[n] for n in (0, 3, 5)]  # 1, 3 and 40 tokens
+    order = [
+        len(delta.request.prompt_tokens) for delta in chunked(qwen3.model, TokenBudget(8, 12)).stream(given, GREEDY)
+    ]
+    assert order[: order.index(40)] == [1, 3] * 5  # 40 tokens in eights
+    static = [len(delta.request.prompt_tokens) for delta in Engine(qwen3.model).stream(given, GREEDY)]
+    assert static[:3] == [1, 3, 40]
+    assert sorted(order) == sorted(static)
+
+
+def test_a_stream_closed_in_the_middle_of_a_prompt_gives_every_page_back(qwen3: Known) -> None:
+    cache = pool(16)
+    engine = chunked(qwen3.model, TokenBudget(8, 12), cache=cache)
+    stream = engine.stream([qwen3.prompts[3], qwen3.prompts[5]], GREEDY)
+    next(stream)
+    short, long = engine.stepper.running.values()
+    assert 0 < long.computed < len(long.prompt_tokens)
+    stream.close()
+    assert short.finish_reason is long.finish_reason is FinishReason.ABORT
+    assert cache.usage.free == cache.usage.total
+    assert [c.output_tokens for c in engine.generate(qwen3.prompts, GREEDY)] == qwen3.answers
+
+
+def test_chunks_end_at_page_borders(qwen3: Known) -> None:
+    stepper = chunked(qwen3.model, TokenBudget(23, 30), cache=pool(16)).stepper
+    long = Request("long", tuple(qwen3.prompts[5]), GREEDY)
+    stepper.admit(long)
+    for computed in (16, 32, 40):
+        stepper.step()
+        assert long.computed == computed
+
+
+@pytest.mark.proof
+def test_a_question_among_long_prompts_is_answered_as_transformers_would() -> None:
+    oracle = AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32)
+    model = load(device="cpu", dtype="float32")
+    assert model.tokenizer is not None
+    question = model.tokenizer.chat([{"role": "user", "content": "What is a KV cache?"}])
+    given = [*prompts(4096, [300, 2]), question, *prompts(4096, [515])]
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    answers = chunked(model, TokenBudget(48, 64)).generate(given, params)
+    assert [len(answer.output_tokens) for answer in answers] == [24] * 4
+    assert all(follows(oracle, prompt, a.output_tokens) for prompt, a in zip(given, answers, strict=True))
+    assert "keys and values" in answers[2].text

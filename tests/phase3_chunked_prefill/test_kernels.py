@@ -1,0 +1,273 @@
+"""The launch of a step of any mixture: how it is planned, what comes out of it, and what the compiler makes of it."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phase1_kv_pool.kernels import prepare_triton, report
+from phase2_prefill_decode.kernels import attention
+from phase2_prefill_decode.kernels.attention import Ragged
+from phase3_chunked_prefill.kernels.attention import ATTEND
+from phase3_chunked_prefill.kernels.plan import FEW, Plan, plan
+from tests.phase1_kv_pool.support import bits, needs_gpu
+from tests.phase2_prefill_decode.attention_cases import EDGES, TOLERANCE, Case, Inputs, decodes, prompts
+
+HALF = torch.float16 if prepare_triton() else torch.bfloat16
+
+CHUNKS = {
+    # the last token before a chunk is one short of a page or of a tile, at its end, or one past it
+    **{
+        f"behind_{context}": Case([context + 20, context + 33, context + 1], [20, 33, 1])
+        for context in (0, 1, 15, 16, 17, 63, 64, 65, 128)
+    },
+    **{f"of_{new}": Case([100 + new, 7 + new, new, 300], [new, new, new, 1]) for new in (8, 9, 31, 32, 33, 64, 65)},
+    "of_pages_of_64": Case([64, 63, 129, 200, 40], [30, 63, 65, 1, 20], page_size=64),
+    "of_pages_of_1": Case([64, 63, 129], [30, 63, 1], page_size=1),
+    "far_behind": Case([1500, 600], [40, 1]),
+    "with_drafts": Case([40, 70, 33, 200, 530], [4, 3, 2, 60, 1]),
+    "with_nothing_new": Case([40, 70, 33], [0, 50, 0]),
+    "only_drafts": Case([40, 70, 530], [5, 8, 1]),
+    "all_by_themselves": Case([90], [70]),
+    **{f"window_{n}": Case([150, 90, 700, 64], [40, 90, 1, 30], window=n) for n in (1, 16, 33, 64, 100, 4096)},
+    **{f"gqa_{n}": Case([90, 40, 33], [50, 1, 33], heads=2 * n, kv_heads=2) for n in (1, 3, 7, 8)},
+    "many_heads_of_one": Case([90, 40], [50, 1], heads=40, kv_heads=1),
+    **{f"heads_of_{n}": Case([90, 40, 33], [50, 1, 33], head_dim=n) for n in (80, 96, 128, 256)},
+}
+
+
+def check(case: Case, inputs: Inputs) -> None:
+    found, dtype = case.run(ATTEND.load("triton"), inputs), inputs.query.dtype
+    torch.testing.assert_close(found.double(), case.oracle(inputs), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+def told(case: Case, inputs: Inputs) -> Inputs:
+    """The same batch, packed by a host that says what it packed."""
+    sizes = tuple(zip(case.new, case.lengths, strict=True))
+    return replace(inputs, ragged=replace(inputs.ragged, sizes=sizes))
+
+
+@pytest.mark.parametrize("case", CHUNKS.values(), ids=CHUNKS.keys())
+@pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=str)
+def test_chunks_see_their_context_and_themselves(dtype: torch.dtype, case: Case) -> None:
+    check(case, told(case, case.inputs("triton", dtype)))
+
+
+EDGES_OF_PHASE_2 = {
+    name: case
+    for name, case in EDGES.items()
+    if len(set(case.new)) > 1 or name.startswith(("decodes_window", "around"))
+}
+
+
+@pytest.mark.parametrize("case", EDGES_OF_PHASE_2.values(), ids=EDGES_OF_PHASE_2.keys())
+def test_the_edges_of_phase_2(case: Case) -> None:
+    check(case, told(case, case.inputs("triton", HALF)))
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> Case:
+    lengths = draw(st.lists(st.integers(1, 140), min_size=1, max_size=5))
+    new = [draw(st.integers(0, length) | st.just(1)) for length in lengths]
+    new[0] = max(new[0], 1)
+    kv_heads = draw(st.integers(1, 2))
+    return Case(
+        lengths,
+        new,
+        heads=kv_heads * draw(st.integers(1, 6)),
+        kv_heads=kv_heads,
+        head_dim=draw(st.sampled_from([16, 64, 80])),
+        page_size=draw(st.sampled_from([1, 7, 16, 64])),
+        window=draw(st.none() | st.integers(1, 150)),
+    )
+
+
+@settings(max_examples=30)
+@given(case=batches(), sizes=st.booleans())
+def test_any_mixture(case: Case, sizes: bool) -> None:
+    inputs = case.inputs("triton", torch.float32)
+    check(case, told(case, inputs) if sizes else inputs)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("window", [None, 40])
+def test_a_host_that_says_nothing_changes_no_bit(window: int | None) -> None:
+    case = Case([130, 33, 200, 64, 600], [100, 1, 30, 64, 1], window=window)
+    inputs, attend = case.inputs("triton", HALF), ATTEND.load("triton")
+    assert torch.equal(bits(case.run(attend, inputs)), bits(case.run(attend, told(case, inputs))))
+
+
+def test_a_chunk_and_a_decode_are_the_same_to_the_bit_in_any_company() -> None:
+    case = Case([130, 33, 200, 64, 600], [100, 1, 30, 64, 1])
+    inputs, attend = case.inputs("triton", HALF), ATTEND.load("triton")
+    together = case.run(attend, inputs).split(case.new)
+    queries = inputs.query.split(case.new)
+    for number, (length, new) in enumerate(zip(case.lengths, case.new, strict=True)):
+        ragged = Ragged(
+            starts=torch.tensor([0, new], dtype=torch.int32, device=inputs.query.device),
+            lengths=inputs.ragged.lengths[number : number + 1],
+            pages=inputs.ragged.pages[number : number + 1],
+            longest_query=new,
+            longest=length,
+        )
+        alone = attend(queries[number], inputs.keys, inputs.values, ragged, case.scaling, None)
+        assert torch.equal(bits(alone), bits(together[number]))
+
+
+@pytest.mark.parametrize(
+    "case", [decodes(40, 600, 33), Case([40, 90], [8, 1]), decodes(700, window=50)], ids=["decodes", "drafts", "window"]
+)
+def test_of_a_short_step_that_may_be_captured_nothing_is_asked(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    def waits(ragged: Ragged) -> None:
+        raise AssertionError("the device was asked")
+
+    monkeypatch.setattr(Ragged, "host_sizes", waits)
+    check(case, case.inputs("triton", torch.float32))
+
+
+def test_a_step_is_planned_once_for_all_layers_of_a_kind() -> None:
+    inputs = told(case := Case([130, 33], [100, 1]), Case([130, 33], [100, 1]).inputs("triton", torch.float32))
+    for window in (None, 40, None, 40):
+        check(replace(case, window=window), inputs)
+    assert len(inputs.ragged.plans) == 2
+    assert replace(inputs.ragged).plans == {}
+
+
+def test_the_other_ways_are_those_of_phase_2() -> None:
+    for way in ("reference", "cpu"):
+        assert ATTEND.load(way) is attention.ATTEND.load(way)
+
+
+# The plan
+
+
+def seen_by(piece: tuple[int, int], sizes: list[tuple[int, int]], block: int) -> int:
+    sequence, first = piece
+    new, length = sizes[sequence]
+    return length - new + min(first + block, new)
+
+
+sizes_of_steps = st.lists(
+    st.integers(0, 3000).flatmap(
+        lambda length: st.tuples(st.integers(0, min(length, 20)) | st.integers(0, length), st.just(length))
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=150)
+@given(
+    sizes=sizes_of_steps,
+    group=st.integers(1, 20),
+    block=st.integers(1, 130),
+    window=st.none() | st.integers(1, 4000),
+)
+def test_every_new_token_is_in_one_piece(
+    sizes: list[tuple[int, int]], group: int, block: int, window: int | None
+) -> None:
+    found = plan(tuple(sizes), group, block, 512, window)
+    splits, blocks = [tuple(row) for row in found.splits.tolist()], [tuple(row) for row in found.blocks.tolist()]
+    short, long = {sequence for sequence, _ in splits}, {sequence for sequence, _ in blocks}
+    assert short | long == {number for number, (new, _) in enumerate(sizes) if new > 0}
+    assert not short & long
+    most_of_short = max((sizes[n][0] for n in short), default=0)
+    assert all(sizes[n][0] > most_of_short for n in long)
+    assert most_of_short <= found.queries
+    assert found.longest == max((sizes[n][1] for n in short), default=0)
+    for sequence, count in Counter(sequence for sequence, _ in splits).items():
+        new, length = sizes[sequence]
+        first = 0 if window is None else max(length - new - window + 1, 0) // 512 * 512
+        assert sorted(split for owner, split in splits if owner == sequence) == list(range(count))
+        assert first + 512 * (count - 1) < length <= first + 512 * count
+    for sequence in long:
+        firsts = sorted(first for owner, first in blocks if owner == sequence)
+        assert firsts == list(range(0, sizes[sequence][0], block))
+    if window is None:
+        work = [seen_by(piece, sizes, block) for piece in blocks]
+        assert work == sorted(work, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("new", "group", "short"),
+    [
+        ([1, 500], 4, [1]),
+        ([4, 5, 500], 4, [4]),
+        ([1, 2, 3, 500], 8, [1, 2]),
+        ([1, 2, 500], 16, [1]),
+        ([1, 2, 500], 71, [1]),
+        ([4, 5, 500], 3, [4]),  # 5 would fit into 16 rows; the limit is a power of two
+        ([16, 17], 1, [16]),
+        ([1, 5, 8], 8, [1, 5, 8]),  # nothing is longer than a few tokens: no second kernel
+        ([9, 1], 8, [1]),
+        ([300], 4, []),
+        ([], 4, []),
+    ],
+)
+def test_short_is_what_fills_rows_that_would_be_empty(new: list[int], group: int, short: list[int]) -> None:
+    found: Plan = plan(tuple((n, 600) for n in new), group, 32, 512, None)
+    assert sorted({new[sequence] for sequence in found.splits[:, 0].tolist()}) == short
+    assert found.queries & (found.queries - 1) == 0
+    assert max(short, default=0) <= found.queries <= max(16 // group, FEW)
+
+
+def test_what_sees_most_goes_first() -> None:
+    found = plan(((64, 64), (64, 1000), (1, 5000)), 4, 32, 512, None)
+    assert found.blocks.tolist() == [[1, 32], [1, 0], [0, 32], [0, 0]]
+    windowed = plan(((64, 64), (64, 1000), (1, 5000)), 4, 32, 512, 20)
+    assert windowed.blocks.tolist() == [[0, 32], [1, 0], [1, 32], [0, 0]], "behind a window all see about as much"
+
+
+# What the compiler makes of it
+
+
+@pytest.fixture(scope="module")
+def compiled() -> list[report.Compiled]:
+    return report.compiled("phase3_chunked_prefill.kernels")
+
+
+def test_every_kernel_compiles_well_for_every_gpu(compiled: list[report.Compiled]) -> None:
+    assert [kernel for kernel in compiled if kernel.faults or kernel.stack] == []
+    for head_dim in (64, 128, 256):
+        found = [k for k in compiled if k.kernel == f"ragged bf16 x {head_dim}, pages of 16, group 4"]
+        assert [kernel.architecture for kernel in found] == [80, 90, 100]
+        assert all(kernel.async_copies and kernel.tensor_cores for kernel in found)
+    assert {kernel.kernel.split()[0] for kernel in compiled} == {"ragged", "decode"}
+
+
+@pytest.mark.slow
+def test_all_shapes_compile_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "all_ragged_shapes"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "catalog.py").write_text(
+        "from phase3_chunked_prefill.kernels.catalog import everything\nCATALOG = list(everything())\n"
+    )
+    (folder / "__main__.py").write_text(
+        "from phase1_kv_pool.kernels.report import main\nraise SystemExit(main('all_ragged_shapes'))\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = report.compiled("all_ragged_shapes")
+    assert len(found) > 700
+    assert [kernel for kernel in found if kernel.faults or kernel.stack] == []
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_long_step_on_a_gpu() -> None:
+    case = Case([8192, 3000, 700, 64], [2048, 1, 1, 64], heads=32, kv_heads=8, head_dim=128, page_size=64)
+    check(case, told(case, case.inputs("triton", torch.bfloat16)))
+
+
+def test_prompts_alone_need_no_decode_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    from phase3_chunked_prefill.kernels import ragged_triton
+
+    def refuses(*arguments: object, **options: object) -> None:
+        raise AssertionError("nothing here is short")
+
+    monkeypatch.setattr(ragged_triton, "decode", refuses)
+    case = prompts(40, 90)
+    check(case, told(case, case.inputs("triton", torch.float32)))
