@@ -1,1 +1,6 @@
-"""Phase 4, remembering: the radix tree and the prefix cache over it. Not yet built."""
+"""Phase 4, remembering: the radix tree of what has been computed, and the cache that shares it."""
+
+from phase4_radix.prefix_cache import Counts, PrefixCache
+from phase4_radix.radix_tree import Match, RadixTree
+
+__all__ = ["Counts", "Match", "PrefixCache", "RadixTree"]

@@ -1,0 +1,138 @@
+"""Replay: prompts and answers through a cache, with no model. What a memory of some size would have found of them."""
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from phase0_request.params import SamplingParams
+from phase0_request.request import FinishReason, Request
+from phase4_radix.prefix_cache import PrefixCache
+
+VOCABULARY = 50_000
+CHAT_PAGES = (192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
+GROUP_PAGES = (40, 56, 72, 88, 104, 112, 120, 128, 136, 152)
+
+
+class Turn(NamedTuple):
+    """One request that was answered."""
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chats:
+    """People who chat at the same time, each going on from all that was said. Who has ended begins again.
+
+    Every conversation starts with one of a few instructions. Lengths are spread evenly around their means, and each
+    next request comes from any of the people.
+    """
+
+    people: int = 16
+    requests: int = 1000
+    instructions: int = 4
+    instruction: int = 256  # tokens of each
+    question: int = 32  # tokens, on average
+    answer: int = 96  # tokens, on average
+    turns: int = 6  # of a conversation, on average
+
+    def turns_in_order(self, seed: int = 0) -> Iterator[Turn]:
+        rng = random.Random(seed)
+        instructions = [_tokens(rng, self.instruction) for _ in range(self.instructions)]
+        said: list[tuple[int, ...]] = [()] * self.people
+        left = [0] * self.people
+        for _ in range(self.requests):
+            person = rng.randrange(self.people)
+            if left[person] == 0:
+                said[person], left[person] = rng.choice(instructions), rng.randint(1, 2 * self.turns - 1)
+            turn = Turn(said[person] + _tokens(rng, _about(rng, self.question)), _tokens(rng, _about(rng, self.answer)))
+            said[person], left[person] = turn.prompt + turn.answer, left[person] - 1
+            yield turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    """Requests of a few groups. Those of a group begin alike and end each in its own way."""
+
+    groups: int = 4
+    requests: int = 400
+    common: int = 512  # tokens
+    own: int = 32
+    in_turn: bool = True  # one group after the other, round and round; else at random
+
+    def turns_in_order(self, seed: int = 0) -> Iterator[Turn]:
+        rng = random.Random(seed)
+        common = [_tokens(rng, self.common) for _ in range(self.groups)]
+        for number in range(self.requests):
+            group = number % self.groups if self.in_turn else rng.randrange(self.groups)
+            yield Turn(common[group] + _tokens(rng, self.own), _tokens(rng, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """After one request: what it found, and where the pages are."""
+
+    prompt: int  # tokens
+    found: int  # of them
+    evicted: int  # pages, to make room for it
+    cached: int  # pages
+    free: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of all requests in a memory of so many pages."""
+
+    pages: int
+    hit_rate: float
+    evictions: int  # pages
+    evictions_each: float  # a request
+
+
+def play(turns: Iterable[Turn], cache: PrefixCache) -> Iterator[Moment]:
+    """One request after the other, each step of it as in an engine."""
+    for number, turn in enumerate(turns):
+        before = cache.counts.evictions
+        request = Request(f"r{number}", turn.prompt, SamplingParams(max_tokens=len(turn.answer)))
+        request.admit(0.0)
+        found = cache.attach(request)
+        if found:
+            request.advance(0, found)
+        for token in turn.answer:
+            cache.grow(request, request.total)
+            request.advance(request.computed, request.total - request.computed)
+            cache.publish(request)
+            request.append(token, 0.0)
+        request.finish(FinishReason.LENGTH, 0.0)
+        cache.release(request)
+        usage = cache.usage
+        yield Moment(len(turn.prompt), found, cache.counts.evictions - before, usage.cached, usage.free)
+
+
+def outcome(turns: Iterable[Turn], pages: int, page_size: int = 16) -> Outcome:
+    """All of it, in numbers."""
+    cache = PrefixCache(pages, page_size)
+    requests = sum(1 for _ in play(turns, cache))
+    counts = cache.counts
+    return Outcome(pages, counts.hit_rate, counts.evictions, counts.evictions / requests if requests else 0.0)
+
+
+def chats(people: int, sizes: Sequence[int] = CHAT_PAGES) -> list[Outcome]:
+    """One trace of people who chat, in memories of several sizes."""
+    turns = list(Chats(people=people).turns_in_order())
+    return [outcome(turns, pages) for pages in sizes]
+
+
+def pressure(in_turn: bool, sizes: Sequence[int] = GROUP_PAGES) -> list[Outcome]:
+    """One trace of four groups, in memories most of which are too small for what the groups have in common."""
+    turns = list(Groups(in_turn=in_turn).turns_in_order())
+    return [outcome(turns, pages) for pages in sizes]
+
+
+def _tokens(rng: random.Random, count: int) -> tuple[int, ...]:
+    return tuple(rng.choices(range(VOCABULARY), k=count))
+
+
+def _about(rng: random.Random, mean: int) -> int:
+    return rng.randint(mean // 2, mean + mean // 2)

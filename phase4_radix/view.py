@@ -1,0 +1,70 @@
+"""The demo drawn: the tree, the pages, and how much was found."""
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from phase4_radix.demo import World
+from phase4_radix.draw import Branch, counted, where
+
+MARKS = {"in use": ("\u2588", "yellow"), "kept": ("\u2592", "cyan"), "free": ("\u00b7", "dim")}
+
+
+def picture(world: World, caption: str) -> RenderableType:
+    """The moment: what is to be seen, the pages in order, the counts, the tree."""
+    return Group(
+        Text(caption, "bold"),
+        _pages(world),
+        _counts(world),
+        Text(", ".join(world.news) or "the tree stays as it is", "green" if world.news else "dim"),
+        world.cache.tree.draw(lambda branch: _branch(world, branch)),
+    )
+
+
+def summary(world: World) -> RenderableType:
+    counts, usage = world.cache.counts, world.cache.usage
+    table = Table(header_style="dim", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    figures = {
+        "queries": counts.queries,
+        "their tokens": counts.query_tokens,
+        "found": counts.hit_tokens,
+        "hit rate": f"{counts.hit_rate:.0%}",
+        "duplicates": counts.duplicates,
+        "evicted": counts.evictions,
+        "kept": usage.cached,
+    }
+    for name in figures:
+        table.add_column(name, justify="right")
+    table.add_row(*map(str, figures.values()))
+    return table
+
+
+def _branch(world: World, branch: Branch) -> Text:
+    text = world.tokenizer.decode(branch.tokens).replace("\n", "\u21b5")
+    new = not world.fresh.isdisjoint(branch.pages)
+    return Text.assemble(
+        (f"{where(branch.pages)} ", "dim"),
+        (f"{counted(branch.locks, 'lock')} " if branch.locks else "", "bold yellow"),
+        (f"[{branch.salt}] " if branch.salt else "", "magenta"),
+        (text, "green" if new else "yellow" if branch.locks else ""),
+        no_wrap=True,
+        overflow="ellipsis",
+    )
+
+
+def _pages(world: World) -> Text:
+    """A character a page."""
+    kept = {page for branch in world.cache.tree.branches() if not branch.locks for page in branch.pages}
+    strip = Text("pages ", no_wrap=False)
+    for page in range(world.cache.allocator.num_pages):
+        state = "kept" if page in kept else "in use" if world.cache.allocator.count(page) else "free"
+        strip.append(*MARKS[state])
+    return strip
+
+
+def _counts(world: World) -> Text:
+    usage, counts = world.cache.usage, world.cache.counts
+    numbers = {"in use": usage.referenced, "kept": usage.cached, "free": usage.free}
+    pieces = [(f"{MARKS[name][0]} {number} {name}  ", MARKS[name][1]) for name, number in numbers.items()]
+    rate = f"found {counts.hit_tokens} of {counts.query_tokens} tokens, {counts.hit_rate:.0%}"
+    return Text.assemble(*pieces, f"{len(world.running)} running  {len(world.waiting)} waiting  {rate}")

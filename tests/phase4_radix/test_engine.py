@@ -1,0 +1,221 @@
+"""A prefix that is found changes no token: cache on and off, cold and warm, and with hardly any room to remember in."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from phase0_request.params import SamplingParams
+from phase1_kv_pool.cache import PagedCache, Usage
+from phase2_prefill_decode.engine import Engine
+from phase2_prefill_decode.model import Model
+from phase3_chunked_prefill.budget import TokenBudget
+from phase3_chunked_prefill.engine import load
+from phase4_radix.engine import cached
+from phase4_radix.prefix_cache import PrefixCache
+from tests.phase2_prefill_decode.models import saved, variant
+from tests.phase2_prefill_decode.test_identity import follows, theirs
+
+ANSWER = 16
+GREEDY = SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True)
+SMALL_STEPS = TokenBudget(max_chunk_size=8, max_batched_tokens=20)
+
+
+class Case(NamedTuple):
+    """A model, prompts that begin alike, and what transformers says to each of them."""
+
+    model: Model
+    prompts: list[list[int]]
+    wanted: list[list[int]]
+
+
+def alike(vocabulary: int, lengths: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """Prompts of one beginning: how many tokens of it each has, and how many of its own."""
+    draw = torch.Generator().manual_seed(3)
+
+    def tokens(count: int) -> list[int]:
+        return torch.randint(3, vocabulary, (count,), generator=draw).tolist()
+
+    beginning = tokens(max(common for common, _ in lengths))
+    return [beginning[:common] + tokens(own) for common, own in lengths]
+
+
+@pytest.fixture(scope="module", params=["qwen3", "llama-biases", "mistral-window"])
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """Around and over page borders; one prompt is the beginning of others, two are the same."""
+    oracle = variant(request.param)
+    model = load(saved(oracle, tmp_path_factory.mktemp("model")), device="cpu", dtype="float32")
+    prompts = alike(oracle.config.vocab_size, [(48, 0), (48, 0), (48, 9), (31, 20), (32, 1), (17, 30), (0, 40), (1, 0)])
+    return Case(model, prompts, [theirs(oracle, prompt, ANSWER) for prompt in prompts])
+
+
+def said(engine: Engine, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    return [answer.output_tokens for answer in engine.generate(prompts, GREEDY)]
+
+
+def remembering(engine: Engine) -> PrefixCache:
+    assert isinstance(engine.cache, PrefixCache)
+    return engine.cache
+
+
+def watched(engine: Engine) -> list[int]:
+    """How many pages each step evicts, from now on. After each, pages, tables and tree agree; and what lies in a free
+    page is no number, so that whoever reads one says nothing more."""
+    cache, stepper, evictions = remembering(engine), engine.stepper, list[int]()
+    step, release, pool = stepper.step, cache.allocator.release, stepper.runner.pool
+
+    def checked() -> Any:
+        before = cache.counts.evictions
+        done = step()
+        cache.check()
+        evictions.append(cache.counts.evictions - before)
+        return done
+
+    def poisoned(pages: Sequence[int]) -> int:
+        freed = release(pages)
+        gone = [page for page in pages if cache.allocator.count(page) == 0]
+        for tensor in (*pool.keys, *pool.values):
+            tensor[gone] = torch.nan
+        return freed
+
+    stepper.step = checked  # type: ignore[method-assign]
+    cache.allocator.release = poisoned  # type: ignore[method-assign]
+    return evictions
+
+
+class TestInvariance:
+    """Float32, greedy: token for token what transformers generates, whatever is found."""
+
+    def test_off(self, case: Case) -> None:
+        engine = cached(case.model, prefix_cache=False)
+        assert [said(engine, case.prompts) for _ in range(2)] == [case.wanted] * 2
+
+    @pytest.mark.parametrize("batch_size", [1, 3, 64])
+    @pytest.mark.parametrize("budget", [None, SMALL_STEPS], ids=["whole", "chunks"])
+    def test_on_cold_then_warm(self, case: Case, budget: TokenBudget | None, batch_size: int) -> None:
+        engine = cached(case.model, budget, num_pages=64, batch_size=batch_size)
+        watched(engine)
+        counts = remembering(engine).counts
+        assert said(engine, case.prompts) == case.wanted
+        cold = counts.hit_tokens
+        assert (cold > 0) is (batch_size < 64)  # those of one batch do not find each other
+        assert said(engine, case.prompts) == case.wanted
+        assert counts.hit_tokens - cold == sum((len(prompt) - 1) // 16 * 16 for prompt in case.prompts)
+
+    @pytest.mark.parametrize("page_size", [1, 5])
+    def test_pages_of_other_sizes(self, case: Case, page_size: int) -> None:
+        engine = cached(case.model, num_pages=640 // page_size, page_size=page_size, batch_size=2)
+        watched(engine)
+        assert [said(engine, case.prompts) for _ in range(2)] == [case.wanted] * 2
+        assert remembering(engine).counts.hit_tokens > 0
+
+    @pytest.mark.parametrize("num_pages", [19, 38])
+    @pytest.mark.parametrize("budget", [None, SMALL_STEPS], ids=["whole", "chunks"])
+    def test_on_with_hardly_any_room(self, case: Case, budget: TokenBudget | None, num_pages: int) -> None:
+        """The longest fits, once or twice, and hardly anything beside it."""
+        engine = cached(case.model, budget, num_pages=num_pages, page_size=4)
+        evictions = watched(engine)
+        orders = (case.prompts, case.prompts[::-1])
+        for order, wanted in zip(orders, (case.wanted, case.wanted[::-1]), strict=True):
+            assert said(engine, order) == wanted
+        assert sum(evictions) > num_pages
+        assert remembering(engine).counts.hit_tokens > 50
+
+    def test_on_when_every_step_evicts(self, case: Case) -> None:
+        """Pages of one token, in a pool that one request fills: whoever comes next takes a page, and so a token that
+        is remembered, with each step."""
+        prompts = alike(case.model.config.vocab_size, [(40, 0), (24, 16), (39, 1), (0, 40), (24, 16), (40, 0)])
+        wanted = said(cached(case.model, prefix_cache=False), prompts)
+        engine = cached(case.model, SMALL_STEPS, num_pages=40 + ANSWER - 1, page_size=1, batch_size=1)
+        evictions = watched(engine)
+        assert said(engine, prompts[:1]) == wanted[:1]
+        assert sum(evictions) == 0
+        first = len(evictions)
+        assert said(engine, prompts[1:]) == wanted[1:]
+        assert len(evictions) > 6 * ANSWER
+        assert min(evictions[first:]) >= 1
+        assert remembering(engine).counts.hit_tokens == 24 + 24 + 0 + 0 + 24
+
+
+def test_draws_do_not_depend_on_what_is_found(case: Case) -> None:
+    params = [SamplingParams(temperature=1.1, max_tokens=12, seed=n, ignore_eos=True) for n in range(len(case.prompts))]
+    engine = cached(case.model)
+    cold, warm = ([answer.output_tokens for answer in engine.generate(case.prompts, params)] for _ in range(2))
+    assert remembering(engine).counts.hit_tokens > 0
+    assert cold == warm
+
+
+@pytest.mark.proof
+def test_the_bundled_model_finds_its_own_answer_in_the_next_turn() -> None:
+    from transformers import AutoModelForCausalLM
+
+    from phase0_request.tokenizer import BUNDLED
+
+    model = load(device="cpu", dtype="float32")
+    assert model.tokenizer is not None
+    engine = cached(model)
+    prompt = model.tokenizer.chat([{"role": "user", "content": "What is a KV cache?"}])
+    (first,) = engine.generate([prompt], SamplingParams(temperature=0, max_tokens=64))
+    told = [*prompt, *first.output_tokens]
+    after = [*told, *model.tokenizer.encode("\n"), *prompt]
+    assert remembering(engine).counts.hit_tokens == 0
+    (second,) = engine.generate([after], GREEDY)
+    assert remembering(engine).counts.hit_tokens == (len(told) - 1) // 16 * 16  # its last token was never computed
+    oracle = AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32).eval()
+    assert follows(oracle, after, second.output_tokens)
+
+
+def test_two_with_the_same_uncached_prompt_end_up_on_one_set_of_pages(case: Case) -> None:
+    engine = cached(case.model, num_pages=32)
+    cache = remembering(engine)
+    watched(engine)
+    prompt, answer = case.prompts[2], case.wanted[2]
+    assert said(engine, [prompt] * 3) == [answer] * 3
+    assert cache.counts.hit_tokens == 0
+    assert cache.counts.duplicates == 2 * ((len(prompt) + ANSWER - 1) // 16)  # they say the same, too
+    assert cache.usage == Usage(total=32, free=32 - 4, referenced=0, cached=4)
+    assert cache.reset() == 4
+    assert cache.usage.free == 32
+
+
+def test_who_leaves_early_leaves_what_was_computed(case: Case) -> None:
+    engine = cached(case.model, num_pages=32)
+    cache = remembering(engine)
+    stream = engine.stream([case.prompts[2]], GREEDY)
+    next(stream)
+    stream.close()
+    cache.check()
+    assert cache.usage == Usage(total=32, free=32 - 3, referenced=0, cached=3)
+    assert said(engine, [case.prompts[2]]) == [case.wanted[2]]
+    assert cache.counts.hit_tokens == 48
+
+
+@pytest.mark.parametrize(("prefix_cache", "kind"), [(True, PrefixCache), (False, PagedCache)])
+def test_one_argument_is_all_the_difference(case: Case, prefix_cache: bool, kind: type[PagedCache]) -> None:
+    arguments: dict[str, Any] = {"num_pages": 24, "page_size": 8, "batch_size": 2, "seed": 4}
+    engine = cached(case.model, SMALL_STEPS, prefix_cache=prefix_cache, **arguments)
+    assert type(engine.cache) is kind
+    assert (engine.cache.max_tokens, engine.cache.page_size, engine.batch_size) == (192, 8, 2)
+    assert engine.cache.shares is prefix_cache
+    sampled = SamplingParams(temperature=1.0, max_tokens=8, ignore_eos=True)
+    drawn = [answer.output_tokens for answer in engine.generate(case.prompts[:3], sampled)]
+    again = cached(case.model, SMALL_STEPS, prefix_cache=not prefix_cache, **arguments)
+    assert drawn == [answer.output_tokens for answer in again.generate(case.prompts[:3], sampled)]
+    other = cached(case.model, SMALL_STEPS, prefix_cache=prefix_cache, **arguments | {"seed": 5})
+    assert drawn != [answer.output_tokens for answer in other.generate(case.prompts[:3], sampled)]
+
+
+def test_no_step_computes_more_than_the_budget_has(case: Case) -> None:
+    engine = cached(case.model, SMALL_STEPS)
+    sizes: list[int] = []
+    plan = engine.stepper.plan
+
+    def counted(running: Any) -> Any:
+        batch = plan(running)
+        sizes.append(batch.num_tokens)
+        return batch
+
+    engine.stepper.plan = counted
+    said(engine, case.prompts)
+    assert max(sizes) == SMALL_STEPS.max_batched_tokens

@@ -1,0 +1,65 @@
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from phase4_radix.eviction import SLACK, EvictionQueue
+
+
+def test_an_empty_queue_has_no_oldest() -> None:
+    queue = EvictionQueue()
+    queue.add(3, 1)
+    queue.discard(3)
+    queue.discard(3)
+    with pytest.raises(IndexError):
+        queue.oldest()
+
+
+@pytest.mark.parametrize("live", [1, 10, 1000])
+def test_stale_entries_never_outgrow_the_queue(live: int) -> None:
+    """Nodes used again and again leave an entry behind each time, and the heap stays within its bound all the same."""
+    queue = EvictionQueue()
+    for time in range(20 * live + 1000):
+        queue.add(time % live, time)
+        assert len(queue._line) + len(queue._late) <= 2 * len(queue) + SLACK
+    for time in range(live):
+        queue.discard(time % live)
+    queue.add(7, 10**6)
+    assert len(queue._line) + len(queue._late) <= 2 * len(queue) + SLACK
+
+
+class AgainstADict(RuleBasedStateMachine):
+    """The model is a dict of times, searched for its smallest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = EvictionQueue()
+        self.times: dict[int, int] = {}
+
+    @rule(node=st.integers(0, 9), time=st.integers(0, 40))
+    def add(self, node: int, time: int) -> None:
+        if time not in self.times.values():
+            self.queue.add(node, time)
+            self.times[node] = time
+
+    @rule(node=st.integers(0, 9))
+    def discard(self, node: int) -> None:
+        self.queue.discard(node)
+        self.times.pop(node, None)
+
+    @rule()
+    def evict(self) -> None:
+        if self.times:
+            self.queue.discard(self.queue.oldest())
+            del self.times[min(self.times, key=lambda node: self.times[node])]
+
+    @invariant()
+    def agrees(self) -> None:
+        assert self.queue.items() == set(self.times.items())
+        assert len(self.queue) == len(self.times)
+        if self.times:
+            assert self.queue.oldest() == min(self.times, key=lambda node: self.times[node])
+
+
+AgainstADict.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+TestAgainstADict = AgainstADict.TestCase
