@@ -1,0 +1,90 @@
+"""The engine of this phase: phase 4's with a batch that changes every step. Prompts in, answers out."""
+
+import itertools
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+
+from rich.progress import Progress
+
+from phase0_request.request import Request
+from phase1_kv_pool.cache import KVCache
+from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.engine import Params
+from phase2_prefill_decode.generation import Completion, Delta, Prompt, Transcript, make_requests
+from phase2_prefill_decode.model import Model
+from phase2_prefill_decode.runner import ModelRunner, PackedStep
+from phase2_prefill_decode.sampler import Sampler
+from phase3_chunked_prefill.budget import TokenBudget
+from phase4_radix.prefix_cache import PrefixCache
+from phase5_continuous.core import EngineCore
+from phase5_continuous.policies import Policy
+from phase5_continuous.scheduler import Scheduler
+
+
+def core(
+    model: Model,
+    budget: TokenBudget | None = None,
+    *,
+    cache: KVCache | None = None,
+    policy: Policy | None = None,
+    max_running: int = 64,
+    seed: int | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> EngineCore[PackedStep]:
+    """The loop over a model with a pool of its own. `cache` is by default one of 512 pages of 16 tokens that shares
+    prefixes; `seed` is of requests that have none."""
+    cache = cache or PrefixCache(512, 16)
+    decoder = model.decoder
+    layout = model.config.kv_layout(cache.page_size)
+    pool = KVPool(layout, cache.max_tokens // cache.page_size, decoder.device, decoder.dtype)
+    sampler = Sampler(model.eos_ids, model.config.vocab_size, decoder.device, seed)
+    scheduler = Scheduler(cache, model.eos_ids, budget, policy=policy, max_running=max_running)
+    return EngineCore(scheduler, ModelRunner(decoder, pool, cache, sampler), clock)
+
+
+class ContinuousEngine:
+    """A loop, and the text of what it says. It serves one caller at a time."""
+
+    def __init__(self, model: Model, loop: EngineCore[PackedStep] | None = None) -> None:
+        self.model = model
+        self.core = loop or core(model)
+        self._names = (f"request-{number}" for number in itertools.count(1))
+
+    def generate(self, prompts: Sequence[Prompt], params: Params = None, *, progress: bool = False) -> list[Completion]:
+        """The answers, in the order of the prompts."""
+        requests = make_requests(prompts, params, self.model, self.core.clock(), self._names)
+        transcript = Transcript(requests, self.model.tokenizer)
+        with Progress(transient=True, disable=not progress) as bar, closing(self._run(requests, transcript)) as deltas:
+            task = bar.add_task("generating", total=len(requests))
+            for delta in deltas:
+                bar.advance(task, delta.finish_reason is not None)
+        return [transcript.completions[request.id] for request in requests]
+
+    def stream(self, prompts: Sequence[Prompt], params: Params = None) -> Generator[Delta]:
+        """The answers piece by piece, as steps yield them. Closing the generator aborts what still runs."""
+        requests = make_requests(prompts, params, self.model, self.core.clock(), self._names)
+        return self._run(requests, Transcript(requests, self.model.tokenizer))
+
+    def _run(self, requests: Sequence[Request], transcript: Transcript) -> Generator[Delta]:
+        """Everyone at once: who runs is the scheduler's affair."""
+        if self.core.has_work:
+            raise RuntimeError("this engine is generating already; finish that first, or close it")
+        going = set[str]()
+        try:
+            for request in requests:
+                self.core.submit(request)
+                going.add(request.id)
+            for step in self.core.run():
+                for event in step.events:
+                    if event.request.id not in going:
+                        continue  # its text ended it before this
+                    delta = transcript.add(event)
+                    if delta.finish_reason is not None:
+                        going.remove(event.request.id)
+                        self.core.finish(event.request, delta.finish_reason)
+                    yield delta
+        finally:
+            for request in requests:
+                self.core.abort(request)
+            self.core.scheduler.drain()

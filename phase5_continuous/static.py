@@ -1,0 +1,108 @@
+"""StaticBatching: phase 2's way to plan, with arrivals. It decides beside the Scheduler, to be compared with it."""
+
+from collections import deque
+from collections.abc import Collection
+
+from phase0_request.batch import Batch, Slice, StepOutput
+from phase0_request.events import Event, reason_to_finish
+from phase0_request.queue import QueueFullError
+from phase0_request.request import FinishReason, Request
+from phase1_kv_pool.cache import KVCache
+from phase5_continuous.deadlines import Deadlines
+
+
+class StaticBatching:
+    """A batch is formed of those who wait when the last one has ended, and stays until its last request has.
+
+    Whoever enters has room for the longest it may become. So nobody is ever preempted, and most of the room is empty.
+    It keeps no deadlines.
+    """
+
+    ahead = 0
+
+    def __init__(
+        self, cache: KVCache, eos_ids: Collection[int] = (), *, batch_size: int = 64, queue_limit: int | None = None
+    ) -> None:
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+            raise ValueError(f"batch_size must be an integer from 1, got {batch_size!r}")
+        self.cache = cache
+        self.eos_ids = frozenset(eos_ids)
+        self.batch_size = batch_size
+        self.queue_limit = queue_limit
+        self.waiting: deque[Request] = deque()
+        self.running: dict[str, Request] = {}
+        self._events: list[Event] = []
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running or self._events)
+
+    def submit(self, request: Request, deadlines: Deadlines | None = None) -> None:
+        if deadlines not in (None, Deadlines()):
+            raise ValueError(f"request {request.id}: static batching keeps no deadlines, got {deadlines}")
+        if self._longest(request) > self.cache.max_tokens:
+            room = f"the whole cache has room for {self.cache.max_tokens}"
+            raise ValueError(f"request {request.id} may grow to {self._longest(request)} tokens, and {room}")
+        if self.queue_limit is not None and len(self.waiting) >= self.queue_limit:
+            raise QueueFullError(self.queue_limit)
+        self.waiting.append(request)
+
+    def finish(self, request: Request, reason: FinishReason, now: float, error: str | None = None) -> bool:
+        if request.finished:
+            return False
+        if self.running.get(request.id) is request:
+            self.cache.release(self.running.pop(request.id))
+        elif request in self.waiting:
+            self.waiting.remove(request)
+        else:
+            return False
+        request.finish(reason, now, error)
+        self._events.append(Event(request, None, reason))
+        return True
+
+    def drain(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
+
+    # region plan
+    def plan(self, now: float) -> Batch:
+        """Everyone's next tokens: whole prompts in the first step of a batch, then one for each who still runs."""
+        if not self.running:
+            while self.waiting and len(self.running) < self.batch_size:
+                request = self.waiting[0]
+                found = self.cache.attach(request)
+                if not self.cache.can_grow(request, self._longest(request)):
+                    self.cache.release(request)
+                    break
+                self.cache.grow(request, self._longest(request))
+                request.admit(now)
+                if found:
+                    request.advance(0, found)
+                self.running[request.id] = self.waiting.popleft()
+        return Batch(tuple(Slice(r, r.computed, r.total - r.computed) for r in self.running.values()))
+
+    # endregion
+
+    def commit(self, batch: Batch, output: StepOutput, now: float) -> list[Event]:
+        for number, (piece, token) in enumerate(zip(batch.slices, output.tokens, strict=True)):
+            request = piece.request
+            if request.finished:
+                continue
+            request.advance(piece.start, piece.length)
+            if number in output.failed or token is None:
+                self.finish(request, FinishReason.ERROR, now, output.failed.get(number, "the step gave no token"))
+                continue
+            self.cache.publish(request)
+            request.append(token, now)
+            reason = reason_to_finish(request, self.eos_ids)
+            self._events.append(Event(request, token, reason, output.logprobs.get(number)))
+            if reason is not None:
+                request.finish(reason, now)
+                self.cache.release(self.running.pop(request.id))
+        return self.drain()
+
+    def void(self) -> None:
+        """Nothing was planned that `computed` does not tell: the next plan is the same again."""
+
+    def _longest(self, request: Request) -> int:
+        return len(request.prompt_tokens) + request.params.max_tokens - 1  # the last token is never computed

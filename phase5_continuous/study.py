@@ -1,0 +1,215 @@
+"""`python -m phase5_continuous.study --json FILE`: continuous batching beside static, measured and simulated.
+
+Measured: one set of requests with long-tail lengths, through phase 2's engine and through this one, on this machine:
+the same model in the same pool. Nobody knows how long an answer will be: it ends when a stop token is drawn.
+Simulated: goodput against the rate of arrivals in every way to serve, and how long a million requests take.
+"""
+
+import argparse
+import random
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from phase0_request.machine import describe, record
+from phase0_request.metrics import percentile, summarize
+from phase0_request.params import SamplingParams
+from phase0_request.request import Request
+from phase1_kv_pool.cache import PagedCache
+from phase2_prefill_decode.engine import Engine
+from phase2_prefill_decode.model import Model, default_device
+from phase2_prefill_decode.shapes import SHAPES
+from phase3_chunked_prefill.budget import TokenBudget
+from phase3_chunked_prefill.kernels.attention import ATTEND
+from phase5_continuous.engine import ContinuousEngine, core
+from phase5_continuous.scheduler import Scheduler
+from phase5_continuous.simulator import WAYS, Setting, simulate
+from phase5_continuous.traces import Trace
+
+PAGES, PAGE_SIZE = 512, 16
+MOST = 512  # tokens that a request may say
+BATCH = 64  # requests at once, if the pool has room
+BUDGET = TokenBudget(256, 512)
+RATES = (25, 50, 100, 150, 200, 250)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """How one engine served the set."""
+
+    requests: int
+    tokens: int
+    seconds: float
+    tokens_per_second: float
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    mean_tokens: float  # of an answer
+    longest: int
+    preemptions: int
+
+
+def model_of(shape: str) -> Model:
+    device = default_device()
+    return Model.random(SHAPES[shape], device=device, attend=ATTEND.on(device))
+
+
+def workload(vocabulary: int, count: int, seed: int = 0) -> tuple[list[list[int]], list[SamplingParams]]:
+    """Prompts of log-normal length, and answers of which each has an end in sight only by chance.
+
+    At the highest temperature all tokens are about as likely as each other. So an answer with n stop tokens has
+    vocabulary / n tokens on average; n is chosen for averages that are log-normal, 64 at the least.
+    """
+    rng, tokens = random.Random(seed), range(8, vocabulary)
+    prompts, params = [], []
+    for number in range(count):
+        length = min(max(round(rng.lognormvariate(4.0, 0.8)), 8), 512)
+        average = max(rng.lognormvariate(4.0, 1.0), vocabulary / 128)
+        stops = rng.sample(tokens, max(round(vocabulary / average), 1))
+        prompts.append(rng.choices(tokens, k=length))
+        params.append(
+            SamplingParams(temperature=100, max_tokens=MOST, stop_token_ids=stops, seed=number, ignore_eos=True)
+        )
+    return prompts, params
+
+
+def serve(model: Model, way: str, count: int) -> Measured:
+    """The set through a new engine of either kind. All of it is there at the start."""
+    prompts, params = workload(model.config.vocab_size, count)
+    cache, preemptions = PagedCache(PAGES, PAGE_SIZE), 0
+    if way == "static":
+        answers = Engine(model, cache=cache, batch_size=BATCH).generate(prompts, params)
+    else:
+        loop = core(model, BUDGET, cache=cache, max_running=BATCH)
+        answers = ContinuousEngine(model, loop).generate(prompts, params)
+        assert isinstance(loop.scheduler, Scheduler)
+        preemptions = loop.scheduler.residents.preemptions
+    return judge([answer.request for answer in answers], preemptions)
+
+
+def judge(requests: Sequence[Request], preemptions: int) -> Measured:
+    found = summarize(requests)
+    ttft = [1e3 * seconds for seconds in found.ttft]
+    lengths = [len(request.output_tokens) for request in requests]
+    return Measured(
+        requests=found.requests,
+        tokens=found.tokens,
+        seconds=found.seconds,
+        tokens_per_second=found.tokens_per_second,
+        ttft_p50_ms=percentile(ttft, 50),
+        ttft_p99_ms=percentile(ttft, 99),
+        mean_tokens=mean(lengths),
+        longest=max(lengths),
+        preemptions=preemptions,
+    )
+
+
+def beside(model: Model, count: int, runs: int) -> dict[str, Any]:
+    """Both engines by turns; of each the run that was slowed down least by what else there is."""
+    for way in ("static", "continuous"):
+        serve(model, way, 4)  # what is slow once is not what is measured
+    rounds = [{way: serve(model, way, count) for way in ("static", "continuous")} for _ in range(runs)]
+    best = {way: min((each[way] for each in rounds), key=lambda one: one.seconds) for way in ("static", "continuous")}
+    static, continuous = best["static"], best["continuous"]
+    return {way: asdict(one) for way, one in best.items()} | {
+        "throughput_ratio": continuous.tokens_per_second / static.tokens_per_second,
+        "ttft_p99_ratio": static.ttft_p99_ms / continuous.ttft_p99_ms,
+    }
+
+
+def goodput(way: str, requests: int, rates: Sequence[int] = RATES) -> dict[str, Any]:
+    """Of one way to serve at every rate, simulated."""
+    traces = {rate: Trace(requests=requests, rate=rate) for rate in rates}
+    return {f"rate_{rate}": asdict(simulate(trace.arrivals(), Setting(way=way))) for rate, trace in traces.items()}
+
+
+def many(requests: int) -> dict[str, float]:
+    """How long so many requests take to simulate, in a process of their own, and the most memory that it had."""
+    command = [sys.executable, "-m", "phase5_continuous.simulator", "--ways", "fcfs", "--rate", "150", "-n"]
+    start = time.perf_counter()
+    subprocess.run([*command, str(requests)], check=True, stdout=subprocess.DEVNULL)
+    seconds = time.perf_counter() - start
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss  # of the largest child, in KiB
+    return {"requests": requests, "seconds": seconds, "minutes": seconds / 60, "peak_mib": peak / 1024}
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    drawn = Table(header_style="dim", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for number, name in enumerate(names):
+        drawn.add_column(name, justify="right" if number else "left")
+    for row in rows:
+        drawn.add_row(*row)
+    return drawn
+
+
+def _show(console: Console, figures: dict[str, Any]) -> None:
+    measured = figures["measured"]
+    rows = [
+        (
+            way,
+            f"{one['tokens_per_second']:,.0f}",
+            f"{one['ttft_p50_ms']:,.0f} ms",
+            f"{one['ttft_p99_ms']:,.0f} ms",
+            f"{one['seconds']:.1f} s",
+            str(one["preemptions"]),
+        )
+        for way, one in measured.items()
+        if isinstance(one, dict)
+    ]
+    console.print(_table(("engine", "tokens/s", "TTFT p50", "p99", "all have ended", "preempted"), rows))
+    console.print(
+        f"{measured['throughput_ratio']:.1f} times the tokens a second, p99 TTFT {measured['ttft_p99_ratio']:.1f} "
+        "times as early"
+    )
+    ways = figures["goodput"]["poisson"]
+    rows = [(way, *(f"{one['goodput']:.1f}" for one in ways[way].values())) for way in ways]
+    console.print("\nGoodput, requests a second, at so many arrivals a second")
+    console.print(_table(("way", *(str(rate) for rate in RATES)), rows))
+    if "many" in figures:
+        one = figures["many"]
+        console.print(
+            f"\n{one['requests']:,} requests simulated in {one['minutes']:.1f} minutes, {one['peak_mib']:.0f} MiB"
+        )
+
+
+def main(arguments: list[str] | None = None) -> None:
+    p = argparse.ArgumentParser(prog="python -m phase5_continuous.study", description=__doc__)
+    p.add_argument("--shape", choices=SHAPES, default="17m", help="(%(default)s)")
+    p.add_argument("-n", "--requests", type=int, default=128, help="measured (%(default)s)")
+    p.add_argument("--runs", type=int, default=3, help="of which the best counts (%(default)s)")
+    p.add_argument("--threads", type=int, help="of torch, while it is measured (torch's choice)")
+    p.add_argument("--simulated", type=int, default=2000, help="requests at each rate of arrivals (%(default)s)")
+    p.add_argument("--many", type=int, default=1_000_000, help="requests simulated in one go; 0: none (%(default)s)")
+    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    options = p.parse_args(arguments)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    console = Console()
+    figures: dict[str, Any] = {"measured": beside(model_of(options.shape), options.requests, options.runs)}
+    ways = track(WAYS, "goodput", transient=True, console=console)
+    figures["goodput"] = {"poisson": {way: goodput(way, options.simulated) for way in ways}}
+    if options.many:
+        figures["many"] = many(options.many)
+    _show(console, figures)
+    if options.json is not None:
+        command = (
+            f"python -m phase5_continuous.study --shape {options.shape} --requests {options.requests} "
+            f"--runs {options.runs} --threads {torch.get_num_threads()} --simulated {options.simulated} "
+            f"--many {options.many}"
+        )
+        record(options.json, command, figures, device=describe().gpu or describe().cpu)
+        console.print(f"\nFigures written to {options.json}")
+
+
+if __name__ == "__main__":
+    main()

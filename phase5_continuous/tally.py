@@ -1,0 +1,157 @@
+"""Tally: what became of requests, in memory that does not grow with them."""
+
+import math
+from dataclasses import dataclass, field
+
+from phase0_request.request import FinishReason, Request
+
+_PER_E = 100  # buckets for each factor of e: neighbours differ by 1 %
+
+
+@dataclass(slots=True)
+class Histogram:
+    """Durations, counted in buckets that each span 1 %. Percentiles are right to that; nothing grows."""
+
+    count: int = 0
+    total: float = 0.0
+    most: float = 0.0
+    _buckets: dict[int, int] = field(default_factory=dict)
+
+    def add(self, seconds: float) -> None:
+        bucket = math.floor(math.log(seconds) * _PER_E) if seconds > 1e-9 else -10_000
+        self._buckets[bucket] = self._buckets.get(bucket, 0) + 1
+        self.count += 1
+        self.total += seconds
+        if seconds > self.most:
+            self.most = seconds
+
+    def __len__(self) -> int:
+        """How many buckets there are."""
+        return len(self._buckets)
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.count if self.count else 0.0
+
+    def percentile(self, q: float) -> float:
+        """The duration that q percent do not exceed; 0 of nothing."""
+        left = math.ceil(self.count * q / 100)
+        for bucket in sorted(self._buckets):
+            left -= self._buckets[bucket]
+            if left <= 0:
+                return min(math.exp((bucket + 1) / _PER_E), self.most)
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What a served request was promised. Goodput counts those for whom it was kept."""
+
+    ttft: float = 1.0  # seconds to the first token
+    gap: float = 0.05  # seconds from one token to the next, on average over its answer
+
+    def kept(self, request: Request) -> bool:
+        times = request.times
+        if not times.tokens or request.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):
+            return False
+        gaps = len(times.tokens) - 1
+        mean = (times.tokens[-1] - times.tokens[0]) / gaps if gaps else 0.0
+        return times.tokens[0] - times.arrival <= self.ttft and mean <= self.gap
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A run in numbers; times in seconds."""
+
+    requests: int  # that ended
+    refused: int  # at submission
+    failed: int  # that ended otherwise than by a stop or their length
+    seconds: float
+    tokens: int  # said
+    tokens_per_second: float
+    goodput: float  # requests a second for whom the promise was kept
+    kept: float  # their share of all
+    ttft_p50: float
+    ttft_p99: float
+    itl_p50: float
+    itl_p99: float
+    queue_max: float  # the longest that anybody waited to be admitted
+    fairness: float  # Jain's index of the tokens a second that each got: 1 is all alike, 1 / n is all for one
+    preemptions: int
+    prefill_tokens: int  # computed
+    prefill_asked: int  # in prompts
+    steps: int
+    mean_batch: float
+    most_live: int  # requests in memory at once
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts as it goes."""
+
+    promise: Promise = field(default_factory=Promise)
+    ended: int = 0
+    refused: int = 0
+    failed: int = 0
+    kept: int = 0
+    tokens: int = 0
+    asked: int = 0
+    prefill: int = 0
+    slices: int = 0
+    steps: int = 0
+    most_live: int = 0
+    ttft: Histogram = field(default_factory=Histogram)
+    itl: Histogram = field(default_factory=Histogram)
+    queue: Histogram = field(default_factory=Histogram)
+    _rates: float = 0.0
+    _squares: float = 0.0
+
+    def step(self, prefill: int, slices: int, live: int) -> None:
+        self.prefill += prefill
+        self.slices += slices
+        self.steps += slices > 0
+        self.most_live = max(self.most_live, live)
+
+    def end(self, request: Request) -> None:
+        """A request has ended: all of its times are known now, and are not needed again."""
+        times = request.times
+        self.ended += 1
+        self.failed += request.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH)
+        self.kept += self.promise.kept(request)
+        self.tokens += len(times.tokens)
+        self.asked += len(request.prompt_tokens)
+        if times.tokens:
+            self.ttft.add(times.tokens[0] - times.arrival)
+        for gap in times.itl:
+            self.itl.add(gap)
+        if times.queue_time is not None:
+            self.queue.add(times.queue_time)
+        if times.e2e:
+            rate = len(times.tokens) / times.e2e
+            self._rates += rate
+            self._squares += rate * rate
+
+    def outcome(self, seconds: float, preemptions: int) -> Outcome:
+        n, asked = max(self.ended, 1), self.ended + self.refused
+        return Outcome(
+            requests=self.ended,
+            refused=self.refused,
+            failed=self.failed,
+            seconds=seconds,
+            tokens=self.tokens,
+            tokens_per_second=self.tokens / seconds if seconds else 0.0,
+            goodput=self.kept / seconds if seconds else 0.0,
+            kept=self.kept / asked if asked else 0.0,
+            ttft_p50=self.ttft.percentile(50),
+            ttft_p99=self.ttft.percentile(99),
+            itl_p50=self.itl.percentile(50),
+            itl_p99=self.itl.percentile(99),
+            queue_max=self.queue.most,
+            fairness=self._rates**2 / (n * self._squares) if self._squares else 1.0,
+            preemptions=preemptions,
+            prefill_tokens=self.prefill,
+            prefill_asked=self.asked,
+            steps=self.steps,
+            mean_batch=self.slices / self.steps if self.steps else 0.0,
+            most_live=self.most_live,
+        )

@@ -1,0 +1,189 @@
+"""Traces: who comes when, with what, and how long the answer will be. Streams, the same for the same seed.
+
+Nothing of a trace is kept: a million requests take no more memory than one. A prompt is tokens that tell it apart from
+all others, or make it begin like them, and filling; an answer is filling that ends in EOS, at a length that only the
+trace knows.
+"""
+
+import heapq
+import json
+import math
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from phase0_request.params import SamplingParams
+from phase0_request.request import Request
+
+EOS, WORD = 0, 1
+_FIRST = 2  # of the tokens that tell prompts apart
+
+
+class Arrival(NamedTuple):
+    """A request as fate knows it."""
+
+    time: float  # seconds
+    prompt: tuple[int, ...]
+    answer: int  # tokens, the EOS among them
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """Arrivals of one kind, and lengths with long tails: both log-normal, by their medians and one spread.
+
+    A spread of 1 makes one length in six 2.7 times the median or more, and one in a hundred ten times.
+    """
+
+    kind: str = "poisson"
+    requests: int = 1000
+    rate: float = 8.0  # requests a second, on average
+    prompt: int = 128  # tokens, the median; of a chat, of a question
+    answer: int = 48  # tokens, the median
+    spread: float = 1.0  # of the logarithm of a length
+    max_prompt: int = 2048  # longer ones are cut
+    max_answer: int = 512
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"a trace is one of {', '.join(KINDS)}, got {self.kind!r}")
+        lowest = {"requests": 1, "prompt": 1, "answer": 1, "max_prompt": 1, "max_answer": 1, "spread": 0.0}
+        for name, low in lowest.items():
+            given = getattr(self, name)
+            if not low <= given < math.inf:
+                raise ValueError(f"{name.replace('_', '-')} must be at least {low} and finite, got {given}")
+        if not 0 < self.rate < math.inf:
+            raise ValueError(f"rate must be above 0 and finite, got {self.rate}")
+
+    def arrivals(self) -> Iterator[Arrival]:
+        """In the order of time."""
+        return KINDS[self.kind](self)
+
+    def answer_length(self, rng: random.Random) -> int:
+        return self._length(rng, self.answer, self.max_answer)
+
+    def prompt_length(self, rng: random.Random) -> int:
+        return self._length(rng, self.prompt, self.max_prompt)
+
+    def _length(self, rng: random.Random, median: int, most: int) -> int:
+        return min(max(round(rng.lognormvariate(math.log(median), self.spread)), 1), most)
+
+
+def request(number: int, arrival: Arrival, max_tokens: int) -> Request:
+    """An arrival as an engine sees it, which knows no more of its answer than a limit."""
+    params = SamplingParams(max_tokens=max_tokens)
+    return Request(f"r{number}", arrival.prompt, params, priority=arrival.priority, arrival=arrival.time)
+
+
+# region poisson
+def poisson(trace: Trace) -> Iterator[Arrival]:
+    """Each comes whenever it likes: the time between two of them is exponential."""
+    rng, now = random.Random(trace.seed), 0.0
+    for number in range(trace.requests):
+        now += rng.expovariate(trace.rate)
+        yield _lone(trace, number, now, rng)
+
+
+# endregion
+
+
+def bursty(trace: Trace) -> Iterator[Arrival]:
+    """Calm and storm by turns, ten seconds each on average; in a storm nine times as many come as in a calm."""
+    rng, now, number = random.Random(trace.seed), 0.0, 0
+    storm, turn = False, rng.expovariate(0.1)
+    while number < trace.requests:
+        gap = rng.expovariate(trace.rate * (1.8 if storm else 0.2))
+        if now + gap >= turn:  # an exponential wait starts afresh at any moment, so also here
+            now, storm = turn, not storm
+            turn = now + rng.expovariate(0.1)
+            continue
+        now += gap
+        yield _lone(trace, number, now, rng)
+        number += 1
+
+
+def batch(trace: Trace) -> Iterator[Arrival]:
+    """All are there at the start."""
+    rng = random.Random(trace.seed)
+    return (_lone(trace, number, 0.0, rng) for number in range(trace.requests))
+
+
+def _lone(trace: Trace, number: int, now: float, rng: random.Random) -> Arrival:
+    length = trace.prompt_length(rng)
+    prompt = (_FIRST + number, *(WORD,) * (length - 1))
+    return Arrival(now, prompt, trace.answer_length(rng), rng.choice((-1, 0, 0, 1)))
+
+
+INSTRUCTIONS, INSTRUCTION = 4, 256  # different ones, and the tokens of each
+TURNS = 5  # of a conversation, on average
+PAUSE = 20.0  # seconds from one question to the next, on average
+
+
+def chat(trace: Trace) -> Iterator[Arrival]:
+    """Conversations that begin with one of a few instructions; each turn says again all that was said.
+
+    The next question comes some time after the last, whether that has been answered or not. A conversation ends early
+    when its prompt would be too long.
+    """
+    rng, beginning, number = random.Random(trace.seed), 0.0, 0
+    coming: list[tuple[float, int, tuple[int, ...], int]] = []  # time, number of the conversation, said, turns left
+    for count in range(trace.requests):
+        while not coming or beginning <= coming[0][0]:
+            beginning += rng.expovariate(trace.rate / TURNS)
+            said = (_FIRST + number % INSTRUCTIONS, *(WORD,) * (INSTRUCTION - 1))
+            heapq.heappush(coming, (beginning, number, said, rng.randint(1, 2 * TURNS - 1)))
+            number += 1
+        now, person, said, left = heapq.heappop(coming)
+        question = (_FIRST + INSTRUCTIONS + count, *(WORD,) * (trace.prompt_length(rng) - 1))
+        prompt = (said + question)[: INSTRUCTION + trace.max_prompt]
+        answer = trace.answer_length(rng)
+        yield Arrival(now, prompt, answer)
+        if left > 1 and len(prompt) + answer < trace.max_prompt:
+            said = (*prompt, *(WORD,) * (answer - 1), EOS)
+            heapq.heappush(coming, (now + rng.expovariate(1 / PAUSE), person, said, left - 1))
+
+
+KINDS: dict[str, Callable[[Trace], Iterator[Arrival]]] = {
+    "poisson": poisson,
+    "bursty": bursty,
+    "chat": chat,
+    "batch": batch,
+}
+
+
+# A file of arrivals: [{"time": 0.5, "prompt": 120, "answer": 40}, ...]; prompt is a length, or a list of tokens.
+
+
+def load(path: str | Path) -> list[Arrival]:
+    """Arrivals from a JSON file, in the order of time. ValueError names the first entry that is none."""
+    entries = json.loads(Path(path).read_text("utf-8"))
+    if not isinstance(entries, list) or not entries:
+        raise ValueError(f"{Path(path).name} must hold a list of arrivals, at least one")
+    return sorted((_arrival(number, entry) for number, entry in enumerate(entries)), key=lambda one: one.time)
+
+
+def _arrival(number: int, entry: Any) -> Arrival:
+    allowed = 'an object such as {"time": 0.5, "prompt": 120, "answer": 40}'
+    if not isinstance(entry, dict) or not {"time", "prompt", "answer"} <= set(entry) <= {*Arrival._fields}:
+        raise ValueError(f"arrival {number} must be {allowed}, with a priority if you like; got {entry!r:.80}")
+    moment, prompt, answer = entry["time"], entry["prompt"], entry["answer"]
+    if isinstance(moment, bool) or not isinstance(moment, int | float) or not 0 <= moment < math.inf:
+        raise ValueError(f"arrival {number}: time must be a number of seconds from 0, got {moment!r:.80}")
+    if type(answer) is not int or answer < 1:
+        raise ValueError(f"arrival {number}: answer must be a number of tokens from 1, got {answer!r:.80}")
+    if type(prompt) is int and prompt >= 1:
+        prompt = [_FIRST + number, *[WORD] * (prompt - 1)]
+    if not isinstance(prompt, list) or not prompt or not all(type(token) is int and token >= 0 for token in prompt):
+        raise ValueError(f"arrival {number}: prompt must be a number of tokens from 1, or a list of token ids")
+    priority = entry.get("priority", 0)
+    if type(priority) is not int:
+        raise ValueError(f"arrival {number}: priority must be an integer, got {priority!r:.80}")
+    return Arrival(float(moment), tuple(prompt), answer, priority)
+
+
+def options() -> dict[str, Any]:
+    """The fields of a trace with their defaults, for command lines."""
+    return {field.name: field.default for field in fields(Trace)}

@@ -1,0 +1,202 @@
+"""A device that computes hashes. What it says depends on every token before, read through page tables from its slots:
+a wrong table, a page given away too early or a token computed twice gives other tokens than a request alone."""
+
+import zlib
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from phase0_request import Batch, Event, FinishReason, Request, SamplingParams, StepOutput
+from phase1_kv_pool import KVCache
+from phase5_continuous.deadlines import Deadlines
+from phase5_continuous.invariants import check
+from phase5_continuous.scheduler import Scheduler
+
+EOS = (0, 1, 2, 3, 4)
+VOCABULARY = 40
+
+
+def mix(state: int, token: int) -> int:
+    """What a slot holds after a token: it depends on that token and, by what the slot before holds, on all earlier."""
+    return zlib.crc32(b"%d %d" % (state, token))
+
+
+def alone(request: Request, eos_ids: Collection[int]) -> tuple[list[int], FinishReason]:
+    """What a request says when it is the only one, and why it ends."""
+    params, state, seen, said = request.params, 1, 0, list[int]()
+    for token in request.prompt_tokens:
+        state = mix(state, token)
+        seen += state
+    while True:
+        token = seen % VOCABULARY
+        said.append(token)
+        may_stop = len(said) > params.min_tokens and not params.ignore_eos
+        if may_stop and token in eos_ids:
+            return said, FinishReason.STOP
+        if len(said) == params.max_tokens:
+            return said, FinishReason.LENGTH
+        state = mix(state, token)
+        seen += state
+
+
+@dataclass
+class Launched:
+    """A slice as it was sent to the device: what the host knew then, and where it said the slots are."""
+
+    request: Request
+    start: int
+    tokens: list[int | None]  # None: the device itself knows it
+    slots: list[int]  # of all tokens up to the slice's end
+    yields: bool
+
+
+@dataclass
+class Device:
+    """Runs steps in the order in which they were launched, each as late as can be: when it is landed."""
+
+    cache: KVCache
+    memory: dict[int, int] = field(default_factory=dict)
+    latest: dict[str, int] = field(default_factory=dict)
+    steps: deque[list[Launched]] = field(default_factory=deque)
+
+    def launch(self, batch: Batch) -> None:
+        step: list[Launched] = []
+        for request, start, length in batch.slices:
+            stop, size, table = start + length, self.cache.page_size, self.cache.table(request)
+            known: list[int | None] = [*request.tokens(start, min(stop, request.total))]
+            slots = [table[position // size] * size + position % size for position in range(stop)]
+            assert slots[start:] == self.cache.slots(batch.slices[len(step)])
+            known += [None] * (length - len(known))
+            step.append(Launched(request, start, known, slots, stop >= request.total))
+        self.steps.append(step)
+
+    def land(self) -> list[int | None]:
+        return [self._run(piece) for piece in self.steps.popleft()]
+
+    def _run(self, piece: Launched) -> int | None:
+        name = piece.request.id
+        states = [self.memory[slot] for slot in piece.slots[: piece.start]]
+        for token, slot in zip(piece.tokens, piece.slots[piece.start :], strict=True):
+            states.append(mix(states[-1] if states else 1, self.latest[name] if token is None else token))
+            self.memory[slot] = states[-1]
+        if not piece.yields:
+            return None
+        self.latest[name] = sum(states) % VOCABULARY
+        return self.latest[name]
+
+    @property
+    def pages_in_flight(self) -> set[int]:
+        return {slot // self.cache.page_size for step in self.steps for piece in step for slot in piece.slots}
+
+
+class Engine:
+    """The loop: plan, launch, land, commit; everything that happens is written down and held against the promises."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.device = Device(scheduler.cache)
+        self.in_flight: deque[Batch] = deque()
+        self.everyone: dict[str, Request] = {}
+        self.alone: dict[str, tuple[list[int], FinishReason]] = {}  # what each would say without the others
+        self.said: dict[str, list[int]] = {}
+        self.ended: dict[str, FinishReason] = {}
+        self.batches: list[Batch] = []
+        self.leavings = 0  # plans that wanted the pages of one with tokens in flight
+        self.now = 0.0
+
+    def submit(self, *requests: Request, deadlines: Deadlines | None = None) -> None:
+        for request in requests:
+            self.scheduler.submit(request, deadlines)
+            self.everyone[request.id] = request
+            self.alone[request.id] = alone(request, self.scheduler.eos_ids)
+            self.said[request.id] = []
+
+    def plan(self) -> Batch:
+        scheduler = self.scheduler
+        batch = scheduler.plan(self.now)
+        self.leavings += scheduler.residents.leaving is not None
+        budget = scheduler.chunker.budget
+        assert batch.num_tokens <= budget.max_batched_tokens
+        assert len(batch) <= scheduler.admission.max_running
+        assert len({piece.request.id for piece in batch}) == len(batch)
+        assert all(1 <= piece.length <= budget.max_chunk_size for piece in batch)
+        if batch:
+            self.device.launch(batch)
+            self.in_flight.append(batch)
+            self.batches.append(batch)
+        elif not self.in_flight:
+            assert not scheduler.seats, "nothing is in flight, someone is here, and the step is empty"
+        return batch
+
+    def commit(self, failed: dict[int, str] | None = None) -> list[Event]:
+        output = StepOutput(self.device.land(), failed or {})
+        events = self.scheduler.commit(self.in_flight.popleft(), output, self.now)
+        self.deliver(events)
+        return events
+
+    def void(self) -> None:
+        """The step in flight raised."""
+        self.scheduler.void()
+        self.in_flight.clear()
+        self.device.steps.clear()
+
+    def deliver(self, events: Sequence[Event]) -> None:
+        for request, token, reason, _ in events:
+            assert request.id not in self.ended, "an event after the end"
+            assert token is not None or reason is not None
+            if token is not None:
+                self.said[request.id].append(token)
+            if reason is not None:
+                self.ended[request.id] = reason
+
+    def step(self) -> Batch:
+        """One turn of the loop, at most `ahead` steps in flight when it returns."""
+        batch = self.plan() if len(self.in_flight) <= self.scheduler.ahead else Batch()
+        if len(self.in_flight) > (self.scheduler.ahead if batch else 0):
+            self.commit()
+        self.now += 1
+        return batch
+
+    def run(self, limit: int = 5000) -> "Engine":
+        """To the end of everyone."""
+        for _ in range(limit):
+            if not self.scheduler.seats:
+                break
+            self.step()
+        self.deliver(self.scheduler.drain())
+        assert not self.scheduler.has_work, f"not done after {limit} steps"
+        assert not self.in_flight
+        return self
+
+    def check(self) -> None:
+        """What must hold at any moment."""
+        check(self.scheduler)
+        live = {seat.request.id for seat in self.scheduler.seats if not seat.request.finished}
+        assert live == {name for name, request in self.everyone.items() if not request.finished}
+        for name, request in self.everyone.items():
+            said = self.alone[name][0]
+            assert request.output_tokens == said[: len(request.output_tokens)]
+            assert self.said[name] == request.output_tokens[: len(self.said[name])]
+
+    def check_the_end(self) -> None:
+        """When all have left: everything said is what each would have said alone, and everything is free."""
+        self.check()
+        assert set(self.ended) == set(self.everyone)
+        for name, request in self.everyone.items():
+            assert self.ended[name] is request.finish_reason
+            assert self.said[name] == request.output_tokens
+            if self.ended[name] in (FinishReason.STOP, FinishReason.LENGTH):
+                assert (self.said[name], self.ended[name]) == self.alone[name]
+        usage = self.scheduler.cache.usage
+        assert usage.referenced == 0
+        assert usage.free + usage.cached == usage.total
+
+
+def request(
+    name: str, prompt: int | Sequence[int] = 4, max_tokens: int = 5, *, ignore_eos: bool = True, **more: object
+) -> Request:
+    """A request with a prompt of its own of so many tokens, or with these."""
+    seed = zlib.crc32(name.encode())
+    tokens = [1 + (seed + 7 * i) % 1000 for i in range(prompt)] if isinstance(prompt, int) else prompt
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos)
+    return Request(name, tuple(tokens), params, **more)  # type: ignore[arg-type]

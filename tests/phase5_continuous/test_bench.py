@@ -1,0 +1,43 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from phase5_continuous import bench
+
+
+def test_it_records_what_it_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench, "RUNNING", (1, 4))
+    monkeypatch.setattr(bench, "LIVES", 20)
+    monkeypatch.setattr(bench, "PROFILED_STEPS", 5)
+    file = tmp_path / "phase5.json"
+    bench.main(["--json", str(file)])
+    result = json.loads(file.read_text())
+    assert result["command"] == "python -m phase5_continuous.bench"
+    figures = result["figures"]
+    assert set(figures["steady"]) == {f"{cache}_{n}" for cache in ("plain", "prefix") for n in (1, 4)}
+    assert set(figures["lives"]) == {"plain", "prefix"}
+    for group in ("steady", "lives"):
+        for row in figures[group].values():
+            assert min(x for x in row.values() if isinstance(x, float)) > 0
+    shares = figures["profile"]
+    assert "Scheduler._fill" in shares
+    assert 0.5 < sum(shares.values()) <= 1
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in ("Everyone decodes", "Whole lives", "Where the time goes", "prefix"))
+
+
+@pytest.mark.parametrize("cache", ["plain", "prefix"])
+def test_everyone_decodes_in_every_step_that_is_timed(cache: str) -> None:
+    one = bench.decoding(bench.CACHES[cache], running=20, steps=30)
+    for step in range(30):
+        batch = one.plan(step)
+        assert batch.num_decode_tokens == len(batch) == 20
+        one.commit(batch, bench.answer(batch), step)
+
+
+def test_whole_lives_are_the_same_for_both_caches() -> None:
+    plain, prefix = (bench.lives(cache, running=8, requests=30) for cache in ("plain", "prefix"))
+    assert plain.slices == prefix.slices > 30 * 30

@@ -1,0 +1,267 @@
+"""EngineCore over a model: whatever happens around a request, it says what transformers says of it alone."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from phase0_request.batch import Batch
+from phase0_request.params import SamplingParams
+from phase0_request.request import FinishReason, Request
+from phase1_kv_pool.cache import KVCache, PagedCache
+from phase2_prefill_decode.engine import Engine
+from phase2_prefill_decode.model import Model
+from phase2_prefill_decode.runner import PackedStep
+from phase2_prefill_decode.sampler import Sampled
+from phase3_chunked_prefill.budget import TokenBudget
+from phase3_chunked_prefill.kernels.attention import ATTEND
+from phase4_radix.prefix_cache import PrefixCache
+from phase5_continuous.core import EngineCore, Step, tokens_by_kind
+from phase5_continuous.engine import ContinuousEngine, core
+from phase5_continuous.invariants import check
+from phase5_continuous.policies import LongestPrefixFirst
+from phase5_continuous.scheduler import Scheduler
+from tests.phase2_prefill_decode.models import saved, tiny_model
+
+VOCABULARY = 307
+ANSWER = 24
+PROMPTS = ["What is a KV cache?", "Hello!", "Why does paging matter?", "How does a radix tree work?"]
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def oracle() -> Any:
+    return tiny_model("qwen3")
+
+
+@pytest.fixture(scope="module")
+def small(oracle: Any, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    directory: Path = saved(oracle, tmp_path_factory.mktemp("model"))
+    return Model.load(directory, device="cpu", dtype="float32", attend=ATTEND.on(torch.device("cpu")))
+
+
+@pytest.fixture(scope="module")
+def chatty() -> Model:
+    return Model.load(device="cpu", dtype="float32", attend=ATTEND.on(torch.device("cpu")))
+
+
+def alone(oracle: Any, prompt: tuple[int, ...], answer: list[int]) -> list[int]:
+    """What transformers says of a prompt, after each beginning of this answer: the answer itself, if that is right."""
+    with torch.inference_mode():
+        logits = oracle(torch.tensor([[*prompt, *answer[:-1]]])).logits[0]
+    found: list[int] = logits[len(prompt) - 1 :].argmax(-1).tolist()
+    return found[: len(answer)]
+
+
+def requests(rng: random.Random, count: int) -> list[Request]:
+    """Half of them begin like another one, some with more than a page."""
+    beginnings = [tuple(rng.choices(range(3, VOCABULARY), k=22)) for _ in range(3)]
+    made = []
+    for number in range(count):
+        own = tuple(rng.choices(range(3, VOCABULARY), k=rng.choice((1, 3, 4, 5, 17, 40))))
+        prompt = rng.choice(beginnings)[: rng.choice((0, 8, 22))] + own
+        params = SamplingParams(temperature=0, max_tokens=rng.randint(2, ANSWER), ignore_eos=True)
+        made.append(Request(f"r{number}", prompt, params, priority=rng.randint(-1, 1)))
+    return made
+
+
+def play(loop: EngineCore[PackedStep], everyone: list[Request], rng: random.Random) -> dict[str, list[int]]:
+    """They arrive at random moments, and one in five leaves at a random moment. Returns what was delivered."""
+    coming, said = everyone[::-1], {request.id: list[int]() for request in everyone}
+    leaving = {request.id: rng.randint(0, 30) for request in everyone if rng.random() < 0.2}
+    ended = set[str]()
+    while coming or loop.has_work:
+        while coming and rng.random() < 0.4:
+            loop.submit(coming.pop())
+        step = loop.step()
+        assert isinstance(loop.scheduler, Scheduler)
+        check(loop.scheduler)
+        for request, token, reason, _ in step.events if step else ():
+            assert request.id not in ended
+            if token is not None:
+                said[request.id].append(token)
+            if reason is not None:
+                ended.add(request.id)
+        for request in everyone[: len(everyone) - len(coming)]:
+            if request.id in leaving:
+                leaving[request.id] -= 1
+                if leaving[request.id] == 0:
+                    loop.abort(request)
+    assert ended == {request.id for request in everyone}
+    return said
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", [PagedCache, PrefixCache])
+def test_in_any_company_each_says_what_transformers_says_of_it_alone(
+    small: Model, oracle: Any, kind: type[PagedCache], seed: int
+) -> None:
+    """Random arrivals, chunks, aborts, prefixes in common, and a pool that holds two or three of twelve."""
+    rng = random.Random(seed)
+    cache: KVCache = kind(28, 4)
+    loop = core(small, TokenBudget(8, 16), cache=cache, max_running=6, policy=LongestPrefixFirst() if seed else None)
+    everyone = requests(rng, 12)
+    said = play(loop, everyone, rng)
+    assert isinstance(loop.scheduler, Scheduler)
+    assert loop.scheduler.residents.preemptions > 0
+    if isinstance(cache, PrefixCache):
+        assert cache.counts.hit_tokens > 0
+    for request in everyone:
+        assert said[request.id] == request.output_tokens
+        assert request.output_tokens == alone(oracle, request.prompt_tokens, request.output_tokens)
+        if request.finish_reason is FinishReason.LENGTH:
+            assert len(request.output_tokens) == request.params.max_tokens
+    assert {request.finish_reason for request in everyone} == {FinishReason.LENGTH, FinishReason.ABORT}
+    assert cache.usage.referenced == 0
+
+
+@pytest.mark.proof
+def test_the_bundled_model_answers_as_it_does_in_the_engine_of_phase_2(chatty: Model) -> None:
+    """In a pool in which it must preempt, with chunks of eight tokens and prefixes shared."""
+    assert chatty.tokenizer is not None
+    chats = [chatty.tokenizer.chat([{"role": "user", "content": question}]) for question in PROMPTS]
+    params = SamplingParams(temperature=0, max_tokens=20)
+    wanted = [(answer.output_tokens, answer.text) for answer in Engine(chatty).generate(chats, params)]
+    loop = core(chatty, TokenBudget(8, 12), cache=PrefixCache(16, 4))
+    found = [(answer.output_tokens, answer.text) for answer in ContinuousEngine(chatty, loop).generate(chats, params)]
+    assert found == wanted
+    assert isinstance(loop.scheduler, Scheduler)
+    assert loop.scheduler.residents.preemptions > 0
+
+
+def test_what_is_drawn_at_random_is_drawn_again_after_a_preemption(chatty: Model) -> None:
+    params = [SamplingParams(temperature=1.2, top_p=0.9, max_tokens=24, seed=n, ignore_eos=True) for n in range(4)]
+    roomy = ContinuousEngine(chatty).generate(PROMPTS, params)
+    loop = core(chatty, cache=PagedCache(14, 4))
+    tight = ContinuousEngine(chatty, loop).generate(PROMPTS, params)
+    assert [answer.output_tokens for answer in tight] == [answer.output_tokens for answer in roomy]
+    assert isinstance(loop.scheduler, Scheduler)
+    assert loop.scheduler.residents.preemptions > 0
+
+
+class TestSteps:
+    """What a step says of itself."""
+
+    def test_tokens_by_kind_pages_and_times(self, small: Model) -> None:
+        ticks = iter(range(1000))
+        loop = core(small, TokenBudget(8, 16), cache=PagedCache(32, 4), clock=lambda: float(next(ticks)))
+        loop.submit(Request("a", tuple(range(3, 23)), SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)))
+        steps: list[Step] = list(loop.run())
+        assert [(s.prefill_tokens, s.decode_tokens, len(s.batch)) for s in steps] == [
+            (8, 0, 1), (8, 0, 1), (4, 0, 1), (0, 1, 1), (0, 1, 1),
+        ]  # fmt: skip
+        assert [s.pages for s in steps] == [5, 5, 5, 6, 6]
+        assert [len(s.events) for s in steps] == [0, 0, 1, 1, 1]
+        assert all(s.spent == (1.0, 1.0, 1.0, 1.0) for s in steps)
+        assert loop.steps == 5
+
+    def test_a_prompt_of_one_token_is_a_prefill_and_so_is_what_was_said_before_a_preemption(self) -> None:
+        from phase0_request.batch import Slice
+
+        one = Request("one", (5,))
+        back = Request("back", (5, 6))
+        back.admit(0.0)
+        back.advance(0, 2)
+        back.append(7, 0.0)
+        assert tokens_by_kind([Slice(one, 0, 1), Slice(back, 2, 1)]) == (1, 1)
+        back.preempt()
+        assert tokens_by_kind([Slice(back, 0, 3)]) == (3, 0)
+
+    def test_with_nobody_there_a_step_is_none(self, small: Model) -> None:
+        loop = core(small)
+        assert loop.step() is None
+        assert list(loop.run()) == []
+
+    def test_an_abort_between_two_steps_is_an_event_of_the_next(self, small: Model) -> None:
+        loop = core(small, cache=PagedCache(32, 4))
+        request = Request("a", (5, 6, 7), GREEDY)
+        loop.submit(request)
+        assert loop.abort(request)
+        assert not loop.abort(request)
+        step = loop.step()
+        assert step is not None
+        assert [(event.token, event.finish_reason) for event in step.events] == [(None, FinishReason.ABORT)]
+        assert not loop.has_work
+
+
+def test_a_step_that_raises_is_planned_again(small: Model, oracle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = PrefixCache(32, 4)
+    loop = core(small, TokenBudget(8, 16), cache=cache)
+    everyone = requests(random.Random(9), 4)
+    for request in everyone:
+        loop.submit(request)
+    launch, calls = loop.runner.launch, iter(range(1000))
+
+    def shaky(step: PackedStep) -> Sampled:
+        if next(calls) % 3 == 1:
+            raise RuntimeError("the device is lost")
+        found = launch(step)
+        assert isinstance(found, Sampled)
+        return found
+
+    monkeypatch.setattr(loop.runner, "launch", shaky)
+    lost = 0
+    while loop.has_work:
+        try:
+            loop.step()
+        except RuntimeError:
+            lost += 1
+        assert isinstance(loop.scheduler, Scheduler)
+        check(loop.scheduler)
+    assert lost > 5
+    for request in everyone:
+        assert len(request.output_tokens) == request.params.max_tokens
+        assert request.output_tokens == alone(oracle, request.prompt_tokens, request.output_tokens)
+    assert cache.usage.referenced == 0
+
+
+class TestText:
+    """The engine with words: what it shares with phase 2's, it does alike."""
+
+    def test_a_stop_string_ends_an_answer_and_is_not_shown(self, chatty: Model) -> None:
+        text = Engine(chatty).generate([PROMPTS[0]], GREEDY)[0].text
+        params = [SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop=text[8:12]), GREEDY]
+        engine = ContinuousEngine(chatty)
+        stopped, other = engine.generate([PROMPTS[0], PROMPTS[1]], params)
+        assert stopped.text == text[: text.index(text[8:12])]
+        assert (stopped.finish_reason, other.finish_reason) == (FinishReason.STOP, FinishReason.LENGTH)
+        assert not engine.core.has_work
+        assert engine.core.scheduler.cache.usage.referenced == 0
+
+    def test_a_closed_stream_aborts_its_requests(self, chatty: Model) -> None:
+        engine = ContinuousEngine(chatty)
+        stream = engine.stream(PROMPTS, GREEDY)
+        request = next(stream).request
+        with pytest.raises(RuntimeError, match="generating already"):
+            engine.generate(PROMPTS, GREEDY)
+        stream.close()
+        assert request.finish_reason is FinishReason.ABORT
+        assert engine.core.scheduler.cache.usage.referenced == 0
+        assert len(engine.generate(PROMPTS, GREEDY)) == 4
+
+    def test_what_can_never_be_served_is_refused_and_leaves_nothing(self, chatty: Model) -> None:
+        engine = ContinuousEngine(chatty, core(chatty, cache=PagedCache(4, 4)))
+        with pytest.raises(ValueError, match="can never be served: its prompt has 17 tokens"):
+            engine.generate([[5] * 3, [5] * 17], GREEDY)
+        assert not engine.core.has_work
+
+    def test_an_answer_that_outgrows_the_pool_ends_with_an_error(self, chatty: Model) -> None:
+        engine = ContinuousEngine(chatty, core(chatty, cache=PagedCache(4, 4)))
+        (answer,) = engine.generate([[5] * 12], SamplingParams(temperature=0, max_tokens=9, ignore_eos=True))
+        assert answer.finish_reason is FinishReason.ERROR
+        assert answer.request.error is not None
+        assert "out of memory" in answer.request.error
+        assert len(answer.output_tokens) == 5
+
+
+def test_a_batch_is_never_launched_empty(small: Model) -> None:
+    seen: list[Batch] = []
+    loop = core(small, cache=PagedCache(32, 4))
+    pack = loop.runner.pack
+    loop.runner.pack = lambda batch: (seen.append(batch), pack(batch))[1]  # type: ignore[method-assign, func-returns-value]
+    loop.submit(Request("a", (5, 6, 7), SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)))
+    for _ in range(5):
+        loop.step()
+    assert [len(batch) for batch in seen] == [1, 1]

@@ -1,0 +1,178 @@
+"""A scheduler under everything that can happen to it, in any order, with its invariants checked after each."""
+
+from collections import Counter
+from typing import ClassVar
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from phase0_request import FinishReason, QueueFullError, Request, SamplingParams
+from phase1_kv_pool import PagedCache
+from phase3_chunked_prefill.budget import TokenBudget
+from phase4_radix.prefix_cache import PrefixCache
+from phase5_continuous.deadlines import Deadlines
+from phase5_continuous.policies import ByPriority, FirstComeFirstServed, LongestPrefixFirst
+from phase5_continuous.scheduler import Scheduler
+from tests.phase5_continuous.support import EOS, Engine
+
+BEGINNINGS = [(), (5,) * 4, (5,) * 8, (5,) * 8 + (6,) * 5]
+
+
+Arrival = tuple[tuple[int, ...], int, int, int, str, Deadlines, bool]
+ARRIVALS: st.SearchStrategy[Arrival] = st.tuples(
+    st.sampled_from(BEGINNINGS),
+    st.integers(0, 9),  # tokens of its own
+    st.sampled_from([30, 15, 7, 2, 1]),  # max_tokens
+    st.integers(-2, 2),  # priority
+    st.sampled_from(["", "", "", "other"]),  # salt
+    st.sampled_from([Deadlines()] * 8 + [Deadlines(queue=6), Deadlines(total=15)]),
+    st.booleans(),  # ignore_eos
+)
+
+
+class Anything(RuleBasedStateMachine):
+    """Requests with shared beginnings in a pool that holds a few of them."""
+
+    cache_type: type[PagedCache] = PagedCache
+    ahead = 0
+    rules_run = 0
+    seen: ClassVar[Counter[str]] = Counter()
+
+    @initialize(
+        room=st.sampled_from([36, 60, 24, 90]),
+        page_size=st.sampled_from([4, 3, 1]),
+        batched=st.sampled_from([24, 60, 12, 6, 2]),
+        chunk=st.sampled_from([60, 12, 4, 1]),
+        max_running=st.sampled_from([6, 4, 2, 1]),
+        watermark=st.sampled_from([0, 0, 0.3]),
+        policy=st.sampled_from([FirstComeFirstServed(), ByPriority(3), LongestPrefixFirst(20)]),
+        queue_limit=st.sampled_from([None, 3]),
+    )
+    def start(
+        self,
+        room: int,
+        page_size: int,
+        batched: int,
+        chunk: int,
+        max_running: int,
+        watermark: float,
+        policy: FirstComeFirstServed | ByPriority | LongestPrefixFirst,
+        queue_limit: int | None,
+    ) -> None:
+        self.cache = self.cache_type(room // page_size, page_size)
+        scheduler = Scheduler(
+            self.cache,
+            EOS,
+            TokenBudget(min(chunk, batched), batched),
+            policy=policy,
+            max_running=max_running,
+            watermark=watermark,
+            queue_limit=queue_limit,
+            ahead=self.ahead,
+        )
+        self.engine = Engine(scheduler)
+
+    @rule(burst=st.lists(ARRIVALS, min_size=1, max_size=4))
+    def submit(self, burst: list[Arrival]) -> None:
+        engine, queue = self.engine, self.engine.scheduler.admission
+        for beginning, ending, max_tokens, priority, salt, deadlines, ignore_eos in burst:
+            number = len(engine.everyone)
+            prompt = (*beginning, *range(number, number + ending)) or (1,)
+            params = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos)
+            one = Request(f"r{number}", prompt, params, priority, engine.now, salt)
+            if len(prompt) > self.cache.max_tokens:
+                with pytest.raises(ValueError, match="can never be served"):
+                    engine.submit(one)
+            elif len(queue.waiting) == queue.queue_limit:
+                with pytest.raises(QueueFullError):
+                    engine.submit(one)
+            else:
+                engine.submit(one, deadlines=deadlines)
+
+    @rule(turns=st.integers(1, 6))
+    def steps(self, turns: int) -> None:
+        for _ in range(turns):
+            self.engine.step()
+
+    @precondition(lambda self: len(self.engine.in_flight) <= self.ahead)
+    @rule()
+    def plan(self) -> None:
+        self.engine.plan()
+
+    @precondition(lambda self: self.engine.in_flight)
+    @rule(data=st.data(), how=st.sampled_from(["well", "well", "well", "failed"]))
+    def commit(self, data: st.DataObject, how: str) -> None:
+        engine, failed = self.engine, {}
+        if how == "failed":
+            failed = {data.draw(st.integers(0, len(engine.in_flight[0]) - 1)): "NaN in its logits"}
+        engine.commit(failed)
+
+    @precondition(lambda self: self.engine.everyone)
+    @rule(data=st.data(), mishap=st.sampled_from(["abort", "error", "late", "lost", "again"]))
+    def mishap(self, data: st.DataObject, mishap: str) -> None:
+        """To anyone at any moment, also to who has ended and has yet to land."""
+        engine, scheduler = self.engine, self.engine.scheduler
+        here = [seat.request for seat in scheduler.seats]
+        one = data.draw(st.sampled_from(here or list(engine.everyone.values())))
+        had_ended, in_flight = one.finished, one in (piece.request for batch in engine.in_flight for piece in batch)
+        if mishap == "abort":
+            assert scheduler.abort(one, engine.now) == (not had_ended)
+        elif mishap == "error":
+            assert scheduler.finish(one, FinishReason.ERROR, engine.now, "its tokenizer failed") == (not had_ended)
+        elif mishap == "late":
+            engine.now += 3
+        elif mishap == "lost":
+            engine.void()
+        elif one in here or had_ended:
+            with pytest.raises(ValueError, match=r"only a new request can be submitted|is here already"):
+                scheduler.submit(one)
+        Anything.seen["ended in flight"] += one.finished and not had_ended and in_flight
+
+    @invariant()
+    def holds(self) -> None:
+        Anything.rules_run += 1
+        if not hasattr(self, "engine"):
+            return
+        self.engine.check()
+        if not self.cache.shares:  # one that shares may exchange a page for its twin while it is read
+            for page in self.engine.device.pages_in_flight:
+                assert self.cache.allocator.count(page) > 0, f"page {page} is read in flight, and free"
+        residents = self.engine.scheduler.residents
+        Anything.seen += Counter(landing=residents.landing, full=residents.full)
+
+    def teardown(self) -> None:
+        if hasattr(self, "engine"):
+            while self.engine.in_flight:
+                self.engine.commit()
+            self.engine.run().check_the_end()
+            Anything.seen += Counter(reason.value for reason in self.engine.ended.values())
+            Anything.seen["preempted"] += self.engine.scheduler.residents.preemptions
+            Anything.seen["leaving"] += self.engine.leavings
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("cache_type", [PagedCache, PrefixCache])
+def test_twenty_thousand_rules_hold(cache_type: type[PagedCache], ahead: int) -> None:
+    """Five thousand for each of four settings. Counted, and each strange thing that can happen has happened."""
+
+    class Machine(Anything):
+        pass
+
+    Machine.cache_type, Machine.ahead = cache_type, ahead
+    Anything.rules_run, Anything.seen = 0, Counter()
+    run_state_machine_as_test(
+        Machine, settings=settings(max_examples=110, stateful_step_count=60, derandomize=True, deadline=None)
+    )
+    assert Anything.rules_run >= 5_000
+    strange = ["preempted", "landing", "full", "ended in flight", "stop", "length", "abort", "error", "timeout"]
+    assert {what: Anything.seen[what] for what in strange if Anything.seen[what] < 10} == {}
+    assert (Anything.seen["leaving"] >= 10) == (ahead == 1)

@@ -1,0 +1,168 @@
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from phase0_request import Request
+from phase1_kv_pool import KVCache, PagedCache
+from phase3_chunked_prefill.budget import TokenBudget
+from phase4_radix.prefix_cache import PrefixCache
+from phase5_continuous.policies import (
+    POLICIES,
+    ByPriority,
+    FirstComeFirstServed,
+    LongestPrefixFirst,
+    Policy,
+    policy,
+)
+from phase5_continuous.scheduler import Scheduler
+from tests.phase5_continuous.support import EOS, Engine, request
+
+
+def engine(by: Policy, cache: KVCache | None = None, **more: Any) -> Engine:
+    cache = cache or PagedCache(200, 4)
+    return Engine(Scheduler(cache, EOS, TokenBudget(64, 64), policy=by, watermark=0, **more))
+
+
+def admitted(one: Engine) -> list[str]:
+    """Everyone in the order of their first admissions."""
+    order: dict[str, None] = {}
+    for batch in one.batches:
+        order |= dict.fromkeys(piece.request.id for piece in batch)
+    return list(order)
+
+
+def test_first_come_first_served_takes_them_by_arrival_whatever_their_priority() -> None:
+    one = engine(FirstComeFirstServed(), max_running=1)
+    one.submit(*(request(name, arrival=at, priority=-at) for name, at in (("b", 2), ("a", 1), ("c", 3), ("d", 3))))
+    one.run()
+    assert admitted(one) == ["a", "b", "c", "d"]
+
+
+def test_a_level_of_priority_is_worth_its_seconds_and_no_more() -> None:
+    one = engine(ByPriority(10), max_running=1)
+    one.submit(
+        request("old", arrival=0, priority=1),  # counts as of 10
+        request("urgent", arrival=15, priority=-1),  # as of 5
+        request("equal", arrival=11, priority=0),
+        request("late", arrival=21, priority=-1),  # as of 11, and submitted later
+    )
+    one.run()
+    assert admitted(one) == ["urgent", "old", "equal", "late"]
+
+
+def test_priorities_beyond_the_outermost_level_count_as_that() -> None:
+    by = ByPriority(10)
+    assert [by.rank(request("r", priority=p)) for p in (-(2**31), -8, -7, 0, 8, 9, 2**31)] == [
+        -80,
+        -80,
+        -70,
+        0,
+        80,
+        80,
+        80,
+    ]
+
+
+def test_the_least_important_loses_its_pages_first() -> None:
+    one = Engine(Scheduler(PagedCache(9, 4), EOS, policy=ByPriority(10), watermark=0))
+    one.submit(request("early", 8, 20, priority=1), request("late", 8, 20, priority=0))
+    while not one.scheduler.residents.preempted:
+        one.step()
+    assert one.scheduler.residents.preempted.last.request.id == "early"
+    one.run().check_the_end()
+
+
+def test_the_longest_cached_prefix_goes_first_while_it_is_cached() -> None:
+    one = engine(LongestPrefixFirst(100), PrefixCache(200, 4), max_running=1)
+    one.submit(request("first", [5] * 41))
+    one.step()
+    one.submit(
+        request("nothing", [6] * 41, arrival=1),
+        request("half", [5] * 20 + [7] * 21, arrival=2),
+        request("most", [5] * 40 + [8], arrival=3),
+    )
+    one.run().check_the_end()
+    assert admitted(one) == ["first", "most", "half", "nothing"]
+
+
+def test_a_cached_prefix_is_worth_its_seconds_and_no_more() -> None:
+    one = engine(LongestPrefixFirst(10), PrefixCache(200, 4), max_running=1)
+    one.submit(request("first", [5] * 41))
+    one.step()
+    one.submit(request("old", [6] * 41, arrival=1), request("cached", [5] * 40 + [8], arrival=12))
+    one.run()
+    assert admitted(one) == ["first", "old", "cached"]
+
+
+@pytest.mark.parametrize(
+    ("by", "bound"),
+    [(FirstComeFirstServed(), 0), (ByPriority(2), 32), (LongestPrefixFirst(25), 25)],
+    ids=["fcfs", "priority", "longest-prefix"],
+)
+def test_nobody_is_passed_by_one_that_comes_later_than_the_bound(by: Policy, bound: float) -> None:
+    """Twice as many as can be served, with favourites among them."""
+    assert by.bound == bound
+    rng = random.Random(3)
+    one = engine(by, PrefixCache(400, 4), max_running=2)
+    one.submit(request("seed", [5] * 81, 1))
+    one.run()
+    for n in range(300):
+        prompt = [5] * 4 * rng.choice([0, 0, 10, 20]) + [rng.randint(6, 99) for _ in range(8)]
+        one.submit(request(f"r{n}", prompt, rng.randint(1, 6), arrival=one.now, priority=rng.choice([-9, -1, 0, 9])))
+        one.step()
+    one.run().check_the_end()
+    order = [one.everyone[name] for name in admitted(one)]
+    passed = [
+        later.arrival - earlier.arrival
+        for place, later in enumerate(order)
+        for earlier in order[place + 1 :]
+        if later.arrival > earlier.arrival
+    ]
+    assert max(passed, default=0) <= bound
+    assert bound == 0 or max(passed) > bound / 2  # it does let favourites pass
+
+
+@pytest.mark.parametrize("by", [ByPriority(5), LongestPrefixFirst(5)], ids=["priority", "longest-prefix"])
+def test_the_least_favoured_starts_within_the_bound_under_a_stream_of_favourites(by: Policy) -> None:
+    """A favourite every second, and each takes the only place for a second: without ageing it would never start."""
+    one = engine(by, PrefixCache(400, 4), max_running=1)
+    one.submit(request("seed", [5] * 81, 1))
+    one.run()
+    unlucky = request("unlucky", 30, 1, arrival=one.now, priority=8)
+    began = one.now
+    one.submit(request("f", [5] * 80, 1, arrival=one.now, priority=-8), unlucky)
+    while unlucky.times.admitted is None:
+        one.step()
+        one.submit(request(f"f{one.now}", [5] * 80, 1, arrival=one.now, priority=-8))
+        assert one.now < began + by.bound + 5
+    assert unlucky.times.admitted > began + by.bound / 2
+
+
+def test_a_policy_sees_only_the_first_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    class Watching(FirstComeFirstServed):
+        def order(self, first: Sequence[Request], cache: KVCache) -> Sequence[Request]:
+            seen.append(len(first))
+            return first
+
+    one = engine(Watching(), max_running=4)
+    one.submit(*(request(f"r{n}", arrival=n) for n in range(100)))
+    one.run()
+    assert max(seen) == 8
+    assert admitted(one) == [f"r{n}" for n in range(100)]
+
+
+def test_policies_have_names() -> None:
+    assert [type(policy(name)) for name in POLICIES] == [FirstComeFirstServed, ByPriority, LongestPrefixFirst]
+    with pytest.raises(ValueError, match="a policy is one of fcfs, priority, longest-prefix, got 'random'"):
+        policy("random")
+
+
+@pytest.mark.parametrize("by", [ByPriority, LongestPrefixFirst])
+@pytest.mark.parametrize("seconds", [-1, float("inf"), float("nan"), True, "5"])
+def test_what_a_head_start_cannot_be(by: type[ByPriority] | type[LongestPrefixFirst], seconds: object) -> None:
+    with pytest.raises(ValueError, match="seconds must be a finite number from 0"):
+        by(seconds)  # type: ignore[arg-type]

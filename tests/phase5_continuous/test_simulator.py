@@ -1,0 +1,359 @@
+import json
+import math
+import random
+import subprocess
+import sys
+import tracemalloc
+from dataclasses import asdict, replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phase0_request.metrics import percentile
+from phase0_request.params import SamplingParams
+from phase0_request.request import FinishReason, Request
+from phase1_kv_pool.cache import PagedCache
+from phase2_prefill_decode.cost import CostModel, Load
+from phase2_prefill_decode.roofline import DEVICES, Device, predict
+from phase2_prefill_decode.shapes import SHAPES
+from phase4_radix.prefix_cache import PrefixCache
+from phase5_continuous.core import EngineCore
+from phase5_continuous.invariants import check
+from phase5_continuous.scheduler import Scheduler
+from phase5_continuous.simulator import WAYS, Setting, Simulation, main, simulate
+from phase5_continuous.static import StaticBatching
+from phase5_continuous.tally import Histogram, Promise, Tally
+from phase5_continuous.traces import EOS, Arrival, Trace
+from phase5_continuous.virtual import StepTimes, VirtualClock, VirtualRunner, VirtualStep
+
+SMALL = Setting(model="17m", device=DEVICES["L4"], pages=256, max_running=32, chunk=64, budget=128, max_tokens=64)
+TRACE = Trace(requests=120, rate=4000.0, prompt=40, answer=12, max_prompt=400, max_answer=64)
+
+
+class Second:
+    """A machine on which every step takes a second, whatever is in it."""
+
+    def load(self, pieces: object, yields: int) -> Load:
+        return Load(1, 0, 0, yields)
+
+    def seconds(self, load: Load) -> float:
+        return 1.0
+
+
+def at(time: float, prompt: int, answer: int, name: int) -> Arrival:
+    return Arrival(time, (name, *(1,) * (prompt - 1)), answer)
+
+
+def tokens_at(arrivals: list[Arrival], setting: Setting) -> dict[str, list[float]]:
+    """When each request's tokens came, a step taking a second."""
+    simulation, times = Simulation(arrivals, setting), dict[str, list[float]]()
+    simulation.runner.times = Second()  # type: ignore[assignment]
+    while simulation.going:
+        step = simulation.step()
+        times |= {event.request.id: event.request.times.tokens for event in (step.events if step else ())}
+    return times
+
+
+class TestSchedulesByHand:
+    """r0 has 6 tokens and says 4, r1 (at 0.5 s) 10 and 2, r2 (at 1.5 s) 2 and 3. A step takes a second."""
+
+    arrivals = (at(0, 6, 4, 7), at(0.5, 10, 2, 8), at(1.5, 2, 3, 9))
+    setting = Setting(pages=32, page_size=4, max_running=2, chunk=4, budget=8, prefix_cache=False, max_tokens=8)
+
+    def test_static(self) -> None:
+        """r0 alone until it has ended; r1 and r2 came meanwhile and go together."""
+        assert tokens_at([*self.arrivals], replace(self.setting, way="static")) == {
+            "r0": [1, 2, 3, 4],
+            "r1": [5, 6],
+            "r2": [5, 6, 7],
+        }
+
+    def test_whole_prompts(self) -> None:
+        """r1 joins in the second step, r2 when a place is free: in the fourth."""
+        assert tokens_at([*self.arrivals], replace(self.setting, way="whole")) == {
+            "r0": [1, 2, 3, 4],
+            "r1": [2, 3],
+            "r2": [4, 5, 6],
+        }
+
+    def test_chunks(self) -> None:
+        """r0 in chunks of 4 and 2; r1, beside it, of 4, 4 and 2; r2 has a place when r1 has ended, in the sixth step,
+        and not before: two may run."""
+        assert tokens_at([*self.arrivals], replace(self.setting, way="fcfs")) == {
+            "r0": [2, 3, 4, 5],
+            "r1": [4, 5],
+            "r2": [6, 7, 8],
+        }
+
+
+class TestTheSimulation:
+    @pytest.mark.parametrize("way", WAYS)
+    def test_a_seed_is_an_outcome(self, way: str) -> None:
+        setting = replace(SMALL, way=way)
+        first, again = (simulate(TRACE.arrivals(), setting) for _ in range(2))
+        assert first == again
+        assert first != simulate(replace(TRACE, seed=1).arrivals(), setting)
+
+    @pytest.mark.parametrize("kind", ["poisson", "bursty", "chat"])
+    @pytest.mark.parametrize("way", WAYS)
+    def test_everyone_says_what_the_trace_has_for_them(self, way: str, kind: str) -> None:
+        arrivals = list(replace(TRACE, kind=kind, requests=30).arrivals())
+        simulation, said = Simulation(arrivals, replace(SMALL, way=way)), dict[str, int]()
+        while simulation.going:
+            step = simulation.step()
+            if isinstance(simulation.decider, Scheduler):
+                check(simulation.decider)
+            for event in step.events if step else ():
+                if event.finish_reason is not None:
+                    assert event.finish_reason is FinishReason.STOP
+                    said[event.request.id] = len(event.request.output_tokens)
+        assert said == {f"r{number}": one.answer for number, one in enumerate(arrivals)}
+        assert simulation.decider.cache.usage.referenced == 0
+        outcome = simulation.outcome()
+        assert outcome.tokens == sum(one.answer for one in arrivals)
+        assert outcome.prefill_asked == sum(len(one.prompt) for one in arrivals)
+
+    def test_a_small_pool_preempts_and_loses_nothing(self) -> None:
+        outcome = simulate(TRACE.arrivals(), replace(SMALL, pages=40, prefix_cache=False))
+        assert outcome.preemptions > 0
+        assert outcome.prefill_tokens > outcome.prefill_asked
+        assert (outcome.requests, outcome.failed) == (120, 0)
+        assert outcome.tokens == sum(one.answer for one in TRACE.arrivals())
+
+    def test_a_chat_computes_what_the_cache_has_not(self) -> None:
+        chat = replace(TRACE, kind="chat", rate=50.0)
+        shared, plain = (simulate(chat.arrivals(), replace(SMALL, pages=4096, prefix_cache=on)) for on in (True, False))
+        assert plain.prefill_tokens == plain.prefill_asked == shared.prefill_asked
+        assert shared.prefill_tokens < 0.4 * plain.prefill_tokens
+
+    def test_who_finds_a_full_queue_is_refused(self) -> None:
+        outcome = simulate(TRACE.arrivals(), replace(SMALL, queue_limit=2, max_running=4))
+        assert outcome.refused > 0
+        assert outcome.requests + outcome.refused == 120
+        assert outcome.kept <= outcome.requests / 120
+
+    def test_who_can_never_be_served_is_refused(self) -> None:
+        arrivals = [at(0.0, 30, 2, 7), at(0.0, 3, 2, 8)]
+        outcome = simulate(arrivals, replace(SMALL, pages=4, page_size=4))
+        assert (outcome.requests, outcome.refused) == (1, 1)
+
+    def test_it_remembers_nobody_who_has_left(self) -> None:
+        """Memory after 400 requests and after 1,600, at a rate that can be served."""
+        trace = replace(TRACE, requests=1600, rate=300.0, prompt=20, answer=6)
+        simulation = Simulation(trace.arrivals(), SMALL)
+        used = []
+        tracemalloc.start()
+        for ended in (400, 1600):
+            while simulation.going and simulation.tally.ended < ended:
+                simulation.step()
+            used.append(tracemalloc.get_traced_memory()[0])
+        tracemalloc.stop()
+        assert simulation.outcome().requests == 1600
+        assert simulation.runner.answers == {}
+        assert used[1] < used[0] + 200_000
+
+    def test_continuous_batching_serves_a_long_tail_sooner_than_static(self) -> None:
+        trace = replace(TRACE, kind="batch", requests=200, prompt=20)
+        static, continuous = (simulate(trace.arrivals(), replace(SMALL, way=way)) for way in ("static", "fcfs"))
+        assert continuous.tokens_per_second > 1.5 * static.tokens_per_second
+        assert continuous.ttft_p99 < static.ttft_p99
+
+
+class TestTimes:
+    models = (CostModel(SHAPES["17m"]), CostModel(replace(SHAPES["596m"], windows=(128,) * 28)))
+
+    @given(
+        model=st.sampled_from(models),
+        device=st.sampled_from([*DEVICES.values(), Device("slow", 1e9, 1e9, 0.001)]),
+        load=st.builds(
+            Load, st.integers(1, 20_000), st.integers(0, 10**9), st.integers(0, 10**7), st.integers(0, 1000)
+        ),
+    )
+    @settings(deadline=None, max_examples=200, derandomize=True)
+    def test_they_are_what_the_roofline_predicts(self, model: CostModel, device: Device, load: Load) -> None:
+        assert StepTimes(model, device).seconds(load) == pytest.approx(
+            predict(model.cost(load), device).seconds, rel=1e-9
+        )
+
+    def test_a_step_sets_the_clock_by_what_its_batch_costs(self) -> None:
+        model, device, clock = CostModel(SHAPES["17m"]), DEVICES["L4"], VirtualClock()
+        runner = VirtualRunner(StepTimes(model, device), clock)
+        decider = Scheduler(PagedCache(64, 16), [EOS])
+        core: EngineCore[VirtualStep] = EngineCore(decider, runner, clock)
+        wanted = 0.0
+        plan = decider.plan
+
+        def watched(now: float) -> object:
+            nonlocal wanted
+            batch = plan(now)
+            wanted += predict(model.step(batch), device).seconds
+            return batch
+
+        decider.plan = watched  # type: ignore[method-assign, assignment]
+        for number in range(3):
+            request = Request(f"r{number}", (9,) * (300 + number), SamplingParams(max_tokens=9))
+            runner.answers[request.id] = 3 + number
+            core.submit(request)
+        steps = list(core.run())
+        assert clock.now == pytest.approx(wanted)
+        assert sum(step.spent.run for step in steps) == pytest.approx(wanted)
+
+
+class TestTally:
+    @given(st.lists(st.floats(1e-6, 1e4), min_size=1, max_size=300), st.sampled_from([1, 50, 90, 99, 100]))
+    @settings(deadline=None, derandomize=True)
+    def test_percentiles_are_right_to_a_bucket(self, values: list[float], q: float) -> None:
+        histogram = Histogram()
+        for value in values:
+            histogram.add(value)
+        exact = sorted(values)[math.ceil(len(values) * q / 100) - 1]
+        assert exact * 0.989 <= histogram.percentile(q) <= exact * 1.0101
+        assert histogram.most == max(values)
+        assert histogram.mean == pytest.approx(sum(values) / len(values))
+
+    def test_a_histogram_does_not_grow(self) -> None:
+        rng, histogram = random.Random(0), Histogram()
+        for _ in range(30_000):
+            histogram.add(rng.lognormvariate(-4, 1))
+        assert len(histogram) < 1000
+        assert histogram.percentile(50) == pytest.approx(math.exp(-4), rel=0.03)
+        assert Histogram().percentile(99) == 0.0
+        zero = Histogram()
+        zero.add(0.0)
+        assert zero.percentile(50) == 0.0
+
+    def ended(self, arrival: float, tokens: list[float], reason: FinishReason = FinishReason.STOP) -> Request:
+        request = Request("r", (5,), SamplingParams(max_tokens=64), arrival=arrival)
+        request.admit(arrival)
+        for moment in tokens:
+            request.advance(request.computed, request.total - request.computed)
+            request.append(9, moment)
+        request.finish(reason, tokens[-1] if tokens else arrival + 1)
+        return request
+
+    def test_a_promise_is_kept_by_both_its_times(self) -> None:
+        promise = Promise(ttft=1.0, gap=0.5)
+        assert promise.kept(self.ended(0.0, [1.0, 1.1, 1.9]))
+        assert promise.kept(self.ended(0.0, [0.3]))
+        assert not promise.kept(self.ended(0.0, [1.01, 1.1]))
+        assert not promise.kept(self.ended(0.0, [0.5, 1.1]))
+        assert not promise.kept(self.ended(0.0, []))
+        assert not promise.kept(self.ended(0.0, [0.5], FinishReason.TIMEOUT))
+
+    def test_fairness_is_jains_index(self) -> None:
+        for rates in ([4, 4, 4], [1, 2, 6], [1, 0.001, 0.001]):
+            tally = Tally()
+            for rate in rates:
+                tally.end(self.ended(0.0, [1 / rate]))
+            wanted = sum(rates) ** 2 / (3 * sum(rate * rate for rate in rates))
+            assert tally.outcome(1.0, 0).fairness == pytest.approx(wanted)
+
+    def test_figures_are_those_of_the_requests(self) -> None:
+        """Against the exact ones of phase 0, on a simulation that keeps its requests."""
+        simulation, everyone = Simulation(TRACE.arrivals(), SMALL), list[Request]()
+        while simulation.going:
+            step = simulation.step()
+            everyone += [event.request for event in (step.events if step else ()) if event.finish_reason]
+        outcome = simulation.outcome()
+        gaps = [gap for request in everyone for gap in request.times.itl]
+        ttft = [request.times.ttft or 0.0 for request in everyone]
+        for found, values, q in (
+            (outcome.ttft_p50, ttft, 50),
+            (outcome.ttft_p99, ttft, 99),
+            (outcome.itl_p50, gaps, 50),
+            (outcome.itl_p99, gaps, 99),
+        ):
+            assert found == pytest.approx(percentile(values, q), rel=0.05)
+        assert outcome.queue_max == max(request.times.queue_time or 0.0 for request in everyone)
+        kept = sum(simulation.tally.promise.kept(request) for request in everyone)
+        assert outcome.goodput == pytest.approx(kept / simulation.clock.now)
+
+
+class TestStaticBatching:
+    def test_who_runs_has_room_to_its_end_and_nobody_enters_before_the_last_has_left(self) -> None:
+        decider = StaticBatching(PagedCache(8, 4), batch_size=3)
+        everyone = [Request(f"r{n}", (5,) * 4, SamplingParams(max_tokens=9, ignore_eos=True)) for n in range(4)]
+        for request in everyone:
+            decider.submit(request)
+        assert len(decider.plan(0.0)) == 2  # of three pages each, in eight
+        assert decider.cache.usage.referenced == 6
+        assert decider.finish(everyone[0], FinishReason.ABORT, 0.0)
+        assert decider.finish(everyone[2], FinishReason.ABORT, 0.0)
+        assert not decider.finish(everyone[0], FinishReason.ABORT, 0.0)
+        assert len(decider.plan(0.0)) == 1
+        assert [event.request.id for event in decider.drain()] == ["r0", "r2"]
+        assert decider.has_work
+
+    def test_it_refuses_what_it_cannot_keep(self) -> None:
+        decider = StaticBatching(PagedCache(8, 4))
+        with pytest.raises(ValueError, match="may grow to 35 tokens, and the whole cache has room for 32"):
+            decider.submit(Request("r", (5,) * 4, SamplingParams(max_tokens=32)))
+        with pytest.raises(ValueError, match="batch_size must be an integer from 1, got 0"):
+            StaticBatching(PagedCache(8, 4), batch_size=0)
+
+    def test_it_finds_what_earlier_batches_computed(self) -> None:
+        cache = PrefixCache(64, 4)
+        decider = StaticBatching(cache, [EOS], batch_size=1)
+        clock = VirtualClock()
+        runner = VirtualRunner(StepTimes(CostModel(SHAPES["17m"]), DEVICES["L4"]), clock)
+        core: EngineCore[VirtualStep] = EngineCore(decider, runner, clock)
+        for number in range(2):
+            request = Request(f"r{number}", tuple(range(5, 26)), SamplingParams(max_tokens=4))
+            runner.answers[request.id] = 3
+            core.submit(request)
+        assert [step.prefill_tokens for step in core.run()] == [21, 0, 0, 1, 0, 0]
+        assert cache.usage.referenced == 0
+
+
+class TestTheCommand:
+    def test_it_prints_a_row_a_way_and_writes_figures(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("COLUMNS", "100")
+        file = tmp_path / "figures.json"
+        options = ["-n", "40", "--model", "17m", "--device", "L4", "--rate", "300", "--json", str(file)]
+        main([*options, "--ways", "static", "fcfs"])
+        printed = capsys.readouterr().out
+        assert [line.split()[0] for line in printed.splitlines() if line[:4] in ("stat", "fcfs")] == ["static", "fcfs"]
+        result = json.loads(file.read_text())
+        wanted = "python -m phase5_continuous.simulator --ways static fcfs --requests 40 --rate 300.0 --model 17m"
+        assert result["command"].startswith(wanted)
+        assert result["figures"]["ways"]["fcfs"]["requests"] == 40
+
+    def test_it_takes_arrivals_from_a_file(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        file = tmp_path / "trace.json"
+        file.write_text(json.dumps([{"time": 0, "prompt": 30, "answer": 20}, {"time": 1, "prompt": 3, "answer": 2}]))
+        main(["--trace", str(file), "--ways", "fcfs"])
+        assert "100%" in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        ("option", "words"),
+        [
+            ("--rate=0", "rate must be above 0 and finite, got 0.0"),
+            ("--pages=0", "num_pages must be an integer from 1, got 0"),
+            ("--budget=1", "max_batched_tokens must be at least 2"),
+            ("--max-running=0", "must be an integer from 1, got 0"),
+            ("--trace=nowhere.json", "No such file"),
+        ],
+    )
+    def test_bad_options_are_named(self, option: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit) as stopped:
+            main(["-n", "5", option])
+        assert stopped.value.code == 2
+        assert words in capsys.readouterr().err
+
+    def test_it_loads_no_torch(self) -> None:
+        program = (
+            "import sys\nfrom phase5_continuous.simulator import main\nmain(['-n', '20', '--ways', 'fcfs'])\n"
+            "assert 'torch' not in sys.modules"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_outcome_can_be_written_down() -> None:
+    outcome = simulate(islice(TRACE.arrivals(), 3), SMALL)
+    assert json.loads(json.dumps(asdict(outcome), allow_nan=False)) == asdict(outcome)
