@@ -8,6 +8,7 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 FIGURES = Path(__file__).parent / "figures"
+CONTEXT = 256  # of the decodes on the roofline
 BLUE, RED, GREEN, GREY = "#1d6996", "#c0392b", "#2e8b57", "#667788"
 
 STYLE: Any = {
@@ -68,10 +69,85 @@ def fragmentation(figure: Any, result: dict[str, Any]) -> None:
     axes.legend(frameon=False, ncols=3, loc="upper left", bbox_to_anchor=(0, -0.07))
 
 
+def roofline(figure: Any, result: dict[str, Any]) -> None:
+    """Prefill and decode under the roofs of the machine they were measured on, beside what the cost model says."""
+    from phase2_prefill_decode import chart
+    from phase2_prefill_decode.roofline import measured
+
+    points = result["figures"]["points"].values()
+    device = measured({"device": "the machine", "figures": {"best": result["figures"]["ceilings"]}})
+    marks = [
+        chart.Mark(
+            p["phase"],
+            p["intensity"],
+            p["gflops"],
+            p["operations"] / p["predicted"] / 1e9,
+            f"{p['tokens']:,}" if p["phase"] == "prefill" else f"x{p['batch']}" if p["batch"] in (1, 8, 64) else "",
+        )
+        for p in points
+        if p["phase"] == "prefill" or p["context"] == CONTEXT
+    ]
+    axes = figure.subplots()
+    chart.roofline(axes, device, marks)
+    axes.set_title("Steps of a 17M model: prefills by tokens, decodes by requests")
+
+
+def stall(figure: Any, result: dict[str, Any]) -> None:
+    """What a chunk size does to those who decode, and to the long prompt."""
+    outcomes = sorted(result["figures"]["outcomes"].values(), key=lambda o: o["chunk"] or 1 << 30)
+    names = [f"{o['chunk']:,}" if o["chunk"] else "whole" for o in outcomes]
+    left, right = figure.subplots(1, 2)
+    for key, name, color, below in (("worst_gap_ms", "worst", RED, 9), ("p50_gap_ms", "median", BLUE, -16)):
+        left.plot(names, [o[key] for o in outcomes], "o-", color=color)
+        left.annotate(name, (names[1], outcomes[1][key]), (0, below), textcoords="offset points", color=color)
+    calm = outcomes[-1]["calm_gap_ms"]
+    left.axhline(calm, color=GREY, linestyle="--", linewidth=1)
+    left.annotate("before it came", (names[-1], calm), (-70, 5), textcoords="offset points", color=GREY)
+    left.set(title="Between two tokens of a decode, ms", xlabel="chunk size", yscale="log")
+    for key, name, color, below in (
+        ("ttft_ms", "its first token", GREEN, -17),
+        ("total_ms", "all have ended", GREY, 9),
+    ):
+        right.plot(names, [o[key] for o in outcomes], "o-", color=color)
+        right.annotate(name, (names[-1], outcomes[-1][key]), (-75, below), textcoords="offset points", color=color)
+    top = 1.15 * max(o["total_ms"] for o in outcomes)
+    right.set(title="After the long prompt's arrival, ms", xlabel="chunk size", ylim=(0, top))
+
+
+def prefix(figure: Any, result: dict[str, Any]) -> None:
+    """What a prefix that is there already saves, and how much memory it takes to have it there."""
+    left, right = figure.subplots(1, 2)
+    common = sorted(result["figures"]["common"].values(), key=lambda row: row["common"])
+    tokens = [row["common"] for row in common]
+    for key, name, color, offset in (
+        ("plain_ttft_ms", "cache off", GREY, (-26, -20)),
+        ("ttft_ms", "cache on", BLUE, (-62, -12)),
+    ):
+        times = [row[key] for row in common]
+        left.plot(tokens, times, "o-", color=color)
+        left.annotate(name, (tokens[5], times[5]), offset, textcoords="offset points", color=color)
+    left.set(
+        title="TTFT of a prompt of 544 tokens, ms", xlabel="tokens that it begins with and that are cached", ylim=0
+    )
+    chats = sorted((int(name.split("_")[0]), sizes) for name, sizes in result["figures"]["chats"].items())
+    places = ((GREEN, 3, (-52, 5)), (BLUE, 4, (6, -13)), (RED, 4, (6, -13)))  # of the names
+    for (people, sizes), (color, at, offset) in zip(chats, places, strict=True):
+        rows = sorted(sizes.values(), key=lambda row: row["pages"])
+        pages, found = [row["pages"] for row in rows], [100 * row["hit_rate"] for row in rows]
+        right.plot(pages, found, "o-", color=color)
+        right.annotate(f"{people} people", (pages[at], found[at]), offset, textcoords="offset points", color=color)
+    right.set(title="Chats: tokens found, %", xlabel="pages of the memory", xscale="log", ylim=(0, 100))
+    right.set_xticks(ticks := [256, 512, 1024, 2048, 4096], [f"{tick:,}" for tick in ticks])
+    right.minorticks_off()
+
+
 Chart = tuple[str, tuple[float, float], Callable[[Any, dict[str, Any]], None]]
 CHARTS: dict[str, Chart] = {
     "batching.svg": ("phase0.json", (8.8, 3.2), batching),
     "fragmentation.svg": ("fragmentation.json", (8.8, 3.6), fragmentation),
+    "roofline.svg": ("phase2_phases.json", (8.0, 4.6), roofline),
+    "stall.svg": ("stall.json", (8.8, 3.2), stall),
+    "prefix.svg": ("phase4.json", (8.8, 3.4), prefix),
 }
 
 
