@@ -1,0 +1,1 @@
+"""The HTTP front: an OpenAI-style server over an AsyncEngine."""
