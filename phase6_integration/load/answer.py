@@ -1,0 +1,156 @@
+"""Answer: what one request has got so far, from the bytes of its response and the moments they came."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One request once it is over. Seconds on the client's clock; token counts are the server's own."""
+
+    sent: float
+    ended: float
+    deliveries: Sequence[float] = ()  # when text came, if it was streamed; one may carry several tokens
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0  # of the input, if the server says so
+    error: str | None = None
+
+    @property
+    def e2el(self) -> float:
+        return self.ended - self.sent
+
+    @property
+    def ttft(self) -> float:
+        """To the first text. NaN if nothing was streamed."""
+        return self.deliveries[0] - self.sent if self.deliveries else math.nan
+
+    @property
+    def tpot(self) -> float:
+        """Per token after the first. NaN if there was none, or nothing was streamed."""
+        if not self.deliveries or self.output_tokens < 2:
+            return math.nan
+        return (self.e2el - self.ttft) / (self.output_tokens - 1)
+
+    @property
+    def itl(self) -> list[float]:
+        """Gaps between deliveries."""
+        return [later - earlier for earlier, later in zip(self.deliveries, self.deliveries[1:], strict=False)]
+
+
+class _Cached(msgspec.Struct):
+    cached_tokens: int | None = 0
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    prompt_tokens_details: _Cached | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = ""
+    finish_reason: str | None = None
+
+
+class _Error(msgspec.Struct):
+    message: str = "an error without a message"
+
+
+class _Chunk(msgspec.Struct):
+    """A completion or a piece of one; what else is in it is skipped."""
+
+    choices: list[_Choice] = msgspec.field(default_factory=list)
+    usage: _Usage | None = None
+    error: _Error | None = None
+
+
+_decode = msgspec.json.Decoder(_Chunk).decode
+
+
+@dataclass(slots=True)
+class Answer:
+    """Fed by a connection. `outcome` is what it came to; an answer that is not whole is a failure that says why."""
+
+    sent: float
+    streamed: bool
+    status: int = 0
+    deliveries: list[float] = field(default_factory=list)
+    _usage: _Usage | None = None
+    _error: str | None = None
+    _reason: str | None = None
+    _done: bool = False
+    _rest: bytes = b""  # of the body: a line that is not whole yet, or all that is no stream
+
+    def feed(self, data: bytes, now: float) -> None:
+        """More of the body. What a server says each event in is one line, `data: ...`; other lines are comments."""
+        if not self.streamed or self.status != 200:
+            self._rest += data
+            return
+        lines = (self._rest + data).split(b"\n")
+        self._rest = lines.pop()
+        for line in lines:
+            if line.startswith(b"data:"):
+                self._event(line[5:].strip(), now)
+
+    @property
+    def body(self) -> bytes:
+        """All of it, if it is no stream."""
+        return self._rest
+
+    def outcome(self, ended: float) -> Outcome:
+        """The response is over."""
+        if self.status != 200 or not self.streamed:
+            self._take_whole()
+        elif self._error is None and not self._done:
+            self._error = "the stream ended without [DONE]"
+        if self._error is None and self._reason is None:
+            self._error = "the answer has no finish_reason"
+        if self._error is None and self._usage is None:
+            self._error = "the server sent no usage"
+        if self._error is not None or self._usage is None:
+            return Outcome(self.sent, ended, error=self._error)
+        cached = self._usage.prompt_tokens_details
+        return Outcome(
+            self.sent,
+            ended,
+            self.deliveries,
+            self._usage.prompt_tokens,
+            self._usage.completion_tokens,
+            (cached.cached_tokens or 0) if cached else 0,
+        )
+
+    def _event(self, event: bytes, now: float) -> None:
+        if event == b"[DONE]":
+            self._done = True
+            return
+        try:
+            chunk = _decode(event)
+        except msgspec.DecodeError as error:
+            self._error = f"an event of the stream is not what it should be: {error}"
+            return
+        self._take(chunk)
+        said = any(choice.text for choice in chunk.choices)
+        # An answer may have no text at all; its first token was then there when it ended.
+        if said or (not self.deliveries and any(choice.finish_reason for choice in chunk.choices)):
+            self.deliveries.append(now)
+
+    def _take_whole(self) -> None:
+        try:
+            chunk = _decode(self._rest)
+        except msgspec.DecodeError:
+            chunk = _Chunk(error=_Error(f"a body that is no JSON object of a completion, {len(self._rest)} bytes"))
+        self._take(chunk)
+        if self.status != 200:
+            self._error = f"answered {self.status}: {self._error or 'no reason given'}"
+
+    def _take(self, chunk: _Chunk) -> None:
+        if chunk.usage is not None:
+            self._usage = chunk.usage
+        if chunk.error is not None:
+            self._error = chunk.error.message
+        for choice in chunk.choices:
+            self._reason = choice.finish_reason or self._reason
