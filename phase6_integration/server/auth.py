@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from phase6_integration.server.refusals import refuse
+from phase6_integration.server.errors import RequestError
 
 PUBLIC = frozenset({"/", "/health", "/version"})
-CHALLENGE = ((b"www-authenticate", b"Bearer"),)
+CHALLENGE = {"www-authenticate": "Bearer"}
 
 
 class Auth:
@@ -23,7 +23,8 @@ class Auth:
         if scope["type"] != "http" or not self._digests or scope["path"] in PUBLIC or self._knows(scope["headers"]):
             return await self.app(scope, receive, send)
         message = "a valid API key is needed: send it as `Authorization: Bearer <key>`"
-        return await refuse(send, 401, message, "invalid_api_key", CHALLENGE)
+        refusal = RequestError(401, message, code="invalid_api_key", headers=CHALLENGE)
+        return await refusal.response(scope, receive, send)
 
     def _knows(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         given = [value for name, value in headers if name == b"authorization"]

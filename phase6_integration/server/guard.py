@@ -10,8 +10,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from phase6_integration.server.access_log import AccessLog
 from phase6_integration.server.auth import Auth
+from phase6_integration.server.errors import RequestError
 from phase6_integration.server.limits import BodyLimits, HeaderLimits
-from phase6_integration.server.refusals import refuse
 from phase6_integration.server.request_ids import RequestIds
 from phase6_integration.server.settings import ServerSettings
 
@@ -52,5 +52,5 @@ class LastResort:
             logger.exception("a request failed by a fault of the server", extra={"fields": {"id": name}})
             if not started:
                 message = f"the server failed on this request; its log says why under the id {name}"
-                await refuse(send, 500, message, "internal_error")
+                await RequestError(500, message, code="internal_error").response(scope, receive, send)
             return None  # begun and not completed: the server cuts the connection, which a client notices

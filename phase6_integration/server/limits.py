@@ -4,11 +4,11 @@ import asyncio
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from phase6_integration.server.refusals import refuse
+from phase6_integration.server.errors import RequestError
 from phase6_integration.server.settings import ServerSettings
 
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
-_CLOSE = ((b"connection", b"close"),)
+_CLOSE = {"connection": "close"}
 
 
 class HeaderLimits:
@@ -21,19 +21,16 @@ class HeaderLimits:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        headers, limits = scope["headers"], self.settings
-        if len(headers) > limits.max_headers:
-            message = f"the request has {len(headers)} headers; at most {limits.max_headers} are read"
-            return await refuse(send, 431, message, "headers_too_large", _CLOSE)
-        size = sum(len(name) + len(value) for name, value in headers)
-        if size > limits.max_header_bytes:
-            message = f"the headers have {size} bytes; at most {limits.max_header_bytes} are read"
-            return await refuse(send, 431, message, "headers_too_large", _CLOSE)
-        return await self.app(scope, receive, send)
+        count = len(scope["headers"])
+        size = sum(len(name) + len(value) for name, value in scope["headers"])
+        if count <= self.settings.max_headers and size <= self.settings.max_header_bytes:
+            return await self.app(scope, receive, send)
+        return await headers_too_large(self.settings).response(scope, receive, send)
 
 
-class TooLargeError(Exception):
-    """A body grew beyond its limit while it was read."""
+def headers_too_large(limits: ServerSettings) -> RequestError:
+    message = f"the headers are too large: at most {limits.max_headers} of {limits.max_header_bytes} bytes are read"
+    return RequestError(431, message, code="headers_too_large", headers=_CLOSE)
 
 
 class BodyLimits:
@@ -56,37 +53,38 @@ class BodyLimits:
             return await self.app(scope, receive, send)
         if scope["method"] in _WITH_BODY and not _is_json(headers.get(b"content-type", b"")):
             message = "the body must be JSON: send it with `Content-Type: application/json`"
-            return await refuse(send, 415, message, "unsupported_media_type")
-        limit = self.settings.max_body_bytes
+            return await RequestError(415, message, code="unsupported_media_type").response(scope, receive, send)
         try:
-            if length is not None and (not length.isdigit() or int(length) > limit):
-                raise TooLargeError
-            async with asyncio.timeout(self.settings.receive_timeout):
-                body = await _read(receive, limit)
-        except TooLargeError:
-            return await refuse(send, 413, f"the body is too large: at most {limit} bytes are read", "body_too_large")
-        except TimeoutError:
-            message = f"the body did not arrive within {self.settings.receive_timeout:g} seconds"
-            return await refuse(send, 408, message, "body_timeout", _CLOSE)
+            body = await self._read(receive, length)
+        except RequestError as refusal:
+            return await refusal.response(scope, receive, send)
         if body is None:  # the client has left: there is no one to answer
             return None
         return await self.app(scope, _replay(body, receive), send)
 
-
-async def _read(receive: Receive, limit: int) -> bytes | None:
-    """The whole body, or None if the client left before its end."""
-    pieces: list[bytes] = []
-    size, more = 0, True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        pieces.append(message.get("body", b""))
-        size += len(pieces[-1])
-        more = message.get("more_body", False)
-        if size > limit:
-            raise TooLargeError
-    return b"".join(pieces)
+    async def _read(self, receive: Receive, length: bytes | None) -> bytes | None:
+        """The whole body, or None if the client left before its end."""
+        limit, seconds = self.settings.max_body_bytes, self.settings.receive_timeout
+        too_large = RequestError(413, f"the body is too large: at most {limit} bytes are read", code="body_too_large")
+        if length is not None and (not length.isdigit() or int(length) > limit):
+            raise too_large
+        pieces: list[bytes] = []
+        size, more = 0, True
+        try:
+            async with asyncio.timeout(seconds):
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return None
+                    pieces.append(message.get("body", b""))
+                    size += len(pieces[-1])
+                    more = message.get("more_body", False)
+                    if size > limit:
+                        raise too_large
+        except TimeoutError:
+            late = f"the body did not arrive within {seconds:g} seconds"
+            raise RequestError(408, late, code="body_timeout", headers=_CLOSE) from None
+        return b"".join(pieces)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
