@@ -125,11 +125,12 @@ class Request:
         self.computed = 0
 
     def finish(self, reason: FinishReason, now: float, error: str | None = None) -> None:
-        """End here. STOP and LENGTH are said of a running request; ERROR and TIMEOUT can meet it anywhere."""
+        """End here. STOP and LENGTH are said of one that has run: it may have been preempted before a stop string was
+        found in its text. ERROR and TIMEOUT can meet it anywhere."""
         if self.state is RequestState.FINISHED:
             raise InvalidTransitionError(self, f"finish ({reason.value})", f"it did already ({self._reason})")
-        if reason in (FinishReason.STOP, FinishReason.LENGTH) and self.state is not RequestState.RUNNING:
-            raise InvalidTransitionError(self, f"finish ({reason.value})", "it is not running")
+        if reason in (FinishReason.STOP, FinishReason.LENGTH) and self.state is RequestState.WAITING:
+            raise InvalidTransitionError(self, f"finish ({reason.value})", "it has not run")
         if (error is not None) != (reason is FinishReason.ERROR):
             raise ValueError(f"request {self.id}: an error message goes with reason error, and only with it")
         self.state = RequestState.FINISHED

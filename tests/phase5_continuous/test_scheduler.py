@@ -461,6 +461,15 @@ def test_a_preempted_request_has_met_its_queue_deadline() -> None:
     assert one.now > 3
     one.run().check_the_end()
     assert set(one.ended.values()) == {FinishReason.LENGTH}
+def test_a_stop_string_may_be_found_in_the_text_of_one_that_has_been_preempted_since() -> None:
+    one = engine(pages=9, page_size=4)
+    preempted(one)
+    (seat,) = one.scheduler.residents.preempted
+    assert one.scheduler.finish(seat.request, FinishReason.STOP, one.now)
+    one.run()
+    assert one.ended == {"other": FinishReason.LENGTH, "r": FinishReason.STOP}
+
+
 
 
 def test_a_deadline_in_flight_ends_it_at_once_and_frees_it_later() -> None:
