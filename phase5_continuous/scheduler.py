@@ -119,9 +119,12 @@ class Scheduler:
             raise RuntimeError(f"{len(self._in_flight)} steps are in flight; commit the oldest before planning another")
         for seat in self._alarms.due(now):
             self._end(seat, FinishReason.TIMEOUT, now)
+        preempted = self.residents.preemptions
         slices, seats = self._fill(now)
         while not slices and not self._in_flight and self._seats:
-            self._give_up(now)
+            if self.residents.preemptions == preempted:  # else there is room now for those whose turn it was not
+                self._give_up(now)
+            preempted = self.residents.preemptions
             slices, seats = self._fill(now)
         batch = Batch(tuple(slices))
         if slices:

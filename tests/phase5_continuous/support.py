@@ -187,6 +187,8 @@ class Engine:
             assert self.said[name] == request.output_tokens
             if self.ended[name] in (FinishReason.STOP, FinishReason.LENGTH):
                 assert (self.said[name], self.ended[name]) == self.alone[name]
+            if (request.error or "").startswith("out of memory"):
+                assert request.total > self.scheduler.cache.max_tokens
         usage = self.scheduler.cache.usage
         assert usage.referenced == 0
         assert usage.free + usage.cached == usage.total

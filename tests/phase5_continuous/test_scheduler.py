@@ -244,6 +244,26 @@ def test_one_that_outgrows_the_whole_pool_ends_with_an_error_and_the_next_is_ser
     assert one.ended["b"] is FinishReason.LENGTH
 
 
+def test_nobody_ends_for_want_of_memory_because_it_was_not_its_turn() -> None:
+    """A step has room for one decode beside a prompt. It is the turn of `b`, which is the last in rank and finds no
+    page: it goes, and the step is empty. That is no reason to end `a`."""
+    one = engine(pages=4, page_size=4, budget=TokenBudget(2, 2))
+    one.submit(request("a", 2, max_tokens=9), request("b", 2, max_tokens=9), request("c", 4, max_tokens=4))
+    one.run().check_the_end()
+    assert one.scheduler.residents.preemptions > 0
+    assert set(one.ended.values()) == {FinishReason.LENGTH}
+
+
+def test_when_the_one_that_did_not_fit_leaves_those_behind_it_enter() -> None:
+    one = engine(pages=10, page_size=4)
+    one.submit(request("runs", 4, max_tokens=36), request("large", 39), request("small", 4))
+    one.step()
+    assert names(one.step()) == ["runs"]
+    one.scheduler.abort(one.everyone["large"], one.now)
+    assert names(one.step()) == ["runs", "small"]
+    one.run().check_the_end()
+
+
 def test_one_that_fits_exactly_is_served_to_the_end() -> None:
     one = engine(pages=4, page_size=4)
     one.submit(request("a", 6, max_tokens=11))
@@ -441,6 +461,15 @@ def test_an_end_from_outside_may_have_another_reason() -> None:
     assert one.ended == {"r": FinishReason.STOP, "other": FinishReason.ERROR}
 
 
+def test_a_stop_string_may_be_found_in_the_text_of_one_that_has_been_preempted_since() -> None:
+    one = engine(pages=9, page_size=4)
+    preempted(one)
+    (seat,) = one.scheduler.residents.preempted
+    assert one.scheduler.finish(seat.request, FinishReason.STOP, one.now)
+    one.run()
+    assert one.ended == {"other": FinishReason.LENGTH, "r": FinishReason.STOP}
+
+
 def test_deadlines_end_who_waits_too_long_and_who_takes_too_long() -> None:
     one = engine(max_running=1, deadlines=Deadlines(queue=3, total=10))
     one.submit(request("runs", 4, max_tokens=14), request("waits"))
@@ -461,15 +490,6 @@ def test_a_preempted_request_has_met_its_queue_deadline() -> None:
     assert one.now > 3
     one.run().check_the_end()
     assert set(one.ended.values()) == {FinishReason.LENGTH}
-def test_a_stop_string_may_be_found_in_the_text_of_one_that_has_been_preempted_since() -> None:
-    one = engine(pages=9, page_size=4)
-    preempted(one)
-    (seat,) = one.scheduler.residents.preempted
-    assert one.scheduler.finish(seat.request, FinishReason.STOP, one.now)
-    one.run()
-    assert one.ended == {"other": FinishReason.LENGTH, "r": FinishReason.STOP}
-
-
 
 
 def test_a_deadline_in_flight_ends_it_at_once_and_frees_it_later() -> None:
