@@ -243,6 +243,7 @@ class Scheduler:
     def _leave(self, seat: Seat, line: Line) -> None:
         if line is not self.residents.running:
             line.remove(seat)
+            self.residents.full = False  # it may have been the one that did not fit
         elif not self.residents.end(seat):
             return  # it is forgotten when what is in flight of it has landed
         del self._seats[seat.request.id]
