@@ -1,9 +1,10 @@
 """Phase 0, the life of a request: what it is, how it waits, how it is batched, and how its text comes back."""
 
-from phase0_request.batch import Batch, Slice, StepOutput, StepTokens, TokenLogprobs
+from phase0_request.batch import Batch, Slice, StepOutput, StepTokens
 from phase0_request.batcher import Batcher
 from phase0_request.detokenizer import Detokenizer
 from phase0_request.events import Event, reason_to_finish
+from phase0_request.logprobs import TokenLogprobs
 from phase0_request.metrics import Summary, percentile, summarize
 from phase0_request.mock_model import MockModel, StepCost
 from phase0_request.params import SamplingParams

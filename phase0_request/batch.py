@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from phase0_request.logprobs import TokenLogprobs
 from phase0_request.request import Request
 
 
@@ -71,17 +72,11 @@ StepTokens = Sequence[int | None]
 """What a step yields: the next token for each slice that completes its request, None for each that does not."""
 
 
-class TokenLogprobs(NamedTuple):
-    """How likely the model found a token, and what it found likeliest in its place: natural logarithms."""
-
-    logprob: float
-    top: tuple[tuple[int, float], ...]  # (token, logprob), likeliest first
-
-
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """All that a step yields. The two mappings are by the number of the slice, and empty for most steps."""
+    """All that a step yields. The mappings are by the number of the slice, and empty for most steps."""
 
     tokens: StepTokens
     failed: Mapping[int, str] = field(default_factory=dict)  # its request cannot go on, and why; the others can
     logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)  # for the requests that asked
+    scores: Mapping[int, Sequence[TokenLogprobs]] = field(default_factory=dict)  # of the prompt tokens after its start

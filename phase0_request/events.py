@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import NamedTuple
 
-from phase0_request.batch import TokenLogprobs
+from phase0_request.logprobs import TokenLogprobs
 from phase0_request.request import FinishReason, Request
 
 

@@ -30,6 +30,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0  # 1 is off
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = ()  # a mapping becomes its pairs
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
@@ -44,8 +45,9 @@ class SamplingParams:
         _number("repetition_penalty", self.repetition_penalty, 0, 10, open_below=True)
         if self.seed is not None:
             _integer("seed", self.seed, -(1 << 63), (1 << 63) - 1)
-        if self.logprobs is not None:
-            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _integer(name, getattr(self, name), 0, MAX_LOGPROBS)
         if not isinstance(self.ignore_eos, bool):
             raise _refusal("ignore_eos", "True or False", self.ignore_eos)
         self._set("top_k", max(self.top_k, 0))

@@ -1,8 +1,10 @@
 """Request: a list of tokens and a count of how many have been computed. Everything the engine does is catching up."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from phase0_request.logprobs import TokenLogprobs
 from phase0_request.params import SamplingParams
 from phase0_request.times import RequestTimes
 
@@ -52,6 +54,7 @@ class Request:
     arrival: float = 0.0
     cache_salt: str = ""  # requests share computed tokens only with those of the same salt
     output_tokens: list[int] = field(default_factory=list, init=False)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list, init=False)  # if asked: of all but the first
     computed: int = field(default=0, init=False)
     state: RequestState = field(default=RequestState.WAITING, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
@@ -83,6 +86,13 @@ class Request:
     def finished(self) -> bool:
         return self.state is RequestState.FINISHED
 
+    @property
+    def skippable(self) -> int:
+        """How many of its first tokens it may take as computed by others. Not the newest: it yields the next one. Nor
+        any whose yield is asked for, and not known yet."""
+        known, wanted = len(self.prompt_logprobs), len(self.prompt_tokens) - 1
+        return known if self.params.prompt_logprobs is not None and known < wanted else self.total - 1
+
     def tokens(self, start: int, stop: int) -> list[int]:
         """The known tokens from position `start` up to `stop`, over prompt and output as one sequence."""
         if not 0 <= start <= stop <= self.total:
@@ -107,6 +117,15 @@ class Request:
             raise InvalidTransitionError(self, f"advance from {start} to {stop}", done)
         self.computed = stop
         # endregion
+
+    def score(self, start: int, found: Sequence[TokenLogprobs]) -> None:
+        """What the model found of the prompt tokens after position `start`. After a preemption it says it again."""
+        known = len(self.prompt_logprobs)
+        if start > known or start + len(found) >= len(self.prompt_tokens):
+            given = f"scores {start + 1} to {start + len(found)}"
+            why = f"{known} are known, and its prompt has {len(self.prompt_tokens)} tokens"
+            raise InvalidTransitionError(self, f"take {given}", why)
+        self.prompt_logprobs += found[known - start :]
 
     def append(self, token: int, now: float) -> None:
         """The model has seen every token there is and predicted the next one."""

@@ -20,11 +20,14 @@ class Packed:
     positions: Tensor  # [tokens] int64, each in its own sequence
     slots: Tensor  # [tokens] int64, where its key and value go
     ragged: Ragged
-    last: Tensor | None  # [slices that complete] int64, the rows a token is drawn from; None: all rows
+    last: (
+        Tensor | None
+    )  # [slices that complete and what is scored] int64, the rows whose logits are wanted; None: all, in order
 
 
-def pack(batch: Batch, cache: KVCache, device: torch.device) -> Packed:
-    """Lay a batch out, in one buffer and so in one copy to the device."""
+def pack(batch: Batch, cache: KVCache, device: torch.device, scored: Sequence[int] = ()) -> Packed:
+    """Lay a batch out, in one buffer and so in one copy to the device. Of slice i, the logits of the first scored[i]
+    rows are wanted too; they come after those of the slices that complete."""
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -38,6 +41,8 @@ def pack(batch: Batch, cache: KVCache, device: torch.device) -> Packed:
         if piece.completes:
             last.append(len(tokens) - 1)
     # endregion
+    for start, count in zip(starts, scored, strict=False):
+        last += range(start, start + count)
     lengths = [piece.stop for piece in batch.slices]
     longest = max(lengths)
     most_pages = -(-longest // cache.page_size)
@@ -62,7 +67,7 @@ def pack(batch: Batch, cache: KVCache, device: torch.device) -> Packed:
             longest=longest,
             sizes=tuple((piece.length, piece.stop) for piece in batch.slices),
         ),
-        last=None if len(last) == rows else wide[3 * rows :],
+        last=None if len(last) == rows and not any(scored) else wide[3 * rows :],
     )
 
 

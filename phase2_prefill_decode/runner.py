@@ -9,6 +9,7 @@ from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.packed import Packed, pack
 from phase2_prefill_decode.sampler import Sampled, Sampler
 from phase2_prefill_decode.sampling import Sampling
+from phase2_prefill_decode.scores import Scored, Scoring, pack_scores, score
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class PackedStep:
     sampling: Sampling
     drawn: tuple[int, ...]  # the slices that complete, by number
     slices: int
+    scoring: Scoring | None = None
 
 
 class ModelRunner:
@@ -34,13 +36,18 @@ class ModelRunner:
         """Host integers to tensors on the device. The pages must be there: `cache.grow` comes first."""
         drawn = tuple(number for number, piece in enumerate(batch.slices) if piece.completes)
         sampling = self.sampler.pack([batch.slices[number].request for number in drawn])
-        return PackedStep(pack(batch, self.cache, self.pool.device), sampling, drawn, len(batch.slices))
+        scoring = pack_scores(batch, self.pool.device)
+        packed = pack(batch, self.cache, self.pool.device, scoring.counts if scoring else ())
+        return PackedStep(packed, sampling, drawn, len(batch.slices), scoring)
 
     # region run
-    def launch(self, step: PackedStep) -> Sampled:
+    def launch(self, step: PackedStep) -> Sampled | Scored:
         """Compute, store, draw. On a GPU this returns before any of it has happened."""
         logits = self.decoder(step.packed, self.pool.keys, self.pool.values)
-        return self.sampler.sample(logits, step.sampling)
+        if step.scoring is None:
+            return self.sampler.sample(logits, step.sampling)
+        drawn, scored = logits[: step.sampling.rows], logits[step.sampling.rows :]
+        return score(scored, step.scoring, self.sampler.sample(drawn, step.sampling))
 
     def run(self, step: PackedStep) -> StepOutput:
         """The step with its tokens on the host. Slices that stop short of their request's end yield None."""

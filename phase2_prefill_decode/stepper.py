@@ -95,6 +95,8 @@ def commit(batch: Batch, output: StepOutput, cache: KVCache, eos_ids: Collection
             request.finish(FinishReason.ERROR, now, output.failed[number])
             yield Event(request, None, FinishReason.ERROR)
             continue
+        if number in output.scores:
+            request.score(piece.start, output.scores[number])
         cache.publish(request)
         if not completes:
             continue

@@ -4,8 +4,9 @@ from collections import deque
 from collections.abc import Collection
 from itertools import chain
 
-from phase0_request.batch import Batch, Slice, StepOutput, TokenLogprobs
+from phase0_request.batch import Batch, Slice, StepOutput
 from phase0_request.events import Event, reason_to_finish
+from phase0_request.logprobs import TokenLogprobs
 from phase0_request.request import FinishReason, Request, RequestState
 from phase1_kv_pool.cache import KVCache
 from phase3_chunked_prefill.budget import TokenBudget
@@ -183,6 +184,8 @@ class Scheduler:
             if number in output.failed:
                 self._end(seat, FinishReason.ERROR, now, output.failed[number])
             else:
+                if number in output.scores:
+                    seat.request.score(batch.slices[number].start, output.scores[number])
                 self._advance(seat, batch.slices[number], output.tokens[number], output.logprobs.get(number), now)
         self.residents.let_go()
         return self.drain()

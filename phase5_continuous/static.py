@@ -92,6 +92,8 @@ class StaticBatching:
             if number in output.failed or token is None:
                 self.finish(request, FinishReason.ERROR, now, output.failed.get(number, "the step gave no token"))
                 continue
+            if number in output.scores:
+                request.score(piece.start, output.scores[number])
             self.cache.publish(request)
             request.append(token, now)
             reason = reason_to_finish(request, self.eos_ids)

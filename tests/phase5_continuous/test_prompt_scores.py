@@ -1,0 +1,105 @@
+"""Log-probabilities of a prompt's own tokens are transformers', however the prompt comes to be computed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from phase0_request import FinishReason, InvalidTransitionError, Request, SamplingParams, TokenLogprobs
+from phase1_kv_pool import PagedCache
+from phase2_prefill_decode.engine import Engine
+from phase2_prefill_decode.model import Model
+from phase3_chunked_prefill.budget import TokenBudget
+from phase3_chunked_prefill.engine import load
+from phase4_radix.prefix_cache import PrefixCache
+from phase5_continuous.core import EngineCore
+from phase5_continuous.engine import core
+from tests.phase2_prefill_decode.models import saved, variant
+
+
+@pytest.fixture(scope="module")
+def oracle() -> Any:
+    return variant("qwen3")
+
+
+@pytest.fixture(scope="module")
+def model(oracle: Any, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    directory: Path = saved(oracle, tmp_path_factory.mktemp("small"))
+    return load(directory, device="cpu", dtype="float32")
+
+
+def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
+    draw = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(3, 300, (length,), generator=draw).tolist())
+
+
+def check(oracle: Any, request: Request) -> None:
+    """Each token of the prompt but the first, and the likeliest in its place, as transformers finds them."""
+    tokens = torch.tensor([request.prompt_tokens])
+    with torch.inference_mode():
+        logprobs = oracle(tokens).logits[0].float().log_softmax(-1)
+    assert len(request.prompt_logprobs) == len(request.prompt_tokens) - 1
+    for position, (found, token) in enumerate(zip(request.prompt_logprobs, request.prompt_tokens[1:], strict=True)):
+        assert found.logprob == pytest.approx(float(logprobs[position, token]), abs=1e-4)
+        best = logprobs[position].topk(request.params.prompt_logprobs or 0)
+        assert [value for _, value in found.top] == pytest.approx(best.values.tolist(), abs=1e-4)
+
+
+def serve(loop: EngineCore[Any], *requests: Request) -> None:
+    for request in requests:
+        loop.submit(request)
+    for _ in loop.run():
+        pass
+    assert [request.finish_reason for request in requests] == [FinishReason.LENGTH] * len(requests)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+@pytest.mark.parametrize("length", [1, 2, 16, 33])
+def test_prompts_are_scored_in_chunks_and_whole(oracle: Any, model: Model, chunk: int, length: int) -> None:
+    asks = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True, prompt_logprobs=3)
+    quiet = SamplingParams(max_tokens=9, temperature=0, ignore_eos=True)
+    loop = core(model, TokenBudget(chunk, 64), cache=PagedCache(64, 4))
+    others = [Request(f"other-{n}", prompt(11, n), quiet) for n in range(3)]
+    one = Request("one", prompt(length), asks)
+    serve(loop, others[0], one, *others[1:])
+    check(oracle, one)
+    assert all(other.prompt_logprobs == [] for other in others)
+
+
+def test_a_prompt_that_is_cached_is_computed_again_to_be_scored(oracle: Any, model: Model) -> None:
+    loop = core(model, cache=PrefixCache(64, 4))
+    serve(loop, Request("before", prompt(33), SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)))
+    assert loop.scheduler.cache.cached_tokens(Request("again", prompt(33))) == 32
+    one = Request("one", prompt(33), SamplingParams(max_tokens=2, temperature=0, ignore_eos=True, prompt_logprobs=2))
+    serve(loop, one)
+    check(oracle, one)
+    assert loop.scheduler.cache.usage.cached == 8, "the second time is laid together with the first"
+
+
+@pytest.mark.parametrize("cache", [PagedCache, PrefixCache])
+def test_a_preemption_repeats_no_score_and_loses_none(oracle: Any, model: Model, cache: type[PagedCache]) -> None:
+    asks = SamplingParams(max_tokens=30, temperature=0, ignore_eos=True, prompt_logprobs=1)
+    loop = core(model, TokenBudget(5, 16), cache=cache(14, 4))
+    everyone = [Request(f"r{n}", prompt(20, n), asks) for n in range(3)]
+    serve(loop, *everyone)
+    assert loop.scheduler.residents.preemptions > 0  # type: ignore[attr-defined]
+    for request in everyone:
+        check(oracle, request)
+
+
+def test_the_static_engine_of_phase_2_scores_them_too(oracle: Any, model: Model) -> None:
+    asks = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True, prompt_logprobs=2)
+    for completion in Engine(model).generate([prompt(19), prompt(5, 1)], asks):
+        check(oracle, completion.request)
+
+
+def test_scores_that_do_not_follow_are_refused() -> None:
+    one = Request("one", (1, 2, 3), SamplingParams(prompt_logprobs=0))
+    with pytest.raises(InvalidTransitionError, match="0 are known"):
+        one.score(1, [TokenLogprobs(-1.0, ())])
+    with pytest.raises(InvalidTransitionError, match="its prompt has 3 tokens"):
+        one.score(0, [TokenLogprobs(-1.0, ())] * 3)
+    one.score(0, [TokenLogprobs(-1.0, ())])
+    one.score(0, [TokenLogprobs(-9.0, ()), TokenLogprobs(-2.0, ())])
+    assert [score.logprob for score in one.prompt_logprobs] == [-1.0, -2.0]
