@@ -1,0 +1,22 @@
+"""main: one parser, a subcommand for each module of COMMANDS."""
+
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from phase6_integration.cli import serve_command
+from phase6_integration.cli.parsing import Parser
+
+COMMANDS = (serve_command,)  # each has add(subparsers), which sets `run`: a function of the options, to an exit code
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code: 0 fine, 1 failed, 2 wrong arguments."""
+    parser = Parser(prog="nanoserve", description="An LLM serving engine in seven phases.")
+    parser.add_argument("--version", action="version", version=f"nano-serving {version('nano-serving')}")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
+    for command in COMMANDS:
+        command.add(subparsers)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        subparsers.choices[options.command].refuse(unknown)
+    return int(options.run(options))

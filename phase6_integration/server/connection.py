@@ -1,0 +1,120 @@
+"""Connection: one client's line, with the limits that uvicorn leaves to others.
+
+uvicorn reads a request's head without a limit of size or time, and waits for ever for a client to read its response.
+Here a head has so many bytes and seconds, a client that reads nothing is cut off, and even what is refused below the
+application gets an error in the one shape, with a request id.
+"""
+
+import asyncio
+import logging
+from typing import cast
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from phase6_integration.server.errors import RequestError
+from phase6_integration.server.limits import headers_too_large
+from phase6_integration.server.request_ids import HEADER, request_id
+from phase6_integration.server.settings import ServerSettings
+
+logger = logging.getLogger("nanoserve")
+
+
+class Connection(HttpToolsProtocol):
+    """Made for a server's settings by `connections`."""
+
+    settings: ServerSettings
+    _coming: asyncio.TimerHandle | None = None  # ends a request that does not arrive
+    _stalled: asyncio.TimerHandle | None = None  # ends a client that does not read
+    _head = 0  # bytes of a head that is not complete yet
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(cast(asyncio.Transport, transport))
+        self._expect()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._settle()
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    # The head.
+
+    def data_received(self, data: bytes) -> None:
+        in_head = self._head >= 0
+        super().data_received(data)
+        if in_head and self._head >= 0 and not self.transport.is_closing():
+            self._head += len(data)
+            if self._head > self.settings.max_header_bytes:
+                self._refuse(headers_too_large(self.settings))
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._expect()
+
+    def on_headers_complete(self) -> None:
+        self._head = -1  # what follows is the body, and whoever reads that counts it
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._settle()
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """What could not be parsed."""
+        self._refuse(RequestError(400, "this is not a valid HTTP request", code="bad_http"))
+
+    def _expect(self) -> None:
+        self._settle()
+        self._head = 0
+        self._coming = self.loop.call_later(self.settings.receive_timeout, self._too_slow)
+
+    def _settle(self) -> None:
+        if self._coming is not None:
+            self._coming.cancel()
+            self._coming = None
+
+    def _too_slow(self) -> None:
+        self._coming = None
+        if self._head > 0:
+            message = f"the request did not arrive within {self.settings.receive_timeout:g} seconds"
+            self._refuse(RequestError(408, message, code="request_timeout"))
+        elif not self._busy:
+            self.transport.close()  # it has said nothing at all, or goes on sending what was refused long ago
+        # Otherwise it is the body that is slow: BodyLimits answers, at the same limit.
+
+    @property
+    def _busy(self) -> bool:
+        """Whether a response is on its way."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _refuse(self, error: RequestError) -> None:
+        name = request_id(self.headers or ())
+        fields = {"id": name, "status": error.status}
+        logger.info("refused before it was a request: %s", error.message, extra={"fields": fields})
+        if self._busy:  # a second request came on the heels of the first: an answer would land in the middle of another
+            return self.transport.abort()
+        head = {b"content-type": b"application/json", b"content-length": str(len(error.content)).encode()}
+        head |= {HEADER: name.encode(), b"connection": b"close"}
+        lines = b"".join(b"%s: %s\r\n" % pair for pair in head.items())
+        self.transport.write(STATUS_LINE[error.status] + lines + b"\r\n" + error.content)
+        return self.transport.close()
+
+    # The response.
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stalled = self.loop.call_later(self.settings.send_timeout, self._cut)
+
+    def resume_writing(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+        super().resume_writing()
+
+    def _cut(self) -> None:
+        logger.info("a client read nothing for %g seconds: cut off", self.settings.send_timeout)
+        self.transport.abort()
+
+
+def connections(settings: ServerSettings) -> type[Connection]:
+    """The kind of connection that these settings ask for, as uvicorn wants it: a class."""
+    return type("BoundConnection", (Connection,), {"settings": settings})

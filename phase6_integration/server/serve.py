@@ -1,0 +1,178 @@
+"""serve: a server from its first line to its exit code.
+
+The port is taken first, so that one in use is an error at once. The engine then loads in its own process while this one
+loads the HTTP front and says 503. At a signal the engine is drained before uvicorn is told to end: whoever asks in the
+meantime hears why, instead of finding a closed port.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Iterator
+from importlib.metadata import version
+from typing import Any
+
+from phase6_integration.async_engine import AsyncEngine, UnavailableError
+from phase6_integration.options import EngineOptions
+from phase6_integration.server import logs
+from phase6_integration.server.settings import ServerSettings
+
+BACKLOG = 2048  # connections that wait to be accepted
+LINGER = 5  # seconds that responses are given to reach their clients, once all answers have ended
+
+logger = logging.getLogger("nanoserve")
+
+
+def serve(options: EngineOptions, settings: ServerSettings) -> int:
+    """Serve until a signal. 0 after an orderly end, 1 if it could not begin, 128 + n if signal n cut the end short."""
+    logs.configure(settings)
+    try:
+        listener = bind(settings.host, settings.port)
+    except OSError as error:
+        return _failed(f"cannot listen on {settings.host} port {settings.port}: {error.strerror or error}")
+    with listener:
+        try:
+            engine = AsyncEngine(options)
+        except (OSError, ValueError) as error:
+            return _failed(error)
+        with asyncio.Runner(loop_factory=_new_loop) as runner:
+            return runner.run(_Front(engine, settings, listener).run())
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens there, on any free port if that is 0. OSError if the address is not to be had."""
+    family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    return socket.create_server((str(address[0]), port), family=family, backlog=BACKLOG)
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    if sys.platform == "win32":
+        return asyncio.new_event_loop()
+    import uvloop
+
+    return uvloop.new_event_loop()
+
+
+def _failed(error: object) -> int:
+    first, *_ = str(error).splitlines() or [type(error).__name__]
+    print(f"nanoserve serve: {first}", file=sys.stderr)
+    return 1
+
+
+class _Signals:
+    """SIGTERM and SIGINT: the first asks for an end, the second insists on it."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.insisted = asyncio.Event()
+        self.code = 0
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._heard, number)
+
+    def _heard(self, number: int) -> None:
+        if self.asked.is_set():
+            self.code = 128 + number
+            self.insisted.set()
+        self.asked.set()
+
+
+async def _unless(event: asyncio.Event, work: Awaitable[None]) -> bool:
+    """Do the work to its end and return True; or leave it, once the event is set. What the work raises is raised."""
+    doing, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({doing, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            doing.result()
+        return doing.done()
+    finally:
+        for task in (doing, waiting):
+            task.cancel()
+        await asyncio.gather(doing, waiting, return_exceptions=True)
+
+
+class _Front:
+    """One life of the server."""
+
+    def __init__(self, engine: AsyncEngine, settings: ServerSettings, listener: socket.socket) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.listener = listener
+
+    async def run(self) -> int:
+        start = time.monotonic()
+        signals = _Signals()
+        try:
+            await self.engine.start()
+            server = self._server()  # imported while the engine loads
+            serving = asyncio.create_task(server.serve(sockets=[self.listener]))
+            serving.add_done_callback(lambda _: signals.asked.set())  # should it fail, nothing is left to wait for
+            self._say("listening", url=self._url, until_loaded=503)
+            code = 0
+            try:
+                if await _unless(signals.asked, self.engine.ready()):
+                    self._say_ready(time.monotonic() - start)
+                    await signals.asked.wait()
+            except UnavailableError as error:
+                code = _failed(error.reason)
+            self._say("draining", up_to=float(self.settings.shutdown_timeout))
+            if not code and not await _unless(signals.insisted, self.engine.drain(self.settings.shutdown_timeout)):
+                return signals.code
+            server.should_exit = True
+            if not await _unless(signals.insisted, serving):
+                return signals.code
+            self._say("stopped")
+            return code
+        finally:
+            await self.engine.close()
+
+    def _server(self) -> "Any":
+        import uvicorn
+
+        from phase6_integration.server.app import create_app
+        from phase6_integration.server.connection import connections
+
+        class Server(uvicorn.Server):
+            """Signals are not its business: by its own rules it would close the port first."""
+
+            @contextlib.contextmanager
+            def capture_signals(self) -> Iterator[None]:
+                yield
+
+        config = uvicorn.Config(
+            create_app(self.engine, self.settings),
+            http=connections(self.settings),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=round(self.settings.idle_timeout),
+            timeout_graceful_shutdown=LINGER,
+        )
+        return Server(config)
+
+    @property
+    def _url(self) -> str:
+        host, port = self.listener.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def _say(self, what: str, **fields: object) -> None:
+        logger.info(what, extra={"fields": fields})
+
+    def _say_ready(self, seconds: float) -> None:
+        engine = self.engine
+        self._say(
+            "ready",
+            model=self.settings.model_name,
+            context=engine.max_model_len,
+            pages=engine.gauges.pages_total,
+            page_size=engine.options.page_size,
+            seconds=seconds,
+            version=version("nano-serving"),
+        )
