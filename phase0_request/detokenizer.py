@@ -33,6 +33,11 @@ class Detokenizer:
         """The stop string that ended the text; None while there is none."""
         return self._scanner.matched
 
+    @property
+    def held(self) -> int:
+        """How many whole characters are held back, because a stop string may begin with them."""
+        return len(self._scanner.held())
+
     def push(self, tokens: Iterable[int]) -> str:
         """More tokens. Returns the text that can be shown now; it may be empty."""
         return "".join(map(self._push, tokens))
