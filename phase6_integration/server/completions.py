@@ -1,0 +1,87 @@
+"""POST /v1/completions: a prompt, or several, continued."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from fastapi import Request
+
+from phase0_request.logprobs import TokenLogprobs
+from phase6_integration.server.asking import answer_length, asks, check_samples, room
+from phase6_integration.server.errors import bad_value
+from phase6_integration.server.exchange import Exchange
+from phase6_integration.server.front import Front
+from phase6_integration.server.logprobs import Names, for_completion, prompt_offsets
+from phase6_integration.server.protocol import CompletionRequest, Prompt
+from phase6_integration.server.shape import Call, Part, Shape
+from phase6_integration.server.texts import Texts
+
+DEFAULT_MAX_TOKENS = 16  # as everywhere
+
+
+async def complete(front: Front, body: CompletionRequest, request: Request) -> Exchange:
+    """All that can be checked is checked before anything is tokenized; the engine is asked last."""
+    front.model_name(body.model)
+    prompts = _split(body.prompt)
+    check_samples(body, len(prompts), front.settings.max_choices)
+    if body.max_tokens == 0 and not body.echo:
+        raise bad_value("max_tokens", "max_tokens may be 0 only with echo: there would be nothing to answer")
+    tokens = [tuple(p) if isinstance(p, list) else await front.texts.encode(p, "prompt") for p in prompts]
+    length = answer_length(body)
+    rooms = room(tokens, length, DEFAULT_MAX_TOKENS, front.engine.max_model_len)
+    call = front.call("cmpl", body, request, tokens, delivers=body.max_tokens != 0)
+    echoes = [await _echo(front.texts, *pair) for pair in zip(prompts, tokens, strict=True)] if body.echo else None
+    shape = CompletionShape(call, front.names, body.logprobs is not None, echoes)
+    prompt_logprobs = body.logprobs if body.echo else None
+    return front.exchange(body, asks(body, call.id, tokens, rooms, body.logprobs, prompt_logprobs), shape)
+
+
+class Echo(NamedTuple):
+    """A prompt as an answer begins with it."""
+
+    text: str
+    tokens: Sequence[int]
+    offsets: Sequence[int]
+
+
+async def _echo(texts: Texts, prompt: str | list[int], tokens: Sequence[int]) -> Echo:
+    text = prompt if isinstance(prompt, str) else await texts.decode(prompt, "prompt")
+    return Echo(text, tokens, prompt_offsets(texts.tokenizer, tokens, text))
+
+
+def _split(prompt: Prompt) -> Sequence[str | list[int]]:
+    """A list of prompts, whichever of its four forms this one has."""
+    if isinstance(prompt, str):
+        return [prompt]
+    return [prompt] if isinstance(prompt[0], int) else prompt
+
+
+class CompletionShape(Shape):
+    object = chunk_object = "text_completion"
+
+    def __init__(self, call: Call, names: Names, logprobs: bool, echoes: Sequence[Echo] | None) -> None:
+        super().__init__(call)
+        self._names = names
+        self._logprobs = logprobs
+        self._echoes = echoes
+        self._silent = set(range(len(self._parts)))  # those of which nothing was told yet, not even the prompt
+
+    def choice(self, index: int, part: Part) -> dict[str, Any]:
+        reason, stop = part.finish_reason, None
+        if not self.call.delivers:
+            part, reason = Part(), reason and "length"
+        elif reason == "stop":
+            stop = self.answers[index].stop_reason
+        text, tokens, offsets = part.text, part.tokens, part.offsets
+        found: list[TokenLogprobs | None] = [*part.logprobs]
+        if self._echoes is not None:
+            echo = self._echoes[index // self.call.n]
+            offsets = [offset + len(echo.text) for offset in offsets]
+            if index in self._silent:
+                text = echo.text + text
+                tokens, offsets = [*echo.tokens, *tokens], [*echo.offsets, *offsets]
+                found = [None, *(self.answers[index].prompt_logprobs or ()), *found]
+            self._silent.discard(index)
+        logprobs = for_completion(self._names, tokens, found, offsets) if self._logprobs else None
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason, "stop_reason": stop}
+
+    piece = choice

@@ -1,0 +1,127 @@
+"""Errors as clients see them: one shape, whatever went wrong and wherever it did."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic_core import ErrorDetails
+from starlette.exceptions import HTTPException
+
+TYPES = {
+    401: "authentication_error",
+    408: "timeout_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable_error",
+}
+
+# What other servers know and this one does not. Each is refused by its name, as what nobody knows is.
+UNSUPPORTED = frozenset(
+    """
+    allowed_token_ids audio bad_words beam_search best_of chat_template chat_template_kwargs
+    continue_final_message documents echo_prompt function_call functions guided_choice
+    guided_decoding_backend guided_grammar guided_json guided_regex include_reasoning
+    include_stop_str_in_output kv_transfer_params length_penalty logits_processors metadata modalities
+    parallel_tool_calls prediction prompt_cache_key prompt_logprobs reasoning_effort safety_identifier
+    service_tier skip_special_tokens spaces_between_special_tokens store structured_outputs suffix
+    tool_choice tools truncate_prompt_tokens use_beam_search verbosity web_search_options
+    """.split()  # noqa: SIM905
+)
+_WORD = re.compile(r"[a-z_]{1,32}")  # the name of a role, or of a kind of content
+
+
+class RequestError(Exception):
+    """A request that is not answered: with what status, in which words. `param` is the field at fault."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = headers
+
+    @property
+    def content(self) -> bytes:
+        kind = TYPES.get(self.status, "invalid_request_error")
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return json.dumps({"error": error}).encode()
+
+    @property
+    def response(self) -> Response:
+        return Response(self.content, self.status, self.headers, media_type="application/json")
+
+
+def bad_value(param: str | None, message: str, code: str = "invalid_value") -> RequestError:
+    return RequestError(400, message, param=param, code=code)
+
+
+def invalid(details: Sequence[ErrorDetails]) -> RequestError:
+    """What pydantic found wrong, in words: the first of it, and how much more there is."""
+    first = details[0]
+    path = [part for part in first["loc"] if not (isinstance(part, str) and part[:1] in ("=", "["))]
+    param = ".".join(str(part) for part in path)[:128] or None
+    more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
+    kind = first["type"]
+    if kind == "json_invalid":
+        return bad_value(None, f"the body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}", "bad_json")
+    if kind == "extra_forbidden":
+        known = path[-1] in UNSUPPORTED
+        message = f"{param!r} is not supported by this server" if known else f"{param!r} is not a field of this request"
+        return bad_value(param, message + more, "unsupported_field" if known else "unknown_field")
+    if kind == "missing":
+        return bad_value(param, f"{param!r} is required{more}", "missing_field")
+    what = first["msg"].removeprefix("Value error, ")
+    return bad_value(param, f"{param or 'the body'}: {what}{_given(first['input'])}{more}")
+
+
+def _given(value: Any) -> str:
+    """What was given, as far as it can be repeated: a number, one plain word, or else of what kind it was."""
+    if isinstance(value, bool | None):
+        return f", got {json.dumps(value)}"
+    if isinstance(value, str) and _WORD.fullmatch(value):
+        return f", got {value!r}"
+    if isinstance(value, int | float):
+        shown = json.dumps(value)
+        return f", got {shown}" if len(shown) <= 32 else ", got a far larger number"
+    kinds: tuple[tuple[type, str], ...] = ((str, "a string"), (list, "a list"), (dict, "an object"))
+    return next((f", got {name}" for kind, name in kinds if isinstance(value, kind)), "")
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    return error.response
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    """What the router refuses: a path nobody serves, a method that a path does not take."""
+    assert isinstance(error, HTTPException)
+    words = {
+        404: ("there is nothing at this path", "not_found"),
+        405: ("this path does not take this method", "method_not_allowed"),
+    }
+    message, code = words.get(error.status_code, (str(error.detail), None))
+    return RequestError(error.status_code, message, code=code, headers=error.headers).response
+
+
+async def _parameters(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return invalid(error.errors()).response
+
+
+def install(app: FastAPI) -> None:
+    """Give every error that a route or the router can raise the one shape."""
+    app.add_exception_handler(RequestError, _refused)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(RequestValidationError, _parameters)

@@ -1,0 +1,26 @@
+"""Reading: a body into a request model, or into an error that names what is wrong with it."""
+
+from typing import TypeVar
+
+from fastapi import Request
+from pydantic import ValidationError
+
+from phase6_integration.server.errors import RequestError, bad_value, invalid
+from phase6_integration.server.protocol import Model
+
+M = TypeVar("M", bound=Model)
+
+
+async def read(model: type[M], request: Request) -> M:
+    """The body as this model. Parsed once, in one pass, without anything in between that could be made huge."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        message = "the body must be JSON: send it with `Content-Type: application/json`"
+        raise RequestError(415, message, code="unsupported_media_type")
+    body = await request.body()
+    if not body:
+        raise bad_value(None, "the body is empty; a JSON object is needed", "bad_json")
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        raise invalid(error.errors(include_url=False, include_context=False)) from None

@@ -1,0 +1,131 @@
+"""An engine without a model: the real front's side of one, and behind it a script instead of a process.
+
+By itself it says the tokens of the prompt again, from the first on, as many as it may. It can be told to say something
+else, to make no room, to stop in the middle, to fail, and it keeps what it was asked and what it was told to drop.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from itertools import cycle, islice
+from typing import Any
+
+import httpx
+
+from phase0_request.logprobs import TokenLogprobs
+from phase0_request.request import FinishReason
+from phase6_integration.async_engine import AsyncEngine, Health
+from phase6_integration.options import EngineOptions
+from phase6_integration.server.app import create_app
+from phase6_integration.server.settings import ServerSettings
+from phase6_integration.wire import Ended, Finish, Output, Started, Submit, Update
+
+Script = Callable[[Submit], Sequence[int | FinishReason]]
+
+
+def echo(submit: Submit) -> Sequence[int | FinishReason]:
+    return list(islice(cycle(submit.prompt), submit.params.max_tokens))
+
+
+def scores(asked: int | None, token: int) -> TokenLogprobs | None:
+    """A token's own logprob is -1; of its alternatives, itself first, each is half as likely as the one before."""
+    if asked is None:
+        return None
+    return TokenLogprobs(-1.0, tuple((token + i, -1.0 - i) for i in range(asked)))
+
+
+class FakeEngine(AsyncEngine):
+    """`room` cleared: nobody is admitted. `flow` cleared: nothing more is said. `cached`: of every prompt."""
+
+    def __init__(self, script: Script = echo, **options: Any) -> None:
+        super().__init__(EngineOptions(**options))
+        self.script = script
+        self.submitted: list[Submit] = []
+        self.dropped: list[str] = []
+        self.cached = 0
+        self.room = asyncio.Event()
+        self.flow = asyncio.Event()
+        self.room.set()
+        self.flow.set()
+        self.health, self.reason = Health.READY, "ready"
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def start(self) -> None:
+        self.health, self.reason = Health.READY, "ready"
+
+    def _say(self, message: object) -> None:
+        if isinstance(message, Submit):
+            self.submitted.append(message)
+            self._tasks[message.id] = asyncio.get_running_loop().create_task(self._answer(message))
+        elif isinstance(message, Finish):
+            self.dropped.append(message.id)
+            if (task := self._tasks.pop(message.id, None)) is not None:
+                task.cancel()
+                self._tell(ended=[Ended(message.id, message.reason)])
+
+    async def _answer(self, submit: Submit) -> None:
+        await self.room.wait()
+        self._tell(started=[Started(submit.id, time.monotonic(), self.cached)])
+        said = list(self.script(submit))
+        for i, one in enumerate(said):
+            await asyncio.sleep(0)
+            await self.flow.wait()
+            if isinstance(one, FinishReason):
+                return self._give_up(submit, one)
+            last = i + 1 >= len(said) or i + 1 >= submit.params.max_tokens
+            reason = FinishReason.STOP if one in self.config.eos_ids or one in submit.params.stop_token_ids else None
+            if reason is None and last:
+                reason = FinishReason.LENGTH
+            self._tell(
+                outputs=[self._output(submit, one, first=i == 0)], ended=[Ended(submit.id, reason)] if reason else []
+            )
+            if reason is not None:
+                self._tasks.pop(submit.id, None)
+                return None
+        return None
+
+    def _output(self, submit: Submit, token: int, first: bool) -> Output:
+        asked = submit.params.prompt_logprobs
+        prompt = [scores(asked, t) for t in submit.prompt[1:]] if first and asked is not None else None
+        return Output(submit.id, token, scores(submit.params.logprobs, token), prompt)
+
+    def _give_up(self, submit: Submit, reason: FinishReason) -> None:
+        self._tasks.pop(submit.id, None)
+        error = "a reason that no client may see" if reason is FinishReason.ERROR else None
+        self._tell(ended=[Ended(submit.id, reason, error)])
+
+    def _tell(self, **what: Any) -> None:
+        whole = {"started": [], "outputs": [], "ended": [], **what}
+        self.hear(Update(time.monotonic(), 0.001, 0, len(whole["outputs"]), **whole, gauges=self.gauges))
+
+    @property
+    def live(self) -> int:
+        return len(self._live)
+
+
+def says(text: str, engine: AsyncEngine | None = None, end: bool = True) -> Script:
+    """A script that says this text, and then the token that ends an answer."""
+
+    def script(_: Submit) -> list[int | FinishReason]:
+        tokenizer = AsyncEngine(EngineOptions()).tokenizer if engine is None else engine.tokenizer
+        assert tokenizer is not None
+        return [*tokenizer.encode(text), *([min(tokenizer.eos_ids)] if end else [])]
+
+    return script
+
+
+@asynccontextmanager
+async def client(engine: AsyncEngine, settings: ServerSettings | None = None) -> Any:
+    """An HTTP client of the app itself, with no socket between."""
+    app = create_app(engine, settings or ServerSettings())
+    transport = httpx.ASGITransport(app, raise_app_exceptions=True)
+    async with httpx.AsyncClient(transport=transport, base_url="http://front") as http:
+        yield http
+
+
+def events(body: bytes) -> Iterator[str]:
+    """The data of server-sent events; comments are dropped."""
+    for block in body.decode().split("\n\n"):
+        if block.startswith("data: "):
+            yield block.removeprefix("data: ")
