@@ -7,7 +7,6 @@ Simulated: goodput against the rate of arrivals in every way to serve, and how l
 
 import argparse
 import random
-import resource
 import subprocess
 import sys
 import time
@@ -42,6 +41,11 @@ MOST = 512  # tokens that a request may say
 BATCH = 64  # requests at once, if the pool has room
 BUDGET = TokenBudget(256, 512)
 RATES = (25, 50, 100, 150, 200, 250)
+LAUNCH = """
+import resource, subprocess, sys
+subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +138,16 @@ def goodput(way: str, requests: int, rates: Sequence[int] = RATES) -> dict[str, 
 
 
 def many(requests: int) -> dict[str, float]:
-    """How long so many requests take to simulate, in a process of their own, and the most memory that it had."""
-    command = [sys.executable, "-m", "phase5_continuous.simulator", "--ways", "fcfs", "--rate", "150", "-n"]
+    """How long so many requests take to simulate, in a process of their own, and the most memory that it had.
+
+    What a parent has in memory when it starts a child counts for the child's most. So the simulation is not started
+    from here, where torch and a model are, but from a process that has next to nothing.
+    """
+    simulator = [sys.executable, "-m", "phase5_continuous.simulator", "--ways", "fcfs", "--rate", "150"]
+    launch = [sys.executable, "-c", LAUNCH, *simulator, "-n", str(requests)]
     start = time.perf_counter()
-    subprocess.run([*command, str(requests)], check=True, stdout=subprocess.DEVNULL)
+    peak = int(subprocess.run(launch, check=True, stdout=subprocess.PIPE).stdout)  # in KiB
     seconds = time.perf_counter() - start
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss  # of the largest child, in KiB
     return {"requests": requests, "seconds": seconds, "minutes": seconds / 60, "peak_mib": peak / 1024}
 
 

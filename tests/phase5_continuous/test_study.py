@@ -53,6 +53,13 @@ def test_what_is_judged_is_what_the_requests_tell() -> None:
     assert (found.longest, found.mean_tokens, found.preemptions) == (3, 2.5, 3)
 
 
+def test_the_memory_of_a_simulation_is_not_that_of_who_asks_for_it() -> None:
+    ballast = bytearray(b"1") * (256 << 20)
+    found = study.many(20)
+    assert found["requests"] == 20
+    assert 10 < found["peak_mib"] < len(ballast) >> 20
+
+
 def test_goodput_is_no_higher_than_what_arrives() -> None:
     for way in ("static", "fcfs"):
         found = study.goodput(way, 60, (5, 20))
