@@ -1,8 +1,11 @@
-"""`python -m phase6_integration.load`: put a server under load and measure it; `nanoserve bench` is the same."""
+"""`python -m phase6_integration.load` is `nanoserve bench`."""
 
 import sys
 
-from phase6_integration.load.command import main
+from phase6_integration.cli.bench_command import arguments, run
+from phase6_integration.cli.parsing import Parser
 
 if __name__ == "__main__":
-    sys.exit(main())
+    parser = Parser(prog="python -m phase6_integration.load")
+    arguments(parser)
+    sys.exit(run(parser.parse_args(), parser))

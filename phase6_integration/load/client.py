@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from phase6_integration.http_client import LostError, Pool, Target, UnreachableError
 from phase6_integration.load.answer import Answer, Outcome
-from phase6_integration.load.http import LostError, Pool, Target, UnreachableError
 from phase6_integration.load.report import Bounds, Report, report
 from phase6_integration.load.workload import Work, Workload
 

@@ -4,23 +4,24 @@ import asyncio
 import json
 import math
 import random
+import re
 import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from phase6_integration.load import http
+from phase6_integration import http_client
+from phase6_integration.http_client import Connection, LostError, Pool, Target, UnreachableError
 from phase6_integration.load.answer import Answer, Outcome
 from phase6_integration.load.client import Load, RefusedError, made, run
-from phase6_integration.load.http import Connection, LostError, Pool, Target, UnreachableError
 from phase6_integration.load.report import LATENCIES, STATISTICS, Bounds, Report, report
-from phase6_integration.load.workload import FIRST, LAST, Work, Workload
+from phase6_integration.load.workload import FIRST, KINDS, LAST, Work, Workload
 from tests.phase6_integration.scripted import Heard, Said, completion, in_a_thread, said, scripted, stream
 
 BENCH = [sys.executable, "-m", "phase6_integration.load"]
@@ -416,7 +417,7 @@ def test_a_kept_connection_that_the_server_has_closed_costs_no_request(monkeypat
                 await exchange(self, request, answer)
 
             exchange = Connection.exchange
-            monkeypatch.setattr(http.Connection, "exchange", vanish)
+            monkeypatch.setattr(http_client.Connection, "exchange", vanish)
             answer = Answer(0.0, False)
             await pool.exchange(request, answer)
             pool.close()
@@ -515,8 +516,8 @@ def test_no_server_is_one_clear_line() -> None:
 def test_the_command_prints_a_table_and_writes_the_figures(tmp_path: Path) -> None:
     with in_a_thread(lambda heard: completion(heard.body) if heard.body else None) as server:
         file = tmp_path / "figures.json"
-        options = ["--url", server.url + "/v1", "-n", "10", "--input-len", "5", "--output-len", "3", "--goodput"]
-        options += ["ttft:60000", "itl:60000"]
+        options = ["--url", server.url + "/v1", "--num-prompts", "10", "--input-len", "5", "--output-len", "3"]
+        options += ["--goodput", "ttft:60000", "itl:60000"]
         done = subprocess.run([*BENCH, *options, "--json", str(file)], capture_output=True, text=True, timeout=60)
         piped = subprocess.run([*BENCH, *options, "--json", "-"], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
@@ -538,6 +539,7 @@ def test_the_command_prints_a_table_and_writes_the_figures(tmp_path: Path) -> No
         (["--goodput", "fast:1"], "a bound is ttft, tpot, itl, e2el"),
         (["--no-stream", "--goodput", "ttft:1"], "without streaming there is no TTFT"),
         (["--workload", "random"], "invalid choice: 'random'"),
+        (["--input-length", "5"], "input-length"),
     ],
 )
 def test_bad_options_are_named(options: list[str], words: str) -> None:
@@ -551,3 +553,17 @@ def test_work_is_what_the_body_says() -> None:
     body = json.loads(Load(target=Target.of("http://x"), temperature=0.5).body("m", Work(0.0, [7, 8], 3)))
     assert body["prompt"] == [7, 8]
     assert (body["max_tokens"], body["temperature"], body["ignore_eos"]) == (3, 0.5, True)
+
+
+def test_the_help_tells_the_defaults_that_hold() -> None:
+    shown = re.sub(r"\s+", " ", subprocess.run([*BENCH, "--help"], capture_output=True, text=True, timeout=60).stdout)
+    assert re.findall(r"--workload \{(.*?)\}", shown)[0].split(",") == list(KINDS)
+    defaults = {field.name: field.default for kind in (Workload, Load) for field in fields(kind)}
+    flags = re.findall(r"--([a-z-]+) [A-Z]+ (?:(?!--)[^()])*\(([^()]*)\)", shown)
+    told = {flag.replace("-", "_"): default for flag, default in flags}
+    assert len(told) >= 13
+    assert told.pop("url") == "http://127.0.0.1:8000"
+    assert told.pop("max_concurrency") == "any number"
+    assert told.pop("model") == "the first that the server names"
+    for name, default in told.items():
+        assert str(defaults[name]) == default, name

@@ -1,15 +1,13 @@
-"""Connections to one server, kept alive and used again: HTTP/1.1 as a load generator needs it, and no more."""
+"""Connections to one server, kept alive and used again: as much of HTTP/1.1 as commands and load generators need."""
 
 import asyncio
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 import httptools
-
-from phase6_integration.load.answer import Answer
 
 
 class UnreachableError(OSError):
@@ -66,8 +64,16 @@ class Target:
         return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
+class Answer(Protocol):
+    """What a response is handed to: its status first, then the body as it comes, with the moment it came."""
+
+    status: int
+
+    def feed(self, data: bytes, now: float) -> None: ...
+
+
 class Connection(asyncio.Protocol):
-    """One exchange after the other. What comes is handed to an Answer with the moment it came."""
+    """One exchange after the other."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.open = False
