@@ -5,15 +5,19 @@ The files are mapped into memory, so a tensor that is read is copied once: from 
 
 import json
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+
+
+DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}  # as files say it
 
 
 class WeightsError(ValueError):
@@ -67,6 +71,22 @@ class Checkpoint:
             with _opened(file) as tensors:
                 for name in inside:
                     yield name, tensors.get_tensor(name)
+
+
+class InMemory:
+    """Tensors that are there already, by the names that a checkpoint would have for them."""
+
+    directory = "the mapping of tensors"
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors = tensors
+        self.stored = {
+            name: Stored(Path(), tuple(tensor.shape), DTYPES.get(tensor.dtype, str(tensor.dtype)))
+            for name, tensor in tensors.items()
+        }
+
+    def read(self, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
+        return ((name, self.tensors[name]) for name in names)
 
 
 def _opened(file: Path) -> safe_open:

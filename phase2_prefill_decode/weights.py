@@ -6,6 +6,7 @@
 A checkpoint has them apart. Each of its tensors is copied straight to the rows it becomes.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from torch import Tensor
 
-from phase2_prefill_decode.checkpoint import Checkpoint, WeightsError, listed
+from phase2_prefill_decode.checkpoint import Checkpoint, InMemory, WeightsError, listed
 from phase2_prefill_decode.config import ModelConfig
 
 READABLE = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")  # numbers as they are; others need a scale to mean one
@@ -63,11 +64,32 @@ def load_weights(
     Tensors that are missing, unexpected or of another shape are one WeightsError, which lists them all. With
     `progress` a terminal shows how far it has come.
     """
-    checkpoint = Checkpoint(directory)
+    return _fill(Checkpoint(directory), config, device, dtype, progress)
+
+
+def weights_from(
+    tensors: Mapping[str, Tensor],
+    config: ModelConfig,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
+) -> Weights:
+    """From a checkpoint's tensors by name, as `load_weights` takes them from files."""
+    return _fill(InMemory(tensors), config, device, dtype, progress=False)
+
+
+def _fill(
+    checkpoint: Checkpoint | InMemory,
+    config: ModelConfig,
+    device: str | torch.device,
+    dtype: torch.dtype | None,
+    progress: bool,
+) -> Weights:
     wanted = places(empty_weights(config, "meta", dtype), config)  # shapes without memory
     faults = _faults(wanted, checkpoint, config)
     if faults:
-        raise WeightsError(listed(f"{directory} does not hold the weights that its configuration asks for", faults))
+        raise WeightsError(
+            listed(f"{checkpoint.directory} does not hold the weights that its configuration asks for", faults)
+        )
     weights = empty_weights(config, device, dtype)
     into = places(weights, config)
     with _bar(progress) as bar:
@@ -153,7 +175,7 @@ def places(weights: Weights, config: ModelConfig) -> dict[str, Tensor]:
 # endregion
 
 
-def _faults(wanted: dict[str, Tensor], checkpoint: Checkpoint, config: ModelConfig) -> list[str]:
+def _faults(wanted: dict[str, Tensor], checkpoint: Checkpoint | InMemory, config: ModelConfig) -> list[str]:
     """All that is wrong with a checkpoint, a line for each tensor."""
     stored, faults = checkpoint.stored, []
     for name, place in wanted.items():

@@ -171,6 +171,10 @@ class EngineCore(Generic[P]):
 
     # endregion
 
+    def drain(self) -> list[Event]:
+        """What has happened since the last step, for who will not take another."""
+        return self.scheduler.drain()
+
     def run(self) -> Iterator[Step]:
         """Step after step, until everyone has left. Who consumes it may submit and abort between two of them."""
         while self.has_work:

@@ -4,6 +4,7 @@ import itertools
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
+from typing import Any
 
 from rich.progress import Progress
 
@@ -46,7 +47,7 @@ def core(
 class ContinuousEngine:
     """A loop, and the text of what it says. It serves one caller at a time."""
 
-    def __init__(self, model: Model, loop: EngineCore[PackedStep] | None = None) -> None:
+    def __init__(self, model: Model, loop: EngineCore[Any] | None = None) -> None:
         self.model = model
         self.core = loop or core(model)
         self._names = (f"request-{number}" for number in itertools.count(1))
@@ -87,4 +88,4 @@ class ContinuousEngine:
         finally:
             for request in requests:
                 self.core.abort(request)
-            self.core.scheduler.drain()
+            self.core.drain()

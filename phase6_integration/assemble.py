@@ -3,7 +3,7 @@ the scheduler and the loop of phase 5. Each part is told what it needs, here and
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -17,7 +17,6 @@ from phase2_prefill_decode.runner import ModelRunner, PackedStep
 from phase2_prefill_decode.sampler import Sampler
 from phase3_chunked_prefill.engine import load
 from phase4_radix.prefix_cache import PrefixCache
-from phase5_continuous.core import EngineCore
 from phase5_continuous.deadlines import Deadlines
 from phase5_continuous.policies import policy
 from phase5_continuous.scheduler import Scheduler
@@ -25,24 +24,24 @@ from phase6_integration.hub import directory_of
 from phase6_integration.isolation import Attempt, IsolatingRunner
 from phase6_integration.options import EngineOptions
 from phase6_integration.sizing import pages_that_fit, peak_bytes
+from phase6_integration.stats import CountedCore
 
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
     """An engine in its parts."""
 
-    model: Model
+    model: Model  # its config says how long a request may become here
     scheduler: Scheduler
-    core: EngineCore[Attempt[PackedStep]]
-    max_model_len: int
+    core: CountedCore[Attempt[PackedStep]]
 
 
 # region assemble
 def assemble(
-    options: EngineOptions, model: Model | None = None, *, clock: Callable[[], float] = time.monotonic
+    options: EngineOptions, given: Model | None = None, *, clock: Callable[[], float] = time.monotonic
 ) -> Assembled:
     """Load the model unless it is given, measure a step, size the pool, put the parts together."""
-    model = model or load_model(options)
+    model = given or load_model(options)
     device, on_gpu = model.decoder.device, model.decoder.device.type == "cuda"
     wanted = options.max_model_len or model.config.max_length
     if wanted > model.config.max_length:
@@ -69,7 +68,8 @@ def assemble(
         deadlines=Deadlines(total=options.request_timeout),
     )
     runner = IsolatingRunner(ModelRunner(model.decoder, pool, cache, sampler), cache)
-    return Assembled(model, scheduler, EngineCore(scheduler, runner, clock), _context(options, wanted, cache))
+    model = replace(model, config=replace(model.config, max_length=_context(options, wanted, cache)))
+    return Assembled(model, scheduler, CountedCore(scheduler, runner, clock, check=options.check_invariants))
 
 
 # endregion

@@ -15,7 +15,6 @@ from importlib import import_module
 from typing import Any
 
 from phase0_request.request import FinishReason, Request
-from phase5_continuous import invariants
 from phase5_continuous.core import EngineCore, Step
 from phase5_continuous.deadlines import Deadlines
 from phase5_continuous.scheduler import Scheduler
@@ -30,11 +29,10 @@ PR_SET_PDEATHSIG = 1
 class Loop:
     """Steps while there is work, sleeps while there is none; every word of the front is heard between two steps."""
 
-    def __init__(self, line: Line, core: EngineCore[Any], scheduler: Scheduler, check: bool = False) -> None:
+    def __init__(self, line: Line, core: EngineCore[Any], scheduler: Scheduler) -> None:
         self.line = line
         self.core = core
         self.scheduler = scheduler
-        self.check = check
         self._requests: dict[str, Request] = {}  # everyone of whose end the front has not been told
         self._unannounced: dict[str, Request] = {}  # those of them that were not admitted when last looked at
 
@@ -45,8 +43,6 @@ class Loop:
             for message in self.line.receive(wait=not self.core.has_work):
                 self._hear(message)
             step = self.core.step() if self.core.has_work else None
-            if self.check:
-                invariants.check(self.scheduler)
             if step is not None:
                 self.line.send(self._update(step))
 
@@ -115,7 +111,9 @@ def bundled_engine(options: EngineOptions) -> Made:
         torch.set_num_threads(options.threads)
     parts = assemble(options)
     decoder, cache = parts.model.decoder, parts.scheduler.cache
-    ready = Ready(parts.max_model_len, cache.usage.total, cache.page_size, str(decoder.device), str(decoder.dtype)[6:])
+    ready = Ready(
+        parts.model.config.max_length, cache.usage.total, cache.page_size, str(decoder.device), str(decoder.dtype)[6:]
+    )
     return parts.core, parts.scheduler, ready
 
 
@@ -128,7 +126,7 @@ def serve(end: socket.socket) -> int:
             raise ValueError(f"the first word must be Load, got {type(first).__name__}")
         core, scheduler, ready = _function(first.factory)(first.options)
         line.send(ready)
-        loop = Loop(line, core, scheduler, first.options.check_invariants)
+        loop = Loop(line, core, scheduler)
         for message in others:
             loop._hear(message)
         loop.run()
