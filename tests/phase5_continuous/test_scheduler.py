@@ -21,6 +21,7 @@ from phase5_continuous.deadlines import Deadlines
 from phase5_continuous.invariants import SchedulerError, check
 from phase5_continuous.policies import ByPriority
 from phase5_continuous.scheduler import Scheduler
+from phase5_continuous.seat import Seat
 from tests.phase5_continuous.support import EOS, Engine, alone, request
 
 
@@ -264,9 +265,10 @@ def test_when_the_one_that_did_not_fit_leaves_those_behind_it_enter() -> None:
     one.run().check_the_end()
 
 
-def test_one_that_fits_exactly_is_served_to_the_end() -> None:
+@pytest.mark.parametrize(("prompt", "max_tokens"), [(6, 11), (16, 1)])
+def test_one_that_fits_exactly_is_served_to_the_end(prompt: int, max_tokens: int) -> None:
     one = engine(pages=4, page_size=4)
-    one.submit(request("a", 6, max_tokens=11))
+    one.submit(request("a", prompt, max_tokens))
     one.run().check_the_end()
     assert one.ended["a"] is FinishReason.LENGTH
 
@@ -645,21 +647,35 @@ def test_an_end_by_length_is_known_beforehand_and_nothing_is_planned_after_it() 
         assert sum(batch.num_tokens for batch in one.batches) == sum(4 + n for n in range(4))
 
 
-def test_one_with_tokens_in_flight_is_preempted_when_they_have_landed_and_none_is_lost() -> None:
-    one = engine(pages=9, page_size=4, ahead=1)
+def leaving(one: Engine) -> Seat:
+    """Who is about to be preempted, and has a token in flight."""
     waiting(one)
     while one.scheduler.residents.leaving is None:
         one.step()
         one.plan() if len(one.in_flight) < 2 else None
         if one.scheduler.residents.leaving is None:
             one.commit()
-    leaving = one.scheduler.residents.leaving
-    said = len(leaving.request.output_tokens)
-    assert (leaving.request.state, leaving.in_flight) == (RequestState.RUNNING, 1)
+    return one.scheduler.residents.leaving
+
+
+def test_one_with_tokens_in_flight_is_preempted_when_they_have_landed_and_none_is_lost() -> None:
+    one = engine(pages=9, page_size=4, ahead=1)
+    seat = leaving(one)
+    said = len(seat.request.output_tokens)
+    assert (seat.request.state, seat.in_flight) == (RequestState.RUNNING, 1)
     while one.in_flight:
         one.commit()
-    assert (leaving.request.state, len(leaving.request.output_tokens)) == (RequestState.PREEMPTED, said + 1)
+    assert (seat.request.state, len(seat.request.output_tokens)) == (RequestState.PREEMPTED, said + 1)
     one.run().check_the_end()
+
+
+def test_one_that_was_about_to_be_preempted_is_when_what_is_in_flight_is_lost() -> None:
+    one = engine(pages=9, page_size=4, ahead=1)
+    seat = leaving(one)
+    one.void()
+    assert seat.request.state is RequestState.PREEMPTED
+    one.run().check_the_end()
+    assert set(one.ended.values()) == {FinishReason.LENGTH}
 
 
 # What is not allowed, and what a check finds.
