@@ -4,12 +4,11 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-if TYPE_CHECKING:
-    from phase6_integration.async_engine import AnswerState
+from phase6_integration.answers import AnswerState
 
 CLIENT_LEFT = 499  # logged, never sent
 _LONGEST_PATH = 200  # characters of it that are written
@@ -22,7 +21,7 @@ class Account:
     """What a route tells of the request it serves, through `request.state.account`. Its times are the engine's."""
 
     prompt_tokens: int = 0  # as the usage has it
-    answers: "Sequence[AnswerState]" = ()  # `reply.answers`
+    answers: Sequence[AnswerState] = ()  # `reply.answers`
     finish_reasons: list[str] = field(default_factory=list)  # one for each answer that has ended
     error: str | None = None  # what went wrong, for the log alone
 
@@ -30,9 +29,9 @@ class Account:
         """What is known, by the names of the log."""
         if not self.answers:
             return {"error": self.error} if self.error else {}
-        times = [answer.times for answer in self.answers if answer.times is not None]
-        first_tokens = [t.ttft for t in times if t.ttft is not None]
+        times = [answer.times for answer in self.answers]
         waits = [t.queue for t in times if t.queue is not None]
+        first_tokens = [t.ttft for t in times if t.ttft is not None]
         known = {
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": sum(answer.cached_tokens for answer in self.answers),

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from phase6_integration.async_engine import AsyncEngine, Health
+from phase6_integration.server import documents
 from phase6_integration.server.errors import RequestError
 from phase6_integration.server.metrics import Metrics
 from phase6_integration.server.settings import ServerSettings
@@ -21,29 +22,35 @@ def health_routes(engine: AsyncEngine, settings: ServerSettings) -> APIRouter:
     engine.observers.append(metrics)
     routes = APIRouter(tags=["server"])
 
-    @routes.get("/health", responses={503: {"description": "Not ready; the message says why."}})
+    @routes.get("/health", responses=documents.errors((431, 500, 503)))
     async def health() -> Response:
         """Whether requests are served now."""
         if engine.health is Health.READY:
             return JSONResponse({"status": engine.health.value})
         later = {"retry-after": str(RETRY_AFTER.get(engine.health, 30))}
-        return RequestError(503, engine.reason, code=engine.health.value, headers=later).response
+        why = engine.reason.partition(":")[0]  # what follows would be an exception's own words: those are for the log
+        message = f"the engine is {engine.health.value}: {why}"
+        return RequestError(503, message, code=engine.health.value, headers=later).response
 
-    @routes.get("/version")
+    @routes.get("/version", responses=documents.errors((431, 500)))
     async def version() -> dict[str, str]:
         """The version of this server."""
         return {"version": VERSION}
 
-    @routes.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    @routes.get(
+        "/metrics",
+        response_class=Response,
+        responses={200: {"content": {"text/plain": {}}}, **documents.errors(documents.GUARDED)},
+    )
     async def prometheus(request: Request) -> Response:
         """What Prometheus reads, under the names that dashboards made for vLLM know."""
         content, content_type = metrics.exposition(request.headers.get("accept", ""))
         return Response(content, media_type=content_type)
 
-    @routes.get("/stats")
+    @routes.get("/stats", responses=documents.errors(documents.GUARDED))
     async def stats() -> dict[str, Any]:
         """The same for people: now, over the last minute, and the latest percentiles."""
-        state = {"model": settings.model_name, "health": engine.health.value, "reason": engine.reason}
+        state = {"model": settings.model_name, "health": engine.health.value, "reason": engine.reason.partition(":")[0]}
         return state | metrics.stats()
 
     return routes

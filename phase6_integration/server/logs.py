@@ -8,7 +8,7 @@ from typing import Any
 
 from phase6_integration.server.settings import ServerSettings
 
-_OURS = ("nanoserve", "uvicorn", "asyncio")
+_OURS = ("nanoserve", "phase6_integration", "uvicorn", "asyncio")
 
 
 class HumanFormatter(logging.Formatter):

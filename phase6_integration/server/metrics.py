@@ -6,19 +6,18 @@ the engine's last word. No label has a value that a client chose: what is kept d
 
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 
 from phase0_request.request import FinishReason
+from phase6_integration.answers import AnswerState, Ask
+from phase6_integration.async_engine import StepReport
 from phase6_integration.gauges import Gauges
 from phase6_integration.server.histogram import Histogram, one_two_five
 from phase6_integration.server.recent import WINDOW, Latencies, Rate
-
-if TYPE_CHECKING:
-    from phase6_integration.async_engine import AnswerState, Ask, StepReport
 
 LABELS = ("model_name", "engine")
 STEP = [float(1), *(float(8 << i) for i in range(12))]  # tokens
@@ -78,46 +77,43 @@ class Metrics:
 
     # What the engine tells.
 
-    def stepped(self, report: "StepReport") -> None:
+    def stepped(self, report: StepReport) -> None:
         if tokens := report.prefill_tokens + report.decode_tokens:
             self._histograms["iteration_tokens_total"].observe(tokens)
             self._rates["prefill_tokens"].add(report.prefill_tokens)
             self._rates["decode_tokens"].add(report.decode_tokens)
 
-    def finished(self, ask: "Ask", state: "AnswerState", reason: FinishReason) -> None:
+    def finished(self, ask: Ask, state: AnswerState, reason: FinishReason) -> None:
         """Tokens count whatever the end was; latencies are those of answers that came to theirs."""
         self._finished[reason] += 1
         if state.generated:
             self._prompt_tokens += len(ask.prompt)
             self._generation_tokens += state.generated
-        if reason in (FinishReason.STOP, FinishReason.LENGTH) and state.times is not None:
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._served(ask, state)
 
-    def _served(self, ask: "Ask", state: "AnswerState") -> None:
+    def _served(self, ask: Ask, state: AnswerState) -> None:
         times, into = state.times, self._histograms
-        assert times is not None
         into["request_prompt_tokens"].observe(len(ask.prompt))
         into["request_generation_tokens"].observe(state.generated)
         into["request_max_num_generation_tokens"].observe(ask.params.max_tokens)
-        into["inter_token_latency_seconds"].extend(times.itl)
-        if state.generated > 1:
-            into["request_time_per_output_token_seconds"].observe(times.decode / (state.generated - 1))
-        for name, seconds in (
-            ("time_to_first_token_seconds", times.ttft),
-            ("e2e_request_latency_seconds", times.e2e),
-            ("request_queue_time_seconds", times.queue),
-            ("request_prefill_time_seconds", times.prefill),
-            ("request_decode_time_seconds", times.decode),
+        gaps = times.itl
+        into["inter_token_latency_seconds"].extend(gaps)
+        self._latencies["itl"].extend(gaps)
+        per_token = times.decode / len(gaps) if times.decode is not None and gaps else None
+        for name, lately, seconds in (
+            ("time_to_first_token_seconds", "ttft", times.ttft),
+            ("e2e_request_latency_seconds", "e2e", times.e2e),
+            ("request_queue_time_seconds", "queue", times.queue),
+            ("request_prefill_time_seconds", None, times.prefill),
+            ("request_decode_time_seconds", None, times.decode),
+            ("request_time_per_output_token_seconds", None, per_token),
         ):
-            into[name].observe(seconds)
+            if seconds is not None:
+                into[name].observe(seconds)
+                if lately is not None:
+                    self._latencies[lately].extend((seconds,))
         self._rates["requests"].add(1)
-        for name, values in (
-            ("ttft", (times.ttft,)),
-            ("itl", times.itl),
-            ("e2e", (times.e2e,)),
-            ("queue", (times.queue,)),
-        ):
-            self._latencies[name].extend(values)
 
     # What others read.
 

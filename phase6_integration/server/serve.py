@@ -13,7 +13,6 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Iterator
-from importlib.metadata import version
 from typing import Any
 
 from phase6_integration.async_engine import AsyncEngine, UnavailableError
@@ -105,29 +104,35 @@ class _Front:
     async def run(self) -> int:
         start = time.monotonic()
         signals = _Signals()
+        self._say("loading", model=self.settings.model_name, directory=self.engine.options.model)
         try:
             await self.engine.start()
             server = self._server()  # imported while the engine loads
             serving = asyncio.create_task(server.serve(sockets=[self.listener]))
             serving.add_done_callback(lambda _: signals.asked.set())  # should it fail, nothing is left to wait for
-            self._say("listening", url=self._url, until_loaded=503)
-            code = 0
-            try:
-                if await _unless(signals.asked, self.engine.ready()):
-                    self._say_ready(time.monotonic() - start)
-                    await signals.asked.wait()
-            except UnavailableError as error:
-                code = _failed(error.reason)
-            self._say("draining", up_to=float(self.settings.shutdown_timeout))
-            if not code and not await _unless(signals.insisted, self.engine.drain(self.settings.shutdown_timeout)):
-                return signals.code
+            self._say("listening", url=self._url)
+            failure = await self._serve_until(signals.asked, start)
+            if failure is None:
+                self._say("draining", at_most=float(self.settings.shutdown_timeout))
+                await _unless(signals.insisted, self.engine.drain(self.settings.shutdown_timeout))
             server.should_exit = True
-            if not await _unless(signals.insisted, serving):
-                return signals.code
-            self._say("stopped")
-            return code
+            await _unless(signals.insisted, serving)
+            if failure is not None:
+                return _failed(failure)
+            self._say("stopped", at_once=signals.insisted.is_set())
+            return signals.code
         finally:
             await self.engine.close()
+
+    async def _serve_until(self, asked: asyncio.Event, start: float) -> str | None:
+        """Load, then serve, until the event is set. Why the engine could not be loaded, if it could not."""
+        try:
+            if await _unless(asked, self.engine.ready()):
+                self._say_ready(time.monotonic() - start)
+                await asked.wait()
+        except UnavailableError as error:
+            return error.reason
+        return None
 
     def _server(self) -> "Any":
         import uvicorn
@@ -166,13 +171,16 @@ class _Front:
         logger.info(what, extra={"fields": fields})
 
     def _say_ready(self, seconds: float) -> None:
-        engine = self.engine
+        word = self.engine.ready_word
+        assert word is not None
         self._say(
             "ready",
+            url=self._url,
             model=self.settings.model_name,
-            context=engine.max_model_len,
-            pages=engine.gauges.pages_total,
-            page_size=engine.options.page_size,
-            seconds=seconds,
-            version=version("nano-serving"),
+            device=word.device,
+            dtype=word.dtype,
+            context=word.max_model_len,
+            pages=word.pages,
+            page_size=word.page_size,
+            after=seconds,
         )
