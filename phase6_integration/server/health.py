@@ -3,7 +3,7 @@
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
 from phase6_integration.async_engine import AsyncEngine, Health
@@ -42,9 +42,9 @@ def health_routes(engine: AsyncEngine, settings: ServerSettings) -> APIRouter:
         response_class=Response,
         responses={200: {"content": {"text/plain": {}}}, **documents.errors(documents.GUARDED)},
     )
-    async def prometheus(request: Request) -> Response:
+    async def prometheus() -> Response:
         """What Prometheus reads, under the names that dashboards made for vLLM know."""
-        content, content_type = metrics.exposition(request.headers.get("accept", ""))
+        content, content_type = metrics.exposition()
         return Response(content, media_type=content_type)
 
     @routes.get("/stats", responses=documents.errors(documents.GUARDED))

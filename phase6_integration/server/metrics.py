@@ -10,7 +10,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 from phase0_request.request import FinishReason
 from phase6_integration.answers import AnswerState, Ask
@@ -140,10 +140,10 @@ class Metrics:
             family.add_metric(self._labels, histogram.buckets(), histogram.sum)
             yield family
 
-    def exposition(self, accept: str) -> tuple[bytes, str]:
-        """The metrics as text, and its content type, of the kind that the Accept header asks for."""
-        encode, content_type = choose_encoder(accept)
-        return encode(self.registry), content_type
+    def exposition(self) -> tuple[bytes, str]:
+        """The metrics as text, and its content type. It is the older of the two formats whoever asks: the newer one,
+        unless asked otherwise, writes `vllm_` for `vllm:`, and no dashboard would find a thing."""
+        return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
 
     def stats(self) -> dict[str, Any]:
         gauges = self._gauges()
