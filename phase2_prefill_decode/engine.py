@@ -39,8 +39,8 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`cache` is by default a plain one of 512 pages of 16 tokens; `seed` is of requests that have none."""
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+            raise ValueError(f"batch_size must be an integer from 1, got {batch_size!r}")
         self.model = model
         self.cache = cache or PagedCache(512, 16)
         self.batch_size = batch_size

@@ -187,6 +187,11 @@ class TestRefusals:
         assert engine.cache.usage.free == 16
         assert len(engine.generate(["Hello!"], GREEDY)) == 1
 
+    @pytest.mark.parametrize("batch_size", [0, 2.5, True, "8"])
+    def test_what_cannot_be_a_batch_size(self, model: Model, batch_size: object) -> None:
+        with pytest.raises(ValueError, match=f"batch_size must be an integer from 1, got {batch_size!r}"):
+            Engine(model, batch_size=batch_size)  # type: ignore[arg-type]
+
     def test_stop_strings_without_a_tokenizer(self, model: Model) -> None:
         without = Model(model.config, model.decoder)
         with pytest.raises(ValueError, match="stop strings are found in text"):
