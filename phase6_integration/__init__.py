@@ -1,4 +1,4 @@
-"""Phase 6, serving: one engine of all the phases, in this process or in one of its own, and an HTTP server before it."""
+"""Phase 6, serving: an engine of all the phases, in this process or in one of its own, and a server before it."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -111,9 +111,8 @@ def bundled_engine(options: EngineOptions) -> Made:
         torch.set_num_threads(options.threads)
     parts = assemble(options)
     decoder, cache = parts.model.decoder, parts.scheduler.cache
-    ready = Ready(
-        parts.model.config.max_length, cache.usage.total, cache.page_size, str(decoder.device), str(decoder.dtype)[6:]
-    )
+    context, dtype = parts.model.config.max_length, str(decoder.dtype).removeprefix("torch.")
+    ready = Ready(context, cache.usage.total, cache.page_size, str(decoder.device), dtype)
     return parts.core, parts.scheduler, ready
 
 
