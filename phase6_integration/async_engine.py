@@ -280,7 +280,8 @@ class AsyncEngine:
                 continue
             reply.put(delta)
             if delta.finish_reason is not None and output.id not in reasons:
-                self._say(Finish(output.id, delta.finish_reason))
+                stopped = delta.finish_reason is FinishReason.STOP
+                self._say(Finish(output.id, FinishReason.STOP if stopped else FinishReason.ABORT))
         for one in update.ended:
             self._end(one.id, one.reason, one.error, update.at)
         for observer in self.observers:

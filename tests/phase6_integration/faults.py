@@ -1,0 +1,132 @@
+"""Engines that fail: the bundled one with a fault in it. Each function is a factory for AsyncEngine."""
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from phase6_integration.engine_process import Made, bundled_engine
+from phase6_integration.options import EngineOptions
+
+POISON = 7  # a token of a prompt that the model cannot bear
+
+
+def _with(change: Callable[[Any, Any], None]) -> Callable[[EngineOptions], Made]:
+    def factory(options: EngineOptions) -> Made:
+        core, scheduler, ready = bundled_engine(dataclasses.replace(options, threads=1))
+        change(core, scheduler)
+        return core, scheduler, ready
+
+    return factory
+
+
+def _runner(core: Any) -> Any:
+    return core.runner.runner  # within the one that isolates
+
+
+def _model_that(does: Callable[[Any], None]) -> Callable[[Any, Any], None]:
+    """Before it computes a step whose tokens have the poison among them."""
+
+    def change(core: Any, _: Any) -> None:
+        decoder = _runner(core).decoder
+
+        class Decoder:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(decoder, name)
+
+            def __call__(self, packed: Any, keys: Any, values: Any) -> Any:
+                poisoned = packed.tokens == POISON
+                logits = None
+                if poisoned.any():
+                    logits = does(packed)
+                return decoder(packed, keys, values) if logits is None else logits
+
+        _runner(core).decoder = Decoder()
+
+    return change
+
+
+def _raise(_: Any) -> None:
+    raise RuntimeError("secret: /home/model/weights")
+
+
+def _hang(_: Any) -> None:
+    time.sleep(3600)
+
+
+def _die(_: Any) -> None:
+    os._exit(9)
+
+
+def _nan(core: Any, _: Any) -> None:
+    """NaN in the logits of whoever's last token is the poison."""
+    runner = _runner(core)
+    decoder = runner.decoder
+
+    class Decoder:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(decoder, name)
+
+        def __call__(self, packed: Any, keys: Any, values: Any) -> Any:
+            logits = decoder(packed, keys, values)
+            last = packed.tokens if packed.last is None else packed.tokens[packed.last]
+            return logits.masked_fill((last == POISON)[:, None], float("nan"))
+
+    runner.decoder = Decoder()
+
+
+def _broken(core: Any, _: Any) -> None:
+    """The first poison breaks it for good."""
+    inner = _runner(core)
+    decoder, broken = inner.decoder, []
+
+    class Decoder:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(decoder, name)
+
+        def __call__(self, packed: Any, keys: Any, values: Any) -> Any:
+            broken.extend(token for token in packed.tokens.tolist() if token == POISON)
+            if broken:
+                raise RuntimeError("an illegal memory access was encountered")
+            return decoder(packed, keys, values)
+
+    inner.decoder = Decoder()
+
+
+def _bad_sampler(core: Any, _: Any) -> None:
+    """It cannot make anything of who asks for top_k=13."""
+    sampler = _runner(core).sampler
+    pack = sampler.pack
+
+    def poisoned(requests: Any) -> Any:
+        if any(request.params.top_k == 13 for request in requests):
+            raise RuntimeError("secret: no sampling for you")
+        return pack(requests)
+
+    sampler.pack = poisoned
+
+
+def _bad_scheduler(_: Any, scheduler: Any) -> None:
+    """It loses its mind when it is to commit for a request with the poison in its prompt."""
+    commit = scheduler.commit
+
+    def poisoned(batch: Any, output: Any, now: float) -> Any:
+        if any(POISON in piece.request.prompt_tokens for piece in batch):
+            raise KeyError("a seat is lost")
+        return commit(batch, output, now)
+
+    scheduler.commit = poisoned
+
+
+def no_engine(options: EngineOptions) -> Made:
+    raise MemoryError("no memory is left for keys and values")
+
+
+model_raises = _with(_model_that(_raise))
+model_hangs = _with(_model_that(_hang))
+model_dies = _with(_model_that(_die))
+model_breaks = _with(_broken)
+model_says_nan = _with(_nan)
+sampler_raises = _with(_bad_sampler)
+scheduler_raises = _with(_bad_scheduler)
