@@ -7,6 +7,8 @@ application gets an error in the one shape, with a request id.
 
 import asyncio
 import logging
+import socket
+import struct
 from typing import cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -17,6 +19,8 @@ from phase6_integration.server.request_ids import HEADER, request_id
 from phase6_integration.server.settings import ServerSettings
 
 logger = logging.getLogger("nanoserve")
+
+NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class Connection(HttpToolsProtocol):
@@ -90,7 +94,7 @@ class Connection(HttpToolsProtocol):
         name = request_id(self.headers or ())
         fields = {"id": name, "status": error.status}
         logger.info("refused before it was a request: %s", error.message, extra={"fields": fields})
-        if self._busy:  # a second request came on the heels of the first: an answer would land in the middle of another
+        if self._busy and self.cycle.response_started:  # this would land in the middle of an answer to another request
             return self.transport.abort()
         head = {b"content-type": b"application/json", b"content-length": str(len(error.content)).encode()}
         head |= {HEADER: name.encode(), b"connection": b"close"}
@@ -111,7 +115,9 @@ class Connection(HttpToolsProtocol):
         super().resume_writing()
 
     def _cut(self) -> None:
-        logger.info("a client read nothing for %g seconds: cut off", self.settings.send_timeout)
+        """Close and send nothing more: what is left, the kernel would keep for a client that never reads."""
+        logger.info("a client read nothing for %g seconds: it is cut off", self.settings.send_timeout)
+        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
         self.transport.abort()
 
 

@@ -1,0 +1,272 @@
+"""What hostile clients meet: raw sockets against a real server whose engine is a script."""
+
+import asyncio
+import contextlib
+import json
+import select
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from phase0_request.request import FinishReason
+from phase6_integration.async_engine import Health
+from phase6_integration.server.settings import ServerSettings
+from tests.phase6_integration.fake_engine import FakeEngine, served
+
+HURRIED = ServerSettings(receive_timeout=0.2, send_timeout=0.2, max_body_bytes=1000, max_header_bytes=2000)
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+PATIENCE = 60.0  # seconds that a test waits for what must happen
+
+
+@pytest.fixture(scope="module")
+def hurried() -> Iterator[str]:
+    with served(FakeEngine, HURRIED) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def line(url: str) -> Iterator[socket.socket]:
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=PATIENCE) as one:
+        yield one
+
+
+def heard(one: socket.socket) -> bytes:
+    """Everything until the server closes the line."""
+    pieces = []
+    with contextlib.suppress(ConnectionResetError):
+        while piece := one.recv(65536):
+            pieces.append(piece)
+    return b"".join(pieces)
+
+
+def error_in(response: bytes) -> tuple[int, dict[str, Any]]:
+    """The status and the error of a response, which has a request id and the one shape."""
+    head, _, body = response.partition(b"\r\n\r\n")
+    assert b"\r\nx-request-id: " in head, response
+    assert b"\r\ncontent-type: application/json" in head
+    error = json.loads(body)["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    return int(head.split()[1]), error
+
+
+# The line itself.
+
+
+def test_a_line_on_which_nothing_is_said_is_closed(hurried: str) -> None:
+    with line(hurried) as one:
+        assert heard(one) == b""
+
+
+def test_a_head_that_does_not_end_is_given_up(hurried: str) -> None:
+    with line(hurried) as one:
+        one.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nx-slow: ")
+        status, error = error_in(heard(one))
+    assert (status, error["code"]) == (408, "request_timeout")
+
+
+def test_a_head_that_comes_a_byte_at_a_time_gains_no_time(hurried: str) -> None:
+    with line(hurried) as one:
+        one.settimeout(0.01)
+        one.sendall(b"GET /health HTTP/1.1\r\nx-slow: ")
+        answer = b""
+        for _ in range(int(PATIENCE / 0.01)):
+            try:
+                one.sendall(b"a")
+                answer = one.recv(65536)
+            except TimeoutError:
+                continue
+            break
+    assert error_in(answer)[0] == 408
+
+
+@pytest.mark.parametrize("tail", [b"a" * 5000, b"a: b\r\n" * 1000])
+def test_a_head_that_grows_without_end_is_refused_before_it_ends(hurried: str, tail: bytes) -> None:
+    with line(hurried) as one:
+        one.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nx: " + tail)
+        assert error_in(heard(one))[0] == 431
+
+
+def test_too_many_headers_are_refused() -> None:
+    with served(FakeEngine, ServerSettings(max_headers=20)) as url, line(url) as one:
+        one.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * 30 + b"\r\n")
+        assert error_in(heard(one))[0] == 431
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"HELLO\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nbad header\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\n\r\n",
+        POST + b"content-length: 2\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        POST + b"content-length: -2\r\n\r\n{}",
+        POST + b"content-length: 2\r\ncontent-length: 3\r\n\r\n{}",
+        POST + b"transfer-encoding: chunked\r\n\r\nzz\r\n",
+    ],
+)
+def test_what_is_not_http_is_a_400_in_the_shape_of_all_errors(hurried: str, said: bytes) -> None:
+    with line(hurried) as one:
+        one.sendall(said)
+        assert error_in(heard(one))[0] == 400
+
+
+def test_a_body_that_does_not_arrive_is_given_up(hurried: str) -> None:
+    with line(hurried) as one:
+        one.sendall(POST + b"content-length: 100\r\n\r\n{")
+        status, error = error_in(heard(one))
+    assert (status, error["code"]) == (408, "body_timeout")
+
+
+def test_a_body_without_end_is_refused_while_it_comes(hurried: str) -> None:
+    with line(hurried) as one:
+        one.sendall(POST + b"transfer-encoding: chunked\r\n\r\n" + b"ff\r\n" + b"a" * 255 + b"\r\n")
+        one.sendall((b"ff\r\n" + b"a" * 255 + b"\r\n") * 3)
+        assert error_in(heard(one))[0] == 413  # and the line does not stay open for the rest of it
+
+
+def test_a_client_that_reads_nothing_is_cut_off(hurried: str) -> None:
+    """It asks for far more than any buffer holds, on one line, and reads none of it."""
+    with line(hurried) as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        one.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 1000)
+        watch = select.poll()
+        watch.register(one, select.POLLHUP | select.POLLERR)
+        assert watch.poll(PATIENCE * 1000)
+    assert httpx.get(f"{hurried}/health").status_code == 200
+
+
+def test_two_requests_on_one_line_are_both_answered(hurried: str) -> None:
+    with line(hurried) as one:
+        one.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET /version HTTP/1.1\r\nconnection: close\r\n\r\n")
+        answer = heard(one)
+    assert answer.count(b"HTTP/1.1 200 OK") == 2
+
+
+def test_a_bad_second_request_is_not_answered_inside_the_first() -> None:
+    """While a response streams, whatever goes wrong with the next request must not be written into it."""
+
+    def make() -> FakeEngine:
+        engine = FakeEngine()
+        engine.flow.clear()
+        return engine
+
+    body = b'{"prompt": "a", "stream": true}'
+    with served(make, HURRIED) as url, line(url) as one:
+        one.sendall(POST + b"content-length: %d\r\n\r\n" % len(body) + body)
+        assert one.recv(65536).startswith(b"HTTP/1.1 200 OK")
+        one.sendall(b"GARBAGE\r\n\r\n")
+        assert b"bad_http" not in heard(one)
+
+
+# What is told.
+
+SECRET = "hunter2-secret"
+BAD = [
+    ("/v1/completions", b'{"prompt": "hunter2-secret'),
+    ("/v1/completions", b'{"prompt": "hunter2-secret", "temperature": "hunter2-secret"}'),
+    ("/v1/completions", b'{"prompt": "hunter2-secret", "model": "hunter2-secret"}'),
+    ("/v1/completions", b'{"prompt": {"hunter2-secret": 1}}'),
+    ("/v1/completions", b'{"prompt": "hunter2-secret", "logit_bias": {"1": "hunter2-secret"}}'),
+    ("/v1/completions", b'{"prompt": "a", "stop": ["hunter2-secret", 1]}'),
+    ("/v1/completions", b'["hunter2-secret"]'),
+    ("/v1/completions", b"\xff\xfehunter2-secret"),
+    ("/v1/completions", b'{"prompt": "' + b"hunter2-secret " * 3000 + b'"}'),
+    (
+        "/v1/chat/completions",
+        b'{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "hunter2-secret"}}]}]}',
+    ),
+    ("/v1/chat/completions", b'{"messages": [{"role": "user", "content": "hunter2-secret", "name": 7}]}'),
+    ("/tokenize", b'{"prompt": 5, "model": "hunter2-secret"}'),
+    ("/detokenize", b'{"tokens": ["hunter2-secret"]}'),
+    ("/v1/hunter2-secret", b"{}"),
+]
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[str]:
+    with served(FakeEngine, ServerSettings()) as url:
+        yield url
+
+
+@pytest.mark.parametrize(("path", "body"), BAD)
+def test_an_error_repeats_nothing_of_what_was_sent(plain: str, path: str, body: bytes) -> None:
+    response = httpx.post(plain + path, content=body, headers={"content-type": "application/json"})
+    assert 400 <= response.status_code < 500
+    assert SECRET not in response.text + str(response.headers)
+    error = response.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert response.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../../etc/passwd",
+        "/%2e%2e/%2e%2e/etc/passwd",
+        "/playground.html",
+        "//etc/passwd",
+        "/v1/models/..%2f..%2fetc%2fpasswd",
+    ],
+)
+def test_no_path_leads_to_a_file(plain: str, path: str) -> None:
+    with line(plain) as one:
+        one.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+        assert error_in(heard(one))[0] == 404
+
+
+def failing(_: object) -> list[FinishReason]:
+    return [FinishReason.ERROR]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_failed_request_tells_its_id_and_no_reason(stream: bool) -> None:
+    with served(lambda: FakeEngine(failing)) as url:
+        body = {"prompt": "a", "stream": stream}
+        response = httpx.post(f"{url}/v1/completions", json=body, headers={"x-request-id": "mine"})
+    assert "no client may see" not in response.text
+    assert "mine" in response.text
+    assert response.status_code == (200 if stream else 500) or stream
+
+
+@pytest.mark.parametrize("health", [h for h in Health if h is not Health.READY])
+def test_health_says_what_is_wrong_and_not_where(health: Health) -> None:
+    def make() -> FakeEngine:
+        class Broken(FakeEngine):
+            async def __aenter__(self) -> "FakeEngine":
+                self.health, self.reason = health, "OSError: /secret/place at 0x7f00"
+                return self
+
+        return Broken()
+
+    with served(make, ServerSettings(api_keys=("k",))) as url:
+        asked = httpx.post(f"{url}/v1/completions", json={"prompt": "a"}, headers={"authorization": "Bearer k"})
+        response = httpx.get(f"{url}/health")
+    for one in (asked, response):
+        assert one.status_code == 503
+        assert int(one.headers["retry-after"]) > 0
+        assert one.json()["error"]["code"] == health.value
+        assert "secret" not in one.text
+        assert "0x" not in one.text
+    assert health.value in response.json()["error"]["message"]
+
+
+def test_no_page_of_another_site_may_read_an_answer(plain: str) -> None:
+    response = httpx.get(f"{plain}/v1/models", headers={"origin": "http://elsewhere"})
+    assert not [name for name in response.headers if name.startswith("access-control-")]
+
+
+def test_a_flood_of_bad_requests_leaves_the_server_answering(plain: str) -> None:
+    async def flood() -> list[int]:
+        async with httpx.AsyncClient(base_url=plain, timeout=PATIENCE) as http:
+            headers = {"content-type": "application/json"}
+            sent = [http.post(path, content=body, headers=headers) for _ in range(20) for path, body in BAD]
+            return [response.status_code for response in await asyncio.gather(*sent)]
+
+    statuses = asyncio.run(flood())
+    assert len(statuses) == 20 * len(BAD)
+    assert all(400 <= status < 500 for status in statuses)
+    assert httpx.post(f"{plain}/v1/completions", json={"prompt": "a", "max_tokens": 1}).status_code == 200
