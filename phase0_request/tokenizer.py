@@ -5,6 +5,7 @@ a sandbox. Added here is the view the rest of the engine takes: a token is a pie
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,9 @@ class Tokenizer:
         self._backend = backend
         self._decoder: Decoder = json.loads(backend.to_str()).get("decoder")
         self._bytes = {i: b"" if token.special else token.content.encode() for i, token in added.items()}
+        self._spelled = _spelled(
+            backend, [token.content for token in added.values() if token.special and token.content]
+        )
         self._named_tokens = dict(named_tokens or {})  # what templates call bos_token, eos_token, ...
         self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
         self.eos_ids = frozenset(eos_ids)
@@ -84,8 +88,15 @@ class Tokenizer:
         return known
 
     def chat(self, messages: Messages, add_generation_prompt: bool = True) -> list[int]:
-        """The tokens of a conversation, laid out by the model's template, ready for the assistant to go on."""
-        return self.encode(self.render_chat(messages, add_generation_prompt), add_special_tokens=False)
+        """The tokens of a conversation, laid out by the model's template, ready for the assistant to go on. Who writes
+        `<|im_end|>` in a message has written ten characters: only the template ends a turn or begins one."""
+        marks = self._marks(messages)
+        for special, mark in marks.items():
+            messages = [_replace(message, special, mark) for message in messages]
+        rendered = self.render_chat(messages, add_generation_prompt)
+        spelled = {mark: self._spelled[special] for special, mark in marks.items()}
+        pieces = re.split(f"([{''.join(spelled)}])", rendered) if marks else [rendered]
+        return [token for piece in pieces for token in spelled.get(piece) or self.encode(piece, False)]
 
     def render_chat(self, messages: Messages, add_generation_prompt: bool = True) -> str:
         """The same as text. ValueError if the model has no template, or the template refuses the messages."""
@@ -108,6 +119,13 @@ class Tokenizer:
             raise ValueError(f"the chat template refused the messages: {error}") from error
         return str(rendered[0][0])
 
+    def _marks(self, messages: Messages) -> dict[str, str]:
+        """For each special token that the messages spell out, a character which they do not have."""
+        text = "\0".join(value for message in messages for value in message.values() if isinstance(value, str))
+        marks = (mark for mark in map(chr, range(0xF0000, 0x10FFFE)) if mark not in text)
+        found = [special for special in self._spelled if special in text]
+        return dict(zip(sorted(found, key=len, reverse=True), marks, strict=False))
+
     def _find_bytes(self, token: int) -> bytes:
         if not 0 <= token < self.vocab_size:
             raise ValueError(f"token ids of this model run from 0 to {self.vocab_size - 1}, got {token}")
@@ -115,3 +133,16 @@ class Tokenizer:
         if piece is None:
             raise ValueError(f"token {token} is a hole in this model's vocabulary")
         return bytes_of_token(piece, self._decoder)
+
+
+def _spelled(backend: Backend, specials: Iterable[str]) -> dict[str, list[int]]:
+    """How each special token's name reads as plain text."""
+    backend.encode_special_tokens = True
+    try:
+        return {special: list(backend.encode(special, add_special_tokens=False).ids) for special in specials}
+    finally:
+        backend.encode_special_tokens = False
+
+
+def _replace(message: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
+    return {name: value.replace(old, new) if isinstance(value, str) else value for name, value in message.items()}
