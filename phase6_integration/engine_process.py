@@ -41,14 +41,14 @@ class Loop:
         """Until the front goes."""
         while True:
             for message in self.line.receive(wait=not self.core.has_work):
-                self._hear(message)
+                self.hear(message)
             step = self.core.step() if self.core.has_work else None
             if step is not None:
                 self.line.send(self._update(step))
 
     # endregion
 
-    def _hear(self, message: ToEngine) -> None:
+    def hear(self, message: ToEngine) -> None:
         match message:
             case Submit():
                 self._submit(message)
@@ -127,9 +127,9 @@ def serve(end: socket.socket) -> int:
         line.send(ready)
         loop = Loop(line, core, scheduler)
         for message in others:
-            loop._hear(message)
+            loop.hear(message)
         loop.run()
-    except EOFError:
+    except (EOFError, ConnectionError):  # the front has gone, and nobody is left to serve
         return 0
     except Exception as error:
         log.exception("the engine has failed")
