@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from phase0_request.params import SamplingParams
 from phase6_integration.answers import Ask
-from phase6_integration.server.errors import bad_value
+from phase6_integration.server.errors import conflict
 from phase6_integration.server.protocol import ChatRequest, CompletionRequest, Sampled
 
 _SAME = (  # what SamplingParams call by the same name
@@ -21,7 +21,7 @@ def answer_length(request: CompletionRequest | ChatRequest) -> int | None:
     if isinstance(request, CompletionRequest) or request.max_completion_tokens is None:
         return asked
     if asked is not None and asked != request.max_completion_tokens:
-        raise bad_value("max_tokens", "max_tokens and max_completion_tokens differ; give one of them")
+        raise conflict("max_tokens", "max_tokens and max_completion_tokens differ; give one of them")
     return request.max_completion_tokens
 
 
@@ -32,14 +32,14 @@ def room(
     rooms = []
     for prompt in prompts:
         if not prompt:
-            raise bad_value(param, f"the {param} came to no tokens; at least one is needed", "empty_prompt")
+            raise conflict(param, f"the {param} came to no tokens; at least one is needed", "empty_prompt")
         limit, left = f"the context of this model is {context} tokens", context - len(prompt)
         if left < 1:
             message = f"{limit} and the prompt has {len(prompt)}; leave room for at least one more"
-            raise bad_value(param, message, "context_length_exceeded")
+            raise conflict(param, message, "context_length_exceeded")
         if asked is not None and asked > left:
             message = f"{limit}; {len(prompt)} in the prompt and {asked} for the answer are too many"
-            raise bad_value(param, message, "context_length_exceeded")
+            raise conflict(param, message, "context_length_exceeded")
         rooms.append(min(left, default or left) if asked is None else asked)
     return rooms
 
@@ -48,7 +48,7 @@ def check_samples(request: Sampled, prompts: int, limit: int) -> None:
     """That n x prompts is not too many: before anything is made n times."""
     n = request.n or 1
     if n * prompts > limit:
-        raise bad_value("n", f"n x prompts may be at most {limit}, got {n} x {prompts}")
+        raise conflict("n", f"n x prompts may be at most {limit}, got {n} x {prompts}")
 
 
 def asks(
@@ -84,7 +84,7 @@ def params(
     if request.seed is not None:
         given["seed"] = _after(request.seed, sample)
     if request.min_tokens and request.min_tokens > max(length, 1):
-        raise bad_value(
+        raise conflict(
             "min_tokens", f"min_tokens must be at most the {length} tokens of the answer, got {request.min_tokens}"
         )
     return SamplingParams(

@@ -7,10 +7,12 @@ refused where the type is checked, before anything is copied, and /openapi.json 
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, create_model
+from pydantic import AfterValidator, Discriminator, Field, RootModel, Tag, create_model
+from pydantic_core import PydanticCustomError
 
 from phase0_request.params import MAX_LOGPROBS, MAX_STOP_TOKENS
 from phase6_integration.async_engine import AsyncEngine
+from phase6_integration.server.errors import VOCABULARY
 from phase6_integration.server.protocol import (
     Biases,
     ChatRequest,
@@ -18,7 +20,9 @@ from phase6_integration.server.protocol import (
     DetokenizeRequest,
     Message,
     Model,
-    TokenizeRequest,
+    Name,
+    TokenizeChat,
+    TokenizeText,
     bounded,
 )
 from phase6_integration.server.settings import ServerSettings
@@ -28,6 +32,7 @@ M = TypeVar("M", bound=Model)
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
+    names: tuple[str, ...]  # of the model
     vocabulary: int  # token ids run from 0 to one less
     length: int  # tokens of a prompt and its answer
     choices: int  # n x prompts
@@ -37,6 +42,7 @@ class Bounds:
     @classmethod
     def of(cls, engine: AsyncEngine, settings: ServerSettings) -> "Bounds":
         return cls(
+            names=settings.served_model_names,
             vocabulary=engine.config.vocab_size,
             length=engine.max_model_len,
             choices=settings.max_choices,
@@ -68,12 +74,26 @@ class Bounds:
         )
 
     @property
-    def tokenize(self) -> type[TokenizeRequest]:
-        return _narrow(TokenizeRequest, messages=(self._messages | None, None))
+    def tokenize(self) -> type[RootModel[TokenizeText | TokenizeChat]]:
+        text = _narrow(TokenizeText, model=self._model)
+        chat = _narrow(TokenizeChat, model=self._model, messages=(self._messages, ...))
+        either: Any = Annotated[text, Tag("=text")] | Annotated[chat, Tag("=chat")]  # type: ignore[valid-type]
+        root = RootModel[Annotated[either, Discriminator(_kind_of_tokenize)]]
+        return create_model("TokenizeRequest", __base__=root, __doc__="A text, or a conversation.")
 
     @property
     def detokenize(self) -> type[DetokenizeRequest]:
-        return _narrow(DetokenizeRequest, tokens=(list[self._token], ...))  # type: ignore[name-defined]
+        tokens = list[self._token]  # type: ignore[name-defined]
+        return _narrow(DetokenizeRequest, model=self._model, tokens=(tokens, ...))
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """A model's name in a schema. Another name is not a bad value, but a model that is not found."""
+        return {"enum": list(self.names)}
+
+    @property
+    def _model(self) -> Any:
+        return Annotated[Name, Field(json_schema_extra=self.named)] | None, None
 
     @property
     def _token(self) -> Any:
@@ -87,6 +107,7 @@ class Bounds:
     def _sampled(self) -> dict[str, Any]:
         stops = Annotated[list[self._token], Field(max_length=MAX_STOP_TOKENS)]  # type: ignore[name-defined]
         return {
+            "model": self._model,
             "n": (int | None, bounded(1, self.choices)),
             "min_tokens": (int | None, bounded(0, self.length)),
             "stop_token_ids": (stops | None, None),
@@ -96,7 +117,7 @@ class Bounds:
     def _known(self, biases: dict[str, float]) -> dict[str, float]:
         """The one bound that the schema does not say: names of an object have patterns, but no maximum."""
         if any(int(token) >= self.vocabulary for token in biases):
-            raise ValueError(f"token ids of this model run from 0 to {self.vocabulary - 1}")
+            raise PydanticCustomError(VOCABULARY, f"token ids of this model run from 0 to {self.vocabulary - 1}")
         return biases
 
     @property
@@ -118,9 +139,13 @@ class Bounds:
         ]
 
 
-def _narrow(model: type[M], **fields: Any) -> type[M]:
+def _narrow(base: type[M], **fields: Any) -> type[M]:
     """The same model, by the same name, with some of its fields bounded more closely."""
-    return create_model(model.__name__, __base__=model, __doc__=model.__doc__, **fields)
+    return create_model(base.__name__, __base__=base, __doc__=base.__doc__, **fields)
+
+
+def _kind_of_tokenize(value: Any) -> str:
+    return "=chat" if isinstance(value, dict) and "messages" in value else "=text"
 
 
 def _kind_of_prompt(value: Any) -> str | None:

@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import Request
 
 from phase6_integration.server.asking import answer_length, asks, check_samples, room
-from phase6_integration.server.errors import bad_value
+from phase6_integration.server.errors import conflict
 from phase6_integration.server.exchange import Exchange
 from phase6_integration.server.front import Front
 from phase6_integration.server.logprobs import Names, for_chat
@@ -18,7 +18,7 @@ async def chat(front: Front, body: ChatRequest, request: Request) -> Exchange:
     front.model_name(body.model)
     check_samples(body, 1, front.settings.max_choices)
     if body.top_logprobs is not None and not body.logprobs:
-        raise bad_value("top_logprobs", "top_logprobs are told only with logprobs; set logprobs to true")
+        raise conflict("top_logprobs", "top_logprobs are told only with logprobs; set logprobs to true")
     length = answer_length(body)
     tokens = await front.texts.chat(body.messages, body.add_generation_prompt is not False)
     rooms = room([tokens], length, None, front.engine.max_model_len, "messages")

@@ -7,7 +7,7 @@ from fastapi import Request
 
 from phase0_request.logprobs import TokenLogprobs
 from phase6_integration.server.asking import answer_length, asks, check_samples, room
-from phase6_integration.server.errors import bad_value
+from phase6_integration.server.errors import conflict
 from phase6_integration.server.exchange import Exchange
 from phase6_integration.server.front import Front
 from phase6_integration.server.logprobs import Names, for_completion, prompt_offsets
@@ -24,7 +24,7 @@ async def complete(front: Front, body: CompletionRequest, request: Request) -> E
     prompts = _split(body.prompt)
     check_samples(body, len(prompts), front.settings.max_choices)
     if body.max_tokens == 0 and not body.echo:
-        raise bad_value("max_tokens", "max_tokens may be 0 only with echo: there would be nothing to answer")
+        raise conflict("max_tokens", "max_tokens may be 0 only with echo: there would be nothing to answer")
     tokens = [tuple(p) if isinstance(p, list) else await front.texts.encode(p, "prompt") for p in prompts]
     length = answer_length(body)
     rooms = room(tokens, length, DEFAULT_MAX_TOKENS, front.engine.max_model_len)

@@ -8,15 +8,16 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from phase6_integration.server.protocol import Model
+from phase6_integration.server.auth import PUBLIC
 from phase6_integration.server.responses import ErrorResponse
 
-REF = "#/components/schemas/{model}"
+Document = dict[str, Any]
+Responses = dict[int | str, dict[str, Any]]
 
 WHY = {
     400: "A field is wrong, unknown or not supported, or the prompt is too long; `param` names it.",
-    401: "A key is needed and none that is valid was sent.",
-    404: "There is no such model or path.",
+    401: "A valid key is needed.",
+    404: "There is no such model.",
     408: "The body did not arrive, or the request was not answered, in time.",
     413: "The body is too large.",
     415: "The body is not JSON.",
@@ -25,55 +26,84 @@ WHY = {
     500: "The server failed; its log says why under the request id.",
     503: "The engine is loading, draining or dead.",
 }
-_OWN_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "seconds"}, 503: {"Retry-After": "seconds"}}
-
-GUARDED = (401, 431, 500)  # what the guard may answer for any route
-ASKED = (400, 404, 408, 413, 415, *GUARDED)  # and for one that reads a body
-ANSWERED = (*ASKED, 429, 503)  # and for one that asks the engine
-
-
-def _header(name: str, what: str = "") -> dict[str, Any]:
-    return {
-        name: {"description": what or "The client's own, or a new one.", "schema": {"type": "string"}, "required": True}
-    }
+HEADERS = {
+    401: ("www-authenticate", "Bearer."),
+    429: ("retry-after", "Seconds."),
+    503: ("retry-after", "Seconds."),
+}
+GUARDED = (431, 500)  # what may be wrong with any request, and is said of every route by itself
+READ = (400, 404, 408, 413, 415)  # what may be wrong with a body
+ASKED = (*READ, 429, 503)  # and with asking the engine
 
 
-def errors(statuses: Iterable[int]) -> dict[int | str, dict[str, Any]]:
+def errors(statuses: Iterable[int]) -> Responses:
     """For a route's `responses`."""
-    found: dict[int | str, dict[str, Any]] = {}
+    found: Responses = {}
     for status in statuses:
-        headers = _header("x-request-id")
-        for name, what in _OWN_HEADERS.get(status, {}).items():
-            headers |= _header(name, what)
-        found[status] = {"description": WHY[status], "model": ErrorResponse, "headers": headers}
+        found[status] = {"description": WHY[status], "content": {"application/json": {"schema": _ref(ErrorResponse)}}}
+        if status in HEADERS:
+            found[status]["headers"] = _header(*HEADERS[status])
     return found
 
 
-def answer(model: type[BaseModel], stream: str | None = None) -> dict[int | str, dict[str, Any]]:
-    """A route's good response; `stream` names the chunks of one that can also be streamed."""
-    content: dict[str, Any] = {"application/json": {"schema": {"$ref": REF.format(model=model.__name__)}}}
-    if stream is not None:
-        content["text/event-stream"] = {
-            "schema": {"type": "string", "description": f"Events, each a {stream}; then [DONE]."}
-        }
-    return {200: {"description": "The answer.", "headers": _header("x-request-id"), "content": content}}
+def answer(model: type[BaseModel], chunk: type[BaseModel] | None = None) -> Responses:
+    """A route's good response, and the chunks of one that can be streamed."""
+    content: Document = {"application/json": {"schema": _ref(model)}}
+    if chunk is not None:
+        content["text/event-stream"] = {"schema": _event(chunk)}
+    return {200: {"description": "The answer.", "content": content}}
 
 
-def body(model: type[Model]) -> dict[str, Any]:
+def body(model: type[BaseModel]) -> Document:
     """For a route's `openapi_extra`: the body is read by the route, in one pass, so FastAPI does not know of it."""
-    schema = {"$ref": REF.format(model=model.__name__)}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": _ref(model)}}}}
 
 
-def install(app: FastAPI, models: Iterable[type[BaseModel]]) -> None:
-    """Have the app say the schemas of these models too."""
+def install(app: FastAPI, models: Iterable[type[BaseModel]], keys: bool) -> None:
+    """Have the app describe these models, and for every route what stands before it. `keys`: whether they are asked."""
+    described = [(model, "validation") for model in (*models, ErrorResponse)]
 
-    def openapi() -> dict[str, Any]:
+    def openapi() -> Document:
         if app.openapi_schema is None:
             document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-            _, schemas = models_json_schema([(model, "validation") for model in models], ref_template=REF)
-            document.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])
+            _, schemas = models_json_schema(described, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
+            components = document.setdefault("components", {})
+            components["schemas"] = {**components.get("schemas", {}), **schemas["$defs"]}
+            for path, operations in document["paths"].items():
+                for operation in operations.values():
+                    _guard(operation, keys and path not in PUBLIC)
+            if keys:
+                components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+            for unused in ("HTTPValidationError", "ValidationError"):
+                components["schemas"].pop(unused, None)
             app.openapi_schema = document
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _guard(operation: Document, key: bool) -> None:
+    """What the guard may answer for any route; and FastAPI's own 422 is not among what this server says."""
+    responses = operation["responses"]
+    responses.pop("422", None)
+    for status, response in errors((401, *GUARDED) if key else GUARDED).items():
+        responses.setdefault(str(status), response)
+    for response in responses.values():
+        response.setdefault("headers", {}).update(_header("x-request-id", "The client's own, or a new one."))
+    if key:
+        operation["security"] = [{"key": []}]
+
+
+def _ref(model: type[BaseModel]) -> Document:
+    return {"$ref": f"#/components/schemas/{model.__name__}"}
+
+
+def _header(name: str, description: str) -> Document:
+    return {name: {"description": description, "required": True, "schema": {"type": "string"}}}
+
+
+def _event(chunk: type[BaseModel]) -> Document:
+    """One event of a stream: a chunk, an error, or the end."""
+    said = {"contentMediaType": "application/json", "contentSchema": {"anyOf": [_ref(chunk), _ref(ErrorResponse)]}}
+    data = {"type": "string", "anyOf": [{"const": "[DONE]"}, said]}
+    return {"type": "object", "required": ["data"], "properties": {"data": data}}

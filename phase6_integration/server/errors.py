@@ -30,6 +30,7 @@ UNSUPPORTED = frozenset(
     tool_choice tools truncate_prompt_tokens use_beam_search verbosity web_search_options
     """.split()  # noqa: SIM905
 )
+VOCABULARY = "token_outside_vocabulary"
 _WORD = re.compile(r"[a-z_]{1,32}")  # the name of a role, or of a kind of content
 
 
@@ -64,6 +65,12 @@ class RequestError(Exception):
 
 
 def bad_value(param: str | None, message: str, code: str = "invalid_value") -> RequestError:
+    """What the schema of a request rules out."""
+    return RequestError(400, message, param=param, code=code)
+
+
+def conflict(param: str, message: str, code: str = "conflicting_values") -> RequestError:
+    """What its schema cannot say: each field is right, and they do not go together, or not with this model."""
     return RequestError(400, message, param=param, code=code)
 
 
@@ -83,7 +90,8 @@ def invalid(details: Sequence[ErrorDetails]) -> RequestError:
     if kind == "missing":
         return bad_value(param, f"{param!r} is required{more}", "missing_field")
     what = first["msg"].removeprefix("Value error, ")
-    return bad_value(param, f"{param or 'the body'}: {what}{_given(first['input'])}{more}")
+    code = kind if kind == VOCABULARY else "invalid_value"
+    return bad_value(param, f"{param or 'the body'}: {what}{_given(first['input'])}{more}", code)
 
 
 def _given(value: Any) -> str:

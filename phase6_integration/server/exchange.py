@@ -14,7 +14,7 @@ from phase0_request.request import FinishReason
 from phase6_integration.answers import Ask, Delta
 from phase6_integration.async_engine import AsyncEngine, Health, Reply, UnavailableError
 from phase6_integration.server.access_log import Account
-from phase6_integration.server.errors import RequestError, bad_value
+from phase6_integration.server.errors import RequestError, conflict
 from phase6_integration.server.health import RETRY_AFTER
 from phase6_integration.server.settings import ServerSettings
 from phase6_integration.server.shape import Shape
@@ -61,7 +61,7 @@ class Exchange(Response):
         except UnavailableError as error:
             raise unavailable(error.health) from None
         except ValueError as error:
-            raise bad_value(None, str(error)) from None
+            raise conflict("prompt", str(error)) from None
 
 
 class ClientLeftError(Exception):

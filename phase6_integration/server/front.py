@@ -7,7 +7,7 @@ from fastapi import Request
 from phase6_integration.answers import Ask
 from phase6_integration.async_engine import AsyncEngine
 from phase6_integration.server.bounds import Bounds
-from phase6_integration.server.errors import RequestError, bad_value
+from phase6_integration.server.errors import RequestError, conflict
 from phase6_integration.server.exchange import Exchange
 from phase6_integration.server.logprobs import Names
 from phase6_integration.server.protocol import Sampled, StreamOptions
@@ -40,7 +40,7 @@ class Front:
         """What all that is sent for this request has in common."""
         options = body.stream_options
         if options is not None and not body.stream:
-            raise bad_value("stream_options", "stream_options are for streams; set stream to true")
+            raise conflict("stream_options", "stream_options are for streams; set stream to true")
         options = options or StreamOptions()
         return Call(
             f"{prefix}-{body.request_id or request.state.request_id}",

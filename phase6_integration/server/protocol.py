@@ -21,10 +21,11 @@ from phase0_request.request import MAX_PRIORITY, MAX_SALT
 MAX_PARTS = 1024  # of one message's content
 MAX_CHOICES = 1 << 20
 MAX_LOGPROBS = 1 << 20
-NAME = 256  # characters
+MAX_USER = 256  # characters
 
 Token = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 Prompt = str | list[str] | list[int] | list[list[int]]
+Name = Annotated[str, Field(min_length=1, max_length=256)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 BiasedToken = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
@@ -58,7 +59,7 @@ class ResponseFormat(Model):
 class Sampled(Model):
     """What a completion and a chat completion have in common."""
 
-    model: Annotated[str, Field(min_length=1, max_length=NAME)] | None = None
+    model: Name | None = None
     max_tokens: int | None = bounded(1, MAX_TOKENS)
     min_tokens: int | None = bounded(0, MAX_TOKENS)
     temperature: float | None = bounded(0, 100)
@@ -89,7 +90,7 @@ class Sampled(Model):
     response_format: ResponseFormat | None = None
     priority: int | None = bounded(-MAX_PRIORITY, MAX_PRIORITY)  # lower runs earlier
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT)] | None = None
-    user: Annotated[str, Field(max_length=NAME)] | None = None  # for the access log
+    user: Annotated[str, Field(max_length=MAX_USER)] | None = None  # for the access log
     request_id: Annotated[str, Field(pattern=r"^[!-~]{1,128}$")] | None = None
 
 
@@ -134,17 +135,20 @@ class ChatRequest(Sampled):
     add_generation_prompt: bool | None = None
 
 
-class TokenizeRequest(Model):
-    """A text, or a conversation."""
+class TokenizeText(Model):
+    model: Name | None = None
+    prompt: str
+    add_special_tokens: bool | None = None  # by default they are added
+    return_token_strs: bool | None = None
 
-    model: Annotated[str, Field(min_length=1, max_length=NAME)] | None = None
-    prompt: str | None = None
-    messages: Messages | None = None
-    add_special_tokens: bool | None = None  # of a text; by default they are added
-    add_generation_prompt: bool | None = None  # of a conversation; by default it is added
+
+class TokenizeChat(Model):
+    model: Name | None = None
+    messages: Messages
+    add_generation_prompt: bool | None = None  # by default it is added
     return_token_strs: bool | None = None
 
 
 class DetokenizeRequest(Model):
-    model: Annotated[str, Field(min_length=1, max_length=NAME)] | None = None
+    model: Name | None = None
     tokens: list[Token]

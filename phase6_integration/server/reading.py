@@ -3,12 +3,11 @@
 from typing import TypeVar
 
 from fastapi import Request
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from phase6_integration.server.errors import RequestError, bad_value, invalid
-from phase6_integration.server.protocol import Model
 
-M = TypeVar("M", bound=Model)
+M = TypeVar("M", bound=BaseModel)
 
 
 async def read(model: type[M], request: Request) -> M:

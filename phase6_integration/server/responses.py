@@ -46,18 +46,33 @@ class CompletionChoice(Response):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: FinishReason
     stop_reason: str | int | None  # the stop string or stop token that ended it
 
 
 class CompletionResponse(Response):
-    """Of a stream too: there, `usage` is null or missing until the end, and choices come in pieces."""
-
     id: str
     object: Literal["text_completion"]
     created: int
     model: str
     choices: list[CompletionChoice]
+    usage: Usage
+
+
+class CompletionChunkChoice(Response):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None
+
+
+class CompletionChunk(Response):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChunkChoice]
     usage: Usage | None = None
 
 

@@ -2,24 +2,17 @@
 
 from fastapi import Response
 
-from phase6_integration.server.errors import bad_value
 from phase6_integration.server.front import Front
-from phase6_integration.server.protocol import DetokenizeRequest, TokenizeRequest
+from phase6_integration.server.protocol import DetokenizeRequest, TokenizeChat, TokenizeText
 from phase6_integration.server.shape import encode
 
 
-async def tokenize(front: Front, body: TokenizeRequest) -> Response:
+async def tokenize(front: Front, body: TokenizeText | TokenizeChat) -> Response:
     front.model_name(body.model)
-    if (body.prompt is None) == (body.messages is None):
-        raise bad_value("prompt", "give a prompt or messages, one of the two")
-    if body.messages is not None:
-        if body.add_special_tokens is not None:
-            raise bad_value("add_special_tokens", "the chat template decides on special tokens; leave this out")
+    if isinstance(body, TokenizeChat):
         tokens = await front.texts.chat(body.messages, body.add_generation_prompt is not False)
     else:
-        if body.add_generation_prompt is not None:
-            raise bad_value("add_generation_prompt", "add_generation_prompt is for messages; leave it out")
-        tokens = await front.texts.encode(body.prompt or "", "prompt", body.add_special_tokens is not False)
+        tokens = await front.texts.encode(body.prompt, "prompt", body.add_special_tokens is not False)
     strings = [front.names[token].text for token in tokens] if body.return_token_strs else None
     return _json(
         {

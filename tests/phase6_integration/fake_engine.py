@@ -5,19 +5,24 @@ else, to make no room, to stop in the middle, to fail, and it keeps what it was 
 """
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
 from itertools import cycle, islice
 from typing import Any
 
 import httpx
+import uvicorn
+import uvloop
 
 from phase0_request.logprobs import TokenLogprobs
 from phase0_request.request import FinishReason
 from phase6_integration.async_engine import AsyncEngine, Health
 from phase6_integration.options import EngineOptions
 from phase6_integration.server.app import create_app
+from phase6_integration.server.connection import connections
 from phase6_integration.server.settings import ServerSettings
 from phase6_integration.wire import Ended, Finish, Output, Started, Submit, Update
 
@@ -50,6 +55,9 @@ class FakeEngine(AsyncEngine):
         self.flow.set()
         self.health, self.reason = Health.READY, "ready"
         self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def __aenter__(self) -> "FakeEngine":
+        return self
 
     async def start(self) -> None:
         self.health, self.reason = Health.READY, "ready"
@@ -129,3 +137,32 @@ def events(body: bytes) -> Iterator[str]:
     for block in body.decode().split("\n\n"):
         if block.startswith("data: "):
             yield block.removeprefix("data: ")
+
+
+@contextmanager
+def served(make: Callable[[], AsyncEngine], settings: ServerSettings | None = None) -> Iterator[str]:
+    """A real server on a port of its own, in a thread of its own. `make` is called there. Yields its address."""
+    settings = settings or ServerSettings()
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.bind(("127.0.0.1", 0))
+    with listener, ThreadPoolExecutor(1) as pool:
+        server: Future[uvicorn.Server] = Future()
+
+        async def serve() -> None:
+            async with make() as engine:
+                config = uvicorn.Config(
+                    create_app(engine, settings), http=connections(settings), ws="none", lifespan="off", log_config=None
+                )
+                server.set_result(uvicorn.Server(config))
+                await server.result().serve(sockets=[listener])
+
+        done = pool.submit(uvloop.run, serve())
+        done.add_done_callback(lambda ended: server.done() or server.set_exception(ended.exception() or EOFError()))
+        try:
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            server.result()
+            yield url
+        finally:
+            if server.exception() is None:
+                server.result().should_exit = True
+            done.result()

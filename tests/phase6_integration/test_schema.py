@@ -1,0 +1,52 @@
+"""The server against what it says of itself: schemathesis reads /openapi.json and tries all of it, right and wrong."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from phase6_integration.server.settings import ServerSettings
+from tests.phase6_integration.fake_engine import FakeEngine, served
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+CONFIG = """
+[checks.positive_data_acceptance]
+# 400: what a schema cannot say; which of them is right is checked in schema_hooks.py.
+expected-statuses = ["2xx", "400"]
+[checks.negative_data_rejection]
+# 413: a list too long for the schema may be too long for the body limit, which is looked at first.
+# 404: the name of a model that is not served.
+expected-statuses = ["400", "401", "404", "405", "413", "415"]
+"""
+KEY = "a-key-of-the-test"
+
+
+def schemathesis(url: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """One run, with every check there is."""
+    config = folder / "schemathesis.toml"
+    config.write_text(CONFIG)
+    command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(config), "run", f"{url}/openapi.json"]
+    fixed = ["--checks", "all", "--no-color", "--header", f"Authorization: Bearer {KEY}", "--request-timeout", "60"]
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{HERE}", "SCHEMATHESIS_HOOKS": "schema_hooks"}
+    return subprocess.run([*command, *fixed, *options], capture_output=True, text=True, cwd=folder, env=env)
+
+
+def test_the_server_does_what_its_schema_says(tmp_path: Path) -> None:
+    """A short context and low limits, so that every answer is short; the same code paths."""
+    settings = ServerSettings(api_keys=(KEY,), max_choices=4, max_messages=4, template_timeout=60)
+    with served(lambda: FakeEngine(max_model_len=48), settings) as url:
+        run = schemathesis(url, tmp_path, "--max-examples", "5", "--generation-deterministic")
+    assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]
+    assert "Tested: 10" in run.stdout
+
+
+@pytest.mark.slow
+def test_the_server_does_what_its_schema_says_at_length(tmp_path: Path) -> None:
+    settings = ServerSettings(api_keys=(KEY,), max_choices=16, template_timeout=60)
+    with served(lambda: FakeEngine(max_model_len=256), settings) as url:
+        run = schemathesis(url, tmp_path, "--max-examples", "300", "--seed", "6", "--continue-on-failure")
+    assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]
+    assert "Tested: 10" in run.stdout
