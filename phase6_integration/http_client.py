@@ -1,6 +1,7 @@
 """Connections to one server, kept alive and used again: as much of HTTP/1.1 as commands and load generators need."""
 
 import asyncio
+import os
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -198,7 +199,7 @@ class Pool:
                 lambda: Connection(self._clock), target.host, target.port, ssl=self._tls
             )
         except OSError as error:
-            why = error.strerror or str(error)
+            why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
             raise UnreachableError(f"no server answers at {target.origin} ({why}); is it running?") from None
         self.opened += 1
         return connection

@@ -1,11 +1,13 @@
-"""What the commands that speak to a server have in common: where it is, and the key to it."""
+"""What the commands that ask a model have in common: which model, or which server and the key to it."""
 
 import argparse
 import os
 from collections.abc import Mapping
 from typing import Any
 
-from phase6_integration.cli.serve_command import KEYS
+from phase6_integration.cli.parsing import Parser
+from phase6_integration.cli.serve_command import ENGINE, KEYS, engine_options
+from phase6_integration.options import EngineOptions
 
 
 def add_server(group: argparse._ActionsContainer, default: str | None = None) -> None:
@@ -17,3 +19,29 @@ def add_server(group: argparse._ActionsContainer, default: str | None = None) ->
 def key_of(given: Mapping[str, Any]) -> str | None:
     """The key given, or the environment's."""
     return given.get("api_key") or next((os.environ[name] for name in KEYS if os.environ.get(name)), None)
+
+
+HERE = ("dtype", "device", "max-model-len", "kv-cache-pages", "threads")  # of the engine's flags, those for one caller
+
+
+def add_model(parser: Parser) -> None:
+    """The model, and how it is run where it is run here."""
+    parser.add_argument(
+        "model", nargs="?", help="a directory, or a name on the Hugging Face hub; with --url, its name there"
+    )
+    group = parser.add_argument_group("the model here")
+    for flag, kind, given, text in ENGINE:
+        if flag in HERE:
+            group.add_argument(f"--{flag}", type=kind, metavar=given, help=text)
+
+
+def model_options(given: Mapping[str, Any]) -> EngineOptions:
+    """What was said of the model here; nothing may be, if it is elsewhere."""
+    said = [flag for flag in HERE if flag.replace("-", "_") in given]
+    if not given["url"]:
+        if "api_key" in given:
+            raise ValueError("--api-key is for a server; say which with --url")
+        return engine_options({name: value for name, value in given.items() if name != "seed"})
+    if said:
+        raise ValueError(f"--{said[0]} is for a model that is run here, and --url names a server")
+    return EngineOptions()

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from phase6_integration.cli import serve_command
+from phase6_integration.cli import bench_command, chat_command, serve_command
 from phase6_integration.cli.parsing import Parser
 
-COMMANDS = (serve_command,)  # each has add(subparsers), which sets `run`: a function of the options, to an exit code
+# Each has add(subparsers), which sets `run`: a function of the options, to an exit code.
+COMMANDS = (serve_command, chat_command, bench_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -23,7 +23,8 @@ class Heard:
 
 @dataclass(frozen=True)
 class Said:
-    """One response. `cut`: the connection is closed after that many bytes of the body. `close`: it is after the end."""
+    """One response. `cut`: the connection is closed after that many bytes of the body. `close`: it is after the end.
+    `hang`: the end never comes."""
 
     body: bytes
     status: int = 200
@@ -31,6 +32,7 @@ class Said:
     pieces: int = 1  # in which the body is sent, as chunks
     cut: int | None = None
     close: bool = False
+    hang: bool = False
 
 
 def said(content: Body, status: int = 200) -> Said:
@@ -81,7 +83,7 @@ class Scripted:
             while (heard := await _heard(reader)) is not None:
                 self.heard.append(heard)
                 answer = self.answer(heard) or (models("tiny") if heard.path == "/v1/models" else _unknown())
-                if not await _say(answer, writer):
+                if not await _say(answer, reader, writer):
                     return
         except ConnectionError:
             return
@@ -139,7 +141,7 @@ async def _heard(reader: asyncio.StreamReader) -> Heard | None:
     return Heard(method, path, headers, json.loads(body) if body else {})
 
 
-async def _say(answer: Said, writer: asyncio.StreamWriter) -> bool:
+async def _say(answer: Said, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
     """Whether the connection lives on."""
     chunked = answer.kind == "text/event-stream"
     length = "transfer-encoding: chunked" if chunked else f"content-length: {len(answer.body)}"
@@ -151,7 +153,9 @@ async def _say(answer: Said, writer: asyncio.StreamWriter) -> bool:
         piece = body[start : start + size]
         writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n" if chunked else piece)
         await writer.drain()
-    if answer.cut is not None:
+    if answer.hang:
+        await reader.read()  # until the client goes
+    if answer.cut is not None or answer.hang:
         return False
     if chunked:
         writer.write(b"0\r\n\r\n")
