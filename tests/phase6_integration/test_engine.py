@@ -1,0 +1,208 @@
+"""The engine of all phases in this process: says what transformers says, counts what it does, lets go of everything."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from phase0_request import FinishReason, SamplingParams, Tokenizer
+from phase2_prefill_decode.checkpoint import WeightsError
+from phase2_prefill_decode.config import ModelConfig
+from phase2_prefill_decode.fields import ConfigError
+from phase6_integration import NanoServingEngine
+from phase6_integration.options import EngineOptions
+from phase6_integration.sizing import peak_bytes
+from tests.phase2_prefill_decode.models import FAMILIES, saved, variant
+from tests.phase2_prefill_decode.test_identity import follows, prompts
+
+GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Any:
+    with NanoServingEngine.from_pretrained(kv_cache_pages=256, check_invariants=True) as made:
+        yield made
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_its_greedy_tokens_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    """With chunks, a prefix cache and a pool so small that requests are preempted."""
+    oracle = variant(family)
+    asked = [prompt * 2 for prompt in prompts(300)]
+    asked += [[*asked[-1][:40], 9], [*asked[-1][:33], 8, 7]]
+    with NanoServingEngine.from_pretrained(
+        saved(oracle, tmp_path),
+        dtype="float32",
+        kv_cache_pages=40,
+        page_size=4,
+        max_chunk_size=7,
+        max_num_batched_tokens=24,
+    ) as made:
+        answers = made.generate(asked, GREEDY)
+        stats = made.get_stats()
+        assert stats["preemptions"] > 0
+        assert stats["cache_hit_rate"] > 0
+    for prompt, answer in zip(asked, answers, strict=True):
+        assert len(answer.output_tokens) == 24
+        assert follows(oracle, prompt, answer.output_tokens)
+
+
+def test_prompts_are_texts_or_tokens_one_or_many(engine: NanoServingEngine) -> None:
+    text = "A KV cache keeps"
+    tokens = engine.parts.model.tokenizer.encode(text)  # type: ignore[union-attr]
+    (one,) = engine.generate(text, GREEDY)
+    (same,) = engine.generate(tokens, GREEDY)
+    both = engine.generate([text, tokens], [GREEDY, SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)])
+    assert one.output_tokens == same.output_tokens == both[0].output_tokens
+    assert both[1].output_tokens == one.output_tokens[:3]
+    assert one.text == Tokenizer.from_pretrained().decode(one.output_tokens)
+    assert one.finish_reason is FinishReason.LENGTH
+    assert len(one.request.times.itl) == 23
+
+
+def test_what_it_streams_is_what_it_generates(engine: NanoServingEngine) -> None:
+    (whole,) = engine.generate(["Paging"], GREEDY)
+    assert "".join(delta.text for delta in engine.stream("Paging", GREEDY)) == whole.text
+    stream = engine.stream("Paging", GREEDY)
+    first = next(stream)
+    stream.close()
+    assert not engine.has_work, "whoever stops listening is let go of"
+    assert first.request.finish_reason is FinishReason.ABORT
+
+
+def test_it_is_driven_by_hand(engine: NanoServingEngine) -> None:
+    (alone,) = engine.generate("Paging", GREEDY)
+    first, second = engine.add_request("Paging", GREEDY), engine.add_request("A radix tree", GREEDY, priority=-1)
+    tokens = 0
+    while engine.has_work:
+        step = engine.step()
+        assert step is not None
+        tokens += len([event for event in step.events if event.token is not None])
+        if tokens > 20 and not second.finished:
+            assert engine.abort(second)
+            assert not engine.abort(second)
+    assert engine.step() is None
+    assert first.output_tokens == alone.output_tokens
+    assert second.finish_reason is FinishReason.ABORT
+    assert engine.parts.scheduler.cache.usage.referenced == 0
+
+
+def test_it_counts_what_it_does() -> None:
+    with NanoServingEngine.from_pretrained(kv_cache_pages=64, max_num_seqs=4) as made:
+        shared = list(range(50, 98))
+        made.generate([[*shared, n] for n in range(8)], SamplingParams(max_tokens=10, temperature=0, ignore_eos=True))
+        stats = made.get_stats()
+    assert stats["generated_tokens"] == 80
+    assert stats["decode_tokens"] == 8 * 9
+    assert stats["prefill_tokens"] == 49 + 7 * 1, "the shared pages are computed once"
+    assert stats["cache_hit_rate"] == pytest.approx(7 * 48 / (8 * 49))
+    assert stats["avg_tokens_per_step"] == (stats["prefill_tokens"] + stats["decode_tokens"]) / stats["steps"]
+    assert stats["finished"] == {"stop": 0, "length": 8, "abort": 0, "error": 0, "timeout": 0}
+    assert stats["pages"]["free"] + stats["pages"]["cached"] == stats["pages"]["total"] == 64
+    assert stats["throughput"] > 0
+    assert 0 < stats["ttft_ms"]["p50"] <= stats["ttft_ms"]["p99"] <= stats["e2e_ms"]["p99"]
+
+
+def test_of_a_config_and_tensors_in_memory() -> None:
+    """As the weights of a file that somebody has loaded, or trained."""
+    directory = Path(EngineOptions().model)
+    config, tensors = ModelConfig.from_pretrained(directory), load_file(directory / "model.safetensors")
+    with NanoServingEngine(
+        config=config, weights=tensors, tokenizer=Tokenizer.from_pretrained(), kv_cache_pages=256, max_chunk_size=256
+    ) as made:
+        (found,) = made.generate("A KV cache keeps", GREEDY)
+    with NanoServingEngine.from_pretrained(kv_cache_pages=64) as other:
+        assert other.generate("A KV cache keeps", GREEDY)[0].output_tokens == found.output_tokens
+    del tensors["model.norm.weight"]
+    with pytest.raises(WeightsError, match=r"model\.norm\.weight is missing"):
+        NanoServingEngine(config=config, weights=tensors)
+
+
+def test_a_closed_engine_says_so() -> None:
+    made = NanoServingEngine.from_pretrained(kv_cache_pages=64)
+    request = made.add_request("Paging", GREEDY)
+    made.close()
+    made.close()
+    assert request.finish_reason is FinishReason.ABORT
+    with pytest.raises(RuntimeError, match="this engine was closed"):
+        made.generate("Paging")
+
+
+def test_the_pool_has_what_memory_there_is_and_context_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    with NanoServingEngine.from_pretrained(max_num_seqs=2, max_num_batched_tokens=16) as made:
+        layout = made.parts.model.config.kv_layout(16)
+        assert made.parts.scheduler.cache.usage.total == 2 * 2048 // 16, "no more than two requests can fill"
+    monkeypatch.setattr("phase6_integration.sizing.free_bytes", lambda device: 2 * 20 * layout.bytes_per_page)
+    monkeypatch.setattr("phase6_integration.assemble.peak_bytes", lambda work, device: 10 * layout.bytes_per_page)
+    with NanoServingEngine.from_pretrained(gpu_memory_utilization=0.5) as made:
+        assert made.parts.scheduler.cache.usage.total == 10
+        with pytest.raises(ValueError, match="at most 159 fit into the context of 160"):
+            made.generate([[5] * 160])
+    with pytest.raises(ConfigError, match="max_model_len is 200 tokens, and the cache has room for 160"):
+        NanoServingEngine.from_pretrained(gpu_memory_utilization=0.5, max_model_len=200)
+    monkeypatch.setattr("phase6_integration.sizing.free_bytes", lambda device: 12 * layout.bytes_per_page)
+    with pytest.raises(ConfigError, match="no memory is left for keys and values"):
+        NanoServingEngine.from_pretrained()
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux tells a process's peak")
+def test_a_peak_is_what_was_there_at_the_worst_moment() -> None:
+    kept = []
+
+    def work() -> None:
+        torch.ones(16 << 20)  # 64 MiB, and gone again
+        kept.append(torch.ones(2 << 20))
+
+    torch.ones(64 << 20)  # a higher peak before is forgotten
+    assert 60 << 20 <= peak_bytes(work, torch.device("cpu")) < 96 << 20
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_num_seqs": 0}, "max_num_seqs must be an integer from 1"),
+        ({"page_size": 2.0}, "page_size must be an integer from 1 to 1024"),
+        ({"gpu_memory_utilization": 1.1}, "gpu_memory_utilization must be at most 1"),
+        ({"gpu_memory_utilization": float("nan")}, "gpu_memory_utilization must be a number above 0"),
+        ({"scheduling_policy": "lifo"}, "scheduling_policy must be one of fcfs, priority, longest-prefix"),
+        ({"dtype": "int8"}, "dtype must be one of float32, bfloat16, float16"),
+        ({"enable_prefix_caching": 1}, "enable_prefix_caching must be true or false"),
+        ({"enforce_eager": False}, "enforce_eager must be true"),
+        ({"enable_chunked_prefill": False, "max_chunk_size": 8}, "max_chunk_size is for chunked prefill"),
+        ({"enable_chunked_prefill": False, "max_num_batched_tokens": 64}, "at least max_model_len"),
+        ({"max_model_len": 4096}, "max_model_len must be at most 2048"),
+        ({"model": "/no/such/model"}, "there is no directory /no/such/model"),
+        ({"request_timeout": 0}, "request_timeout must be a number above 0"),
+    ],
+)
+def test_bad_options_are_named(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        NanoServingEngine.from_pretrained(**options)
+
+
+def test_without_chunks_prompts_are_computed_whole() -> None:
+    with NanoServingEngine.from_pretrained(enable_chunked_prefill=False, max_model_len=700, kv_cache_pages=128) as made:
+        made.add_request(list(range(600)), GREEDY)
+        step = made.step()
+        assert step is not None
+        assert step.prefill_tokens == 600
+
+
+def test_without_a_prefix_cache_nothing_is_found_again() -> None:
+    with NanoServingEngine.from_pretrained(enable_prefix_caching=False, kv_cache_pages=64) as made:
+        for _ in range(2):
+            made.generate([list(range(40))], GREEDY)
+        stats = made.get_stats()
+    assert (stats["cache_hit_rate"], stats["prefill_tokens"], stats["pages"]["free"]) == (0, 80, 64)
+
+
+def test_seeds_hold_in_any_company(engine: NanoServingEngine) -> None:
+    rng = random.Random(5)
+    params = [SamplingParams(max_tokens=12, seed=n, ignore_eos=True) for n in range(4)]
+    alone = [engine.generate("Paging", one)[0].output_tokens for one in params]
+    order = rng.sample(range(4), 4)
+    together = engine.generate(["Paging"] * 4, [params[n] for n in order])
+    assert [answer.output_tokens for answer in together] == [alone[n] for n in order]
