@@ -133,6 +133,7 @@ class AsyncEngine:
         self._factory = factory
         self._process: subprocess.Popen[bytes] | None = None
         self._transport: asyncio.Transport | None = None
+        self._warm: asyncio.Future[list[int]] | None = None  # the first chat loads what templates need: a second or two
         self._settled = asyncio.Event()  # it is ready, or never will be
         self._idle = asyncio.Event()
         self._live: dict[str, tuple[Answer, Reply]] = {}  # until the engine's last word on them
@@ -157,6 +158,9 @@ class AsyncEngine:
             )
         self.health, self.reason = Health.LOADING, "the model is being loaded"
         loop = asyncio.get_running_loop()
+        if self.tokenizer is not None and self.tokenizer.chat_template is not None:
+            self._warm = loop.run_in_executor(None, self.tokenizer.chat, [{"role": "user", "content": "Hello"}])
+            self._warm.add_done_callback(lambda warm: warm.cancelled() or warm.exception())
         transport, _ = await loop.create_unix_connection(lambda: _Ear(self), sock=ours)
         self._transport = transport
         self._say(Load(self.options, self._factory))
@@ -164,6 +168,8 @@ class AsyncEngine:
     async def ready(self) -> None:
         """Returns once requests can be taken; UnavailableError if that will never be."""
         await self._settled.wait()
+        if self._warm is not None:
+            await asyncio.wait([self._warm])
         if self.health is not Health.READY:
             raise UnavailableError(self.health, self.reason)
 
