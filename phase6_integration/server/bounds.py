@@ -77,7 +77,7 @@ class Bounds:
     def tokenize(self) -> type[RootModel[TokenizeText | TokenizeChat]]:
         text = _narrow(TokenizeText, model=self._model)
         chat = _narrow(TokenizeChat, model=self._model, messages=(self._messages, ...))
-        either: Any = Annotated[text, Tag("=text")] | Annotated[chat, Tag("=chat")]  # type: ignore[valid-type]
+        either: Any = Annotated[text, Tag("=text")] | Annotated[chat, Tag("=chat")]
         root = RootModel[Annotated[either, Discriminator(_kind_of_tokenize)]]
         return create_model("TokenizeRequest", __base__=root, __doc__="A text, or a conversation.")
 

@@ -69,7 +69,7 @@ def bad_value(param: str | None, message: str, code: str = "invalid_value") -> R
     return RequestError(400, message, param=param, code=code)
 
 
-def conflict(param: str, message: str, code: str = "conflicting_values") -> RequestError:
+def conflict(param: str | None, message: str, code: str = "conflicting_values") -> RequestError:
     """What its schema cannot say: each field is right, and they do not go together, or not with this model."""
     return RequestError(400, message, param=param, code=code)
 

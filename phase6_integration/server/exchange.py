@@ -1,6 +1,7 @@
 """Exchange: one request's asks to the engine, and its answers to the client, until either is done with the other."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from phase6_integration.server.health import RETRY_AFTER
 from phase6_integration.server.settings import ServerSettings
 from phase6_integration.server.shape import Shape
 from phase6_integration.server.sse import DONE, STREAM_HEADERS, Line, SlowReaderError, event
+
+logger = logging.getLogger("nanoserve")
 
 
 class Exchange(Response):
@@ -93,34 +96,44 @@ class _Answering:
         goes wrong later is an event. The last word is [DONE], whatever came before it."""
         await self.reply.admitted()
         news = aiter(self.reply)
-        ended = any(answer.times.finished is not None for answer in self.reply.answers)
-        first = await anext(news, []) if ended else []
-        for delta in first:
-            if (failure := self._failure(delta)) is not None:
-                raise failure
+        first = [self._told(delta) for delta in await anext(news, [])] if self._ended_early else []
         await self.line.start(200, STREAM_HEADERS)
         async with _beside(self._keep_alive(keep_alive)):
-            await self._write(map(self.shape.chunk, self.shape.opening()))
+            await self._write([*map(self.shape.chunk, self.shape.opening()), *first])
             try:
-                await self._deliver(first)
                 async for deltas in news:
                     await self._deliver(deltas)
                 last = self.shape.last_chunk()
             except RequestError as error:
                 last = event(error.content)
+            except (SlowReaderError, ClientLeftError):
+                raise
+            except Exception as error:
+                logger.exception("a stream failed by a fault of the server", extra={"fields": {"id": self.request_id}})
+                self.account.error = repr(error)
+                last = event(self._fault.content)
             await self.line.write(last + DONE, more=False)
 
     # endregion
+
+    @property
+    def _ended_early(self) -> bool:
+        """Whether an answer has ended already; if none was given room, that is what happened."""
+        times = [answer.times for answer in self.reply.answers]
+        return any(one.finished is not None for one in times) or all(one.admitted is None for one in times)
 
     async def _deliver(self, deltas: Sequence[Delta]) -> None:
         """All that has come since the last turn, in one send."""
         chunks = []
         try:
             for delta in deltas:
-                self._check(delta)
-                chunks.append(self.shape.told(delta))
+                chunks.append(self._told(delta))
         finally:
             await self._write(chunks)
+
+    def _told(self, delta: Delta) -> bytes:
+        self._check(delta)
+        return self.shape.told(delta)
 
     async def _write(self, chunks: Iterable[bytes]) -> None:
         if content := b"".join(chunks):
@@ -145,6 +158,10 @@ class _Answering:
             return None
         if self.engine.health is not Health.READY:
             return unavailable(self.engine.health)
+        return self._fault
+
+    @property
+    def _fault(self) -> RequestError:
         message = f"the server failed on this request; its log says why under the id {self.request_id}"
         return RequestError(500, message, code="internal_error")
 

@@ -10,7 +10,7 @@ from jinja2 import TemplateError
 
 from phase0_request.tokenizer import Tokenizer
 from phase6_integration.async_engine import AsyncEngine
-from phase6_integration.server.errors import bad_value
+from phase6_integration.server.errors import conflict
 from phase6_integration.server.protocol import Message
 from phase6_integration.server.settings import ServerSettings
 
@@ -31,7 +31,7 @@ class Texts:
     @property
     def tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:
-            raise bad_value(None, "this model has no tokenizer; send token ids, to /v1/completions", "no_tokenizer")
+            raise conflict(None, "this model has no tokenizer; send token ids, to /v1/completions", "no_tokenizer")
         return self._tokenizer
 
     async def encode(self, text: str, param: str, add_special_tokens: bool = True) -> tuple[int, ...]:
@@ -42,7 +42,7 @@ class Texts:
                 return tuple(encode(text, add_special_tokens))
             return tuple(await asyncio.to_thread(encode, text, add_special_tokens))
         except ValueError as error:
-            raise bad_value(param, f"{param}: {error}") from None
+            raise conflict(param, f"{param}: {error}") from None
 
     async def decode(self, tokens: Sequence[int], param: str) -> str:
         """The text of tokens; the same as the text of an answer that has them."""
@@ -50,26 +50,23 @@ class Texts:
         try:
             return decode(tokens) if len(tokens) < LONG else await asyncio.to_thread(decode, tokens)
         except ValueError as error:
-            raise bad_value(param, f"{param}: {error}") from None
+            raise conflict(param, f"{param}: {error}") from None
 
     async def chat(self, messages: Sequence[Message], add_generation_prompt: bool) -> tuple[int, ...]:
-        """The tokens of a conversation, laid out by the model's template."""
-        rendered = await self._render(messages, add_generation_prompt)
-        return await self.encode(rendered, "messages", add_special_tokens=False)
-
-    async def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        """The tokens of a conversation, laid out by the model's template: in a thread, and within its time."""
         tokenizer = self.tokenizer
         if tokenizer.chat_template is None:
-            raise bad_value("messages", "this model has no chat template; send a prompt to /v1/completions")
+            raise conflict("messages", "this model has no chat template; send a prompt to /v1/completions")
         if _LIBRARY not in sys.modules:  # loading it takes seconds, which are not the template's fault
             await asyncio.to_thread(importlib.import_module, _LIBRARY)
         plain = [{"role": message.role, "content": message.text} for message in messages]
         limit = self._settings.template_timeout
         try:
-            return await asyncio.wait_for(asyncio.to_thread(tokenizer.render_chat, plain, add_generation_prompt), limit)
+            laid_out = asyncio.to_thread(tokenizer.chat, plain, add_generation_prompt)
+            return tuple(await asyncio.wait_for(laid_out, limit))
         except TimeoutError:
-            raise bad_value("messages", f"the chat template took longer than {limit:g} seconds") from None
+            raise conflict("messages", f"laying these messages out took longer than {limit:g} seconds") from None
         except ValueError as error:
             said = error.__cause__  # in the template's own words, if it had any; what else went wrong stays here
             why = f": {said}"[:200] if isinstance(said, TemplateError) else ""
-            raise bad_value("messages", f"the chat template refused these messages{why}") from None
+            raise conflict("messages", f"the chat template refused these messages{why}") from None

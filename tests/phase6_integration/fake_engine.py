@@ -73,9 +73,10 @@ class FakeEngine(AsyncEngine):
                 self._tell(ended=[Ended(message.id, message.reason)])
 
     async def _answer(self, submit: Submit) -> None:
-        await self.room.wait()
-        self._tell(started=[Started(submit.id, time.monotonic(), self.cached)])
         said = list(self.script(submit))
+        await self.room.wait()
+        if not isinstance(said[0], FinishReason):  # else it ends while it waits
+            self._tell(started=[Started(submit.id, time.monotonic(), self.cached)])
         for i, one in enumerate(said):
             await asyncio.sleep(0)
             await self.flow.wait()

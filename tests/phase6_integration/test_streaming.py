@@ -1,0 +1,298 @@
+"""A stream from its status to [DONE], to clients that read, wait, stall and leave."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from phase0_request.request import FinishReason
+from phase6_integration.async_engine import Health
+from phase6_integration.server.app import create_app
+from phase6_integration.server.settings import ServerSettings
+from tests.phase6_integration.asgi import Call
+from tests.phase6_integration.fake_engine import FakeEngine, says
+
+PATHS = ("/v1/completions", "/v1/chat/completions")
+HELLO = [{"role": "user", "content": "Hello"}]
+FAILURES = [
+    (FinishReason.ERROR, 500, "internal_error"),
+    (FinishReason.TIMEOUT, 408, "deadline_passed"),
+]
+
+
+def body(path: str, **more: Any) -> dict[str, Any]:
+    prompt = {"messages": HELLO} if "chat" in path else {"prompt": "Hello"}
+    return {**prompt, "max_tokens": 8, **more}
+
+
+def text_of(event: dict[str, Any]) -> str:
+    choice = event["choices"][0]
+    return str(choice["delta"].get("content", "") if "delta" in choice else choice["text"])
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 60))  # a stream that never ends is a failure, not a hang
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_no_status_is_sent_before_there_is_room(path: str) -> None:
+    async def test() -> None:
+        engine = FakeEngine()
+        engine.room.clear()
+        async with Call(create_app(engine, ServerSettings()), path, body(path, stream=True)) as call:
+            while not engine.submitted:
+                await asyncio.sleep(0)
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert call.status is None
+            engine.room.set()
+        assert call.status == 200
+        assert call.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert call.events[-1] == "[DONE]"
+
+    run(test)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("reason", "status", "code"), FAILURES)
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_fails_before_the_first_token_has_a_status(
+    path: str, reason: FinishReason, status: int, code: str, stream: bool
+) -> None:
+    async def test() -> None:
+        engine = FakeEngine(lambda _: [reason])
+        async with Call(create_app(engine, ServerSettings()), path, body(path, stream=stream)) as call:
+            pass
+        assert (call.status, call.json["error"]["code"]) == (status, code)
+        assert "a reason that no client may see" not in call.content.decode()
+        assert engine.live == 0
+
+    run(test)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("reason", "status", "code"), FAILURES)
+def test_what_fails_later_is_an_event_and_done_comes_after_it(
+    path: str, reason: FinishReason, status: int, code: str
+) -> None:
+    async def test() -> None:
+        engine = FakeEngine(lambda submit: [*submit.prompt[:3], reason])
+        async with Call(create_app(engine, ServerSettings()), path, body(path, stream=True)) as call:
+            pass
+        *chunks, failure, done = call.events
+        assert (call.status, done, failure["error"]["code"]) == (200, "[DONE]", code)
+        assert set(failure["error"]) == {"message", "type", "param", "code"}
+        assert chunks, "what came before the failure was sent"
+        assert all(choice["finish_reason"] is None for chunk in chunks for choice in chunk["choices"])
+        assert "a reason that no client may see" not in call.content.decode()
+
+    run(test)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_engine_that_dies_is_unavailable_not_a_fault_of_the_request(stream: bool) -> None:
+    async def test() -> None:
+        engine = FakeEngine()
+        engine.flow.clear()
+        app = create_app(engine, ServerSettings())
+        async with Call(app, "/v1/completions", body("", stream=stream)) as call:
+            while not engine.submitted:
+                await asyncio.sleep(0)
+            if stream:
+                await call.until(lambda call: call.status is not None)
+            engine.health = Health.DEAD
+            engine._end_all("its process has ended with status -9")
+        error = call.events[-2]["error"] if stream else call.json["error"]
+        assert error["code"] == "dead"
+        assert error["type"] == "service_unavailable_error"
+        assert call.status == (200 if stream else 503)
+        assert "-9" not in call.content.decode()
+
+    run(test)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_takes_its_asks_with_it(path: str, stream: bool) -> None:
+    async def test() -> None:
+        engine = FakeEngine()
+        engine.flow.clear()  # it would never end by itself
+        app = create_app(engine, ServerSettings())
+        async with Call(app, path, body(path, stream=stream, n=3)) as call:
+            while len(engine.submitted) < 3:
+                await asyncio.sleep(0)
+            call.leave()
+        assert sorted(engine.dropped) == sorted(one.id for one in engine.submitted)
+        assert engine.live == 0
+        assert not call.complete
+
+    run(test)
+
+
+def test_a_client_that_leaves_the_queue_is_let_go_of() -> None:
+    async def test() -> None:
+        engine = FakeEngine()
+        engine.room.clear()
+        async with Call(create_app(engine, ServerSettings()), PATHS[0], body(PATHS[0], stream=True)) as call:
+            while not engine.submitted:
+                await asyncio.sleep(0)
+            call.leave()
+        assert call.status is None
+        assert engine.live == 0
+
+    run(test)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_does_not_read_is_given_up_on(stream: bool) -> None:
+    async def test() -> None:
+        engine = FakeEngine()
+        app = create_app(engine, ServerSettings(send_timeout=0.01))
+        async with Call(app, PATHS[0], body(PATHS[0], stream=stream)) as call:
+            call.reads.clear()
+        assert not call.complete
+        assert engine.live == 0
+
+    run(test)
+
+
+def test_a_client_that_stops_reading_in_the_middle_is_given_up_on() -> None:
+    async def test() -> None:
+        engine = FakeEngine()
+        app = create_app(engine, ServerSettings(send_timeout=0.01))
+        async with Call(app, PATHS[0], body(PATHS[0], stream=True, max_tokens=500)) as call:
+            await call.until(lambda call: len(call.events) >= 3)
+            call.reads.clear()
+        assert not call.complete
+        assert engine.live == 0
+        assert len(engine.dropped) == 1, "the engine was told"
+
+    run(test)
+
+
+def test_silence_is_filled_with_comments() -> None:
+    async def test() -> None:
+        engine = FakeEngine()
+        engine.flow.clear()
+        app = create_app(engine, ServerSettings(keepalive=0.001))
+        async with Call(app, PATHS[1], body(PATHS[1], stream=True)) as call:
+            await call.until(lambda call: call.content.count(b": keep-alive\n\n") >= 3)
+            engine.flow.set()
+        assert call.events[-1] == "[DONE]"
+        assert b"".join(call.content.split(b": keep-alive\n\n")).startswith(b"data: "), "comments stand between events"
+
+    run(test)
+
+
+def test_no_comment_is_sent_where_there_is_no_silence() -> None:
+    async def test() -> None:
+        app = create_app(FakeEngine(), ServerSettings())
+        async with Call(app, PATHS[0], body(PATHS[0], stream=True)) as call:
+            pass
+        assert b": keep-alive" not in call.content
+
+    run(test)
+
+
+def test_what_has_gathered_goes_in_one_send() -> None:
+    """While the client does not read, tokens gather; they are separate chunks, and one message."""
+
+    async def test() -> None:
+        engine = FakeEngine()
+        app = create_app(engine, ServerSettings())
+        async with Call(app, PATHS[0], body(PATHS[0], stream=True, max_tokens=200)) as call:
+            await call.until(lambda call: call.sends >= 2)
+            call.reads.clear()
+            while engine.live:
+                await asyncio.sleep(0)
+            call.reads.set()
+        assert len(call.events) == 201
+        assert call.sends < 100
+        assert "".join(map(text_of, call.events[:-1])) == "Hello" * 200
+
+    run(test)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("n", [1, 3])
+def test_the_pieces_of_a_stream_are_the_whole(path: str, n: int) -> None:
+    async def test() -> None:
+        app = create_app(
+            FakeEngine(says("Streams of \u00e9\u4e16\u754c\U0001f600, cut nowhere inside a character.")),
+            ServerSettings(),
+        )
+        asked = body(path, n=n, max_tokens=100, stream_options={"include_usage": True}, stream=True)
+        async with Call(app, path, asked) as streamed:
+            pass
+        del asked["stream"], asked["stream_options"]
+        async with Call(app, path, asked) as whole:
+            pass
+        *chunks, last, done = streamed.events
+        assert done == "[DONE]"
+        assert last["choices"] == []
+        assert last["usage"] == whole.json["usage"]
+        assert {chunk["usage"] for chunk in chunks} == {None}
+        assert len({chunk["id"] for chunk in [*chunks, last]}) == 1
+        for choice in whole.json["choices"]:
+            mine = [one for chunk in chunks for one in chunk["choices"] if one["index"] == choice["index"]]
+            reasons = [one["finish_reason"] for one in mine if one["finish_reason"]]
+            assert reasons == [choice["finish_reason"]] == ["stop"]
+            assert mine[-1]["finish_reason"], "nothing comes after the end"
+            if "chat" in path:
+                opening, *rest = mine
+                assert opening["delta"] == {"role": "assistant", "content": ""}
+                pieces = [one["delta"].get("content") for one in rest]
+                assert "".join(piece or "" for piece in pieces) == choice["message"]["content"]
+            else:
+                pieces = [one["text"] for one in mine]
+                assert "".join(pieces) == choice["text"]
+            assert all(pieces[:-1]), "no chunk before the last is empty"
+            assert "\ufffd" not in "".join(piece or "" for piece in pieces)
+
+    run(test)
+
+
+def test_usage_in_every_chunk_grows() -> None:
+    async def test() -> None:
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        app = create_app(FakeEngine(), ServerSettings())
+        async with Call(app, PATHS[0], body(PATHS[0], stream=True, stream_options=options)) as call:
+            pass
+        counts = [event["usage"]["completion_tokens"] for event in call.events[:-1]]
+        assert counts == sorted(counts)
+        assert counts[-1] == 8
+        assert call.events[-2]["choices"] == []
+
+    run(test)
+
+
+def test_what_may_begin_a_stop_string_is_held_back_and_the_stop_is_not_sent() -> None:
+    async def test() -> None:
+        app = create_app(FakeEngine(says("one two three four", end=False)), ServerSettings())
+        asked = body(PATHS[0], stream=True, stop=["two thr", "never"], max_tokens=50)
+        async with Call(app, PATHS[0], asked) as call:
+            pass
+        chunks = call.events[:-1]
+        assert "".join(map(text_of, chunks)) == "one "
+        assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+        assert chunks[-1]["choices"][0]["stop_reason"] == "two thr"
+
+    run(test)
+
+
+def test_a_fault_of_ours_in_the_middle_is_an_event_and_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        app = create_app(FakeEngine(), ServerSettings())
+        monkeypatch.setattr("phase6_integration.server.completions.for_completion", lambda *_: 1 / 0)
+        async with Call(app, PATHS[0], body(PATHS[0], stream=True, logprobs=1)) as call:
+            pass
+        assert call.events[-1] == "[DONE]"
+        assert call.events[-2]["error"]["code"] == "internal_error"
+        assert "ZeroDivision" not in json.dumps(call.events)
+
+    run(test)
+    assert "ZeroDivisionError" in caplog.text
