@@ -41,6 +41,8 @@ def assemble(
     options: EngineOptions, given: Model | None = None, *, clock: Callable[[], float] = time.monotonic
 ) -> Assembled:
     """Load the model unless it is given, measure a step, size the pool, put the parts together."""
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
     model = given or load_model(options)
     device, on_gpu = model.decoder.device, model.decoder.device.type == "cuda"
     wanted = options.max_model_len or model.config.max_length

@@ -21,6 +21,7 @@ from phase6_integration.answers import Answer, AnswerState, Ask, Delta
 from phase6_integration.gauges import Gauges
 from phase6_integration.hub import directory_of
 from phase6_integration.options import EngineOptions
+from phase6_integration.threads import environment, threads_for
 from phase6_integration.wire import Dead, Finish, Frames, Load, Ready, Submit, ToEngine, Update, frame
 
 log = logging.getLogger(__name__)
@@ -121,8 +122,8 @@ class AsyncEngine:
         """Reads what is known of the model without loading it. `factory` is what the process makes the engine with."""
         options = options or EngineOptions()
         directory = directory_of(options.model)
-        self.options = replace(options, model=str(directory))
         self.config = ModelConfig.from_pretrained(directory)
+        self.options = replace(options, model=str(directory), threads=options.threads or threads_for(self.config))
         self.tokenizer = Tokenizer.from_pretrained(directory) if (directory / "tokenizer.json").exists() else None
         self.max_model_len = min(self.config.max_length, options.max_model_len or self.config.max_length)
         self.health = Health.STOPPED
@@ -154,7 +155,7 @@ class AsyncEngine:
                 [sys.executable, "-m", "phase6_integration.engine_process", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": path},
+                env={**os.environ, **environment(self.options.threads or 1), "PYTHONPATH": path},
             )
         self.health, self.reason = Health.LOADING, "the model is being loaded"
         loop = asyncio.get_running_loop()

@@ -103,12 +103,8 @@ Made = tuple[EngineCore[Any], Scheduler, Ready]
 
 def bundled_engine(options: EngineOptions) -> Made:
     """What a server loads. Others can be named instead: tests have engines that fail in every way there is."""
-    import torch
-
     from phase6_integration.assemble import assemble
 
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
     parts = assemble(options)
     decoder, cache = parts.model.decoder, parts.scheduler.cache
     context, dtype = parts.model.config.max_length, str(decoder.dtype).removeprefix("torch.")

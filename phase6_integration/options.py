@@ -31,7 +31,7 @@ class EngineOptions:
     max_num_queued_reqs: int | None = None  # requests that may wait; None: any number
     request_timeout: float | None = None  # seconds from arrival to the end
     seed: int | None = None  # for requests that bring none
-    threads: int | None = None  # of the processor; None: as many as serve best beside the front
+    threads: int | None = None  # of the processor; None: as many as torch takes, or in a server what `threads.py` says
     enforce_eager: bool = True  # steps are launched kernel by kernel; there is no other way yet
     check_invariants: bool = False  # after every step; slow
     hang_timeout: float = 300.0  # seconds without a word from an engine that has work, and it counts as hung

@@ -10,10 +10,12 @@ import pytest
 
 from phase0_request import FinishReason, QueueFullError, SamplingParams
 from phase2_prefill_decode.fields import ConfigError
+from phase2_prefill_decode.shapes import SHAPES
 from phase6_integration.answers import AnswerState, Ask, Delta
 from phase6_integration.async_engine import AsyncEngine, Health, Reply, StepReport, UnavailableError
 from phase6_integration.engine import NanoServingEngine
 from phase6_integration.options import EngineOptions
+from phase6_integration.threads import environment, threads_for
 from tests.phase6_integration.faults import POISON
 
 FAULTS = "tests.phase6_integration.faults"
@@ -378,3 +380,17 @@ def test_closing_leaves_no_process_and_no_thread() -> None:
 
     run(test())
     assert psutil.Process().children() == []
+
+
+def test_a_small_model_has_one_thread_and_a_large_one_all_that_sleep_while_they_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("phase6_integration.threads.cores", lambda: 4)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    assert threads_for(SHAPES["17m"]) == 4
+    assert AsyncEngine(EngineOptions()).options.threads == 1
+    assert AsyncEngine(EngineOptions(threads=3)).options.threads == 3
+    assert environment(4) == {"OMP_WAIT_POLICY": "passive"}
+    assert environment(3) == {}, "a core is left to the front"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    assert environment(4) == {}, "whoever sets it knows why"
