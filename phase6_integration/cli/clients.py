@@ -24,15 +24,17 @@ def key_of(given: Mapping[str, Any]) -> str | None:
 HERE = ("dtype", "device", "max-model-len", "kv-cache-pages", "threads")  # of the engine's flags, those for one caller
 
 
-def add_model(parser: Parser) -> None:
-    """The model, and how it is run where it is run here."""
-    parser.add_argument(
-        "model", nargs="?", help="a directory, or a name on the Hugging Face hub; with --url, its name there"
-    )
+def add_model(parser: Parser, flag: bool = False) -> None:
+    """The model, as an argument or a flag, and how it is run where it is run here."""
+    about = "a directory, or a name on the Hugging Face hub; with --url, its name there (bundled: tiny_chat)"
+    if flag:
+        parser.add_argument("--model", metavar="MODEL", help=about)
+    else:
+        parser.add_argument("model", nargs="?", help=about)
     group = parser.add_argument_group("the model here")
-    for flag, kind, given, text in ENGINE:
-        if flag in HERE:
-            group.add_argument(f"--{flag}", type=kind, metavar=given, help=text)
+    for name, kind, given, text in ENGINE:
+        if name in HERE:
+            group.add_argument(f"--{name}", type=kind, metavar=given, help=text)
 
 
 def model_options(given: Mapping[str, Any]) -> EngineOptions:

@@ -3,11 +3,18 @@
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from phase6_integration.cli import bench_command, chat_command, doctor_command, models_command, serve_command
+from phase6_integration.cli import (
+    bench_command,
+    chat_command,
+    doctor_command,
+    generate_command,
+    models_command,
+    serve_command,
+)
 from phase6_integration.cli.parsing import Parser
 
 # Each has add(subparsers), which sets `run`: a function of the options, to an exit code.
-COMMANDS = (serve_command, chat_command, bench_command, models_command, doctor_command)
+COMMANDS = (serve_command, chat_command, generate_command, bench_command, models_command, doctor_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,0 +1,139 @@
+"""`nanoserve generate`: prompts from everywhere, answers for people and for programs, here and by a server."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phase0_request.corpus.facts import read
+from phase6_integration.cli.generate_command import wanted
+from phase6_integration.cli.generation import Generated
+from tests.phase6_integration.scripted import Heard, Said, in_a_thread, said
+
+GENERATE = [sys.executable, "-m", "phase6_integration.cli", "generate"]
+QUESTIONS = ("What is a KV cache?", "What is a token?", "What is the Sun?")
+
+
+def run(*options: str, typed: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*GENERATE, *options], input=typed, capture_output=True, text=True, timeout=120)
+
+
+def echo(heard: Heard) -> Said | None:
+    """A server that says a prompt in capitals."""
+    if heard.method != "POST":
+        return None
+    chat = heard.path == "/v1/chat/completions"
+    prompt = heard.body["messages"][-1]["content"] if chat else heard.body["prompt"]
+    if prompt == "fail":
+        return said({"error": {"message": "the queue is full"}}, 429)
+    if prompt == "cut":
+        return Said(b"{", cut=0)
+    if prompt == "odd":
+        return Said(b"<html>", 502, "text/html")
+    content: dict[str, Any] = {"message": {"content": prompt.upper()}} if chat else {"text": prompt.upper()}
+    usage = {"prompt_tokens": 9, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}
+    return said({"choices": [{"index": 0, "finish_reason": "stop", **content}], "usage": usage})
+
+
+def test_the_bundled_model_answers_each_prompt_in_its_order(tmp_path: Path) -> None:
+    answers = {question: fact.answer for fact in read() for question in fact.questions}
+    file = tmp_path / "prompts.txt"
+    file.write_text("\n".join(QUESTIONS) + "\n\n")
+    done = run("--chat", "--json", "--file", str(file))
+    assert (done.returncode, done.stderr) == (0, "")
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [one["prompt"] for one in found] == list(QUESTIONS)
+    for one in found:
+        assert one["text"] == answers[one["prompt"]]
+        assert (one["finish_reason"], one["error"]) == ("stop", None)
+        assert one["prompt_tokens"] > 5
+        assert one["output_tokens"] > 5
+
+
+def test_sampling_is_the_engine_s(tmp_path: Path) -> None:
+    done = run("The Sun is", "--max-tokens", "5", "--json", "--stop", "zzz", "--dtype", "float32")
+    (one,) = map(json.loads, done.stdout.splitlines())
+    assert (one["output_tokens"], one["finish_reason"]) == (5, "length")
+    alone = run("The Sun is", "--max-tokens", "5", "--dtype", "float32")
+    assert alone.stdout == one["text"] + "\n"
+
+
+def test_a_server_is_asked_for_the_same() -> None:
+    with in_a_thread(echo) as server:
+        done = run(
+            "--url", server.url, "--json", "--api-key", "k", "--max-tokens", "7", "--stop", "!", typed="a b\nc d\n"
+        )
+        chatted = run("--url", server.url, "--chat", "--model", "other", "--seed", "3", "hello")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    expected = {"finish_reason": "stop", "prompt_tokens": 9, "output_tokens": 3, "cached_tokens": 4, "error": None}
+    assert found == [{"prompt": p, "text": p.upper(), **expected} for p in ("a b", "c d")]
+    assert chatted.stdout == "HELLO\n"
+    completion, chat = server.asked[0], server.asked[-1]
+    assert completion.body == {"model": "tiny", "prompt": completion.body["prompt"], "max_tokens": 7,
+                               "temperature": 0.0, "stop": ["!"]}  # fmt: skip
+    assert completion.headers["authorization"] == "Bearer k"
+    assert chat.body == {"model": "other", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 128,
+                         "temperature": 0.0, "seed": 3}  # fmt: skip
+
+
+def test_a_prompt_that_fails_is_an_error_of_its_own() -> None:
+    with in_a_thread(echo) as server:
+        done = run("--url", server.url, "--json", "good", "fail", "cut", "odd")
+        shown = run("--url", server.url, "good", "fail")
+    assert done.returncode == 1
+    errors = [json.loads(line)["error"] for line in done.stdout.splitlines()]
+    assert errors[:2] == [None, "429: the queue is full"]
+    assert "the connection was lost" in errors[2]
+    assert errors[3] == "the server answered 502 with something that is no answer"
+    assert shown.stdout == "> good\nGOOD\n\n> fail\nerror: 429: the queue is full\n\n"
+
+
+def test_what_is_shown_cannot_steer_the_terminal() -> None:
+    assert Generated(prompt="p", text="\x1b[2Jhi").words(alone=True) == "\ufffd[2Jhi"
+
+
+def test_prompts_are_arguments_or_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "prompts"
+    file.write_text("one\n  \ntwo \n")
+    assert wanted(["a", "b"], None) == ["a", "b"]
+    assert wanted([], str(file)) == ["one", "two "]
+    with pytest.raises(ValueError, match="prompts or --file, not both"):
+        wanted(["a"], str(file))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], "no prompt: there is no line with text in it"),
+        (["", "a"], "a prompt is empty"),
+        (["a", "--temperature", "-1"], "temperature must be a number from 0 to 100, got -1.0"),
+        (["a", "--url", "nowhere"], "a server's URL is such as"),
+        (["a", "--url", "http://127.0.0.1:1", "--threads", "2"], "--threads is for a model that is run here"),
+        (["--file", "no-such-file"], "No such file"),
+        (["a", "--max-length", "5"], "no such flag: --max-length"),
+    ],
+)
+def test_bad_options_are_named(options: list[str], words: str) -> None:
+    done = run(*options)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--url", "http://127.0.0.1:1"], "no server answers at http://127.0.0.1:1"),
+        (["--model", "./no-such-model"], "there is no directory ./no-such-model"),
+        (["--max-model-len", "9", "--max-tokens", "5"], "tokens"),
+    ],
+)
+def test_what_cannot_be_done_is_one_clear_line(options: list[str], words: str) -> None:
+    done = run("a prompt of several words, more than fit into nine tokens at all", *options)
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1
