@@ -50,6 +50,11 @@ class Promise:
     ttft: float = 1.0  # seconds to the first token
     gap: float = 0.05  # seconds from one token to the next, on average over its answer
 
+    def __post_init__(self) -> None:
+        for name in ("ttft", "gap"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be promised as seconds above 0, got {getattr(self, name)}")
+
     def kept(self, request: Request) -> bool:
         times = request.times
         if not times.tokens or request.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from phase0_request.params import SamplingParams
+from phase0_request.params import MAX_TOKEN_ID, SamplingParams
 from phase0_request.request import Request
 
 EOS, WORD = 0, 1
@@ -176,12 +176,14 @@ def _arrival(number: int, entry: Any) -> Arrival:
         raise ValueError(f"arrival {number}: answer must be a number of tokens from 1, got {answer!r:.80}")
     if type(prompt) is int and prompt >= 1:
         prompt = [_FIRST + number, *[WORD] * (prompt - 1)]
-    if not isinstance(prompt, list) or not prompt or not all(type(token) is int and token >= 0 for token in prompt):
-        raise ValueError(f"arrival {number}: prompt must be a number of tokens from 1, or a list of token ids")
+    tokens = prompt if isinstance(prompt, list) else []
+    if not tokens or not all(type(token) is int and 0 <= token <= MAX_TOKEN_ID for token in tokens):
+        ids = f"a list of token ids from 0 to {MAX_TOKEN_ID}"
+        raise ValueError(f"arrival {number}: prompt must be a number of tokens from 1, or {ids}")
     priority = entry.get("priority", 0)
     if type(priority) is not int:
         raise ValueError(f"arrival {number}: priority must be an integer, got {priority!r:.80}")
-    return Arrival(float(moment), tuple(prompt), answer, priority)
+    return Arrival(float(moment), tuple(tokens), answer, priority)
 
 
 def options() -> dict[str, Any]:

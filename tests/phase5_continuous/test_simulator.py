@@ -337,6 +337,8 @@ class TestTheCommand:
             ("--budget=1", "max_batched_tokens must be at least 2"),
             ("--max-running=0", "must be an integer from 1, got 0"),
             ("--trace=nowhere.json", "No such file"),
+            ("--ttft=nan", "ttft must be promised as seconds above 0, got nan"),
+            ("--gap=-1", "gap must be promised as seconds above 0, got -1.0"),
         ],
     )
     def test_bad_options_are_named(self, option: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -140,6 +140,7 @@ class TestFiles:
             ('[{"time": NaN, "prompt": 3, "answer": 1}]', "time must be a number of seconds from 0, got nan"),
             ('[{"time": 0, "prompt": 0, "answer": 1}]', "prompt must be a number of tokens from 1, or a list"),
             ('[{"time": 0, "prompt": [1, -1], "answer": 1}]', "prompt must be a number of tokens from 1, or a list"),
+            ('[{"time": 0, "prompt": [2147483648], "answer": 1}]', "token ids from 0 to 2147483647"),
             ('[{"time": 0, "prompt": 1, "answer": 0}]', "answer must be a number of tokens from 1, got 0"),
             ('[{"time": 0, "prompt": 1, "answer": 1, "priority": "high"}]', "priority must be an integer"),
             ("not JSON", "Expecting value"),
