@@ -17,9 +17,6 @@ class Prefilling:
     cache: KVCache
     _seats: list[Seat] = field(default_factory=list)
 
-    def __len__(self) -> int:
-        return len(self._seats)
-
     def add(self, seat: Seat) -> None:
         """Its prompt begins to be computed."""
         if self.cache.shares:
