@@ -1,3 +1,4 @@
+import heapq
 import math
 import random
 
@@ -84,6 +85,16 @@ def test_alarms_of_those_who_have_left_do_not_pile_up() -> None:
             live.pop(rng.randrange(20)).request.finish(FinishReason.ABORT, 0)
         assert len(alarms) <= 2 * 64
     assert sorted(one.request.id for one in alarms.due(1e6)) == sorted(one.request.id for one in live)
+
+
+def test_alarms_of_many_who_stay_are_not_looked_through_for_each_that_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    sweeps: list[object] = []
+    monkeypatch.setattr(heapq, "heapify", sweeps.append)  # all stay, so what is left is in order as it was
+    alarms = Alarms()
+    for number in range(5000):
+        alarms.set(seat(f"s{number}", number=number), Deadlines(total=1e6))
+    assert 1 <= len(sweeps) <= 10
+    assert len(alarms) == 5000
 
 
 @pytest.mark.parametrize("value", [0, -1, math.inf, math.nan, True, "5"])
