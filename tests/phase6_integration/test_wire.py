@@ -1,0 +1,114 @@
+"""What front and engine say arrives whole, in order and once, however the bytes are cut; and nobody waits to say it."""
+
+import math
+import socket
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phase0_request import FinishReason, SamplingParams, TokenLogprobs
+from phase6_integration.gauges import Gauges
+from phase6_integration.options import EngineOptions
+from phase6_integration.wire import (
+    Dead,
+    Ended,
+    Finish,
+    Frames,
+    Line,
+    Load,
+    Output,
+    Ready,
+    Started,
+    Submit,
+    ToEngine,
+    ToFront,
+    Update,
+    frame,
+)
+
+SUBMIT = Submit(
+    "chatcmpl-1-0",
+    (1, 2, 3),
+    SamplingParams(stop=["\n", "END"], logit_bias={5: -100.0}, seed=-(1 << 63), logprobs=0, prompt_logprobs=20),
+    -3,
+    "tenant",
+    12.5,
+    None,
+)
+TO_ENGINE: list[ToEngine] = [Load(EngineOptions(seed=1), "a.b:c"), SUBMIT, Finish("x", FinishReason.STOP)]
+TO_FRONT: list[ToFront] = [
+    Ready(2048, 100, 16, "cpu", "float32"),
+    Update(
+        1.0,
+        0.001,
+        3,
+        4,
+        [Started("a", 0.5, 32)],
+        [Output("a", 5), Output("b", 6, TokenLogprobs(-1.5, ((6, -1.5), (7, -2.0))), [TokenLogprobs(-math.inf, ())])],
+        [Ended("b", FinishReason.ERROR, "no")],
+        Gauges(running=3, pages_total=9),
+    ),
+    Dead("out of memory"),
+]
+
+
+@given(st.lists(st.integers(0, 2), max_size=6), st.data())
+def test_messages_survive_any_cut(order: list[int], data: st.DataObject) -> None:
+    for frames, words in ((Frames.for_engine(), TO_ENGINE), (Frames.for_front(), TO_FRONT)):
+        said = [words[n] for n in order]
+        whole = b"".join(map(frame, said))
+        cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=8)))
+        pieces = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+        assert [message for piece in pieces for message in frames.feed(piece)] == said
+
+
+def test_what_is_no_message_is_refused() -> None:
+    wrong = frame(TO_FRONT[0])
+    with pytest.raises(msgspec.ValidationError):
+        list(Frames.for_engine().feed(wrong))
+    bad = msgspec.msgpack.encode({**msgspec.to_builtins(SUBMIT), "params": {"temperature": -1}})
+    with pytest.raises(msgspec.ValidationError, match="temperature must be a number from 0 to 100"):
+        list(Frames.for_engine().feed(len(bad).to_bytes(4, "big") + bad))
+
+
+def test_the_engine_never_waits_for_a_front_that_does_not_read() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        line = Line(theirs)
+        words = [Dead(f"{n}" * 1000) for n in range(2000)]  # megabytes: no socket holds them
+        for word in words:
+            line.send(word)
+        assert line.receive(wait=False) == []
+        ours.sendall(frame(SUBMIT))
+        assert line.receive(wait=True) == [SUBMIT], "heard, though what was said has not been read"
+        frames, heard = Frames.for_front(), []
+        ours.setblocking(False)
+        while len(heard) < len(words):
+            try:
+                heard += frames.feed(ours.recv(1 << 16))
+            except BlockingIOError:
+                line.receive(wait=False)  # an engine passes by here in every step: what fits by now goes out
+        assert heard == words
+
+
+def test_the_last_words_are_all_said() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        line = Line(theirs)
+        line.send(TO_FRONT[0])
+        line.send(Dead("x"))
+        line.flush()
+        assert list(Frames.for_front().feed(ours.recv(1 << 16))) == [TO_FRONT[0], Dead("x")]
+
+
+def test_a_front_that_has_gone_is_the_end() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        ours.sendall(frame(TO_ENGINE[2]))
+        ours.close()
+        line = Line(theirs)
+        assert line.receive(wait=True) == [TO_ENGINE[2]]
+        with pytest.raises(EOFError):
+            line.receive(wait=True)
