@@ -127,12 +127,14 @@ class Answer:
         self, text: str, reason: FinishReason | None = None, error: str | None = None, everything: bool = False
     ) -> Delta:
         self._shown += len(text)
+        # region exercise 6.2
         held = self._held
         if everything or self._detokenizer is None:
             shown = len(held)
         else:
             shown = next((i for i, token in enumerate(held) if token.offset >= self._shown), len(held))
         out, self._held = held[:shown], held[shown:]
+        # endregion
         return Delta(
             self.index,
             text,

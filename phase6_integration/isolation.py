@@ -63,6 +63,7 @@ class IsolatingRunner(Generic[P]):
         logprobs: dict[int, TokenLogprobs] = {}
         scores: dict[int, Sequence[TokenLogprobs]] = {}
         raised = 0
+        # region exercise 6.3
         for number, piece in enumerate(batch.slices):
             try:
                 output = self._alone(piece)
@@ -79,6 +80,7 @@ class IsolatingRunner(Generic[P]):
                 scores[number] = of_prompt
         if raised == len(batch):
             self._probe()
+        # endregion
         return StepOutput(tokens, failed, logprobs, scores)
 
     # endregion

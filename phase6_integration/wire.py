@@ -132,6 +132,7 @@ class Frames:
         buffer += data
         start = 0
         try:
+            # region exercise 6.1
             while len(buffer) - start >= HEADER:
                 stop = start + HEADER + int.from_bytes(buffer[start : start + HEADER], "big")
                 if len(buffer) < stop:
@@ -139,6 +140,7 @@ class Frames:
                 body = bytes(buffer[start + HEADER : stop])
                 start = stop
                 yield self._decoder.decode(body)
+            # endregion
         finally:
             del buffer[:start]
 

@@ -100,6 +100,7 @@ class _Answering:
         await self.line.start(200, STREAM_HEADERS)
         async with _beside(self._keep_alive(keep_alive)):
             await self._write([*map(self.shape.chunk, self.shape.opening()), *first])
+            # region exercise 6.4
             try:
                 async for deltas in news:
                     await self._deliver(deltas)
@@ -113,6 +114,7 @@ class _Answering:
                 self.account.error = repr(error)
                 last = event(self._fault.content)
             await self.line.write(last + DONE, more=False)
+            # endregion
 
     # endregion
 
