@@ -97,9 +97,11 @@ class Reply:
     # region read
     async def __aiter__(self) -> AsyncIterator[list[Delta]]:
         while self._left or self._deltas:
+            # region exercise 6.5
             await self._news.wait()
             self._news.clear()
             deltas, self._deltas = self._deltas, []
+            # endregion
             if deltas:
                 yield deltas
 
@@ -322,12 +324,14 @@ class AsyncEngine:
 
     def _watch(self) -> None:
         """Look again when a silence from now on would have lasted too long."""
+        # region exercise 6.6
         limit, now = self.options.hang_timeout, time.monotonic()
         if self._live and now - self._heard >= limit:
             self._fail(Health.HUNG, f"it has work and has not said a word for {limit:g} seconds")
             return
         wait = limit - (now - self._heard) if self._live else limit
         self._watchdog = asyncio.get_running_loop().call_later(wait, self._watch)
+        # endregion
 
     def _fail(self, health: Health, reason: str) -> None:
         """It will not say another word. Everyone who waits for one is told."""
