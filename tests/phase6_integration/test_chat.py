@@ -1,0 +1,189 @@
+"""/v1/chat/completions, /tokenize and /detokenize: conversations and texts into tokens, and back."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from phase0_request.params import SamplingParams
+from phase0_request.tokenizer import Tokenizer
+from phase6_integration.server.responses import ChatChunk, ChatResponse, DetokenizeResponse, TokenizeResponse
+from phase6_integration.server.settings import ServerSettings
+from tests.phase6_integration.fake_engine import FakeEngine, client, events, says
+
+TOKENIZER = Tokenizer.from_pretrained()
+HELLO = [{"role": "user", "content": "Hello"}]
+CHAT = "/v1/chat/completions"
+PATIENT = ServerSettings(template_timeout=60)  # the machine may be busy
+
+
+def post(engine: FakeEngine, path: str, settings: ServerSettings = PATIENT, **body: Any) -> httpx.Response:
+    async def send() -> httpx.Response:
+        async with client(engine, settings) as http:
+            response = await http.post(path, json=body)
+            assert isinstance(response, httpx.Response)
+            return response
+
+    return asyncio.run(send())
+
+
+def answer(engine: FakeEngine, **body: Any) -> ChatResponse:
+    response = post(engine, CHAT, **{"messages": HELLO, **body})
+    assert response.status_code == 200, response.text
+    return ChatResponse.model_validate_json(response.content)
+
+
+def chunks(engine: FakeEngine, **body: Any) -> list[ChatChunk]:
+    *data, done = events(post(engine, CHAT, messages=HELLO, stream=True, **body).content)
+    assert done == "[DONE]"
+    return [ChatChunk.model_validate_json(one) for one in data]
+
+
+def test_the_engine_is_asked_what_the_template_lays_out() -> None:
+    engine = FakeEngine()
+    answer(engine, max_tokens=3)
+    answer(engine, max_tokens=3, add_generation_prompt=False)
+    asked, without = engine.submitted
+    assert list(asked.prompt) == TOKENIZER.chat(HELLO)
+    assert list(without.prompt) == TOKENIZER.chat(HELLO, add_generation_prompt=False)
+    assert len(without.prompt) < len(asked.prompt)
+
+
+def test_text_parts_are_lines_of_one_text() -> None:
+    engine = FakeEngine()
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    answer(engine, messages=[{"role": "user", "content": parts}], max_tokens=3)
+    assert list(engine.submitted[0].prompt) == TOKENIZER.chat([{"role": "user", "content": "one\ntwo"}])
+
+
+@pytest.mark.parametrize(
+    ("given", "length"),
+    [
+        ({}, 2048 - len(TOKENIZER.chat(HELLO))),
+        ({"max_tokens": 5}, 5),
+        ({"max_completion_tokens": 5}, 5),
+        ({"max_tokens": 5, "max_completion_tokens": 5}, 5),
+    ],
+)
+def test_how_long_an_answer_may_be(given: dict[str, Any], length: int) -> None:
+    engine = FakeEngine(says("yes"))
+    answer(engine, **given)
+    assert engine.submitted[0].params == SamplingParams(max_tokens=length)
+
+
+def test_a_conversation_that_is_too_long() -> None:
+    engine = FakeEngine(max_model_len=64)
+    response = post(engine, CHAT, messages=[{"role": "user", "content": "word " * 100}])
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (400, "messages", "context_length_exceeded")
+    length = len(TOKENIZER.chat([{"role": "user", "content": "word " * 100}]))
+    assert "64" in error["message"]
+    assert str(length) in error["message"]
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_stream_begins_with_the_role_of_each_choice(n: int) -> None:
+    first = chunks(FakeEngine(says("yes")), n=n)[:n]
+    assert [one.choices[0].index for one in first] == list(range(n))
+    assert {(one.choices[0].delta.role, one.choices[0].delta.content) for one in first} == {("assistant", "")}
+
+
+@pytest.mark.parametrize("top", [None, 0, 3])
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs(top: int | None, stream: bool) -> None:
+    text = "caf\u00e9 \U0001f600"
+    given = {"logprobs": True, "max_tokens": 50} | ({} if top is None else {"top_logprobs": top})
+    engine = FakeEngine(says(text))
+    if stream:
+        found = [one.choices[0].logprobs for one in chunks(engine, **given)]
+    else:
+        found = [answer(engine, **given).choices[0].logprobs]
+    entries = [entry for one in found if one is not None for entry in one.content]
+    assert bytes(value for entry in entries for value in entry.bytes or []).decode() == text
+    assert {entry.logprob for entry in entries} == {-1.0}
+    assert {len(entry.top_logprobs) for entry in entries} == {top or 0}
+    assert engine.submitted[0].params.logprobs == (top or 0)
+    assert engine.submitted[0].params.prompt_logprobs is None
+    assert any(entry.token.startswith("bytes:\\x") for entry in entries)
+
+
+def test_without_logprobs_there_are_none() -> None:
+    engine = FakeEngine(says("yes"))
+    assert answer(engine, logprobs=False).choices[0].logprobs is None
+    assert engine.submitted[0].params.logprobs is None
+
+
+def test_a_template_of_the_operator_is_the_one_that_counts() -> None:
+    settings = ServerSettings(chat_template="{% for m in messages %}<{{ m.content }}>{% endfor %}", template_timeout=60)
+    engine = FakeEngine()
+    assert post(engine, CHAT, settings, messages=HELLO, max_tokens=2).status_code == 200
+    assert list(engine.submitted[0].prompt) == TOKENIZER.encode("<Hello>", add_special_tokens=False)
+
+
+@pytest.mark.parametrize(
+    ("template", "says_why"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[5].content.nothing }}", ""),
+        ("{{ ''.__class__.__mro__ }}", ""),
+        ("{% if %}", ""),
+    ],
+)
+def test_a_template_that_refuses_is_a_400_in_its_own_words(template: str, says_why: str) -> None:
+    settings = ServerSettings(chat_template=template, template_timeout=60)
+    response = post(FakeEngine(), CHAT, settings, messages=HELLO)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "messages")
+    assert says_why in error["message"]
+    assert len(error["message"]) < 300
+
+
+def test_a_template_that_takes_too_long_is_given_up_on() -> None:
+    long = "{% for a in range(3000) %}{% for b in range(300) %}{{ a * b }}{% endfor %}{% endfor %}"
+    settings = ServerSettings(chat_template=long, template_timeout=0.01)
+    response = post(FakeEngine(), CHAT, settings, messages=HELLO)
+    assert response.status_code == 400
+    assert "longer than 0.01 seconds" in response.json()["error"]["message"]
+
+
+def test_a_model_without_a_template_is_for_completions() -> None:
+    engine = FakeEngine()
+    assert engine.tokenizer is not None
+    engine.tokenizer.chat_template = None
+    response = post(engine, CHAT, messages=HELLO)
+    assert response.status_code == 400
+    assert "/v1/completions" in response.json()["error"]["message"]
+
+
+TEXTS = ["Hello there", "", " leading", "caf\u00e9 \U0001f600", "line\nline\ttab", "a<|im_end|>b", "word " * 5000]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_tokenize_and_detokenize(text: str) -> None:
+    engine = FakeEngine()
+    response = post(engine, "/tokenize", prompt=text, return_token_strs=True)
+    found = TokenizeResponse.model_validate_json(response.content)
+    assert found.tokens == TOKENIZER.encode(text)
+    assert (found.count, found.max_model_len) == (len(found.tokens), 2048)
+    assert found.token_strs is not None
+    assert len(found.token_strs) == found.count
+    back = post(engine, "/detokenize", tokens=found.tokens)
+    assert DetokenizeResponse.model_validate_json(back.content).prompt == TOKENIZER.decode(found.tokens)
+
+
+def test_tokenize_a_conversation() -> None:
+    response = post(FakeEngine(), "/tokenize", messages=HELLO)
+    assert response.json() == {
+        "count": len(TOKENIZER.chat(HELLO)),
+        "max_model_len": 2048,
+        "tokens": TOKENIZER.chat(HELLO),
+        "token_strs": None,
+    }
+    without = post(FakeEngine(), "/tokenize", messages=HELLO, add_generation_prompt=False).json()
+    assert without["tokens"] == TOKENIZER.chat(HELLO, add_generation_prompt=False)
+
+
+def test_a_text_or_a_conversation_but_not_both() -> None:
+    for body in ({"prompt": "a", "messages": HELLO}, {"messages": HELLO, "add_special_tokens": True}, {}):
+        assert post(FakeEngine(), "/tokenize", **body).status_code == 400

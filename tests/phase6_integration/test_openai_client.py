@@ -1,0 +1,279 @@
+"""The official client, as people use it, against a running server with the bundled model."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+
+from phase0_request.request import FinishReason
+from phase6_integration.async_engine import AsyncEngine, Health
+from phase6_integration.options import EngineOptions
+from phase6_integration.server.settings import ServerSettings
+from tests.phase6_integration.fake_engine import FakeEngine, Script, served
+
+KEY = "sk-of-the-test"
+CHAT: Any = [{"role": "user", "content": "What is paging?"}]
+GREEDY: Any = {"model": "tiny_chat", "temperature": 0, "max_tokens": 24}
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    options = EngineOptions(kv_cache_pages=256, max_num_seqs=16, threads=1)
+    settings = ServerSettings(api_keys=(KEY,), template_timeout=60)
+    with served(lambda: AsyncEngine(options), settings) as url:
+        yield f"{url}/v1"
+
+
+@pytest.fixture
+def client(address: str) -> Iterator[OpenAI]:
+    with OpenAI(base_url=address, api_key=KEY, max_retries=0) as client:
+        yield client
+
+
+def test_a_chat_completion(client: OpenAI) -> None:
+    done = client.chat.completions.create(messages=CHAT, **GREEDY)
+    (choice,) = done.choices
+    assert choice.message.role == "assistant"
+    assert choice.message.content
+    assert choice.finish_reason in ("stop", "length")
+    assert done.usage is not None
+    assert done.usage.total_tokens == done.usage.prompt_tokens + done.usage.completion_tokens
+    assert done.usage.completion_tokens <= 24
+    assert done.model == "tiny_chat"
+    assert done.id.startswith("chatcmpl-")
+
+
+def test_a_streamed_chat_completion_is_the_same(client: OpenAI) -> None:
+    whole = client.chat.completions.create(messages=CHAT, **GREEDY)
+    stream = client.chat.completions.create(
+        messages=CHAT, stream=True, stream_options={"include_usage": True}, **GREEDY
+    )
+    chunks = list(stream)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    reasons = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices]
+    assert [reason for reason in reasons if reason] == [whole.choices[0].finish_reason]
+    assert chunks[-1].usage is not None
+    assert whole.usage is not None
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_the_stream_helper_of_the_client(client: OpenAI) -> None:
+    to_the_end = {**GREEDY, "max_tokens": 1000}
+    whole = client.chat.completions.create(messages=CHAT, **to_the_end)
+    with client.chat.completions.stream(messages=CHAT, **to_the_end) as stream:
+        deltas = [event.delta for event in stream if event.type == "content.delta"]
+        final = stream.get_final_completion()
+    assert "".join(deltas) == final.choices[0].message.content == whole.choices[0].message.content
+
+
+def test_a_completion_of_a_text_and_of_its_tokens(client: OpenAI, address: str) -> None:
+    headers = {"authorization": f"Bearer {KEY}"}
+    root = address.removesuffix("/v1")
+    tokens = httpx.post(f"{root}/tokenize", json={"prompt": "Paging is"}, headers=headers).json()["tokens"]
+    of_text = client.completions.create(prompt="Paging is", **GREEDY)
+    of_tokens = client.completions.create(prompt=tokens, **GREEDY)
+    assert of_text.choices[0].text == of_tokens.choices[0].text != ""
+    assert of_text.usage is not None
+    assert of_text.usage.prompt_tokens == len(tokens)
+    back = httpx.post(f"{root}/detokenize", json={"tokens": tokens}, headers=headers).json()
+    assert back == {"prompt": "Paging is"}
+
+
+def test_several_prompts_and_several_samples_are_numbered(client: OpenAI) -> None:
+    done = client.completions.create(
+        prompt=["One", "Two"], n=2, model="tiny_chat", seed=5, max_tokens=8, temperature=1, echo=True
+    )
+    assert [choice.index for choice in done.choices] == [0, 1, 2, 3]
+    assert [choice.text[:3] for choice in done.choices] == ["One", "One", "Two", "Two"]
+    again = client.completions.create(
+        prompt=["One", "Two"], n=2, model="tiny_chat", seed=5, max_tokens=8, temperature=1, echo=True
+    )
+    assert [choice.text for choice in again.choices] == [choice.text for choice in done.choices]
+    assert done.choices[0].text != done.choices[1].text, "samples of one seed differ"
+
+
+def test_a_prefix_is_cached(client: OpenAI) -> None:
+    prompt = "The scheduler plans whose tokens are computed next, under one budget. " * 8
+    client.completions.create(prompt=prompt, **GREEDY)
+    done = client.completions.create(prompt=prompt, **GREEDY)
+    assert done.usage is not None
+    assert done.usage.prompt_tokens_details is not None
+    cached = done.usage.prompt_tokens_details.cached_tokens
+    assert cached is not None
+    assert 16 <= cached < done.usage.prompt_tokens
+
+
+def test_logprobs_of_a_chat(client: OpenAI) -> None:
+    done = client.chat.completions.create(messages=CHAT, logprobs=True, top_logprobs=3, **GREEDY)
+    (choice,) = done.choices
+    assert choice.logprobs is not None
+    assert choice.logprobs.content is not None
+    entries = choice.logprobs.content
+    assert "".join(bytes(entry.bytes or []).decode() for entry in entries) == choice.message.content
+    for entry in entries:
+        assert entry.logprob <= 0
+        assert len(entry.top_logprobs) == 3
+        assert entry.top_logprobs[0].token == entry.token, "greedy"
+        assert entry.top_logprobs[0].logprob == pytest.approx(entry.logprob, abs=1e-5)
+
+
+def test_logprobs_of_a_completion_with_its_prompt(client: OpenAI) -> None:
+    done = client.completions.create(prompt="Paging ends", logprobs=2, echo=True, **GREEDY)
+    (choice,) = done.choices
+    found = choice.logprobs
+    assert found is not None
+    assert found.tokens is not None
+    assert found.token_logprobs is not None
+    assert found.top_logprobs is not None
+    assert found.text_offset is not None
+    assert "".join(found.tokens) == choice.text
+    assert found.token_logprobs[0] is None
+    assert all(value is not None and value <= 0 for value in found.token_logprobs[1:])
+    for token, offset in zip(found.tokens, found.text_offset, strict=True):
+        assert choice.text[offset:].startswith(token)
+    lengths = {len(found.tokens), len(found.token_logprobs), len(found.top_logprobs), len(found.text_offset)}
+    assert len(lengths) == 1
+
+
+def test_prompt_logprobs_alone(client: OpenAI) -> None:
+    done = client.completions.create(
+        prompt="Paging ends", model="tiny_chat", logprobs=0, echo=True, max_tokens=0, temperature=0
+    )
+    assert done.choices[0].text == "Paging ends"
+    assert done.usage is not None
+    assert done.usage.completion_tokens == 0
+    whole = client.completions.create(prompt="Paging ends", logprobs=0, echo=True, **GREEDY)
+    assert done.choices[0].logprobs is not None
+    assert whole.choices[0].logprobs is not None
+    alone, with_more = done.choices[0].logprobs.token_logprobs, whole.choices[0].logprobs.token_logprobs
+    assert alone is not None
+    assert with_more is not None
+    assert alone[1:] == pytest.approx(with_more[1 : len(alone)], abs=1e-4)
+
+
+def test_a_stop_string_ends_the_text_before_itself(client: OpenAI) -> None:
+    whole = client.completions.create(prompt="Paging is", **GREEDY).choices[0].text
+    stop = whole[5:9]
+    done = client.completions.create(prompt="Paging is", stop=[stop], **GREEDY).choices[0]
+    assert done.finish_reason == "stop"
+    assert done.text == whole[: whole.index(stop)]
+
+
+def test_models(client: OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["tiny_chat"]
+    assert client.models.retrieve("tiny_chat").owned_by == "nano-serving"
+
+
+REFUSED: list[tuple[type[openai.APIStatusError], dict[str, Any], str]] = [
+    (openai.BadRequestError, {"temperature": -1}, "temperature"),
+    (openai.BadRequestError, {"extra_body": {"no_such_field": 1}}, "no_such_field"),
+    (openai.BadRequestError, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    (openai.BadRequestError, {"max_tokens": 5000}, "max_tokens"),
+    (openai.BadRequestError, {"messages": []}, "messages"),
+    (openai.NotFoundError, {"model": "another"}, "model"),
+]
+
+
+@pytest.mark.parametrize(("kind", "given", "param"), REFUSED, ids=[param for _, _, param in REFUSED])
+@pytest.mark.parametrize("stream", [False, True])
+def test_refusals_are_the_client_s_own_exceptions(
+    client: OpenAI, kind: type[openai.APIStatusError], given: dict[str, Any], param: str, stream: bool
+) -> None:
+    with pytest.raises(kind) as refusal:
+        client.chat.completions.create(**{**GREEDY, "messages": CHAT, "stream": stream, **given})
+    assert refusal.value.param == param
+    assert refusal.value.request_id
+
+
+def test_a_context_that_is_too_long(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as refusal:
+        client.completions.create(prompt=[7] * 3000, **GREEDY)
+    assert refusal.value.code == "context_length_exceeded"
+    assert "2048" in refusal.value.message
+    assert "3000" in refusal.value.message
+
+
+def test_a_wrong_key(address: str) -> None:
+    with OpenAI(base_url=address, api_key="sk-wrong") as client, pytest.raises(openai.AuthenticationError):
+        client.models.list()
+
+
+def test_many_at_once_and_one_who_leaves(address: str) -> None:
+    async def test() -> None:
+        async with AsyncOpenAI(base_url=address, api_key=KEY, max_retries=0) as client:
+            alone = await client.completions.create(prompt="Paging is", **GREEDY)
+            left = await client.completions.create(prompt="Once", stream=True, **{**GREEDY, "max_tokens": 1000})
+            async for _ in left:
+                break
+            await left.close()
+            together = await asyncio.gather(
+                *(client.completions.create(prompt="Paging is", **GREEDY) for _ in range(12)),
+                *(in_pieces(client) for _ in range(12)),
+            )
+        texts = {one if isinstance(one, str) else one.choices[0].text for one in together}
+        assert texts == {alone.choices[0].text}
+
+    async def in_pieces(client: AsyncOpenAI) -> str:
+        stream = await client.completions.create(prompt="Paging is", stream=True, **GREEDY)
+        return "".join([chunk.choices[0].text async for chunk in stream])
+
+    asyncio.run(test())
+
+
+def says_or(reason: FinishReason) -> Script:
+    return lambda submit: [*submit.prompt, reason]
+
+
+def broken(health: Health) -> FakeEngine:
+    engine = FakeEngine()
+    engine.health, engine.reason = health, "for a test"
+    return engine
+
+
+def full() -> FakeEngine:
+    engine = FakeEngine(max_num_queued_reqs=1)
+    engine._waiting.add("someone who waits")
+    return engine
+
+
+FAULTS: list[tuple[Any, type[openai.APIStatusError], int]] = [
+    (full, openai.RateLimitError, 429),
+    (lambda: broken(Health.LOADING), openai.InternalServerError, 503),
+    (lambda: broken(Health.DRAINING), openai.InternalServerError, 503),
+    (lambda: broken(Health.DEAD), openai.InternalServerError, 503),
+    (lambda: FakeEngine(lambda _: [FinishReason.ERROR]), openai.InternalServerError, 500),
+    (lambda: FakeEngine(lambda _: [FinishReason.TIMEOUT]), openai.APIStatusError, 408),
+]
+
+
+@pytest.mark.parametrize(("make", "kind", "status"), FAULTS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_faults_have_a_status_and_say_when_to_come_again(
+    make: Any, kind: type[openai.APIStatusError], status: int, stream: bool
+) -> None:
+    with (
+        served(make) as url,
+        OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+        pytest.raises(kind) as fault,
+    ):
+        client.completions.create(prompt="Hello", stream=stream, model="tiny_chat")
+    assert fault.value.status_code == status
+    assert ("retry-after" in fault.value.response.headers) == (status in (429, 503))
+    assert "no client may see" not in fault.value.message
+
+
+def test_a_fault_in_the_middle_of_a_stream_is_an_exception() -> None:
+    with (
+        served(lambda: FakeEngine(says_or(FinishReason.ERROR))) as url,
+        OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        stream = client.completions.create(prompt="Hello", stream=True, model="tiny_chat", max_tokens=9)
+        assert next(stream).choices[0].text == "Hello"
+        with pytest.raises(openai.APIError, match="failed on this request"):
+            list(stream)

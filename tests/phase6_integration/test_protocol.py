@@ -1,0 +1,283 @@
+"""What is refused, by what name, and in what words: every field of every request, one wrong value at a time."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from phase6_integration.server.errors import UNSUPPORTED
+from phase6_integration.server.protocol import ChatRequest, CompletionRequest
+from phase6_integration.server.settings import ServerSettings
+from tests.phase6_integration.fake_engine import FakeEngine, client
+
+COMPLETE = "/v1/completions"
+CHAT = "/v1/chat/completions"
+PROMPT: dict[str, Any] = {"prompt": "Hello", "max_tokens": 2}
+HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
+BODIES = {COMPLETE: PROMPT, CHAT: HELLO}
+SETTINGS = ServerSettings(max_choices=8, max_messages=4, max_logprobs=5)
+
+
+def post(path: str, body: Any, engine: FakeEngine | None = None, **more: Any) -> httpx.Response:
+    """To a server whose engine echoes. `body`: bytes are sent as they are."""
+
+    async def send() -> httpx.Response:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {"content-type": "application/json", **more.pop("headers", {})}
+        async with client(engine or FakeEngine(), SETTINGS) as http:
+            return await http.post(path, content=content, headers=headers, **more)
+
+    return asyncio.run(send())
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    """The error, which has the one shape."""
+    assert set(response.json()) == {"error"}
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert isinstance(error["message"], str)
+    assert error["message"]
+    return error
+
+
+INFINITE = [float("nan"), float("inf"), float("-inf")]
+WRONG: dict[str, list[Any]] = {  # of both kinds of completion
+    "model": [5, "", "x" * 257, ["tiny_chat"]],
+    "max_tokens": ["5", True, 1.5, -1, 2049, 10**30],
+    "min_tokens": ["1", False, -1, 0.5, 2049],
+    "temperature": ["1", True, -0.1, 100.1, *INFINITE],
+    "top_p": [0, -1, 1.1, "1", *INFINITE],
+    "top_k": [-2, 1.5, 1 << 31, "3"],
+    "min_p": [-0.1, 1.1, True, *INFINITE],
+    "n": [0, -1, 9, 1.5, True, "2"],
+    "stop": [5, [5], [""], "", ["a"] * 17, "x" * 257, {"a": 1}, [["a"]]],
+    "stop_token_ids": [5, ["5"], [-1], [4096], [True], [1.5], list(range(129))],
+    "seed": [1.5, "1", True, 1 << 63, -(1 << 63) - 1],
+    "presence_penalty": [-2.1, 2.1, "0", *INFINITE],
+    "frequency_penalty": [-2.1, 2.1, "0", *INFINITE],
+    "repetition_penalty": [0, -1, 10.1, "1", *INFINITE],
+    "logit_bias": [[], {"a": 1}, {"-1": 1}, {"1": 101}, {"1": "1"}, {"4096": 1}, {"01": 1}, {"1": INFINITE[0]}],
+    "ignore_eos": [1, "true", 0],
+    "stream": [1, "true", 0],
+    "stream_options": [True, {"include_usage": 1}, {"other": True}],
+    "response_format": [{"type": "json_object"}, {"type": "json_schema"}, "text", {}],
+    "priority": ["1", 1.5, (1 << 31) + 1, True],
+    "cache_salt": ["", 5, "x" * 257],
+    "user": [5, "x" * 257],
+    "request_id": ["", "with space", "x" * 129, 5, "new\nline", "\u00e9"],
+}
+WRONG_COMPLETION: dict[str, list[Any]] = {
+    **WRONG,
+    "prompt": [5, None, "", [], [""], [[]], [4096], [-1], [True], [1.5], ["a", 5], [5, "a"], [[5], "a"], {"a": 1}],
+    "logprobs": [True, -1, 6, "1", 1.5],
+    "echo": [1, "true"],
+}
+WRONG_CHAT: dict[str, list[Any]] = {
+    **WRONG,
+    "max_tokens": [*WRONG["max_tokens"], 0],
+    "max_completion_tokens": [0, "5", True, 2049],
+    "logprobs": [1, "true", 0],
+    "top_logprobs": [True, -1, 6, "1"],
+    "add_generation_prompt": [1, "no"],
+    "messages": [
+        *[None, [], "Hello", {}, [5], [{}], [{"role": "user"}], [{"content": "x"}]],
+        *[[{"role": role, "content": "x"}] for role in ("tool", "function", "nobody", 5)],
+        *[[{"role": "user", "content": content}] for content in (5, None, [], [5], [{"type": "text"}], {})],
+        [{"role": "user", "content": "x", "name": "me"}],
+        [{"role": "assistant", "content": "x", "tool_calls": []}],
+        [{"role": "user", "content": "x"}] * 5,
+    ],
+}
+TABLES = {COMPLETE: (CompletionRequest, WRONG_COMPLETION), CHAT: (ChatRequest, WRONG_CHAT)}
+CASES = [(path, field, value) for path, (_, table) in TABLES.items() for field in table for value in table[field]]
+
+
+@pytest.mark.parametrize("path", TABLES)
+def test_no_field_is_left_out_of_the_tables(path: str) -> None:
+    model, table = TABLES[path]
+    assert set(table) == set(model.model_fields)
+
+
+def test_a_wrong_value_is_a_400_that_names_its_field() -> None:
+    async def send() -> list[str]:
+        engine, wrong = FakeEngine(), []
+        async with client(engine, SETTINGS) as http:
+            for path, field, value in CASES:
+                content = json.dumps({**BODIES[path], field: value}).encode()
+                response = await http.post(path, content=content, headers={"content-type": "application/json"})
+                error = error_of(response)
+                named = str(error["param"]).split(".")[0]
+                if (response.status_code, named) != (400, field) or field not in error["message"]:
+                    wrong.append(f"{path} {field}={value!r}: {response.status_code} {error}")
+        assert engine.submitted == []
+        return wrong
+
+    assert len(CASES) > 250
+    assert asyncio.run(send()) == []
+
+
+RIGHT: dict[str, list[Any]] = {
+    "temperature": [0, 0.0, 2, 100],
+    "top_p": [1, 0.001],
+    "top_k": [-1, 0, 5],
+    "n": [1, 8],
+    "stop": ["x", ["x"] * 16, []],
+    "stop_token_ids": [[], [0, 4095]],
+    "seed": [-(1 << 63), (1 << 63) - 1],
+    "logit_bias": [{}, {"0": -100, "4095": 100.0}],
+    "response_format": [{"type": "text"}],
+    "priority": [-5],
+    "cache_salt": ["tenant"],
+    "user": ["", "someone"],
+    "request_id": ["mine-1"],
+}
+
+
+@pytest.mark.parametrize("path", TABLES)
+def test_the_edges_of_what_is_allowed_are_allowed_and_null_is_not_given(path: str) -> None:
+    async def send() -> list[str]:
+        wrong = []
+        async with client(FakeEngine(), SETTINGS) as http:
+            nulls = {field: [None] for field in TABLES[path][1] if field not in ("prompt", "messages")}
+            for field, values in [*RIGHT.items(), *nulls.items()]:
+                for value in values:
+                    response = await http.post(path, json={**BODIES[path], field: value})
+                    if response.status_code != 200:
+                        wrong.append(f"{field}={value!r}: {response.text}")
+        return wrong
+
+    assert asyncio.run(send()) == []
+
+
+@pytest.mark.parametrize("path", TABLES)
+def test_what_is_known_and_not_supported_is_told_from_what_nobody_knows(path: str) -> None:
+    engine = FakeEngine()
+    for field in sorted(UNSUPPORTED - set(TABLES[path][1])):
+        error = error_of(post(path, {**BODIES[path], field: None}, engine))
+        assert (error["param"], error["code"]) == (field, "unsupported_field")
+        assert field in error["message"]
+    error = error_of(post(path, {**BODIES[path], "temprature": 1}))
+    assert (error["param"], error["code"]) == ("temprature", "unknown_field")
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "video_url"])
+def test_content_that_is_no_text_is_refused_by_its_name(kind: str) -> None:
+    part = {"type": kind, kind: {"url": "data:,"}}
+    content = [{"type": "text", "text": "Look"}, part]
+    error = error_of(post(CHAT, {"messages": [{"role": "user", "content": content}]}))
+    assert kind in error["message"]
+    assert error["param"].startswith("messages.0.content.1")
+
+
+NO_JSON = [
+    b"",
+    b"{",
+    b"[]",
+    b"5",
+    b'"text"',
+    b"null",
+    b'{"prompt": "a",}',
+    b'{"prompt": "a"} {}',
+    b"{'prompt': 'a'}",
+    b'{"prompt": "\xff"}',
+    b'{"prompt": "\\ud800"}',
+    b'{"prompt": "\\udc00\\ud800"}',
+    b'{"prompt": "a", "temperature": NaN}',
+    b'{"prompt": "a", "temperature": -Infinity}',
+    b'{"prompt": "a", "temperature": 1e999}',
+    b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}",
+    b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    b'{"prompt": "a", "x": ' + b'{"a":' * 5000 + b"1" + b"}" * 5000 + b"}",
+    b"\xef\xbb\xbf" + b'{"prompt": "a"}',
+    b"\x00",
+]
+
+
+@pytest.mark.parametrize("body", NO_JSON, ids=lambda body: repr(body[:32]))
+def test_what_is_no_json_or_no_object_is_a_400(body: bytes) -> None:
+    response = post(COMPLETE, body)
+    assert response.status_code == 400
+    assert error_of(response)["type"] == "invalid_request_error"
+
+
+def test_of_a_field_given_twice_the_last_counts() -> None:
+    engine = FakeEngine()
+    assert post(COMPLETE, b'{"prompt": "a", "max_tokens": 9, "max_tokens": 2}', engine).status_code == 200
+    assert engine.submitted[0].params.max_tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        ("application/json", 200),
+        ("application/json; charset=utf-8", 200),
+        ("Application/JSON", 200),
+        ("text/plain", 415),
+        ("application/x-www-form-urlencoded", 415),
+        ("multipart/form-data; boundary=x", 415),
+        ("application/jsonp", 415),
+        ("", 415),
+    ],
+)
+def test_only_json_is_read(kind: str, status: int) -> None:
+    response = post(COMPLETE, PROMPT, headers={"content-type": kind})
+    assert response.status_code == status
+    if status == 415:
+        assert error_of(response)["code"] == "unsupported_media_type"
+
+
+def test_what_was_sent_is_not_repeated() -> None:
+    secret = "correct-horse-battery"
+    for body in (
+        {**PROMPT, "temperature": secret},
+        {**PROMPT, "stop": [secret * 20]},
+        {**PROMPT, "prompt": {"a": secret}},
+        {**PROMPT, "model": secret},
+        {**PROMPT, "logit_bias": {"1": secret}},
+    ):
+        assert secret not in post(COMPLETE, body).text
+
+
+def test_a_far_too_large_number_is_not_printed() -> None:
+    error = error_of(post(COMPLETE, {**PROMPT, "max_tokens": 10**300}))
+    assert len(error["message"]) < 200
+
+
+def test_too_many_choices_are_refused_before_anything_is_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine()
+    monkeypatch.setattr(engine.tokenizer, "encode", lambda *_: pytest.fail("it was tokenized"))
+    error = error_of(post(COMPLETE, {"prompt": ["a", "b", "c"], "n": 3}, engine))
+    assert (error["param"], error["code"]) == ("n", "conflicting_values")
+    assert "8" in error["message"]
+    assert "3 x 3" in error["message"]
+
+
+CONFLICTS: list[tuple[str, dict[str, Any], str]] = [
+    (COMPLETE, {"max_tokens": 0}, "max_tokens"),
+    (COMPLETE, {"min_tokens": 3}, "min_tokens"),
+    (COMPLETE, {"stream_options": {"include_usage": True}}, "stream_options"),
+    (CHAT, {"max_completion_tokens": 3}, "max_tokens"),
+    (CHAT, {"top_logprobs": 2}, "top_logprobs"),
+    (CHAT, {"top_logprobs": 2, "logprobs": False}, "top_logprobs"),
+    (CHAT, {"stream": False, "stream_options": {"include_usage": True}}, "stream_options"),
+]
+
+
+@pytest.mark.parametrize(("path", "given", "param"), CONFLICTS)
+def test_fields_that_do_not_go_together(path: str, given: dict[str, Any], param: str) -> None:
+    response = post(path, {**BODIES[path], **given})
+    assert response.status_code == 400
+    error = error_of(response)
+    assert (error["param"], error["code"]) == (param, "conflicting_values")
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
+def test_the_other_routes_refuse_alike(path: str) -> None:
+    field = {"/tokenize": "prompt", "/detokenize": "tokens"}[path]
+    wrong: list[dict[str, Any]] = [{}, {field: [], "other": 1}]
+    for body in [*wrong, *({field: value} for value in (5, None, [-1], [4096], ["x"]))]:
+        response = post(path, body)
+        assert response.status_code == 400
+        assert error_of(response)["param"]
