@@ -148,17 +148,10 @@ class AsyncEngine:
 
     async def start(self) -> None:
         """Start the process, which loads the model. Returns at once; `ready` waits."""
-        if self._process is not None:
+        if self._transport is not None:
             raise RuntimeError("an engine is started once")
         ours, theirs = socket.socketpair()
-        path = os.pathsep.join(filter(None, sys.path))
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "phase6_integration.engine_process", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, **environment(self.options.threads or 1), "PYTHONPATH": path},
-            )
+        self.spawn(theirs)
         self.health, self.reason = Health.LOADING, "the model is being loaded"
         loop = asyncio.get_running_loop()
         if self.tokenizer is not None and self.tokenizer.chat_template is not None:
@@ -167,6 +160,17 @@ class AsyncEngine:
         transport, _ = await loop.create_unix_connection(lambda: _Ear(self), sock=ours)
         self._transport = transport
         self._say(Load(self.options, self._factory))
+
+    def spawn(self, end: socket.socket) -> None:
+        """Have the engine at the other end of the line: a process, which loads what a server needs and no more."""
+        path = os.pathsep.join(filter(None, sys.path))
+        with end:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "phase6_integration.engine_process", str(end.fileno())],
+                pass_fds=[end.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **environment(self.options.threads or 1), "PYTHONPATH": path},
+            )
 
     async def ready(self) -> None:
         """Returns once requests can be taken; UnavailableError if that will never be."""

@@ -1,0 +1,121 @@
+"""A thread or a process? The engine in either, behind the same server and the same line, under the same load.
+
+What is compared is the throughput that clients see, and how late the event loop comes to what it was to do: a front
+that is late is late for everyone, for health checks too.
+"""
+
+import argparse
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import uvicorn
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from phase0_request.machine import record
+from phase0_request.metrics import percentile
+from phase6_integration.async_engine import AsyncEngine
+from phase6_integration.engine_process import serve
+from phase6_integration.options import EngineOptions
+from phase6_integration.server.app import create_app
+from phase6_integration.server.settings import ServerSettings
+
+TICK = 0.002  # seconds between two looks at the clock
+
+
+class OnAThread(AsyncEngine):
+    """The other way: one interpreter for both."""
+
+    def spawn(self, end: socket.socket) -> None:
+        self.thread = threading.Thread(target=serve, args=(end,))
+        self.thread.start()
+
+    async def close(self) -> None:
+        await super().close()
+        await asyncio.to_thread(self.thread.join)
+
+
+HOSTS = {"process": AsyncEngine, "thread": OnAThread}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of one host. Milliseconds that the event loop was late by; tokens a second that clients got."""
+
+    tokens_per_second: float
+    ttft_p99_ms: float
+    late_p50_ms: float
+    late_p99_ms: float
+    late_most_ms: float
+
+
+async def measure(host: str, clients: int, requests: int) -> Outcome:
+    """Serve on a free port, and let another process be the clients."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    async with HOSTS[host](EngineOptions(max_num_seqs=clients, threads=1)) as engine:
+        config = uvicorn.Config(create_app(engine, ServerSettings()), log_config=None, access_log=False, lifespan="off")
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        late: list[float] = []
+        watching = asyncio.create_task(watch(late))
+        report = await asyncio.to_thread(load, listener.getsockname()[1], clients, requests)
+        watching.cancel()
+        server.should_exit = True
+        await serving
+    return Outcome(
+        report["output_throughput"],
+        report["p99_ttft_ms"],
+        *(1e3 * percentile(late, q) for q in (50, 99, 100)),
+    )
+
+
+async def watch(late: list[float]) -> None:
+    """How much later than asked this is woken, again and again."""
+    while True:
+        before = time.perf_counter()
+        await asyncio.sleep(TICK)
+        late.append(time.perf_counter() - before - TICK)
+
+
+def load(port: int, clients: int, requests: int) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "report.json"
+        flags = ["--url", f"http://127.0.0.1:{port}", "--concurrency", f"{clients}", "--num-prompts", f"{requests}"]
+        command = [sys.executable, "-m", "phase6_integration.load", *flags, "--json", str(file)]
+        subprocess.run(command, check=True, capture_output=True)
+        found: dict[str, float] = json.loads(file.read_text())
+        return found
+
+
+def main(arguments: list[str] | None = None) -> None:
+    p = argparse.ArgumentParser(prog="python -m phase6_integration.hosts", description=__doc__)
+    p.add_argument("--clients", type=int, default=64, help="at once (64)")
+    p.add_argument("--requests", type=int, default=384, help="of all clients together (384)")
+    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    options = p.parse_args(arguments)
+    console = Console()
+    found = {host: uvloop.run(measure(host, options.clients, options.requests)) for host in HOSTS}
+    table = Table(header_style="dim", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("engine on a", "tokens/s", "TTFT p99", "loop late by p50", "p99", "most"):
+        table.add_column(name, justify="left" if name == "engine on a" else "right")
+    for host, one in found.items():
+        times = (one.ttft_p99_ms, one.late_p50_ms, one.late_p99_ms, one.late_most_ms)
+        table.add_row(host, f"{one.tokens_per_second:,.0f}", *(f"{ms:,.2f} ms" for ms in times))
+    console.print(table)
+    if options.json is not None:
+        command = " ".join(["python -m phase6_integration.hosts", *(sys.argv[1:] if arguments is None else arguments)])
+        record(options.json, command, {host: asdict(one) for host, one in found.items()})
+        console.print(f"\nFigures written to {options.json}")
+
+
+if __name__ == "__main__":
+    main()
