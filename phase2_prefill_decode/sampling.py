@@ -1,11 +1,12 @@
 """Sampling: what the rows of one step ask, as tensors, and only what is asked. Packed on the host from the requests."""
 
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from phase0_request.params import SamplingParams
@@ -54,8 +55,8 @@ def is_greedy(params: SamplingParams) -> bool:
     return params.temperature == 0 or params.top_k == 1
 
 
-def edits_of(request: Request, eos_ids: Collection[int], vocab_size: int) -> dict[int, tuple[float, float, float]]:
-    """The logits that a request wants changed for its next token: (bias, scale, minus) by token.
+def edits_of(request: Request, eos_ids: Collection[int], vocab_size: int) -> NDArray[np.float64]:
+    """The logits that a request wants changed for its next token: [4, n] of token, bias, scale and minus.
 
     While fewer than `min_tokens` are out, no token may come that would end the request, by the same rule as in
     `events.reason_to_finish`: with `ignore_eos` an end-of-sequence token ends nothing, so it may come. The repetition
@@ -67,31 +68,32 @@ def edits_of(request: Request, eos_ids: Collection[int], vocab_size: int) -> dic
     if len(output) < params.min_tokens:
         stops = {*params.stop_token_ids, *(() if params.ignore_eos else eos_ids)}
         bias |= dict.fromkeys((token for token in stops if token < vocab_size), -math.inf)
-    said = Counter(output) if params.presence_penalty or params.frequency_penalty else Counter()
-    seen = {*request.prompt_tokens, *output} if params.repetition_penalty != 1 else set()
-    return {
-        token: (
-            bias.get(token, 0.0),
-            params.repetition_penalty if token in seen else 1.0,
-            params.presence_penalty + params.frequency_penalty * said[token] if token in said else 0.0,
-        )
-        for token in {*bias, *said, *seen}
-    }
+    counted = output if params.presence_penalty or params.frequency_penalty else []
+    said, times = np.unique(np.array(counted, np.int64), return_counts=True)
+    seen = np.array([*request.prompt_tokens, *output] if params.repetition_penalty != 1 else [], np.int64)
+    tokens = np.unique(np.concatenate((np.array([*bias], np.int64), said, seen)))
+    edits = np.zeros((4, len(tokens)))
+    edits[0], edits[2] = tokens, 1
+    edits[1, tokens.searchsorted([*bias])] = [*bias.values()]
+    edits[2, tokens.searchsorted(seen)] = params.repetition_penalty
+    edits[3, tokens.searchsorted(said)] = params.presence_penalty + params.frequency_penalty * times
+    return edits
 
 
 def pack_edits(
     requests: Sequence[Request], eos_ids: Collection[int], vocab_size: int, device: torch.device
 ) -> Edits | None:
-    table = []
+    parts = []
     for row, request in enumerate(requests):
         if _wants_edits(request):
             edits = edits_of(request, eos_ids, vocab_size)
-            if max(edits, default=0) >= vocab_size:
-                raise ValueError(f"request {request.id} names token {max(edits)}; ids run from 0 to {vocab_size - 1}")
-            table += [(row, token, *edit) for token, edit in edits.items()]
-    if not table:
+            most = int(edits[0].max(initial=0))
+            if most >= vocab_size:
+                raise ValueError(f"request {request.id} names token {most}; ids run from 0 to {vocab_size - 1}")
+            parts.append(np.insert(edits, 0, row, axis=0))
+    if not sum(part.size for part in parts):
         return None
-    rows, tokens, bias, scale, minus = _columns(table, device)
+    rows, tokens, bias, scale, minus = _moved(torch.from_numpy(np.concatenate(parts, 1)), device).unbind()
     return Edits(rows.long(), tokens.long(), bias.float(), scale.float(), minus.float())
 
 
@@ -145,5 +147,9 @@ def _columns(table: Sequence[Sequence[float]], device: torch.device) -> tuple[Te
 
 
 def to_device(numbers: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return _moved(torch.tensor(numbers, dtype=dtype), device)
+
+
+def _moved(numbers: Tensor, device: torch.device) -> Tensor:
     """Without waiting for what the device has still to do, which takes memory that a GPU can read by itself."""
-    return torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+    return (numbers.pin_memory() if device.type == "cuda" else numbers).to(device, non_blocking=True)

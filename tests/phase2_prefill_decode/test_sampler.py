@@ -59,6 +59,30 @@ class Calls(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+@given(
+    prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=40),
+    output=st.lists(st.integers(0, VOCAB - 1), max_size=40),
+    bias=st.dictionaries(st.integers(0, VOCAB - 1), st.integers(-100, 100), max_size=4),
+    least=st.integers(0, 50),
+    penalties=st.tuples(*[st.sampled_from([0.0, 0.5, -1.5])] * 2, st.sampled_from([1.0, 1.3])),
+)
+def test_edits_are_what_a_walk_over_the_tokens_finds(
+    prompt: list[int], output: list[int], bias: dict[int, int], least: int, penalties: tuple[float, float, float]
+) -> None:
+    presence, frequency, repetition = penalties
+    request = request_of(
+        "r", prompt, output, max_tokens=50, min_tokens=least, logit_bias=bias, presence_penalty=presence,
+        frequency_penalty=frequency, repetition_penalty=repetition, stop_token_ids=[3],
+    )  # fmt: skip
+    wanted = []
+    for token, logit in enumerate(some_logits(1)[0].tolist()):
+        x = -math.inf if token in (3, 7) and len(output) < least else logit + bias.get(token, 0)
+        if token in prompt + output:
+            x = x / repetition if x > 0 else x * repetition
+        wanted.append(x - presence * (token in output) - frequency * output.count(token))
+    assert edited(some_logits(1), [request], [7])[0].tolist() == pytest.approx(wanted, rel=1e-5, abs=1e-5)
+
+
 # Greedy.
 
 
