@@ -57,7 +57,7 @@ class Decoder:
     # region forward
     @torch.inference_mode()
     def __call__(self, packed: Packed, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
-        """One step: stores the keys and values of its tokens, returns logits, [slices that complete, vocabulary]."""
+        """One step: stores the keys and values of its tokens, returns logits, [rows that are wanted, vocabulary]."""
         eps, scale = self.config.norm_eps, self.config.head_dim**-0.5
         x, residual = embedding(packed.tokens, self.embedding), None
         for number, layer in enumerate(self.layers):

@@ -20,14 +20,12 @@ class Packed:
     positions: Tensor  # [tokens] int64, each in its own sequence
     slots: Tensor  # [tokens] int64, where its key and value go
     ragged: Ragged
-    last: (
-        Tensor | None
-    )  # [slices that complete and what is scored] int64, the rows whose logits are wanted; None: all, in order
+    last: Tensor | None  # [wanted] int64, the rows whose logits are wanted, see `pack`; None: all of them, in order
 
 
 def pack(batch: Batch, cache: KVCache, device: torch.device, scored: Sequence[int] = ()) -> Packed:
-    """Lay a batch out, in one buffer and so in one copy to the device. Of slice i, the logits of the first scored[i]
-    rows are wanted too; they come after those of the slices that complete."""
+    """Lay a batch out, in one buffer and so in one copy to the device. Logits are wanted of the last row of each slice
+    that completes, and after those, of the first scored[i] rows of slice i."""
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
