@@ -11,7 +11,7 @@ PIP         := $(BIN)/python -m pip --quiet --disable-pip-version-check install 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-serve: $(VENV)/.serve ## install, then run the server (phase 0's, until phase 6 brings the HTTP one)
+serve: $(VENV)/.serve ## install, then serve the bundled model on 127.0.0.1:8000, playground included
 	@$(BIN)/nanoserve serve
 
 test: $(VENV)/.dev ## install, then run the suite (`make test-all` adds what is marked slow)

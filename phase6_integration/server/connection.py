@@ -94,8 +94,8 @@ class Connection(HttpToolsProtocol):
         name = request_id(self.headers or ())
         fields = {"id": name, "status": error.status}
         logger.info("refused before it was a request: %s", error.message, extra={"fields": fields})
-        if self._busy and self.cycle.response_started:  # this would land in the middle of an answer to another request
-            return self.transport.abort()
+        if self.pipeline or (self._busy and self.cycle.response_started):
+            return self._drop()  # what is written now would land in the middle of an answer to another request
         head = {b"content-type": b"application/json", b"content-length": str(len(error.content)).encode()}
         head |= {HEADER: name.encode(), b"connection": b"close"}
         lines = b"".join(b"%s: %s\r\n" % pair for pair in head.items())
@@ -115,8 +115,13 @@ class Connection(HttpToolsProtocol):
         super().resume_writing()
 
     def _cut(self) -> None:
-        """Close and send nothing more: what is left, the kernel would keep for a client that never reads."""
         logger.info("a client read nothing for %g seconds: it is cut off", self.settings.send_timeout)
+        self._drop()
+
+    def _drop(self) -> None:
+        """Close and send nothing more: what is left, the kernel would keep for a client that never reads."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True  # uvloop wakes who waits to write before it says that the line is lost
         self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
         self.transport.abort()
 

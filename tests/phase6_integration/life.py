@@ -1,0 +1,149 @@
+"""The life of a `nanoserve serve`: a process, what it says, and what asks it things meanwhile."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import httpx
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 60.0  # seconds that a test waits for what must happen
+ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.endswith("_API_KEY")}
+
+# The same server over an engine that is a script. It is not READY before the first SIGUSR1, and says nothing of its
+# answers before the second.
+SCRIPTED = """
+import signal, sys, asyncio
+from phase6_integration.async_engine import Health
+from phase6_integration.cli import main
+from phase6_integration.server import serve
+from phase6_integration.wire import Ready
+from tests.phase6_integration.fake_engine import FakeEngine
+
+class Slow(FakeEngine):
+    def __init__(self, options):
+        super().__init__()
+        self.flow.clear()
+    async def start(self):
+        self.health, self.reason = Health.LOADING, "the model is being loaded"
+        self.word = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._told)
+    async def ready(self):
+        await self.word.wait()
+    def _told(self):
+        if self.health is Health.LOADING:
+            self.hear(Ready(2048, 100, 16, "nowhere", "none"))
+            self.word.set()
+        else:
+            self.flow.set()
+
+serve.AsyncEngine = Slow
+sys.exit(main())
+"""
+
+
+class Life:
+    """One server. `lines` is what it has written; `url` is known once it listens."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self.process = process
+        self.lines: list[str] = []
+        self._said: Queue[str | None] = Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self._said.put(line.rstrip("\n"))
+        self._said.put(None)
+
+    def until(self, pattern: str) -> "re.Match[str]":
+        """Read on to a line that has this in it."""
+        while (line := self._said.get(timeout=PATIENCE)) is not None:
+            self.lines.append(line)
+            if found := re.search(pattern, line):
+                return found
+        raise AssertionError(f"it ended without {pattern!r}; it said:\n" + "\n".join(self.lines))
+
+    def listening(self) -> str:
+        return self.until(r"listening.*(http://[\d.]+:\d+)")[1]
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def ended(self) -> int:
+        """Its exit code; then `lines` is all that it said."""
+        code = self.process.wait(PATIENCE)
+        while (line := self._said.get(timeout=PATIENCE)) is not None:
+            self.lines.append(line)
+        return code
+
+    def close(self) -> None:
+        """Once it has ended, or was killed."""
+        self.process.wait(PATIENCE)
+        self._reader.join(PATIENCE)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+    def children(self) -> list[int]:
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        return [int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()]
+
+
+@contextmanager
+def life(*arguments: str, scripted: bool = False, **environment: str) -> Iterator[Life]:
+    """`nanoserve serve --port 0` with these arguments, until the end of the block at the latest."""
+    start = ["-c", SCRIPTED] if scripted else ["-m", "phase6_integration.cli"]
+    command = [sys.executable, *start, "serve", "--port", "0", *arguments]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=ENVIRONMENT | environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+    one = Life(process)
+    try:
+        yield one
+    finally:
+        if process.poll() is None:
+            process.kill()
+        one.close()
+
+
+@contextmanager
+def scripted(*arguments: str, **environment: str) -> Iterator[tuple[Life, str]]:
+    """A scripted one that is READY, and its address."""
+    with life(*arguments, scripted=True, **environment) as one:
+        url = one.listening()
+        one.signal(signal.SIGUSR1)
+        one.until("ready")
+        yield one, url
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def stream(http: httpx.Client, url: str, **body: Any) -> Iterator[str]:
+    """The data of the events of a completion."""
+    body = {"prompt": [5, 6, 7], "stream": True, **body}
+    with http.stream("POST", f"{url}/v1/completions", json=body) as response:
+        assert response.status_code == 200, response.read()
+        for one in response.iter_lines():
+            if one.startswith("data: "):
+                yield one.removeprefix("data: ")
+
+
+def values(lines: Sequence[str], name: str) -> list[str]:
+    """What the lines of the log say of this field."""
+    return [found[1] for line in lines if (found := re.search(rf" {name}=(\S+)", line))]

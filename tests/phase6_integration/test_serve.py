@@ -1,0 +1,350 @@
+"""`nanoserve serve` from its flags to its exit code, as a process and from outside."""
+
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from phase6_integration.cli import main
+from phase6_integration.cli.serve_command import engine_options, server_settings
+from phase6_integration.options import EngineOptions
+from phase6_integration.server.settings import ServerSettings
+from tests.phase6_integration.life import PATIENCE, gone, life, scripted, stream, values
+
+# Flags.
+
+
+def help_text(capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as end:
+        main(["serve", "--help"])
+    assert end.value.code == 0
+    return capsys.readouterr().out
+
+
+CONTRACT = """host port dtype device max-model-len max-num-seqs max-num-batched-tokens block-size page-size
+    kv-cache-pages gpu-memory-utilization enable-prefix-caching no-enable-prefix-caching enable-chunked-prefill
+    no-enable-chunked-prefill scheduling-policy served-model-name api-key chat-template enforce-eager seed
+    max-num-queued-reqs request-timeout shutdown-timeout max-body-bytes max-logprobs log-level log-format"""
+
+
+def test_every_flag_of_the_contract_is_there_with_one_line_of_help(capsys: pytest.CaptureFixture[str]) -> None:
+    text = help_text(capsys)
+    for flag in CONTRACT.split():
+        assert re.search(rf"--{flag}[ ,\n]", text), flag
+    flags = [line for line in text.splitlines() if line.startswith("  ")]
+    assert all(re.match(r"  \S+.*\S   *\S|  model +\S", line) for line in flags)  # none goes on in a second line
+
+
+def test_every_option_of_the_engine_has_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    text = help_text(capsys)
+    missing = [f.name for f in fields(EngineOptions) if f"--{f.name.replace('_', '-')}" not in text]
+    assert missing == ["model"]
+
+
+def test_flags_reach_what_they_name() -> None:
+    given = {"model": "x", "dtype": "float32", "device": "auto", "port": 1, "log_level": "error", "page_size": 8}
+    assert engine_options(given) == EngineOptions(model="x", dtype="float32", page_size=8)
+    settings = server_settings(given, {})
+    assert (settings.port, settings.log_level, settings.served_model_names) == (1, "error", ("x",))
+
+
+def test_a_directory_goes_by_its_own_name_and_the_bundled_model_by_its_own(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    assert server_settings({"model": str(tmp_path / "mine")}, {}).served_model_names == ("mine",)
+    assert server_settings({}, {}).served_model_names == ("tiny_chat",)
+    assert server_settings({"model": "a/b", "served_model_name": ["c", "d"]}, {}).served_model_names == ("c", "d")
+
+
+def test_keys_come_from_flags_and_from_the_environment() -> None:
+    environment = {"NANOSERVE_API_KEY": "c", "VLLM_API_KEY": "d", "OTHER_API_KEY": "e"}
+    assert server_settings({"api_key": ["a", "b"]}, environment).api_keys == ("a", "b", "c", "d")
+    assert server_settings({}, {"NANOSERVE_API_KEY": ""}).api_keys == ()
+
+
+def test_a_chat_template_is_a_file_or_the_text_itself(tmp_path: Path) -> None:
+    file = tmp_path / "t.jinja"
+    file.write_text("{{ messages }}")
+    assert server_settings({"chat_template": str(file)}, {}).chat_template == "{{ messages }}"
+    assert server_settings({"chat_template": "{% x %}"}, {}).chat_template == "{% x %}"
+    with pytest.raises(ValueError, match="chat template"):
+        server_settings({"chat_template": str(tmp_path / "none")}, {})
+
+
+WRONG = [
+    ["--port", "70000"],
+    ["--port", "http"],
+    ["--host", ""],
+    ["--max-model-len", "0"],
+    ["--page-size", "-1"],
+    ["--gpu-memory-utilization", "1.5"],
+    ["--gpu-memory-utilization", "nan"],
+    ["--dtype", "int3"],
+    ["--scheduling-policy", "random"],
+    ["--request-timeout", "0"],
+    ["--shutdown-timeout", "-1"],
+    ["--max-body-bytes", "0"],
+    ["--max-logprobs", "1000"],
+    ["--log-level", "loud"],
+    ["--no-enforce-eager"],
+    ["--max-num-se", "3"],
+    ["--chat-template", "no-such-file"],
+    ["--api-key", "sk secret"],
+    ["--api-keys=sk-secret"],
+    ["model", "sk-secret"],
+]
+
+
+@pytest.mark.parametrize("arguments", WRONG, ids=" ".join)
+def test_a_wrong_flag_is_one_line_and_exit_code_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "phase6_integration.server.serve", None)  # nothing is loaded before it is said
+    with pytest.raises(SystemExit) as end:
+        main(["serve", *arguments])
+    assert end.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("nanoserve serve: ")
+    assert err.count("\n") == 1
+    assert "secret" not in err
+
+
+# Beginnings.
+
+
+def test_a_port_in_use_is_one_line_and_exit_code_1() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with life("--port", str(port)) as one:
+            assert one.ended() == 1
+    assert len(one.lines) == 1
+    assert one.lines[0].startswith(f"nanoserve serve: cannot listen on 127.0.0.1 port {port}: ")
+
+
+def test_a_directory_without_a_model_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
+    with life(str(tmp_path)) as one:
+        assert one.ended() == 1
+    assert len(one.lines) == 1
+    assert one.lines[0].startswith("nanoserve serve: ")
+
+
+def test_weights_that_cannot_be_loaded_end_it_with_a_line_that_says_why(tmp_path: Path) -> None:
+    from phase0_request.tokenizer import BUNDLED
+
+    for file in BUNDLED.glob("*.json"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    with life(str(tmp_path)) as one:
+        assert one.ended() == 1
+    assert one.lines[-1].startswith("nanoserve serve: ")
+    assert "model.safetensors" in one.lines[-1]
+
+
+def test_while_it_loads_it_answers_503() -> None:
+    with life(scripted=True) as one:
+        url = one.listening()
+        for response in (httpx.get(f"{url}/health"), httpx.post(f"{url}/v1/completions", json={"prompt": "a"})):
+            assert response.status_code == 503
+            assert int(response.headers["retry-after"]) > 0
+            assert response.json()["error"]["code"] == "loading"
+        assert httpx.get(f"{url}/version").status_code == 200
+        one.signal(signal.SIGUSR1)
+        one.until("ready")
+        assert httpx.get(f"{url}/health").json() == {"status": "ready"}
+
+
+def test_a_signal_while_it_loads_ends_it() -> None:
+    with life(scripted=True) as one:
+        one.listening()
+        one.signal(signal.SIGTERM)
+        assert one.ended() == 0
+
+
+def test_it_does_not_say_what_it_is_made_with() -> None:
+    with scripted() as (_, url):
+        assert "server" not in httpx.get(f"{url}/health").headers
+
+
+# Ends.
+
+
+def test_while_it_drains_it_says_so_and_running_answers_go_on_to_their_end() -> None:
+    with scripted() as (one, url), httpx.Client(timeout=PATIENCE) as http:
+        with http.stream("POST", f"{url}/v1/chat/completions", json=CHAT | {"stream": True}) as chat:
+            lines = chat.iter_lines()
+            assert "assistant" in next(lines)
+            one.signal(signal.SIGTERM)
+            one.until("draining")
+            for response in (http.get(f"{url}/health"), http.post(f"{url}/v1/completions", json={"prompt": "a"})):
+                assert response.status_code == 503
+                assert int(response.headers["retry-after"]) > 0
+                assert response.json()["error"]["code"] == "draining"
+            one.signal(signal.SIGUSR1)
+            told = [line.removeprefix("data: ") for line in lines if line]
+        assert told[-1] == "[DONE]"
+        assert [c["finish_reason"] for c in choices(told)][-1] == "length"
+        assert one.ended() == 0
+        with pytest.raises(httpx.ConnectError):
+            http.get(f"{url}/health")
+
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+
+
+def choices(events: list[str]) -> list[dict[str, Any]]:
+    return [choice for event in events if event != "[DONE]" for choice in json.loads(event)["choices"]]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_answers_that_outlast_the_timeout_end_in_an_error_and_the_exit_code_is_0(number: int) -> None:
+    with scripted("--shutdown-timeout", "0.2") as (one, url), httpx.Client(timeout=PATIENCE) as http:
+        with http.stream("POST", f"{url}/v1/chat/completions", json=CHAT | {"stream": True}) as chat:
+            lines = chat.iter_lines()
+            assert "assistant" in next(lines)
+            one.signal(number)
+            told = [line.removeprefix("data: ") for line in lines if line]
+        assert json.loads(told[-2])["error"]["code"] == "draining"
+        assert told[-1] == "[DONE]"
+        assert one.ended() == 0
+    assert values(one.lines, "finish_reason") == ["error"]
+
+
+def test_an_answer_in_one_piece_that_outlasts_the_timeout_is_a_503() -> None:
+    with scripted("--shutdown-timeout", "0.2") as (one, url):
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=PATIENCE) as asking:
+            head = (
+                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 15\r\n"
+            )
+            asking.sendall(head + b'\r\n{"prompt": "a"}')
+            assert httpx.get(f"{url}/health").status_code == 200  # by now that request has been read
+            one.signal(signal.SIGTERM)
+            assert asking.recv(65536).startswith(b"HTTP/1.1 503 ")
+        assert one.ended() == 0
+
+
+def test_a_second_signal_ends_it_at_once() -> None:
+    with (
+        scripted("--shutdown-timeout", "1000") as (one, url),
+        httpx.stream("POST", f"{url}/v1/chat/completions", json=CHAT | {"stream": True}, timeout=PATIENCE) as chat,
+    ):
+        assert "assistant" in next(chat.iter_lines())
+        one.signal(signal.SIGTERM)
+        one.until("draining")
+        one.signal(signal.SIGTERM)
+        assert one.ended() == 128 + signal.SIGTERM
+
+
+# Logs.
+
+
+def test_json_logs_are_json_to_the_last_line() -> None:
+    with scripted("--log-format", "json") as (one, url):
+        httpx.get(f"{url}/health", headers={"x-request-id": "mine"})
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as bad:
+            bad.sendall(b"GARBAGE\r\n\r\n")
+            assert bad.recv(65536)
+        one.signal(signal.SIGTERM)
+        assert one.ended() == 0
+    read = [json.loads(line) for line in one.lines]
+    assert all({"time", "level", "message"} <= line.keys() for line in read)
+    (line,) = [line for line in read if line.get("id") == "mine"]
+    assert (line["path"], line["status"], line["method"]) == ("/health", 200, "GET")
+
+
+def test_a_key_of_the_environment_opens_and_is_never_told() -> None:
+    with scripted(NANOSERVE_API_KEY="sk-hidden") as (one, url):
+        key = {"authorization": "Bearer sk-hidden"}
+        assert httpx.get(f"{url}/v1/models").status_code == 401
+        assert httpx.get(f"{url}/v1/models", headers={"authorization": "Bearer sk-wrong"}).status_code == 401
+        assert httpx.get(f"{url}/v1/models", headers=key).status_code == 200
+        assert httpx.get(f"{url}/stats", headers=key).status_code == 200
+        one.signal(signal.SIGTERM)
+        assert one.ended() == 0
+    assert values(one.lines, "status") == ["401", "401", "200", "200"]
+    assert "sk-" not in "\n".join(one.lines)
+
+
+# With the real engine.
+
+
+def test_the_bundled_model_serves_under_load_until_a_signal_and_leaves_nothing_behind() -> None:
+    """Every one of many streams comes to an orderly end, whichever: its own, or the server's."""
+    with life("--shutdown-timeout", "0.5", "--check-invariants") as one:
+        url = one.listening()
+        one.until("ready")
+        (engine,) = one.children()
+        ends: list[list[str]] = []
+        begun = threading.Barrier(9)
+
+        def ask(i: int) -> None:
+            with httpx.Client(timeout=PATIENCE) as http:
+                events = stream(http, url, prompt=[5, 6, 7, i], max_tokens=1900, ignore_eos=True)
+                told = [next(events)]
+                begun.wait(PATIENCE)
+                ends.append([*told, *events])
+
+        asking = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
+        for thread in asking:
+            thread.start()
+        begun.wait(PATIENCE)
+        one.signal(signal.SIGTERM)
+        for thread in asking:
+            thread.join(PATIENCE)
+        assert one.ended() == 0
+    assert gone(engine)
+    assert len(ends) == 8
+    for told in ends:
+        assert told[-1] == "[DONE]"
+        last = json.loads(told[-2])
+        assert last["error"]["code"] == "draining" if "error" in last else last["choices"][0]["finish_reason"]
+
+
+def test_an_engine_that_dies_is_told_and_the_server_stays() -> None:
+    with life() as one, httpx.Client(timeout=PATIENCE) as http:
+        url = one.listening()
+        one.until("ready")
+        response = http.post(f"{url}/v1/completions", json={"prompt": "Hello", "max_tokens": 4})
+        assert response.json()["usage"]["completion_tokens"] == 4
+        events = stream(http, url, max_tokens=1900, ignore_eos=True)
+        next(events)
+        (engine,) = one.children()
+        os.kill(engine, signal.SIGKILL)
+        told = list(events)
+        assert json.loads(told[-2])["error"]["code"] == "dead"
+        assert told[-1] == "[DONE]"
+        for response in (http.get(f"{url}/health"), http.post(f"{url}/v1/completions", json={"prompt": "a"})):
+            assert response.status_code == 503
+            assert response.json()["error"]["code"] == "dead"
+        assert http.get(f"{url}/stats").json()["requests"]["running"] == 0
+        one.signal(signal.SIGTERM)
+        assert one.ended() == 0
+
+
+def test_if_the_server_is_killed_its_engine_ends_too() -> None:
+    with life() as one:
+        one.listening()
+        one.until("ready")
+        (engine,) = one.children()
+        descriptor = os.pidfd_open(engine)
+        one.process.kill()
+        import select
+
+        watch = select.poll()
+        watch.register(descriptor, select.POLLIN)
+        assert watch.poll(PATIENCE * 1000)
+        os.close(descriptor)
+
+
+def test_settings_are_frozen_and_hide_their_keys() -> None:
+    settings = ServerSettings(api_keys=("sk-hidden",))
+    with pytest.raises(AttributeError):
+        settings.port = 1  # type: ignore[misc]
+    assert "sk-hidden" not in repr(settings)
