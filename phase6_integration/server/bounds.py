@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, Discriminator, Field, RootModel, Tag, create_model
 from pydantic_core import PydanticCustomError
 
-from phase0_request.params import MAX_LOGPROBS, MAX_STOP_TOKENS
+from phase0_request.params import MAX_LOGPROBS, MAX_STOP_TOKENS, MAX_TOKENS
 from phase6_integration.async_engine import AsyncEngine
 from phase6_integration.server.errors import VOCABULARY
 from phase6_integration.server.protocol import (
@@ -83,7 +83,7 @@ class Bounds:
 
     @property
     def detokenize(self) -> type[DetokenizeRequest]:
-        tokens = list[self._token]  # type: ignore[name-defined]
+        tokens = Annotated[list[self._token], Field(max_length=MAX_TOKENS)]  # type: ignore[name-defined]
         return _narrow(DetokenizeRequest, model=self._model, tokens=(tokens, ...))
 
     @property
@@ -124,7 +124,7 @@ class Bounds:
     def _prompt(self) -> Any:
         """One text or several, one list of token ids or several."""
         text = Annotated[str, Field(min_length=1)]
-        tokens = Annotated[list[self._token], Field(min_length=1)]  # type: ignore[name-defined]
+        tokens = Annotated[list[self._token], Field(min_length=1, max_length=MAX_TOKENS)]  # type: ignore[name-defined]
         several = Field(min_length=1, max_length=self.choices)
         return Annotated[
             Annotated[text, Tag("=text")]

@@ -18,16 +18,17 @@ TYPES = {
     503: "service_unavailable_error",
 }
 
-# What other servers know and this one does not. Each is refused by its name, as what nobody knows is.
+# What other servers know and this one does not. It is refused as what nobody knows is, in other words.
 UNSUPPORTED = frozenset(
     """
-    allowed_token_ids audio bad_words beam_search best_of chat_template chat_template_kwargs
-    continue_final_message documents echo_prompt function_call functions guided_choice
-    guided_decoding_backend guided_grammar guided_json guided_regex include_reasoning
-    include_stop_str_in_output kv_transfer_params length_penalty logits_processors metadata modalities
-    parallel_tool_calls prediction prompt_cache_key prompt_logprobs reasoning_effort safety_identifier
-    service_tier skip_special_tokens spaces_between_special_tokens store structured_outputs suffix
-    tool_choice tools truncate_prompt_tokens use_beam_search verbosity web_search_options
+    add_special_tokens allowed_token_ids audio bad_words beam_search best_of chat_template chat_template_kwargs
+    continue_final_message documents echo_prompt function_call functions guided_choice guided_decoding_backend
+    guided_grammar guided_json guided_regex include_obfuscation include_reasoning include_stop_str_in_output
+    kv_transfer_params length_penalty logits_processors metadata mm_processor_kwargs modalities name
+    parallel_tool_calls prediction prompt_cache_key prompt_embeds prompt_logprobs reasoning_content
+    reasoning_effort refusal return_token_ids return_tokens_as_token_ids safety_identifier service_tier
+    skip_special_tokens spaces_between_special_tokens store structured_outputs suffix tool_call_id tool_calls
+    tool_choice tools truncate_prompt_tokens use_beam_search verbosity vllm_xargs web_search_options
     """.split()  # noqa: SIM905
 )
 VOCABULARY = "token_outside_vocabulary"

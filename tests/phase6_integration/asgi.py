@@ -35,6 +35,7 @@ class Call:
         self._sent_body = False
         self.reads = asyncio.Event()
         self.reads.set()
+        self.waits = False  # a send, for the client to read
         self.status: int | None = None
         self.headers: dict[str, str] = {}
         self.content = b""
@@ -83,6 +84,7 @@ class Call:
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Any) -> None:
+        self.waits = not self.reads.is_set()
         await self.reads.wait()
         async with self._news:
             if message["type"] == "http.response.start":

@@ -162,12 +162,29 @@ def test_a_client_that_stops_reading_in_the_middle_is_given_up_on() -> None:
     async def test() -> None:
         engine = FakeEngine()
         app = create_app(engine, ServerSettings(send_timeout=0.01))
-        async with Call(app, PATHS[0], body(PATHS[0], stream=True, max_tokens=500)) as call:
+        async with Call(app, PATHS[0], body(PATHS[0], stream=True, max_tokens=1000)) as call:
             await call.until(lambda call: len(call.events) >= 3)
             call.reads.clear()
+            while not call.waits:
+                await asyncio.sleep(0)
+            engine.flow.clear()
         assert not call.complete
         assert engine.live == 0
         assert len(engine.dropped) == 1, "the engine was told"
+
+    run(test)
+
+
+def test_a_client_that_does_not_even_read_comments_is_given_up_on() -> None:
+    async def test() -> None:
+        engine = FakeEngine()
+        engine.flow.clear()
+        app = create_app(engine, ServerSettings(send_timeout=0.01, keepalive=0.001))
+        async with Call(app, PATHS[0], body(PATHS[0], stream=True)) as call:
+            await call.until(lambda call: b": keep-alive" in call.content)
+            call.reads.clear()
+        assert not call.complete
+        assert engine.live == 0
 
     run(test)
 
@@ -296,3 +313,19 @@ def test_a_fault_of_ours_in_the_middle_is_an_event_and_logged(
 
     run(test)
     assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_fault_of_ours_before_the_answer_is_a_500_with_the_request_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        engine = FakeEngine()
+        app = create_app(engine, ServerSettings())
+        monkeypatch.setattr("phase6_integration.server.completions.for_completion", lambda *_: 1 / 0)
+        asked = body(PATHS[0], logprobs=1)
+        async with Call(app, PATHS[0], asked, {"x-request-id": "mine"}) as call:
+            pass
+        assert (call.status, call.json["error"]["code"]) == (500, "internal_error")
+        assert "mine" in call.json["error"]["message"]
+        assert "ZeroDivision" not in call.content.decode()
+        assert engine.live == 0
+
+    run(test)
