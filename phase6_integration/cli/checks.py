@@ -118,7 +118,7 @@ def model() -> Finding:
 
     right = next(fact.answer for fact in read() if QUESTION in fact.questions)
     began = time.perf_counter()
-    with NanoServingEngine.from_pretrained(kv_cache_pages=64, max_num_seqs=4, max_model_len=512) as engine:
+    with NanoServingEngine.from_pretrained(kv_cache_pages=64, max_num_seqs=4, max_model_len=512, threads=1) as engine:
         loaded = time.perf_counter()
         tokenizer, device = engine.parts.model.tokenizer, engine.parts.model.decoder.device.type
         assert tokenizer is not None

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import msgspec
@@ -11,9 +11,12 @@ from rich.console import Console
 from rich.progress import Progress
 
 from phase0_request.params import SamplingParams
+from phase2_prefill_decode.config import ModelConfig
 from phase6_integration.cli.chat import HARMLESS
 from phase6_integration.http_client import LostError, Pool, Target
+from phase6_integration.hub import directory_of
 from phase6_integration.options import EngineOptions
+from phase6_integration.threads import threads_for
 
 AT_ONCE = 32  # requests to a server
 
@@ -44,7 +47,9 @@ def here(options: EngineOptions, prompts: Sequence[str], chat: bool, params: Sam
     """By an engine of this process, all of them at once."""
     from phase6_integration.engine import NanoServingEngine
 
-    with NanoServingEngine.from_pretrained(**asdict(options)) as engine:
+    directory = directory_of(options.model)
+    threads = options.threads or threads_for(ModelConfig.from_pretrained(directory))
+    with NanoServingEngine.from_pretrained(**asdict(replace(options, model=str(directory), threads=threads))) as engine:
         tokenizer = engine.parts.model.tokenizer
         if tokenizer is None:
             raise ValueError("this model has no tokenizer.json, so it takes no text")

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from phase0_request import machine
 from phase0_request.corpus import facts
@@ -74,6 +75,7 @@ def test_a_port_that_is_taken_is_a_warning() -> None:
 
 def test_a_model_that_says_something_else_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "QUESTION", "What is a page table?")
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # for the tests after this
     right = checks.model()
     assert right.state is State.OK
     one = next(fact for fact in facts.read() if "What is a page table?" in fact.questions)
