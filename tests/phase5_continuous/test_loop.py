@@ -1,0 +1,90 @@
+"""EngineCore over a device that is up to a step behind, and that breaks down now and then."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from phase0_request import Batch, Request, StepOutput
+from phase4_radix.prefix_cache import PrefixCache
+from phase5_continuous.core import EngineCore
+from phase5_continuous.invariants import check
+from phase5_continuous.scheduler import Scheduler
+from tests.phase5_continuous.support import EOS, Device, alone, request
+
+
+class BrokenError(Exception):
+    """The device has lost all that it was given."""
+
+
+@dataclass
+class Step:
+    """A batch made ready, and then on its way."""
+
+    runner: "Runner"
+    batch: Batch
+
+    @property
+    def drawn(self) -> Sequence[int]:
+        return [number for number, piece in enumerate(self.batch) if piece.completes]
+
+    @property
+    def slices(self) -> int:
+        return len(self.batch)
+
+    def output(self, numbers: Sequence[int], slices: int, /) -> StepOutput:
+        self.runner.may_break("output")
+        return StepOutput(self.runner.device.land())
+
+
+@dataclass
+class Runner:
+    """Breaks in one step of ten, when it launches or when its output is fetched."""
+
+    device: Device
+    breaks: str
+    rng: random.Random = field(default_factory=lambda: random.Random(1))
+
+    def pack(self, batch: Batch) -> Step:
+        return Step(self, batch)
+
+    def launch(self, step: Step) -> Step:
+        self.may_break("launch")
+        self.device.launch(step.batch)
+        return step
+
+    def may_break(self, moment: str) -> None:
+        if moment == self.breaks and self.rng.random() < 0.1:
+            self.device.steps.clear()
+            raise BrokenError
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("breaks", ["never", "launch", "output"])
+def test_what_was_in_flight_is_run_again_and_said_once(breaks: str, ahead: int) -> None:
+    cache = PrefixCache(20, 4)
+    scheduler, runner = Scheduler(cache, EOS, watermark=0, ahead=ahead), Runner(Device(cache), breaks)
+    loop = EngineCore(scheduler, runner)
+    everyone: list[Request] = [request(f"r{n}", 5 + n, 30, ignore_eos=n % 2 == 0) for n in range(6)]
+    said = {one.id: list[int]() for one in everyone}
+    for one in everyone:
+        loop.submit(one)
+    broken = behind = 0
+    for _ in range(1000):
+        try:
+            step = loop.step()
+        except BrokenError:
+            broken += 1
+            continue
+        finally:
+            check(scheduler)
+        behind = max(behind, len(runner.device.steps))
+        for event in step.events if step else ():
+            if event.token is not None:
+                said[event.request.id].append(event.token)
+    assert not loop.has_work
+    assert said == {one.id: alone(one, EOS)[0] for one in everyone}
+    assert behind == ahead
+    assert (broken > 3) == (breaks != "never")
+    assert cache.usage.referenced == 0
