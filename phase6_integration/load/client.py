@@ -79,8 +79,9 @@ async def run(
 
         works = list(load.workload.works())
         requests = [(work.time, request(work)) for work in works]
+        backwards = works[0]._replace(prompt=works[0].prompt[::-1])  # so that no prefix is known before it counts
         for _ in range(load.warmups):
-            first = await _ask(pool, request(works[0]), load, clock)
+            first = await _ask(pool, request(backwards), load, clock)
             if first.error is not None:
                 raise RefusedError(f"{load.target.origin} {first.error}")
         start = clock()

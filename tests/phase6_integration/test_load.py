@@ -347,7 +347,8 @@ def test_what_is_asked_is_what_was_meant(streamed: bool) -> None:
     async def play() -> Report:
         async with scripted(lambda heard: completion(heard.body, cached=7) if heard.body else None) as server:
             done = await run(loaded(server.url, concurrency=3, stream=streamed))
-            assert len(server.asked) == 13  # one warm-up
+            assert len(server.asked) == 13  # one warm-up, which tells nothing of what comes
+            assert len({tuple(heard.body["prompt"][:2]) for heard in server.asked}) == 13
             for heard in server.asked:
                 assert heard.path == "/v1/completions"
                 expected = {"model": "tiny", "max_tokens": 6, "temperature": 0.0, "ignore_eos": True}
