@@ -6,10 +6,13 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from phase0_request.batch import Batch, Slice, StepOutput
 from phase0_request.params import SamplingParams
+from phase0_request.request import FinishReason, Request
 from phase1_kv_pool.cache import PagedCache, Usage
 from phase2_prefill_decode.engine import Engine
 from phase2_prefill_decode.model import Model
+from phase2_prefill_decode.stepper import commit
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.engine import load
 from phase4_radix.engine import cached
@@ -219,3 +222,15 @@ def test_no_step_computes_more_than_the_budget_has(case: Case) -> None:
     engine.stepper.plan = counted
     said(engine, case.prompts)
     assert max(sizes) == SMALL_STEPS.max_batched_tokens
+
+
+def test_what_a_failed_slice_left_in_its_pages_is_not_remembered() -> None:
+    cache, request = PrefixCache(8, 4), Request("r", (5,) * 9)
+    request.admit(0)
+    cache.attach(request)
+    cache.grow(request, 9)
+    batch = Batch((Slice(request, 0, 9),))
+    (event,) = commit(batch, StepOutput([None], failed={0: "its logits are not finite"}), cache, (), 1.0)
+    assert event.finish_reason is FinishReason.ERROR
+    cache.release(request)
+    assert cache.usage == Usage(total=8, free=8, referenced=0)

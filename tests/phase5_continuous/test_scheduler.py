@@ -525,6 +525,15 @@ def test_a_failed_slice_ends_its_request_alone() -> None:
     assert one.ended["b"] is FinishReason.LENGTH
 
 
+def test_what_a_failed_slice_left_in_its_pages_is_found_by_nobody() -> None:
+    one = prefix_engine()
+    one.submit(request("a", [5] * 12))
+    one.plan()
+    one.commit({0: "its logits are not finite"})
+    assert one.scheduler.cache.usage.cached == 0
+    assert one.scheduler.cache.cached_tokens(request("b", [5] * 12)) == 0
+
+
 def test_a_failed_slice_needs_no_token() -> None:
     scheduler = engine().scheduler
     scheduler.submit(request("a"))
