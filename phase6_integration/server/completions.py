@@ -1,7 +1,7 @@
 """POST /v1/completions: a prompt, or several, continued."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from fastapi import Request
 
@@ -21,18 +21,23 @@ DEFAULT_MAX_TOKENS = 16  # as everywhere
 async def complete(front: Front, body: CompletionRequest, request: Request) -> Exchange:
     """All that can be checked is checked before anything is tokenized; the engine is asked last."""
     front.model_name(body.model)
-    prompts = _split(body.prompt)
-    check_samples(body, len(prompts), front.settings.max_choices)
+    given = _split(body.prompt)
+    check_samples(body, len(given), front.settings.max_choices)
     if body.max_tokens == 0 and not body.echo:
         raise conflict("max_tokens", "max_tokens may be 0 only with echo: there would be nothing to answer")
-    tokens = [tuple(p) if isinstance(p, list) else await front.texts.encode(p, "prompt") for p in prompts]
-    length = answer_length(body)
-    rooms = room(tokens, length, DEFAULT_MAX_TOKENS, front.engine.max_model_len)
+    prompts = await _read(front.texts, given)
+    tokens = [prompt.tokens for prompt in prompts]
+    rooms = room(tokens, answer_length(body), DEFAULT_MAX_TOKENS, front.engine.max_model_len)
     call = front.call("cmpl", body, request, tokens, delivers=body.max_tokens != 0)
-    echoes = [await _echo(front.texts, *pair) for pair in zip(prompts, tokens, strict=True)] if body.echo else None
+    echoes = [await _echo(front.texts, prompt) for prompt in prompts] if body.echo else None
     shape = CompletionShape(call, front.names, body.logprobs is not None, echoes)
     prompt_logprobs = body.logprobs if body.echo else None
     return front.exchange(body, asks(body, call.id, tokens, rooms, body.logprobs, prompt_logprobs), shape)
+
+
+class _Prompt(NamedTuple):
+    tokens: tuple[int, ...]
+    text: str | None  # None: it was given as tokens
 
 
 class Echo(NamedTuple):
@@ -43,16 +48,27 @@ class Echo(NamedTuple):
     offsets: Sequence[int]
 
 
-async def _echo(texts: Texts, prompt: str | list[int], tokens: Sequence[int]) -> Echo:
-    text = prompt if isinstance(prompt, str) else await texts.decode(prompt, "prompt")
-    return Echo(text, tokens, prompt_offsets(texts.tokenizer, tokens, text))
-
-
-def _split(prompt: Prompt) -> Sequence[str | list[int]]:
+def _split(prompt: Prompt) -> list[str] | list[list[int]]:
     """A list of prompts, whichever of its four forms this one has."""
-    if isinstance(prompt, str):
-        return [prompt]
-    return [prompt] if isinstance(prompt[0], int) else prompt
+    match prompt:
+        case str():
+            return [prompt]
+        case [int(), *_]:
+            return [cast(list[int], prompt)]
+        case _:
+            return cast(list[str] | list[list[int]], prompt)
+
+
+async def _read(texts: Texts, prompts: list[str] | list[list[int]]) -> list[_Prompt]:
+    given = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if given:
+        return [_Prompt(*pair) for pair in zip(await texts.encode(given), given, strict=True)]
+    return [_Prompt(tuple(cast(list[int], prompt)), None) for prompt in prompts]
+
+
+async def _echo(texts: Texts, prompt: _Prompt) -> Echo:
+    text = await texts.decode(prompt.tokens, "prompt") if prompt.text is None else prompt.text
+    return Echo(text, prompt.tokens, prompt_offsets(texts.tokenizer, prompt.tokens, text))
 
 
 class CompletionShape(Shape):

@@ -92,14 +92,14 @@ def invalid(details: Sequence[ErrorDetails]) -> RequestError:
         return bad_value(param, f"{param!r} is required{more}", "missing_field")
     what = first["msg"].removeprefix("Value error, ")
     code = kind if kind == VOCABULARY else "invalid_value"
-    return bad_value(param, f"{param or 'the body'}: {what}{_given(first['input'])}{more}", code)
+    return bad_value(param, f"{param or 'the body'}: {what}{_given(first['input'], kind)}{more}", code)
 
 
-def _given(value: Any) -> str:
-    """What was given, as far as it can be repeated: a number, one plain word, or else of what kind it was."""
+def _given(value: Any, kind: str) -> str:
+    """What was given, as far as it can be repeated: a number, a word that is none of a list, or else its kind."""
     if isinstance(value, bool | None):
         return f", got {json.dumps(value)}"
-    if isinstance(value, str) and _WORD.fullmatch(value):
+    if kind == "literal_error" and isinstance(value, str) and _WORD.fullmatch(value):
         return f", got {value!r}"
     if isinstance(value, int | float):
         shown = json.dumps(value)

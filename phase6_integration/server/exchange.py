@@ -64,7 +64,7 @@ class Exchange(Response):
         except UnavailableError as error:
             raise unavailable(error.health) from None
         except ValueError as error:
-            raise conflict("prompt", str(error)) from None
+            raise conflict(None, str(error)) from None
 
 
 class ClientLeftError(Exception):

@@ -34,9 +34,9 @@ Biases = Annotated[
 ]
 
 
-def bounded(low: float, high: float, **more: Any) -> Any:
-    """A number within bounds, both included."""
-    return Field(None, ge=low, le=high, allow_inf_nan=False, **more)
+def bounded(low: float, high: float) -> Any:
+    """A number within bounds, both included, that need not be given."""
+    return Field(None, ge=low, le=high, allow_inf_nan=False)
 
 
 def _kind_of_text(value: Any) -> str | None:

@@ -27,10 +27,8 @@ class Line:
         self._limit = limit
         self._sending = False
         self._spoke = 0.0
-        self.open = False  # whether a status has been sent
 
     async def start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        self.open = True
         await self._put({"type": "http.response.start", "status": status, "headers": list(headers)})
 
     async def write(self, body: bytes, more: bool = True) -> None:

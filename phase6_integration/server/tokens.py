@@ -12,7 +12,7 @@ async def tokenize(front: Front, body: TokenizeText | TokenizeChat) -> Response:
     if isinstance(body, TokenizeChat):
         tokens = await front.texts.chat(body.messages, body.add_generation_prompt is not False)
     else:
-        tokens = await front.texts.encode(body.prompt, "prompt", body.add_special_tokens is not False)
+        (tokens,) = await front.texts.encode([body.prompt], body.add_special_tokens is not False)
     strings = [front.names[token].text for token in tokens] if body.return_token_strs else None
     return _json(
         {
