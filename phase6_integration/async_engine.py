@@ -22,9 +22,10 @@ from phase6_integration.gauges import Gauges
 from phase6_integration.hub import directory_of
 from phase6_integration.options import EngineOptions
 from phase6_integration.threads import environment, threads_for
-from phase6_integration.wire import Dead, Finish, Frames, Load, Ready, Submit, ToEngine, Update, frame
+from phase6_integration.wire import Dead, Finish, Frames, Load, Logged, Ready, Submit, ToEngine, ToFront, Update, frame
 
 log = logging.getLogger(__name__)
+engine_log = logging.getLogger(f"{__name__}.process")  # what the engine itself says
 BUNDLED_ENGINE = "phase6_integration.engine_process:bundled_engine"
 LAST_WORDS = 5.0  # seconds that a process has to end by itself once nobody listens
 
@@ -252,7 +253,7 @@ class AsyncEngine:
 
     # The engine speaks.
 
-    def hear(self, message: Ready | Update | Dead) -> None:
+    def hear(self, message: ToFront) -> None:
         self._heard = time.monotonic()
         match message:
             case Update():
@@ -265,6 +266,8 @@ class AsyncEngine:
                     self.health, self.reason = Health.READY, "ready"
                 self._settled.set()
                 self._watch()
+            case Logged(level=level, text=text):
+                engine_log.log(level, text)
             case Dead():
                 self._fail(Health.DEAD, message.reason)
 

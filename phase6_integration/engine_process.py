@@ -4,6 +4,7 @@ It is a process of its own because both sides are Python. On threads of one proc
 turns at the interpreter; and a step that hangs inside a library could not be watched, nor ended, from the same process.
 """
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -20,7 +21,20 @@ from phase5_continuous.deadlines import Deadlines
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration import gauges
 from phase6_integration.options import EngineOptions
-from phase6_integration.wire import Dead, Ended, Finish, Line, Load, Output, Ready, Started, Submit, ToEngine, Update
+from phase6_integration.wire import (
+    Dead,
+    Ended,
+    Finish,
+    Line,
+    Load,
+    Logged,
+    Output,
+    Ready,
+    Started,
+    Submit,
+    ToEngine,
+    Update,
+)
 
 log = logging.getLogger(__name__)
 PR_SET_PDEATHSIG = 1
@@ -112,9 +126,20 @@ def bundled_engine(options: EngineOptions) -> Made:
     return parts.core, parts.scheduler, ready
 
 
-def serve(end: socket.socket) -> int:
+class ToTheFront(logging.Handler):
+    """A log whose lines go to the front."""
+
+    def __init__(self, line: Line) -> None:
+        super().__init__()
+        self._line = line
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(ConnectionError):  # nobody is left to tell
+            self._line.send(Logged(record.levelno, self.format(record)))
+
+
+def serve(line: Line) -> int:
     """Load what the first word says, then serve. Whatever goes wrong is said to the front before this process ends."""
-    line = Line(end)
     try:
         first, *others = line.receive(wait=True)
         if not isinstance(first, Load):
@@ -148,9 +173,10 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    logging.basicConfig(level=logging.WARNING, format="engine: %(message)s")
-    status = serve(socket.socket(fileno=int(sys.argv[1])))
-    logging.shutdown()
+    line = Line(socket.socket(fileno=int(sys.argv[1])))
+    logging.basicConfig(level=logging.WARNING, handlers=[ToTheFront(line)])
+    logging.captureWarnings(True)
+    status = serve(line)
     sys.stderr.flush()
     os._exit(status)  # threads of libraries are not worth waiting for
 

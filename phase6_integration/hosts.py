@@ -28,6 +28,7 @@ from phase6_integration.engine_process import serve
 from phase6_integration.options import EngineOptions
 from phase6_integration.server.app import create_app
 from phase6_integration.server.settings import ServerSettings
+from phase6_integration.wire import Line
 
 TICK = 0.002  # seconds between two looks at the clock
 
@@ -36,7 +37,7 @@ class OnAThread(AsyncEngine):
     """The other way: one interpreter for both."""
 
     def spawn(self, end: socket.socket) -> None:
-        self.thread = threading.Thread(target=serve, args=(end,))
+        self.thread = threading.Thread(target=serve, args=(Line(end),))
         self.thread.start()
 
     async def close(self) -> None:

@@ -93,6 +93,13 @@ class Update(msgspec.Struct, tag=True, frozen=True):
     gauges: Gauges
 
 
+class Logged(msgspec.Struct, tag=True, frozen=True):
+    """For the front's log: what the engine has to say has one form with all else."""
+
+    level: int
+    text: str
+
+
 class Dead(msgspec.Struct, tag=True, frozen=True):
     """The engine cannot go on. Its last word."""
 
@@ -100,7 +107,7 @@ class Dead(msgspec.Struct, tag=True, frozen=True):
 
 
 ToEngine = Load | Submit | Finish
-ToFront = Ready | Update | Dead
+ToFront = Ready | Update | Logged | Dead
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

@@ -255,7 +255,11 @@ def test_observers_are_told_of_everything() -> None:
     ],
 )
 def test_who_makes_a_step_fail_fails_alone(
-    fault: str, victim: tuple[int, ...], params: SamplingParams, offline: list[list[int]]
+    fault: str,
+    victim: tuple[int, ...],
+    params: SamplingParams,
+    offline: list[list[int]],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def test() -> None:
         async with engine(fault) as made:
@@ -272,6 +276,8 @@ def test_who_makes_a_step_fail_fails_alone(
             assert made.health is Health.READY
 
     run(test())
+    said = [record.getMessage() for record in caplog.records if record.name.endswith("async_engine.process")]
+    assert any("request victim fails alone too" in line for line in said) == ("raises" in fault)
 
 
 @pytest.mark.parametrize(
