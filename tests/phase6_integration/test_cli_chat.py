@@ -19,8 +19,9 @@ from rich.console import Console
 from phase0_request.corpus.facts import read
 from phase0_request.params import SamplingParams
 from phase6_integration.cli.chat import Chat
-from phase6_integration.cli.conversation import AnswerError, Facts, Messages, Remote
+from phase6_integration.cli.conversation import AnswerError, Facts, Local, Messages, Remote
 from phase6_integration.http_client import Target
+from phase6_integration.options import EngineOptions
 from tests.phase6_integration.scripted import Body, Heard, Said, in_a_thread, said, scripted, stream
 
 CHAT = [sys.executable, "-m", "phase6_integration.cli", "chat"]
@@ -316,10 +317,33 @@ def test_a_model_that_cannot_chat_is_one_clear_line(tmp_path: Path) -> None:
     assert "there is no directory" in done.stderr
 
 
-def test_the_bundled_model_answers_here_and_remembers_what_it_has_computed() -> None:
-    """In process: the second question of the chat finds the first in the prefix cache."""
+def test_the_bundled_model_answers_here() -> None:
     fact = next(fact for fact in read() if "What is a KV cache?" in fact.questions)
     lines = f"What is a KV cache?\n/reset\n{fact.questions[0]}\n"
     done = subprocess.run([*CHAT, "--temperature", "0"], input=lines, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[0] == fact.answer
+    assert done.stdout == f"{fact.answer}\nthe conversation is forgotten\n{fact.answer}\n"
+
+
+def test_an_answer_stopped_here_is_let_go_of_and_the_next_one_is_right() -> None:
+    fact = next(fact for fact in read() if "What is a KV cache?" in fact.questions)
+    message = [{"role": "user", "content": "What is a KV cache?"}]
+
+    async def play() -> tuple[str, Facts]:
+        speaker = await Local.open(EngineOptions(kv_cache_pages=64, max_num_seqs=1))
+        try:
+            endless = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
+            async with aclosing(speaker.answer(message, endless)) as pieces:
+                assert isinstance(await anext(pieces), str)
+            *texts, facts = [one async for one in speaker.answer(message, SamplingParams(temperature=0))]
+            with pytest.raises(AnswerError, match="the context ends at"):
+                await anext(speaker.answer([{"role": "user", "content": "word " * 3000}], GREEDY))
+            assert isinstance(facts, Facts)
+            return "".join(map(str, texts)), facts
+        finally:
+            await speaker.close()
+
+    text, facts = asyncio.run(play())
+    assert text == fact.answer
+    assert facts.output_tokens > 10
+    assert not facts.cut
