@@ -53,7 +53,7 @@ def assemble(
     budget, running = options.budget(on_gpu, wanted), options.running(on_gpu)
     sampler = Sampler(model.eos_ids, model.config.vocab_size, device, options.seed)
     activations = peak_bytes(lambda: largest_step(model, sampler, budget.max_batched_tokens, running), device)
-    layout = model.config.kv_layout(options.page_size)
+    layout = model.config.kv_layout(options.page_size, str(model.decoder.dtype).removeprefix("torch."))
     pages = options.kv_cache_pages or pages_that_fit(
         layout, device, options.gpu_memory_utilization, activations, useful_tokens=running * wanted
     )

@@ -141,6 +141,8 @@ def test_the_pool_has_what_memory_there_is_and_context_follows(monkeypatch: pyte
         assert made.parts.scheduler.cache.usage.total == 10
         with pytest.raises(ValueError, match="at most 159 fit into the context of 160"):
             made.generate([[5] * 160])
+    with NanoServingEngine.from_pretrained(gpu_memory_utilization=0.5, dtype="float32") as made:
+        assert made.parts.scheduler.cache.usage.total == 5, "numbers twice as wide"
     with pytest.raises(ConfigError, match="max_model_len is 200 tokens, and the cache has room for 160"):
         NanoServingEngine.from_pretrained(gpu_memory_utilization=0.5, max_model_len=200)
     monkeypatch.setattr("phase6_integration.sizing.free_bytes", lambda device: 12 * layout.bytes_per_page)
