@@ -202,6 +202,20 @@ def test_what_is_no_json_or_no_object_is_a_400(body: bytes) -> None:
     assert error_of(response)["type"] == "invalid_request_error"
 
 
+def test_a_body_that_is_wrong_all_over_is_not_gone_through() -> None:
+    error = error_of(post(COMPLETE, {"prompt": "a", **{f"unknown_{i}": i for i in range(5000)}}))
+    assert "5000 places" in error["message"]
+
+
+@pytest.mark.parametrize("digits", [400, 4299, 4300, 4301])
+@pytest.mark.parametrize("sign", [b"", b"-"])
+def test_numbers_of_thousands_of_digits_are_refused(digits: int, sign: bytes) -> None:
+    for field in (b"max_tokens", b"temperature", b"unknown", b"model"):
+        response = post(COMPLETE, b'{"prompt": "a", "' + field + b'": ' + sign + b"9" * digits + b"}")
+        assert response.status_code == 400
+        assert len(error_of(response)["message"]) < 200
+
+
 def test_of_a_field_given_twice_the_last_counts() -> None:
     engine = FakeEngine()
     assert post(COMPLETE, b'{"prompt": "a", "max_tokens": 9, "max_tokens": 2}', engine).status_code == 200
