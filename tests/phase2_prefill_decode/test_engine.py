@@ -113,7 +113,7 @@ class TestEnds:
     def test_by_the_end_of_the_context(self, model: Model) -> None:
         room = model.config.max_length
         prompt = [5 + i % 50 for i in range(room - 3)]
-        params = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True)
+        params = SamplingParams(temperature=0, max_tokens=50, min_tokens=20, ignore_eos=True)
         answer = Engine(model).generate([prompt], params)[0]
         assert (answer.finish_reason, len(answer.output_tokens)) == (FinishReason.LENGTH, 3)
 
