@@ -272,6 +272,7 @@ def test_a_rate_that_is_young_is_not_thinned_by_time_it_has_not_seen() -> None:
     rate = Rate(clock)
     rate.add(30)
     clock.now += 3
+    rate.add(1000)  # of a second that is not over
     assert rate.per_second() == 10
 
 
