@@ -1,6 +1,7 @@
 """The engine of this phase with the bundled model: what comes out, how it ends, and that nothing stays behind."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -109,6 +110,16 @@ class TestEnds:
         answer = Engine(model).generate([PROMPTS[0]], params)[0]
         assert answer.text == text[: text.index(stop)]
         assert answer.finish_reason is FinishReason.STOP
+
+    def test_by_length_with_what_was_held_back_as_the_start_of_a_stop_string(self, model: Model) -> None:
+        text = Engine(model).generate([PROMPTS[0]], GREEDY)[0].text
+        params = replace(GREEDY, stop=text[-3:] + "\x00")
+        assert Engine(model).generate([PROMPTS[0]], params)[0].text == text
+
+    def test_not_by_a_stop_string_in_the_first_min_tokens(self, model: Model) -> None:
+        text = Engine(model).generate([PROMPTS[0]], GREEDY)[0].text
+        params = replace(GREEDY, stop=text[:4], min_tokens=GREEDY.max_tokens)
+        assert Engine(model).generate([PROMPTS[0]], params)[0].text == text
 
     def test_by_the_end_of_the_context(self, model: Model) -> None:
         room = model.config.max_length
