@@ -68,6 +68,7 @@ def test_nobody_is_blamed_when_nothing_fails(stage: str) -> None:
     assert runner.ran == [["a", "nan", "chunk", "d"]], "computed once, together"
 
 
+@pytest.mark.proof
 @STAGES
 def test_the_one_to_blame_fails_alone(stage: str) -> None:
     found = outcome(Runner(stage, {"c"}), ["a", "nan", "c", "chunk", "e"])

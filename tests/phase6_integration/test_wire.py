@@ -54,6 +54,7 @@ TO_FRONT: list[ToFront] = [
 ]
 
 
+@pytest.mark.proof
 @given(st.lists(st.integers(0, 2), max_size=6), st.data())
 def test_messages_survive_any_cut(order: list[int], data: st.DataObject) -> None:
     for frames, words in ((Frames.for_engine(), TO_ENGINE), (Frames.for_front(), TO_FRONT)):
