@@ -37,6 +37,7 @@ def cache(tmp_path: Path) -> Path:
     whole = put(tmp_path, "someone/whole")
     for name in ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json"):
         shutil.copy(BUNDLED / name, whole / name)
+    (put(tmp_path, "someone/whole", "try") / "README.md").write_text("a later branch, which is not the one served")
     config(put(tmp_path, "someone/no-weights"))
     other = put(tmp_path, "another/kind")
     config(other, architectures=["GPT2LMHeadModel"], model_type="gpt2")
