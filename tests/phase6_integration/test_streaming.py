@@ -91,6 +91,23 @@ def test_what_fails_later_is_an_event_and_done_comes_after_it(
     run(test)
 
 
+def test_what_came_together_with_a_failure_is_sent_before_it() -> None:
+    async def test() -> None:
+        engine = FakeEngine(lambda submit: [*submit.prompt * 20, FinishReason.ERROR])
+        asked = body(PATHS[0], stream=True, max_tokens=50)
+        async with Call(create_app(engine, ServerSettings()), PATHS[0], asked) as call:
+            await call.until(lambda call: call.sends >= 2)
+            call.reads.clear()
+            while engine.live:
+                await asyncio.sleep(0)
+            call.reads.set()
+        *chunks, failure, _ = call.events
+        assert "".join(map(text_of, chunks)) == "Hello" * 20
+        assert failure["error"]["code"] == "internal_error"
+
+    run(test)
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_an_engine_that_dies_is_unavailable_not_a_fault_of_the_request(stream: bool) -> None:
     async def test() -> None:
