@@ -186,8 +186,8 @@ class TestRefusals:
             ([[4096]], None, "token 4096 is not of this model; its ids go to 4095"),
             ([[1] * 2048], None, "2048 tokens; at most 2047 fit"),
             ([[]], None, "the prompt is empty"),
-            ([[1]], SamplingParams(logit_bias={9999: 1.0}), "token 9999"),
-            ([[1]], SamplingParams(stop_token_ids=[5000]), "token 5000"),
+            ([[1]], SamplingParams(logit_bias={9999: 1.0}), "token 9999 is not of this model"),
+            ([[1]], SamplingParams(stop_token_ids=[5000]), "token 5000 is not of this model"),
             ([[1] * 200], SamplingParams(max_tokens=100), "may grow to 299 tokens, and the pool has room for 256"),
         ],
     )
