@@ -12,7 +12,7 @@ from phase0_request import FinishReason, SamplingParams, Tokenizer
 from phase2_prefill_decode.checkpoint import WeightsError
 from phase2_prefill_decode.config import ModelConfig
 from phase2_prefill_decode.fields import ConfigError
-from phase6_integration import NanoServingEngine
+from phase6_integration.engine import NanoServingEngine
 from phase6_integration.options import EngineOptions
 from phase6_integration.sizing import peak_bytes
 from tests.phase2_prefill_decode.models import FAMILIES, saved, variant
