@@ -87,11 +87,11 @@ class Request:
         return self.state is RequestState.FINISHED
 
     @property
-    def skippable(self) -> int:
-        """How many of its first tokens it may take as computed by others. Not the newest: it yields the next one. Nor
-        any whose yield is asked for, and not known yet."""
+    def settled(self) -> int:
+        """How many of its first tokens it may take as computed by others: all, unless its prompt is to be scored. Then
+        those whose scores are known."""
         known, wanted = len(self.prompt_logprobs), len(self.prompt_tokens) - 1
-        return known if self.params.prompt_logprobs is not None and known < wanted else self.total - 1
+        return known if self.params.prompt_logprobs is not None and known < wanted else self.total
 
     def tokens(self, start: int, stop: int) -> list[int]:
         """The known tokens from position `start` up to `stop`, over prompt and output as one sequence."""

@@ -60,7 +60,7 @@ class PrefixCache(PagedCache):
         super().attach(request)
         # region exercise 4.5
         last = request.total - 1  # computing this one yields the next token, so it is computed whatever is cached
-        match = self.tree.match(request.tokens(0, min(last, request.skippable)), request.cache_salt)
+        match = self.tree.match(request.tokens(0, min(last, request.settled)), request.cache_salt)
         # endregion
         node = self.tree.cut(match)
         self.tree.lock(node)
@@ -72,7 +72,7 @@ class PrefixCache(PagedCache):
 
     def cached_tokens(self, request: Request) -> int:
         """How many of its tokens `attach` would find now. Changes nothing."""
-        match = self.tree.match(request.tokens(0, request.skippable), request.cache_salt)
+        match = self.tree.match(request.tokens(0, min(request.total - 1, request.settled)), request.cache_salt)
         return len(match.pages) * self.page_size
 
     def found(self, request: Request) -> int:
