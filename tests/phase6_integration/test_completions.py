@@ -287,6 +287,9 @@ def test_a_model_without_a_tokenizer_takes_token_ids() -> None:
     assert done.choices[0].text == ""
     assert done.choices[0].logprobs is not None
     assert done.choices[0].logprobs.tokens == ["token_id:5", "token_id:6"]
+    (only,) = chunks(without(), prompt=[1, 2], max_tokens=2, logprobs=1)
+    assert only.choices[0].finish_reason == "length", "no chunk is empty, so there is one"
+    assert only.choices[0].logprobs == done.choices[0].logprobs
     for asked in ({"prompt": "text"}, {"prompt": [1], "echo": True}):
         response = complete(without(), **asked)
         assert (response.status_code, response.json()["error"]["code"]) == (400, "no_tokenizer")
