@@ -11,7 +11,8 @@ import socket
 import struct
 from typing import cast
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from phase6_integration.server.errors import RequestError
 from phase6_integration.server.limits import headers_too_large
@@ -29,6 +30,7 @@ class Connection(HttpToolsProtocol):
     settings: ServerSettings
     _coming: asyncio.TimerHandle | None = None  # ends a request that does not arrive
     _stalled: asyncio.TimerHandle | None = None  # ends a client that does not read
+    _active: RequestResponseCycle | None = None  # the request that is being answered
     _head = 0  # bytes of a head that is not complete yet
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -38,6 +40,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._settle()
         self.resume_writing()
+        self._tell_lost()
         super().connection_lost(exc)
 
     # The head.
@@ -61,6 +64,16 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._settle()
         super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._active = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _tell_lost(self) -> None:
+        """uvicorn tells the newest request that its client has left; the one being answered may be an older one."""
+        if self._active is not None and self._busy:
+            self._active.disconnected = True
+            self._active.message_event.set()
 
     def send_400_response(self, msg: str) -> None:
         """What could not be parsed."""
@@ -88,13 +101,13 @@ class Connection(HttpToolsProtocol):
     @property
     def _busy(self) -> bool:
         """Whether a response is on its way."""
-        return self.cycle is not None and not self.cycle.response_complete
+        return self._active is not None and not self._active.response_complete
 
     def _refuse(self, error: RequestError) -> None:
         name = request_id(self.headers or ())
         fields = {"id": name, "status": error.status}
         logger.info("refused before it was a request: %s", error.message, extra={"fields": fields})
-        if self.pipeline or (self._busy and self.cycle.response_started):
+        if self.pipeline or (self._active is not None and self._busy and self._active.response_started):
             return self._drop()  # what is written now would land in the middle of an answer to another request
         head = {b"content-type": b"application/json", b"content-length": str(len(error.content)).encode()}
         head |= {HEADER: name.encode(), b"connection": b"close"}
@@ -120,8 +133,7 @@ class Connection(HttpToolsProtocol):
 
     def _drop(self) -> None:
         """Close and send nothing more: what is left, the kernel would keep for a client that never reads."""
-        if self.cycle is not None:
-            self.cycle.disconnected = True  # uvloop wakes who waits to write before it says that the line is lost
+        self._tell_lost()  # now: uvloop wakes who waits to write before it says so itself
         self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
         self.transport.abort()
 

@@ -315,22 +315,22 @@ def access_lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
 
 @dataclass
 class Times:
-    queue: float
-    ttft: float | None
+    queue: float | None = None
+    ttft: float | None = None
 
 
 @dataclass
 class Answer:
     cached_tokens: int
     generated: int
-    times: Times | None
+    times: Times
 
 
 def test_one_line_a_request_with_its_tokens_and_times(caplog: pytest.LogCaptureFixture) -> None:
     async def serves(scope: Any, receive: Any, send: Any) -> None:
         account = scope["state"]["account"]
         account.prompt_tokens = 7
-        account.answers = [Answer(4, 3, Times(0.5, 0.75)), Answer(2, 5, Times(0.25, 1.0)), Answer(0, 0, None)]
+        account.answers = [Answer(4, 3, Times(0.5, 0.75)), Answer(2, 5, Times(0.25, 1.0)), Answer(0, 0, Times())]
         account.finish_reasons += ["stop", "length", "stop"]
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"{}"})

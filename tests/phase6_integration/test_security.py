@@ -3,16 +3,17 @@
 import asyncio
 import contextlib
 import json
+import os
 import select
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from phase0_request.request import FinishReason
-from phase6_integration.async_engine import Health
+from phase6_integration.async_engine import AsyncEngine, Health
 from phase6_integration.server.settings import ServerSettings
 from tests.phase6_integration.fake_engine import FakeEngine, served
 
@@ -23,8 +24,23 @@ PATIENCE = 60.0  # seconds that a test waits for what must happen
 
 @pytest.fixture(scope="module")
 def hurried() -> Iterator[str]:
-    with served(FakeEngine, HURRIED) as url:
+    with listening(FakeEngine, HURRIED) as url:
         yield url
+
+
+@contextlib.contextmanager
+def listening(make: Callable[[], AsyncEngine], settings: ServerSettings | None = None) -> Iterator[str]:
+    """A server whose port answers by now."""
+    with served(make, settings) as url:
+        while not answers(url):
+            os.sched_yield()
+        yield url
+
+
+def answers(url: str) -> bool:
+    with contextlib.suppress(ConnectionRefusedError), line(url):
+        return True
+    return False
 
 
 @contextlib.contextmanager
@@ -91,7 +107,7 @@ def test_a_head_that_grows_without_end_is_refused_before_it_ends(hurried: str, t
 
 
 def test_too_many_headers_are_refused() -> None:
-    with served(FakeEngine, ServerSettings(max_headers=20)) as url, line(url) as one:
+    with listening(FakeEngine, ServerSettings(max_headers=20)) as url, line(url) as one:
         one.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * 30 + b"\r\n")
         assert error_in(heard(one))[0] == 431
 
@@ -156,7 +172,7 @@ def test_a_bad_request_is_not_answered_inside_another(between: bytes) -> None:
         return engine
 
     body = b'{"prompt": "a", "stream": true}'
-    with served(make, HURRIED) as url, line(url) as one:
+    with listening(make, HURRIED) as url, line(url) as one:
         one.sendall(POST + b"content-length: %d\r\n\r\n" % len(body) + body)
         assert one.recv(65536).startswith(b"HTTP/1.1 200 OK")
         one.sendall(between + b"GARBAGE\r\n\r\n")
@@ -189,7 +205,7 @@ BAD = [
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[str]:
-    with served(FakeEngine, ServerSettings()) as url:
+    with listening(FakeEngine, ServerSettings()) as url:
         yield url
 
 
@@ -225,7 +241,7 @@ def failing(_: object) -> list[FinishReason]:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_failed_request_tells_its_id_and_no_reason(stream: bool) -> None:
-    with served(lambda: FakeEngine(failing)) as url:
+    with listening(lambda: FakeEngine(failing)) as url:
         body = {"prompt": "a", "stream": stream}
         response = httpx.post(f"{url}/v1/completions", json=body, headers={"x-request-id": "mine"})
     assert "no client may see" not in response.text
@@ -243,7 +259,7 @@ def test_health_says_what_is_wrong_and_not_where(health: Health) -> None:
 
         return Broken()
 
-    with served(make, ServerSettings(api_keys=("k",))) as url:
+    with listening(make, ServerSettings(api_keys=("k",))) as url:
         asked = httpx.post(f"{url}/v1/completions", json={"prompt": "a"}, headers={"authorization": "Bearer k"})
         response = httpx.get(f"{url}/health")
     for one in (asked, response):
