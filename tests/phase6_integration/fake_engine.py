@@ -146,6 +146,7 @@ def served(make: Callable[[], AsyncEngine], settings: ServerSettings | None = No
     settings = settings or ServerSettings()
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
+    listener.listen()  # who connects before uvicorn is there waits for it
     with listener, ThreadPoolExecutor(1) as pool:
         server: Future[uvicorn.Server] = Future()
 
