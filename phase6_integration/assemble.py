@@ -57,10 +57,9 @@ def assemble(
     pages = options.kv_cache_pages or pages_that_fit(
         layout, device, options.gpu_memory_utilization, activations, useful_tokens=running * wanted
     )
-    cache = (
-        PrefixCache(pages, options.page_size) if options.enable_prefix_caching else PagedCache(pages, options.page_size)
-    )
-    pool = room_for(model, cache)
+    pool = room_for(model, pages, options.page_size)
+    kind = PrefixCache if options.enable_prefix_caching else PagedCache
+    cache = kind(pages, options.page_size)
     scheduler = Scheduler(
         cache,
         model.eos_ids,
@@ -88,7 +87,7 @@ def largest_step(model: Model, sampler: Sampler, tokens: int, running: int) -> N
     each = min(tokens // many, model.config.max_length)
     page = 16
     cache = PagedCache(-(-each // page) * many, page)
-    runner = ModelRunner(model.decoder, room_for(model, cache), cache, sampler)
+    runner = ModelRunner(model.decoder, room_for(model, cache.usage.total, page), cache, sampler)
     requests = [Request(f"{number}", (0,) * each) for number in range(many)]
     for start, length in ((0, each - 1), (each - 1, 1)) if each > 1 else ((0, 1),):
         for request in requests:
@@ -98,10 +97,10 @@ def largest_step(model: Model, sampler: Sampler, tokens: int, running: int) -> N
         runner.run(runner.pack(Batch(tuple(Slice(request, start, length) for request in requests))))
 
 
-def room_for(model: Model, cache: KVCache) -> KVPool:
+def room_for(model: Model, pages: int, page_size: int) -> KVPool:
     """The pool, with its memory really there: what is missing is better missed now than in the middle of a request."""
-    decoder, pages = model.decoder, cache.usage.total
-    pool = KVPool(model.config.kv_layout(cache.page_size), pages, decoder.device, decoder.dtype)
+    decoder = model.decoder
+    pool = KVPool(model.config.kv_layout(page_size), pages, decoder.device, decoder.dtype)
     if decoder.device.type == "cpu":
         for tensor in (*pool.keys, *pool.values):
             tensor.zero_()

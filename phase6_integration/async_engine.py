@@ -55,6 +55,8 @@ class StepReport(NamedTuple):
     decode_tokens: int
     seconds: float
     gauges: Gauges
+    answered: int = 0  # tokens of prompts whose first token it yielded
+    generated: int = 0  # tokens that it yielded
 
 
 class Observer(Protocol):
@@ -281,10 +283,13 @@ class AsyncEngine:
             self._waiting.discard(name)
             reply.admit()
         reasons = {one.id: one.reason for one in update.ended}
+        answered = 0
         for output in update.outputs:
             answer, reply = self._live[output.id]
             if answer.done:
                 continue
+            if not answer.state.generated:
+                answered += len(answer.ask.prompt)
             if output.prompt_logprobs is not None:
                 answer.state.prompt_logprobs = output.prompt_logprobs
             try:
@@ -300,8 +305,10 @@ class AsyncEngine:
                 self._say(Finish(output.id, FinishReason.STOP if stopped else FinishReason.ABORT))
         for one in update.ended:
             self._end(one.id, one.reason, one.error, update.at)
+        tokens = update.prefill_tokens, update.decode_tokens
+        report = StepReport(*tokens, update.seconds, update.gauges, answered, len(update.outputs))
         for observer in self.observers:
-            observer.stepped(StepReport(update.prefill_tokens, update.decode_tokens, update.seconds, update.gauges))
+            observer.stepped(report)
 
     # endregion
 

@@ -138,13 +138,26 @@ class ToTheFront(logging.Handler):
             self._line.send(Logged(record.levelno, self.format(record)))
 
 
+def _made(load: Load, line: Line) -> Made | None:
+    """The engine. What a machine or a directory lacks is a reason, not a fault: it is said in a line."""
+    try:
+        return _function(load.factory)(load.options)
+    except (ValueError, OSError, MemoryError) as error:
+        line.send(Dead(str(error)))
+        line.flush()
+        return None
+
+
 def serve(line: Line) -> int:
     """Load what the first word says, then serve. Whatever goes wrong is said to the front before this process ends."""
     try:
         first, *others = line.receive(wait=True)
         if not isinstance(first, Load):
             raise ValueError(f"the first word must be Load, got {type(first).__name__}")
-        core, scheduler, ready = _function(first.factory)(first.options)
+        made = _made(first, line)
+        if made is None:
+            return 1
+        core, scheduler, ready = made
         line.send(ready)
         loop = Loop(line, core, scheduler)
         for message in others:

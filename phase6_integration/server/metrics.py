@@ -78,17 +78,16 @@ class Metrics:
     # What the engine tells.
 
     def stepped(self, report: StepReport) -> None:
+        self._prompt_tokens += report.answered
+        self._generation_tokens += report.generated
         if tokens := report.prefill_tokens + report.decode_tokens:
             self._histograms["iteration_tokens_total"].observe(tokens)
             self._rates["prefill_tokens"].add(report.prefill_tokens)
             self._rates["decode_tokens"].add(report.decode_tokens)
 
     def finished(self, ask: Ask, state: AnswerState, reason: FinishReason) -> None:
-        """Tokens count whatever the end was; latencies are those of answers that came to theirs."""
+        """Latencies are those of answers that came to their end."""
         self._finished[reason] += 1
-        if state.generated:
-            self._prompt_tokens += len(ask.prompt)
-            self._generation_tokens += state.generated
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._served(ask, state)
 

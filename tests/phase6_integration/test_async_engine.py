@@ -219,10 +219,11 @@ def test_prompts_are_scored() -> None:
 
 def test_observers_are_told_of_everything() -> None:
     class Recorder:
-        tokens, ends = 0, list[tuple[str, int, FinishReason]]()
+        tokens, answered, generated, ends = 0, 0, 0, list[tuple[str, int, FinishReason]]()
 
         def stepped(self, report: StepReport) -> None:
             self.tokens += report.prefill_tokens + report.decode_tokens
+            self.answered, self.generated = self.answered + report.answered, self.generated + report.generated
 
         def finished(self, ask: Ask, state: AnswerState, reason: FinishReason) -> None:
             times = state.times
@@ -239,6 +240,7 @@ def test_observers_are_told_of_everything() -> None:
             await idle(made)
             assert sorted(recorder.ends) == [(f"{n}", 24, FinishReason.LENGTH) for n in range(3)]
             assert recorder.tokens == sum(len(prompt) + 23 for prompt in PROMPTS[:3])
+            assert (recorder.answered, recorder.generated) == (sum(map(len, PROMPTS[:3])), 3 * 24)
 
     run(test())
 

@@ -170,13 +170,15 @@ def test_ends_are_counted_by_their_reason_and_only_good_ones_have_latencies(reas
         assert engine.value("vllm:request_success_total", finished_reason=other.value) == (other is reason)
     good = reason in (FinishReason.STOP, FinishReason.LENGTH)
     assert engine.value("vllm:e2e_request_latency_seconds_count") == good
-    assert (engine.value("vllm:prompt_tokens_total"), engine.value("vllm:generation_tokens_total")) == (7, 3)
 
 
-def test_a_prompt_that_was_never_computed_is_not_counted() -> None:
+def test_tokens_are_counted_as_they_come_not_when_their_answer_ends() -> None:
     engine = Engine()
-    engine.answer(FinishReason.ABORT, tokens=0)
-    assert engine.value("vllm:prompt_tokens_total") == 0
+    engine.metrics.stepped(StepReport(7, 2, 0.01, engine.gauges, answered=7, generated=3))
+    engine.metrics.stepped(StepReport(0, 3, 0.01, engine.gauges, generated=3))
+    assert (engine.value("vllm:prompt_tokens_total"), engine.value("vllm:generation_tokens_total")) == (7, 6)
+    engine.answer(FinishReason.STOP)
+    assert (engine.value("vllm:prompt_tokens_total"), engine.value("vllm:generation_tokens_total")) == (7, 6)
 
 
 def test_steps_are_weighed_and_idle_ones_are_not() -> None:
