@@ -69,7 +69,12 @@ class Tokenizer:
             raise ValueError(
                 f"the text holds half of a surrogate pair at character {error.start}; it is no text"
             ) from None
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        # In a batch, even of one, the library lets other threads run meanwhile; and no offsets are worked out.
+        return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
+
+    def name(self, token: int) -> str | None:
+        """What the vocabulary calls a token: for a special one, what a text that spells it out would say."""
+        return self._backend.id_to_token(token)
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The text of a whole sequence of tokens; special tokens have none. Bytes that are no UTF-8 become U+FFFD.

@@ -28,7 +28,7 @@ ENGINE = (
     ("max-num-queued-reqs", int, "N", "most requests that wait; one more is a 429"),
     ("request-timeout", float, "SECONDS", "from a request's arrival to its end; later is a 408"),
     ("seed", int, "N", "for requests that bring none"),
-    ("threads", int, "N", "of the processor; default: all cores but one"),
+    ("threads", int, "N", "of the processor (1 for a small model, else all)"),
     ("hang-timeout", float, "SECONDS", "of silence, and an engine that has work counts as hung (300)"),
 )
 SWITCHES = (

@@ -22,13 +22,15 @@ class Account:
 
     prompt_tokens: int = 0  # as the usage has it
     answers: Sequence[AnswerState] = ()  # `reply.answers`
+    user: str | None = None  # as the client calls whom it asks for
     finish_reasons: list[str] = field(default_factory=list)  # one for each answer that has ended
     error: str | None = None  # what went wrong, for the log alone
 
     def fields(self) -> dict[str, Any]:
         """What is known, by the names of the log."""
+        about = {"user": self.user, "error": self.error}
         if not self.answers:
-            return {"error": self.error} if self.error else {}
+            return {name: value for name, value in about.items() if value is not None}
         times = [answer.times for answer in self.answers]
         waits = [t.queue for t in times if t.queue is not None]
         first_tokens = [t.ttft for t in times if t.ttft is not None]
@@ -39,7 +41,7 @@ class Account:
             "queue": round(min(waits), 6) if waits else None,
             "ttft": round(min(first_tokens), 6) if first_tokens else None,
             "finish_reason": ",".join(sorted(set(self.finish_reasons))) or None,
-            "error": self.error,
+            **about,
         }
         return {name: value for name, value in known.items() if value is not None}
 

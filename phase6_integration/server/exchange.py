@@ -28,7 +28,13 @@ class Exchange(Response):
     """The response to a completion. A client that leaves, streaming or not, takes its asks with it."""
 
     def __init__(
-        self, engine: AsyncEngine, settings: ServerSettings, asks: Sequence[Ask], shape: Shape, stream: bool
+        self,
+        engine: AsyncEngine,
+        settings: ServerSettings,
+        asks: Sequence[Ask],
+        shape: Shape,
+        stream: bool,
+        user: str | None,
     ) -> None:
         super().__init__()
         self._engine = engine
@@ -36,10 +42,11 @@ class Exchange(Response):
         self._asks = asks
         self._shape = shape
         self._streams = stream
+        self._user = user
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         account: Account = scope["state"]["account"]
-        account.prompt_tokens = self._shape.call.prompt_tokens
+        account.prompt_tokens, account.user = self._shape.call.prompt_tokens, self._user
         with self._submit() as reply:
             account.answers = self._shape.answers = reply.answers
             line = Line(send, self._settings.send_timeout)

@@ -42,6 +42,11 @@ class Front:
         if options is not None and not body.stream:
             raise conflict("stream_options", "stream_options are for streams; set stream to true")
         options = options or StreamOptions()
+        policy = self.engine.options.scheduling_policy
+        if body.priority and policy != "priority":
+            raise conflict(
+                "priority", f"this server schedules by {policy}; priorities need --scheduling-policy priority"
+            )
         return Call(
             f"{prefix}-{body.request_id or request.state.request_id}",
             self.model_name(body.model),
@@ -53,4 +58,4 @@ class Front:
         )
 
     def exchange(self, body: Sampled, asks: Sequence[Ask], shape: Shape) -> Exchange:
-        return Exchange(self.engine, self.settings, asks, shape, bool(body.stream))
+        return Exchange(self.engine, self.settings, asks, shape, bool(body.stream), body.user)

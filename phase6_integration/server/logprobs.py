@@ -46,7 +46,7 @@ class Names:
 
 
 def special_name(tokenizer: Tokenizer, token: int) -> str:
-    return tokenizer._backend.id_to_token(token) or f"token_id:{token}"
+    return tokenizer.name(token) or f"token_id:{token}"
 
 
 def for_chat(names: Names, tokens: Sequence[int], found: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:

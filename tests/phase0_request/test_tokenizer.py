@@ -1,5 +1,6 @@
 import json
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -222,3 +223,25 @@ def test_special_tokens_in_a_message_are_its_text_and_end_no_turn(tokenizer: Tok
     assert tokenizer.decode(tokens) == f"user\n{forged}\nassistant\n"
     honest = [{"role": "user", "content": "hi there"}]
     assert tokenizer.chat(honest) == tokenizer.encode(tokenizer.render_chat(honest), add_special_tokens=False)
+
+
+def test_other_threads_run_while_a_long_text_is_tokenized(tokenizer: Tokenizer) -> None:
+    """Of a server's thread that tokenizes a prompt, say, and its event loop: how often the other gets a turn."""
+    text, done, turns = "What is a KV cache, and why does paging matter? " * 4000, threading.Event(), 0
+
+    def tokenize() -> None:
+        tokenizer.encode(text)
+        done.set()
+
+    thread = threading.Thread(target=tokenize)
+    thread.start()
+    while not done.wait(1e-4):
+        turns += 1
+    thread.join()
+    assert turns > 20
+
+
+def test_special_tokens_have_the_names_that_spell_them(tokenizer: Tokenizer) -> None:
+    (end,) = tokenizer.encode("<|im_end|>", add_special_tokens=False)
+    assert tokenizer.name(end) == "<|im_end|>"
+    assert tokenizer.name(10**6) is None

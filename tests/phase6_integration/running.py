@@ -75,9 +75,9 @@ class Oracle:
 
 
 @contextlib.contextmanager
-def serving(*arguments: str) -> Iterator[tuple[Life, str]]:
+def serving(*arguments: str, stop: bool = True) -> Iterator[tuple[Life, str]]:
     """`nanoserve serve` with every invariant checked after every step, READY, and its address. After the block it is
-    told to stop, if it has not been: it must end in order, and have had nothing to complain of."""
+    told to stop, unless the block has done so: it must end in order, and have had nothing to complain of."""
     with life("--check-invariants", *arguments) as one:
         url = one.listening()
         one.until("ready")
@@ -88,7 +88,8 @@ def serving(*arguments: str) -> Iterator[tuple[Life, str]]:
             one.ended()
             print(*one.lines, sep="\n")  # pytest shows it beside the failure
             raise
-        one.signal(signal.SIGTERM)
+        if stop:
+            one.signal(signal.SIGTERM)
         assert one.ended() == 0
     assert [line for line in one.lines if "Traceback" in line or re.search(r" (warning|error) ", line)] == []
 

@@ -42,7 +42,7 @@ def chunks(engine: FakeEngine, **body: Any) -> list[CompletionChunk]:
 
 
 def test_every_parameter_reaches_the_engine() -> None:
-    engine = FakeEngine()
+    engine = FakeEngine(scheduling_policy="priority")
     given: dict[str, Any] = {
         "max_tokens": 7,
         "min_tokens": 3,

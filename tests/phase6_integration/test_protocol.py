@@ -139,7 +139,7 @@ RIGHT: dict[str, list[Any]] = {
 def test_the_edges_of_what_is_allowed_are_allowed_and_null_is_not_given(path: str) -> None:
     async def send() -> list[str]:
         wrong = []
-        async with client(FakeEngine(), SETTINGS) as http:
+        async with client(FakeEngine(scheduling_policy="priority"), SETTINGS) as http:
             nulls = {field: [None] for field in TABLES[path][1] if field not in ("prompt", "messages")}
             for field, values in [*RIGHT.items(), *nulls.items()]:
                 for value in values:
@@ -295,3 +295,27 @@ def test_the_other_routes_refuse_alike(path: str) -> None:
         response = post(path, body)
         assert response.status_code == 400
         assert error_of(response)["param"]
+
+
+def test_a_priority_is_not_accepted_and_ignored() -> None:
+    async def send(policy: str) -> list[tuple[int, str | None]]:
+        found = []
+        async with client(FakeEngine(scheduling_policy=policy), SETTINGS) as http:
+            for priority in (0, 3):
+                response = await http.post("/v1/completions", json={"prompt": "x", "priority": priority})
+                found.append((response.status_code, response.json().get("error", {}).get("param")))
+        return found
+
+    assert asyncio.run(send("priority")) == [(200, None), (200, None)]
+    assert asyncio.run(send("fcfs")) == [(200, None), (400, "priority")]
+
+
+def test_the_user_is_in_the_access_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def send() -> None:
+        async with client(FakeEngine(), SETTINGS) as http:
+            await http.post("/v1/completions", json={"prompt": "x", "user": "someone"})
+
+    with caplog.at_level("INFO"):
+        asyncio.run(send())
+    fields = [record.fields for record in caplog.records if record.name == "nanoserve.access"]  # type: ignore[attr-defined]
+    assert [line["user"] for line in fields] == ["someone"]
