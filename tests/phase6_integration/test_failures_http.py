@@ -1,0 +1,391 @@
+"""What clients meet when something fails, over real sockets: an error in the one shape, an end to every stream, a
+reason under /health, and nothing of what the exceptions said."""
+
+import asyncio
+import contextlib
+import json
+import select
+import signal
+import socket
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+
+from phase6_integration.async_engine import AsyncEngine
+from phase6_integration.options import EngineOptions
+from phase6_integration.server.settings import ServerSettings
+from tests.phase6_integration.fake_engine import FakeEngine, served
+from tests.phase6_integration.faults import POISON
+from tests.phase6_integration.life import PATIENCE, gone
+from tests.phase6_integration.running import (
+    Answer,
+    Response,
+    answer,
+    ask,
+    error_of,
+    get,
+    idle,
+    line,
+    parsed,
+    request,
+    run,
+    serving,
+)
+
+CHAT = "/v1/chat/completions"
+PROMPTS = [list(range(20 + 3 * n, 60 + 3 * n, 2)) for n in range(6)]
+LONG = 1900  # tokens: nobody gets to the end of it before something happens
+# Greedily 300 again and again, until that is penalized so much that it is the poison's turn.
+TO_THE_POISON = {"logit_bias": {"300": 100, str(POISON): 50}, "frequency_penalty": 2, "temperature": 0}
+TEST = Callable[[str], Coroutine[Any, Any, None]]
+
+
+def body(prompt: object = PROMPTS[0], **more: Any) -> dict[str, Any]:
+    return {"prompt": prompt, "max_tokens": 16, "temperature": 0, "ignore_eos": True, **more}
+
+
+def failing(fault: str = "", **options: Any) -> Callable[[], AsyncEngine]:
+    """What makes an engine with a fault in it."""
+
+    def make() -> AsyncEngine:
+        given = {"kv_cache_pages": 512, "threads": 1, "check_invariants": True, "dtype": "float32", **options}
+        factory = {"factory": f"tests.phase6_integration.faults:{fault}"} if fault else {}
+        return AsyncEngine(EngineOptions(**given), **factory)
+
+    return make
+
+
+def on_a_server(make: Callable[[], AsyncEngine], test: TEST, **settings: Any) -> None:
+    with served(make, ServerSettings(**settings)) as url:
+        run(test(url))
+
+
+def tells_nothing(response: Response) -> None:
+    told = response.body.decode() + str(response.headers)
+    for word in ("secret", "/home", "Traceback", "illegal memory", "a seat"):
+        assert word not in told
+
+
+def refused(response: Response, status: int, code: str) -> None:
+    """It has this status, and says no more than it should."""
+    tells_nothing(response)
+    assert (response.status, response.error["code"]) == (status, code)
+    if status == 503:
+        assert int(response.headers["retry-after"]) > 0
+    if status == 500:
+        assert response.headers["x-request-id"] in response.error["message"]
+
+
+def broken_off(response: Response, code: str) -> list[Any]:
+    """A stream that began and then failed: the error, and [DONE]. What it had said until then."""
+    assert response.status == 200
+    tells_nothing(response)
+    *chunks, failure, done = response.events
+    assert done == "[DONE]"
+    assert error_of(json.loads(failure))["code"] == code
+    choices = [choice for chunk in chunks for choice in json.loads(chunk)["choices"]]
+    assert all(choice["finish_reason"] is None for choice in choices)
+    return choices
+
+
+async def others(url: str) -> list[Answer]:
+    found = await asyncio.gather(*(ask(url, body(p, stream=bool(n % 2))) for n, p in enumerate(PROMPTS)))
+    return [answer(response) for response in found]
+
+
+async def ends(url: str) -> Counter[str]:
+    """How answers have ended, once nobody is served."""
+    return Counter((await idle(url))["requests"]["finished"])
+
+
+Faulty = Callable[[str], str]
+
+
+@pytest.fixture(scope="module")
+def faulty() -> Iterator[Faulty]:
+    """The address of a server whose engine has a fault that it survives."""
+    with contextlib.ExitStack() as stack:
+        yield cache(lambda fault: stack.enter_context(served(failing(fault))))
+
+
+# One request fails.
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fault", "victim"),
+    [
+        ("model_raises", body([*PROMPTS[0], POISON, 9])),
+        ("model_says_nan", body([*PROMPTS[0], POISON])),
+        ("sampler_raises", body(top_k=13, temperature=1.0)),
+    ],
+)
+def test_who_makes_a_step_fail_gets_a_500_and_nobody_else_does(
+    fault: str, victim: dict[str, Any], stream: bool, faulty: Faulty
+) -> None:
+    async def test(url: str) -> None:
+        wanted, before = await others(url), await ends(url)
+        found, failed = await asyncio.gather(others(url), ask(url, victim | {"stream": stream}))
+        assert found == wanted
+        refused(failed, 500, "internal_error")
+        assert (await get(url, "/health")).status == 200
+        assert (await ends(url)) - before == {"error": 1, "length": len(PROMPTS)}
+
+    run(test(faulty(fault)))
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", CHAT])
+@pytest.mark.parametrize("fault", ["model_raises", "model_says_nan"])
+def test_a_stream_whose_request_fails_in_the_middle_says_so_and_ends(fault: str, path: str, faulty: Faulty) -> None:
+    prompt = {"messages": [{"role": "user", "content": "Hello"}]} if path == CHAT else {"prompt": "Hello"}
+
+    async def test(url: str) -> None:
+        failed = await ask(url, {**prompt, **TO_THE_POISON, "max_tokens": 200, "stream": True}, path)
+        assert len(broken_off(failed, "internal_error")) > 2
+        whole = await ask(url, {**prompt, **TO_THE_POISON, "max_tokens": 200}, path)
+        refused(whole, 500, "internal_error")
+        await idle(url)
+
+    run(test(faulty(fault)))
+
+
+def test_of_several_choices_that_fail_together_a_client_hears_once(faulty: Faulty) -> None:
+    async def test(url: str) -> None:
+        before = await ends(url)
+        for stream in (False, True):
+            failed = await ask(url, body([PROMPTS[0], [*PROMPTS[1], POISON]], n=3, max_tokens=LONG, stream=stream))
+            if stream and failed.status == 200:  # the sound prompt was first, and its first word is on its way
+                broken_off(failed, "internal_error")
+            else:
+                refused(failed, 500, "internal_error")
+            ended = await ends(url) - before
+        assert ended["error"] >= 2
+        assert ended["error"] + ended["abort"] == ended.total() == 12, "who has not failed goes with those who have"
+
+    run(test(faulty("model_says_nan")))
+
+
+# What the front has of a model fails.
+
+
+def raises(*_: object) -> Any:
+    raise RuntimeError("secret: no words")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "asked"),
+    [
+        ("encode", "/v1/completions", {"prompt": "Hello"}),
+        ("encode", "/v1/completions", {"prompt": "Hello " * 5_000, "stream": True}),
+        ("encode", "/tokenize", {"prompt": "Hello"}),
+        ("chat", CHAT, {"messages": [{"role": "user", "content": "Hello"}]}),
+        ("chat", CHAT, {"messages": [{"role": "user", "content": "Hello"}], "stream": True}),
+        ("decode", "/detokenize", {"tokens": [5]}),
+    ],
+)
+def test_a_tokenizer_that_fails_is_a_500(method: str, path: str, asked: dict[str, Any]) -> None:
+    def make() -> FakeEngine:
+        engine = FakeEngine()
+        setattr(engine.tokenizer, method, raises)
+        return engine
+
+    async def test(url: str) -> None:
+        refused(await ask(url, asked, path), 500, "internal_error")
+        assert answer(await ask(url, body())).finish_reason == "length"
+
+    on_a_server(make, test)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_has_no_words_fails_alone(stream: bool) -> None:
+    """The text of one token cannot be made; what was said before it has been delivered."""
+    engines: list[FakeEngine] = []
+
+    def make() -> FakeEngine:
+        engines.append(engine := FakeEngine())  # which says the prompt again
+        assert engine.tokenizer is not None
+        sound = engine.tokenizer.token_bytes
+        engine.tokenizer.token_bytes = (  # type: ignore[method-assign]
+            lambda token: raises() if token == POISON else sound(token)
+        )
+        return engine
+
+    async def test(url: str) -> None:
+        victim = body([300] * 150 + [POISON], max_tokens=200, stream=stream)
+        failed, found = await asyncio.gather(ask(url, victim), others(url))
+        if stream:
+            assert "".join(choice["text"] for choice in broken_off(failed, "internal_error"))
+        else:
+            refused(failed, 500, "internal_error")
+        assert {one.finish_reason for one in found} == {"length"}
+        assert len(engines[0].dropped) == 1, "the engine does not go on for nobody"
+        assert engines[0].live == 0
+
+    on_a_server(make, test)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_fault_in_writing_an_answer_down_ends_it_as_any_other(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from phase6_integration.server import completions
+
+    sound, calls = completions.for_completion, iter(range(1000))
+
+    def poisoned(*of: Any) -> Any:
+        return sound(*of) if stream and next(calls) < 5 else raises()
+
+    monkeypatch.setattr(completions, "for_completion", poisoned)
+
+    async def test(url: str) -> None:
+        failed = await ask(url, body(logprobs=1, max_tokens=LONG if stream else 3, stream=stream))
+        if stream:
+            assert len(broken_off(failed, "internal_error")) == 5
+        else:
+            refused(failed, 500, "internal_error")
+        assert answer(await ask(url, body())).finish_reason == "length"
+
+    on_a_server(FakeEngine, test)
+
+
+# The engine fails.
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "words"),
+    [
+        ("model_hangs", "hung", "not said a word for 2 seconds"),
+        ("model_dies", "dead", "its process has ended"),
+        ("model_breaks", "dead", "the engine is dead: BrokenError"),
+        ("scheduler_raises", "dead", "the engine is dead: KeyError"),
+    ],
+)
+def test_when_the_engine_fails_everyone_is_told(fault: str, code: str, words: str) -> None:
+    async def streams(url: str, n: int, begun: asyncio.Semaphore) -> Response:
+        async with line(url, request(body(PROMPTS[n], max_tokens=LONG, stream=True))) as reader:
+            head = await reader.readuntil(b"data: ")
+            begun.release()
+            return parsed(head + await reader.read())
+
+    async def test(url: str) -> None:
+        begun = asyncio.Semaphore(0)
+        streaming = [asyncio.create_task(streams(url, n, begun)) for n in range(6)]
+        waiting = [asyncio.create_task(ask(url, body(prompt, max_tokens=LONG))) for prompt in PROMPTS]
+        for _ in streaming:
+            await begun.acquire()
+        victims = [ask(url, body([*PROMPTS[0], POISON, 9], stream=stream)) for stream in (False, True)]
+        for victim in await asyncio.gather(*victims):
+            refused(victim, 503, code)
+        for told in await asyncio.gather(*streaming):
+            assert broken_off(told, code)
+        for response in await asyncio.gather(*waiting):
+            refused(response, 503, code)
+        health = await get(url, "/health")
+        refused(health, 503, code)
+        assert words in health.error["message"]
+        for late in await asyncio.gather(*(ask(url, body(stream=stream)) for stream in (False, True))):
+            refused(late, 503, code)
+        stats = json.loads((await get(url, "/stats")).body)
+        assert (stats["requests"]["running"], stats["requests"]["waiting"], stats["pages"]["used"]) == (0, 0, 0)
+        assert stats["health"] == code
+        assert (await get(url, "/metrics")).status == 200
+
+    on_a_server(failing(fault, hang_timeout=2.0), test)
+
+
+# A client fails.
+
+
+def test_a_client_that_never_reads_is_cut_off_and_holds_up_nobody() -> None:
+    """It asks for tens of megabytes: a long prompt with all that is known of each token, many times over."""
+    much = body([n % 4000 + 3 for n in range(1000)], echo=True, logprobs=20, n=16)
+
+    def never_reads(url: str, stream: bool) -> bool:
+        """Whether it was cut off, once the answer was on its way and nobody read it."""
+        host, port = url.removeprefix("http://").split(":")
+        with socket.socket() as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            one.connect((host, int(port)))
+            one.sendall(request(much | {"stream": stream}))
+            watch = select.poll()
+            watch.register(one, select.POLLIN)
+            watch.poll(PATIENCE * 1000)
+            watch.modify(one, select.POLLHUP | select.POLLERR)
+            return bool(watch.poll(PATIENCE * 1000))
+
+    async def test(url: str) -> None:
+        wanted = await others(url)
+        for stream in (False, True):
+            cut = asyncio.create_task(asyncio.to_thread(never_reads, url, stream))
+            while not cut.done():
+                assert await others(url) == wanted
+            assert await cut
+        ended = await ends(url)
+        assert ended["length"] + ended["abort"] == ended.total()
+
+    on_a_server(failing(), test, send_timeout=0.5)
+
+
+def test_a_deadline_that_passes_is_a_408() -> None:
+    async def test(url: str) -> None:
+        refused(await ask(url, body(max_tokens=LONG)), 408, "deadline_passed")
+        assert (await idle(url))["requests"]["finished"]["timeout"] == 1
+
+    on_a_server(failing(request_timeout=0.1), test)
+
+
+# It is told to stop.
+
+STREAMS = 32
+
+
+async def under_load(url: str, tokens: int, stop: Callable[[], None]) -> list[Response]:
+    """Many streams, all of which have begun when it is told to stop."""
+    begun = asyncio.Semaphore(0)
+
+    async def streams(number: int) -> Response:
+        prompt = PROMPTS[number % len(PROMPTS)]
+        async with line(url, request(body(prompt, max_tokens=tokens, stream=True))) as reader:
+            head = await reader.readuntil(b"data: ")
+            begun.release()
+            return parsed(head + await reader.read())
+
+    streaming = [asyncio.create_task(streams(number)) for number in range(STREAMS)]
+    for _ in streaming:
+        await begun.acquire()
+    await asyncio.to_thread(stop)
+    return await asyncio.gather(*streaming)
+
+
+def test_who_is_served_when_it_is_told_to_stop_is_served_to_the_end() -> None:
+    with serving("--dtype", "float32", "--shutdown-timeout", "100", stop=False) as (server, url):
+        (engine,) = server.children()
+
+        def stop() -> None:
+            server.signal(signal.SIGTERM)
+            server.until("draining")
+
+        async def test() -> None:
+            wanted = [answer(await ask(url, body(prompt, max_tokens=160))) for prompt in PROMPTS]
+            late: list[Response] = []
+
+            def stop_and_ask() -> None:
+                stop()
+                late.append(asyncio.run(ask(url, body())))
+
+            found = await under_load(url, 160, stop_and_ask)
+            refused(late[0], 503, "draining")
+            for number, response in enumerate(found):
+                assert answer(response) == wanted[number % len(PROMPTS)]
+
+        run(test())
+    assert gone(engine)
+
+
+def test_without_time_to_finish_every_stream_ends_in_an_error() -> None:
+    with serving("--shutdown-timeout", "0", stop=False) as (server, url):
+        (engine,) = server.children()
+        found = run(under_load(url, LONG, lambda: server.signal(signal.SIGTERM)))
+        assert [broken_off(response, "draining") != [] for response in found] == [True] * STREAMS
+    assert gone(engine)
