@@ -206,7 +206,7 @@ class AsyncEngine:
         if not asks:
             raise ValueError("there is nothing to answer")
         limit = self.options.max_num_queued_reqs
-        if limit is not None and len(self._waiting) + len(asks) > limit:
+        if len(self._waiting) + len(asks) > limit:
             raise QueueFullError(limit)
         for ask in asks:
             self._check(ask)

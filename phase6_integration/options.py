@@ -28,7 +28,7 @@ class EngineOptions:
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     scheduling_policy: str = "fcfs"
-    max_num_queued_reqs: int | None = None  # requests that may wait; None: any number
+    max_num_queued_reqs: int = 2048  # requests that may wait in a server; one more is refused
     request_timeout: float | None = None  # seconds from arrival to the end
     seed: int | None = None  # for requests that bring none
     threads: int | None = None  # of the processor; None: as many as torch takes, or in a server what `threads.py` says
@@ -41,13 +41,14 @@ class EngineOptions:
             raise ConfigError(f"model must be a directory or the name of a repository, got {self.model!r}")
         if self.dtype is not None:
             one_of("dtype", self.dtype, DTYPES)
-        for name in ("max_model_len", "max_num_seqs", "max_chunk_size", "kv_cache_pages", "max_num_queued_reqs"):
+        for name in ("max_model_len", "max_num_seqs", "max_chunk_size", "kv_cache_pages"):
             if getattr(self, name) is not None:
                 integer(name, getattr(self, name), 1, MOST)
         if self.max_num_batched_tokens is not None:
             integer("max_num_batched_tokens", self.max_num_batched_tokens, 2, MOST)
         if self.threads is not None:
             integer("threads", self.threads, 1, 1024)
+        integer("max_num_queued_reqs", self.max_num_queued_reqs, 1, MOST)
         integer("page_size", self.page_size, 1, 1024)
         number("gpu_memory_utilization", self.gpu_memory_utilization, 0, open_below=True)
         if self.gpu_memory_utilization > 1:

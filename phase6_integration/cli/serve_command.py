@@ -25,7 +25,7 @@ ENGINE = (
     ("kv-cache-pages", int, "PAGES", "pages of keys and values; default: what fits into memory"),
     ("gpu-memory-utilization", float, "SHARE", "of the device's memory, for all that the engine keeps (0.9)"),
     ("scheduling-policy", str, "POLICY", "fcfs, priority or longest-prefix (fcfs)"),
-    ("max-num-queued-reqs", int, "N", "most requests that wait; one more is a 429"),
+    ("max-num-queued-reqs", int, "N", "most requests that wait; one more is a 429 (2048)"),
     ("request-timeout", float, "SECONDS", "from a request's arrival to its end; later is a 408"),
     ("seed", int, "N", "for requests that bring none"),
     ("threads", int, "N", "of the processor (1 for a small model, else all)"),
