@@ -367,14 +367,15 @@ def test_who_is_served_when_it_is_told_to_stop_is_served_to_the_end() -> None:
             server.until("draining")
 
         async def test() -> None:
-            wanted = [answer(await ask(url, body(prompt, max_tokens=160))) for prompt in PROMPTS]
+            alone = await asyncio.gather(*(ask(url, body(prompt, max_tokens=96)) for prompt in PROMPTS))
+            wanted = [answer(response) for response in alone]
             late: list[Response] = []
 
             def stop_and_ask() -> None:
                 stop()
                 late.append(asyncio.run(ask(url, body())))
 
-            found = await under_load(url, 160, stop_and_ask)
+            found = await under_load(url, 96, stop_and_ask)
             refused(late[0], 503, "draining")
             for number, response in enumerate(found):
                 assert answer(response) == wanted[number % len(PROMPTS)]
