@@ -16,6 +16,7 @@ import pytest
 
 from phase6_integration.async_engine import AsyncEngine
 from phase6_integration.options import EngineOptions
+from phase6_integration.server.logprobs import for_completion
 from phase6_integration.server.settings import ServerSettings
 from tests.phase6_integration.fake_engine import FakeEngine, served
 from tests.phase6_integration.faults import POISON
@@ -96,6 +97,14 @@ async def others(url: str) -> list[Answer]:
     return [answer(response) for response in found]
 
 
+async def begins(url: str, asked: dict[str, Any], begun: asyncio.Semaphore) -> Response:
+    """A stream, to its end. `begun` once its first event is there."""
+    async with line(url, request(asked | {"stream": True})) as reader:
+        head = await reader.readuntil(b"data: ")
+        begun.release()
+        return parsed(head + await reader.read())
+
+
 async def ends(url: str) -> Counter[str]:
     """How answers have ended, once nobody is served."""
     return Counter((await idle(url))["requests"]["finished"])
@@ -127,12 +136,16 @@ def test_who_makes_a_step_fail_gets_a_500_and_nobody_else_does(
     fault: str, victim: dict[str, Any], stream: bool, faulty: Faulty
 ) -> None:
     async def test(url: str) -> None:
-        wanted, before = await others(url), await ends(url)
-        found, failed = await asyncio.gather(others(url), ask(url, victim | {"stream": stream}))
-        assert found == wanted
-        refused(failed, 500, "internal_error")
+        neighbour, begun = body(max_tokens=200), asyncio.Semaphore(0)
+        wanted, wanted_beside = await others(url), answer(await ask(url, neighbour))
+        before = await ends(url)
+        beside = asyncio.create_task(begins(url, neighbour, begun))
+        await begun.acquire()  # from here on there is no step without it
+        refused(await ask(url, victim | {"stream": stream}), 500, "internal_error")
+        assert await others(url) == wanted
+        assert answer(await beside) == wanted_beside
         assert (await get(url, "/health")).status == 200
-        assert (await ends(url)) - before == {"error": 1, "length": len(PROMPTS)}
+        assert (await ends(url)) - before == {"error": 1, "length": len(PROMPTS) + 1}
 
     run(test(faulty(fault)))
 
@@ -229,14 +242,12 @@ def test_an_answer_that_has_no_words_fails_alone(stream: bool) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_fault_in_writing_an_answer_down_ends_it_as_any_other(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    from phase6_integration.server import completions
-
-    sound, calls = completions.for_completion, iter(range(1000))
+    calls = iter(range(1000))
 
     def poisoned(*of: Any) -> Any:
-        return sound(*of) if stream and next(calls) < 5 else raises()
+        return for_completion(*of) if stream and next(calls) < 5 else raises()
 
-    monkeypatch.setattr(completions, "for_completion", poisoned)
+    monkeypatch.setattr("phase6_integration.server.completions.for_completion", poisoned)
 
     async def test(url: str) -> None:
         failed = await ask(url, body(logprobs=1, max_tokens=LONG if stream else 3, stream=stream))
@@ -262,15 +273,9 @@ def test_a_fault_in_writing_an_answer_down_ends_it_as_any_other(stream: bool, mo
     ],
 )
 def test_when_the_engine_fails_everyone_is_told(fault: str, code: str, words: str) -> None:
-    async def streams(url: str, n: int, begun: asyncio.Semaphore) -> Response:
-        async with line(url, request(body(PROMPTS[n], max_tokens=LONG, stream=True))) as reader:
-            head = await reader.readuntil(b"data: ")
-            begun.release()
-            return parsed(head + await reader.read())
-
     async def test(url: str) -> None:
         begun = asyncio.Semaphore(0)
-        streaming = [asyncio.create_task(streams(url, n, begun)) for n in range(6)]
+        streaming = [asyncio.create_task(begins(url, body(prompt, max_tokens=LONG), begun)) for prompt in PROMPTS]
         waiting = [asyncio.create_task(ask(url, body(prompt, max_tokens=LONG))) for prompt in PROMPTS]
         for _ in streaming:
             await begun.acquire()
@@ -344,14 +349,8 @@ async def under_load(url: str, tokens: int, stop: Callable[[], None]) -> list[Re
     """Many streams, all of which have begun when it is told to stop."""
     begun = asyncio.Semaphore(0)
 
-    async def streams(number: int) -> Response:
-        prompt = PROMPTS[number % len(PROMPTS)]
-        async with line(url, request(body(prompt, max_tokens=tokens, stream=True))) as reader:
-            head = await reader.readuntil(b"data: ")
-            begun.release()
-            return parsed(head + await reader.read())
-
-    streaming = [asyncio.create_task(streams(number)) for number in range(STREAMS)]
+    asked = [body(PROMPTS[number % len(PROMPTS)], max_tokens=tokens) for number in range(STREAMS)]
+    streaming = [asyncio.create_task(begins(url, one, begun)) for one in asked]
     for _ in streaming:
         await begun.acquire()
     await asyncio.to_thread(stop)
