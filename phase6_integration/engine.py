@@ -76,7 +76,6 @@ class NanoServingEngine:
 
     # By hand.
 
-    # region by_hand
     def add_request(
         self, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0, cache_salt: str = ""
     ) -> Request:
@@ -98,8 +97,6 @@ class NanoServingEngine:
     def abort(self, request: Request) -> bool:
         """End a request, wherever it is. False if it had ended before."""
         return self.parts.core.abort(request)
-
-    # endregion
 
     def get_stats(self) -> dict[str, Any]:
         """What it has done since it was made, and where it stands."""

@@ -20,6 +20,7 @@ from phase5_continuous.core import EngineCore, Step
 from phase5_continuous.deadlines import Deadlines
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration import gauges
+from phase6_integration.isolation import BrokenError
 from phase6_integration.options import EngineOptions
 from phase6_integration.wire import (
     Dead,
@@ -167,7 +168,7 @@ def serve(line: Line) -> int:
         return 0
     except Exception as error:
         log.exception("the engine has failed")
-        line.send(Dead(f"{type(error).__name__}: {error}"))
+        line.send(Dead(str(error) if isinstance(error, BrokenError) else f"{type(error).__name__}: {error}"))
         line.flush()
         return 1
     return 0

@@ -268,7 +268,7 @@ def test_a_fault_in_writing_an_answer_down_ends_it_as_any_other(stream: bool, mo
     [
         ("model_hangs", "hung", "not said a word for 2 seconds"),
         ("model_dies", "dead", "its process has ended"),
-        ("model_breaks", "dead", "the engine is dead: BrokenError"),
+        ("model_breaks", "dead", "the engine is dead: no step can be computed any more (RuntimeError)"),
         ("scheduler_raises", "dead", "the engine is dead: KeyError"),
     ],
 )
