@@ -78,10 +78,11 @@ def conflict(param: str | None, message: str, code: str = "conflicting_values") 
 def invalid(details: Sequence[ErrorDetails]) -> RequestError:
     """What pydantic found wrong, in words: the first of it, and how much more there is."""
     first = details[0]
-    path = [part for part in first["loc"] if not (isinstance(part, str) and part[:1] in ("=", "["))]
-    param = ".".join(str(part) for part in path)[:128] or None
+    kind, path = first["type"], list(first["loc"])
+    own = [path.pop()] if kind == "extra_forbidden" else []  # the client's word, though it may look like a tag of ours
+    path = [part for part in path if not (isinstance(part, str) and part[:1] in ("=", "["))] + own
+    param = ".".join(str(part) for part in path)[:128]
     more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
-    kind = first["type"]
     if kind == "json_invalid":
         return bad_value(None, f"the body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}", "bad_json")
     if kind == "extra_forbidden":
@@ -92,7 +93,7 @@ def invalid(details: Sequence[ErrorDetails]) -> RequestError:
         return bad_value(param, f"{param!r} is required{more}", "missing_field")
     what = first["msg"].removeprefix("Value error, ")
     code = kind if kind == VOCABULARY else "invalid_value"
-    return bad_value(param, f"{param or 'the body'}: {what}{_given(first['input'], kind)}{more}", code)
+    return bad_value(param or None, f"{param or 'the body'}: {what}{_given(first['input'], kind)}{more}", code)
 
 
 def _given(value: Any, kind: str) -> str:

@@ -162,6 +162,15 @@ def test_what_is_known_and_not_supported_is_told_from_what_nobody_knows(path: st
     assert (error["param"], error["code"]) == ("temprature", "unknown_field")
 
 
+@pytest.mark.parametrize("name", ["=text", "=", "[key]", "", "a.b", "0", "new\nline"])
+def test_a_field_that_nobody_knows_is_named_whatever_it_is_called(name: str) -> None:
+    bodies = ({**PROMPT, name: 1}, {**PROMPT, "stream": True, "stream_options": {name: 1}})
+    for body, param in zip(bodies, (name, f"stream_options.{name}"), strict=True):
+        error = error_of(post(COMPLETE, body))
+        assert (error["code"], error["param"]) == ("unknown_field", param)
+        assert repr(param) in error["message"]
+
+
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "video_url"])
 def test_content_that_is_no_text_is_refused_by_its_name(kind: str) -> None:
     part = {"type": kind, kind: {"url": "data:,"}}
