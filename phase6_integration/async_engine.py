@@ -17,6 +17,7 @@ from phase0_request.queue import QueueFullError
 from phase0_request.request import FinishReason, Request
 from phase0_request.tokenizer import Tokenizer
 from phase2_prefill_decode.config import ModelConfig
+from phase5_continuous.deadlines import Deadlines
 from phase6_integration.answers import Answer, AnswerState, Ask, Delta
 from phase6_integration.gauges import Gauges
 from phase6_integration.hub import directory_of
@@ -97,7 +98,6 @@ class Reply:
     def __exit__(self, *_: object) -> None:
         self.abort()
 
-    # region read
     async def __aiter__(self) -> AsyncIterator[list[Delta]]:
         while self._left or self._deltas:
             # region exercise 6.5
@@ -116,8 +116,6 @@ class Reply:
         self._left -= delta.finish_reason is not None
         self._news.set()
         self._admitted.set()
-
-    # endregion
 
 
 class AsyncEngine:
@@ -151,7 +149,7 @@ class AsyncEngine:
 
     async def start(self) -> None:
         """Start the process, which loads the model. Returns at once; `ready` waits."""
-        if self._transport is not None:
+        if self.health is not Health.STOPPED or self._settled.is_set():
             raise RuntimeError("an engine is started once")
         ours, theirs = socket.socketpair()
         self.spawn(theirs)
@@ -241,6 +239,9 @@ class AsyncEngine:
     def _check(self, ask: Ask) -> None:
         """What the engine would refuse later is refused now."""
         Request(ask.id, ask.prompt, ask.params, ask.priority, cache_salt=ask.cache_salt)
+        Deadlines(total=ask.timeout)
+        for text in (ask.id, ask.cache_salt):
+            text.encode()  # half of a surrogate pair is a ValueError, as all else is
         vocabulary, params = self.config.vocab_size, ask.params
         for token in (max(ask.prompt), *params.stop_token_ids, *dict(params.logit_bias)):
             if token >= vocabulary:

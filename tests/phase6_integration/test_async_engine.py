@@ -188,6 +188,9 @@ def test_what_can_never_be_served_is_refused_at_once() -> None:
                 (Ask("a", (9_999_999,), GREEDY), "token 9999999 is not of this model"),
                 (Ask("a", (1,), SamplingParams(logit_bias={9_999_999: 1.0})), "not of this model"),
                 (Ask("a", (1,), GREEDY, cache_salt="x" * 300), "cache_salt"),
+                (Ask("a", (1,), GREEDY, cache_salt="\ud800"), "surrogates not allowed"),
+                (Ask("a", (1,), GREEDY, timeout=0.0), "finite number of seconds above 0"),
+                (Ask("a", (1,), GREEDY, timeout=float("nan")), "finite number of seconds above 0"),
             ]
             for ask, words in cases:
                 with pytest.raises(ValueError, match=words):
@@ -328,6 +331,22 @@ def test_an_answer_whose_text_cannot_be_made_fails_alone(offline: list[list[int]
             assert one.finish_reason is FinishReason.ERROR
             assert list(other.tokens) == offline[spared]
             await idle(made)
+
+    run(test())
+
+
+def test_an_engine_is_started_once() -> None:
+    async def test() -> None:
+        made = AsyncEngine(EngineOptions(), factory=f"{FAULTS}:no_engine")
+        first, second = await asyncio.gather(made.start(), made.start(), return_exceptions=True)
+        assert first is None
+        assert str(second) == "an engine is started once"
+        waiting = await asyncio.gather(*(made.ready() for _ in range(3)), return_exceptions=True)
+        assert [type(end) for end in waiting] == [UnavailableError] * 3
+        await made.close()
+        assert psutil.Process().children() == []
+        with pytest.raises(RuntimeError, match="once"):
+            await made.start()
 
     run(test())
 
