@@ -74,6 +74,20 @@ HOST_ONLY = {
         "demo",
         "view",
     ),
+    "phase6_integration": (
+        "options",
+        "wire",
+        "gauges",
+        "answers",
+        "async_engine",
+        "hub",
+        "threads",
+        "isolation",
+        "stats",
+        "http_client",
+        "server.app",
+        "server.serve",
+    ),
 }
 
 
