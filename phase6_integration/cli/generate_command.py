@@ -67,9 +67,6 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
     except (ValueError, UnreachableError, LostError, RefusedError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print(f"{parser.prog}: stopped", file=sys.stderr)
-        return 130
     for one in done:
         print(one.line() if options["json"] else one.words(alone=len(done) == 1))
     return 1 if any(one.error for one in done) else 0

@@ -1,5 +1,6 @@
 """main: one parser, a subcommand for each module of COMMANDS."""
 
+import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
@@ -18,7 +19,7 @@ COMMANDS = (serve_command, chat_command, generate_command, bench_command, models
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 0 fine, 1 failed, 2 wrong arguments."""
+    """The exit code: 0 fine, 1 failed, 2 wrong arguments, 130 stopped by Ctrl-C."""
     parser = Parser(prog="nanoserve", description="An LLM serving engine in seven phases.")
     parser.add_argument("--version", action="version", version=f"nano-serving {version('nano-serving')}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
@@ -27,4 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         subparsers.choices[options.command].refuse(unknown)
-    return int(options.run(options))
+    try:
+        return int(options.run(options))
+    except KeyboardInterrupt:
+        print(f"{subparsers.choices[options.command].prog}: stopped", file=sys.stderr)
+        return 130

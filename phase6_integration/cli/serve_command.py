@@ -12,7 +12,7 @@ from phase6_integration.options import DTYPES, EngineOptions
 from phase6_integration.server.settings import LOG_FORMATS, LOG_LEVELS, ServerSettings
 
 KEYS = ("NANOSERVE_API_KEY", "VLLM_API_KEY")  # of the environment, one key each
-AUTO = "auto"
+AUTO = ("dtype", "device")  # of these `auto` is what is chosen where nothing is said
 
 # Flag, type, metavar, help. What is not given is left to EngineOptions and ServerSettings.
 ENGINE = (
@@ -94,7 +94,8 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
 def engine_options(given: Mapping[str, Any]) -> EngineOptions:
     """What of the flags is the engine's."""
     named = {field.name for field in fields(EngineOptions)}
-    return EngineOptions(**{name: value for name, value in given.items() if name in named and value != AUTO})
+    given = {name: value for name, value in given.items() if name in named}
+    return EngineOptions(**{name: value for name, value in given.items() if name not in AUTO or value != "auto"})
 
 
 def server_settings(given: Mapping[str, Any], environment: Mapping[str, str]) -> ServerSettings:

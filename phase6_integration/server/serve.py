@@ -31,8 +31,9 @@ def serve(options: EngineOptions, settings: ServerSettings) -> int:
     logs.configure(settings)
     try:
         listener = bind(settings.host, settings.port)
-    except OSError as error:
-        return _failed(f"cannot listen on {settings.host} port {settings.port}: {error.strerror or error}")
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or "this is not the name of a host"
+        return _failed(f"cannot listen on {settings.host} port {settings.port}: {why}")
     with listener:
         try:
             engine = AsyncEngine(options)

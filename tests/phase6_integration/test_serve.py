@@ -57,6 +57,13 @@ def test_flags_reach_what_they_name() -> None:
     assert (settings.port, settings.log_level, settings.served_model_names) == (1, "error", ("x",))
 
 
+def test_auto_is_a_word_of_the_flags_that_know_it_and_of_no_other() -> None:
+    assert engine_options({"dtype": "auto", "device": "auto"}) == EngineOptions()
+    assert engine_options({"model": "auto"}).model == "auto"
+    with pytest.raises(ValueError, match="scheduling_policy"):
+        engine_options({"scheduling_policy": "auto"})
+
+
 def test_a_directory_goes_by_its_own_name_and_the_bundled_model_by_its_own(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     assert server_settings({"model": str(tmp_path / "mine")}, {}).served_model_names == ("mine",)
@@ -128,6 +135,25 @@ def test_a_port_in_use_is_one_line_and_exit_code_1() -> None:
             assert one.ended() == 1
     assert len(one.lines) == 1
     assert one.lines[0].startswith(f"nanoserve serve: cannot listen on 127.0.0.1 port {port}: ")
+
+
+def test_a_host_that_is_none_is_one_line_and_exit_code_1() -> None:
+    with life("--host", "..") as one:
+        assert one.ended() == 1
+    assert one.lines == ["nanoserve serve: cannot listen on .. port 0: this is not the name of a host"]
+
+
+@pytest.mark.parametrize("command", ["serve", "doctor", "models"])
+def test_ctrl_c_is_one_line_and_exit_code_130(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    for place in ("server.serve.serve", "cli.checks.findings", "cli.catalog.models"):
+        monkeypatch.setattr(f"phase6_integration.{place}", interrupted)
+    assert main([command]) == 130
+    assert capsys.readouterr().err == f"nanoserve {command}: stopped\n"
 
 
 def test_a_directory_without_a_model_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
