@@ -18,6 +18,8 @@ from phase6_integration.async_engine import AsyncEngine, Health, Reply, StepRepo
 from phase6_integration.engine import NanoServingEngine
 from phase6_integration.options import EngineOptions
 from phase6_integration.threads import environment, threads_for
+from phase6_integration.wire import Ended, Output, Started
+from tests.phase6_integration.fake_engine import FakeEngine
 from tests.phase6_integration.faults import POISON
 
 FAULTS = "tests.phase6_integration.faults"
@@ -244,6 +246,49 @@ def test_observers_are_told_of_everything() -> None:
             assert sorted(recorder.ends) == [(f"{n}", 24, FinishReason.LENGTH) for n in range(3)]
             assert recorder.tokens == sum(len(prompt) + 23 for prompt in PROMPTS[:3])
             assert (recorder.answered, recorder.generated) == (sum(map(len, PROMPTS[:3])), 3 * 24)
+
+    run(test())
+
+
+class Silent(FakeEngine):
+    """What is said of its requests, the test says."""
+
+    def _say(self, message: object) -> None: ...
+
+
+def test_what_the_engine_says_of_an_answer_after_its_end_is_not_heard() -> None:
+    async def test() -> None:
+        made = Silent()
+        reply = made.submit([Ask("one", (1,), GREEDY)])
+        made._tell(started=[Started("one", 0.0, 0)], outputs=[Output("one", 300)])
+        reply.abort()
+        made._tell(outputs=[Output("one", 301)])
+        made._tell(outputs=[Output("one", 302)], ended=[Ended("one", FinishReason.LENGTH)])
+        (deltas,) = await read(reply)
+        assert [token for delta in deltas for token in delta.tokens] == [300]
+        assert [delta.finish_reason for delta in deltas] == [None, FinishReason.ABORT]
+        assert reply.answers[0].generated == 1
+        assert made.live == 0
+
+    run(test())
+
+
+def test_a_queue_holds_as_many_as_it_may_and_whoever_leaves_it_makes_room() -> None:
+    def full(made: FakeEngine) -> bool:
+        with pytest.raises(QueueFullError):
+            made.submit([Ask("too many", (1,), GREEDY)])
+        return True
+
+    async def test() -> None:
+        made = Silent(max_num_queued_reqs=2)
+        made.submit([Ask("first", (1,), GREEDY), Ask("second", (1,), GREEDY)])
+        assert full(made)
+        made._tell(started=[Started("first", 0.0, 0)])
+        made.submit([Ask("third", (1,), GREEDY)])
+        assert full(made)
+        made._tell(ended=[Ended("second", FinishReason.TIMEOUT)])
+        made.submit([Ask("fourth", (1,), GREEDY)])
+        assert full(made)
 
     run(test())
 
