@@ -51,6 +51,15 @@ def check_samples(request: Sampled, prompts: int, limit: int) -> None:
         raise conflict("n", f"n x prompts may be at most {limit}, got {n} x {prompts}")
 
 
+def check_scores(request: Sampled, prompts: Sequence[Sequence[int]], logprobs: int, limit: int) -> None:
+    """That not too much is to be told of prompts: of each token itself and its alternatives, in each answer. It is
+    there after one step, so nothing but this keeps a small request from a huge response."""
+    n, tokens = request.n or 1, sum(map(len, prompts))
+    if n * tokens * (1 + logprobs) > limit:
+        message = f"echo with logprobs may tell of {limit} tokens and alternatives, got {n} x {tokens} x {1 + logprobs}"
+        raise conflict("logprobs", message)
+
+
 def asks(
     request: CompletionRequest | ChatRequest,
     id: str,

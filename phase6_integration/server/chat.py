@@ -8,9 +8,9 @@ from phase6_integration.server.asking import answer_length, asks, check_samples,
 from phase6_integration.server.errors import conflict
 from phase6_integration.server.exchange import Exchange
 from phase6_integration.server.front import Front
-from phase6_integration.server.logprobs import Names, for_chat
+from phase6_integration.server.logprobs import for_chat
 from phase6_integration.server.protocol import ChatRequest
-from phase6_integration.server.shape import Call, Part, Shape
+from phase6_integration.server.shape import Part, Shape
 
 
 async def chat(front: Front, body: ChatRequest, request: Request) -> Exchange:
@@ -32,11 +32,6 @@ class ChatShape(Shape):
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, call: Call, names: Names, logprobs: bool) -> None:
-        super().__init__(call)
-        self._names = names
-        self._logprobs = logprobs
-
     def opening(self) -> list[dict[str, Any]]:
         delta = {"role": "assistant", "content": ""}
         return [
@@ -53,7 +48,7 @@ class ChatShape(Shape):
         return {"index": index, "delta": delta, **self._rest(index, part)}
 
     def _rest(self, index: int, part: Part) -> dict[str, Any]:
-        entries = for_chat(self._names, part.tokens, part.logprobs) if self._logprobs else None
+        entries = for_chat(self.names, part.tokens, part.logprobs) if self.logprobs else None
         stop = self.answers[index].stop_reason if part.finish_reason == "stop" else None
         return {
             "logprobs": None if entries is None else {"content": entries},

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, cast
 from fastapi import Request
 
 from phase0_request.logprobs import TokenLogprobs
-from phase6_integration.server.asking import answer_length, asks, check_samples, room
+from phase6_integration.server.asking import answer_length, asks, check_samples, check_scores, room
 from phase6_integration.server.errors import conflict
 from phase6_integration.server.exchange import Exchange
 from phase6_integration.server.front import Front
@@ -28,10 +28,12 @@ async def complete(front: Front, body: CompletionRequest, request: Request) -> E
     prompts = await _read(front.texts, given)
     tokens = [prompt.tokens for prompt in prompts]
     rooms = room(tokens, answer_length(body), DEFAULT_MAX_TOKENS, front.engine.max_model_len)
+    prompt_logprobs = body.logprobs if body.echo else None
+    if prompt_logprobs is not None:
+        check_scores(body, tokens, prompt_logprobs, front.settings.max_scores)
     call = front.call("cmpl", body, request, tokens, delivers=body.max_tokens != 0)
     echoes = [await _echo(front.texts, prompt) for prompt in prompts] if body.echo else None
     shape = CompletionShape(call, front.names, body.logprobs is not None, echoes)
-    prompt_logprobs = body.logprobs if body.echo else None
     return front.exchange(body, asks(body, call.id, tokens, rooms, body.logprobs, prompt_logprobs), shape)
 
 
@@ -75,9 +77,7 @@ class CompletionShape(Shape):
     object = chunk_object = "text_completion"
 
     def __init__(self, call: Call, names: Names, logprobs: bool, echoes: Sequence[Echo] | None) -> None:
-        super().__init__(call)
-        self._names = names
-        self._logprobs = logprobs
+        super().__init__(call, names, logprobs)
         self._echoes = echoes
         self._silent = set(range(len(self._parts)))  # those of which nothing was told yet, not even the prompt
 
@@ -97,7 +97,7 @@ class CompletionShape(Shape):
                 tokens, offsets = [*echo.tokens, *tokens], [*echo.offsets, *offsets]
                 found = [None, *(self.answers[index].prompt_logprobs or ()), *found]
             self._silent.discard(index)
-        logprobs = for_completion(self._names, tokens, found, offsets) if self._logprobs else None
+        logprobs = for_completion(self.names, tokens, found, offsets) if self.logprobs else None
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason, "stop_reason": stop}
 
     piece = choice

@@ -19,7 +19,7 @@ from phase6_integration.server.errors import RequestError, conflict
 from phase6_integration.server.health import RETRY_AFTER
 from phase6_integration.server.settings import ServerSettings
 from phase6_integration.server.shape import Shape
-from phase6_integration.server.sse import DONE, STREAM_HEADERS, Line, SlowReaderError, event
+from phase6_integration.server.sse import DONE, PIECE, STREAM_HEADERS, Line, SlowReaderError, event
 
 logger = logging.getLogger("nanoserve")
 
@@ -92,7 +92,8 @@ class _Answering:
             for delta in deltas:
                 self._check(delta)
                 self.shape.take(delta)
-        body = self.shape.whole()
+        whole = self.shape.whole  # with logprobs it can be a second's work
+        body = await asyncio.to_thread(whole) if self.shape.logprobs else whole()
         length = str(len(body)).encode()
         await self.line.start(200, [(b"content-type", b"application/json"), (b"content-length", length)])
         await self.line.write(body, more=False)
@@ -137,6 +138,8 @@ class _Answering:
         try:
             for delta in deltas:
                 chunks.append(self._told(delta))
+                if len(chunks[-1]) > PIECE:
+                    await asyncio.sleep(0)  # others have a turn between two large ones
         finally:
             await self._write(chunks)
 

@@ -27,6 +27,7 @@ class ServerSettings:
     max_choices: int = 128  # n x prompts of one request
     max_messages: int = 1024
     max_logprobs: int = MAX_LOGPROBS
+    max_scores: int = 1 << 20  # of the prompts of one request: echoed tokens and their alternatives
     chat_template: str | None = None  # Jinja text; None: the model's own
     keepalive: float = 15.0  # seconds of silence in a stream before a comment is sent
     send_timeout: float = 30.0  # seconds a client may leave what it was sent unread
@@ -41,7 +42,7 @@ class ServerSettings:
         if not self.host:
             raise ConfigError("host must be an address or a name, such as 127.0.0.1, got nothing")
         integer("port", self.port, 0, 65535)
-        for name in ("max_body_bytes", "max_header_bytes", "max_headers", "max_choices", "max_messages"):
+        for name in ("max_body_bytes", "max_header_bytes", "max_headers", "max_choices", "max_messages", "max_scores"):
             integer(name, getattr(self, name), 1, MOST)
         integer("max_logprobs", self.max_logprobs, 0, MAX_LOGPROBS)
         for name in ("keepalive", "send_timeout", "receive_timeout", "idle_timeout", "template_timeout"):

@@ -13,6 +13,7 @@ import msgspec
 
 from phase0_request.logprobs import TokenLogprobs
 from phase6_integration.answers import AnswerState, Delta
+from phase6_integration.server.logprobs import Names
 
 encode = msgspec.json.Encoder().encode
 
@@ -61,8 +62,10 @@ class Shape(ABC):
     object: str
     chunk_object: str
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, names: Names, logprobs: bool) -> None:
         self.call = call
+        self.names = names
+        self.logprobs = logprobs  # whether they were asked for
         self.answers: Sequence[AnswerState] = ()  # the reply's, once it is submitted
         self._parts = [Part() for _ in range(len(call.prompts) * call.n)]
         self._head = encode(self._top(self.chunk_object))[:-1] + b',"choices":['

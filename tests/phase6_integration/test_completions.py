@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ from phase0_request.tokenizer import Tokenizer
 from phase6_integration.server.logprobs import Names, prompt_offsets
 from phase6_integration.server.responses import CompletionChunk, CompletionResponse
 from phase6_integration.server.settings import ServerSettings
+from phase6_integration.server.shape import Shape
 from phase6_integration.wire import Submit
 from tests.phase6_integration.fake_engine import FakeEngine, client, events, says
 
@@ -206,6 +208,19 @@ def test_an_echo_of_the_prompt_alone(stream: bool) -> None:
     assert usage is not None
     assert usage.completion_tokens == 0
     assert {one.params.max_tokens for one in engine.submitted} == {1}
+
+
+def test_what_takes_long_to_write_down_does_not_hold_up_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_the_loop, whole = [], Shape.whole
+
+    def noted(shape: Shape) -> bytes:
+        on_the_loop.append(threading.current_thread() is threading.main_thread())
+        return whole(shape)
+
+    monkeypatch.setattr(Shape, "whole", noted)
+    for logprobs in (None, 1):
+        answer(FakeEngine(), prompt="Hello", logprobs=logprobs, max_tokens=2)
+    assert on_the_loop == [True, False]
 
 
 def test_tokens_are_called_by_their_text_their_name_or_their_bytes() -> None:

@@ -277,6 +277,21 @@ def test_too_many_choices_are_refused_before_anything_is_tokenized(monkeypatch: 
     assert "3 x 3" in error["message"]
 
 
+def test_how_much_is_told_of_prompts_is_limited_before_anything_is_computed() -> None:
+    async def send(**asked: Any) -> httpx.Response:
+        async with client(engine, ServerSettings(max_scores=24)) as http:
+            return await http.post(COMPLETE, json={"echo": True, "max_tokens": 1, "logprobs": 1, **asked})
+
+    engine = FakeEngine()
+    for asked in ({"prompt": [5] * 13}, {"prompt": [[5] * 6, [5] * 7]}, {"prompt": [5] * 7, "n": 2}):
+        error = error_of(asyncio.run(send(**asked)))
+        assert (error["param"], error["code"]) == ("logprobs", "conflicting_values")
+        assert "24" in error["message"]
+    assert engine.submitted == []
+    for asked in ({"prompt": [[5] * 6] * 2}, {"prompt": [5] * 24, "logprobs": 0}, {"prompt": [5] * 99, "echo": False}):
+        assert asyncio.run(send(**asked)).status_code == 200
+
+
 CONFLICTS: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETE, {"max_tokens": 0}, "max_tokens"),
     (COMPLETE, {"min_tokens": 3}, "min_tokens"),
