@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
@@ -189,6 +190,7 @@ def test_what_can_never_be_served_is_refused_at_once() -> None:
                 (Ask("a", (), GREEDY), "the prompt is empty"),
                 (Ask("a", (9_999_999,), GREEDY), "token 9999999 is not of this model"),
                 (Ask("a", (1,), SamplingParams(logit_bias={9_999_999: 1.0})), "not of this model"),
+                (Ask("a", (1,), SamplingParams(stop_token_ids=[9_999_999])), "not of this model"),
                 (Ask("a", (1,), GREEDY, cache_salt="x" * 300), "cache_salt"),
                 (Ask("a", (1,), GREEDY, cache_salt="\ud800"), "surrogates not allowed"),
                 (Ask("a", (1,), GREEDY, timeout=0.0), "finite number of seconds above 0"),
@@ -289,6 +291,37 @@ def test_a_queue_holds_as_many_as_it_may_and_whoever_leaves_it_makes_room() -> N
         made._tell(ended=[Ended("second", FinishReason.TIMEOUT)])
         made.submit([Ask("fourth", (1,), GREEDY)])
         assert full(made)
+
+    run(test())
+
+
+def test_draining_waits_for_everyone_not_for_the_first() -> None:
+    async def test() -> None:
+        made = Silent()
+        reply = made.submit([Ask("one", (1,), GREEDY), Ask("two", (1,), GREEDY)])
+        draining = asyncio.create_task(made.drain(60))
+        await asyncio.sleep(0)
+        made._tell(ended=[Ended("one", FinishReason.LENGTH)])
+        for _ in range(5):
+            await asyncio.sleep(0)
+        made._tell(ended=[Ended("two", FinishReason.LENGTH)])
+        await draining
+        assert [deltas[-1].finish_reason for deltas in await read(reply)] == [FinishReason.LENGTH] * 2
+
+    run(test())
+
+
+def test_the_watchdog_counts_silence_from_the_first_work_and_looks_again_in_time() -> None:
+    async def test() -> None:
+        made = Silent(hang_timeout=100.0)
+        made._heard = time.monotonic() - 1000  # it had nothing to say: it had nothing to do
+        made.submit([Ask("one", (1,), GREEDY)])
+        made._heard -= 60
+        made._watch()
+        assert made.health is Health.READY
+        assert made._watchdog is not None
+        assert made._watchdog.when() - asyncio.get_running_loop().time() <= 40
+        made._watchdog.cancel()
 
     run(test())
 
