@@ -46,7 +46,7 @@ FRONT = (
     ("max-choices", int, "N", "most answers of one request: prompts times n (128)"),
     ("max-messages", int, "N", "most messages of one chat (1024)"),
     ("max-logprobs", int, "N", "most alternatives a token may be asked for (20)"),
-    ("max-scores", int, "N", "most tokens and alternatives that echo with logprobs tells of (1048576)"),
+    ("max-scores", int, "N", "most logprobs of an echo, alternatives included (1048576)"),
     ("send-timeout", float, "SECONDS", "a client may leave what it was sent unread (30)"),
     ("receive-timeout", float, "SECONDS", "a client may take to send a request (60)"),
     ("keepalive", float, "SECONDS", "of silence in a stream, and a comment is sent (15)"),
