@@ -9,13 +9,15 @@ import asyncio
 import logging
 import socket
 import struct
-from typing import cast
+from typing import Any, cast
 
+from httptools import HttpRequestParser
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from phase6_integration.server.errors import RequestError
 from phase6_integration.server.limits import headers_too_large
+from phase6_integration.server.offers import OfferlessParser
 from phase6_integration.server.request_ids import HEADER, request_id
 from phase6_integration.server.settings import ServerSettings
 
@@ -32,6 +34,10 @@ class Connection(HttpToolsProtocol):
     _stalled: asyncio.TimerHandle | None = None  # ends a client that does not read
     _active: RequestResponseCycle | None = None  # the request that is being answered
     _head = 0  # bytes of a head that is not complete yet
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.parser = cast(HttpRequestParser, OfferlessParser(self))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))

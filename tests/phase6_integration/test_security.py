@@ -155,6 +155,35 @@ def test_a_client_that_reads_nothing_is_cut_off(hurried: str) -> None:
     assert httpx.get(f"{hurried}/health").status_code == 200
 
 
+BODY = b'{"prompt": "a", "max_tokens": 1}'
+FRAMED = (
+    b"content-length: %d\r\n\r\n%b" % (len(BODY), BODY),
+    b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY),
+)
+
+
+@pytest.mark.parametrize("framed", FRAMED)
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_an_offer_of_another_protocol_is_passed_over_and_its_body_read(plain: str, framed: bytes, size: int) -> None:
+    """Clients of Java offer h2c with every request."""
+    offer = POST + b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n" + framed
+    last = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: Upgrade, close\r\nupgrade: websocket\r\n\r\n"
+    said = offer + offer + last
+    with line(plain) as one:
+        for start in range(0, len(said), size):
+            one.sendall(said[start : start + size])
+        answer = heard(one)
+    assert answer.count(b"HTTP/1.1 200 OK") == 3
+    assert answer.count(b'"completion_tokens":1') == 2
+
+
+def test_any_number_of_offers_may_come_together(plain: str) -> None:
+    many = b"GET /version HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n" * 1500
+    with line(plain) as one:
+        one.sendall(many + b"GET /version HTTP/1.1\r\nconnection: close\r\n\r\n")
+        assert heard(one).count(b"HTTP/1.1 200 OK") == 1501
+
+
 def test_two_requests_on_one_line_are_both_answered(hurried: str) -> None:
     with line(hurried) as one:
         one.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET /version HTTP/1.1\r\nconnection: close\r\n\r\n")
