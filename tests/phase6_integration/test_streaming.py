@@ -11,6 +11,7 @@ from phase0_request.request import FinishReason
 from phase6_integration.async_engine import Health
 from phase6_integration.server.app import create_app
 from phase6_integration.server.settings import ServerSettings
+from phase6_integration.wire import Ended, Started, Submit
 from tests.phase6_integration.asgi import Call
 from tests.phase6_integration.fake_engine import FakeEngine, says
 
@@ -68,6 +69,25 @@ def test_what_fails_before_the_first_token_has_a_status(
         assert (call.status, call.json["error"]["code"]) == (status, code)
         assert "a reason that no client may see" not in call.content.decode()
         assert engine.live == 0
+
+    run(test)
+
+
+@pytest.mark.parametrize(("reason", "status", "code"), FAILURES)
+def test_what_fails_in_its_first_step_has_a_status_too(reason: FinishReason, status: int, code: str) -> None:
+    """Of who was admitted and failed at once nothing has been said yet."""
+
+    class AtOnce(FakeEngine):
+        def _say(self, message: object) -> None:
+            if isinstance(message, Submit):
+                error = "why" if reason is FinishReason.ERROR else None
+                told = {"started": [Started(message.id, 0.0, 0)], "ended": [Ended(message.id, reason, error)]}
+                asyncio.get_running_loop().call_soon(lambda: self._tell(**told))
+
+    async def test() -> None:
+        async with Call(create_app(AtOnce(), ServerSettings()), PATHS[0], body(PATHS[0], stream=True)) as call:
+            pass
+        assert (call.status, call.json["error"]["code"]) == (status, code)
 
     run(test)
 
