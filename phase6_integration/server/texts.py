@@ -15,7 +15,7 @@ from phase6_integration.server.protocol import Message
 from phase6_integration.server.settings import ServerSettings
 
 LONG = 10_000  # characters, or tokens; what is shorter is done in a few milliseconds, here and now
-_LIBRARY = "transformers.utils.chat_template_utils"
+LIBRARY = "transformers.utils.chat_template_utils"
 
 
 class Texts:
@@ -59,12 +59,18 @@ class Texts:
         tokenizer = self.tokenizer
         if tokenizer.chat_template is None:
             raise conflict("messages", "this model has no chat template; send a prompt to /v1/completions")
-        if _LIBRARY not in sys.modules:  # loading it takes seconds, which are not the template's fault
-            await asyncio.to_thread(importlib.import_module, _LIBRARY)
+        if LIBRARY not in sys.modules:  # loading it takes seconds, which are not the template's fault
+            await asyncio.to_thread(importlib.import_module, LIBRARY)
         plain = [{"role": message.role, "content": message.text} for message in messages]
-        limit = self._settings.template_timeout
+        loop, limit, begun = asyncio.get_running_loop(), self._settings.template_timeout, asyncio.Event()
+
+        def lay_out() -> list[int]:
+            loop.call_soon_threadsafe(begun.set)
+            return tokenizer.chat(plain, add_generation_prompt)
+
         try:
-            laid_out = asyncio.to_thread(tokenizer.chat, plain, add_generation_prompt)
+            laid_out = loop.run_in_executor(None, lay_out)
+            await begun.wait()  # long texts of others may be before it, and that is not its time
             return tuple(await asyncio.wait_for(laid_out, limit))
         except TimeoutError:
             raise conflict("messages", f"laying these messages out took longer than {limit:g} seconds") from None

@@ -1,6 +1,9 @@
 """/v1/chat/completions, /tokenize and /detokenize: conversations and texts into tokens, and back."""
 
 import asyncio
+import importlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -10,6 +13,7 @@ from phase0_request.params import SamplingParams
 from phase0_request.tokenizer import Tokenizer
 from phase6_integration.server.responses import ChatChunk, ChatResponse, DetokenizeResponse, TokenizeResponse
 from phase6_integration.server.settings import ServerSettings
+from phase6_integration.server.texts import LIBRARY
 from tests.phase6_integration.fake_engine import FakeEngine, client, events, says
 
 TOKENIZER = Tokenizer.from_pretrained()
@@ -145,6 +149,26 @@ def test_a_template_that_takes_too_long_is_given_up_on() -> None:
     response = post(FakeEngine(), CHAT, settings, messages=HELLO)
     assert response.status_code == 400
     assert "longer than 0.01 seconds" in response.json()["error"]["message"]
+
+
+def test_a_template_is_not_blamed_for_the_time_of_others() -> None:
+    """All threads have long texts to read while a conversation waits for its turn."""
+
+    async def send() -> httpx.Response:
+        engine, over, loop = FakeEngine(), threading.Event(), asyncio.get_running_loop()
+        assert engine.tokenizer is not None
+        engine.tokenizer.chat = lambda *_: [5, 6]  # type: ignore[method-assign,assignment]
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        others = loop.run_in_executor(None, over.wait)
+        loop.call_later(0.5, over.set)
+        async with client(engine, ServerSettings(template_timeout=0.1)) as http:
+            response = await http.post("/v1/chat/completions", json={"messages": HELLO, "max_tokens": 1})
+        await others
+        assert isinstance(response, httpx.Response)
+        return response
+
+    importlib.import_module(LIBRARY)
+    assert asyncio.run(send()).status_code == 200
 
 
 def test_a_model_without_a_template_is_for_completions() -> None:
