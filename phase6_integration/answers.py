@@ -74,6 +74,19 @@ class _Token:
     logprobs: TokenLogprobs | None
 
 
+class _Texts:
+    """What tokens stand for. Models have more rows than their tokenizers have tokens: one of those has no text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def token_bytes(self, token: int) -> bytes:
+        try:
+            return self._tokenizer.token_bytes(token)
+        except ValueError:
+            return b""
+
+
 class Answer:
     """Text comes out once it is whole characters in which no stop string can begin, and tokens come with their text."""
 
@@ -83,7 +96,7 @@ class Answer:
         self.index = index
         self.state = AnswerState(AnswerTimes(arrival))
         self.reason: FinishReason | None = None  # why it ended, once its client has been told
-        self._detokenizer = Detokenizer(tokenizer, params.stop, params.min_tokens) if tokenizer else None
+        self._detokenizer = Detokenizer(_Texts(tokenizer), params.stop, params.min_tokens) if tokenizer else None
         self._shown = 0  # characters
         self._held: list[_Token] = []
         self._stops = frozenset(params.stop_token_ids)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -290,6 +291,18 @@ def test_a_prompt_and_its_answer_fit_into_the_context(given: dict[str, Any], len
         in error["message"]
     )
     assert engine.submitted == [], "all or none"
+
+
+def test_a_token_that_only_the_model_knows_has_no_text_and_fails_nobody() -> None:
+    """Models have more rows than their tokenizers have tokens; with a bias anyone can have one of them drawn."""
+    said = TOKENIZER.encode(" and more")
+    engine = FakeEngine(lambda _: [said[0], 4100, *said[1:]])
+    engine.config = replace(engine.config, vocab_size=4160)
+    (choice,) = answer(engine, prompt="x", max_tokens=len(said) + 1, logprobs=0).choices
+    assert choice.text == " and more"
+    assert choice.logprobs is not None
+    assert choice.logprobs.tokens[1] == "token_id:4100"
+    assert choice.logprobs.text_offset[1] == choice.logprobs.text_offset[2]
 
 
 def test_a_model_without_a_tokenizer_takes_token_ids() -> None:

@@ -342,4 +342,4 @@ def test_the_user_is_in_the_access_log(caplog: pytest.LogCaptureFixture) -> None
     with caplog.at_level("INFO"):
         asyncio.run(send())
     fields = [record.fields for record in caplog.records if record.name == "nanoserve.access"]  # type: ignore[attr-defined]
-    assert [line["user"] for line in fields] == ["someone"]
+    assert [(line["user"], line["prompt_tokens"]) for line in fields] == [("someone", 1)]
