@@ -72,6 +72,14 @@ def test_what_ends_an_answer_is_no_part_of_it() -> None:
     assert answer.state.stop_reason == 700
 
 
+def test_a_stop_string_within_min_tokens_is_text_like_any_other() -> None:
+    tokens = TOKENIZER.encode("one two one two")
+    least = len(TOKENIZER.encode("one two"))
+    answer, deltas = answered(tokens, stop="two", min_tokens=least)
+    assert "".join(delta.text for delta in deltas) == "one two one "
+    assert answer.state.stop_reason == "two"
+
+
 def test_a_character_in_pieces_comes_whole_with_all_its_tokens() -> None:
     smile = list(range(3, 259))
     pieces = [
