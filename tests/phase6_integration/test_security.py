@@ -6,6 +6,7 @@ import json
 import os
 import select
 import socket
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -153,6 +154,30 @@ def test_a_client_that_reads_nothing_is_cut_off(hurried: str) -> None:
         watch.register(one, select.POLLHUP | select.POLLERR)
         assert watch.poll(PATIENCE * 1000)
     assert httpx.get(f"{hurried}/health").status_code == 200
+
+
+def test_a_client_that_sends_a_second_request_and_leaves_takes_its_first_answer_with_it() -> None:
+    made: list[tuple[FakeEngine, asyncio.AbstractEventLoop]] = []
+
+    def make() -> FakeEngine:
+        engine = FakeEngine()
+        engine.flow.clear()
+        made.append((engine, asyncio.get_running_loop()))
+        return engine
+
+    body = b'{"prompt": "a", "stream": true}'
+    with listening(make, ServerSettings(keepalive=0.01)) as url:
+        with line(url) as one:
+            one.sendall(POST + b"content-length: %d\r\n\r\n" % len(body) + body)
+            assert one.recv(65536).startswith(b"HTTP/1.1 200 OK")
+            one.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            one.recv(65536)
+        (engine, loop), deadline = made[0], time.monotonic() + PATIENCE
+        while engine.live and time.monotonic() < deadline:
+            os.sched_yield()
+        left = engine.live
+        loop.call_soon_threadsafe(engine.flow.set)  # or a server that has not noticed would wait for it for ever
+    assert left == 0
 
 
 BODY = b'{"prompt": "a", "max_tokens": 1}'
