@@ -28,6 +28,7 @@ from phase6_integration.wire import Dead, Finish, Frames, Load, Logged, Ready, S
 log = logging.getLogger(__name__)
 engine_log = logging.getLogger(f"{__name__}.process")  # what the engine itself says
 BUNDLED_ENGINE = "phase6_integration.engine_process:bundled_engine"
+STANDSTILL = 1.0  # seconds that a timer may be late by
 LAST_WORDS = 5.0  # seconds that a process has to end by itself once nobody listens
 
 
@@ -204,6 +205,8 @@ class AsyncEngine:
         if not asks:
             raise ValueError("there is nothing to answer")
         limit = self.options.max_num_queued_reqs
+        if len(asks) > limit:
+            raise ValueError(f"{len(asks)} answers are asked for at once; at most {limit} may wait")
         if len(self._waiting) + len(asks) > limit:
             raise QueueFullError(limit)
         for ask in asks:
@@ -339,6 +342,10 @@ class AsyncEngine:
 
     def _watch(self) -> None:
         """Look again when a silence from now on would have lasted too long."""
+        if self._watchdog is not None and asyncio.get_running_loop().time() - self._watchdog.when() > STANDSTILL:
+            self._heard = (
+                time.monotonic()
+            )  # this process stood still itself: what was said meanwhile is yet to be heard
         # region exercise 6.6
         limit, now = self.options.hang_timeout, time.monotonic()
         if self._live and now - self._heard >= limit:

@@ -201,7 +201,7 @@ def test_what_can_never_be_served_is_refused_at_once() -> None:
                     made.submit([Ask("fine", (1,), GREEDY), ask])
             with pytest.raises(ValueError, match="unique"):
                 made.submit([Ask("a", (1,), GREEDY), Ask("a", (1,), GREEDY)])
-            with pytest.raises(QueueFullError):
+            with pytest.raises(ValueError, match="4 answers are asked for at once; at most 3 may wait"):
                 made.submit([Ask(f"{n}", (1,), GREEDY) for n in range(4)])
             assert (await answer(made, (1, 2, 3))).finish_reason is FinishReason.LENGTH, "nothing of them is left"
             await idle(made)
@@ -499,3 +499,20 @@ def test_a_small_model_has_one_thread_and_a_large_one_all_that_sleep_while_they_
     assert environment(3) == {}, "a core is left to the front"
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
     assert environment(4) == {}, "whoever sets it knows why"
+
+
+@pytest.mark.parametrize(("late", "health"), [(0.0, Health.HUNG), (30.0, Health.READY)])
+def test_a_front_that_stood_still_itself_blames_nobody(late: float, health: Health) -> None:
+    """As in a container that was paused: the engine's words lie in the socket, and the timer is long due."""
+
+    async def test() -> None:
+        async with engine(hang_timeout=20.0) as made:
+            reply = made.submit([Ask("a", PROMPTS[0], GREEDY)])
+            made._heard -= 30.0
+            made._watchdog = asyncio.get_running_loop().call_later(-late, lambda: None)
+            made._watch()
+            assert made.health is health
+            (deltas,) = await read(reply)
+            assert deltas[-1].finish_reason is (FinishReason.ERROR if late == 0.0 else FinishReason.LENGTH)
+
+    run(test())
