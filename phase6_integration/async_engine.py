@@ -343,9 +343,8 @@ class AsyncEngine:
     def _watch(self) -> None:
         """Look again when a silence from now on would have lasted too long."""
         if self._watchdog is not None and asyncio.get_running_loop().time() - self._watchdog.when() > STANDSTILL:
-            self._heard = (
-                time.monotonic()
-            )  # this process stood still itself: what was said meanwhile is yet to be heard
+            # This process stood still itself: what was said meanwhile is yet to be heard.
+            self._heard = time.monotonic()
         # region exercise 6.6
         limit, now = self.options.hang_timeout, time.monotonic()
         if self._live and now - self._heard >= limit:
