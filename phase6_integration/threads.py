@@ -2,7 +2,7 @@
 
 Threads of an OpenMP library wait for each other by spinning, some times a layer. That is fastest on cores of their own.
 On cores that others use too, one is put to sleep in the middle of its part and the rest spin for as long: a step of
-milliseconds takes ten times that. So a small model, which gains next to nothing from a second thread, has one; a large
+milliseconds takes many times that. So a small model, which gains next to nothing from a second thread, has one; a large
 one has all cores, and its threads sleep while they wait.
 """
 
