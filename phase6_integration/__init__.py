@@ -2,8 +2,9 @@
 
 from phase0_request.params import SamplingParams
 from phase6_integration.answers import Ask, Delta
-from phase6_integration.async_engine import AsyncEngine, Health, Reply, UnavailableError
+from phase6_integration.async_engine import AsyncEngine, Health, UnavailableError
 from phase6_integration.options import EngineOptions
+from phase6_integration.reply import Reply
 
 __all__ = [
     "Ask",

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import NamedTuple, Protocol
@@ -18,17 +18,18 @@ from phase0_request.request import FinishReason, Request
 from phase0_request.tokenizer import Tokenizer
 from phase2_prefill_decode.config import ModelConfig
 from phase5_continuous.deadlines import Deadlines
-from phase6_integration.answers import Answer, AnswerState, Ask, Delta
+from phase6_integration.answers import Answer, AnswerState, Ask
 from phase6_integration.gauges import Gauges
 from phase6_integration.hub import directory_of
 from phase6_integration.options import EngineOptions
+from phase6_integration.reply import Reply
 from phase6_integration.threads import environment, threads_for
+from phase6_integration.watchdog import Watchdog
 from phase6_integration.wire import Dead, Finish, Frames, Load, Logged, Ready, Submit, ToEngine, ToFront, Update, frame
 
 log = logging.getLogger(__name__)
 engine_log = logging.getLogger(f"{__name__}.process")  # what the engine itself says
 BUNDLED_ENGINE = "phase6_integration.engine_process:bundled_engine"
-STANDSTILL = 1.0  # seconds that a timer may be late by
 LAST_WORDS = 5.0  # seconds that a process has to end by itself once nobody listens
 
 
@@ -69,56 +70,6 @@ class Observer(Protocol):
     def finished(self, ask: Ask, state: AnswerState, reason: FinishReason) -> None: ...
 
 
-class Reply:
-    """The answers to what was asked together. Iterating yields lists of deltas: all that has come since the last turn.
-    Who reads slowly gets more at a time, and what waits for them is bounded by the answers themselves."""
-
-    def __init__(self, engine: "AsyncEngine", answers: Sequence[Answer]) -> None:
-        self._engine = engine
-        self._answers = answers
-        self._deltas: list[Delta] = []
-        self._left = len(answers)  # whose last delta has not come
-        self._news = asyncio.Event()
-        self._admitted = asyncio.Event()
-
-    @property
-    def answers(self) -> list[AnswerState]:
-        return [answer.state for answer in self._answers]
-
-    async def admitted(self) -> None:
-        """Returns when the first of the asks has been given room, or has ended."""
-        await self._admitted.wait()
-
-    def abort(self) -> None:
-        """End all that has not ended; nobody reads on. May be called again, and after the end."""
-        self._engine.abort(self._answers)
-
-    def __enter__(self) -> "Reply":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.abort()
-
-    async def __aiter__(self) -> AsyncIterator[list[Delta]]:
-        while self._left or self._deltas:
-            # region exercise 6.5
-            await self._news.wait()
-            self._news.clear()
-            deltas, self._deltas = self._deltas, []
-            # endregion
-            if deltas:
-                yield deltas
-
-    def admit(self) -> None:
-        self._admitted.set()
-
-    def put(self, delta: Delta) -> None:
-        self._deltas.append(delta)
-        self._left -= delta.finish_reason is not None
-        self._news.set()
-        self._admitted.set()
-
-
 class AsyncEngine:
     """The front's side of an engine. All of it happens on one event loop, and none of it waits."""
 
@@ -143,8 +94,7 @@ class AsyncEngine:
         self._idle = asyncio.Event()
         self._live: dict[str, tuple[Answer, Reply]] = {}  # until the engine's last word on them
         self._waiting: set[str] = set()  # those of them not known to be admitted
-        self._heard = 0.0
-        self._watchdog: asyncio.TimerHandle | None = None
+        self._watchdog = Watchdog(self.options.hang_timeout, working=lambda: bool(self._live), bark=self._hung)
 
     # It starts.
 
@@ -215,9 +165,9 @@ class AsyncEngine:
             raise ValueError("ids of requests are unique among those that live")
         now = time.monotonic()
         answers = [Answer(index, ask, now, self.tokenizer) for index, ask in enumerate(asks)]
-        reply = Reply(self, answers)
+        reply = Reply(answers, self.abort)
         if not self._live:
-            self._heard = now
+            self._watchdog.hear()
             self._idle.clear()
         for answer in answers:
             ask = answer.ask
@@ -260,7 +210,7 @@ class AsyncEngine:
     # The engine speaks.
 
     def hear(self, message: ToFront) -> None:
-        self._heard = time.monotonic()
+        self._watchdog.hear()
         match message:
             case Update():
                 self._update(message)
@@ -271,7 +221,7 @@ class AsyncEngine:
                 if self.health is Health.LOADING:
                     self.health, self.reason = Health.READY, "ready"
                 self._settled.set()
-                self._watch()
+                self._watchdog.start()
             case Logged(level=level, text=text):
                 engine_log.log(level, text)
             case Dead():
@@ -340,19 +290,8 @@ class AsyncEngine:
             code = self._process.poll() if self._process else None
             self._fail(Health.DEAD, "its process has ended" + (f" with status {code}" if code is not None else ""))
 
-    def _watch(self) -> None:
-        """Look again when a silence from now on would have lasted too long."""
-        if self._watchdog is not None and asyncio.get_running_loop().time() - self._watchdog.when() > STANDSTILL:
-            # This process stood still itself: what was said meanwhile is yet to be heard.
-            self._heard = time.monotonic()
-        # region exercise 6.6
-        limit, now = self.options.hang_timeout, time.monotonic()
-        if self._live and now - self._heard >= limit:
-            self._fail(Health.HUNG, f"it has work and has not said a word for {limit:g} seconds")
-            return
-        wait = limit - (now - self._heard) if self._live else limit
-        self._watchdog = asyncio.get_running_loop().call_later(wait, self._watch)
-        # endregion
+    def _hung(self) -> None:
+        self._fail(Health.HUNG, f"it has work and has not said a word for {self._watchdog.limit:g} seconds")
 
     def _fail(self, health: Health, reason: str) -> None:
         """It will not say another word. Everyone who waits for one is told."""
@@ -369,8 +308,7 @@ class AsyncEngine:
         self.gauges = replace(self.gauges, running=0, waiting=0, pages_used=0)
 
     def _kill(self) -> None:
-        if self._watchdog is not None:
-            self._watchdog.cancel()
+        self._watchdog.stop()
         if self._transport is not None:
             self._transport.abort()
         if self._process is not None:
@@ -399,8 +337,7 @@ class AsyncEngine:
             self.health, self.reason = Health.STOPPED, "it was closed"
         self._settled.set()
         self._end_all("the engine was closed")
-        if self._watchdog is not None:
-            self._watchdog.cancel()
+        self._watchdog.stop()
         if self._transport is not None:
             self._transport.close()  # it hears that nobody listens, and ends
         process = self._process

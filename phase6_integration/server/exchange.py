@@ -13,7 +13,8 @@ from starlette.types import Receive, Scope, Send
 from phase0_request.queue import QueueFullError
 from phase0_request.request import FinishReason
 from phase6_integration.answers import Ask, Delta
-from phase6_integration.async_engine import AsyncEngine, Health, Reply, UnavailableError
+from phase6_integration.async_engine import AsyncEngine, Health, UnavailableError
+from phase6_integration.reply import Reply
 from phase6_integration.server.access_log import Account
 from phase6_integration.server.errors import RequestError, conflict
 from phase6_integration.server.health import RETRY_AFTER

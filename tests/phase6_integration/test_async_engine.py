@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
@@ -15,9 +14,10 @@ from phase0_request import FinishReason, QueueFullError, SamplingParams
 from phase2_prefill_decode.fields import ConfigError
 from phase2_prefill_decode.shapes import SHAPES
 from phase6_integration.answers import AnswerState, Ask, Delta
-from phase6_integration.async_engine import AsyncEngine, Health, Reply, StepReport, UnavailableError
+from phase6_integration.async_engine import AsyncEngine, Health, StepReport, UnavailableError
 from phase6_integration.engine import NanoServingEngine
 from phase6_integration.options import EngineOptions
+from phase6_integration.reply import Reply
 from phase6_integration.threads import environment, threads_for
 from phase6_integration.wire import Ended, Output, Started
 from tests.phase6_integration.fake_engine import FakeEngine
@@ -311,21 +311,6 @@ def test_draining_waits_for_everyone_not_for_the_first() -> None:
     run(test())
 
 
-def test_the_watchdog_counts_silence_from_the_first_work_and_looks_again_in_time() -> None:
-    async def test() -> None:
-        made = Silent(hang_timeout=100.0)
-        made._heard = time.monotonic() - 1000  # it had nothing to say: it had nothing to do
-        made.submit([Ask("one", (1,), GREEDY)])
-        made._heard -= 60
-        made._watch()
-        assert made.health is Health.READY
-        assert made._watchdog is not None
-        assert made._watchdog.when() - asyncio.get_running_loop().time() <= 40
-        made._watchdog.cancel()
-
-    run(test())
-
-
 # Something fails.
 
 
@@ -499,20 +484,3 @@ def test_a_small_model_has_one_thread_and_a_large_one_all_that_sleep_while_they_
     assert environment(3) == {}, "a core is left to the front"
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
     assert environment(4) == {}, "whoever sets it knows why"
-
-
-@pytest.mark.parametrize(("late", "health"), [(0.0, Health.HUNG), (30.0, Health.READY)])
-def test_a_front_that_stood_still_itself_blames_nobody(late: float, health: Health) -> None:
-    """As in a container that was paused: the engine's words lie in the socket, and the timer is long due."""
-
-    async def test() -> None:
-        async with engine(hang_timeout=20.0) as made:
-            reply = made.submit([Ask("a", PROMPTS[0], GREEDY)])
-            made._heard -= 30.0
-            made._watchdog = asyncio.get_running_loop().call_later(-late, lambda: None)
-            made._watch()
-            assert made.health is health
-            (deltas,) = await read(reply)
-            assert deltas[-1].finish_reason is (FinishReason.ERROR if late == 0.0 else FinishReason.LENGTH)
-
-    run(test())

@@ -1,0 +1,111 @@
+"""The watchdog, on the event loop of the standard library and on uvloop, by a clock that the test turns."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+import uvloop
+
+from phase6_integration import watchdog
+from phase6_integration.watchdog import Watchdog
+
+LIMIT = 100.0
+
+
+@dataclass
+class Scene:
+    """A watchdog, the clock it reads, and the timers that it asks for: how long they wait, and what they call."""
+
+    now: float = 1000.0
+    works: bool = True
+    barks: int = 0
+    timers: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.dog = Watchdog(LIMIT, working=lambda: self.works, bark=self.bark)
+
+    def bark(self) -> None:
+        self.barks += 1
+
+    def call_later(self, wait: float, look: Callable[[], None]) -> None:
+        self.timers.append((wait, look))
+
+    def until_it_looks(self, late: float = 0.0) -> None:
+        wait, look = self.timers.pop()
+        self.now += wait + late
+        look()
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
+    made = Scene()
+    monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: made.now))
+    monkeypatch.setattr(watchdog, "asyncio", SimpleNamespace(get_running_loop=lambda: made))
+    return made
+
+
+def test_silence_of_an_engine_with_work_makes_it_bark_once(scene: Scene) -> None:
+    scene.dog.start()
+    scene.until_it_looks()
+    assert (scene.barks, scene.timers) == (1, [])
+
+
+def test_every_word_puts_it_off_and_none_sets_a_timer(scene: Scene) -> None:
+    scene.dog.start()
+    for _ in range(60):
+        scene.now += 1
+        scene.dog.hear()
+    assert len(scene.timers) == 1
+    scene.now -= 60
+    scene.until_it_looks()
+    assert (scene.barks, scene.timers[0][0]) == (0, 60.0)
+    scene.until_it_looks()
+    assert scene.barks == 1
+
+
+def test_silence_without_work_is_no_silence_and_work_is_a_word(scene: Scene) -> None:
+    scene.works = False
+    scene.dog.start()
+    for _ in range(3):
+        scene.until_it_looks()
+    scene.now += 30
+    scene.works = True
+    scene.dog.hear()
+    scene.now -= 30
+    scene.until_it_looks()
+    assert (scene.barks, scene.timers[0][0]) == (0, 30.0)
+
+
+@pytest.mark.parametrize(("late", "barks"), [(0.9, 1), (30.0, 0)])
+def test_a_front_that_stood_still_itself_blames_nobody(scene: Scene, late: float, barks: int) -> None:
+    """As in a container that was paused: the engine's words lie in the socket, and the timer is long due."""
+    scene.dog.start()
+    scene.until_it_looks(late=late)
+    assert scene.barks == barks
+    if not barks:
+        scene.until_it_looks()
+        assert scene.barks == 1, "a whole limit later it is the engine's silence"
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("left", [0.0, 1e-5, 4e-4, 2e-3])
+def test_a_timer_that_comes_a_moment_early_is_set_again(
+    monkeypatch: pytest.MonkeyPatch, run: Callable[..., None], left: float
+) -> None:
+    """Event loops count in their own clocks, and what is less than half a millisecond is no timer to uvloop."""
+
+    async def test() -> None:
+        barked, clock = asyncio.Event(), SimpleNamespace(monotonic=lambda: 0.0)
+        monkeypatch.setattr(watchdog, "time", clock)
+        dog = Watchdog(LIMIT, working=lambda: True, bark=barked.set)
+        dog.start()
+        dog.stop()
+        clock.monotonic = lambda: LIMIT - left
+        dog._look()
+        assert barked.is_set() == (left == 0)
+        clock.monotonic = lambda: LIMIT
+        await asyncio.wait_for(barked.wait(), 10)
+
+    run(test())
