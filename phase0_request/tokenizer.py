@@ -38,7 +38,9 @@ class Tokenizer:
             backend, [token.content for token in added.values() if token.special and token.content]
         )
         self._named_tokens = dict(named_tokens or {})  # what templates call bos_token, eos_token, ...
-        self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self.vocab_size = 1 + max(vocabulary.values(), default=-1)
+        self.longest = max(map(len, vocabulary), default=0)  # characters that one token can stand for
         self.eos_ids = frozenset(eos_ids)
         self.chat_template = chat_template
         bytes_of_token("", self._decoder)  # a decoder that is not understood is refused now, not at the first token

@@ -1,7 +1,7 @@
 """Asking: a request as the engine takes it. A prompt answered n times is n asks."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from phase0_request.params import SamplingParams
 from phase6_integration.answers import Ask
@@ -23,6 +23,16 @@ def answer_length(request: CompletionRequest | ChatRequest) -> int | None:
     if asked is not None and asked != request.max_completion_tokens:
         raise conflict("max_tokens", "max_tokens and max_completion_tokens differ; give one of them")
     return request.max_completion_tokens
+
+
+def check_lengths(texts: Iterable[str], longest: int, context: int, param: str = "prompt") -> None:
+    """Before a text is split into tokens, which takes seconds for millions of characters: that it is not too long even
+    if it should fall into the longest tokens that there are."""
+    most = context * longest
+    for text in texts:
+        if len(text) > most:
+            message = f"the context of this model is {context} tokens, {most} characters at the very most, "
+            raise conflict(param, f"{message}got {len(text)}", "context_length_exceeded")
 
 
 def room(

@@ -4,7 +4,7 @@ from typing import Any
 
 from fastapi import Request
 
-from phase6_integration.server.asking import answer_length, asks, check_samples, room
+from phase6_integration.server.asking import answer_length, asks, check_lengths, check_samples, room
 from phase6_integration.server.errors import conflict
 from phase6_integration.server.exchange import Exchange
 from phase6_integration.server.front import Front
@@ -20,8 +20,11 @@ async def chat(front: Front, body: ChatRequest, request: Request) -> Exchange:
     if body.top_logprobs is not None and not body.logprobs:
         raise conflict("top_logprobs", "top_logprobs are told only with logprobs; set logprobs to true")
     length = answer_length(body)
+    context = front.engine.max_model_len
+    said = "".join(message.text for message in body.messages)
+    check_lengths([said], front.texts.tokenizer.longest, context, "messages")
     tokens = await front.texts.chat(body.messages, body.add_generation_prompt is not False)
-    rooms = room([tokens], length, None, front.engine.max_model_len, "messages")
+    rooms = room([tokens], length, None, context, "messages")
     call = front.call("chatcmpl", body, request, [tokens])
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     shape = ChatShape(call, front.names, bool(body.logprobs))

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, cast
 from fastapi import Request
 
 from phase0_request.logprobs import TokenLogprobs
-from phase6_integration.server.asking import answer_length, asks, check_samples, check_scores, room
+from phase6_integration.server.asking import answer_length, asks, check_lengths, check_samples, check_scores, room
 from phase6_integration.server.errors import conflict
 from phase6_integration.server.exchange import Exchange
 from phase6_integration.server.front import Front
@@ -25,9 +25,10 @@ async def complete(front: Front, body: CompletionRequest, request: Request) -> E
     check_samples(body, len(given), front.settings.max_choices)
     if body.max_tokens == 0 and not body.echo:
         raise conflict("max_tokens", "max_tokens may be 0 only with echo: there would be nothing to answer")
-    prompts = await _read(front.texts, given)
+    context = front.engine.max_model_len
+    prompts = await _read(front.texts, given, context)
     tokens = [prompt.tokens for prompt in prompts]
-    rooms = room(tokens, answer_length(body), DEFAULT_MAX_TOKENS, front.engine.max_model_len)
+    rooms = room(tokens, answer_length(body), DEFAULT_MAX_TOKENS, context)
     prompt_logprobs = body.logprobs if body.echo else None
     if prompt_logprobs is not None:
         check_scores(body, tokens, prompt_logprobs, front.settings.max_scores)
@@ -61,9 +62,10 @@ def _split(prompt: Prompt) -> list[str] | list[list[int]]:
             return cast(list[str] | list[list[int]], prompt)
 
 
-async def _read(texts: Texts, prompts: list[str] | list[list[int]]) -> list[_Prompt]:
+async def _read(texts: Texts, prompts: list[str] | list[list[int]], context: int) -> list[_Prompt]:
     given = [prompt for prompt in prompts if isinstance(prompt, str)]
     if given:
+        check_lengths(given, texts.tokenizer.longest, context)
         return [_Prompt(*pair) for pair in zip(await texts.encode(given), given, strict=True)]
     return [_Prompt(tuple(cast(list[int], prompt)), None) for prompt in prompts]
 

@@ -11,6 +11,7 @@ from jinja2 import TemplateError
 from phase0_request.tokenizer import Tokenizer
 from phase6_integration.async_engine import AsyncEngine
 from phase6_integration.server.errors import conflict
+from phase6_integration.server.interruptible import Interruptible
 from phase6_integration.server.protocol import Message
 from phase6_integration.server.settings import ServerSettings
 
@@ -68,8 +69,9 @@ class Texts:
             loop.call_soon_threadsafe(begun.set)
             return tokenizer.chat(plain, add_generation_prompt)
 
+        laying_out = Interruptible(lay_out)
         try:
-            laid_out = loop.run_in_executor(None, lay_out)
+            laid_out = loop.run_in_executor(None, laying_out)
             await begun.wait()  # long texts of others may be before it, and that is not its time
             return tuple(await asyncio.wait_for(laid_out, limit))
         except TimeoutError:
@@ -78,3 +80,5 @@ class Texts:
             said = error.__cause__  # in the template's own words, if it had any; what else went wrong stays here
             why = f": {said}"[:200] if isinstance(said, TemplateError) else ""
             raise conflict("messages", f"the chat template refused these messages{why}") from None
+        finally:
+            laying_out.interrupt()

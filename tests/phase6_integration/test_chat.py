@@ -1,6 +1,7 @@
 """/v1/chat/completions, /tokenize and /detokenize: conversations and texts into tokens, and back."""
 
 import asyncio
+import contextlib
 import importlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from phase6_integration.server.responses import ChatChunk, ChatResponse, Detoken
 from phase6_integration.server.settings import ServerSettings
 from phase6_integration.server.texts import LIBRARY
 from tests.phase6_integration.fake_engine import FakeEngine, client, events, says
+from tests.phase6_integration.life import PATIENCE
 
 TOKENIZER = Tokenizer.from_pretrained()
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -86,6 +88,17 @@ def test_a_conversation_that_is_too_long() -> None:
     assert str(length) in error["message"]
 
 
+def test_a_conversation_of_millions_of_characters_is_refused_before_it_is_laid_out() -> None:
+    engine = FakeEngine(max_model_len=64)
+    assert engine.tokenizer is not None
+    engine.tokenizer.chat = None  # type: ignore[method-assign,assignment]
+    response = post(engine, CHAT, messages=[{"role": "user", "content": "word " * 100_000}] * 2)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (400, "messages", "context_length_exceeded")
+    assert f"64 tokens, {64 * engine.tokenizer.longest} characters" in error["message"]
+    assert "got 1000000" in error["message"]
+
+
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_stream_begins_with_the_role_of_each_choice(n: int) -> None:
     first = chunks(FakeEngine(says("yes")), n=n)[:n]
@@ -149,6 +162,33 @@ def test_a_template_that_takes_too_long_is_given_up_on() -> None:
     response = post(FakeEngine(), CHAT, settings, messages=HELLO)
     assert response.status_code == 400
     assert "longer than 0.01 seconds" in response.json()["error"]["message"]
+
+
+def test_a_template_that_never_ends_keeps_no_thread() -> None:
+    async def send() -> int:
+        engine, over = FakeEngine(), threading.Event()
+        assert engine.tokenizer is not None
+
+        def chat(*_: object) -> list[int]:
+            while not over.is_set():
+                with contextlib.suppress(Exception):  # as templates may
+                    messages = [0] * 100
+                    messages.sort()
+            return [5, 6]
+
+        engine.tokenizer.chat = chat  # type: ignore[method-assign]
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        try:
+            async with client(engine, ServerSettings(template_timeout=0.1)) as http:
+                for _ in range(2):
+                    response = await http.post(CHAT, json={"messages": HELLO, "max_tokens": 1})
+                    assert "longer than 0.1 seconds" in response.json()["error"]["message"]
+            return await asyncio.wait_for(asyncio.to_thread(lambda: 7), PATIENCE)
+        finally:
+            over.set()
+
+    importlib.import_module(LIBRARY)
+    assert asyncio.run(send()) == 7
 
 
 def test_a_template_is_not_blamed_for_the_time_of_others() -> None:

@@ -335,3 +335,24 @@ def test_no_chunk_is_empty_even_if_tokens_have_no_text() -> None:
     assert all(piece.text for piece in pieces[:-1])
     assert [token for piece in pieces if piece.logprobs for token in piece.logprobs.tokens][1:3] == ["<|im_start|>"] * 2
     assert pieces[-1].finish_reason == "length"
+
+
+def test_a_prompt_of_millions_of_characters_is_refused_before_it_is_split() -> None:
+    engine = FakeEngine(max_model_len=64)
+    assert engine.tokenizer is not None
+    most = 64 * engine.tokenizer.longest
+    engine.tokenizer.encode = None  # type: ignore[method-assign,assignment]
+    error = complete(engine, prompt=["short", "x" * (most + 1)]).json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+    assert f"64 tokens, {most} characters" in error["message"]
+    assert f"got {most + 1}" in error["message"]
+
+
+def test_no_prompt_that_fits_has_too_many_characters() -> None:
+    engine = FakeEngine(max_model_len=64)
+    tokenizer = engine.tokenizer
+    assert tokenizer is not None
+    longest = max(map(tokenizer.decode, ([token] for token in range(tokenizer.vocab_size))), key=len)
+    prompt = longest * 63
+    assert len(tokenizer.encode(prompt)) == 63
+    assert complete(engine, prompt=prompt, max_tokens=1).status_code == 200
