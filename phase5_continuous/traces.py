@@ -5,12 +5,12 @@ all others, or make it begin like them, and filling; an answer is filling that e
 trace knows.
 """
 
-import heapq
 import json
 import math
 import random
+import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,8 @@ from phase0_request.params import MAX_TOKEN_ID, SamplingParams
 from phase0_request.request import Request
 
 EOS, WORD = 0, 1
+LONGEST = 1 << 20  # tokens of a prompt or an answer
+_LATEST = sys.float_info.max  # seconds
 _FIRST = 2  # of the tokens that tell prompts apart
 
 
@@ -55,6 +57,9 @@ class Trace:
             given = getattr(self, name)
             if not low <= given < math.inf:
                 raise ValueError(f"{name.replace('_', '-')} must be at least {low} and finite, got {given}")
+        for name in ("prompt", "answer", "max_prompt", "max_answer"):
+            if getattr(self, name) > LONGEST:
+                raise ValueError(f"{name.replace('_', '-')} must be at most {LONGEST:,}, got {getattr(self, name):,}")
         if not 0 < self.rate < math.inf:
             raise ValueError(f"rate must be above 0 and finite, got {self.rate}")
 
@@ -69,7 +74,8 @@ class Trace:
         return self._length(rng, self.prompt, self.max_prompt)
 
     def _length(self, rng: random.Random, median: int, most: int) -> int:
-        return min(max(round(rng.lognormvariate(math.log(median), self.spread)), 1), most)
+        logarithm = rng.normalvariate(math.log(median), self.spread)
+        return most if logarithm >= math.log(most) else max(round(math.exp(logarithm)), 1)
 
 
 def request(number: int, arrival: Arrival, max_tokens: int) -> Request:
@@ -120,30 +126,33 @@ def _lone(trace: Trace, number: int, now: float, rng: random.Random) -> Arrival:
 INSTRUCTIONS, INSTRUCTION = 4, 256  # different ones, and the tokens of each
 TURNS = 5  # of a conversation, on average
 PAUSE = 20.0  # seconds from one question to the next, on average
+_MOST_RATE = 1e9  # a second; of more, the people would not be counted
 
 
 def chat(trace: Trace) -> Iterator[Arrival]:
-    """Conversations that begin with one of a few instructions; each turn says again all that was said.
+    """So many people that each asks something every PAUSE seconds, on average, answered or not.
 
-    The next question comes some time after the last, whether that has been answered or not. A conversation ends early
-    when its prompt would be too long.
+    Everyone is in a conversation, which begins with one of a few instructions; each turn says again all that was said.
+    It ends after some turns, or when the next prompt would be too long, and then the same person begins another. So as
+    many questions come in the first second as in any; at the start they are the first ones.
     """
-    rng, beginning, number = random.Random(trace.seed), 0.0, 0
-    coming: list[tuple[float, int, tuple[int, ...], int]] = []  # time, number of the conversation, said, turns left
+    rng, now, begun = random.Random(trace.seed), 0.0, 0
+    people = math.ceil(min(trace.rate, _MOST_RATE) * PAUSE)
+    going: dict[int, tuple[tuple[int, ...], int]] = {}  # by person: what was said, and the turns left
     for count in range(trace.requests):
-        while not coming or beginning <= coming[0][0]:
-            beginning += rng.expovariate(trace.rate / TURNS)
-            said = (_FIRST + number % INSTRUCTIONS, *(WORD,) * (INSTRUCTION - 1))
-            heapq.heappush(coming, (beginning, number, said, rng.randint(1, 2 * TURNS - 1)))
-            number += 1
-        now, person, said, left = heapq.heappop(coming)
+        now += rng.expovariate(trace.rate)
+        person = rng.randrange(people)
+        said, left = going.pop(person, ((), 0))
+        if not left:
+            said = (_FIRST + begun % INSTRUCTIONS, *(WORD,) * (INSTRUCTION - 1))
+            left = rng.randint(1, 2 * TURNS - 1)
+            begun += 1
         question = (_FIRST + INSTRUCTIONS + count, *(WORD,) * (trace.prompt_length(rng) - 1))
         prompt = (said + question)[: INSTRUCTION + trace.max_prompt]
         answer = trace.answer_length(rng)
         yield Arrival(now, prompt, answer)
         if left > 1 and len(prompt) + answer < trace.max_prompt:
-            said = (*prompt, *(WORD,) * (answer - 1), EOS)
-            heapq.heappush(coming, (now + rng.expovariate(1 / PAUSE), person, said, left - 1))
+            going[person] = (*prompt, *(WORD,) * (answer - 1), EOS), left - 1
 
 
 KINDS: dict[str, Callable[[Trace], Iterator[Arrival]]] = {
@@ -170,22 +179,17 @@ def _arrival(number: int, entry: Any) -> Arrival:
     if not isinstance(entry, dict) or not {"time", "prompt", "answer"} <= set(entry) <= {*Arrival._fields}:
         raise ValueError(f"arrival {number} must be {allowed}, with a priority if you like; got {entry!r:.80}")
     moment, prompt, answer = entry["time"], entry["prompt"], entry["answer"]
-    if isinstance(moment, bool) or not isinstance(moment, int | float) or not 0 <= moment < math.inf:
+    if isinstance(moment, bool) or not isinstance(moment, int | float) or not 0 <= moment <= _LATEST:
         raise ValueError(f"arrival {number}: time must be a number of seconds from 0, got {moment!r:.80}")
-    if type(answer) is not int or answer < 1:
-        raise ValueError(f"arrival {number}: answer must be a number of tokens from 1, got {answer!r:.80}")
-    if type(prompt) is int and prompt >= 1:
+    if type(answer) is not int or not 1 <= answer <= LONGEST:
+        raise ValueError(f"arrival {number}: answer must be from 1 to {LONGEST:,} tokens, got {answer!r:.80}")
+    if type(prompt) is int and 1 <= prompt <= LONGEST:
         prompt = [_FIRST + number, *[WORD] * (prompt - 1)]
     tokens = prompt if isinstance(prompt, list) else []
     if not tokens or not all(type(token) is int and 0 <= token <= MAX_TOKEN_ID for token in tokens):
         ids = f"a list of token ids from 0 to {MAX_TOKEN_ID}"
-        raise ValueError(f"arrival {number}: prompt must be a number of tokens from 1, or {ids}")
+        raise ValueError(f"arrival {number}: prompt must be from 1 to {LONGEST:,} tokens, or {ids}")
     priority = entry.get("priority", 0)
     if type(priority) is not int:
         raise ValueError(f"arrival {number}: priority must be an integer, got {priority!r:.80}")
     return Arrival(float(moment), tuple(tokens), answer, priority)
-
-
-def options() -> dict[str, Any]:
-    """The fields of a trace with their defaults, for command lines."""
-    return {field.name: field.default for field in fields(Trace)}

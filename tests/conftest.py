@@ -6,8 +6,7 @@ import signal
 
 from hypothesis import settings
 
-from phase1_kv_pool.kernels import prepare_triton
-
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # on a busy machine threads that spin are 30 times slower
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 for name in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "COLUMNS", "LINES"):
@@ -16,7 +15,12 @@ for name in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "COLUMNS", "LINES"):
 # A run in the background is born deaf to Ctrl-C, and would hand that on to the commands that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-prepare_triton()  # before any test module can import Triton, which looks at the environment when it is imported
-
 settings.register_profile("house", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("house")
+
+
+def pytest_configure() -> None:
+    """Before any test module imports torch, which looks at the environment above, or Triton, which looks at this."""
+    from phase1_kv_pool.kernels import prepare_triton
+
+    prepare_triton()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from phase5_continuous.traces import EOS, INSTRUCTION, KINDS, WORD, Arrival, Trace, load, request
+from phase5_continuous.traces import EOS, INSTRUCTION, KINDS, LONGEST, PAUSE, WORD, Arrival, Trace, load, request
 
 MANY = 4000
 
@@ -23,10 +23,16 @@ def test_a_seed_is_a_trace(kind: str) -> None:
     assert all(one.prompt and one.answer >= 1 for one in first)
 
 
-@pytest.mark.parametrize("kind", ["poisson", "bursty"])
+@pytest.mark.parametrize("kind", ["poisson", "bursty", "chat"])
 def test_as_many_come_a_second_as_were_asked_for(kind: str) -> None:
     times = [one.time for one in Trace(kind=kind, requests=MANY, rate=20.0).arrivals()]
-    assert MANY / times[-1] == pytest.approx(20.0, rel=0.06 if kind == "poisson" else 0.25)
+    assert MANY / times[-1] == pytest.approx(20.0, rel=0.25 if kind == "bursty" else 0.06)
+
+
+def test_a_chat_has_its_rate_from_the_start() -> None:
+    """Though those who talk in its first seconds have not yet said anything that they could go on with."""
+    times = [one.time for one in Trace(kind="chat", requests=MANY, rate=100.0).arrivals()]
+    assert sum(time < 10 for time in times) == pytest.approx(1000, rel=0.1)
 
 
 def test_a_bursty_trace_is_burstier_than_chance() -> None:
@@ -40,6 +46,16 @@ def test_a_bursty_trace_is_burstier_than_chance() -> None:
 
     assert 0.5 < dispersion("poisson") < 1.6
     assert dispersion("bursty") > 5
+
+
+def test_a_storm_brings_nine_times_as_many_as_a_calm() -> None:
+    times = [one.time for one in Trace(kind="bursty", requests=10 * MANY, rate=100.0).arrivals()]
+    counts = Counter(int(time) for time in times)  # of the seconds; few have some of both
+    storm, calm = (
+        statistics.median(n for second in range(int(times[-1])) if ((n := counts[second]) > 100) is stormy)
+        for stormy in (True, False)
+    )
+    assert storm / calm == pytest.approx(9, rel=0.12)
 
 
 def test_lengths_have_the_median_asked_for_and_a_long_tail() -> None:
@@ -76,6 +92,27 @@ def test_a_turn_of_a_chat_says_again_what_was_said_and_answered() -> None:
     assert len(set(questions)) == len(questions)
 
 
+def test_a_conversation_has_nine_turns_at_most_and_five_on_average() -> None:
+    """A question begins with a token that no other has, so a prompt tells how many were asked."""
+    asked = [
+        sum(token > WORD for token in one.prompt[INSTRUCTION:])
+        for one in Trace(kind="chat", requests=10 * MANY, prompt=2, answer=2, rate=20.0).arrivals()
+    ]
+    assert max(asked) == 9
+    assert len(asked) / asked.count(1) == pytest.approx(5, rel=0.05)
+
+
+def test_a_person_asks_again_after_a_pause() -> None:
+    """After each question but a first one, the one before it is known by its token, and so is the time between."""
+    last, pauses = dict[int, float](), []
+    for one in Trace(kind="chat", requests=10 * MANY, prompt=2, answer=2, rate=20.0).arrivals():
+        questions = [token for token in one.prompt[INSTRUCTION:] if token > WORD]
+        if len(questions) > 1:
+            pauses.append(one.time - last.pop(questions[-2]))
+        last[questions[-1]] = one.time
+    assert statistics.mean(pauses) == pytest.approx(PAUSE, rel=0.05)
+
+
 def test_a_trace_is_a_stream() -> None:
     """A million requests are not made to see the first; and a hundred thousand leave nothing behind."""
     for kind in ("poisson", "bursty", "chat"):
@@ -106,11 +143,19 @@ def test_an_engine_is_told_no_more_than_a_limit() -> None:
         ({"requests": 0}, "requests must be at least 1 and finite, got 0"),
         ({"max_answer": 0}, "max-answer must be at least 1"),
         ({"spread": float("nan")}, "spread must be at least 0.0 and finite, got nan"),
+        ({"prompt": 10**400}, "prompt must be at most 1,048,576, got 10,000,000"),
+        ({"max_answer": LONGEST + 1}, "max-answer must be at most 1,048,576, got 1,048,577"),
     ],
 )
 def test_bad_options_are_named(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Trace(**options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_spread_and_a_rate_may_be_of_any_size(kind: str) -> None:
+    arrivals = list(Trace(kind=kind, requests=50, spread=1e308, rate=1e308, max_prompt=9, max_answer=7).arrivals())
+    assert {one.answer for one in arrivals} == {1, 7}
 
 
 class TestFiles:
@@ -138,10 +183,16 @@ class TestFiles:
             ('[{"time": 0, "prompt": 3, "answer": 1, "colour": 1}]', "arrival 0 must be an object"),
             ('[{"time": -1, "prompt": 3, "answer": 1}]', "time must be a number of seconds from 0, got -1"),
             ('[{"time": NaN, "prompt": 3, "answer": 1}]', "time must be a number of seconds from 0, got nan"),
-            ('[{"time": 0, "prompt": 0, "answer": 1}]', "prompt must be a number of tokens from 1, or a list"),
-            ('[{"time": 0, "prompt": [1, -1], "answer": 1}]', "prompt must be a number of tokens from 1, or a list"),
+            ('[{"time": 0, "prompt": 0, "answer": 1}]', "prompt must be from 1 to 1,048,576 tokens, or a list"),
+            ('[{"time": 0, "prompt": [1, -1], "answer": 1}]', "prompt must be from 1 to 1,048,576 tokens, or a list"),
             ('[{"time": 0, "prompt": [2147483648], "answer": 1}]', "token ids from 0 to 2147483647"),
-            ('[{"time": 0, "prompt": 1, "answer": 0}]', "answer must be a number of tokens from 1, got 0"),
+            ('[{"time": 0, "prompt": 1, "answer": 0}]', "answer must be from 1 to 1,048,576 tokens, got 0"),
+            ('[{"time": 0, "prompt": 1, "answer": 1048577}]', "answer must be from 1 to 1,048,576 tokens, got 1048577"),
+            ('[{"time": 0, "prompt": 30000000000, "answer": 1}]', "prompt must be from 1 to 1,048,576 tokens"),
+            (
+                f'[{{"time": 1{"0" * 400}, "prompt": 1, "answer": 1}}]',
+                "time must be a number of seconds from 0, got 1000",
+            ),
             ('[{"time": 0, "prompt": 1, "answer": 1, "priority": "high"}]', "priority must be an integer"),
             ("not JSON", "Expecting value"),
         ],
