@@ -8,6 +8,7 @@ import argparse
 import cProfile
 import random
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -149,11 +150,8 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[str | float]]) -> Table
     return table
 
 
-def main(arguments: list[str] | None = None) -> None:
-    p = argparse.ArgumentParser(prog="python -m phase5_continuous.bench", description=__doc__)
-    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
-    options = p.parse_args(arguments)
-    console = Console()
+def measure(console: Console, file: Path | None) -> None:
+    """All of it, printed, and written to the file if there is one."""
     watch = partial(track, console=console, transient=True)
     both = [(cache, n) for cache in CACHES for n in RUNNING]
     steadies = [steady(cache, n) for cache, n in watch(both, "steady")]
@@ -167,15 +165,27 @@ def main(arguments: list[str] | None = None) -> None:
     console.print(_table(life_names, [tuple(asdict(row).values()) for row in whole]))
     console.print("\nWhere the time goes, 256 running, plain cache: a function's own time, %")
     console.print(_table(("function", "%"), [(name, share * 100) for name, share in shares.items()]))
-    if options.json is not None:
+    if file is not None:
         figures = {
             "steady": {f"{row.cache}_{row.running}": asdict(row) for row in steadies},
             "lives": {row.cache: asdict(row) for row in whole},
             "profile": shares,
         }
-        record(options.json, "python -m phase5_continuous.bench", figures)
-        console.print(f"\nFigures written to {options.json}")
+        record(file, "python -m phase5_continuous.bench", figures)
+        console.print(f"\nFigures written to {file}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    p = argparse.ArgumentParser(prog="python -m phase5_continuous.bench", description=__doc__)
+    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    options, console = p.parse_args(arguments), Console()
+    try:
+        measure(console, options.json)
+    except KeyboardInterrupt:
+        console.print("Stopped.")
+        return 130
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -5,6 +5,7 @@ device, and the clock is set on by that. Nothing is kept of a request that has e
 """
 
 import argparse
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from phase0_request.machine import record
 from phase0_request.queue import QueueFullError
@@ -25,6 +25,7 @@ from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.core import Decider, EngineCore, Step
 from phase5_continuous.policies import policy
+from phase5_continuous.report import events, table
 from phase5_continuous.scheduler import Scheduler
 from phase5_continuous.static import StaticBatching
 from phase5_continuous.tally import Outcome, Promise, Tally
@@ -39,6 +40,7 @@ MODELS = SHAPES | {
 }  # fmt: skip
 WHOLE = 1 << 20  # tokens: a budget that cuts no prompt
 WAYS = ("static", "whole", "fcfs", "priority", "longest-prefix")
+DEFAULT = Trace(requests=20_000, rate=30.0)  # of the command
 EVERY = 1000  # steps from one look of the progress bar to the next
 
 
@@ -148,6 +150,7 @@ class Simulation:
     def _submit(self, arrival: Arrival) -> None:
         one = request(self._came, arrival, self.setting.max_tokens)
         self._came += 1
+        self.tally.come(arrival.time)
         try:
             self.core.submit(one)
         except (ValueError, QueueFullError):  # too large for the pool, or too many wait: its client is told so
@@ -170,105 +173,78 @@ def simulate(
     return simulation.outcome()
 
 
-COLUMNS = (
-    "tokens\n/s",
-    "goodput\n/s",
-    "\nkept",
-    "TTFT\np50",
-    "TTFT\np99",
-    "ITL\np50",
-    "ITL\np99",
-    "longest\nwait",
-    "\nfair",
-)
-
-
-def table(outcomes: dict[str, Outcome]) -> Table:
-    """A row a way; times in milliseconds."""
-    drawn = Table(header_style="dim", box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    drawn.add_column("times\nin ms", no_wrap=True)
-    for name in (*COLUMNS, "pre-\nempted"):
-        drawn.add_column(name, justify="right", no_wrap=True)
-    for way, o in outcomes.items():
-        times = [1e3 * seconds for seconds in (o.ttft_p50, o.ttft_p99, o.itl_p50, o.itl_p99, o.queue_max)]
-        drawn.add_row(
-            way,
-            f"{o.tokens_per_second:,.0f}",
-            f"{o.goodput:,.1f}",
-            f"{o.kept:.0%}",
-            *(f"{ms:,.0f}" if ms >= 100 else f"{ms:.1f}" for ms in times),
-            f"{o.fairness:.2f}",
-            f"{o.preemptions:,}",
-        )
-    return drawn
-
-
 def parser() -> argparse.ArgumentParser:
-    """The command line, with its defaults from Trace and Setting."""
-    trace, setting, promise = Trace(requests=20_000, rate=30.0), Setting(), Promise()
+    """The command line, with its defaults from Trace and Setting. Of a trace it has only what is typed."""
+    trace, setting, promise = DEFAULT, Setting(), Promise()
     p = argparse.ArgumentParser(prog="python -m phase5_continuous.simulator", description=__doc__)
     p.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="(all)")
-    p.add_argument("--trace", type=Path, metavar="FILE", help="arrivals as JSON, in place of the options up to --seed")
-    p.add_argument("--kind", choices=KINDS, default=trace.kind, help="(%(default)s)")
-    p.add_argument("-n", "--requests", type=int, default=trace.requests, help="(%(default)s)")
-    p.add_argument("--rate", type=float, default=trace.rate, help="requests a second (%(default)s)")
-    p.add_argument("--prompt", type=int, default=trace.prompt, help="tokens, the median (%(default)s)")
-    p.add_argument("--answer", type=int, default=trace.answer, help="tokens, the median (%(default)s)")
-    p.add_argument("--spread", type=float, default=trace.spread, help="of the logarithm of lengths (%(default)s)")
-    p.add_argument("--max-prompt", type=int, default=trace.max_prompt, help="(%(default)s)")
-    p.add_argument("--max-answer", type=int, default=trace.max_answer, help="(%(default)s)")
-    p.add_argument("--seed", type=int, default=trace.seed, help="(%(default)s)")
-    p.add_argument("--model", choices=MODELS, default=setting.model, help="(%(default)s)")
-    p.add_argument("--device", choices=DEVICES, default=setting.device.name, help="(%(default)s)")
-    p.add_argument("--pages", type=int, default=setting.pages, help="(%(default)s)")
-    p.add_argument("--page-size", type=int, default=setting.page_size, help="(%(default)s)")
-    p.add_argument("--max-running", type=int, default=setting.max_running, help="(%(default)s)")
-    p.add_argument("--chunk", type=int, default=setting.chunk, help="(%(default)s)")
-    p.add_argument("--budget", type=int, default=setting.budget, help="tokens a step (%(default)s)")
-    p.add_argument("--queue-limit", type=int, help="refuse who comes when so many wait (none)")
-    p.add_argument("--no-prefix-cache", dest="prefix_cache", action="store_false", help="share nothing")
-    p.add_argument("--ttft", type=float, default=promise.ttft, help="seconds promised (%(default)s)")
-    p.add_argument("--gap", type=float, default=promise.gap, help="seconds from token to token (%(default)s)")
+    p.add_argument("--trace", type=Path, metavar="FILE", help="arrivals as JSON, in place of the next group")
+    t = p.add_argument_group("arrivals", argument_default=argparse.SUPPRESS)
+    t.add_argument("--kind", choices=KINDS, help=f"({trace.kind})")
+    t.add_argument("-n", "--requests", type=int, help=f"({trace.requests})")
+    t.add_argument("--rate", type=float, help=f"requests a second ({trace.rate})")
+    t.add_argument("--prompt", type=int, help=f"tokens, the median ({trace.prompt})")
+    t.add_argument("--answer", type=int, help=f"tokens, the median ({trace.answer})")
+    t.add_argument("--spread", type=float, help=f"of the logarithm of lengths ({trace.spread})")
+    t.add_argument("--max-prompt", type=int, help=f"({trace.max_prompt})")
+    t.add_argument("--max-answer", type=int, help=f"({trace.max_answer})")
+    t.add_argument("--seed", type=int, help=f"({trace.seed})")
+    m = p.add_argument_group("what serves them")
+    m.add_argument("--model", choices=MODELS, default=setting.model, help="(%(default)s)")
+    m.add_argument("--device", choices=DEVICES, default=setting.device.name, help="(%(default)s)")
+    m.add_argument("--pages", type=int, default=setting.pages, help="(%(default)s)")
+    m.add_argument("--page-size", type=int, default=setting.page_size, help="(%(default)s)")
+    m.add_argument("--max-running", type=int, default=setting.max_running, help="(%(default)s)")
+    m.add_argument("--chunk", type=int, default=setting.chunk, help="(%(default)s)")
+    m.add_argument("--budget", type=int, default=setting.budget, help="tokens a step (%(default)s)")
+    m.add_argument("--queue-limit", type=int, help="refuse who comes when so many wait (none)")
+    m.add_argument("--no-prefix-cache", dest="prefix_cache", action="store_false", help="share nothing")
+    m.add_argument("--ttft", type=float, default=promise.ttft, help="seconds promised (%(default)s)")
+    m.add_argument("--gap", type=float, default=promise.gap, help="seconds from token to token (%(default)s)")
     p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     return p
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(arguments: list[str] | None = None) -> int:
     p = parser()
     given = p.parse_args(arguments)
-    options = vars(given).copy()
+    options = vars(given)
     console = Console()
     try:
-        trace = Trace(**{name: options[name] for name in Trace.__dataclass_fields__})
-        file = load(given.trace) if given.trace is not None else None
-        longest = max(one.answer for one in file) if file is not None else trace.max_answer
+        trace = {name: options[name] for name in Trace.__dataclass_fields__ if name in options}
+        if given.trace is not None and trace:
+            raise ValueError(f"--trace has all arrivals; it goes without --{next(iter(trace)).replace('_', '-')}")
+        come: Trace | list[Arrival] = replace(DEFAULT, **trace) if given.trace is None else load(given.trace)
+        longest = come.max_answer if isinstance(come, Trace) else max(one.answer for one in come)
         names = ("model", "pages", "page_size", "max_running", "chunk", "budget", "prefix_cache", "queue_limit")
         setting = Setting(device=named(given.device), max_tokens=longest, **{name: options[name] for name in names})
-        outcomes = compare(trace, file, setting, Promise(given.ttft, given.gap), given.ways, console)
+        outcomes = compare(come, setting, Promise(given.ttft, given.gap), given.ways, console)
     except (ValueError, OSError) as error:
         p.error(str(error))
+    except KeyboardInterrupt:
+        console.print("Stopped.")
+        return 130
     console.print(table(outcomes))
+    if (counted := events(outcomes)) is not None:
+        console.print("", counted, sep="\n")
     if given.json is not None:
-        figures: dict[str, Any] = {"trace": asdict(trace), "ways": {way: asdict(o) for way, o in outcomes.items()}}
+        what = asdict(come) if isinstance(come, Trace) else {"file": given.trace.name, "requests": len(come)}
+        figures: dict[str, Any] = {"trace": what, "ways": {way: asdict(o) for way, o in outcomes.items()}}
         record(given.json, " ".join([p.prog, *_said(p, options)]), figures)
         console.print(f"\nFigures written to {given.json}")
+    return 0
 
 
 def compare(
-    trace: Trace,
-    file: Sequence[Arrival] | None,
-    setting: Setting,
-    promise: Promise,
-    ways: Sequence[str],
-    console: Console,
+    come: Trace | Sequence[Arrival], setting: Setting, promise: Promise, ways: Sequence[str], console: Console
 ) -> dict[str, Outcome]:
     """The same arrivals served in each way."""
     columns = TextColumn("{task.description:>15}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     outcomes = {}
     with Progress(*columns, console=console, transient=True) as bar:
         for way in ways:
-            bar.add_task(way, total=trace.requests if file is None else len(file))
-            arrivals = trace.arrivals() if file is None else file
+            bar.add_task(way, total=come.requests if isinstance(come, Trace) else len(come))
+            arrivals = come.arrivals() if isinstance(come, Trace) else come
             outcomes[way] = simulate(arrivals, replace(setting, way=way), promise, bar)
     return outcomes
 
@@ -284,4 +260,4 @@ def _said(p: argparse.ArgumentParser, options: dict[str, Any]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -74,7 +74,7 @@ class Outcome:
     seconds: float
     tokens: int  # said
     tokens_per_second: float
-    goodput: float  # requests a second for whom the promise was kept
+    goodput: float  # requests for whom the promise was kept, a second of those in which they arrived
     kept: float  # their share of all
     ttft_p50: float
     ttft_p99: float
@@ -105,11 +105,16 @@ class Tally:
     slices: int = 0
     steps: int = 0
     most_live: int = 0
+    arrived: float = 0.0  # the last
     ttft: Histogram = field(default_factory=Histogram)
     itl: Histogram = field(default_factory=Histogram)
     queue: Histogram = field(default_factory=Histogram)
     _rates: float = 0.0
     _squares: float = 0.0
+
+    def come(self, time: float) -> None:
+        """A request has arrived, and may be refused."""
+        self.arrived = max(self.arrived, time)
 
     def step(self, prefill: int, slices: int, live: int) -> None:
         self.prefill += prefill
@@ -137,6 +142,8 @@ class Tally:
             self._squares += rate * rate
 
     def outcome(self, seconds: float, preemptions: int) -> Outcome:
+        """After so many seconds. If all were there at the start, goodput is of the whole time."""
+        arriving = self.arrived or seconds
         n, asked = max(self.ended, 1), self.ended + self.refused
         return Outcome(
             requests=self.ended,
@@ -145,7 +152,7 @@ class Tally:
             seconds=seconds,
             tokens=self.tokens,
             tokens_per_second=self.tokens / seconds if seconds else 0.0,
-            goodput=self.kept / seconds if seconds else 0.0,
+            goodput=self.kept / arriving if arriving else 0.0,
             kept=self.kept / asked if asked else 0.0,
             ttft_p50=self.ttft.percentile(50),
             ttft_p99=self.ttft.percentile(99),

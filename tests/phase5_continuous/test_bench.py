@@ -1,9 +1,11 @@
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from phase5_continuous import bench
+from tests.terminal import after_the_view, on_a_terminal
 
 
 def test_it_records_what_it_measured(
@@ -41,3 +43,10 @@ def test_everyone_decodes_in_every_step_that_is_timed(cache: str) -> None:
 def test_whole_lives_are_the_same_for_both_caches() -> None:
     plain, prefix = (bench.lives(cache, running=8, requests=30) for cache in ("plain", "prefix"))
     assert plain.slices == prefix.slices > 30 * 30
+
+
+def test_ctrl_c_leaves_a_clean_terminal() -> None:
+    status, seen = on_a_terminal(sys.executable, "-m", "phase5_continuous.bench", until=b"steady")
+    assert status == 130
+    assert after_the_view(seen).endswith(b"Stopped.\r\n")
+    assert b"Traceback" not in seen

@@ -28,6 +28,7 @@ from phase5_continuous.static import StaticBatching
 from phase5_continuous.tally import Histogram, Promise, Tally
 from phase5_continuous.traces import EOS, Arrival, Trace
 from phase5_continuous.virtual import StepTimes, VirtualClock, VirtualRunner, VirtualStep
+from tests.terminal import after_the_view, on_a_terminal
 
 SMALL = Setting(model="17m", device=DEVICES["L4"], pages=256, max_running=32, chunk=64, budget=128, max_tokens=64)
 TRACE = Trace(requests=120, rate=4000.0, prompt=40, answer=12, max_prompt=400, max_answer=64)
@@ -86,6 +87,14 @@ class TestSchedulesByHand:
             "r0": [2, 3, 4, 5],
             "r1": [4, 5],
             "r2": [6, 7, 8],
+        }
+
+    def test_time_without_anyone_is_passed_over(self) -> None:
+        """To the moment of the next arrival and not beyond it."""
+        assert tokens_at([at(0, 2, 2, 7), at(9.5, 2, 1, 8), at(10, 2, 1, 9)], self.setting) == {
+            "r0": [1, 2],
+            "r1": [10.5],
+            "r2": [11.5],
         }
 
 
@@ -251,9 +260,32 @@ class TestTally:
             wanted = sum(rates) ** 2 / (3 * sum(rate * rate for rate in rates))
             assert tally.outcome(1.0, 0).fairness == pytest.approx(wanted)
 
+    def test_goodput_is_of_the_time_in_which_they_arrive(self) -> None:
+        """Not of that in which the last ones are served. Who is refused arrived, and was promised something."""
+        tally = Tally(Promise(ttft=1.0))
+        for number in range(4):
+            tally.come(2.0 * number)
+            if number != 3:
+                tally.end(self.ended(2.0 * number, [2.0 * number + (1.5 if number == 1 else 0.5)]))
+        tally.refused = 1
+        outcome = tally.outcome(100.0, 0)
+        assert (outcome.kept, outcome.goodput) == (2 / 4, 2 / 6.0)
+        together = Tally()
+        together.come(0.0)
+        together.end(self.ended(0.0, [0.5]))
+        assert together.outcome(4.0, 0).goodput == 1 / 4.0
+
+    def test_a_step_that_computes_nothing_is_none(self) -> None:
+        tally = Tally()
+        for slices in (3, 0, 5):
+            tally.step(0, slices, 1)
+        outcome = tally.outcome(1.0, 0)
+        assert (outcome.steps, outcome.mean_batch) == (2, 4.0)
+
     def test_figures_are_those_of_the_requests(self) -> None:
         """Against the exact ones of phase 0, on a simulation that keeps its requests."""
-        simulation, everyone = Simulation(TRACE.arrivals(), SMALL), list[Request]()
+        promise = Promise(ttft=0.01)
+        simulation, everyone = Simulation(TRACE.arrivals(), SMALL, promise), list[Request]()
         while simulation.going:
             step = simulation.step()
             everyone += [event.request for event in (step.events if step else ()) if event.finish_reason]
@@ -268,8 +300,10 @@ class TestTally:
         ):
             assert found == pytest.approx(percentile(values, q), rel=0.05)
         assert outcome.queue_max == max(request.times.queue_time or 0.0 for request in everyone)
-        kept = sum(simulation.tally.promise.kept(request) for request in everyone)
-        assert outcome.goodput == pytest.approx(kept / simulation.clock.now)
+        kept = sum(promise.kept(request) for request in everyone)
+        assert 0 < kept < len(everyone) == 120
+        assert outcome.kept == kept / 120
+        assert outcome.goodput == pytest.approx(kept / max(request.arrival for request in everyone))
 
 
 class TestStaticBatching:
@@ -319,8 +353,8 @@ class TestTheCommand:
         printed = capsys.readouterr().out
         assert [line.split()[0] for line in printed.splitlines() if line[:4] in ("stat", "fcfs")] == ["static", "fcfs"]
         result = json.loads(file.read_text())
-        wanted = "python -m phase5_continuous.simulator --ways static fcfs --requests 40 --rate 300.0 --model 17m"
-        assert result["command"].startswith(wanted)
+        wanted = "--ways static fcfs --model 17m --device L4 --requests 40 --rate 300.0"
+        assert result["command"] == f"python -m phase5_continuous.simulator {wanted}"
         assert result["figures"]["ways"]["fcfs"]["requests"] == 40
 
     def test_it_takes_arrivals_from_a_file(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -328,6 +362,54 @@ class TestTheCommand:
         file.write_text(json.dumps([{"time": 0, "prompt": 30, "answer": 20}, {"time": 1, "prompt": 3, "answer": 2}]))
         main(["--trace", str(file), "--ways", "fcfs"])
         assert "100%" in capsys.readouterr().out
+
+    def test_of_a_file_it_records_the_file(self, tmp_path: Path) -> None:
+        file, figures = tmp_path / "mine.json", tmp_path / "figures.json"
+        file.write_text(json.dumps([{"time": 0, "prompt": 30, "answer": 20}]))
+        main(["--trace", str(file), "--ways", "fcfs", "--json", str(figures)])
+        result = json.loads(figures.read_text())
+        assert result["figures"]["trace"] == {"file": "mine.json", "requests": 1}
+        assert result["command"] == "python -m phase5_continuous.simulator --ways fcfs --trace mine.json"
+
+    @pytest.mark.parametrize("option", ["--rate=7", "--rate=30", "--seed=0", "--max-prompt=9", "--kind=chat"])
+    def test_a_file_goes_without_options_of_arrivals(
+        self, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Whether they say what is the default or not: they would do nothing."""
+        file = tmp_path / "trace.json"
+        file.write_text(json.dumps([{"time": 0, "prompt": 30, "answer": 20}]))
+        with pytest.raises(SystemExit) as stopped:
+            main(["--trace", str(file), option])
+        assert stopped.value.code == 2
+        words = f"--trace has all arrivals; it goes without {option.partition('=')[0]}"
+        assert words in capsys.readouterr().err
+
+    def test_who_was_preempted_refused_or_failed_is_counted(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """In a table of its own, which has only what there was."""
+        main(["--ways", "fcfs", "-n", "60"])
+        assert not {"preemptions", "refused", "failed"} & set(capsys.readouterr().out.split())
+        main(["--ways", "static", "-n", "60", "--queue-limit", "1", "--kind", "batch"])
+        lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+        assert lines[-2:] == [["refused"], ["static", "59"]]
+        main(["--ways", "whole", "fcfs", "-n", "60", "--pages", "12"])
+        lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+        assert lines[-3] == ["preemptions", "refused", "failed"]
+        assert min(int(number) for line in lines[-2:] for number in line[1:]) > 0
+
+    def test_its_tables_fit_eighty_columns(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Also of ten thousand tokens a second and waits of a minute."""
+        monkeypatch.setenv("COLUMNS", "80")
+        main(["-n", "1000", "--kind", "batch", "--pages", "1000"])
+        assert "\u2026" not in capsys.readouterr().out
+
+    def test_ctrl_c_leaves_a_clean_terminal(self) -> None:
+        command = (sys.executable, "-m", "phase5_continuous.simulator", "-n", "1000000")
+        status, seen = on_a_terminal(*command, until=b"static")
+        assert status == 130
+        assert after_the_view(seen).endswith(b"Stopped.\r\n")
+        assert b"Traceback" not in seen
 
     @pytest.mark.parametrize(
         ("option", "words"),
@@ -343,7 +425,7 @@ class TestTheCommand:
     )
     def test_bad_options_are_named(self, option: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit) as stopped:
-            main(["-n", "5", option])
+            main([option] if option.startswith("--trace") else ["-n", "5", option])
         assert stopped.value.code == 2
         assert words in capsys.readouterr().err
 
