@@ -284,7 +284,7 @@ class TestTally:
 
     def test_figures_are_those_of_the_requests(self) -> None:
         """Against the exact ones of phase 0, on a simulation that keeps its requests."""
-        promise = Promise(ttft=0.002)
+        promise = Promise(ttft=0.0005)
         simulation, everyone = Simulation(TRACE.arrivals(), SMALL, promise), list[Request]()
         while simulation.going:
             step = simulation.step()
