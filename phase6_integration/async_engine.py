@@ -17,13 +17,14 @@ from phase0_request.queue import QueueFullError
 from phase0_request.request import FinishReason, Request
 from phase0_request.tokenizer import Tokenizer
 from phase2_prefill_decode.config import ModelConfig
+from phase2_prefill_decode.threads import threads_for
 from phase5_continuous.deadlines import Deadlines
 from phase6_integration.answers import Answer, AnswerState, Ask
 from phase6_integration.gauges import Gauges
 from phase6_integration.hub import directory_of
 from phase6_integration.options import EngineOptions
 from phase6_integration.reply import Reply
-from phase6_integration.threads import environment, threads_for
+from phase6_integration.threads import environment
 from phase6_integration.watchdog import Watchdog
 from phase6_integration.wire import Dead, Finish, Frames, Load, Logged, Ready, Submit, ToEngine, ToFront, Update, frame
 

@@ -1,25 +1,12 @@
-"""How many threads of the processor an engine computes on, beside a front and its clients on the same cores.
+"""How an engine's threads wait, beside a front and its clients on the same cores.
 
-Threads of an OpenMP library wait for each other by spinning, some times a layer. That is fastest on cores of their own.
-On cores that others use too, one is put to sleep in the middle of its part and the rest spin for as long: a step of
-milliseconds takes many times that. So a small model, which gains next to nothing from a second thread, has one; a large
-one has all cores, and its threads sleep while they wait.
+How many there are is for phase 2 to say: one for a small model, all cores for a large one. Threads that spin while they
+wait take the cores from the front; those of a large model sleep.
 """
 
 import os
 
-from phase2_prefill_decode.config import ModelConfig
-
-SMALL = 32 << 20  # bytes of weights
-
-
-def cores() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def threads_for(config: ModelConfig) -> int:
-    return 1 if config.bytes <= SMALL else cores()
+from phase2_prefill_decode.threads import cores
 
 
 def environment(threads: int) -> dict[str, str]:

@@ -12,11 +12,11 @@ from rich.progress import Progress
 
 from phase0_request.params import SamplingParams
 from phase2_prefill_decode.config import ModelConfig
+from phase2_prefill_decode.threads import threads_for
 from phase6_integration.cli.chat import HARMLESS
 from phase6_integration.http_client import LostError, Pool, Target
 from phase6_integration.hub import directory_of
 from phase6_integration.options import EngineOptions
-from phase6_integration.threads import threads_for
 
 AT_ONCE = 32  # requests to a server
 

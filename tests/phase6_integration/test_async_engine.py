@@ -13,12 +13,13 @@ import pytest
 from phase0_request import FinishReason, QueueFullError, SamplingParams
 from phase2_prefill_decode.fields import ConfigError
 from phase2_prefill_decode.shapes import SHAPES
+from phase2_prefill_decode.threads import threads_for
 from phase6_integration.answers import AnswerState, Ask, Delta
 from phase6_integration.async_engine import AsyncEngine, Health, StepReport, UnavailableError
 from phase6_integration.engine import NanoServingEngine
 from phase6_integration.options import EngineOptions
 from phase6_integration.reply import Reply
-from phase6_integration.threads import environment, threads_for
+from phase6_integration.threads import environment
 from phase6_integration.wire import Ended, Output, Started
 from tests.phase6_integration.fake_engine import FakeEngine
 from tests.phase6_integration.faults import POISON
@@ -475,7 +476,8 @@ def test_closing_leaves_no_process_and_no_thread() -> None:
 def test_a_small_model_has_one_thread_and_a_large_one_all_that_sleep_while_they_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("phase6_integration.threads.cores", lambda: 4)
+    for module in ("phase2_prefill_decode", "phase6_integration"):
+        monkeypatch.setattr(f"{module}.threads.cores", lambda: 4)
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     assert threads_for(SHAPES["17m"]) == 4
     assert AsyncEngine(EngineOptions()).options.threads == 1
