@@ -55,7 +55,10 @@ class Tokenizer:
                 f"no tokenizer.json in {str(directory)!r}; a model directory is needed that has one "
                 "(AutoTokenizer.from_pretrained(...).save_pretrained(directory) writes it for older formats)"
             )
-        backend = Backend.from_file(str(file))
+        try:
+            backend = Backend.from_file(str(file))
+        except Exception as error:  # the library raises nothing narrower
+            raise ValueError(f"{file} holds no tokenizer that can be read: {error}") from error
         return cls(
             backend,
             eos_ids=model_files.eos_ids(directory, backend.token_to_id),

@@ -108,6 +108,8 @@ def _index(file: Path) -> dict[str, str]:
     """Which file each tensor is in."""
     try:
         written = json.loads(file.read_text("utf-8"))
+    except OSError as error:
+        raise WeightsError(f"{file} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise WeightsError(f"{file} is not JSON: {error}") from error
     files = written.get("weight_map") if isinstance(written, dict) else None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from phase1_kv_pool.layout import DTYPE_BYTES, KVLayout
-from phase2_prefill_decode.families import FAMILIES, eos_ids, read
+from phase2_prefill_decode.families import FAMILIES, as_written, eos_ids, read
 from phase2_prefill_decode.fields import ConfigError, flag, integer, number, one_of
 from phase2_prefill_decode.rope import MAX_LENGTH, Rope
 
@@ -93,20 +93,27 @@ class ModelConfig:
             integer("an id of eos_ids", token, 0, self.vocab_size - 1)
 
     @classmethod
-    def from_pretrained(cls, directory: str | Path) -> "ModelConfig":
+    def from_pretrained(cls, directory: str | Path, dtype: str | None = None) -> "ModelConfig":
         """From a model's directory. Tokens that end an answer are named in config.json, in generation_config.json or
-        in both; all of them count."""
-        config = _json(Path(directory) / "config.json")
+        in both; all of them count. `dtype` is for who keeps the weights in another one than the file says."""
+        file = Path(directory) / "config.json"
+        config = _json(file) | ({} if dtype is None else {"dtype": dtype})
         generation = Path(directory) / "generation_config.json"
         if generation.exists():
             ends = (*eos_ids(config), *eos_ids(_json(generation)))
             config |= {"eos_token_id": list(ends)} if ends else {}
-        return cls.from_dict(config)
+        try:
+            return cls.from_dict(config)
+        except ConfigError as error:
+            raise ConfigError(f"{file}: {error}") from None
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> "ModelConfig":
         """From the content of a config.json. What is absent is what transformers takes it for."""
-        return cls(**read(config))
+        try:
+            return cls(**read(config))
+        except ConfigError as error:
+            raise ConfigError(as_written(str(error))) from None
 
     def kv_layout(self, page_size: int = 16, dtype: str | None = None) -> KVLayout:
         """What a token of this model costs in a cache."""

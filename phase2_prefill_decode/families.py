@@ -1,5 +1,6 @@
 """How four families write their config.json, put into one form. What would be computed wrongly is refused here."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,6 +35,25 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "is_causal": (None, True),
     "add_cross_attention": (None, False),
 }
+
+
+# What the files call the fields of a ModelConfig that have another name there.
+_WRITTEN = {
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_kv_head": "num_key_value_heads",
+    "n_embd": "hidden_size",
+    "n_inner": "intermediate_size",
+    "norm_eps": "rms_norm_eps",
+    "tied": "tie_word_embeddings",
+    "eos_ids": "eos_token_id",
+    "a window": "sliding_window",
+}
+
+
+def as_written(message: str) -> str:
+    """What is wrong with a ModelConfig, in the words of the file that it was made from."""
+    return re.sub(rf"\b({'|'.join(_WRITTEN)})\b", lambda found: _WRITTEN[found[0]], message)
 
 
 def read(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import torch
 from phase0_request.tokenizer import BUNDLED, Tokenizer
 from phase2_prefill_decode.config import ModelConfig
 from phase2_prefill_decode.decoder import Decoder
+from phase2_prefill_decode.fields import one_of
 from phase2_prefill_decode.kernels.attention import Attend
 from phase2_prefill_decode.weights import load_weights, random_weights
 
@@ -34,9 +35,9 @@ class Model:
     ) -> "Model":
         """A model in Hugging Face layout; the bundled one if none is named. By default on the GPU if there is one,
         and in the dtype it was saved in."""
-        config = ModelConfig.from_pretrained(directory)
-        place = default_device() if device is None else torch.device(device)
-        weights = load_weights(directory, config, place, _dtype(dtype or config.dtype), progress=progress)
+        place = usable(device)
+        config = ModelConfig.from_pretrained(directory, None if dtype is None else one_of("dtype", dtype, DTYPES))
+        weights = load_weights(directory, config, place, progress=progress)
         tokenizer = Tokenizer.from_pretrained(directory) if (Path(directory) / "tokenizer.json").exists() else None
         if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
             raise ValueError(
@@ -55,8 +56,8 @@ class Model:
         attend: Attend | None = None,
     ) -> "Model":
         """A model that has learned nothing, as fast as one that has: for benchmarks."""
-        place = default_device() if device is None else torch.device(device)
-        weights = random_weights(config, place, _dtype(dtype or config.dtype), seed)
+        dtype = one_of("dtype", dtype or config.dtype, DTYPES)
+        weights = random_weights(config, usable(device), getattr(torch, dtype), seed)
         return cls(config, Decoder(config, weights, attend=attend))
 
     @property
@@ -69,8 +70,12 @@ def default_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _dtype(name: str) -> torch.dtype:
-    if name not in DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {name!r}")
-    found: torch.dtype = getattr(torch, name)
-    return found
+def usable(device: str | torch.device | None) -> torch.device:
+    """The device that is meant, if torch can use it here."""
+    if device is None:
+        return default_device()
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:  # the latter where torch was built without what is asked for
+        known = " or cuda" if torch.cuda.is_available() else ", for torch sees no GPU"
+        raise ValueError(f"device must be cpu{known}, got {str(device)!r}") from error

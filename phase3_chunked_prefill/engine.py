@@ -11,7 +11,7 @@ import torch
 from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool.cache import KVCache, PagedCache
 from phase2_prefill_decode.engine import Engine
-from phase2_prefill_decode.model import Model, default_device
+from phase2_prefill_decode.model import Model, usable
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.chunker import Chunker
 from phase3_chunked_prefill.kernels.attention import ATTEND
@@ -19,11 +19,15 @@ from phase3_chunked_prefill.kernels.attention import ATTEND
 
 # region load
 def load(
-    directory: str | Path = BUNDLED, *, device: str | torch.device | None = None, dtype: str | None = None
+    directory: str | Path = BUNDLED,
+    *,
+    device: str | torch.device | None = None,
+    dtype: str | None = None,
+    progress: bool = False,
 ) -> Model:
     """`Model.load`, with the attention of this phase: decodes, chunks and whole prompts in any mixture."""
-    place = default_device() if device is None else torch.device(device)
-    return Model.load(directory, device=place, dtype=dtype, attend=ATTEND.on(place))
+    place = usable(device)
+    return Model.load(directory, device=place, dtype=dtype, attend=ATTEND.on(place), progress=progress)
 
 
 # endregion

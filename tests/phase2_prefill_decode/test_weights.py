@@ -258,6 +258,13 @@ def test_an_index_may_not_lead_out_of_its_directory(leading_out: Any, tmp_path: 
         load(inside)
 
 
+@pytest.mark.parametrize("name", [SINGLE, INDEX])
+def test_a_folder_in_the_place_of_a_file_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(WeightsError, match=f"{name} cannot be read: "):
+        Checkpoint(tmp_path)
+
+
 def test_shards_may_lie_in_a_folder_of_the_directory(tmp_path: Path) -> None:
     inside = with_index(tmp_path, lambda files: files.update({name: f"parts/{file}" for name, file in files.items()}))
     (inside / "parts").mkdir()

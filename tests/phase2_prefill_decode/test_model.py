@@ -1,0 +1,74 @@
+"""Model.load: what a directory, a device and a dtype may be, and in what words others are refused."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from phase0_request.tokenizer import BUNDLED
+from phase2_prefill_decode.fields import ConfigError
+from phase2_prefill_decode.model import Model
+from tests.phase2_prefill_decode.models import saved, tiny_model
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return saved(tiny_model("llama"), tmp_path)
+
+
+def rewrite(directory: Path, **changes: object) -> None:
+    file = directory / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def test_weights_of_any_dtype_are_kept_in_the_one_that_is_asked_for(directory: Path) -> None:
+    wide = saved(tiny_model("llama", dtype=torch.float64), directory)
+    assert json.loads((wide / "config.json").read_text())["dtype"] == "float64"
+    model, bits = Model.load(wide, device="cpu", dtype="bfloat16"), tiny_model("llama", dtype=torch.bfloat16)
+    assert model.decoder.dtype == torch.bfloat16
+    assert model.config.bytes == 2 * model.config.parameters
+    assert torch.equal(model.decoder.embedding, bits.get_input_embeddings().weight)
+    with pytest.raises(ConfigError, match="dtype must be one of float32, bfloat16, float16, got 'float64'"):
+        Model.load(wide, device="cpu")
+
+
+def test_by_default_weights_stay_as_they_were_saved(directory: Path) -> None:
+    assert Model.load(directory, device="cpu").decoder.dtype == torch.float32
+    assert Model.load(BUNDLED, device="cpu").decoder.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int8", "half"])
+def test_a_dtype_that_no_kernel_computes_in_is_refused(directory: Path, dtype: str) -> None:
+    with pytest.raises(ConfigError, match=f"^dtype must be one of float32, bfloat16, float16, got '{dtype}'"):
+        Model.load(directory, device="cpu", dtype=dtype)
+
+
+def test_a_device_that_is_not_there_is_named(directory: Path) -> None:
+    seen = torch.cuda.is_available()
+    allowed = "cpu or cuda" if seen else "cpu, for torch sees no GPU"
+    for device in ("tpu", "cuda:99" if seen else "cuda"):
+        with pytest.raises(ValueError, match=rf"^device must be {allowed}, got '{device}'$"):
+            Model.load(directory, device=device)
+
+
+def test_a_damaged_tokenizer_is_named(directory: Path) -> None:
+    whole = (BUNDLED / "tokenizer.json").read_text()
+    for damaged in ("{}", whole[: len(whole) // 2], ""):
+        (directory / "tokenizer.json").write_text(damaged)
+        with pytest.raises(ValueError, match=r"tokenizer\.json holds no tokenizer that can be read: ."):
+            Model.load(directory, device="cpu")
+
+
+def test_a_tokenizer_of_another_model_is_refused(directory: Path) -> None:
+    shutil.copy(BUNDLED / "tokenizer.json", directory)
+    with pytest.raises(ValueError, match="the tokenizer has 4096 tokens and the model 307: not of one model"):
+        Model.load(directory, device="cpu")
+
+
+def test_what_is_wrong_with_a_config_is_said_of_its_file_in_its_words(directory: Path) -> None:
+    rewrite(directory, num_key_value_heads=3)
+    words = "num_attention_heads must be a multiple of num_key_value_heads, got 4 and 3"
+    with pytest.raises(ConfigError, match=rf"^{directory}/config\.json: {words}$"):
+        Model.load(directory, device="cpu")
