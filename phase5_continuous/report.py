@@ -1,4 +1,4 @@
-"""Outcomes of several ways to serve, side by side."""
+"""Several ways to serve, side by side."""
 
 from collections.abc import Sequence
 
@@ -33,17 +33,18 @@ def table(outcomes: dict[str, Outcome]) -> Table:
             *(f"{ms:,.0f}" if ms >= 100 else f"{ms:.1f}" for ms in times),
             f"{o.fairness:.2f}",
         ]
-    return _rows("times\nin ms", COLUMNS, rows)
+    return side_by_side("times\nin ms", COLUMNS, rows)
 
 
 def events(outcomes: dict[str, Outcome]) -> Table | None:
     """What became of some, a row a way; of the three only what there was."""
     names = [name for name in EVENTS if any(getattr(o, name) for o in outcomes.values())]
     rows = {way: [f"{getattr(o, name):,}" for name in names] for way, o in outcomes.items()}
-    return _rows("", names, rows) if names else None
+    return side_by_side("", names, rows) if names else None
 
 
-def _rows(corner: str, columns: Sequence[str], rows: dict[str, list[str]]) -> Table:
+def side_by_side(corner: str, columns: Sequence[str], rows: dict[str, list[str]]) -> Table:
+    """A row a way, with its cells."""
     drawn = Table(header_style="dim", box=None, pad_edge=False, padding=(0, 1, 0, 0))
     drawn.add_column(corner, no_wrap=True, min_width=NAME)
     for name in columns:

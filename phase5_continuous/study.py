@@ -1,8 +1,8 @@
-"""`python -m phase5_continuous.study --json FILE`: continuous batching beside static, measured and simulated.
+"""`python -m phase5_continuous.study --json FILE`: continuous batching beside static, measured on this machine.
 
-Measured: one set of requests with long-tail lengths, through phase 2's engine and through this one, on this machine:
-the same model in the same pool. Nobody knows how long an answer will be: it ends when a stop token is drawn.
-Simulated: goodput against the rate of arrivals in every way to serve, and how long a million requests take.
+One set of requests with long-tail lengths, through phase 2's engine and through this one: the same model in the same
+pool. Nobody knows how long an answer will be: it ends when a stop token is drawn. Then, how long the simulator takes
+for a million requests.
 """
 
 import argparse
@@ -18,8 +18,6 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 
 from phase0_request.machine import describe, record
 from phase0_request.metrics import percentile, summarize
@@ -32,15 +30,13 @@ from phase2_prefill_decode.shapes import SHAPES
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase5_continuous.engine import ContinuousEngine, core
+from phase5_continuous.report import side_by_side
 from phase5_continuous.scheduler import Scheduler
-from phase5_continuous.simulator import WAYS, Setting, simulate
-from phase5_continuous.traces import Trace
 
 PAGES, PAGE_SIZE = 512, 16
 MOST = 512  # tokens that a request may say
 BATCH = 64  # requests at once, if the pool has room
 BUDGET = TokenBudget(256, 512)
-RATES = (25, 50, 100, 150, 200, 250)
 LAUNCH = """
 import resource, subprocess, sys
 subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
@@ -131,12 +127,6 @@ def beside(model: Model, count: int, runs: int) -> dict[str, Any]:
     }
 
 
-def goodput(way: str, requests: int, rates: Sequence[int] = RATES) -> dict[str, Any]:
-    """Of one way to serve at every rate, simulated."""
-    traces = {rate: Trace(requests=requests, rate=rate) for rate in rates}
-    return {f"rate_{rate}": asdict(simulate(trace.arrivals(), Setting(way=way))) for rate, trace in traces.items()}
-
-
 def many(requests: int) -> dict[str, float]:
     """How long so many requests take to simulate, in a process of their own, and the most memory that it had.
 
@@ -151,38 +141,24 @@ def many(requests: int) -> dict[str, float]:
     return {"requests": requests, "seconds": seconds, "minutes": seconds / 60, "peak_mib": peak / 1024}
 
 
-def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    drawn = Table(header_style="dim", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for number, name in enumerate(names):
-        drawn.add_column(name, justify="right" if number else "left")
-    for row in rows:
-        drawn.add_row(*row)
-    return drawn
-
-
 def _show(console: Console, figures: dict[str, Any]) -> None:
     measured = figures["measured"]
-    rows = [
-        (
-            way,
+    rows = {
+        way: [
             f"{one['tokens_per_second']:,.0f}",
             f"{one['ttft_p50_ms']:,.0f} ms",
             f"{one['ttft_p99_ms']:,.0f} ms",
             f"{one['seconds']:.1f} s",
             str(one["preemptions"]),
-        )
+        ]
         for way, one in measured.items()
         if isinstance(one, dict)
-    ]
-    console.print(_table(("engine", "tokens/s", "TTFT p50", "p99", "all have ended", "preempted"), rows))
+    }
+    console.print(side_by_side("engine", ("tokens/s", "TTFT p50", "p99", "all have ended", "preempted"), rows))
     console.print(
         f"{measured['throughput_ratio']:.1f} times the tokens a second, p99 TTFT {measured['ttft_p99_ratio']:.1f} "
         "times as early"
     )
-    ways = figures["goodput"]["poisson"]
-    rows = [(way, *(f"{one['goodput']:.1f}" for one in ways[way].values())) for way in ways]
-    console.print("\nGoodput, requests a second, at so many arrivals a second")
-    console.print(_table(("way", *(str(rate) for rate in RATES)), rows))
     if "many" in figures:
         one = figures["many"]
         console.print(
@@ -196,7 +172,6 @@ def main(arguments: list[str] | None = None) -> None:
     p.add_argument("-n", "--requests", type=int, default=128, help="measured (%(default)s)")
     p.add_argument("--runs", type=int, default=3, help="of which the best counts (%(default)s)")
     p.add_argument("--threads", type=int, help="of torch, while it is measured (torch's choice)")
-    p.add_argument("--simulated", type=int, default=2000, help="requests at each rate of arrivals (%(default)s)")
     p.add_argument("--many", type=int, default=1_000_000, help="requests simulated in one go; 0: none (%(default)s)")
     p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     options = p.parse_args(arguments)
@@ -204,16 +179,13 @@ def main(arguments: list[str] | None = None) -> None:
         torch.set_num_threads(options.threads)
     console = Console()
     figures: dict[str, Any] = {"measured": beside(model_of(options.shape), options.requests, options.runs)}
-    ways = track(WAYS, "goodput", transient=True, console=console)
-    figures["goodput"] = {"poisson": {way: goodput(way, options.simulated) for way in ways}}
     if options.many:
         figures["many"] = many(options.many)
     _show(console, figures)
     if options.json is not None:
         command = (
             f"python -m phase5_continuous.study --shape {options.shape} --requests {options.requests} "
-            f"--runs {options.runs} --threads {torch.get_num_threads()} --simulated {options.simulated} "
-            f"--many {options.many}"
+            f"--runs {options.runs} --threads {torch.get_num_threads()} --many {options.many}"
         )
         record(options.json, command, figures, device=describe().gpu or describe().cpu)
         console.print(f"\nFigures written to {options.json}")

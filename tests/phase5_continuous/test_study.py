@@ -9,7 +9,6 @@ from phase0_request.request import FinishReason, Request
 from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.shapes import SHAPES
 from phase5_continuous import study
-from phase5_continuous.simulator import WAYS
 
 VOCABULARY = SHAPES["17m"].vocab_size
 
@@ -60,24 +59,14 @@ def test_the_memory_of_a_simulation_is_not_that_of_who_asks_for_it() -> None:
     assert 10 < found["peak_mib"] < len(ballast) >> 20
 
 
-def test_goodput_is_no_higher_than_what_arrives() -> None:
-    for way in ("static", "fcfs"):
-        found = study.goodput(way, 60, (5, 20))
-        assert list(found) == ["rate_5", "rate_20"]
-        assert all(one["goodput"] >= 0 and one["requests"] == 60 for one in found.values())
-    assert study.goodput("fcfs", 60, (20,)) == {"rate_20": found["rate_20"]}
-
-
 def test_it_writes_the_figures_that_the_chapter_quotes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = study.Measured(2, 10, 1.0, 10.0, 5.0, 9.0, 5.0, 6, 0)
     two = study.Measured(2, 10, 0.5, 20.0, 5.0, 3.0, 5.0, 6, 1)
     monkeypatch.setattr(study, "serve", lambda model, way, count: one if way == "static" else two)
-    monkeypatch.setattr(study, "RATES", (25,))
-    study.main(["--requests", "2", "--runs", "1", "--simulated", "20", "--many", "0", "--json", str(tmp_path / "f")])
+    study.main(["--requests", "2", "--runs", "1", "--many", "0", "--json", str(tmp_path / "f")])
     figures = json.loads((tmp_path / "f").read_text())["figures"]
     assert figures["measured"]["throughput_ratio"] == 2
     assert figures["measured"]["ttft_p99_ratio"] == 3
-    assert set(figures["goodput"]["poisson"]) == set(WAYS)
     assert "2.0 times the tokens a second" in capsys.readouterr().out
