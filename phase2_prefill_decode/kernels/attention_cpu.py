@@ -1,10 +1,17 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""Attention over pages on a CPU: one kernel for prefills, decodes and any mixture of them.
+"""Attention over pages on a CPU: what is launched for a batch, whatever it mixes.
 
-It is written as for a GPU. The new tokens of a sequence are cut into tiles; a program does one tile for one KV head,
-with all query heads that share it: a key or a value is read from its page once for all rows of the tile. A decode is a
-tile of one token. There are few of those, so a long context is split between programs, and what they found is combined
-at the end. Where it is cut depends on the sequence alone: nobody's numbers change with the company they are in.
+It is written as for a GPU. The new tokens of a slice are cut into tiles; a program does one tile for one KV head, with
+all query heads that share it: a key or a value is read from its page once for all rows of the tile. A slice with few
+rows is a tile of its own. There are few of those, so a long context is split between programs, and what they found is
+combined at the end.
+
+few     Up to FEW rows, which are new tokens times the query heads of a group: a decode, a draft, a last token. It is
+        bound by memory: row by row, by dot products (decode_cpu).
+many    All others: chunks and whole prompts. They are bound by arithmetic: products of matrices in registers
+        (prefill_cpu). Rows come there in lines of 16. It is faster from half a line on, whatever is left over.
+
+Which it is, and where it is cut, depends on the slice alone: nobody's numbers change with the company they are in.
 """
 
 import math
@@ -16,26 +23,15 @@ from numba.np.unsafe.ndarray import to_fixed_tuple
 from torch import Tensor
 
 from phase2_prefill_decode.kernels.attention import Ragged
-from phase2_prefill_decode.kernels.numbers_cpu import FAST, TAGS, array, compiled, exp2, narrow, widen
+from phase2_prefill_decode.kernels.decode_cpu import FEW, attend_few, room_for_few
+from phase2_prefill_decode.kernels.numbers_cpu import TAGS, array, compiled, exp2, narrow
+from phase2_prefill_decode.kernels.prefill_cpu import ROWS, attend_many, room_for_many
 from phase2_prefill_decode.kernels.threads_cpu import OPENMP, on_each_thread, spread, take, threads_for
+from phase2_prefill_decode.kernels.tiles_cpu import LOWEST, TILE, width
 
-KEYS = 16  # in a tile, a multiple of four
-ROWS = 2048  # numbers in the rows of a tile: with what is found, and keys and values beside them, they fit a fast cache
 SPLIT = 512  # keys for one program, where they are split
-LOWEST = np.float32(-1e30)  # below every score, and not infinite: infinity minus infinity is NaN
 
 FLOAT32, INT32, INT64 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
-TILE = np.dtype(
-    [
-        ("sequence", np.int64),
-        ("first", np.int64),  # row of its first token in the batch
-        ("tokens", np.int64),
-        ("position", np.int64),  # of its first token in the sequence
-        ("begin", np.int64),  # the keys to read
-        ("end", np.int64),
-        ("split", np.int64),  # its place among all splits; -1: it is not split
-    ]
-)
 
 
 def attend(
@@ -71,9 +67,9 @@ def attend_kernel(
     """Plan the programs, have them run, and combine what was split."""
     sequences, kv_heads, (_, heads, head_dim) = table_shape[0], pool_shape[1], query_shape
     starts, lengths = array(starts, (sequences + 1,), INT32), array(lengths, (sequences,), INT32)
-    tiles, splits, split_rows = plan(starts, lengths, longest, window, heads // kv_heads, head_dim)
+    tiles, splits, split_rows = plan(starts, lengths, longest, window, heads // kv_heads)
     partial = np.empty((splits, kv_heads, split_rows, width(head_dim)), np.float32)
-    scratch = np.empty((threads, lines(heads // kv_heads, head_dim) + 1, width(head_dim)), np.float32)
+    scratch = np.empty((threads, room_of(heads // kv_heads, head_dim)), np.float32)
     own = np.int64(tiles.ctypes.data), len(tiles), np.int64(partial.ctypes.data), splits, split_rows
     work = np.array(
         (0, 0, *addresses, *query_shape, *pool_shape, *table_shape, *own, np.int64(scratch.ctypes.data), window,
@@ -87,10 +83,10 @@ def attend_kernel(
 
 # region plan
 @compiled()
-def plan(starts, lengths, longest, window, group, head_dim):
+def plan(starts, lengths, longest, window, group):
     """The tiles of a batch, how many of them are splits, and the rows of the largest of those."""
-    most = max(ROWS // (group * head_dim), 1)  # tokens in a tile
     tiles = np.empty(starts[len(lengths)] + len(lengths) * (longest // SPLIT + 1), TILE)
+    most = max(ROWS // group, 1)  # tokens in a tile
     count, splits, split_rows = 0, 0, 0
     for sequence in range(len(lengths)):
         new = starts[sequence + 1] - starts[sequence]
@@ -103,6 +99,7 @@ def plan(starts, lengths, longest, window, group, head_dim):
                 tile = tiles[count]
                 tile.sequence, tile.first, tile.tokens = sequence, starts[sequence] + done, tokens
                 tile.position, tile.begin, tile.end, tile.split = position, start, min(start + step, end), -1
+                tile.is_long = new * group > FEW
                 count += 1
                 if is_split:
                     tile.split = splits
@@ -114,15 +111,10 @@ def plan(starts, lengths, longest, window, group, head_dim):
 
 
 @compiled()
-def width(head_dim):
-    """Of a line of float32: what is found for a row is head_dim sums, its top score and its total. In cache lines."""
-    return head_dim // 16 * 16 + 16 + (head_dim % 16 > 14) * 16
-
-
-@compiled()
-def lines(group, head_dim):
-    """What a thread works in: a query, scores and findings for each row, and a tile of keys and of values."""
-    return 3 * max(ROWS // head_dim, group) + 2 * KEYS
+def room_of(group, head_dim):
+    """How many float32 a thread works in, from a cache line on, in whole lines of what is found."""
+    most = max(room_for_few(head_dim), room_for_many(group, head_dim))
+    return (-(-most // width(head_dim)) + 1) * width(head_dim)
 
 
 @cache
@@ -141,122 +133,23 @@ def attend_body(dtype: torch.dtype) -> int:
         cached = array(keys, pool, like), array(values, pool, like), array(pages, (sequences, most_pages), INT32)
         tiles = array(tiles, (count,), TILE)
         partial = array(partial, (splits, kv_heads, split_rows, width(head_dim)), FLOAT32)
-        thread, room = take(work + 8), (lines(group, head_dim) + 1, width(head_dim))
-        room = array((scratch + thread * room[0] * room[1] * 4 + 63) // 64 * 64, room, FLOAT32)
+        thread, numbers = take(work + 8), room_of(group, head_dim)
+        room = array((scratch + thread * numbers * 4 + 63) // 64 * 64, (numbers - width(head_dim),), FLOAT32)
         scale = np.float32(np.int64(scale).view(np.float64))
         program = take(work)
         while program < count * kv_heads:
             tile, head = tiles[program // kv_heads], program % kv_heads
-            attend_tile(tile, head, query, cached, window, scale, room)
-            if tile.split < 0:
-                write(tile, head, group, room, result)
+            if tile.is_long:
+                found = attend_many(tile, head, query, cached, window, scale, room)
             else:
-                keep(room[: tile.tokens * group], partial[tile.split, head])
+                found = attend_few(tile, head, query, cached, window, scale, room)
+            if tile.split < 0:
+                write(tile, head, group, found, result)
+            else:
+                keep(found[: tile.tokens * group], partial[tile.split, head])
             program = take(work)
 
     return on_each_thread(body)
-
-
-# region tile
-@compiled()
-def attend_tile(tile, head, query, cached, window, scale, room):
-    """The queries of a tile against its keys, KEYS at a time. What it finds for each row is in the first lines."""
-    keys, values, pages = cached
-    page_size, head_dim, group = keys.shape[2], keys.shape[3], query.shape[1] // keys.shape[1]
-    rows = tile.tokens * group
-    found, q, scores, rest = room[:rows], room[rows : 2 * rows], room[2 * rows : 3 * rows], room[3 * rows :]
-    k, v = rest[:KEYS], rest[KEYS : 2 * KEYS]
-    for row in range(rows):
-        load(query[tile.first + row // group, head * group + row % group], scale, q[row])
-        found[row, :] = 0
-        found[row, head_dim] = LOWEST
-    entry, offset = tile.begin // page_size, tile.begin % page_size  # in the page table, and in that page
-    for start in range(tile.begin, tile.end, KEYS):
-        size = min(tile.end - start, KEYS)
-        for key in range(size):
-            page = pages[tile.sequence, entry]
-            load(keys[page, head, offset], np.float32(1), k[key])
-            load(values[page, head, offset], np.float32(1), v[key])
-            offset += 1
-            if offset == page_size:
-                entry, offset = entry + 1, 0
-        padded = -(-size // 4) * 4
-        k[size:padded, :] = 0  # what lies there could be NaN, and 0 times NaN is NaN
-        v[size:padded, :] = 0
-        for row in range(rows):
-            score(q[row], k, scores[row], padded, head_dim)
-            own = tile.position + row // group - start  # the key at the row's own position
-            hide(scores[row], max(own + 1 - window, 0), max(own + 1, 0), padded)
-            absorb(scores[row], v, found[row], padded, head_dim)
-
-
-# endregion
-
-
-@compiled()
-def load(numbers, factor, line):
-    """A row of the batch or of a page, as float32."""
-    for i in range(len(numbers)):
-        line[i] = widen(numbers[i]) * factor
-
-
-@compiled()
-def score(q, k, scores, keys, head_dim):
-    """The products of a query with the keys of a tile, four at a time: the query is read once for four."""
-    for key in range(0, keys, 4):
-        a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
-        for i in range(head_dim):
-            a += q[i] * k[key, i]
-            b += q[i] * k[key + 1, i]
-            c += q[i] * k[key + 2, i]
-            d += q[i] * k[key + 3, i]
-        scores[key], scores[key + 1], scores[key + 2], scores[key + 3] = a, b, c, d
-
-
-@compiled()
-def hide(scores, first, behind, keys):
-    """Keys before the window, and keys after the row's own position."""
-    for key in range(min(first, keys)):
-        scores[key] = -np.inf
-    for key in range(behind, keys):
-        scores[key] = -np.inf
-
-
-# region online_softmax
-@compiled()
-def absorb(scores, v, found, keys, head_dim):
-    """The online softmax: what was found so far, the sums and their top score and total, takes in one more tile."""
-    top = max(found[head_dim], highest(scores, keys))
-    shrink = exp2(found[head_dim] - top)
-    total = found[head_dim + 1] * shrink
-    for key in range(keys):
-        scores[key] = exp2(scores[key] - top)
-        total += scores[key]
-    found[head_dim], found[head_dim + 1] = top, total
-    add_weighted(found, shrink, scores, v, keys, head_dim)
-
-
-# endregion
-
-
-@compiled(fastmath=FAST | {"nnan"})
-def highest(scores, keys):
-    """The compiler may look at many at once, since it may overlook a NaN. The total will not."""
-    top = LOWEST
-    for key in range(keys):
-        top = max(top, scores[key])
-    return top
-
-
-@compiled()
-def add_weighted(sums, shrink, weights, v, keys, head_dim):
-    """sums * shrink + weights @ v, four values at a time: the sums are read and written once for four."""
-    for i in range(head_dim):
-        sums[i] *= shrink
-    for key in range(0, keys, 4):
-        a, b, c, d = weights[key], weights[key + 1], weights[key + 2], weights[key + 3]
-        for i in range(head_dim):
-            sums[i] += a * v[key, i] + b * v[key + 1, i] + c * v[key + 2, i] + d * v[key + 3, i]
 
 
 @compiled()

@@ -1,0 +1,83 @@
+"""The CPU's attention where it changes from one way of computing to another, and the product that it rests on."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from phase2_prefill_decode.kernels import attention_cpu
+from phase2_prefill_decode.kernels.attention import ATTEND
+from phase2_prefill_decode.kernels.decode_cpu import FEW
+from phase2_prefill_decode.kernels.prefill_cpu import KEYS, ROWS
+from phase2_prefill_decode.kernels.products_cpu import COLUMNS, add_product
+from tests.phase2_prefill_decode.attention_cases import TOLERANCE, Case, prompts
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+GROUP = 2  # of a Case, if it says nothing
+
+CASES = {
+    **{f"{new}_new": Case([90, 90 + new, new], [new, new, new]) for new in (FEW // GROUP, FEW // GROUP + 1, 8, 9)},
+    **{f"tile_{n:+}": prompts(ROWS // GROUP + n, 2 * ROWS // GROUP + n) for n in (-1, 0, 1)},
+    **{f"keys_{n:+}": Case([KEYS + n, 4 * KEYS + n], [30, 30]) for n in (-1, 0, 1)},
+    "split": Case([1100, 530, 513], [20, 32, 7]),
+    "split_in_a_window": Case([1100, 700], [20, 32], window=600),
+    "a_window_over_many_tiles": prompts(400, window=130),
+    "a_window_of_one": prompts(100, window=1),
+    "a_decode_of_many_heads": Case([70, 600], [1, 1], heads=24, kv_heads=2),
+    "a_group_larger_than_a_tile": Case([40, 20], [1, 20], heads=71, kv_heads=1),
+    **{f"heads_of_{n}": prompts(70, 33, head_dim=n) for n in (8, 20, 31, 47, 80, 256)},
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_few_rows_and_many(case: Case, dtype: torch.dtype) -> None:
+    inputs = case.inputs("cpu", dtype)
+    found = case.run(ATTEND.load("cpu"), inputs)
+    torch.testing.assert_close(found.double(), case.oracle(inputs), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("new", [1, 20], ids=["few", "many"])
+def test_both_ways_are_taken(new: int) -> None:
+    """What a slice is served by: its rows say so, and neither its context nor its company."""
+    starts, lengths = np.array([0, new, new + 5], np.int32), np.array([600, 5], np.int32)
+    tiles, _, _ = attention_cpu.plan(starts, lengths, 600, 601, GROUP)
+    assert set(tiles["is_long"][tiles["sequence"] == 0]) == {new * GROUP > FEW}
+    assert set(tiles["is_long"][tiles["sequence"] == 1]) == {5 * GROUP > FEW}
+
+
+@pytest.mark.parametrize("window", [None, 50])
+def test_a_prompt_is_the_same_whole_and_in_chunks(window: int | None) -> None:
+    """As far as float32 goes: the same keys are summed up in other pieces."""
+    case = prompts(300, window=window)
+    inputs, attend = case.inputs("cpu", torch.float32), ATTEND.load("cpu")
+    whole = case.run(attend, inputs)
+    for chunk in (1, 4, 5, 48, 256):
+        for start in range(0, 300, chunk):
+            stop = min(start + chunk, 300)
+            ragged = replace(
+                inputs.ragged,
+                starts=torch.tensor([0, stop - start], dtype=torch.int32),
+                lengths=torch.tensor([stop], dtype=torch.int32),
+                longest_query=stop - start,
+                longest=stop,
+            )
+            piece = attend(inputs.query[start:stop], inputs.keys, inputs.values, ragged, case.scaling, window)
+            torch.testing.assert_close(piece, whole[start:stop], atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("inner", [1, 2, 64, 129])
+@pytest.mark.parametrize("across", [False, True], ids=["rows", "transposed"])
+@pytest.mark.parametrize(("rows", "columns"), [(4, COLUMNS), (8, 5 * COLUMNS), (64, 2 * COLUMNS)])
+def test_a_product_is_added(rows: int, columns: int, inner: int, across: bool) -> None:
+    rng = np.random.default_rng(rows + inner)
+    # wider than what is used of them: nothing beside it may be touched
+    sums, right = (rng.standard_normal((n, columns + 16), np.float32) for n in (rows, inner))
+    left = (
+        rng.standard_normal((inner, rows), np.float32).T if across else rng.standard_normal((rows, inner), np.float32)
+    )
+    wanted = sums.astype(np.float64)
+    wanted[:, :columns] += left.astype(np.float64) @ right[:, :columns]
+    add_product(sums[:, :columns], left, right[:, :columns])
+    assert np.allclose(sums, wanted, atol=2e-5, rtol=2e-5)
