@@ -33,7 +33,7 @@ class Connection(HttpToolsProtocol):
     _coming: asyncio.TimerHandle | None = None  # ends a request that does not arrive
     _stalled: asyncio.TimerHandle | None = None  # ends a client that does not read
     _active: RequestResponseCycle | None = None  # the request that is being answered
-    _head = 0  # bytes of a head that is not complete yet
+    _head = 0  # bytes of a head that is not complete yet; -1: what comes is a body
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -41,6 +41,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))
+        self.transport.set_write_buffer_limits(high=0)  # writing pauses at the first byte that the client leaves unread
         self._expect()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -52,15 +53,19 @@ class Connection(HttpToolsProtocol):
     # The head.
 
     def data_received(self, data: bytes) -> None:
-        in_head = self._head >= 0
-        super().data_received(data)
-        if in_head and self._head >= 0 and not self.transport.is_closing():
+        if self._head >= 0:
             self._head += len(data)
-            if self._head > self.settings.max_header_bytes:
-                self._refuse(headers_too_large(self.settings))
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self._head > self.settings.max_header_bytes:
+            self._refuse(headers_too_large(self.settings))
+        elif self._coming is None and not self._busy:
+            self._expect()  # line ends between two requests: uvicorn takes them for a request, and waits for its rest
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._head = max(self._head, 1)  # bytes that came together with the end of another message are not counted
         self._expect()
 
     def on_headers_complete(self) -> None:
@@ -68,6 +73,7 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
+        self._head = 0
         self._settle()
         super().on_message_complete()
 
@@ -87,7 +93,6 @@ class Connection(HttpToolsProtocol):
 
     def _expect(self) -> None:
         self._settle()
-        self._head = 0
         self._coming = self.loop.call_later(self.settings.receive_timeout, self._too_slow)
 
     def _settle(self) -> None:

@@ -141,10 +141,18 @@ def events(body: bytes) -> Iterator[str]:
 
 
 @contextmanager
-def served(make: Callable[[], AsyncEngine], settings: ServerSettings | None = None) -> Iterator[str]:
-    """A real server on a port of its own, in a thread of its own. `make` is called there. Yields its address."""
+def served(
+    make: Callable[[], AsyncEngine],
+    settings: ServerSettings | None = None,
+    loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
+    buffer: int | None = None,
+) -> Iterator[str]:
+    """A real server on a port of its own, in a thread of its own. `make` is called there. Yields its address. `buffer`:
+    what the kernel holds for a client that does not read."""
     settings = settings or ServerSettings()
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    if buffer is not None:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
     listener.bind(("127.0.0.1", 0))
     listener.listen()  # who connects before uvicorn is there waits for it
     with listener, ThreadPoolExecutor(1) as pool:
@@ -158,7 +166,11 @@ def served(make: Callable[[], AsyncEngine], settings: ServerSettings | None = No
                 server.set_result(uvicorn.Server(config))
                 await server.result().serve(sockets=[listener])
 
-        done = pool.submit(uvloop.run, serve())
+        def run() -> None:
+            with asyncio.Runner(loop_factory=loop) as runner:
+                runner.run(serve())
+
+        done = pool.submit(run)
         done.add_done_callback(lambda ended: server.done() or server.set_exception(ended.exception() or EOFError()))
         try:
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -12,13 +12,15 @@ from typing import Any
 
 import httpx
 import pytest
+import uvloop
 
 from phase0_request.request import FinishReason
 from phase6_integration.async_engine import AsyncEngine, Health
 from phase6_integration.server.settings import ServerSettings
 from tests.phase6_integration.fake_engine import FakeEngine, served
 
-HURRIED = ServerSettings(receive_timeout=0.2, send_timeout=0.2, max_body_bytes=1000, max_header_bytes=2000)
+HURRIED = ServerSettings(receive_timeout=0.2, send_timeout=0.2)  # for what is to be late, and for nothing else
+NARROW = ServerSettings(max_body_bytes=1000, max_header_bytes=2000)
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 PATIENCE = 60.0  # seconds that a test waits for what must happen
 
@@ -29,10 +31,16 @@ def hurried() -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="module")
+def narrow() -> Iterator[str]:
+    with listening(FakeEngine, NARROW) as url:
+        yield url
+
+
 @contextlib.contextmanager
-def listening(make: Callable[[], AsyncEngine], settings: ServerSettings | None = None) -> Iterator[str]:
+def listening(make: Callable[[], AsyncEngine], settings: ServerSettings | None = None, **server: Any) -> Iterator[str]:
     """A server whose port answers by now."""
-    with served(make, settings) as url:
+    with served(make, settings, **server) as url:
         while not answers(url):
             os.sched_yield()
         yield url
@@ -49,6 +57,10 @@ def line(url: str) -> Iterator[socket.socket]:
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=PATIENCE) as one:
         yield one
+
+
+def request_of(body: bytes) -> bytes:
+    return POST + b"content-length: %d\r\n\r\n" % len(body) + body
 
 
 def heard(one: socket.socket) -> bytes:
@@ -101,10 +113,39 @@ def test_a_head_that_comes_a_byte_at_a_time_gains_no_time(hurried: str) -> None:
 
 
 @pytest.mark.parametrize("tail", [b"a" * 5000, b"a: b\r\n" * 1000])
-def test_a_head_that_grows_without_end_is_refused_before_it_ends(hurried: str, tail: bytes) -> None:
-    with line(hurried) as one:
+def test_a_head_that_grows_without_end_is_refused_before_it_ends(narrow: str, tail: bytes) -> None:
+    with line(narrow) as one:
         one.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nx: " + tail)
         assert error_in(heard(one))[0] == 431
+
+
+def test_a_request_before_a_head_is_not_counted_as_head(narrow: str) -> None:
+    """It comes in the same piece as the first bytes of the next one."""
+    first = request_of(b'{"prompt": "a", "max_tokens": 1%b}' % (b" " * 900)) * 10
+    last = b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    with line(narrow) as one:
+        one.sendall(first + last[:10])
+        told = b""
+        while told.count(b"HTTP/1.1 200 OK") < 10:
+            told += one.recv(65536) or pytest.fail(f"closed after {told!r}")
+        one.sendall(last[10:])
+        assert heard(one).count(b"HTTP/1.1 200 OK") == 1
+
+
+def test_a_head_behind_another_request_is_counted_too(narrow: str) -> None:
+    with line(narrow) as one:
+        one.sendall(request_of(b'{"prompt": "a", "max_tokens": 1}') + b"GET /version HTTP/1.1\r\nhost: x\r\nx: ")
+        one.recv(65536)
+        one.sendall(b"a" * 5000)
+        assert error_in(heard(one))[0] == 431
+
+
+def test_line_ends_after_a_request_do_not_keep_the_line() -> None:
+    with listening(FakeEngine, ServerSettings(receive_timeout=0.5)) as url, line(url) as one:
+        one.sendall(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b" 200 OK" in one.recv(65536)
+        one.sendall(b"\r\n")
+        heard(one)
 
 
 def test_too_many_headers_are_refused() -> None:
@@ -125,8 +166,8 @@ def test_too_many_headers_are_refused() -> None:
         POST + b"transfer-encoding: chunked\r\n\r\nzz\r\n",
     ],
 )
-def test_what_is_not_http_is_a_400_in_the_shape_of_all_errors(hurried: str, said: bytes) -> None:
-    with line(hurried) as one:
+def test_what_is_not_http_is_a_400_in_the_shape_of_all_errors(plain: str, said: bytes) -> None:
+    with line(plain) as one:
         one.sendall(said)
         assert error_in(heard(one))[0] == 400
 
@@ -138,11 +179,26 @@ def test_a_body_that_does_not_arrive_is_given_up(hurried: str) -> None:
     assert (status, error["code"]) == (408, "body_timeout")
 
 
-def test_a_body_without_end_is_refused_while_it_comes(hurried: str) -> None:
-    with line(hurried) as one:
+def test_a_body_without_end_is_refused_while_it_comes() -> None:
+    settings = ServerSettings(max_body_bytes=1000, receive_timeout=2)
+    with listening(FakeEngine, settings) as url, line(url) as one:
         one.sendall(POST + b"transfer-encoding: chunked\r\n\r\n" + b"ff\r\n" + b"a" * 255 + b"\r\n")
         one.sendall((b"ff\r\n" + b"a" * 255 + b"\r\n") * 3)
         assert error_in(heard(one))[0] == 413  # and the line does not stay open for the rest of it
+
+
+@pytest.mark.parametrize("loop", [uvloop.new_event_loop, asyncio.new_event_loop])
+def test_a_client_that_leaves_a_little_unread_is_cut_off(loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """The page is larger than what the kernel holds here, and smaller than what a transport holds by itself."""
+    with listening(FakeEngine, ServerSettings(send_timeout=0.2), loop=loop, buffer=4096) as url:
+        host, port = url.removeprefix("http://").split(":")
+        with socket.socket() as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            one.connect((host, int(port)))
+            one.sendall(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            watch = select.poll()
+            watch.register(one, select.POLLHUP | select.POLLERR)
+            assert watch.poll(PATIENCE * 1000)
 
 
 def test_a_client_that_reads_nothing_is_cut_off(hurried: str) -> None:
@@ -168,7 +224,7 @@ def test_a_client_that_sends_a_second_request_and_leaves_takes_its_first_answer_
     body = b'{"prompt": "a", "stream": true}'
     with listening(make, ServerSettings(keepalive=0.01)) as url:
         with line(url) as one:
-            one.sendall(POST + b"content-length: %d\r\n\r\n" % len(body) + body)
+            one.sendall(request_of(body))
             assert one.recv(65536).startswith(b"HTTP/1.1 200 OK")
             one.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
             one.recv(65536)
@@ -203,15 +259,16 @@ def test_an_offer_of_another_protocol_is_passed_over_and_its_body_read(plain: st
 
 
 def test_any_number_of_offers_may_come_together(plain: str) -> None:
-    many = b"GET /version HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n" * 1500
+    many = b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n" * 1500
     with line(plain) as one:
-        one.sendall(many + b"GET /version HTTP/1.1\r\nconnection: close\r\n\r\n")
+        one.sendall(many + b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         assert heard(one).count(b"HTTP/1.1 200 OK") == 1501
 
 
-def test_two_requests_on_one_line_are_both_answered(hurried: str) -> None:
-    with line(hurried) as one:
-        one.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET /version HTTP/1.1\r\nconnection: close\r\n\r\n")
+def test_two_requests_on_one_line_are_both_answered(plain: str) -> None:
+    with line(plain) as one:
+        one.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        one.sendall(b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         answer = heard(one)
     assert answer.count(b"HTTP/1.1 200 OK") == 2
 
@@ -226,8 +283,8 @@ def test_a_bad_request_is_not_answered_inside_another(between: bytes) -> None:
         return engine
 
     body = b'{"prompt": "a", "stream": true}'
-    with listening(make, HURRIED) as url, line(url) as one:
-        one.sendall(POST + b"content-length: %d\r\n\r\n" % len(body) + body)
+    with listening(make) as url, line(url) as one:
+        one.sendall(request_of(body))
         assert one.recv(65536).startswith(b"HTTP/1.1 200 OK")
         one.sendall(between + b"GARBAGE\r\n\r\n")
         assert b"bad_http" not in heard(one)
