@@ -1,7 +1,8 @@
 """Bounds: what the model and the settings allow, made part of the types of the requests.
 
 Each server has request models of its own, narrowed from those of `protocol.py`. So a token id outside the vocabulary is
-refused where the type is checked, before anything is copied, and /openapi.json says the same.
+refused where the type is checked, before anything is copied, and /openapi.json says the same. What may be millions long
+fails fast: with the first that is wrong in it.
 """
 
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from phase0_request.params import MAX_LOGPROBS, MAX_STOP_TOKENS, MAX_TOKENS
 from phase6_integration.async_engine import AsyncEngine
 from phase6_integration.server.errors import VOCABULARY
 from phase6_integration.server.protocol import (
+    MAX_PARTS,
     Biases,
     ChatRequest,
     CompletionRequest,
@@ -83,7 +85,7 @@ class Bounds:
 
     @property
     def detokenize(self) -> type[DetokenizeRequest]:
-        tokens = Annotated[list[self._token], Field(max_length=MAX_TOKENS)]  # type: ignore[name-defined]
+        tokens = Annotated[list[self._token], Field(max_length=MAX_TOKENS, fail_fast=True)]  # type: ignore[name-defined]
         return _narrow(DetokenizeRequest, model=self._model, tokens=(tokens, ...))
 
     @property
@@ -101,7 +103,8 @@ class Bounds:
 
     @property
     def _messages(self) -> Any:
-        return Annotated[list[Message], Field(min_length=1, max_length=self.messages)]
+        several = Field(min_length=1, max_length=self.messages, fail_fast=True)
+        return Annotated[list[Message], several, AfterValidator(_few_parts)]
 
     @property
     def _sampled(self) -> dict[str, Any]:
@@ -124,8 +127,9 @@ class Bounds:
     def _prompt(self) -> Any:
         """One text or several, one list of token ids or several."""
         text = Annotated[str, Field(min_length=1)]
-        tokens = Annotated[list[self._token], Field(min_length=1, max_length=MAX_TOKENS)]  # type: ignore[name-defined]
-        several = Field(min_length=1, max_length=self.choices)
+        many = Field(min_length=1, max_length=MAX_TOKENS, fail_fast=True)
+        tokens = Annotated[list[self._token], many]  # type: ignore[name-defined]
+        several = Field(min_length=1, max_length=self.choices, fail_fast=True)
         return Annotated[
             Annotated[text, Tag("=text")]
             | Annotated[list[text], several, Tag("=texts")]
@@ -142,6 +146,12 @@ class Bounds:
 def _narrow(base: type[M], **fields: Any) -> type[M]:
     """The same model, by the same name, with some of its fields bounded more closely."""
     return create_model(base.__name__, __base__=base, __doc__=base.__doc__, **fields)
+
+
+def _few_parts(messages: list[Message]) -> list[Message]:
+    if sum(len(message.content) for message in messages if isinstance(message.content, list)) > MAX_PARTS:
+        raise PydanticCustomError("too_many_parts", f"the messages may have at most {MAX_PARTS} text parts together")
+    return messages
 
 
 def _kind_of_tokenize(value: Any) -> str:

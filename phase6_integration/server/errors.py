@@ -91,9 +91,19 @@ def invalid(details: Sequence[ErrorDetails]) -> RequestError:
         return bad_value(param, message + more, "unsupported_field" if known else "unknown_field")
     if kind == "missing":
         return bad_value(param, f"{param!r} is required{more}", "missing_field")
+    if kind in ("too_long", "too_short"):
+        return bad_value(param, f"{param}: {_count(kind, first['ctx'])}{more}")
     what = first["msg"].removeprefix("Value error, ")
     code = kind if kind == VOCABULARY else "invalid_value"
     return bad_value(param or None, f"{param or 'the body'}: {what}{_given(first['input'], kind)}{more}", code)
+
+
+def _count(kind: str, told: Mapping[str, Any]) -> str:
+    """How many there may be in a list or an object, and how many there are, if that was counted."""
+    bound = (
+        f"at most {told['max_length']} are allowed" if kind == "too_long" else f"at least {told['min_length']} needed"
+    )
+    return f"{bound}, got {'more' if told['actual_length'] is None else told['actual_length']}"
 
 
 def _given(value: Any, kind: str) -> str:

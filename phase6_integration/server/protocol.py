@@ -18,7 +18,7 @@ from phase0_request.params import (
 )
 from phase0_request.request import MAX_PRIORITY, MAX_SALT
 
-MAX_PARTS = 1024  # of one message's content
+MAX_PARTS = 1024  # of the contents of all messages together
 MAX_CHOICES = 1 << 20
 MAX_LOGPROBS = 1 << 20
 MAX_USER = 256  # characters
@@ -110,7 +110,7 @@ class Message(Model):
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
         Annotated[str, Tag("=text")]
-        | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS), Tag("=list")],
+        | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True), Tag("=list")],
         Discriminator(
             _kind_of_text,
             custom_error_type="content",

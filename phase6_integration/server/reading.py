@@ -25,4 +25,4 @@ async def read(model: type[M], request: Request) -> M:
     except ValidationError as error:
         if error.error_count() > MANY:
             raise bad_value(None, f"the body is wrong in {error.error_count()} places") from None
-        raise invalid(error.errors(include_url=False, include_context=False)) from None
+        raise invalid(error.errors(include_url=False)) from None

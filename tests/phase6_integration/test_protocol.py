@@ -216,6 +216,59 @@ def test_a_body_that_is_wrong_all_over_is_not_gone_through() -> None:
     assert "5000 places" in error["message"]
 
 
+USER: dict[str, Any] = {"role": "user", "content": "x"}
+PART = {"type": "text", "text": "x"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (COMPLETE, {"prompt": [-1] * 5000}, "prompt.0"),
+        (COMPLETE, {"prompt": [[-1] * 5000]}, "prompt.0.0"),
+        (COMPLETE, {"prompt": [[]] * 5000}, "prompt.0"),
+        (COMPLETE, {"prompt": [""] * 5000}, "prompt.0"),
+        (CHAT, {"messages": [{"role": "user", "content": 5}] * 5000}, "messages.0.content"),
+        (CHAT, {"messages": [{"role": "user", "content": [5] * 5000}]}, "messages.0.content.0"),
+        ("/tokenize", {"messages": [{"role": "user", "content": 5}] * 5000}, "messages.0.content"),
+        ("/detokenize", {"tokens": [-1] * 5000}, "tokens.0"),
+    ],
+)
+def test_a_long_list_is_refused_with_the_first_that_is_wrong_in_it(path: str, body: object, param: str) -> None:
+    """To find what is wrong with all the others would hold up everyone."""
+    error = error_of(post(path, body))
+    assert error["param"] == param
+    assert "more)" not in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        (COMPLETE, {"prompt": ["a"] * 9}, "prompt: at most 8 are allowed, got 9"),
+        (COMPLETE, {"prompt": []}, "prompt: at least 1 needed, got 0"),
+        (COMPLETE, {**PROMPT, "stop": ["a"] * 17}, "stop: at most 16 are allowed, got 17"),
+        (
+            COMPLETE,
+            {**PROMPT, "logit_bias": dict.fromkeys(map(str, range(1025)), 1)},
+            "logit_bias: at most 1024 are allowed, got more",
+        ),
+        (CHAT, {"messages": [USER] * 5}, "messages: at most 4 are allowed, got 5"),
+    ],
+)
+def test_how_many_are_allowed_is_said_in_our_words(path: str, body: object, said: str) -> None:
+    assert error_of(post(path, body))["message"] == said
+
+
+def test_the_parts_of_all_messages_are_counted_together() -> None:
+    def content(parts: int) -> dict[str, Any]:
+        return {"role": "user", "content": [PART] * parts}
+
+    error = error_of(post(CHAT, {"messages": [content(1000), USER, content(25)]}))
+    assert error["param"] == "messages"
+    assert "1024 text parts" in error["message"]
+    tokens = post("/tokenize", {"messages": [content(1000), USER, content(24)]})
+    assert tokens.status_code == 200
+
+
 @pytest.mark.parametrize("digits", [400, 4299, 4300, 4301])
 @pytest.mark.parametrize("sign", [b"", b"-"])
 def test_numbers_of_thousands_of_digits_are_refused(digits: int, sign: bytes) -> None:
