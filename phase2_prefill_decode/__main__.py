@@ -1,6 +1,7 @@
 """`python -m phase2_prefill_decode "What is a KV cache?"`: a streamed answer, then where its time went."""
 
 import argparse
+import io
 import sys
 import time
 from collections.abc import Iterator
@@ -15,9 +16,12 @@ from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase0_request.times import RequestTimes
 from phase0_request.tokenizer import BUNDLED
+from phase2_prefill_decode.threads import use_threads_for
 
 QUESTION = "What is a KV cache?"
-BAR = 28  # columns for the time from the prompt to the last token
+BAR = 28  # columns for the time from the prompt to the last token, where there is room
+NUMBERS = 50  # columns beside it; without it, and closer together, the numbers need
+CLOSE = 44
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -35,20 +39,21 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def answer(options: argparse.Namespace) -> Iterator[str | Request]:
+def answer(options: argparse.Namespace, params: SamplingParams) -> Iterator[str | Request]:
     """The pieces of the answer's text, then the request itself."""
     from phase2_prefill_decode.engine import Engine  # torch, Triton and numba load here, after a typing error is told
+    from phase2_prefill_decode.kernels.numbers_cpu import has_kept
     from phase2_prefill_decode.model import Model
 
-    params = SamplingParams(
-        max_tokens=options.max_tokens, temperature=options.temperature, top_p=options.top_p, seed=options.seed
-    )
-    model = Model.load(options.model)
+    model = Model.load(options.model, progress=True)
+    use_threads_for(model.config)
     if model.tokenizer is None:
         raise ValueError(f"{str(options.model)!r} has no tokenizer.json")
     messages = [{"role": "user", "content": options.question}]
     prompt = options.question if options.raw else model.tokenizer.chat(messages)
-    engine = Engine(model)
+    engine, watcher = Engine(model), Console(stderr=True)
+    if watcher.is_terminal and model.decoder.device.type == "cpu" and not has_kept():
+        watcher.print("Compiling the kernels for this machine, once.", style="dim")
     engine.generate([prompt], SamplingParams(max_tokens=2, ignore_eos=True))  # what is slow once is not what is shown
     with closing(engine.stream([prompt], params)) as deltas:
         for delta in deltas:
@@ -56,14 +61,17 @@ def answer(options: argparse.Namespace) -> Iterator[str | Request]:
     yield delta.request
 
 
-def picture(request: Request) -> RenderableType:
-    """Both phases on one axis of time."""
+def picture(request: Request, width: int, ascii_only: bool = False) -> RenderableType:
+    """Both phases on one axis of time, which a narrow terminal has no room for."""
     times, prompt, answer = request.times, len(request.prompt_tokens), len(request.output_tokens)
     prefill, decode = times.ttft or 0.0, times.tokens[-1] - times.tokens[0]
-    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+    bar = min(BAR, width - NUMBERS) if width >= 60 else 0
+    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2 if bar else 1, 0, 0))
+    table.width = CLOSE if width < CLOSE else None  # the terminal may break a line; no number is cut
     for name in ("", "steps", "tokens", "time", "a token"):
         table.add_column(name, justify="left" if name == "" else "right", no_wrap=True)
-    table.add_column("when", no_wrap=True)
+    if bar:
+        table.add_column("when", no_wrap=True)
     share = prefill / (prefill + decode)
     rows = (
         ("prefill", 1, prompt, prefill, (0.0, share), "cyan"),
@@ -71,7 +79,8 @@ def picture(request: Request) -> RenderableType:
     )
     for name, steps, tokens, seconds, span, colour in rows:
         each = _ms(seconds / tokens) if tokens else ""
-        table.add_row(name, str(steps), str(tokens), _ms(seconds), each, Text(_span(*span), colour))
+        when = [Text(_span(*span, bar, ascii_only), colour)] if bar else []
+        table.add_row(name, str(steps), str(tokens), _ms(seconds), each, *when)
     return Group(Text(), table, Text(_conclusion(times, prompt), "dim"))
 
 
@@ -86,14 +95,13 @@ def _conclusion(times: RequestTimes, prompt: int) -> str:
     )
 
 
-def _span(start: float, stop: float) -> str:
+def _span(start: float, stop: float, columns: int, ascii_only: bool) -> str:
     """A bar over a part of the axis, to an eighth of a column."""
-    first, last = round(start * BAR * 8), max(round(stop * BAR * 8), round(start * BAR * 8) + 1)
+    first, last = round(start * columns * 8), max(round(stop * columns * 8), round(start * columns * 8) + 1)
     cells = []
-    for column in range(BAR):
-        left, right = max(first - 8 * column, 0), min(last - 8 * column, 8)
-        full = right - left
-        cells.append(" " if full <= 0 else EIGHTHS[full])
+    for column in range(columns):
+        full = min(last - 8 * column, 8) - max(first - 8 * column, 0)
+        cells.append(" " if full <= 0 else "#" if ascii_only else EIGHTHS[full])
     return "".join(cells)
 
 
@@ -104,17 +112,29 @@ def _ms(seconds: float) -> str:
 def main(arguments: list[str] | None = None) -> int:
     p = parser()
     options = p.parse_args(arguments)
+    try:
+        params = SamplingParams(
+            max_tokens=options.max_tokens, temperature=options.temperature, top_p=options.top_p, seed=options.seed
+        )
+    except ValueError as error:
+        p.error(str(error))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # an answer may hold what the terminal has no letter for
     console = Console(highlight=False)
     started = time.perf_counter()
     try:
-        for piece in answer(options):
-            if isinstance(piece, Request):
-                console.print("\n", picture(piece), sep="")
-            else:
+        for piece in answer(options, params):
+            if not isinstance(piece, Request):
                 console.out(piece, end="")
                 console.file.flush()
+            elif piece.error is not None:
+                raise ValueError(piece.error)
+            else:
+                drawn = picture(piece, console.width, console.options.ascii_only)
+                console.print("\n", drawn, sep="", crop=False)
     except (ValueError, OSError) as error:
-        p.error(str(error))
+        print(f"{p.prog}: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         console.print(f"\nStopped after {time.perf_counter() - started:.1f} s.")
         return 130

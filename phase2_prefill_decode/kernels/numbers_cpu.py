@@ -5,10 +5,15 @@ A kernel gets addresses, as in Triton, because to wrap a tensor as a NumPy array
 address a twentieth of one. bfloat16 and float16 are unknown to NumPy or slow there: they are read as bare 16 bits.
 `TAGS` gives each dtype a number of another type, by which a kernel is compiled for each.
 
-numba keeps what it compiled until the file of the kernel changes. After a change here, remove its `__pycache__`.
+What numba compiled it keeps until the file of the kernel changes. A kernel calls what stands in other files: so what
+is kept is kept apart for every state of all of them.
 """
 
+import hashlib
+import os
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -24,17 +29,38 @@ TAGS = {torch.float32: np.float32(0), torch.bfloat16: np.uint16(0), torch.float1
 FAST = {"reassoc", "contract", "arcp", "nsz"}
 
 
+def place(sources: Path) -> Path:
+    """The folder for what is compiled of the CPU kernels in a folder: as NUMBA_CACHE_DIR says, beside them, or at home,
+    and of another name after any change of theirs."""
+    beside, home = sources / "__pycache__", Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "numba"
+    state = b"".join(file.read_bytes() for file in sorted(sources.glob("*_cpu.py")))
+    folder = numba.config.CACHE_DIR or (beside if os.access(sources, os.W_OK) else home)
+    return Path(folder) / f"kernels-{hashlib.sha256(state).hexdigest()[:12]}"
+
+
+PLACE = place(Path(__file__).parent)
+
+
+def has_kept() -> bool:
+    """Whether anything was compiled before."""
+    return any(PLACE.rglob("*.nbi"))
+
+
+def keeping(compile_it: Callable[..., Any]) -> Any:
+    """compile_it(cache=True), with the machine code kept for the next start wherever there is a place to keep it."""
+    given, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(PLACE)  # which numba reads when it is asked to compile
+    try:
+        return compile_it(cache=True)
+    except RuntimeError:  # neither where this is installed nor at home can anything be written
+        return compile_it(cache=False)
+    finally:
+        numba.config.CACHE_DIR = given
+
+
 def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """numba.njit, with the machine code kept for the next start wherever there is a place to keep it."""
+    """numba.njit, for floats as a model has them."""
     options = {"nogil": True, "error_model": "numpy", "fastmath": FAST, **options}
-
-    def compile_when_called(function: Callable[..., Any]) -> Any:
-        try:
-            return numba.njit(function, cache=True, **options)
-        except RuntimeError:  # neither where this is installed nor at home can anything be written
-            return numba.njit(function, **options)
-
-    return compile_when_called
+    return lambda function: keeping(partial(numba.njit, function, **options))
 
 
 @intrinsic

@@ -5,6 +5,9 @@ torch multiplies matrices on the threads of an OpenMP library, and after each pr
 of the next. Other threads, as numba's, would fight them for the cores several times a layer. So the kernels here run on
 the same ones. It takes one call: GOMP_parallel(body, work, threads, 0) calls body(work) on each.
 
+Spinning has a price: where other programs want the cores too, a step can take fifty times as long. `threads.py` has the
+way out for a small model, which is one thread; OMP_WAIT_POLICY=passive in the environment has the threads sleep.
+
 A body is compiled by `on_each_thread`. `work` is the address of its arguments, of which the first is a counter: each
 thread takes a number, does that part, and takes another, until none are left.
 """
@@ -22,7 +25,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from phase2_prefill_decode.kernels.numbers_cpu import FAST, compiled
+from phase2_prefill_decode.kernels.numbers_cpu import FAST, compiled, keeping
 
 LITTLE = 20.0  # microseconds of work; it is done before other threads have begun
 
@@ -52,11 +55,9 @@ def threads_for(microseconds: float) -> int:
 
 def on_each_thread(body: Callable[[Any], None]) -> int:
     """Compile a body, and give its address."""
-    options: dict[str, Any] = {"fastmath": FAST, "error_model": "numpy"}
-    try:
-        made = numba.cfunc(types.void(types.int64), cache=True, **options)(body)
-    except RuntimeError:  # nowhere to keep it; see `compiled`
-        made = numba.cfunc(types.void(types.int64), **options)(body)
+    made = keeping(
+        lambda cache: numba.cfunc(types.void(types.int64), cache=cache, fastmath=FAST, error_model="numpy")(body)
+    )
     _KEPT.append(made)
     return int(made.address)
 
