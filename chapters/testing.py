@@ -133,10 +133,12 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _environment(root: Path, given: dict[str, Any]) -> dict[str, str]:
-    """The caller's environment with what the plugin is given, and without what would steer pytest from outside."""
+    """The caller's environment with what the plugin is given, and without what would steer pytest from outside. Plugins
+    that are installed here are not loaded: no test of the course needs one, and with them a start takes two seconds."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "NANO_COURSE_"))}
     home = Path(__file__).resolve().parent.parent
     kept["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), str(home), kept.get("PYTHONPATH")]))
+    kept["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     return kept | {f"NANO_COURSE_{name}": str(value) for name, value in given.items() if value is not None}
 
 
