@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from enum import Enum
 from typing import NamedTuple, Protocol
@@ -119,7 +120,7 @@ class AsyncEngine:
         path = os.pathsep.join(filter(None, sys.path))
         with end:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "phase6_integration.engine_process", str(end.fileno())],
+                [sys.executable, "-m", "phase6_integration.engine_process", str(end.fileno()), str(os.getpid())],
                 pass_fds=[end.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **environment(self.options.threads or 1), "PYTHONPATH": path},
@@ -342,12 +343,23 @@ class AsyncEngine:
         if self._transport is not None:
             self._transport.close()  # it hears that nobody listens, and ends
         process = self._process
-        if process is not None and process.returncode is None:
-            try:
-                await asyncio.to_thread(process.wait, LAST_WORDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                await asyncio.to_thread(process.wait)
+        if process is None or process.returncode is not None:
+            return
+        if self.ready_word is None or not await _ended(process, LAST_WORDS):  # while it loads it hears nothing
+            process.kill()
+            await _ended(process, LAST_WORDS)
+
+
+async def _ended(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
+    """Whether it ends within that time. A thread of its own waits: the loop's may all be in calls without end."""
+    waiter = ThreadPoolExecutor(1)
+    try:
+        await asyncio.get_running_loop().run_in_executor(waiter, process.wait, seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    finally:
+        waiter.shutdown(wait=False)
+    return True
 
 
 class _Ear(asyncio.Protocol):

@@ -185,9 +185,12 @@ def main() -> int:
     even in the middle of a step."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    descriptor, front = map(int, sys.argv[1:])
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    line = Line(socket.socket(fileno=int(sys.argv[1])))
+        if os.getppid() != front:  # it died before that
+            return 0
+    line = Line(socket.socket(fileno=descriptor))
     logging.basicConfig(level=logging.WARNING, handlers=[ToTheFront(line)])
     logging.captureWarnings(True)
     status = serve(line)

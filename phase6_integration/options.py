@@ -1,5 +1,6 @@
 """EngineOptions: what an engine is told before it loads anything. Checked here, once; nothing of it changes after."""
 
+import re
 from dataclasses import dataclass
 
 from phase0_request.tokenizer import BUNDLED
@@ -8,6 +9,7 @@ from phase3_chunked_prefill.budget import TokenBudget
 from phase5_continuous.policies import POLICIES
 
 DTYPES = ("float32", "bfloat16", "float16")
+DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 MOST = 1 << 30
 
 
@@ -41,6 +43,8 @@ class EngineOptions:
             raise ConfigError(f"model must be a directory or the name of a repository, got {self.model!r}")
         if self.dtype is not None:
             one_of("dtype", self.dtype, DTYPES)
+        if self.device is not None and not (isinstance(self.device, str) and DEVICE.fullmatch(self.device)):
+            raise ConfigError(f"device must be cpu, cuda or cuda:N, got {self.device!r}")
         for name in ("max_model_len", "max_num_seqs", "max_chunk_size", "kv_cache_pages"):
             if getattr(self, name) is not None:
                 integer(name, getattr(self, name), 1, MOST)

@@ -1,6 +1,7 @@
 """`nanoserve chat`: its flags. Without --url the model is run here, by an engine of its own."""
 
 import argparse
+import logging
 from typing import Any
 
 from phase6_integration.cli.clients import add_model, add_server, key_of, model_options
@@ -42,6 +43,8 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
         target = Target.of(options["url"], key_of(options)) if options["url"] else None
     except ValueError as error:
         parser.error(str(error))
+
+    logging.getLogger("phase6_integration").addHandler(logging.NullHandler())  # the chat says itself what went wrong
 
     async def speaker() -> Speaker:
         return await (Local.open(engine) if target is None else Remote.open(target, options.get("model")))

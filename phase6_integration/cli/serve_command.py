@@ -116,13 +116,21 @@ def _called(model: str) -> str:
 
 
 def _template(given: str) -> str:
-    """The template a flag names, or is. No file is named like one."""
-    if "{" in given:
-        return given
+    """The template a flag names, or is. No file is named like one. Its faults are found now, by no client."""
     try:
-        return Path(given).read_text("utf-8")
+        text = given if "{" in given else Path(given).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"cannot read the chat template {given!r}: {error}") from None
+    from jinja2 import TemplateSyntaxError
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    try:
+        render_jinja_template(conversations=[], chat_template=text)
+    except TemplateSyntaxError as error:
+        raise ValueError(f"the chat template has a fault in line {error.lineno}: {error.message}") from None
+    except SyntaxError as error:  # the Python that jinja makes of it is none
+        raise ValueError(f"the chat template has a fault: {error.msg}") from None
+    return text
 
 
 class _Switch(argparse.BooleanOptionalAction):

@@ -2,51 +2,58 @@
 
 The port is taken first, so that one in use is an error at once. The engine then loads in its own process while this one
 loads the HTTP front and says 503. At a signal the engine is drained before uvicorn is told to end: whoever asks in the
-meantime hears why, instead of finding a closed port.
+meantime hears why, instead of finding a closed port. Nothing that is waited for at the end can take for ever.
 """
 
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
 import time
 from collections.abc import Awaitable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from phase6_integration.async_engine import AsyncEngine, UnavailableError
 from phase6_integration.options import EngineOptions
 from phase6_integration.server import logs
+from phase6_integration.server.listening import BACKLOG, bind, more_files
 from phase6_integration.server.settings import ServerSettings
 
-BACKLOG = 2048  # connections that wait to be accepted
 LINGER = 5  # seconds that responses are given to reach their clients, once all answers have ended
 
 logger = logging.getLogger("nanoserve")
 
 
 def serve(options: EngineOptions, settings: ServerSettings) -> int:
-    """Serve until a signal. 0 after an orderly end, 1 if it could not begin, 128 + n if signal n cut the end short."""
+    """Serve until a signal: 0 after an orderly end, 1 if it could not begin, 128 + n if signal n cut the end short. A
+    server that has begun takes this process with it at its end."""
     logs.configure(settings)
     try:
         listener = bind(settings.host, settings.port)
-    except (OSError, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or "this is not the name of a host"
-        return _failed(f"cannot listen on {settings.host} port {settings.port}: {why}")
+    except OSError as error:
+        return _failed(f"cannot listen on {settings.host} port {settings.port}: {error}")
     with listener:
         try:
             engine = AsyncEngine(options)
         except (OSError, ValueError) as error:
             return _failed(error)
-        with asyncio.Runner(loop_factory=_new_loop) as runner:
-            return runner.run(_Front(engine, settings, listener).run())
+        more_files()
+        return _run(_Front(engine, settings, listener))
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens there, on any free port if that is 0. OSError if the address is not to be had."""
-    family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    return socket.create_server((str(address[0]), port), family=family, backlog=BACKLOG)
+def _run(front: "_Front") -> NoReturn:
+    """To the end of this process. Left to themselves, a loop and an interpreter wait for their threads, and a template
+    may never leave the one it is in."""
+    code = 1
+    try:
+        code = _new_loop().run_until_complete(front.run())
+    except Exception:
+        logger.exception("the server has failed")
+    logging.shutdown()
+    os._exit(code)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
@@ -80,7 +87,7 @@ class _Signals:
         self.asked.set()
 
 
-async def _unless(event: asyncio.Event, work: Awaitable[None]) -> bool:
+async def _unless(event: asyncio.Event, work: Awaitable[object]) -> bool:
     """Do the work to its end and return True; or leave it, once the event is set. What the work raises is raised."""
     doing, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
     try:
@@ -106,24 +113,31 @@ class _Front:
         start = time.monotonic()
         signals = _Signals()
         self._say("loading", model=self.settings.model_name, directory=self.engine.options.model)
+        failure = None
         try:
             await self.engine.start()
-            server = self._server()  # imported while the engine loads
-            serving = asyncio.create_task(server.serve(sockets=[self.listener]))
-            serving.add_done_callback(lambda _: signals.asked.set())  # should it fail, nothing is left to wait for
-            self._say("listening", url=self._url)
-            failure = await self._serve_until(signals.asked, start)
-            if failure is None:
-                self._say("draining", at_most=float(self.settings.shutdown_timeout))
-                await _unless(signals.insisted, self.engine.drain(self.settings.shutdown_timeout))
-            server.should_exit = True
-            await _unless(signals.insisted, serving)
-            if failure is not None:
-                return _failed(failure)
-            self._say("stopped", at_once=signals.insisted.is_set())
-            return signals.code
+            making = asyncio.ensure_future(asyncio.to_thread(self._server))  # a signal is heard while it imports
+            if await _unless(signals.asked, making):
+                failure = await self._live(making.result(), signals, start)
         finally:
             await self.engine.close()
+        if failure is not None:
+            return _failed(failure)
+        self._say("stopped", at_once=signals.insisted.is_set())
+        return signals.code
+
+    async def _live(self, server: "Any", signals: _Signals, start: float) -> str | None:
+        """From the first connection to the last. Why the engine could not be loaded, if it could not."""
+        serving = asyncio.create_task(server.serve(sockets=[self.listener]))
+        serving.add_done_callback(lambda _: signals.asked.set())  # should it fail, nothing is left to wait for
+        self._say("listening", url=self._url)
+        failure = await self._serve_until(signals.asked, start)
+        if failure is None:
+            self._say("draining", at_most=float(self.settings.shutdown_timeout))
+            await _unless(signals.insisted, self.engine.drain(self.settings.shutdown_timeout))
+        server.should_exit = True
+        await _unless(signals.insisted, serving)
+        return failure
 
     async def _serve_until(self, asked: asyncio.Event, start: float) -> str | None:
         """Load, then serve, until the event is set. Why the engine could not be loaded, if it could not."""

@@ -123,6 +123,11 @@ def no_engine(options: EngineOptions) -> Made:
     raise MemoryError("no memory is left for keys and values")
 
 
+def never(options: EngineOptions) -> Made:
+    time.sleep(3600)
+    raise MemoryError("it is late")
+
+
 model_raises = _with(_model_that(_raise))
 model_hangs = _with(_model_that(_hang))
 model_dies = _with(_model_that(_die))

@@ -19,9 +19,9 @@ PATIENCE = 60.0  # seconds that a test waits for what must happen
 ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.endswith("_API_KEY")}
 
 # The same server over an engine that is a script. It is not READY before the first SIGUSR1, and says nothing of its
-# answers before the second.
+# answers before the second. One of its threads is in a call that never ends.
 SCRIPTED = """
-import signal, sys, asyncio
+import signal, sys, asyncio, threading
 from phase6_integration.async_engine import Health
 from phase6_integration.cli import main
 from phase6_integration.server import serve
@@ -35,7 +35,9 @@ class Slow(FakeEngine):
     async def start(self):
         self.health, self.reason = Health.LOADING, "the model is being loaded"
         self.word = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._told)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGUSR1, self._told)
+        loop.run_in_executor(None, threading.Event().wait)
     async def ready(self):
         await self.word.wait()
     def _told(self):
@@ -46,6 +48,7 @@ class Slow(FakeEngine):
             self.flow.set()
 
 serve.AsyncEngine = Slow
+{first}
 sys.exit(main())
 """
 
@@ -100,9 +103,10 @@ class Life:
 
 
 @contextmanager
-def life(*arguments: str, scripted: bool = False, **environment: str) -> Iterator[Life]:
-    """`nanoserve serve --port 0` with these arguments, until the end of the block at the latest."""
-    start = ["-c", SCRIPTED] if scripted else ["-m", "phase6_integration.cli"]
+def life(*arguments: str, scripted: bool = False, first: str = "", **environment: str) -> Iterator[Life]:
+    """`nanoserve serve --port 0` with these arguments, until the end of the block at the latest. `first` is what a
+    scripted one does before."""
+    start = ["-c", SCRIPTED.replace("{first}", first)] if scripted else ["-m", "phase6_integration.cli"]
     command = [sys.executable, *start, "serve", "--port", "0", *arguments]
     process = subprocess.Popen(
         command, cwd=ROOT, env=ENVIRONMENT | environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True

@@ -2,9 +2,12 @@
 
 import asyncio
 import contextlib
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psutil
@@ -471,6 +474,48 @@ def test_closing_leaves_no_process_and_no_thread() -> None:
 
     run(test())
     assert psutil.Process().children() == []
+
+
+def test_an_engine_that_loads_has_no_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("phase6_integration.async_engine.LAST_WORDS", 3600.0)
+
+    async def test() -> None:
+        made = AsyncEngine(EngineOptions(), factory=f"{FAULTS}:never")
+        await made.start()
+        await made.close()
+
+    run(test())
+    assert psutil.Process().children() == []
+
+
+def test_closing_does_not_wait_for_threads_of_others() -> None:
+    held = threading.Event()
+
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        async with engine(kv_cache_pages=64):
+            loop.set_default_executor(ThreadPoolExecutor(1))
+            busy = loop.run_in_executor(None, held.wait)
+        held.set()
+        await busy
+
+    try:
+        run(test())
+    finally:
+        held.set()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the line alone tells an engine that its front has gone")
+def test_an_engine_whose_front_is_gone_when_it_looks_does_not_begin() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        command = [sys.executable, "-m", "phase6_integration.engine_process", str(theirs.fileno()), "1"]
+        begun = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        try:
+            assert begun.wait(60) == 0
+        finally:
+            begun.kill()
+            begun.wait()
 
 
 def test_a_small_model_has_one_thread_and_a_large_one_all_that_sleep_while_they_wait(

@@ -1,8 +1,11 @@
 """`nanoserve serve` from its flags to its exit code, as a process and from outside."""
 
+import errno
 import json
+import logging
 import os
 import re
+import resource
 import signal
 import socket
 import sys
@@ -13,10 +16,12 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 
 from phase6_integration.cli import main
 from phase6_integration.cli.serve_command import engine_options, server_settings
 from phase6_integration.options import EngineOptions
+from phase6_integration.server.listening import bind, more_files
 from phase6_integration.server.settings import ServerSettings
 from tests.phase6_integration.life import PATIENCE, gone, life, scripted, stream, values
 
@@ -81,9 +86,13 @@ def test_a_chat_template_is_a_file_or_the_text_itself(tmp_path: Path) -> None:
     file = tmp_path / "t.jinja"
     file.write_text("{{ messages }}")
     assert server_settings({"chat_template": str(file)}, {}).chat_template == "{{ messages }}"
-    assert server_settings({"chat_template": "{% x %}"}, {}).chat_template == "{% x %}"
+    tagged = "{% generation %}{{ messages }}{% endgeneration %}"
+    assert server_settings({"chat_template": tagged}, {}).chat_template == tagged
     with pytest.raises(ValueError, match="chat template"):
         server_settings({"chat_template": str(tmp_path / "none")}, {})
+    file.write_text("fine {# so far #}\n{% if %}")
+    with pytest.raises(ValueError, match=r"^the chat template has a fault in line 2: Expected an expression"):
+        server_settings({"chat_template": str(file)}, {})
 
 
 WRONG = [
@@ -95,6 +104,7 @@ WRONG = [
     ["--gpu-memory-utilization", "1.5"],
     ["--gpu-memory-utilization", "nan"],
     ["--dtype", "int3"],
+    ["--device", "tpu"],
     ["--scheduling-policy", "random"],
     ["--request-timeout", "0"],
     ["--shutdown-timeout", "-1"],
@@ -104,6 +114,8 @@ WRONG = [
     ["--no-enforce-eager"],
     ["--max-num-se", "3"],
     ["--chat-template", "no-such-file"],
+    ["--chat-template", "{% for %}{"],
+    ["--chat-template", "{% break %}"],
     ["--api-key", "sk secret"],
     ["--api-keys=sk-secret"],
     ["model", "sk-secret"],
@@ -133,14 +145,53 @@ def test_a_port_in_use_is_one_line_and_exit_code_1() -> None:
         port = taken.getsockname()[1]
         with life("--port", str(port)) as one:
             assert one.ended() == 1
-    assert len(one.lines) == 1
-    assert one.lines[0].startswith(f"nanoserve serve: cannot listen on 127.0.0.1 port {port}: ")
+    why = os.strerror(errno.EADDRINUSE)
+    assert one.lines == [f"nanoserve serve: cannot listen on 127.0.0.1 port {port}: {why}"]
 
 
 def test_a_host_that_is_none_is_one_line_and_exit_code_1() -> None:
     with life("--host", "..") as one:
         assert one.ended() == 1
     assert one.lines == ["nanoserve serve: cannot listen on .. port 0: this is not the name of a host"]
+
+
+def test_at_both_colons_it_listens_to_both_kinds_of_addresses() -> None:
+    try:
+        listener = bind("::", 0)
+    except OSError as error:
+        pytest.skip(f"no IPv6 here: {error}")
+    with listener:
+        for host in ("127.0.0.1", "::1"):
+            with socket.create_connection((host, listener.getsockname()[1]), PATIENCE):
+                listener.accept()[0].close()
+    with bind("127.0.0.1", 0) as one:
+        assert one.family is socket.AF_INET
+
+
+def test_as_many_files_may_be_open_as_the_system_allows(caplog: pytest.LogCaptureFixture) -> None:
+    given = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = soft - 1
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
+        with caplog.at_level(logging.DEBUG, "nanoserve"):
+            more_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, given)
+    (line,) = caplog.records
+    assert (line.levelno, vars(line)["fields"]) == (logging.DEBUG, {"before": few, "now": hard})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, and it can be used")
+def test_a_device_that_is_not_there_is_one_line_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
+    with life("--device", "cuda") as one:
+        assert one.ended() == 1
+    assert one.lines[-1].startswith("nanoserve serve: device ")
+    assert not [line for line in one.lines if "Traceback" in line]
+    for command in (["generate", "Hello"], ["chat"]):
+        assert main([*command, "--device", "cuda"]) == 1
+        said = capsys.readouterr().err
+        assert re.fullmatch(rf"nanoserve {command[0]}: .*device .*\n", said)
 
 
 @pytest.mark.parametrize("command", ["serve", "doctor", "models"])
@@ -192,6 +243,23 @@ def test_a_signal_while_it_loads_ends_it() -> None:
         one.listening()
         one.signal(signal.SIGTERM)
         assert one.ended() == 0
+
+
+def test_a_signal_while_it_imports_ends_it() -> None:
+    with life(scripted=True, first="serve._Front._server = lambda _: threading.Event().wait()") as one:
+        one.until("loading")
+        one.signal(signal.SIGTERM)
+        assert one.ended() == 0
+    assert one.lines[-1].endswith("stopped at_once=False")
+
+
+def test_a_signal_while_the_real_engine_loads_ends_both() -> None:
+    with life() as one:
+        one.listening()
+        (engine,) = one.children()
+        one.signal(signal.SIGTERM)
+        assert one.ended() == 0
+    assert gone(engine)
 
 
 def test_it_does_not_say_what_it_is_made_with() -> None:
