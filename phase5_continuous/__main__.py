@@ -75,6 +75,8 @@ def main(arguments: list[str] | None = None) -> int:
     except ValueError as error:
         p.error(str(error))
     console = Console()
+    if console.options.ascii_only:
+        p.error(f"strips are drawn with characters that {console.encoding} lacks: set PYTHONIOENCODING=utf-8")
     try:
         (animate if console.is_terminal else snapshots)(world, console)
     except KeyboardInterrupt:

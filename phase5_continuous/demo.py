@@ -105,7 +105,7 @@ class World:
                 self._remember(step, before)
                 return
 
-    def throughput(self, seconds: float = 2.0) -> float:
+    def throughput(self, seconds: float = 1.0) -> float:
         """Tokens said a second, lately."""
         now = self.simulation.clock.now
         lately = [said for ended, said in zip(self.ended, self.said, strict=True) if ended > now - seconds]

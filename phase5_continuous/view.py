@@ -1,11 +1,12 @@
 """The demo drawn: a strip a request, a column a step, and under them the pages and tokens of each step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from phase0_request.request import RequestState
 from phase5_continuous.demo import DECODE, LEFT_OUT, PREEMPTED, PREFILL, SIGNS, WAITING, Strip, World
 
 STYLES = {WAITING: "dim", PREFILL: "cyan", DECODE: "green", PREEMPTED: "bold red", LEFT_OUT: "yellow"}
@@ -15,7 +16,7 @@ BESIDE = 6  # lines that are no strips
 
 
 def picture(world: World, width: int, height: int | None = None) -> RenderableType:
-    """The last steps, as many as fit. Of too many requests, the last to have come are left out."""
+    """The last steps, as many as fit. Of too many requests, those that matter most now, in the order they came."""
     across = max(width - NAME, 8)
     start = max(world.steps - across, 0)
     strips = [strip for strip in world.strips.values() if strip.first + len(strip.signs) > start]
@@ -23,11 +24,26 @@ def picture(world: World, width: int, height: int | None = None) -> RenderableTy
     if height is not None:
         room = max(height - BESIDE, 1)
         left_out = max(len(strips) - room, 0)
-        strips = strips[: room - 1] if left_out else strips
+        if left_out:
+            drawn = {strip.name for strip in sorted(strips, key=_weight(world))[: room - 1]}
+            strips = [strip for strip in strips if strip.name in drawn]
     rows = [_strip(strip, start, world.steps) for strip in strips]
     if left_out:
         rows.append(Text(f"{left_out + 1} more", "dim"))
-    return Group(_head(world), _key(), *rows, *_over_time(world, across), _now(world))
+    head, key, now = (_fitting(width, parts) for parts in (_head(world), _key(), _now(world)))
+    return Group(head, key, *rows, *_over_time(world, across), now)
+
+
+def _weight(world: World) -> Callable[[Strip], tuple[int, int]]:
+    """Who runs counts most, then who has lost its pages, then who waits; and of those who left, who left last."""
+    states = {seat.request.id: seat.request.state for seat in world.scheduler.seats}
+    order = (RequestState.RUNNING, RequestState.PREEMPTED, RequestState.WAITING)
+
+    def weight(strip: Strip) -> tuple[int, int]:
+        state = states.get(strip.name)
+        return (order.index(state), strip.first) if state in order else (len(order), -strip.first - len(strip.signs))
+
+    return weight
 
 
 def summary(world: World) -> RenderableType:
@@ -43,24 +59,38 @@ def summary(world: World) -> RenderableType:
         "p99": f"{o.ttft_p99 * 1e3:,.0f} ms",
         "preempted": f"{o.preemptions}",
     }
+    figures |= {name: f"{count}" for name, count in (("refused", o.refused), ("failed", o.failed)) if count}
     for name in figures:
         table.add_column(name, justify="right")
     table.add_row(*figures.values())
     return table
 
 
-def _head(world: World) -> Text:
-    scheduler = world.scheduler
-    waiting, preempted = len(scheduler.admission.waiting), len(scheduler.residents.preempted)
-    counts = f"{len(scheduler.residents.running)} running  {waiting} waiting  {preempted} preempted"
-    done = f"{world.simulation.tally.ended} of {world.show.requests} done"
-    return Text(f"step {world.steps}   {world.simulation.clock.now:.2f} s   {counts}  {done}", "bold", no_wrap=True)
+def _fitting(width: int, parts: Sequence[Text]) -> Text:
+    """As many of the parts as fit, from the first on: none is cut."""
+    line = Text("  ", no_wrap=True)
+    while parts and line.join(parts).cell_len > width:
+        parts = parts[:-1]
+    return line.join(parts)
 
 
-def _key() -> Text:
-    return Text("  ", no_wrap=True).join(
-        Text.assemble((sign, STYLES[sign]), f" {name}") for sign, name in SIGNS.items()
-    )
+def _head(world: World) -> Sequence[Text]:
+    scheduler, tally = world.scheduler, world.simulation.tally
+    return [
+        Text(part, "bold")
+        for part in (
+            f"step {world.steps}",
+            f"{world.simulation.clock.now:.2f} s",
+            f"{len(scheduler.residents.running)} running",
+            f"{len(scheduler.admission.waiting)} waiting",
+            f"{len(scheduler.residents.preempted)} preempted",
+            f"{tally.ended} of {world.show.requests} done",
+        )
+    ]
+
+
+def _key() -> Sequence[Text]:
+    return [Text.assemble((sign, STYLES[sign]), f" {name}") for sign, name in SIGNS.items()]
 
 
 def _strip(strip: Strip, start: int, stop: int) -> Text:
@@ -86,8 +116,8 @@ def _bar(value: int, most: int) -> str:
     return LEVELS[-(-value * (len(LEVELS) - 1) // most)]
 
 
-def _now(world: World) -> Text:
+def _now(world: World) -> Sequence[Text]:
     usage, step = world.scheduler.cache.usage, world.last
     computed = f"{step.prefill_tokens} prefill + {step.decode_tokens} decode tokens" if step else "no step yet"
     pages = f"{usage.referenced} pages in use, {usage.cached} kept, {usage.free} free"
-    return Text(f"{computed}   {pages}   {world.throughput():,.0f} tokens/s", no_wrap=True)
+    return [Text(part) for part in (f"{world.throughput():,.0f} tokens/s", computed, pages)]

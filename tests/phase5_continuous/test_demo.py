@@ -1,13 +1,16 @@
 import io
+import os
 import re
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+from phase0_request.request import RequestState
 from phase5_continuous import view
-from phase5_continuous.demo import DECODE, LEFT_OUT, PREEMPTED, PREFILL, WAITING, Show, World
+from phase5_continuous.demo import DECODE, LEFT_OUT, PREEMPTED, PREFILL, WAITING, WINDOW, Show, World
 from tests.terminal import after_the_view, on_a_terminal
 
 DEMO = [sys.executable, "-m", "phase5_continuous"]
@@ -65,6 +68,93 @@ def test_the_picture_shows_the_moment() -> None:
     assert f"{usage.referenced} pages in use, {usage.cached} kept, {usage.free} free" in lines[-1]
     assert lines[-3].startswith("pages ")
     assert lines[-2].startswith("tokens ")
+
+
+@pytest.mark.parametrize("options", [{}, {"pages": 200, "requests": 200, "rate": 100.0}, {"policy": "priority"}])
+def test_whoever_runs_has_a_strip_in_a_usual_terminal(options: dict[str, Any]) -> None:
+    """However many wait, or were there before and have left. Who has no strip is counted."""
+    world, crowded = World(Show(**options)), 0
+    while world.going:
+        world.step()
+        if world.steps % 5:
+            continue
+        lines = drawn(world, 80, 23)
+        names = {line.split()[0] for line in lines if re.match(r"r\d+ ", line)}
+        states = {seat.request.id: seat.request.state for seat in world.scheduler.seats}
+        assert {name for name, state in states.items() if state is RequestState.RUNNING} <= names
+        shown = {states[name] for name in names if name in states} | ({None} if names - set(states) else set())
+        hidden = {state for name, state in states.items() if name not in names}
+        if RequestState.PREEMPTED in hidden:
+            assert shown == {RequestState.RUNNING, RequestState.PREEMPTED}
+        if hidden:
+            assert None not in shown  # nobody who has left, while one waits unseen
+        recent = sum(strip.first + len(strip.signs) > max(world.steps - 73, 0) for strip in world.strips.values())
+        more = [int(line.split()[0]) for line in lines if line.endswith(" more")]
+        assert more == ([recent - len(names)] if recent > 17 else [])
+        crowded += bool(more)
+    assert crowded > 20
+
+
+def test_strips_are_in_the_order_in_which_their_requests_came() -> None:
+    world = World(Show(requests=200, rate=100.0, policy="priority"))
+    while world.steps < 300:
+        world.step()
+    numbers = [int(line.split()[0][1:]) for line in drawn(world, 80, 23) if re.match(r"r\d+ ", line)]
+    assert len(numbers) == 16
+    assert numbers == sorted(numbers)
+
+
+def test_what_left_long_ago_is_forgotten() -> None:
+    world = World(Show(requests=150))
+    while world.going:
+        world.step()
+    assert world.steps > 2 * WINDOW
+    assert 0 < len(world.strips) < 120
+    assert all(strip.first + len(strip.signs) >= world.steps - WINDOW for strip in world.strips.values())
+
+
+def test_throughput_is_of_the_last_second_or_of_all_there_was() -> None:
+    world, said = World(Show()), list[tuple[float, int]]()
+    assert world.throughput() == 0
+    while world.going:
+        world.step()
+        assert world.last is not None
+        now = world.simulation.clock.now
+        said.append((now, sum(event.token is not None for event in world.last.events)))
+        lately = sum(tokens for time, tokens in said if time > now - 1)
+        assert world.throughput() == pytest.approx(lately / min(now, 1))
+    assert now > 2
+
+
+@pytest.mark.parametrize("width", [20, 40, 60])
+def test_a_narrow_terminal_cuts_no_word(width: int) -> None:
+    """The lines around the strips leave out what does not fit. Tokens a second stay."""
+    world = World(Show(pages=200, requests=200, rate=100.0))
+    while world.steps < 300:
+        world.step()
+    (*_, wide), lines = drawn(world, 200), drawn(world, width, 12)
+    assert lines[-1] == wide[: len(lines[-1])]
+    for line, whole in zip((*lines[:2], lines[-1]), (*drawn(world, 200)[:2], wide), strict=True):
+        assert whole == line or whole.startswith(f"{line}  ")
+    assert lines[-1].split()[1] == "tokens/s"
+
+
+def test_the_summary_tells_who_was_refused_and_who_failed() -> None:
+    done = subprocess.run([*DEMO, "--pages", "2"], capture_output=True, text=True, timeout=60)
+    names, figures = (line.split() for line in done.stdout.splitlines()[-2:])
+    assert names[-2:] == ["refused", "failed"]
+    ended, refused, failed = int(figures[0]), int(figures[-2]), int(figures[-1])
+    assert ended + refused == 60
+    assert 0 < failed < ended
+    assert refused > 0
+
+
+def test_a_terminal_that_cannot_show_it_is_told_so() -> None:
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(DEMO, capture_output=True, text=True, timeout=60, env=environment)
+    assert done.returncode == 2
+    assert "characters that ascii lacks: set PYTHONIOENCODING=utf-8" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(("width", "height"), [(40, 12), (80, 23), (200, 60)])
