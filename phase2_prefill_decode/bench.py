@@ -1,7 +1,8 @@
 """`python -m phase2_prefill_decode.bench`: this engine beside transformers' `generate`, on the same weights.
 
 Both run greedy, without an end of sequence, in turn, and of each the best run counts. Results of other engines on the
-same machine can be put beside: --beside NAME=FILE reads lines such as `requests=8 prompt=128 output=64 …: 7.02 s`.
+same machine can be put beside: --beside reads lines such as `requests=8 prompt=128 output=64 …: 7.02 s` from a file,
+and the engine's version from where it first says `version …`.
 """
 
 import argparse
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -26,6 +27,7 @@ from phase2_prefill_decode.model import Model, default_device
 from phase2_prefill_decode.shapes import SHAPES
 
 LINE = re.compile(r"requests=(\d+) prompt=(\d+) output=(\d+)\b.*?: ([\d.]+) s")
+VERSION = re.compile(r"\bversion[ :=]+v?(\d\S*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +130,50 @@ def measure(shape: str, device: torch.device, runs: int, console: Console) -> It
                 yield Result(name, workload.name, seconds, workload.rate(seconds))
 
 
-def beside(name: str, file: Path) -> Iterator[Result]:
-    """What another engine printed for the same workloads."""
-    known = {workload.name: workload for workload in WORKLOADS}
-    for line in file.read_text().splitlines():
-        if (found := LINE.search(line)) and "shared=5" not in line:
-            workload = Workload(*(int(number) for number in found.groups()[:3]))
-            if workload.name in known:
-                yield Result(name, workload.name, float(found[4]), workload.rate(float(found[4])))
+class Beside(NamedTuple):
+    """Another engine and what it printed."""
+
+    shape: str
+    name: str
+    file: Path
+    text: str
+
+    @classmethod
+    def of(cls, option: str) -> "Beside":
+        """From --beside, with the file read."""
+        shape, _, rest = option.partition(":")
+        name, _, file = rest.partition("=")
+        if shape not in SHAPES or not name or not file:
+            raise argparse.ArgumentTypeError(
+                f"{option!r} must be SHAPE:NAME=FILE with one of the shapes {', '.join(SHAPES)}"
+            )
+        try:
+            read = cls(shape, name, Path(file), Path(file).read_text("utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise argparse.ArgumentTypeError(f"{file} cannot be read: {error}") from error
+        if not any(read.results()):
+            wanted = ", ".join(workload.name for workload in WORKLOADS)
+            raise argparse.ArgumentTypeError(f"{file} has no line for any of the workloads {wanted}")
+        return read
+
+    @property
+    def option(self) -> str:
+        return f"--beside {self.shape}:{self.name}={self.file}"
+
+    @property
+    def version(self) -> str | None:
+        """As the file gives it."""
+        found = VERSION.search(self.text)
+        return found[1] if found else None
+
+    def results(self) -> Iterator[Result]:
+        """For the same workloads."""
+        known = {workload.name for workload in WORKLOADS}
+        for line in self.text.splitlines():
+            if (found := LINE.search(line)) and "shared=5" not in line:
+                workload = Workload(*(int(number) for number in found.groups()[:3]))
+                if workload.name in known:
+                    yield Result(self.name, workload.name, float(found[4]), workload.rate(float(found[4])))
 
 
 def compared(results: Sequence[Result]) -> dict[str, dict[str, float]]:
@@ -175,31 +213,47 @@ def main(arguments: list[str] | None = None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("--shape", choices=SHAPES, action="append", help="may be given again (default: 17m)")
-    p.add_argument("--runs", type=int, default=3, help="of which the best counts (%(default)s)")
-    p.add_argument("--threads", type=int, default=torch.get_num_threads(), help="on a CPU (%(default)s)")
+    p.add_argument("--runs", type=at_least_one, default=3, help="of which the best counts (%(default)s)")
+    p.add_argument("--threads", type=at_least_one, default=torch.get_num_threads(), help="on a CPU (%(default)s)")
     p.add_argument(
-        "--beside", action="append", default=[], metavar="SHAPE:NAME=FILE", help="what another engine printed"
+        "--beside",
+        type=Beside.of,
+        action="append",
+        default=[],
+        metavar="SHAPE:NAME=FILE",
+        help="what another engine printed",
     )
     p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     options = p.parse_args(arguments)
+    shapes: list[str] = options.shape or ["17m"]
+    others: list[Beside] = options.beside
+    for other in others:
+        if other.shape not in shapes:
+            p.error(f"{other.option}: that shape is not measured here; those that are: {', '.join(shapes)}")
     torch.set_num_threads(options.threads)
     console, device = Console(), default_device()
     figures: dict[str, Any] = {}
-    for shape in options.shape or ["17m"]:
+    for shape in shapes:
         results = list(measure(shape, device, options.runs, console))
-        for other in options.beside:
-            of, _, rest = other.partition(":")
-            name, _, file = rest.partition("=")
-            if of == shape:
-                results += beside(name, Path(file))
+        for other in others:
+            if other.shape == shape:
+                results += other.results()
         console.print(table(shape, results), "")
         figures[shape] = compared(results)
+    if others:
+        figures["peers"] = {other.name: other.version for other in others}
     if options.json is not None:
         machine = describe()
-        shapes = "".join(f" --shape {shape}" for shape in options.shape or ["17m"])
-        command = f"python -m phase2_prefill_decode.bench{shapes} --runs {options.runs} --threads {options.threads}"
+        asked = [*(f"--shape {shape}" for shape in shapes), f"--runs {options.runs}", f"--threads {options.threads}"]
+        command = " ".join(["python -m phase2_prefill_decode.bench", *asked, *(other.option for other in others)])
         record(options.json, command, figures, device=machine.gpu if device.type == "cuda" else machine.cpu)
         console.print(f"Figures written to {options.json}")
+
+
+def at_least_one(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be an integer from 1, got {text!r}")
+    return int(text)
 
 
 if __name__ == "__main__":

@@ -33,12 +33,15 @@ def stage_of(options: argparse.Namespace) -> "Stage":
     if not 0 <= options.seconds < float("inf"):
         raise ValueError(f"seconds must be at least 0 and finite, got {options.seconds}")
     # torch and numba load here, after a typing error is told
+    from phase2_prefill_decode.threads import use_threads_for
     from phase3_chunked_prefill.engine import load
     from phase3_chunked_prefill.stall import Scene, Stage
 
     arrives, pieces = 8, -(-options.prompt // (options.chunk // 16 * 16))
     scene = Scene(options.decodes, answer=1 + arrives + pieces + 8, arrives=arrives, prompt=options.prompt)
-    return Stage(load(), scene)
+    model = load(progress=True)
+    use_threads_for(model.config)
+    return Stage(model, scene)
 
 
 def watch(stage: "Stage", chunk: int, seconds: float, console: Console) -> "list[Outcome]":
