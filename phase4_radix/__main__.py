@@ -9,6 +9,7 @@ from rich.live import Live
 
 from phase4_radix import view
 from phase4_radix.demo import Setting, World, play
+from phase4_radix.draw import counted
 
 HOW = (
     "Type a prompt and press Enter; it is computed, answered, and keeps its pages in use. @name before it is its salt. "
@@ -57,6 +58,7 @@ def typed(world: World, console: Console) -> None:
     """A picture a line: the line's request stays, and holds what it uses, until it is let go."""
     console.print(HOW, style="dim")
     for line in iter(lambda: _line(console), None):
+        world.mark()
         caption = "The oldest has finished." if world.running else "Nobody is there."
         if line:
             salt, _, prompt = line[1:].partition(" ") if line.startswith("@") else ("", "", line)
@@ -66,7 +68,8 @@ def typed(world: World, console: Console) -> None:
                 console.print(str(error), style="red", highlight=False)
                 continue
             caption = (
-                f"{request.id} has {request.total} tokens, {world.cache.cached_tokens(request)} of them there already."
+                f"{request.id} has {counted(request.total, 'token')}, "
+                f"{world.cache.cached_tokens(request)} of them there already."
             )
         elif world.running:
             world.finish(world.running[0])

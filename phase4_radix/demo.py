@@ -2,14 +2,15 @@
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from phase0_request.batch import Slice
 from phase0_request.corpus.generate import load
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase0_request.tokenizer import Tokenizer
-from phase4_radix.prefix_cache import PrefixCache
+from phase4_radix.draw import counted
+from phase4_radix.prefix_cache import Counts, PrefixCache
 from phase4_radix.scenes import SCENES, Ask, Scene
 
 CHUNK = 8  # tokens of a prompt computed in a step
@@ -44,6 +45,15 @@ class Talk:
     answer: deque[int]
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The tree as it was at some moment."""
+
+    pages: dict[int, tuple[int, ...]]  # with their tokens
+    nodes: int
+    counts: Counts
+
+
 class World:
     """A cache and those who use it, step by step. Whoever came first is served first; who came last gives way."""
 
@@ -53,9 +63,29 @@ class World:
         self.waiting: deque[Talk] = deque()
         self.running: list[Talk] = []
         self.steps = self.asked = 0
-        self.news: list[str] = []  # what the last step did to the tree
-        self.fresh: set[int] = set()  # pages that came into the tree with it
         self._answers = {question: fact.answer for fact in load().facts for question in fact.questions}
+        self.mark()
+
+    def mark(self) -> None:
+        """From now on is what `news` and `fresh` tell of."""
+        self._marked = Mark(self._in_tree(), len(self.cache.tree), replace(self.cache.counts))
+
+    @property
+    def news(self) -> list[str]:
+        """What has become of the tree since the mark."""
+        marked, counts, nodes = self._marked, self.cache.counts, len(self.cache.tree) - self._marked.nodes
+        changes = [
+            (abs(nodes), "node", "more" if nodes > 0 else "fewer"),
+            (len(self.fresh), "page", "new"),
+            (counts.evictions - marked.counts.evictions, "page", "evicted"),
+            (counts.duplicates - marked.counts.duplicates, "duplicate", "given back"),
+        ]
+        return [f"{counted(number, name)} {what}" for number, name, what in changes if number]
+
+    @property
+    def fresh(self) -> set[int]:
+        """The pages that have come into the tree since the mark, those too that went and came with other tokens."""
+        return {page for page, tokens in self._in_tree().items() if self._marked.pages.get(page) != tokens}
 
     def ask(self, ask: Ask) -> Request:
         *before, last = ask.questions
@@ -74,8 +104,6 @@ class World:
 
     def step(self) -> bool:
         """Everyone computes a piece, then everyone publishes. False if nobody could compute anything."""
-        counts, nodes, known = self.cache.counts, len(self.cache.tree), self._in_tree()
-        evictions, duplicates = counts.evictions, counts.duplicates
         self._admit()
         pieces = [piece for talk in list(self.running) if (piece := self._piece(talk))]
         batch = [piece for piece in pieces if any(piece.request is talk.request for talk in self.running)]
@@ -87,18 +115,6 @@ class World:
             if talk.answer and talk.request.computed == talk.request.total:
                 talk.request.append(talk.answer.popleft(), float(self.steps))
         self.steps += 1
-        self.fresh = self._in_tree() - known
-        changes = {
-            "nodes": len(self.cache.tree) - nodes,
-            "pages new": len(self.fresh),
-            "pages evicted": counts.evictions - evictions,
-            "duplicates given back": counts.duplicates - duplicates,
-        }
-        self.news = [
-            f"{number:+d} {name}" if name == "nodes" else f"{number} {name}"
-            for name, number in changes.items()
-            if number
-        ]
         return bool(batch)
 
     def finish(self, talk: Talk) -> None:
@@ -109,8 +125,14 @@ class World:
     def _answer(self, question: str) -> str:
         return self._answers.get(question, UNKNOWN)
 
-    def _in_tree(self) -> set[int]:
-        return {page for branch in self.cache.tree.branches() for page in branch.pages}
+    def _in_tree(self) -> dict[int, tuple[int, ...]]:
+        """The tokens of every page."""
+        size = self.cache.page_size
+        return {
+            page: tuple(branch.tokens[at * size : (at + 1) * size])
+            for branch in self.cache.tree.branches()
+            for at, page in enumerate(branch.pages)
+        }
 
     def _admit(self) -> None:
         while self.waiting:
@@ -142,6 +164,7 @@ class World:
 def play(world: World) -> Iterator[Scene]:
     """Scene after scene, and the scene again after each of its steps."""
     for scene in SCENES:
+        world.mark()
         for ask in scene.asks:
             world.ask(ask)
         while world.waiting or world.running:

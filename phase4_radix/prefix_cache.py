@@ -58,9 +58,10 @@ class PrefixCache(PagedCache):
         """Open a page table with the longest cached prefix in it, in whole pages, and lock it. Returns its tokens; the
         request advances over them."""
         super().attach(request)
+        settled = request.settled  # so many of its first tokens others may compute for it
         # region exercise 4.5
         last = request.total - 1  # computing this one yields the next token, so it is computed whatever is cached
-        match = self.tree.match(request.tokens(0, min(last, request.settled)), request.cache_salt)
+        match = self.tree.match(request.tokens(0, min(last, settled)), request.cache_salt)
         # endregion
         node = self.tree.cut(match)
         self.tree.lock(node)
@@ -117,14 +118,16 @@ class PrefixCache(PagedCache):
         self.allocator.release(own[: len(known)])
         # endregion
         self.tree.lock(node)
-        self.tree.unlock(held.node)
+        self.tree.unlock(held.node, used=False)  # the insert was the use
         held.node, held.published = node, full
         self.counts.duplicates += len(known)
 
     def release(self, request: Request) -> None:
-        """Close the page table. What was published stays, and can be evicted once nobody has it locked."""
+        """Close the page table. What was published stays, and can be evicted once nobody has it locked. Of a request
+        that never got room nothing stays: the cache is as it was before it came."""
         super().release(request)
-        self.tree.unlock(self._held.pop(request.id).node)
+        held = self._held.pop(request.id)
+        self.tree.unlock(held.node, used=held.counted)
 
     def reset(self) -> int:
         """Forget everything that no request uses. Returns how many pages that freed."""

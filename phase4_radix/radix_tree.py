@@ -25,7 +25,7 @@ class Node:
     pages: list[int]  # where they lie
     children: dict[bytes, int] = field(default_factory=dict)  # by the first page of their runs
     locks: int = 0  # how many locked paths lead through here
-    used: int = 0  # when it was last used; never later than its parent, unless that is locked
+    used: int = 0  # when it was last used; never later than its parent
 
 
 HOLE = Node(parent=GONE, run=[], pages=[])  # stands in the place of each node that is gone
@@ -43,8 +43,11 @@ class RadixTree:
     """Prefixes of whole pages, each stored once. It knows where they lie; who owns the pages is its owner's affair.
 
     A locked path stays as it is, whatever is inserted or evicted. Its end keeps its number, even when the run there is
-    split. Since a lock holds the whole path from the root, what is under an unlocked node is unlocked too: all
-    unlocked pages can be evicted.
+    split, or joined with the one above it. Since a lock holds the whole path from the root, what is under an unlocked
+    node is unlocked too: all unlocked pages can be evicted.
+
+    A run is split where somebody parts from it, where a lock ends, and where one part was used without the other. Once
+    a path is used on which no such reason is left, its runs are joined again.
     """
 
     def __init__(self, page_size: int) -> None:
@@ -90,7 +93,7 @@ class RadixTree:
         node, count = self.cut(known), len(known.pages)
         if count < len(run):
             node = self._append(node, run[count:], list(pages[count:]), own_locks=int(node == after))
-        self._touch(node, after)
+        self._touch(node)
         return Match(node, len(self._nodes[node].run), known.pages)
 
     def lock(self, node: int) -> None:
@@ -104,8 +107,8 @@ class RadixTree:
             one.locks += 1
             node = one.parent
 
-    def unlock(self, node: int) -> None:
-        """Take one lock off the path. It counts as used now."""
+    def unlock(self, node: int, used: bool = True) -> None:
+        """Take one lock off the path. It counts as used now, or not at all."""
         if self._node(node).locks == 0:
             raise PageError(f"node {node} is not locked")
         end = node
@@ -115,7 +118,12 @@ class RadixTree:
             if one.locks == 0:
                 self.num_locked -= len(one.pages)
             node = one.parent
-        self._touch(end)
+        if used:
+            self._touch(end)
+        else:
+            self._offer(end)
+            if len(children := self._nodes[end].children) == 1:
+                self._join(*children.values())
 
     def evict(self, count: int) -> list[int]:
         """Forget so many pages, or all that are unlocked if they are fewer, and return them. The leaf least recently
@@ -202,7 +210,7 @@ class RadixTree:
                     raise PageError(f"node {child} does not hang where node {number} says, or has no pages for its run")
                 if any(len(page) != self.page_size * TOKEN_BYTES for page in one.run[number == ROOT :]):
                     raise PageError(f"node {child} holds a page that is not full")
-                if not node.locks and one.used > node.used:
+                if number != ROOT and one.used > node.used:
                     raise PageError(f"node {child} was used after node {number} above it")
             if number != ROOT and node.locks < sum(one.locks for one in below):
                 raise PageError(f"node {number} has fewer locks than those below it")
@@ -238,6 +246,21 @@ class RadixTree:
         # endregion
         return upper
 
+    def _join(self, lower: int) -> bool:
+        """Undo a split: put a node and the one above it together, if nothing tells them apart any more. So nothing else
+        follows the upper one, no lock ends there, and neither was used without the other."""
+        node = self._nodes[lower]
+        upper = self._nodes[node.parent]
+        if node.parent == ROOT or len(upper.children) > 1 or (upper.locks, upper.used) != (node.locks, node.used):
+            return False
+        self._nodes[upper.parent].children[upper.run[0]] = lower
+        self._drop(node.parent)
+        node.parent = upper.parent
+        upper.run += node.run  # this way round, for what follows is short where two write on side by side
+        upper.pages += node.pages
+        node.run, node.pages = upper.run, upper.pages
+        return True
+
     def _append(self, node: int, run: list[bytes], pages: list[int], own_locks: int) -> int:
         """Put a run that nothing begins like behind a node: into it, if nobody else counts on where it ends."""
         end = self._nodes[node]
@@ -247,7 +270,6 @@ class RadixTree:
             end.run += run
             end.pages += pages
             return node
-        self._leaves.discard(node)
         child = self._new(Node(node, run, pages))
         end.children[run[0]] = child
         return child
@@ -266,16 +288,24 @@ class RadixTree:
         del parent.children[node.run[0]]
         self._leaves.discard(leaf)
         self._offer(node.parent)
-        self._nodes[leaf] = HOLE
-        self._unused.append(leaf)
+        self._drop(leaf)
 
-    def _touch(self, node: int, top: int = ROOT) -> None:
-        """The path from below `top` to this node is used now."""
+    def _drop(self, number: int) -> None:
+        self._nodes[number] = HOLE
+        self._unused.append(number)
+
+    def _touch(self, node: int) -> None:
+        """The path to this node is used now. What of it nothing tells apart any more is joined."""
         self._clock += 1
-        while node != top:
-            self._nodes[node].used = self._clock
-            self._offer(node)
-            node = self._nodes[node].parent
+        end = node
+        while node != ROOT:
+            one = self._nodes[node]
+            one.used = self._clock
+            node = one.parent
+        self._offer(end)
+        while end != ROOT:
+            if not self._join(end):
+                end = self._nodes[end].parent
 
     def _offer(self, node: int) -> None:
         one = self._nodes[node]

@@ -237,6 +237,8 @@ def main(arguments: list[str] | None = None) -> None:
     p.add_argument("--runs", type=int, default=3, help="of which the best counts (%(default)s)")
     p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     options = p.parse_args(arguments)
+    if options.runs < 1:
+        p.error(f"--runs must be at least 1, got {options.runs}")
     console, model, small = Console(), model_of(options.shape), load()
 
     loops = [loop(small, page_size) for page_size in PAGE_SIZES]

@@ -11,13 +11,14 @@ MARKS = {"in use": ("\u2588", "yellow"), "kept": ("\u2592", "cyan"), "free": ("\
 
 
 def picture(world: World, caption: str) -> RenderableType:
-    """The moment: what is to be seen, the pages in order, the counts, the tree."""
+    """The moment: what is to be seen, the pages in order, the counts, what is new, the tree."""
+    news, fresh = world.news, world.fresh
     return Group(
         Text(caption, "bold"),
         _pages(world),
         _counts(world),
-        Text(", ".join(world.news) or "the tree stays as it is", "green" if world.news else "dim"),
-        world.cache.tree.draw(lambda branch: _branch(world, branch)),
+        Text(", ".join(news) or "the tree stays as it is", "green" if news else "dim"),
+        world.cache.tree.draw(lambda branch: _branch(world, branch, not fresh.isdisjoint(branch.pages))),
     )
 
 
@@ -39,9 +40,8 @@ def summary(world: World) -> RenderableType:
     return table
 
 
-def _branch(world: World, branch: Branch) -> Text:
+def _branch(world: World, branch: Branch, new: bool) -> Text:
     text = world.tokenizer.decode(branch.tokens).replace("\n", "\u21b5")
-    new = not world.fresh.isdisjoint(branch.pages)
     return Text.assemble(
         (f"{where(branch.pages)} ", "dim"),
         (f"{counted(branch.locks, 'lock')} " if branch.locks else "", "bold yellow"),
@@ -66,5 +66,5 @@ def _counts(world: World) -> Text:
     usage, counts = world.cache.usage, world.cache.counts
     numbers = {"in use": usage.referenced, "kept": usage.cached, "free": usage.free}
     pieces = [(f"{MARKS[name][0]} {number} {name}  ", MARKS[name][1]) for name, number in numbers.items()]
-    rate = f"found {counts.hit_tokens} of {counts.query_tokens} tokens, {counts.hit_rate:.0%}"
+    rate = f"found {counts.hit_tokens}/{counts.query_tokens} ({counts.hit_rate:.0%})"
     return Text.assemble(*pieces, f"{len(world.running)} running  {len(world.waiting)} waiting  {rate}")

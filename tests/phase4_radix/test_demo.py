@@ -1,4 +1,5 @@
 import io
+import os
 import re
 import subprocess
 import sys
@@ -55,10 +56,8 @@ def test_the_picture_shows_pages_locks_and_tokens() -> None:
     world.step()
     lines = drawn(world).splitlines()
     assert lines[1] == "pages " + "\u2588" * 2 + "\u00b7" * 58
-    assert lines[2].startswith(
-        "\u2588 2 in use  \u2592 0 kept  \u00b7 58 free  1 running  0 waiting  found 0 of 5 tokens"
-    )
-    assert lines[3] == "+1 nodes, 1 pages new"
+    assert lines[2].startswith("\u2588 2 in use  \u2592 0 kept  \u00b7 58 free  1 running  0 waiting  found 0/5 (0%)")
+    assert lines[3] == "1 node more, 1 page new"
     assert re.fullmatch(r"└── page 0 1 lock What is a desert *", lines[5])
     while world.running[0].answer:
         world.step()
@@ -121,6 +120,43 @@ def test_prompts_can_be_typed() -> None:
     assert re.search(r"^r3 has \d tokens, 4 of them there already\.", done.stdout, re.MULTILINE)
     assert "The oldest has finished." in done.stdout
     assert re.search(r"\d+ tokens and the answer to them do not fit; 240 do", done.stdout)
+
+
+def test_a_picture_tells_what_its_line_did() -> None:
+    """Not what the last of its steps did, which is nothing."""
+    lines = ["Be brief. What is a desert?", "Be brief. What is a comet?", ""]
+    done = subprocess.run([*DEMO, "--type"], input="\n".join(lines) + "\n", capture_output=True, text=True, timeout=60)
+    news = re.findall(r"^\d+ node.*new.*|^the tree stays.*", done.stdout, re.MULTILINE)
+    assert len(news) == 3
+    assert re.fullmatch(r"1 node more, \d+ pages new", news[0].rstrip())
+    assert re.fullmatch(r"2 nodes more, \d+ pages new", news[1].rstrip())  # its own, and one where the run is split
+    assert news[2].startswith("the tree stays as it is")
+
+
+def test_what_is_new_is_told_from_the_mark() -> None:
+    """Of a prompt that nothing begins like: its own pages, also those that held another's tokens before."""
+    world = World(Setting(pages=32))
+    for number, prompt in enumerate(("a desert " * 30, "some gravity " * 30, "the rainbow " * 30)):
+        world.mark()
+        evictions = world.cache.counts.evictions
+        request = world.say(prompt)
+        while not (world.running and not world.running[0].answer):
+            world.step()
+        pages = world.cache.tree.match(request.tokens(0, request.total)).pages
+        assert world.fresh == set(pages)
+        evicted = world.cache.counts.evictions - evictions
+        assert (f"{len(pages)} pages new" in world.news, f"{evicted} pages evicted" in world.news) == (True, number > 0)
+        world.finish(world.running[0])
+    world.mark()
+    assert (world.news, world.fresh) == ([], set())
+
+
+def test_a_scene_that_is_printed_says_what_it_did() -> None:
+    done = subprocess.run(DEMO, capture_output=True, text=True, timeout=60, env=os.environ | {"COLUMNS": "80"})
+    lines = done.stdout.splitlines()
+    assert "the tree stays as it is" not in done.stdout
+    assert sum(bool(re.match(r"\d+ nodes? (more|fewer)|\d+ pages? new", line)) for line in lines) == len(SCENES)
+    assert sum(line.startswith("\u2588 ") and "found" in line for line in lines) == len(SCENES)  # in one line
 
 
 def test_who_types_too_much_is_told_to_wait() -> None:

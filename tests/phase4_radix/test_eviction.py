@@ -1,3 +1,5 @@
+import random
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -26,6 +28,19 @@ def test_stale_entries_never_outgrow_the_queue(live: int) -> None:
         queue.discard(time % live)
     queue.add(7, 10**6)
     assert len(queue._line) + len(queue._late) <= 2 * len(queue) + SLACK
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_the_oldest_is_known_through_many_uses_in_any_order(late: bool) -> None:
+    """Far more uses than nodes, so the line is laid anew many times; with times long past too."""
+    queue, rng, times = EvictionQueue(), random.Random(0), dict[int, int]()
+    for number, time in enumerate(rng.sample(range(3000), 3000) if late else range(3000)):
+        node = rng.randrange(20)
+        queue.add(node, time)
+        times[node] = time
+        assert len(queue._line) + len(queue._late) <= 2 * len(queue) + SLACK
+        if number % 10 == 0:
+            assert queue.oldest() == min(times, key=lambda node: times[node])
 
 
 class AgainstADict(RuleBasedStateMachine):

@@ -13,7 +13,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from phase0_request import FinishReason, Request, Slice
+from phase0_request import FinishReason, Request, SamplingParams, Slice
 from phase1_kv_pool import KVCache, OutOfPagesError, PagedCache, PageError, Usage
 from phase4_radix import radix_tree
 from phase4_radix.prefix_cache import Counts, PrefixCache
@@ -135,6 +135,63 @@ def test_two_alike_at_once_end_up_on_the_same_pages(cache: PrefixCache) -> None:
     assert len(set(cache.table(b))) == 12
     leave(cache, b)
     cache.check()
+
+
+@pytest.mark.parametrize("lag", [0, 1, 5])
+@pytest.mark.parametrize("people", [2, 3])
+def test_the_same_answer_to_several_is_one_run(people: int, lag: int) -> None:
+    """All compute all of it, each some steps after the one before: no trace of the steps is left in the tree."""
+    cache = PrefixCache(num_pages=1000, page_size=SIZE)
+    everyone = [come(cache, f"r{number}", range(10)) for number in range(people)]
+    for step in range(200 + lag * people):
+        for number, request in enumerate(everyone):
+            if number * lag <= step < number * lag + 200:
+                compute(cache, request)
+                request.append(request.total, 0.0)
+        assert len(cache.tree) <= people
+    for request in everyone:
+        leave(cache, request)
+    assert (len(cache.tree), cache.tree.num_pages) == (1, 209 // SIZE)
+    cache.check()
+
+
+def test_the_same_prompt_in_chunks_is_one_run(cache: PrefixCache) -> None:
+    a, b = come(cache, "a", range(22)), come(cache, "b", range(22))
+    for length in (8, 8, 6):
+        for request in (a, b):
+            compute(cache, request, length, publish=False)
+        for request in (a, b):
+            cache.publish(request)
+    assert len(cache.tree) == 1
+    cache.check()
+
+
+def test_who_never_got_room_leaves_no_trace(cache: PrefixCache) -> None:
+    """No node, and no use: who was only tried makes nothing younger."""
+    for name, first in (("a", 0), ("b", 100)):
+        request = come(cache, name, range(first, first + 20))
+        compute(cache, request)
+        leave(cache, request)
+    before = list(cache.tree.branches())
+    for length in range(1, 21):
+        tried = Request("tried", tuple(range(length)))
+        cache.attach(tried)
+        cache.release(tried)
+        cache.check()
+        assert list(cache.tree.branches()) == before
+    cache.grow(come(cache, "c", [200]), 7 * SIZE)
+    assert cache.cached_tokens(Request("probe", tuple(range(20)))) == 0  # a's went first, as it had come first
+    assert cache.cached_tokens(Request("probe", tuple(range(100, 120)))) == 16
+
+
+@pytest.mark.parametrize(("scored", "found"), [(0, 0), (7, 4), (8, 8), (11, 8)])
+def test_a_prompt_that_is_to_be_scored_finds_what_is_scored(cache: PrefixCache, scored: int, found: int) -> None:
+    """It came before, had so many scores, and comes again. The others come out of computing its tokens."""
+    compute(cache, come(cache, "a", range(12)))
+    b = Request("b", tuple(range(12)), SamplingParams(prompt_logprobs=0))
+    b.prompt_logprobs.extend([{}] * scored)
+    assert cache.cached_tokens(b) == found
+    assert cache.attach(b) == found
 
 
 def test_the_table_names_the_canonical_pages_before_its_own_are_freed(cache: PrefixCache) -> None:
@@ -430,7 +487,7 @@ class AgainstTheContentOfSlots(RuleBasedStateMachine):
         self.slots: dict[int, Content] = {}
         self.running: list[Request] = []
         self.preempted: list[Request] = []
-        self.made = 0
+        self.made = self.came = 0
 
     def in_tree(self) -> set[int]:
         return {page for branch in self.cache.tree.branches() for page in branch.pages}
@@ -457,6 +514,7 @@ class AgainstTheContentOfSlots(RuleBasedStateMachine):
         assert list(self.cache.table(request)) == known
         assert request.computed == len(known) * self.size == self.cache.found(request)
         self.running.append(request)
+        self.came += 1
 
     @rule(prompt=prompts, salt=st.sampled_from(["", "", "", "s"]))
     def submit(self, prompt: list[int], salt: str) -> None:
@@ -577,6 +635,7 @@ class AgainstTheContentOfSlots(RuleBasedStateMachine):
         if not hasattr(self, "cache"):
             return
         self.cache.check()
+        assert len(self.cache.tree) <= 2 * self.came  # where one parts from the others, and where it ends
         cached, referenced = self.in_tree() - self.in_tables(), self.in_tables()
         free = {page for page in self.all_pages if self.cache.allocator.count(page) == 0}
         assert not free & (self.in_tree() | referenced)

@@ -171,6 +171,57 @@ def test_who_writes_on_makes_the_node_longer_unless_others_count_on_its_end() ->
     tree.check()
 
 
+def test_two_who_write_on_side_by_side_leave_one_node() -> None:
+    """Each page gets a node of its own, since both count on where the last one ends; once both have moved on, it is
+    joined with the one above it."""
+    tree = RadixTree(1)
+    ends = [tree.insert([0], [0]).node] * 2
+    for _ in ends:
+        tree.lock(ends[0])
+    for page in range(1, 50):
+        for who, end in enumerate(ends):
+            ends[who] = tree.insert([page], [page + 50 * who], after=end).node
+            tree.lock(ends[who])
+            tree.unlock(end, used=False)
+            tree.check()
+            assert len(tree) == 2 - who
+    assert shape(tree) == [(1, [*range(50)], [*range(50)], 2)]
+
+
+def test_a_split_that_came_to_nothing_is_undone() -> None:
+    """A lock that was no use leaves the tree as it was, though a run was split for it. A use leaves two nodes, for they
+    are evicted at different times, until both are used again."""
+    tree = RadixTree(2)
+    for page, tokens in enumerate((A, D)):
+        tree.insert(flat(tokens, B, C), [3 * page, 3 * page + 1, 3 * page + 2])
+    before = list(tree.branches())
+    for used in (False, True):
+        node = tree.cut(tree.match(flat(A, B)))
+        tree.lock(node)
+        assert len(tree) == 3
+        tree.unlock(node, used)
+        tree.check()
+        assert (list(tree.branches()) == before) is not used
+    assert len(tree) == 3
+    tree.insert(flat(A, B, C), [90, 91, 92])
+    assert len(tree) == 2
+    assert [tree.evict(2) for _ in range(3)] == [[4, 5], [3, 2], [0, 1]]
+
+
+def test_where_a_lock_ends_or_another_begins_nothing_is_joined() -> None:
+    tree = RadixTree(2)
+    tree.insert(flat(A, B, C), [0, 1, 2])
+    upper = tree.cut(tree.match(flat(A)))
+    tree.lock(upper)
+    tree.insert(flat(A, B, C), [3, 4, 5])  # both parts are used at once, but the lock ends between them
+    assert [len(branch.pages) for branch in tree.branches()] == [1, 2]
+    tree.insert(flat(A, D), [6, 7])
+    tree.unlock(upper)
+    tree.insert(flat(A, B, C), [8, 9, 10])
+    assert [len(branch.pages) for branch in tree.branches()] == [1, 2, 1]
+    tree.check()
+
+
 def test_what_comes_from_the_root_does_not_move_the_end_of_anothers_lock() -> None:
     tree = RadixTree(2)
     node = tree.insert(flat(A), [0]).node
@@ -260,7 +311,7 @@ def test_misuse_is_an_error(tree: RadixTree) -> None:
     tree.check()
 
 
-@pytest.mark.parametrize("act", ["evict", "match", "insert", "lock"])
+@pytest.mark.parametrize("act", ["evict", "match", "insert", "lock", "unlock"])
 def test_no_operation_walks_the_tree(act: str) -> None:
     """The lines of Python that run are counted: as many in a tree of ten thousand leaves as in one of a hundred."""
 
@@ -273,6 +324,7 @@ def test_no_operation_walks_the_tree(act: str) -> None:
             "match": lambda: tree.match([5, 5, 5]),
             "insert": lambda: tree.insert([5, 6], [-1, -2]),
             "lock": lambda: tree.lock(7),
+            "unlock": lambda: tree.unlock(ROOT, used=False),
         }
         count = 0
 
@@ -418,12 +470,11 @@ class AgainstADictOfPrefixes(RuleBasedStateMachine):
         end, _, there = self.tree.insert(tokens, pages, salt, after=node)
         assert there == [self.pages[p] for p in known]
         self.pages |= {p: page for p, page in zip(prefixes, pages, strict=True) if p not in known}
-        self.touch(prefixes)
+        self.touch(self.prefixes(*after))
         if end == node or follow:
             self.tree.lock(end)
-            self.tree.unlock(node)
+            self.tree.unlock(node, used=False)
             self.locks[at] = (end, after)
-            self.touch(self.prefixes(salt, before if end != node else after[1]))
 
     @rule(tokens=prompts, salt=salts)
     def lock(self, tokens: list[int], salt: str) -> None:
@@ -435,11 +486,12 @@ class AgainstADictOfPrefixes(RuleBasedStateMachine):
         self.locks.append((node, (salt, tuple(tokens[: len(match.pages) * self.size]))))
 
     @precondition(lambda self: self.locks)
-    @rule(which=pick)
-    def unlock(self, which: int) -> None:
+    @rule(which=pick, used=st.booleans())
+    def unlock(self, which: int, used: bool) -> None:
         node, prefix = self.locks.pop(which % len(self.locks))
-        self.tree.unlock(node)
-        self.touch(self.prefixes(*prefix))
+        self.tree.unlock(node, used)
+        if used:
+            self.touch(self.prefixes(*prefix))
 
     @precondition(lambda self: self.pages)
     @rule(count=st.integers(0, 5))

@@ -56,6 +56,12 @@ def test_the_share_that_is_found_is_the_share_in_common_in_whole_pages(model: Mo
     assert min(one.ttft_ms, one.plain_ttft_ms) > 0
 
 
+def test_no_run_is_no_study(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        study.main(["--runs", "0"])
+    assert "--runs must be at least 1, got 0" in capsys.readouterr().err
+
+
 def test_it_records_what_it_measured(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
