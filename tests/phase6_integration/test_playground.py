@@ -11,8 +11,11 @@ from fastapi.testclient import TestClient
 from httpx import Response
 
 from phase6_integration.gauges import Gauges
+from phase6_integration.server.app import create_app
 from phase6_integration.server.metrics import Metrics
 from phase6_integration.server.playground import playground_routes
+from phase6_integration.server.settings import ServerSettings
+from tests.phase6_integration.fake_engine import FakeEngine
 
 VOID = {"meta", "link", "input", "br", "img", "hr"}
 
@@ -152,6 +155,14 @@ def test_the_strip_reads_what_stats_says(page: Page) -> None:
     assert len(set(inner)) == 9
     for group, name in inner:
         assert name in stats[renamed.get(group, group)], (group, name)
+
+
+def test_a_chat_that_has_no_room_left_is_offered_a_new_one(page: Page) -> None:
+    body = {"messages": [{"role": "user", "content": "one more word " * 1000}]}
+    response = TestClient(create_app(FakeEngine(), ServerSettings())).post("/v1/chat/completions", json=body)
+    assert response.status_code == 400
+    assert f'fault.code === "{response.json()["error"]["code"]}"' in page.text("script")
+    assert 'full ? wrong(fault, "New chat", anew)' in page.text("script")
 
 
 def test_both_schemes_are_dressed_and_legible(page: Page) -> None:

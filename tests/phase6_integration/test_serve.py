@@ -8,6 +8,7 @@ import re
 import resource
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from dataclasses import fields
@@ -23,7 +24,7 @@ from phase6_integration.cli.serve_command import engine_options, server_settings
 from phase6_integration.options import EngineOptions
 from phase6_integration.server.listening import bind, more_files
 from phase6_integration.server.settings import ServerSettings
-from tests.phase6_integration.life import PATIENCE, gone, life, scripted, stream, values
+from tests.phase6_integration.life import PATIENCE, ROOT, gone, life, scripted, stream, values
 
 # Flags.
 
@@ -183,15 +184,16 @@ def test_as_many_files_may_be_open_as_the_system_allows(caplog: pytest.LogCaptur
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, and it can be used")
-def test_a_device_that_is_not_there_is_one_line_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_device_that_is_not_there_is_one_line_and_exit_code_1() -> None:
     with life("--device", "cuda") as one:
         assert one.ended() == 1
     assert one.lines[-1].startswith("nanoserve serve: device ")
     assert not [line for line in one.lines if "Traceback" in line]
     for command in (["generate", "Hello"], ["chat"]):
-        assert main([*command, "--device", "cuda"]) == 1
-        said = capsys.readouterr().err
-        assert re.fullmatch(rf"nanoserve {command[0]}: .*device .*\n", said)
+        whole = [sys.executable, "-m", "phase6_integration.cli", *command, "--device", "cuda"]
+        done = subprocess.run(whole, cwd=ROOT, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        assert done.returncode == 1
+        assert re.fullmatch(rf"nanoserve {command[0]}: .*device .*\n", done.stderr)
 
 
 @pytest.mark.parametrize("command", ["serve", "doctor", "models"])
