@@ -345,21 +345,22 @@ class AsyncEngine:
         process = self._process
         if process is None or process.returncode is not None:
             return
-        if self.ready_word is None or not await _ended(process, LAST_WORDS):  # while it loads it hears nothing
-            process.kill()
-            await _ended(process, LAST_WORDS)
+        try:
+            if self.ready_word is not None:  # while it loads it hears nothing
+                await _end_of(process)
+        finally:
+            process.kill()  # unless it has ended; also if nobody waits any more
+        await _end_of(process)
 
 
-async def _ended(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
-    """Whether it ends within that time. A thread of its own waits: the loop's may all be in calls without end."""
+async def _end_of(process: "subprocess.Popen[bytes]") -> None:
+    """It has ended, or has had its time. A thread of its own waits: the loop's may all be in calls without end."""
     waiter = ThreadPoolExecutor(1)
     try:
-        await asyncio.get_running_loop().run_in_executor(waiter, process.wait, seconds)
-    except subprocess.TimeoutExpired:
-        return False
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            await asyncio.get_running_loop().run_in_executor(waiter, process.wait, LAST_WORDS)
     finally:
         waiter.shutdown(wait=False)
-    return True
 
 
 class _Ear(asyncio.Protocol):

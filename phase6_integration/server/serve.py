@@ -120,7 +120,7 @@ class _Front:
             if await _unless(signals.asked, making):
                 failure = await self._live(making.result(), signals, start)
         finally:
-            await self.engine.close()
+            await _unless(signals.insisted, self.engine.close())
         if failure is not None:
             return _failed(failure)
         self._say("stopped", at_once=signals.insisted.is_set())

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import signal
 import socket
 import subprocess
 import sys
@@ -486,6 +487,21 @@ def test_an_engine_that_loads_has_no_last_words(monkeypatch: pytest.MonkeyPatch)
 
     run(test())
     assert psutil.Process().children() == []
+
+
+def test_who_does_not_wait_for_the_end_leaves_no_process_either() -> None:
+    async def test() -> None:
+        made = AsyncEngine(EngineOptions(kv_cache_pages=64), factory=f"{FAULTS}:model_hangs")
+        async with made:
+            reply = made.submit([Ask("one", (POISON,), GREEDY)])
+            closing = asyncio.create_task(made.close())
+            await read(reply)
+            closing.cancel()
+            await asyncio.wait([closing])
+            assert made._process is not None
+            assert await asyncio.to_thread(made._process.wait, 60) == -signal.SIGKILL
+
+    run(test())
 
 
 def test_closing_does_not_wait_for_threads_of_others() -> None:
