@@ -4,7 +4,9 @@ import asyncio
 import copy
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from jinja2 import TemplateError
 
@@ -16,7 +18,9 @@ from phase6_integration.server.protocol import Message
 from phase6_integration.server.settings import ServerSettings
 
 LONG = 10_000  # characters, or tokens; what is shorter is done in a few milliseconds, here and now
+HUGE = 100_000  # what is longer than this waits for its turn: a tokenizer takes a hundred bytes for each character
 LIBRARY = "transformers.utils.chat_template_utils"
+T = TypeVar("T")
 
 
 class Texts:
@@ -25,6 +29,7 @@ class Texts:
     def __init__(self, engine: AsyncEngine, settings: ServerSettings) -> None:
         self._tokenizer = engine.tokenizer
         self._settings = settings
+        self._turns = ThreadPoolExecutor(1, "huge-texts")
         if settings.chat_template is not None and engine.tokenizer is not None:
             self._tokenizer = copy.copy(engine.tokenizer)
             self._tokenizer.chat_template = settings.chat_template
@@ -35,23 +40,31 @@ class Texts:
             raise conflict(None, "this model has no tokenizer; send token ids, to /v1/completions", "no_tokenizer")
         return self._tokenizer
 
+    async def aside(self, call: Callable[[], T], size: int) -> T:
+        """What `call` returns, here and now if it is about little: else from a thread."""
+        if size < LONG:
+            return call()
+        return await asyncio.get_running_loop().run_in_executor(self._thread(size), call)
+
+    def _thread(self, size: int) -> ThreadPoolExecutor | None:
+        return self._turns if size > HUGE else None
+
     async def encode(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[tuple[int, ...]]:
         """The tokens of each text. What counts is how long they are together."""
-        tokenizer = self.tokenizer
+        return await self.aside(lambda: [self.split(text, add_special_tokens) for text in texts], sum(map(len, texts)))
 
-        def encode() -> list[tuple[int, ...]]:
-            return [tuple(tokenizer.encode(text, add_special_tokens)) for text in texts]
-
+    def split(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """The tokens of a text, here and now."""
         try:
-            return encode() if sum(map(len, texts)) < LONG else await asyncio.to_thread(encode)
+            return tuple(self.tokenizer.encode(text, add_special_tokens))
         except ValueError as error:
             raise conflict("prompt", f"prompt: {error}") from None
 
     async def decode(self, tokens: Sequence[int], param: str) -> str:
         """The text of tokens; the same as the text of an answer that has them."""
-        decode = self.tokenizer.decode
+        tokenizer = self.tokenizer
         try:
-            return decode(tokens) if len(tokens) < LONG else await asyncio.to_thread(decode, tokens)
+            return await self.aside(lambda: tokenizer.decode(tokens), len(tokens))
         except ValueError as error:
             raise conflict(param, f"{param}: {error}") from None
 
@@ -71,7 +84,8 @@ class Texts:
 
         laying_out = Interruptible(lay_out)
         try:
-            laid_out = loop.run_in_executor(None, laying_out)
+            size = sum(len(message["content"]) for message in plain)
+            laid_out = loop.run_in_executor(self._thread(size), laying_out)
             await begun.wait()  # long texts of others may be before it, and that is not its time
             return tuple(await asyncio.wait_for(laid_out, limit))
         except TimeoutError:

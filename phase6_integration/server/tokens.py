@@ -1,5 +1,7 @@
 """POST /tokenize and /detokenize: what the tokenizer makes of a text, and back."""
 
+from collections.abc import Sequence
+
 from fastapi import Response
 
 from phase6_integration.server.front import Front
@@ -9,25 +11,24 @@ from phase6_integration.server.shape import encode
 
 async def tokenize(front: Front, body: TokenizeText | TokenizeChat) -> Response:
     front.model_name(body.model)
+    texts = front.texts
+
+    def answer(tokens: Sequence[int]) -> bytes:
+        strings = [front.names[token].text for token in tokens] if body.return_token_strs else None
+        context = front.engine.max_model_len
+        return encode({"count": len(tokens), "max_model_len": context, "tokens": tokens, "token_strs": strings})
+
     if isinstance(body, TokenizeChat):
-        tokens = await front.texts.chat(body.messages, body.add_generation_prompt is not False)
-    else:
-        (tokens,) = await front.texts.encode([body.prompt], body.add_special_tokens is not False)
-    strings = [front.names[token].text for token in tokens] if body.return_token_strs else None
-    return _json(
-        {
-            "count": len(tokens),
-            "max_model_len": front.engine.max_model_len,
-            "tokens": tokens,
-            "token_strs": strings,
-        }
-    )
+        laid_out = await texts.chat(body.messages, body.add_generation_prompt is not False)
+        return _json(await texts.aside(lambda: answer(laid_out), len(laid_out)))
+    prompt, specials = body.prompt, body.add_special_tokens is not False
+    return _json(await texts.aside(lambda: answer(texts.split(prompt, specials)), len(prompt)))
 
 
 async def detokenize(front: Front, body: DetokenizeRequest) -> Response:
     front.model_name(body.model)
-    return _json({"prompt": await front.texts.decode(body.tokens, "tokens")})
+    return _json(encode({"prompt": await front.texts.decode(body.tokens, "tokens")}))
 
 
-def _json(content: object) -> Response:
-    return Response(encode(content), media_type="application/json")
+def _json(content: bytes) -> Response:
+    return Response(content, media_type="application/json")

@@ -14,7 +14,7 @@ from phase0_request.params import SamplingParams
 from phase0_request.tokenizer import Tokenizer
 from phase6_integration.server.responses import ChatChunk, ChatResponse, DetokenizeResponse, TokenizeResponse
 from phase6_integration.server.settings import ServerSettings
-from phase6_integration.server.texts import LIBRARY
+from phase6_integration.server.texts import HUGE, LIBRARY, LONG
 from tests.phase6_integration.fake_engine import FakeEngine, client, events, says
 from tests.phase6_integration.life import PATIENCE
 
@@ -234,6 +234,44 @@ def test_tokenize_and_detokenize(text: str) -> None:
     assert len(found.token_strs) == found.count
     back = post(engine, "/detokenize", tokens=found.tokens)
     assert DetokenizeResponse.model_validate_json(back.content).prompt == TOKENIZER.decode(found.tokens)
+
+
+@pytest.mark.parametrize("conversation", [False, True])
+def test_huge_texts_take_turns_and_others_do_not_wait(monkeypatch: pytest.MonkeyPatch, conversation: bool) -> None:
+    engine = FakeEngine()
+    assert engine.tokenizer is not None
+    real, loop_thread = engine.tokenizer.encode, threading.get_ident()
+    inside, most, begun, may_go = [0], [0], threading.Semaphore(0), threading.Event()
+
+    def encode(text: str, *rest: Any) -> list[int]:
+        assert threading.get_ident() != loop_thread
+        if len(text) <= HUGE:
+            return real(text, *rest)
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        begun.release()
+        may_go.wait(PATIENCE)
+        inside[0] -= 1
+        return [5]
+
+    async def send() -> None:
+        words = "word " * (HUGE // 5 + 1)
+        huge = {"messages": [{"role": "user", "content": words}]} if conversation else {"prompt": words}
+        async with client(engine, PATIENT) as http, asyncio.TaskGroup() as tasks:
+            sent = [tasks.create_task(http.post("/tokenize", json=huge)) for _ in range(3)]
+            await asyncio.to_thread(begun.acquire, timeout=PATIENCE)
+            behind = await http.post("/tokenize", json={"prompt": "word " * LONG, "return_token_strs": True})
+            assert behind.json()["tokens"] == TOKENIZER.encode("word " * LONG)
+            assert most == [1]
+            may_go.set()
+        assert [one.result().json()["tokens"] for one in sent] == [[5]] * 3
+
+    monkeypatch.setattr(engine.tokenizer, "encode", encode)
+    try:
+        asyncio.run(send())
+    finally:
+        may_go.set()
+    assert most == [1]
 
 
 def test_tokenize_a_conversation() -> None:
