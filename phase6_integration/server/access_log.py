@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from phase6_integration.answers import AnswerState
 
 CLIENT_LEFT = 499  # logged, never sent
+_POLLED = frozenset({"/health", "/metrics"})  # by machines, every few seconds: not worth a line as long as all is well
 _LONGEST_PATH = 200  # characters of it that are written
 
 logger = logging.getLogger("nanoserve.access")
@@ -86,7 +87,8 @@ class AccessLog:
                 **account.fields(),
                 "total": round(time.perf_counter() - start, 6),
             }
-            logger.info("request", extra={"fields": fields})
+            polled = fields["path"] in _POLLED and ended == 200
+            logger.log(logging.DEBUG if polled else logging.INFO, "request", extra={"fields": fields})
 
 
 def _path(scope: Scope) -> str:

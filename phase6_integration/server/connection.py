@@ -3,6 +3,9 @@
 uvicorn reads a request's head without a limit of size or time, and waits for ever for a client to read its response.
 Here a head has so many bytes and seconds, a client that reads nothing is cut off, and even what is refused below the
 application gets an error in the one shape, with a request id.
+
+A client that ends its side of the line has left. It might only have no more to ask and still read; but that looks the
+same as a client that is gone, and to tell them apart one would go on computing what perhaps nobody reads.
 """
 
 import asyncio
@@ -20,6 +23,7 @@ from phase6_integration.server.limits import headers_too_large
 from phase6_integration.server.offers import OfferlessParser
 from phase6_integration.server.request_ids import HEADER, request_id
 from phase6_integration.server.settings import ServerSettings
+from phase6_integration.server.unframed import unframed
 
 logger = logging.getLogger("nanoserve")
 
@@ -79,7 +83,7 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._active = cycle
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, unframed(app, cycle) if cycle.scope["http_version"] == "1.0" else app)
 
     def _tell_lost(self) -> None:
         """uvicorn tells the newest request that its client has left; the one being answered may be an older one."""

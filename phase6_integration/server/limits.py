@@ -1,4 +1,4 @@
-"""What a request may bring: so many headers, a body of JSON, so many bytes, within so many seconds."""
+"""What a request may bring: a host, so many headers, a body of plain JSON, so many bytes, within so many seconds."""
 
 import asyncio
 
@@ -8,11 +8,13 @@ from phase6_integration.server.errors import RequestError
 from phase6_integration.server.settings import ServerSettings
 
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+_CODINGS = frozenset({b"gzip", b"x-gzip", b"deflate", b"compress", b"x-compress", b"br", b"zstd"})
 _CLOSE = {"connection": "close"}
+_PLAIN = {"accept-encoding": "identity"}
 
 
 class HeaderLimits:
-    """At most so many headers of so many bytes together."""
+    """At most so many headers of so many bytes together; one of them, since HTTP/1.1, is the host."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self.app = app
@@ -23,9 +25,13 @@ class HeaderLimits:
             return await self.app(scope, receive, send)
         count = len(scope["headers"])
         size = sum(len(name) + len(value) for name, value in scope["headers"])
-        if count <= self.settings.max_headers and size <= self.settings.max_header_bytes:
-            return await self.app(scope, receive, send)
-        return await headers_too_large(self.settings).response(scope, receive, send)
+        if count > self.settings.max_headers or size > self.settings.max_header_bytes:
+            return await headers_too_large(self.settings).response(scope, receive, send)
+        hosts = sum(name == b"host" for name, _ in scope["headers"])
+        if hosts != 1 and (hosts or scope["http_version"] != "1.0"):
+            error = RequestError(400, f"one Host header is needed, got {hosts}", code="bad_http", headers=_CLOSE)
+            return await error.response(scope, receive, send)
+        return await self.app(scope, receive, send)
 
 
 def headers_too_large(limits: ServerSettings) -> RequestError:
@@ -54,6 +60,12 @@ class BodyLimits:
         if scope["method"] in _WITH_BODY and not _is_json(headers.get(b"content-type", b"")):
             message = "the body must be JSON: send it with `Content-Type: application/json`"
             return await RequestError(415, message, code="unsupported_media_type").response(scope, receive, send)
+        coding = headers.get(b"content-encoding", b"identity").strip().lower()
+        if coding != b"identity":
+            name = coding.decode() if coding in _CODINGS else "in the way that its Content-Encoding says"
+            message = f"the body may not be encoded, got {name}: send it as it is"
+            refusal = RequestError(415, message, code="unsupported_content_encoding", headers=_PLAIN)
+            return await refusal.response(scope, receive, send)
         try:
             body = await self._read(receive, length)
         except RequestError as refusal:

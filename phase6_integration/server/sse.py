@@ -8,7 +8,11 @@ from starlette.types import Message, Send
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 PIECE = 1 << 16  # bytes; more than this is not put into a client's buffer at once
-STREAM_HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
+STREAM_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would gather it
+)
 
 
 class SlowReaderError(Exception):

@@ -15,7 +15,12 @@ class Call:
     def __init__(self, app: FastAPI, path: str, body: Any, headers: dict[str, str] | None = None) -> None:
         self._app = app
         self._body = json.dumps(body).encode()
-        given = {"content-type": "application/json", "content-length": str(len(self._body)), **(headers or {})}
+        given = {
+            "host": "front",
+            "content-type": "application/json",
+            "content-length": str(len(self._body)),
+            **(headers or {}),
+        }
         self._scope = {
             "type": "http",
             "asgi": {"version": "3.0"},

@@ -54,6 +54,8 @@ def call(
     path: str = "/v1/completions",
     *,
     method: str = "POST",
+    version: str = "1.1",
+    hosts: Sequence[bytes] = (b"x",),
     headers: Sequence[tuple[bytes, bytes]] = (),
     pieces: Sequence[bytes] | None = None,
     arrives: bool = True,
@@ -61,7 +63,14 @@ def call(
     **settings: Any,
 ) -> Response:
     """One request through the guard. `pieces` is its body as it arrives; without `arrives` its end never does."""
-    scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "headers": list(headers)}
+    scope = {
+        "type": "http",
+        "http_version": version,
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "headers": [*((b"host", host) for host in hosts), *headers],
+    }
     coming = [
         {"type": "http.request", "body": piece, "more_body": not arrives or i + 1 < len(pieces)}
         for i, piece in enumerate(pieces or ())
@@ -203,13 +212,35 @@ def test_a_key_shows_nowhere(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_headers_are_counted_and_weighed() -> None:
     many = [(b"x-%d" % i, b"") for i in range(4)]
-    assert call(App(), headers=many, max_headers=4).status == 200
-    assert call(App(), headers=many, max_headers=3).status == 431
+    assert call(App(), headers=many, max_headers=5).status == 200
+    assert call(App(), headers=many, max_headers=4).status == 431
     heavy = [(b"name", b"value")]
-    assert call(App(), headers=heavy, max_header_bytes=9).status == 200
-    response = call(App(), headers=heavy, max_header_bytes=8)
+    assert call(App(), headers=heavy, max_header_bytes=14).status == 200
+    response = call(App(), headers=heavy, max_header_bytes=13)
     assert (response.status, response.error["code"]) == (431, "headers_too_large")
     assert response.headers["connection"] == "close"
+
+
+@pytest.mark.parametrize(
+    ("version", "hosts", "status"),
+    [("1.1", 0, 400), ("1.1", 1, 200), ("1.1", 2, 400), ("1.0", 0, 200), ("1.0", 2, 400)],
+)
+def test_a_request_names_its_host_once(version: str, hosts: int, status: int) -> None:
+    app = App()
+    response = call(app, version=version, hosts=[b"x"] * hosts)
+    assert response.status == status
+    assert len(app.seen) == (status == 200)
+    if status == 400:
+        assert (response.error["code"], response.headers["connection"]) == ("bad_http", "close")
+        assert str(hosts) in response.error["message"]
+
+
+def test_head_is_get_to_the_routes_and_head_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    app = App()
+    with caplog.at_level(logging.INFO):
+        assert call(app, "/version", method="HEAD").status == 200
+    assert app.seen[0]["method"] == "GET"
+    assert access_lines(caplog)[0]["method"] == "HEAD"
 
 
 def with_length(body: bytes) -> list[tuple[bytes, bytes]]:
@@ -270,6 +301,22 @@ def test_what_is_not_json_is_415(kind: bytes) -> None:
     assert (response.status, response.error["code"], app.seen) == (415, "unsupported_media_type", [])
 
 
+@pytest.mark.parametrize("coding", [b"gzip", b"GZIP", b"br", b"gzip, br", b"hunter2"])
+def test_an_encoded_body_is_not_read(coding: bytes) -> None:
+    app = App()
+    response = call(app, headers=[(b"content-encoding", coding), *with_length(b"{}")], pieces=[b"{}"])
+    assert (response.status, response.error["code"], app.seen) == (415, "unsupported_content_encoding", [])
+    assert response.headers["accept-encoding"] == "identity"
+    assert "hunter2" not in response.error["message"]
+    if coding == b"gzip":
+        assert "gzip" in response.error["message"]
+
+
+def test_a_body_that_is_said_to_be_as_it_is_is_read() -> None:
+    headers = [(b"content-encoding", b"Identity"), *with_length(b"{}")]
+    assert call(App(), headers=headers, pieces=[b"{}"]).status == 200
+
+
 def test_a_request_without_a_body_needs_no_content_type() -> None:
     assert call(App(), "/health", method="GET").status == 200
     assert call(App(), headers=[(b"content-length", b"0")], pieces=[b""]).status == 200
@@ -307,6 +354,30 @@ def test_a_fault_in_the_middle_of_an_answer_leaves_it_incomplete(caplog: pytest.
     assert (response.status, response.body, sent) == (200, b"half", ["half"])
     assert "mid-stream" in caplog.text
     assert access_lines(caplog)[0]["status"] == 499
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_a_request_that_outlasts_the_server_is_one_line(caplog: pytest.LogCaptureFixture, started: bool) -> None:
+    async def is_cancelled(scope: Any, receive: Any, send: Any) -> None:
+        if started:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise asyncio.CancelledError
+
+    with caplog.at_level(logging.INFO):
+        response = call(App(is_cancelled))
+    assert response.status == (200 if started else 503)
+    (line,) = (record for record in caplog.records if record.name == "nanoserve")
+    assert line.exc_info is None
+    assert "end of the server" in line.message
+
+
+@pytest.mark.parametrize("path", ["/health", "/metrics"])
+def test_what_machines_ask_every_second_is_told_only_when_it_fails(caplog: pytest.LogCaptureFixture, path: str) -> None:
+    with caplog.at_level(logging.DEBUG):
+        call(App(), path, method="GET")
+        call(App(), path, method="GET", max_headers=1, headers=[(b"a", b"b")])
+    levels = [(r.levelname, vars(r)["fields"]["status"]) for r in caplog.records if r.name == "nanoserve.access"]
+    assert levels == [("DEBUG", 200), ("INFO", 431)]
 
 
 def access_lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:

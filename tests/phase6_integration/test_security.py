@@ -273,6 +273,34 @@ def test_two_requests_on_one_line_are_both_answered(plain: str) -> None:
     assert answer.count(b"HTTP/1.1 200 OK") == 2
 
 
+@pytest.mark.parametrize("path", ["/", "/health", "/version", "/v1/models", "/metrics", "/openapi.json"])
+def test_head_is_get_without_the_body(plain: str, path: str) -> None:
+    got = httpx.get(plain + path)
+    asked = httpx.head(plain + path)
+    assert asked.status_code == got.status_code == 200
+    assert (asked.content, asked.headers["content-length"]) == (b"", got.headers["content-length"])
+    assert httpx.head(f"{plain}/v1/completions").status_code == 405
+
+
+@pytest.mark.parametrize("loop", [uvloop.new_event_loop, asyncio.new_event_loop])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_in_http_1_0_has_no_chunks(stream: bool, loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    body = json.dumps({"prompt": "a", "max_tokens": 3, "stream": stream}).encode()
+    with listening(FakeEngine, loop=loop) as url, line(url) as one:
+        one.sendall(request_of(body).replace(b"HTTP/1.1", b"HTTP/1.0").replace(b"host: x\r\n", b""))
+        head, _, content = heard(one).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK")
+    assert b"transfer-encoding" not in head
+    assert b"connection: close" in head
+    assert (b"content-length" in head) != stream
+    if stream:
+        assert content.startswith(b"data: ")
+        assert content.endswith(b"data: [DONE]\n\n")
+        assert all(block.startswith(b"data: ") for block in content.split(b"\n\n")[:-1])
+    else:
+        assert json.loads(content)["usage"]["completion_tokens"] == 3
+
+
 @pytest.mark.parametrize("between", [b"", b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"])
 def test_a_bad_request_is_not_answered_inside_another(between: bytes) -> None:
     """While a response streams, whatever goes wrong with the next request must not be written into it."""

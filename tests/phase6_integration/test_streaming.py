@@ -51,6 +51,7 @@ def test_no_status_is_sent_before_there_is_room(path: str) -> None:
             engine.room.set()
         assert call.status == 200
         assert call.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert call.headers["x-accel-buffering"] == "no"
         assert call.events[-1] == "[DONE]"
 
     run(test)
@@ -198,7 +199,7 @@ def test_a_client_that_does_not_read_is_given_up_on(stream: bool) -> None:
 def test_a_client_that_stops_reading_in_the_middle_is_given_up_on() -> None:
     async def test() -> None:
         engine = FakeEngine()
-        app = create_app(engine, ServerSettings(send_timeout=0.01))
+        app = create_app(engine, ServerSettings(send_timeout=1.0))  # its first sends must succeed
         async with Call(app, PATHS[0], body(PATHS[0], stream=True, max_tokens=1000)) as call:
             await call.until(lambda call: len(call.events) >= 3)
             call.reads.clear()
@@ -216,7 +217,7 @@ def test_a_client_that_does_not_even_read_comments_is_given_up_on() -> None:
     async def test() -> None:
         engine = FakeEngine()
         engine.flow.clear()
-        app = create_app(engine, ServerSettings(send_timeout=0.01, keepalive=0.001))
+        app = create_app(engine, ServerSettings(send_timeout=1.0, keepalive=0.001))
         async with Call(app, PATHS[0], body(PATHS[0], stream=True)) as call:
             await call.until(lambda call: b": keep-alive" in call.content)
             call.reads.clear()
