@@ -74,6 +74,20 @@ def reference(
 # endregion
 
 
+def refuse_misfits(query: Tensor, keys: Tensor, values: Tensor) -> None:
+    """What a kernel would read from the wrong place. All of it can be told without reading anything off the device."""
+    shape, (_, heads, head_dim) = keys.shape, query.shape
+    if heads % shape[1] or head_dim != shape[3] or shape != values.shape:
+        shapes = f"queries {list(query.shape)}, keys {list(shape)}, values {list(values.shape)}"
+        raise ValueError(f"query heads must be a multiple of KV heads and all heads of one size, got {shapes}")
+    if not query.dtype == keys.dtype == values.dtype:
+        raise ValueError(
+            f"queries, keys and values must be of one dtype, got {query.dtype}, {keys.dtype}, {values.dtype}"
+        )
+    if not (keys.is_contiguous() and values.is_contiguous()):
+        raise ValueError("keys and values must be whole layers of a pool, contiguous, since pages are found by number")
+
+
 ATTEND: Ways[Attend] = Ways(
     reference,
     "phase2_prefill_decode.kernels.attention_cpu:attend",

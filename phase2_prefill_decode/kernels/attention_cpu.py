@@ -22,7 +22,7 @@ import torch
 from numba.np.unsafe.ndarray import to_fixed_tuple
 from torch import Tensor
 
-from phase2_prefill_decode.kernels.attention import Ragged
+from phase2_prefill_decode.kernels.attention import Ragged, refuse_misfits
 from phase2_prefill_decode.kernels.decode_cpu import FEW, attend_few, room_for_few
 from phase2_prefill_decode.kernels.numbers_cpu import TAGS, array, compiled, exp2, narrow
 from phase2_prefill_decode.kernels.prefill_cpu import ROWS, attend_many, room_for_many
@@ -37,7 +37,8 @@ FLOAT32, INT32, INT64 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.in
 def attend(
     query: Tensor, keys: Tensor, values: Tensor, ragged: Ragged, scale: float, window: int | None = None
 ) -> Tensor:
-    """Any ragged batch. The pool and the geometry are contiguous, as KVPool and the runner make them."""
+    """Any ragged batch. Its geometry is contiguous, as the runner makes it."""
+    refuse_misfits(query, keys, values)
     query = query.contiguous()
     result = torch.empty_like(query)
     tokens, heads, head_dim = query.shape

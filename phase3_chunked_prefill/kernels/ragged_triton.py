@@ -19,8 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from phase2_prefill_decode.kernels.attention import Ragged
-from phase2_prefill_decode.kernels.attention_triton import refuse_misfits
+from phase2_prefill_decode.kernels.attention import Ragged, refuse_misfits
 from phase2_prefill_decode.kernels.decode_triton import CHUNK, decode
 from phase2_prefill_decode.kernels.prefill_triton import constants, tiling
 from phase2_prefill_decode.kernels.tiles_triton import LEAST, LOG2_E, PRECISION, accumulate, look_up

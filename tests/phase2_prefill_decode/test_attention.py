@@ -131,3 +131,23 @@ def test_on_a_cpu_company_does_not_change_a_bit(way: str, dtype: torch.dtype, wi
         )
         alone = ATTEND.load(way)(queries[number], inputs.keys, inputs.values, ragged, case.scaling, window)
         assert torch.equal(bits(alone), bits(together[number]))
+
+
+@pytest.mark.parametrize("way", every_way()[1:])
+def test_what_does_not_fit_together_is_refused(way: str) -> None:
+    case = decodes(20, 3)
+    inputs = case.inputs(way, torch.float32)
+    attend = ATTEND.load(way)
+    query, keys, values, ragged = inputs.query, inputs.keys, inputs.values, inputs.ragged
+    with pytest.raises(ValueError, match=r"multiple of KV heads .* got queries \[2, 3, 64\], keys \[\d+, 2, 16, 64\]"):
+        attend(query[:, :3], keys, values, ragged, 1.0, None)
+    with pytest.raises(ValueError, match=r"all heads of one size, got queries \[2, 4, 32\]"):
+        attend(query[..., :32], keys, values, ragged, 1.0, None)
+    with pytest.raises(ValueError, match=r"of one dtype, got torch.float16, torch.float32, torch.float32"):
+        attend(query.half(), keys, values, ragged, 1.0, None)
+    with pytest.raises(ValueError, match=r"whole layers of a pool, contiguous"):
+        attend(query, keys.transpose(1, 2).contiguous().transpose(1, 2), values, ragged, 1.0, None)
+    with pytest.raises(ValueError, match=r"whole layers of a pool, contiguous"):
+        attend(query, keys, values.transpose(1, 2).contiguous().transpose(1, 2), ragged, 1.0, None)
+    with pytest.raises(ValueError, match=r"all heads of one size, got .* values \[\d+, 2, 16, 32\]"):
+        attend(query, keys, values[..., :32], ragged, 1.0, None)

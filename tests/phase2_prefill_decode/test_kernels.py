@@ -184,21 +184,6 @@ def test_queries_may_be_a_view(case: Case) -> None:
     close(found, case.oracle(inputs), torch.float32)
 
 
-def test_what_does_not_fit_together_is_refused() -> None:
-    case = decodes(20, 3)
-    inputs = case.inputs("triton", torch.float32)
-    attend = ATTEND.load("triton")
-    query, keys, values, ragged = inputs.query, inputs.keys, inputs.values, inputs.ragged
-    with pytest.raises(ValueError, match=r"multiple of KV heads .* got queries \[2, 3, 64\], keys \[\d+, 2, 16, 64\]"):
-        attend(query[:, :3], keys, values, ragged, 1.0, None)
-    with pytest.raises(ValueError, match=r"all heads of one size, got queries \[2, 4, 32\]"):
-        attend(query[..., :32], keys, values, ragged, 1.0, None)
-    with pytest.raises(ValueError, match=r"of one dtype, got torch.float16, torch.float32, torch.float32"):
-        attend(query.half(), keys, values, ragged, 1.0, None)
-    with pytest.raises(ValueError, match=r"whole layers of a pool, contiguous"):
-        attend(query, keys.transpose(1, 2).contiguous().transpose(1, 2), values, ragged, 1.0, None)
-
-
 @pytest.mark.gpu
 @needs_gpu
 def test_a_captured_decode_follows_lengths_and_pages() -> None:
