@@ -10,6 +10,8 @@ from rich.console import Console
 if TYPE_CHECKING:
     from phase3_chunked_prefill.stall import Outcome, Stage
 
+COLUMNS = 60  # numbers, and a bar that can be read
+
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="python -m phase3_chunked_prefill", description=__doc__)
@@ -54,11 +56,12 @@ def watch(stage: "Stage", chunk: int, seconds: float, console: Console) -> "list
     outcomes = []
     longest = 0.0
     console.print(view.key(coloured))
+    tokens = "token" if stage.scene.prompt == 1 else "tokens"
     for size, head in ((WHOLE, "whole"), (chunk, f"in chunks of at most {chunk}")):
         played = stage.play(size)
         outcomes.append(judge(size, played))
         longest = longest or max(step.seconds for _, step in view.shown(played))
-        console.print(f"\n[bold]A prompt of {stage.scene.prompt:,} tokens arrives, {head}[/bold]")
+        console.print(f"\n[bold]A prompt of {stage.scene.prompt:,} {tokens} arrives, {head}[/bold]")
         console.print(view.HEAD, style="dim")
         for number, step in view.shown(played):
             if console.is_terminal:
@@ -71,6 +74,8 @@ def main(arguments: list[str] | None = None) -> int:
     p = parser()
     options = p.parse_args(arguments)
     console = Console(highlight=False)
+    if console.width < COLUMNS:
+        p.error(f"a terminal must have at least {COLUMNS} columns to draw on, this one has {console.width}")
     try:
         stage = stage_of(options)
     except ValueError as error:

@@ -38,7 +38,7 @@ class Share:
     page_size: int
     decodes: int
     left: int
-    kept: int  # of those left, for short prompts alone
+    kept: int  # of those left, for short prompts alone; below 0 once these have had more
 
     def offer(self, start: int, pending: int) -> int:
         """How many of its `pending` tokens a prompt may compute now, from position `start` on; it may be none."""
@@ -53,7 +53,7 @@ class Share:
         """A prompt with so many tokens pending computes `length` of them."""
         self.left -= length
         if not self.is_long(pending):
-            self.kept = max(self.kept - length, 0)
+            self.kept -= length
 
     def is_long(self, pending: int) -> bool:
         return pending > self.budget.max_chunk_size

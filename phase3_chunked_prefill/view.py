@@ -65,10 +65,11 @@ def summary(outcomes: Sequence[Outcome]) -> RenderableType:
 
 
 def _conclusion(whole: Outcome, cut: Outcome) -> str:
-    shorter = whole.worst_gap_ms / cut.worst_gap_ms
-    longer = cut.total_ms / whole.total_ms - 1
+    shorter, longer = whole.worst_gap_ms / cut.worst_gap_ms, cut.total_ms / whole.total_ms - 1
+    times, share = round(max(shorter, 1 / shorter), 1), round(abs(longer), 2)
+    gap = f"{times:.1f} times {'shorter' if shorter > 1 else 'longer'}" if times > 1 else "as long"
+    total = f"{share:.0%} {'longer' if longer > 0 else 'less'}" if share else "as long"
     return (
         f"Undisturbed, a decode waits {whole.calm_gap_ms:.1f} ms for its next token. In chunks of {cut.chunk} the "
-        f"worst gap is {shorter:.1f} times shorter, and everything takes {abs(longer):.0%} "
-        f"{'longer' if longer > 0 else 'less'}."
+        f"worst gap is {gap}, and everything takes {total}."
     )

@@ -115,6 +115,7 @@ def test_a_long_prompt_leaves_to_short_ones_what_they_can_use_up_to_half() -> No
     long = request("long", 1000)
     assert lengths(chunker.plan([long, request("s", 5)])) == {"long": 59, "s": 5}
     assert lengths(chunker.plan([long, request("s", 60)])) == {"long": 32, "s": 32}
+    assert lengths(chunker.plan([long, request("s", 64)])) == {"long": 32, "s": 32}  # a whole chunk is short
     assert lengths(chunker.plan([long, *(request(f"s{n}", 20) for n in range(3))])) == {"long": 32, "s0": 20, "s1": 12}
     # Short ones at the front take their own part and what long ones leave, not the half that long ones have.
     assert lengths(chunker.plan([request("s", 20), long, request("t", 20)])) == {"s": 20, "long": 32, "t": 12}
@@ -125,6 +126,9 @@ def test_the_half_is_of_what_decodes_leave() -> None:
     decodes = [request(f"d{n}", 3, computed=3) for n in range(24)]
     found = lengths(chunker.plan([*decodes, request("long", 1000), request("s", 50)]))
     assert (found["long"], found["s"], len(found)) == (20, 20, 26)
+    few = Chunker(TokenBudget(4, 8))  # of a single token it is none: whoever comes first has it
+    found = lengths(few.plan([*decodes, request("long", 1000), request("s", 4)]))
+    assert (found["long"], "s" in found, len(found)) == (1, False, 8)
 
 
 def test_decodes_leave_a_floor_to_prompts_and_only_to_them() -> None:

@@ -69,6 +69,31 @@ def test_every_line_fits_its_terminal(width: int, coloured: bool) -> None:
     assert "13.3 times shorter, and everything takes 9% longer" in text
 
 
+@pytest.mark.parametrize(
+    ("worst", "total", "words"),
+    [
+        (4.0, 105.0, "worst gap is 2.5 times shorter, and everything takes 5% longer."),
+        (25.0, 80.0, "worst gap is 2.5 times longer, and everything takes 20% less."),
+        (10.2, 100.4, "worst gap is as long, and everything takes as long."),
+        (9.8, 99.6, "worst gap is as long, and everything takes as long."),
+        (101.0, 1100.0, "worst gap is 10.1 times longer, and everything takes 1000% longer."),
+    ],
+)
+def test_the_conclusion_says_which_way_it_went(worst: float, total: float, words: str) -> None:
+    whole, cut = Outcome(0, 1.0, 10.0, 10.0, 10.0, 10.0, 100.0), Outcome(128, 1.0, worst, worst, worst, 10.0, total)
+    console = Console(file=io.StringIO(), width=300)
+    with console.capture() as captured:
+        console.print(view.summary([whole, cut]))
+    assert captured.get().rstrip().endswith(words)
+
+
+def test_a_terminal_too_narrow_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "59")
+    with pytest.raises(SystemExit, match="2"):
+        main([])
+    assert "at least 60 columns to draw on, this one has 59" in " ".join(capsys.readouterr().err.split())
+
+
 def test_numbers_stand_under_their_names() -> None:
     line = view.line(7, Step(2016, 8, 0.1234, []), 1.0, 80, False).plain
     for name, value in (("step", "+7"), ("prefill", "2016"), ("decode", "8"), ("ms", "123.4")):
