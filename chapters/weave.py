@@ -12,6 +12,7 @@ import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from chapters.course import Course, CourseError
 from chapters.source import find_regions, listing
@@ -135,21 +136,27 @@ def _figures(course: Course, woven: Woven, number: int, line: str) -> str:
     return _MEASURED.sub(figure, line)
 
 
+def _at(value: Any, key: str) -> Any:
+    """What stands at a dotted key, or None. The last name may have dots of its own: figures are named by functions."""
+    if isinstance(value, dict) and key in value:
+        return value[key]
+    first, dot, rest = key.partition(".")
+    if isinstance(value, list) and first.isdecimal() and int(first) < len(value):
+        value = value[int(first)]
+    else:
+        value = value.get(first) if isinstance(value, dict) else None
+    return _at(value, rest) if dot else value
+
+
 def measured(course: Course, file: str, key: str, spec: str) -> str:
     """The figure at the dotted `key` of a result, formatted by `spec`."""
     path = course.results / file
     if not path.is_file():
         raise CourseError(f"there is no result chapters/results/{file}")
     document = json.loads(path.read_text(encoding="utf-8"))
-    for start in (document.get("figures"), document):
-        value = start
-        for part in key.split("."):
-            if isinstance(value, list) and part.isdecimal() and int(part) < len(value):
-                value = value[int(part)]
-            else:
-                value = value.get(part) if isinstance(value, dict) else None
-        if value is not None:
-            break
+    value = _at(document.get("figures"), key)
+    if value is None:
+        value = _at(document, key)
     if not isinstance(value, str | int | float):
         raise CourseError(f"chapters/results/{file} has no number or text at '{key}'")
     try:

@@ -127,7 +127,9 @@ question = "No more than `top`."
 hints = ["`min`"]
 tests = ["tests/phase0_request/test_limits.py"]
 ''',
-    "chapters/results/host.json": json.dumps({"device": "a CPU", "figures": {"steps": {"us": [0.837, 2]}}}),
+    "chapters/results/host.json": json.dumps(
+        {"device": "a CPU", "figures": {"steps": {"us": [0.837, 2]}, "own": {"Seat.plan": 0.5}}}
+    ),
 }
 
 

@@ -68,6 +68,7 @@ def test_a_listing_with_a_fence_inside_gets_a_longer_one(course: Course) -> None
         ("host.json#steps.us.1 d", "2"),
         ("host.json#figures.steps.us.0 .0%", "84%"),
         ("host.json#device s", "a CPU"),
+        ("host.json#own.Seat.plan .2f", "0.50"),
     ],
 )
 def test_figures_are_made_from_results(course: Course, marker: str, value: str) -> None:
