@@ -512,6 +512,7 @@ def test_closing_does_not_wait_for_threads_of_others() -> None:
         async with engine(kv_cache_pages=64):
             loop.set_default_executor(ThreadPoolExecutor(1))
             busy = loop.run_in_executor(None, held.wait)
+        assert not busy.done()
         held.set()
         await busy
 
