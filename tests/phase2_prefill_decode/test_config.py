@@ -185,6 +185,14 @@ def test_qwens_windows_are_where_transformers_puts_them(
         assert ModelConfig.from_dict({"model_type": family, **written}).windows == wanted
 
 
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_qwens_first_layers_have_no_window_where_the_file_does_not_say_which(family: str) -> None:
+    written = BARE | {"num_hidden_layers": 30, "num_key_value_heads": 2, "use_sliding_window": True}
+    theirs = AutoConfig.for_model(family, **written)
+    assert theirs.layer_types == ["full_attention"] * 28 + ["sliding_attention"] * 2
+    assert ModelConfig.from_dict({"model_type": family, **written}).windows == (None,) * 28 + (4096,) * 2
+
+
 def test_all_tokens_that_either_file_names_end_an_answer(tmp_path: Path) -> None:
     saved(tiny_model("llama", eos_token_id=[3, 9]), tmp_path)
     generation = tmp_path / "generation_config.json"

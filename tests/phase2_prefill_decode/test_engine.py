@@ -1,5 +1,6 @@
 """The engine of this phase with the bundled model: what comes out, how it ends, and that nothing stays behind."""
 
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -39,6 +40,21 @@ def test_a_question_is_answered_in_words_and_the_answer_ends_by_itself(model: Mo
 def test_answers_come_in_the_order_of_the_prompts_and_are_those_of_each_alone(model: Model) -> None:
     together_ = [c.output_tokens for c in Engine(model).generate(PROMPTS, GREEDY)]
     assert together_ == [alone(model, prompt, GREEDY) for prompt in PROMPTS]
+
+
+def test_nobodys_answer_depends_on_a_crowd(model: Model) -> None:
+    """Prompts of one token to several hundred, answers of any length, greedy and drawn: each as if it were alone."""
+    draw = random.Random(0)
+    prompts = [[draw.randrange(5, 4000) for _ in range(draw.choice((1, 7, 16, 33, 90, 300)))] for _ in range(24)]
+    params = [
+        SamplingParams(temperature=n % 3 / 2, top_p=0.9, max_tokens=draw.randint(1, 24), seed=n, ignore_eos=True)
+        for n in range(24)
+    ]
+    together_ = [c.output_tokens for c in Engine(model).generate(prompts, params)]
+    assert together_ == [
+        Engine(model).generate([prompt], [one])[0].output_tokens for prompt, one in zip(prompts, params, strict=True)
+    ]
+    assert [len(answer) for answer in together_] == [one.max_tokens for one in params]
 
 
 def test_what_a_request_draws_depends_on_its_seed_and_not_on_its_company(model: Model) -> None:

@@ -29,6 +29,9 @@ def running(cache: PagedCache, number: int, prompt: int, output: int, computed: 
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[Batch, PagedCache]:
     cache = PagedCache(200, draw(st.sampled_from([1, 4, 16])))
+    gone = [running(cache, 100 + number, draw(st.integers(1, 40)), 0, 0) for number in range(draw(st.integers(0, 4)))]
+    for request in draw(st.permutations(gone)):  # so that the pages of those that stay are in no order
+        cache.release(request)
     pieces = []
     for number in range(1, 1 + draw(st.integers(1, 5))):
         prompt, output = draw(st.integers(1, 20)), draw(st.integers(0, 3))
@@ -67,6 +70,18 @@ def test_every_token_has_its_position_and_its_slot_and_every_sequence_its_rows_a
     assert packed.ragged.longest_query == max(piece.length for piece in batch)
     last = list(range(batch.num_tokens)) if packed.last is None else packed.last.tolist()
     assert last == [starts[number + 1] - 1 for number, piece in enumerate(batch.slices) if piece.completes]
+
+
+def test_pages_stay_in_the_order_of_their_table() -> None:
+    cache = PagedCache(6, 4)
+    first, second = (running(cache, number, 8, 0, 0) for number in (1, 2))
+    cache.release(first)
+    cache.release(second)
+    third = running(cache, 3, 24, 0, 0)
+    table = cache.table(third)
+    assert table != sorted(table)
+    packed = pack(Batch((Slice(third, 0, 24),)), cache, CPU)
+    assert packed.ragged.pages.tolist() == [table]
 
 
 def test_a_table_may_be_longer_than_what_a_step_reads_of_it() -> None:

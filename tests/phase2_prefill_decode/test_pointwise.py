@@ -201,6 +201,26 @@ def test_any_tokens_in_any_pool(way: str, case: Case) -> None:
     case.check(way, torch.float32)
 
 
+@pytest.mark.parametrize(
+    ("slots", "positions", "message"),
+    [
+        ([5, 6], [3, -1], "a position is outside of the tables of angles"),
+        ([5, 6], [200, 3], "a position is outside of the tables of angles"),
+        ([-1, 6], [-5, 3], "a position is outside of the tables of angles"),
+        ([5, 80], [3, 4], "a slot is outside of the pool"),
+        ([10**15, 5], [3, 4], "a slot is outside of the pool"),
+    ],
+)
+def test_on_a_cpu_nothing_is_read_or_written_outside(slots: list[int], positions: list[int], message: str) -> None:
+    keys = torch.full((5, 2, 16, 64), torch.nan)
+    angles = torch.zeros(200, 32)
+    with pytest.raises(IndexError, match=message):
+        ROTATE_STORE.load("cpu")(
+            torch.zeros(2, 8 * 64), angles, angles, torch.tensor(positions), torch.tensor(slots), keys, keys, None, EPS
+        )
+    assert keys.isnan().all(), "what was right of it is not written either"
+
+
 @pytest.mark.parametrize(("way", "dtype"), every_way_and_dtype())
 def test_norm_and_rotation_are_those_of_transformers(way: str, dtype: torch.dtype) -> None:
     torch.manual_seed(3)

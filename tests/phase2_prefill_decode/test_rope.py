@@ -81,6 +81,12 @@ def test_yarn(
     assert_same(written if length is None else written | {"original_max_position_embeddings": length}, head_dim)
 
 
+@pytest.mark.parametrize("turns", [1.0, 4.0, 7.5])
+def test_where_both_bounds_of_yarn_are_one_the_line_between_them_is_a_step(turns: float) -> None:
+    written = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 512}
+    assert_same(written | {"beta_fast": turns, "beta_slow": turns, "truncate": False}, 64)
+
+
 def test_the_factor_of_yarn_may_be_what_the_lengths_say() -> None:
     written = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 16.0, "original_max_position_embeddings": 256}
     assert Rope.from_dict(written | {"factor": None}, MAX_LENGTH) == Rope.from_dict(written, MAX_LENGTH)

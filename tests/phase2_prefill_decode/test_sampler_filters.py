@@ -180,6 +180,12 @@ def test_top_p_is_a_share_of_what_the_filters_before_it_left() -> None:
     assert stays(logits, SamplingParams(top_p=0.55, min_p=0.7)).sum() == 1
 
 
+def test_top_p_is_reached_by_a_token_that_makes_it_exactly_whole() -> None:
+    logits = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25]]).log()
+    assert stays(logits, SamplingParams(top_p=0.5)).tolist() == [[True, False, False], [False, True, False]]
+    assert stays(logits, SamplingParams(top_p=0.75)).all()  # of a tie none is parted
+
+
 def test_top_p_keeps_one_token_at_least() -> None:
     logits = torch.zeros(1, 40)
     logits[0, 17] = 0.001
