@@ -7,6 +7,7 @@ from typing import Any
 from phase4_radix.draw import Branch, counted
 
 LOCKED, KEPT, INK, GREY = "#f6d98f", "#cfe0ea", "#112233", "#556677"
+MARGIN = 0.12  # of a page, beside the words
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,14 @@ def picture(axes: Any, branches: Iterable[Branch], describe: Callable[[Branch], 
     from matplotlib.ticker import MaxNLocator
 
     laid = blocks(branches)
+    end = max((block.start + len(block.branch.pages) for block in laid), default=1)
+    axes.set(xlim=(0, end), ylim=(max((block.row + block.rows for block in laid), default=1), 0), yticks=[])
+    axes.set_xlabel("pages from the start of the prompt")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.spines["left"].set_visible(False)
+    axes.grid(visible=False)
+    axes.figure.draw_without_rendering()  # from now on it is known how wide a page is
+    pixels = axes.get_window_extent().width / end
     for block in laid:
         branch, width = block.branch, len(block.branch.pages)
         color = LOCKED if branch.locks else KEPT
@@ -60,11 +69,15 @@ def picture(axes: Any, branches: Iterable[Branch], describe: Callable[[Branch], 
             (describe(branch), middle - 0.06, "bottom", 8.5, INK),
             (amounts, middle + 0.08, "top", 7, GREY),
         ):
-            written = axes.text(block.start + 0.12, y, text, va=side, fontsize=size, color=ink, clip_on=True)
-            written.set_clip_path(area)
-    end = max((block.start + len(block.branch.pages) for block in laid), default=1)
-    axes.set(xlim=(0, end), ylim=(max((block.row + block.rows for block in laid), default=1), 0), yticks=[])
-    axes.set_xlabel("pages from the start of the prompt")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.spines["left"].set_visible(False)
-    axes.grid(visible=False)
+            fit(
+                axes.text(block.start + MARGIN, y, text, va=side, fontsize=size, color=ink),
+                room=(width - 2 * MARGIN) * pixels,
+            )
+
+
+def fit(written: Any, room: float) -> None:
+    """Cut a text on axes to so many pixels; what is cut ends in an ellipsis."""
+    text = written.get_text()
+    while text and (width := written.get_window_extent().width) > room:
+        text = text[: min(len(text) - 1, int(len(text) * room / width))].rstrip()
+        written.set_text(text and f"{text}\u2026")

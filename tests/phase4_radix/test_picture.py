@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from chapters.charts import STYLE
-from phase4_radix.picture import KEPT, LOCKED, Block, blocks, picture
+from phase4_radix.picture import KEPT, LOCKED, Block, blocks, fit, picture
 from phase4_radix.radix_tree import RadixTree
 
 
@@ -46,6 +46,32 @@ def test_an_empty_tree_is_an_empty_picture() -> None:
     axes = Figure().subplots()
     picture(axes, [], str)
     assert list(axes.patches) == []
+
+
+def test_words_end_within_their_block() -> None:
+    tree = RadixTree(1)
+    for number, tokens in enumerate(([*range(10)], [0, *range(11, 16)], [90])):
+        tree.insert(tokens, range(10 * number, 10 * number + len(tokens)))
+    with matplotlib.rc_context(STYLE):
+        axes = Figure(figsize=(6, 2), layout="constrained").subplots()
+        picture(axes, tree.branches(), lambda branch: "many words and all of them long " * len(branch.pages))
+        axes.figure.draw_without_rendering()
+    areas = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
+    texts = [text for text in axes.texts if text.get_text().startswith("m")]
+    assert len(areas) == len(tree) == len(texts) == 4
+    for area, text in zip(areas, texts, strict=True):
+        inside, outside = text.get_window_extent(), area.get_window_extent()
+        assert outside.x0 < inside.x0 < inside.x1 <= outside.x1
+        assert text.get_text().endswith("\u2026")
+        assert inside.width > 0.5 * outside.width  # no more is cut than must be
+
+
+def test_nothing_is_written_where_nothing_has_room() -> None:
+    axes = Figure().subplots()
+    for words, room, left in (("words", 1000, "words"), ("words", 0, ""), ("", 0, ""), ("words", 1e-9, "")):
+        written = axes.text(0, 0, words)
+        fit(written, room)
+        assert written.get_text() == left
 
 
 def test_a_picture_shows_every_node_with_its_words_and_locks() -> None:
