@@ -83,21 +83,37 @@ class Anything(RuleBasedStateMachine):
 
     @rule(burst=st.lists(ARRIVALS, min_size=1, max_size=4))
     def submit(self, burst: list[Arrival]) -> None:
-        engine, queue = self.engine, self.engine.scheduler.admission
-        for beginning, ending, max_tokens, priority, salt, deadlines, ignore_eos in burst:
-            number = len(engine.everyone)
-            prompt = (*beginning, *range(number, number + ending)) or (1,)
-            params = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos)
-            one = Request(f"r{number}", prompt, params, priority, engine.now, salt)
-            if len(prompt) > self.cache.max_tokens:
-                with pytest.raises(ValueError, match="can never be served"):
-                    engine.submit(one)
-            elif len(queue.waiting) == queue.queue_limit:
-                with pytest.raises(QueueFullError):
-                    engine.submit(one)
-            else:
-                engine.submit(one, deadlines=deadlines)
+        for arrival in burst:
+            self.arrive(*arrival)
 
+    def arrive(
+        self,
+        beginning: tuple[int, ...],
+        ending: int,
+        max_tokens: int,
+        priority: int = 0,
+        salt: str = "",
+        deadlines: Deadlines | None = None,
+        ignore_eos: bool = True,
+    ) -> Request | None:
+        """None if it is refused, as it should be."""
+        engine, queue = self.engine, self.engine.scheduler.admission
+        number = len(engine.everyone)
+        prompt = (*beginning, *range(number, number + ending)) or (1,)
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos)
+        one = Request(f"r{number}", prompt, params, priority, engine.now, salt)
+        if len(prompt) > self.cache.max_tokens:
+            with pytest.raises(ValueError, match="can never be served"):
+                engine.submit(one)
+            return None
+        if len(queue.waiting) == queue.queue_limit:
+            with pytest.raises(QueueFullError):
+                engine.submit(one)
+            return None
+        engine.submit(one, deadlines=deadlines)
+        return one
+
+    @precondition(lambda self: self.engine.scheduler.seats)
     @rule(turns=st.integers(1, 6))
     def steps(self, turns: int) -> None:
         for _ in range(turns):
@@ -136,19 +152,47 @@ class Anything(RuleBasedStateMachine):
             with pytest.raises(ValueError, match=r"only a new request can be submitted|is here already"):
                 scheduler.submit(one)
 
-    @precondition(lambda self: self.engine.everyone)
-    @rule(data=st.data())
-    def end_in_flight(self, data: st.DataObject) -> None:
-        """A rule of its own: left to the others to come upon, it happens too seldom to be sure of."""
+    # What follows has rules of its own. Left to the others to come upon, it happens too seldom to be sure of.
+
+    @precondition(lambda self: self.engine.scheduler.seats)
+    @rule(data=st.data(), reason=st.sampled_from([FinishReason.ABORT, FinishReason.ERROR]))
+    def end_in_flight(self, data: st.DataObject, reason: FinishReason) -> None:
         engine, scheduler = self.engine, self.engine.scheduler
         if not engine.in_flight:
             engine.plan()
         if running := [piece.request for batch in engine.in_flight for piece in batch if not piece.request.finished]:
             one = data.draw(st.sampled_from(running))
-            scheduler.abort(one, engine.now)
+            scheduler.finish(one, reason, engine.now, "its text is broken" if reason is FinishReason.ERROR else None)
             assert one.finished
             assert scheduler.residents.landing
             Anything.seen["ended in flight"] += 1
+
+    @rule(turns=st.integers(0, 8), queue=st.booleans())
+    def be_late(self, turns: int, queue: bool) -> None:
+        """One comes that has little time, and time passes while it waits, runs, is in flight or was preempted."""
+        engine = self.engine
+        late = self.arrive((), 5, 30, deadlines=Deadlines(turns + 1 if queue else None, turns + 1))
+        for _ in range(turns):
+            engine.step()
+        engine.now += 1
+        while len(engine.in_flight) > self.ahead:
+            engine.commit()
+        engine.plan()
+        assert late is None or late.finished
+
+    @precondition(lambda self: len(self.engine.scheduler.seats) < 8)
+    @rule()
+    def crowd(self) -> None:
+        """Three come whose prompts leave no room to say much, and one of those who run has to go."""
+        engine, residents, cache = self.engine, self.engine.scheduler.residents, self.cache
+        pages = cache.usage.total - residents.spare // cache.page_size
+        for _ in range(3):
+            self.arrive((), pages // 2 * cache.page_size, 2 * cache.page_size + residents.spare // 2)
+        preemptions = residents.preemptions
+        for _ in range(40):
+            if residents.preemptions > preemptions:
+                break
+            engine.step()
 
     @invariant()
     def holds(self) -> None:
@@ -183,9 +227,9 @@ def test_twenty_thousand_rules_hold(cache_type: type[PagedCache], ahead: int) ->
     Machine.cache_type, Machine.ahead = cache_type, ahead
     Anything.rules_run, Anything.seen = 0, Counter()
     run_state_machine_as_test(
-        Machine, settings=settings(max_examples=110, stateful_step_count=60, derandomize=True, deadline=None)
+        Machine, settings=settings(max_examples=120, stateful_step_count=60, derandomize=True, deadline=None)
     )
     assert Anything.rules_run >= 5_000
     strange = ["preempted", "landing", "full", "ended in flight", "stop", "length", "abort", "error", "timeout"]
-    assert {what: Anything.seen[what] for what in strange if Anything.seen[what] < 10} == {}
-    assert (Anything.seen["leaving"] >= 10) == (ahead == 1)
+    strange += ["leaving"] * ahead
+    assert {what: Anything.seen[what] for what in strange if Anything.seen[what] < 50} == {}
