@@ -1,5 +1,6 @@
 """Request: a list of tokens and a count of how many have been computed. Everything the engine does is catching up."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -71,6 +72,8 @@ class Request:
         if type(self.priority) is not int or abs(self.priority) > MAX_PRIORITY:
             allowed = f"an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}"
             raise ValueError(f"request {self.id}: priority must be {allowed}, got {self.priority!r:.80}")
+        if type(self.arrival) is bool or not isinstance(self.arrival, int | float) or not abs(self.arrival) < math.inf:
+            raise ValueError(f"request {self.id}: arrival must be a finite number of seconds, got {self.arrival!r:.80}")
         if not isinstance(self.cache_salt, str) or len(self.cache_salt) > MAX_SALT:
             given = f"{len(self.cache_salt)} of them" if isinstance(self.cache_salt, str) else repr(self.cache_salt)
             raise ValueError(

@@ -95,6 +95,12 @@ def test_it_advances_from_where_it_left_off_over_known_tokens_only(start: int, l
     assert request.computed == 1
 
 
+@pytest.mark.parametrize("arrival", [float("nan"), float("inf"), float("-inf"), True, None, "now"])
+def test_an_arrival_is_a_time_that_can_be_compared(arrival: object) -> None:
+    with pytest.raises(ValueError, match="request r: arrival must be a finite number of seconds, got"):
+        Request("r", (1,), arrival=arrival)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("priority", ["high", 1.5, float("nan"), True, None, 1 << 40, -(1 << 40)])
 def test_a_priority_is_an_integer_that_can_be_compared(priority: object) -> None:
     with pytest.raises(ValueError, match="priority must be an integer from -2147483648 to 2147483648"):
