@@ -131,7 +131,8 @@ class EngineCore(Generic[P]):
 
     # region step
     def step(self) -> Step | None:
-        """Plan, pack, launch; wait for the oldest step in flight, commit it. None if there was nothing to run.
+        """Plan, pack, launch; wait for the oldest step in flight, commit it. None if none has landed: there was nothing
+        to run, or it is the first that runs ahead.
 
         If the runner raises, what was in flight is planned again by the next step, and the error is the caller's.
         """

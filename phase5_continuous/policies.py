@@ -13,8 +13,12 @@ LEVELS = 8  # of priority either side of 0; what lies beyond counts as the outer
 class Policy(Protocol):
     """A policy gives a request a head start of some seconds over those who came before it.
 
-    None gives more than `bound`. So a request is never passed by one that arrives more than `bound` seconds after it:
-    whoever waits ages, and in the end nobody is before it.
+    None gives more than `bound`. So a request that could start is never passed by one that arrives more than `bound`
+    seconds after it: whoever waits ages, and in the end nobody is before it. Two cannot start yet, and meanwhile anyone
+    may pass them, since it costs them nothing:
+
+    - a long prompt behind others, until those have computed theirs: half of what a step gives to prompts is for them;
+    - who waits for a prefix, until the other has computed what they have in common, or leaves.
     """
 
     @property
@@ -25,7 +29,7 @@ class Policy(Protocol):
         ...
 
     def order(self, first: Sequence[Request], cache: KVCache) -> Sequence[Request]:
-        """The first few of those who wait, by rank: in which order they are admitted now."""
+        """The first few that may enter, by rank: in which order they are admitted now."""
         ...
 
 
@@ -69,7 +73,8 @@ class ByPriority:
 
 @dataclass(frozen=True, slots=True)
 class LongestPrefixFirst:
-    """Prompts whose beginning is cached go first, while it is: one that is all cached is worth so many seconds."""
+    """Prompts whose beginning is cached go first, while it is: one that is all cached is worth so many seconds. It
+    goes before the few that may enter next to it, not before a whole line: that would be to look it up for everyone."""
 
     seconds: float = 30.0
 

@@ -59,7 +59,10 @@ class Scheduler:
         self.deadlines = deadlines or Deadlines()
         self.ahead = ahead
         self.residents = Residents(cache, spare=int(watermark * cache.usage.total) * cache.page_size)
-        self.admission = Admission(policy or FirstComeFirstServed(), self.residents, max_running, queue_limit)
+        max_chunk = self.chunker.budget.max_chunk_size
+        self.admission = Admission(
+            policy or FirstComeFirstServed(), self.residents, max_running, max_chunk, queue_limit
+        )
         self._alarms = Alarms()
         self._seats: dict[str, Seat] = {}  # by request id, everyone of whom anything is left
         self._submitted = 0
@@ -222,16 +225,19 @@ class Scheduler:
             self._leave(seat, self.residents.running)
 
     def void(self) -> None:
-        """What is in flight is lost, because a step raised: forget it, to plan it again. What is committed stands."""
-        lost = {seat.request.id: seat for _, seats in self._in_flight for seat in seats}
+        """What is in flight is lost, because a step raised: forget it, to plan it again. What is committed stands.
+
+        Whoever runs is caught up with what is computed of it, also if its slice is in no step: an interrupt may have
+        come among the slices of a plan or a commit.
+        """
         self._in_flight.clear()
-        for seat in lost.values():
-            seat.in_flight = 0
+        for seat in [*self._seats.values()]:
             if seat.request.finished:
+                seat.in_flight = 0
                 self.residents.land(seat)
                 del self._seats[seat.request.id]
-            else:
-                seat.catch_up(seat.room)
+            elif seat.request.state is RequestState.RUNNING:
+                seat.catch_up(len(self.cache.table(seat.request)) * self.cache.page_size)
         self.residents.let_go()
 
     # A request leaves.

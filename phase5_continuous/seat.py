@@ -32,7 +32,7 @@ class Seat:
     room: int = 0  # tokens it has pages for
     in_flight: int = 0  # slices planned and not committed
     stays: bool = False  # it runs, and is not about to be preempted
-    awaits: "Seat | None" = None  # who computes a page that it wants too
+    awaits: "Seat | None" = None  # who computes pages that it wants too
     awaits_until: int = 0  # how many tokens of the other's prompt that takes
 
     def plan(self, length: int) -> None:

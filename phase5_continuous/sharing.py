@@ -10,8 +10,9 @@ from phase5_continuous.seat import Seat
 class Prefilling:
     """A request whose next page of prompt is being computed for another waits for it: then it is cached.
 
-    It waits for one that runs and moves on in every few steps, page by page, and no longer than they have pages in
-    common. If the other leaves, it stops waiting. With a cache that does not share, nobody waits.
+    It waits for one that runs and moves on in every few steps, until all pages that they have in common are computed.
+    If the other leaves, it stops waiting. With a cache that does not share, nobody waits, and neither does who could
+    not use them, because its prompt is to be scored.
     """
 
     cache: KVCache
@@ -25,11 +26,15 @@ class Prefilling:
 
     def is_coming(self, seat: Seat) -> bool:
         """Whether the first page that a seat lacks is being computed for another."""
-        other = seat.awaits
-        if other is not None and _computes(other, seat.awaits_until):
+        if self.is_known_to_come(seat):
             return True
         seat.awaits = self._computing_for(seat) if self._seats else None
         return seat.awaits is not None
+
+    def is_known_to_come(self, seat: Seat) -> bool:
+        """The same, if it was found before. Nothing is looked up."""
+        other = seat.awaits
+        return other is not None and _computes(other, seat.awaits_until)
 
     def _computing_for(self, seat: Seat) -> Seat | None:
         mine, page = seat.request.prompt_tokens, self.cache.page_size
@@ -42,10 +47,12 @@ class Prefilling:
         if not alike:
             return None
         until = self.cache.cached_tokens(seat.request) + page
-        if until >= len(mine):  # its last token it computes itself
-            return None
+        usable = min(len(mine) - 1, seat.request.settled)  # its last token it computes itself
         for other in alike:
-            if _computes(other, until) and other.request.prompt_tokens[:until] == mine[:until]:
+            theirs = other.request.prompt_tokens
+            if until <= usable and _computes(other, until) and theirs[:until] == mine[:until]:
+                while until + page <= usable and theirs[until : until + page] == mine[until : until + page]:
+                    until += page
                 seat.awaits_until = until
                 return other
         return None

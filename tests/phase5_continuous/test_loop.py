@@ -1,12 +1,16 @@
 """EngineCore over a device that is up to a step behind, and that breaks down now and then."""
 
+import itertools
 import random
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 
 import pytest
 
 from phase0_request import Batch, Request, StepOutput
+from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.core import EngineCore
 from phase5_continuous.invariants import check
@@ -88,3 +92,43 @@ def test_what_was_in_flight_is_run_again_and_said_once(breaks: str, ahead: int) 
     assert behind == ahead
     assert (broken > 3) == (breaks != "never")
     assert cache.usage.referenced == 0
+
+
+def interrupting(line: int) -> Callable[[FrameType, str, object], object]:
+    """Ctrl-C at the n-th line that a plan or a commit runs."""
+    lines = itertools.count()
+    here = [function.__code__ for function in (Scheduler.plan, Scheduler._fill, Scheduler.commit)]
+
+    def trace(frame: FrameType, event: str, argument: object) -> object:
+        if event == "line" and next(lines) == line:
+            raise KeyboardInterrupt
+        return trace if frame.f_code in here else None
+
+    return trace
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_after_an_interrupt_among_the_slices_of_a_step_everyone_goes_on(ahead: int) -> None:
+    for line in range(2000):
+        cache = PrefixCache(20, 4)
+        scheduler = Scheduler(cache, EOS, TokenBudget(8, 16), watermark=0, ahead=ahead)
+        runner = Runner(Device(cache), "never")
+        loop = EngineCore(scheduler, runner)
+        everyone = [request(f"r{n}", 3 + 6 * n, 6) for n in range(4)]
+        for one in everyone:
+            loop.submit(one)
+        sys.settrace(interrupting(line))
+        try:
+            for _ in range(4):
+                loop.step()
+            break
+        except KeyboardInterrupt:
+            runner.device.steps.clear()
+        finally:
+            sys.settrace(None)
+        check(scheduler)
+        for _ in loop.run():
+            check(scheduler)
+        assert [one.output_tokens for one in everyone] == [alone(one, EOS)[0] for one in everyone]
+        assert cache.usage.referenced == 0
+    assert 100 < line < 1999

@@ -161,6 +161,34 @@ def test_a_long_prompt_that_cannot_start_lets_short_ones_pass_and_then_starts() 
     assert first.times.tokens[0] <= one.now <= first.times.tokens[0] + 2
 
 
+@pytest.mark.parametrize(
+    ("alike", "before", "step"),
+    [(False, 8, 0), (False, 9, 0), (False, 30, 0), (True, 8, 0), (True, 9, 0), (True, 30, 2)],
+)
+def test_a_short_prompt_does_not_wait_behind_however_many_that_cannot_start(
+    alike: bool, before: int, step: int
+) -> None:
+    """Behind long ones, or behind those who wait for a prefix: each of these is looked up once, eight at a time."""
+    one = engine(9000, 16, TokenBudget(64, 128), PrefixCache)
+    one.submit(*(request(f"l{n}", [5 + n * (not alike)] * 640, max_tokens=1) for n in range(before)))
+    short = request("short", 10, max_tokens=1)
+    one.submit(short)
+    while not short.finished:
+        one.step()
+    assert short.times.admitted == step
+    assert [r.times.admitted for r in one.everyone.values()].count(None) >= before - 3
+    one.run().check_the_end()
+
+
+def test_a_line_is_searched_so_far_and_no_further() -> None:
+    one = engine(9000, 16, TokenBudget(64, 64))
+    one.submit(*(request(f"l{n}", 70, max_tokens=1) for n in range(256)), request("short", 10, max_tokens=1))
+    one.step()
+    assert one.everyone["short"].state is RequestState.WAITING
+    one.step()
+    assert one.everyone["short"].finished  # the first of the long ones has left the line
+
+
 def test_the_sequence_limit_holds_for_those_who_run() -> None:
     one = engine(max_running=3)
     one.submit(*(request(f"r{n}", 4, max_tokens=3 + n) for n in range(7)))
@@ -184,6 +212,17 @@ def test_those_who_run_have_the_watermark_to_grow_into() -> None:
     two.submit(request("a", 30, max_tokens=2), request("b", 29, max_tokens=2), request("c", 1, max_tokens=2))
     assert names(two.step()) == ["a"]  # a page too many; and c waits behind b though it would fit
     two.run().check_the_end()
+
+
+def test_who_is_alone_but_for_one_that_lands_leaves_the_watermark() -> None:
+    one = engine(pages=20, page_size=4, watermark=0.25, ahead=1)  # 5 pages
+    one.submit(request("ends", 12), request("next", 52))  # 3 pages, 13 pages
+    one.plan()
+    one.scheduler.abort(one.everyone["ends"], one.now)
+    assert not one.plan()
+    one.commit()
+    assert names(one.plan()) == ["next"]
+    one.run().check_the_end()
 
 
 def test_alone_a_request_may_have_the_whole_pool() -> None:
@@ -233,6 +272,14 @@ def test_preemption_finds_its_pages_again_in_a_cache_that_shares() -> None:
         assert one.scheduler.residents.preemptions > 0
         computed[cache] = sum(batch.num_tokens for batch in one.batches)
     assert computed[PagedCache] - computed[PrefixCache] == 5 * 4  # all that was full, but for one page that was evicted
+
+
+def test_one_that_is_alone_is_not_preempted_for_pages_of_its_own() -> None:
+    one = engine(pages=4, page_size=4)
+    one.submit(request("a", 6, max_tokens=50))
+    one.run().check_the_end()
+    assert one.ended["a"] is FinishReason.ERROR
+    assert one.scheduler.residents.preemptions == 0
 
 
 def test_one_that_outgrows_the_whole_pool_ends_with_an_error_and_the_next_is_served() -> None:
@@ -387,6 +434,33 @@ def test_who_waits_for_one_that_leaves_computes_it_itself() -> None:
     assert one.everyone["c"].finish_reason is FinishReason.LENGTH
 
 
+def test_nothing_is_kept_from_a_prompt_for_those_who_wait_for_it() -> None:
+    one = engine(100, 4, TokenBudget(64, 64), PrefixCache)
+    one.submit(request("a", [5] * 64 + [7] * 200, max_tokens=1))
+    one.submit(*(request(name, [5] * 64, max_tokens=1) for name in "bc"))
+    assert lengths(one.step()) == {"a": 32}  # it was not known yet that they would wait
+    assert lengths(one.step()) == {"a": 64}
+    assert lengths(one.step()) == {"a": 32, "b": 4, "c": 4}
+    one.run().check_the_end()
+
+
+def test_prompts_that_are_to_be_scored_do_not_wait_for_pages_that_they_could_not_use() -> None:
+    one = prefix_engine()
+    scored = SamplingParams(max_tokens=1, ignore_eos=True, prompt_logprobs=0)
+    one.submit(*(Request(name, (5,) * 40, scored) for name in "abc"))
+    assert lengths(one.step()) == {"a": 16, "b": 16, "c": 16}
+
+
+def test_who_has_its_first_scores_waits_for_the_pages_of_those() -> None:
+    """Preempted after 16 tokens, it may use their pages, which are being computed for another by now."""
+    one = engine(100, 4, TokenBudget(8, 64), PrefixCache)
+    again = Request("again", (5,) * 40, SamplingParams(max_tokens=1, ignore_eos=True, prompt_logprobs=0))
+    again.score(0, [TokenLogprobs(-1.0, ())] * 16)
+    one.submit(request("first", [5] * 40, max_tokens=1), again)
+    assert [lengths(one.step()) for _ in range(3)] == [{"first": 8}, {"first": 8}, {"first": 8, "again": 8}]
+    assert one.batches[-1].slices[1].start == 16
+
+
 def test_others_pass_who_waits_for_a_prefix() -> None:
     one = prefix_engine()
     one.submit(request("a", [5] * 60), request("b", [5] * 60), request("c", [6] * 10))
@@ -487,9 +561,11 @@ def test_deadlines_end_who_waits_too_long_and_who_takes_too_long() -> None:
 
 
 def test_a_preempted_request_has_met_its_queue_deadline() -> None:
-    one = engine(pages=9, page_size=4, deadlines=Deadlines(queue=3))
+    one = engine(pages=9, page_size=4, deadlines=Deadlines(queue=14))
     preempted(one)
-    assert one.now > 3
+    while one.now <= 14:
+        assert one.everyone["r"].state is RequestState.PREEMPTED
+        one.step()
     one.run().check_the_end()
     assert set(one.ended.values()) == {FinishReason.LENGTH}
 
@@ -540,6 +616,17 @@ def test_a_failed_slice_needs_no_token() -> None:
     batch = scheduler.plan(0)
     (event,) = scheduler.commit(batch, StepOutput([None], failed={0: "broken"}), 1)
     assert event.finish_reason is FinishReason.ERROR
+
+
+@pytest.mark.parametrize("chunk", [64, 16, 5])
+def test_every_full_page_of_a_prompt_is_published_when_it_is_computed(chunk: int) -> None:
+    one = engine(100, 4, TokenBudget(chunk, 64), PrefixCache)
+    one.submit(request("a", [5] * 33))
+    cached = []
+    while not one.everyone["a"].output_tokens:
+        one.step()
+        cached.append(one.scheduler.cache.cached_tokens(request("b", [5] * 33)))
+    assert cached == {64: [32], 16: [16, 32, 32], 5: [4, 8, 12, 16, 20, 24, 28, 32]}[chunk]
 
 
 def test_logprobs_go_with_their_token() -> None:
