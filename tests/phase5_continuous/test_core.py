@@ -168,6 +168,12 @@ class TestSteps:
         assert tokens_by_kind([Slice(one, 0, 1), Slice(back, 2, 1)]) == (1, 1)
         back.preempt()
         assert tokens_by_kind([Slice(back, 0, 3)]) == (3, 0)
+        assert tokens_by_kind([Slice(back, 2, 1)]) == (0, 1)  # its last: it yields the next
+        back.admit(0.0)
+        back.advance(0, 3)
+        back.append(8, 0.0)
+        back.preempt()
+        assert tokens_by_kind([Slice(back, 2, 1)]) == (1, 0)  # cut just after its prompt
 
     def test_with_nobody_there_a_step_is_none(self, small: Model) -> None:
         loop = core(small)
