@@ -15,25 +15,25 @@ Document = dict[str, Any]
 Responses = dict[int | str, dict[str, Any]]
 
 WHY = {
-    400: "A field is wrong, unknown or not supported, or the prompt is too long; `param` names it.",
+    400: "A field is wrong, unknown or unsupported, or the prompt is too long; `param` names it. Or this is not HTTP.",
     401: "A valid key is needed.",
     404: "There is no such model.",
     408: "The body did not arrive, or the request was not answered, in time.",
     413: "The body is too large.",
-    415: "The body is not JSON.",
+    415: "The body is not JSON, or encoded.",
     429: "Too many requests wait.",
     431: "The headers are too many or too large.",
     500: "The server failed; its log says why under the request id.",
-    503: "The engine is loading, draining or dead.",
+    503: "The engine is loading, draining or dead, or the server has ended.",
 }
 HEADERS = {
     401: ("www-authenticate", "Bearer."),
     429: ("retry-after", "Seconds."),
     503: ("retry-after", "Seconds."),
 }
-GUARDED = (431, 500)  # what may be wrong with any request, and is said of every route by itself
-READ = (400, 404, 408, 413, 415)  # what may be wrong with a body
-ASKED = (*READ, 429, 503)  # and with asking the engine
+GUARDED = (400, 431, 500)  # what may be wrong with any request, and is said of every route by itself
+READ = (400, 404, 408, 413, 415, 503)  # what may be wrong with a body
+ASKED = (*READ, 429)  # and with asking the engine
 
 
 def errors(statuses: Iterable[int]) -> Responses:

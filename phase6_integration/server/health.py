@@ -22,7 +22,7 @@ def health_routes(engine: AsyncEngine, settings: ServerSettings) -> APIRouter:
     engine.observers.append(metrics)
     routes = APIRouter(tags=["server"])
 
-    @routes.get("/health", responses=documents.errors((431, 500, 503)))
+    @routes.get("/health", responses=documents.errors((503,)))
     async def health() -> Response:
         """Whether requests are served now."""
         if engine.health is Health.READY:
@@ -32,7 +32,7 @@ def health_routes(engine: AsyncEngine, settings: ServerSettings) -> APIRouter:
         message = f"the engine is {engine.health.value}: {why}"
         return RequestError(503, message, code=engine.health.value, headers=later).response
 
-    @routes.get("/version", responses=documents.errors((431, 500)))
+    @routes.get("/version")
     async def version() -> dict[str, str]:
         """The version of this server."""
         return {"version": VERSION}
@@ -40,14 +40,14 @@ def health_routes(engine: AsyncEngine, settings: ServerSettings) -> APIRouter:
     @routes.get(
         "/metrics",
         response_class=Response,
-        responses={200: {"content": {"text/plain": {}}}, **documents.errors(documents.GUARDED)},
+        responses={200: {"content": {"text/plain": {}}}},
     )
     async def prometheus() -> Response:
         """What Prometheus reads, under the names that dashboards made for vLLM know."""
         content, content_type = metrics.exposition()
         return Response(content, media_type=content_type)
 
-    @routes.get("/stats", responses=documents.errors(documents.GUARDED))
+    @routes.get("/stats")
     async def stats() -> dict[str, Any]:
         """The same for people: now, over the last minute, and the latest percentiles."""
         state = {"model": settings.model_name, "health": engine.health.value, "reason": engine.reason.partition(":")[0]}

@@ -12,7 +12,8 @@ M = TypeVar("M", bound=BaseModel)
 
 
 async def read(model: type[M], request: Request) -> M:
-    """The body as this model. Parsed once, in one pass, without anything in between that could be made huge."""
+    """The body as this model. Parsed once, in one pass, without anything in between that could be made huge. Of a field
+    that is given twice the last counts: the parser has no word for it."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         message = "the body must be JSON: send it with `Content-Type: application/json`"

@@ -19,7 +19,7 @@ from phase6_integration.async_engine import AsyncEngine, Health
 from phase6_integration.server.settings import ServerSettings
 from tests.phase6_integration.fake_engine import FakeEngine, served
 
-HURRIED = ServerSettings(receive_timeout=0.2, send_timeout=0.2)  # for what is to be late, and for nothing else
+HURRIED = ServerSettings(receive_timeout=1.0, send_timeout=0.2)  # for what is to be late, and for nothing else
 NARROW = ServerSettings(max_body_bytes=1000, max_header_bytes=2000)
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 PATIENCE = 60.0  # seconds that a test waits for what must happen
@@ -141,7 +141,7 @@ def test_a_head_behind_another_request_is_counted_too(narrow: str) -> None:
 
 
 def test_line_ends_after_a_request_do_not_keep_the_line() -> None:
-    with listening(FakeEngine, ServerSettings(receive_timeout=0.5)) as url, line(url) as one:
+    with listening(FakeEngine, ServerSettings(receive_timeout=1.0)) as url, line(url) as one:
         one.sendall(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")
         assert b" 200 OK" in one.recv(65536)
         one.sendall(b"\r\n")
