@@ -123,6 +123,7 @@ class AsyncEngine:
                 [sys.executable, "-m", "phase6_integration.engine_process", str(end.fileno()), str(os.getpid())],
                 pass_fds=[end.fileno()],
                 stdin=subprocess.DEVNULL,
+                process_group=0,  # Ctrl-C is for the front; this one could not even ignore it before it has begun
                 env={**os.environ, **environment(self.options.threads or 1), "PYTHONPATH": path},
             )
 

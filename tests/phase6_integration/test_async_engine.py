@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -486,6 +487,17 @@ def test_an_engine_that_loads_has_no_last_words(monkeypatch: pytest.MonkeyPatch)
         await made.close()
         assert made._process is not None
         assert made._process.returncode == -signal.SIGKILL
+
+    run(test())
+
+
+def test_ctrl_c_in_a_terminal_is_not_for_the_engine() -> None:
+    async def test() -> None:
+        made = AsyncEngine(EngineOptions(), factory=f"{FAULTS}:never")
+        await made.start()
+        assert made._process is not None
+        assert os.getpgid(made._process.pid) != os.getpgrp()
+        await made.close()
 
     run(test())
 
