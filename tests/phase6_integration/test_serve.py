@@ -343,7 +343,7 @@ def test_a_second_signal_ends_it_at_once() -> None:
 
 def test_json_logs_are_json_to_the_last_line() -> None:
     with scripted("--log-format", "json") as (one, url):
-        httpx.get(f"{url}/health", headers={"x-request-id": "mine"})
+        httpx.get(f"{url}/version", headers={"x-request-id": "mine"})
         with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as bad:
             bad.sendall(b"GARBAGE\r\n\r\n")
             assert bad.recv(65536)
@@ -352,7 +352,7 @@ def test_json_logs_are_json_to_the_last_line() -> None:
     read = [json.loads(line) for line in one.lines]
     assert all({"time", "level", "message"} <= line.keys() for line in read)
     (line,) = [line for line in read if line.get("id") == "mine"]
-    assert (line["path"], line["status"], line["method"]) == ("/health", 200, "GET")
+    assert (line["path"], line["status"], line["method"]) == ("/version", 200, "GET")
 
 
 def test_a_key_of_the_environment_opens_and_is_never_told() -> None:
