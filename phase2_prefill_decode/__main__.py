@@ -20,8 +20,7 @@ from phase2_prefill_decode.threads import use_threads_for
 
 QUESTION = "What is a KV cache?"
 BAR = 28  # columns for the time from the prompt to the last token, where there is room
-NUMBERS = 50  # columns beside it; without it, and closer together, the numbers need
-CLOSE = 44
+NUMBERS = 50  # columns beside it
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -67,7 +66,6 @@ def picture(request: Request, width: int, ascii_only: bool = False) -> Renderabl
     prefill, decode = times.ttft or 0.0, times.tokens[-1] - times.tokens[0]
     bar = min(BAR, width - NUMBERS) if width >= 60 else 0
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2 if bar else 1, 0, 0))
-    table.width = CLOSE if width < CLOSE else None  # the terminal may break a line; no number is cut
     for name in ("", "steps", "tokens", "time", "a token"):
         table.add_column(name, justify="left" if name == "" else "right", no_wrap=True)
     if bar:
@@ -81,6 +79,7 @@ def picture(request: Request, width: int, ascii_only: bool = False) -> Renderabl
         each = _ms(seconds / tokens) if tokens else ""
         when = [Text(_span(*span, bar, ascii_only), colour)] if bar else []
         table.add_row(name, str(steps), str(tokens), _ms(seconds), each, *when)
+    table.width = Console(width=200).measure(table).maximum  # a terminal may break a line; no number is cut
     return Group(Text(), table, Text(_conclusion(times, prompt), "dim"))
 
 

@@ -87,7 +87,7 @@ def test_no_number_is_cut_however_narrow_the_terminal(width: int) -> None:
         row = next(line for line in lines if line.startswith(name))
         assert " ".join(row.split()[1:7]) == numbers
         assert ("█" in row) == (width >= 60)
-        assert len(row) <= max(width, 44)
+        assert len(row) <= max(width, 40)
 
 
 def test_the_bars_share_the_axis_as_the_phases_share_the_time() -> None:
