@@ -522,17 +522,15 @@ def test_closing_does_not_wait_for_threads_of_others() -> None:
 
     async def test() -> None:
         loop = asyncio.get_running_loop()
-        async with engine(kv_cache_pages=64):
-            loop.set_default_executor(ThreadPoolExecutor(1))
-            busy = loop.run_in_executor(None, held.wait)
-        assert not busy.done()
-        held.set()
-        await busy
+        try:
+            async with engine(kv_cache_pages=64):
+                loop.set_default_executor(ThreadPoolExecutor(1))
+                busy = loop.run_in_executor(None, held.wait)
+            assert not busy.done()
+        finally:
+            held.set()
 
-    try:
-        run(test())
-    finally:
-        held.set()
+    run(test())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the line alone tells an engine that its front has gone")
