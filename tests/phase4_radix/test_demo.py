@@ -156,6 +156,9 @@ def test_a_scene_that_is_printed_says_what_it_did() -> None:
     lines = done.stdout.splitlines()
     assert "the tree stays as it is" not in done.stdout
     assert sum(bool(re.match(r"\d+ nodes? (more|fewer)|\d+ pages? new", line)) for line in lines) == len(SCENES)
+    new = [int(number) for number in re.findall(r"(\d+) pages new", done.stdout)]
+    assert len(new) == len(SCENES)
+    assert new[-1] < new[0]  # its own, not all since the first
     assert sum(line.startswith("\u2588 ") and "found" in line for line in lines) == len(SCENES)  # in one line
 
 

@@ -202,6 +202,8 @@ def test_a_split_that_came_to_nothing_is_undone() -> None:
         tree.unlock(node, used)
         tree.check()
         assert (list(tree.branches()) == before) is not used
+    tree.lock(node)
+    tree.unlock(node, used=False)
     assert len(tree) == 3
     tree.insert(flat(A, B, C), [90, 91, 92])
     assert len(tree) == 2
