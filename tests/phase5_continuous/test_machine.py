@@ -227,7 +227,7 @@ def test_twenty_thousand_rules_hold(cache_type: type[PagedCache], ahead: int) ->
     Machine.cache_type, Machine.ahead = cache_type, ahead
     Anything.rules_run, Anything.seen = 0, Counter()
     run_state_machine_as_test(
-        Machine, settings=settings(max_examples=120, stateful_step_count=60, derandomize=True, deadline=None)
+        Machine, settings=settings(max_examples=130, stateful_step_count=60, derandomize=True, deadline=None)
     )
     assert Anything.rules_run >= 5_000
     strange = ["preempted", "landing", "full", "ended in flight", "stop", "length", "abort", "error", "timeout"]
