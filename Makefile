@@ -40,6 +40,8 @@ $(VENV)/.serve: pyproject.toml $(CONSTRAINTS)
 	@echo "Installing into $(VENV), once; this takes a minute or two."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) --editable .
+	@echo "Compiling the kernels for this machine."
+	@$(BIN)/nanoserve generate --max-tokens 2 "How does a serving engine find the pages of a request?" > /dev/null
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.serve
