@@ -73,8 +73,12 @@ HOST_ONLY = {
         "virtual",
         "demo",
         "view",
+        "report",
+        "goodput",
     ),
     "phase6_integration": (
+        "reply",
+        "watchdog",
         "options",
         "wire",
         "gauges",
