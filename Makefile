@@ -34,7 +34,7 @@ notebooks: $(VENV)/.dev ## execute the notebooks and keep their outputs
 	@$(BIN)/python -m chapters notebooks --execute
 
 clean: ## forget the environment and all caches
-	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis phase*/kernels/__pycache__
 
 $(VENV)/.serve: pyproject.toml $(CONSTRAINTS)
 	@echo "Installing into $(VENV), once; this takes a minute or two."

@@ -42,8 +42,9 @@ def stage_of(options: argparse.Namespace) -> "Stage":
     arrives, pieces = 8, -(-options.prompt // (options.chunk // 16 * 16))
     scene = Scene(options.decodes, answer=1 + arrives + pieces + 8, arrives=arrives, prompt=options.prompt)
     model = load(progress=True)
+    stage = Stage(model, scene)
     use_threads_for(model.config)
-    return Stage(model, scene)
+    return stage
 
 
 def watch(stage: "Stage", chunk: int, seconds: float, console: Console) -> "list[Outcome]":

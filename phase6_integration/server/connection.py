@@ -38,6 +38,8 @@ class Connection(HttpToolsProtocol):
     _stalled: asyncio.TimerHandle | None = None  # ends a client that does not read
     _active: RequestResponseCycle | None = None  # the request that is being answered
     _head = 0  # bytes of a head that is not complete yet; -1: what comes is a body
+    _trailing = 0  # bytes since the last of a body that are none of it: the frames of chunks, and trailers
+    _unread = 0  # bytes that the client had left unread when last looked at
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -59,10 +61,12 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._head >= 0:
             self._head += len(data)
+        else:
+            self._trailing += len(data)
         super().data_received(data)
         if self.transport.is_closing():
             return
-        if self._head > self.settings.max_header_bytes:
+        if max(self._head, self._trailing) > self.settings.max_header_bytes:
             self._refuse(headers_too_large(self.settings))
         elif self._coming is None and not self._busy:
             self._expect()  # line ends between two requests: uvicorn takes them for a request, and waits for its rest
@@ -76,8 +80,16 @@ class Connection(HttpToolsProtocol):
         self._head = -1  # what follows is the body, and whoever reads that counts it
         super().on_headers_complete()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._head >= 0:  # a trailer is for nobody here, and would be added to the head
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        self._trailing = 0
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
-        self._head = 0
+        self._head = self._trailing = 0
         self._settle()
         super().on_message_complete()
 
@@ -134,7 +146,7 @@ class Connection(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stalled = self.loop.call_later(self.settings.send_timeout, self._cut)
+        self._await_reader()
 
     def resume_writing(self) -> None:
         if self._stalled is not None:
@@ -142,9 +154,15 @@ class Connection(HttpToolsProtocol):
             self._stalled = None
         super().resume_writing()
 
+    def _await_reader(self) -> None:
+        self._unread = self.transport.get_write_buffer_size()
+        self._stalled = self.loop.call_later(self.settings.send_timeout, self._cut)
+
     def _cut(self) -> None:
+        if self.transport.get_write_buffer_size() < self._unread:
+            return self._await_reader()  # it reads, if slowly
         logger.info("a client read nothing for %g seconds: it is cut off", self.settings.send_timeout)
-        self._drop()
+        return self._drop()
 
     def _drop(self) -> None:
         """Close and send nothing more: what is left, the kernel would keep for a client that never reads."""

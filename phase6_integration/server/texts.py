@@ -83,9 +83,8 @@ class Texts:
             return tokenizer.chat(plain, add_generation_prompt)
 
         laying_out = Interruptible(lay_out)
+        laid_out = loop.run_in_executor(self._thread(sum(len(one["content"]) for one in plain)), laying_out)
         try:
-            size = sum(len(message["content"]) for message in plain)
-            laid_out = loop.run_in_executor(self._thread(size), laying_out)
             await begun.wait()  # long texts of others may be before it, and that is not its time
             return tuple(await asyncio.wait_for(laid_out, limit))
         except TimeoutError:
@@ -96,3 +95,4 @@ class Texts:
             raise conflict("messages", f"the chat template refused these messages{why}") from None
         finally:
             laying_out.interrupt()
+            laid_out.cancel()

@@ -201,6 +201,42 @@ def test_a_client_that_leaves_a_little_unread_is_cut_off(loop: Callable[[], asyn
             assert watch.poll(PATIENCE * 1000)
 
 
+@pytest.mark.parametrize("tail", [b"a: b\r\n" * 100_000, b"a: " + b"b" * 600_000])
+def test_trailers_without_end_are_refused_too(narrow: str, tail: bytes) -> None:
+    """More than one reading takes in. The line may be reset before the answer is read, since more lies there unread."""
+    told = b""
+    with line(narrow) as one, contextlib.suppress(ConnectionError):
+        one.sendall(POST + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n" + tail)
+        told = heard(one)
+    assert not told or error_in(told)[0] == 431
+
+
+def test_trailers_are_no_headers() -> None:
+    with listening(FakeEngine, ServerSettings(api_keys=("k",))) as url, line(url) as one:
+        one.sendall(POST + b"connection: close\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n")
+        one.sendall(b"authorization: Bearer k\r\n\r\n")
+        assert error_in(heard(one))[0] == 401
+
+
+@pytest.mark.parametrize("loop", [uvloop.new_event_loop, asyncio.new_event_loop])
+def test_a_client_that_reads_slowly_is_served_to_its_end(loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """It takes several times as long as a client may that reads nothing."""
+    settings = ServerSettings(send_timeout=1.0)
+    with listening(FakeEngine, settings, loop=loop, buffer=4096) as url:
+        host, port = url.removeprefix("http://").split(":")
+        with socket.socket() as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            one.connect((host, int(port)))
+            one.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            whole = httpx.get(f"{url}/openapi.json").content
+            begun, answer = time.monotonic(), b""
+            while piece := one.recv(1 + len(whole) // 100):
+                answer += piece
+                while time.monotonic() - begun < 2.5 * min(len(answer) / len(whole), 1):
+                    select.select([], [], [], 0.01)
+            assert answer.endswith(whole)
+
+
 def test_a_client_that_reads_nothing_is_cut_off(hurried: str) -> None:
     """It asks for far more than any buffer holds, on one line, and reads none of it."""
     with line(hurried) as one:
