@@ -77,7 +77,7 @@ def launch(case: Case, inputs: Inputs, kernel: str = "decode", **options: int) -
     return result.cpu()
 
 
-def close(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
+def assert_near(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
     torch.testing.assert_close(found.double(), wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
@@ -86,7 +86,7 @@ def close(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
 def test_any_chunk_gives_the_answer(chunk: int) -> None:
     case = decodes(1, 127, 128, 129, 700, 2300, head_dim=80)
     inputs = case.inputs("triton", HALF)
-    close(launch(case, inputs, chunk=chunk), case.oracle(inputs), HALF)
+    assert_near(launch(case, inputs, chunk=chunk), case.oracle(inputs), HALF)
 
 
 def test_splits_are_joined_whichever_has_the_highest_scores() -> None:
@@ -95,7 +95,7 @@ def test_splits_are_joined_whichever_has_the_highest_scores() -> None:
     inputs = case.inputs("triton", torch.float32)
     scores = (inputs.query.cpu()[1] * inputs.k[1].repeat_interleave(4, 1)).sum(-1)  # [length, heads]
     assert (scores.argmax(0) > 16 * 128).any()
-    close(launch(case, inputs, chunk=128), case.oracle(inputs), torch.float32)
+    assert_near(launch(case, inputs, chunk=128), case.oracle(inputs), torch.float32)
 
 
 @pytest.mark.parametrize("chunk", [0, 64, 192])
@@ -145,7 +145,7 @@ def test_the_decode_kernel_takes_a_few_new_tokens_a_sequence(heads: int, window:
     """The drafts of speculative decoding, the tail of a prompt: more rows of the same tile."""
     case = Case([8, 5, 140, 70, 1000], [8, 1, 5, 0, 3], heads, window=window)
     inputs = case.inputs("triton", torch.float32)
-    close(launch(case, inputs, chunk=128), case.oracle(inputs), torch.float32)
+    assert_near(launch(case, inputs, chunk=128), case.oracle(inputs), torch.float32)
 
 
 @pytest.mark.parametrize("lengths", [[30, 20, 33, 9], [600, 20, 520, 550]], ids=["one_split", "splits"])
@@ -155,7 +155,7 @@ def test_the_decode_kernel_leaves_sequences_with_more_new_tokens_alone(lengths: 
     ragged = replace(inputs.ragged, longest_query=2)
     found, wanted = launch(case, replace(inputs, ragged=ragged)).split(case.new), case.oracle(inputs).split(case.new)
     for number in (0, 2):
-        close(found[number], wanted[number], torch.float32)
+        assert_near(found[number], wanted[number], torch.float32)
     assert (found[1] == 7).all()
     assert (found[3] == 7).all()
 
@@ -166,14 +166,14 @@ def test_a_block_writes_no_row_of_the_next() -> None:
     inputs = case.inputs("triton", torch.float32)
     first_blocks = replace(inputs, ragged=replace(inputs.ragged, longest_query=10))
     found = launch(case, first_blocks, "prefill")
-    close(found[:10], case.oracle(inputs)[:10], torch.float32)
+    assert_near(found[:10], case.oracle(inputs)[:10], torch.float32)
     assert (found[10:] == 7).all()
 
 
 def test_many_heads_may_share_one_key_head() -> None:
     for case in (decodes(40, 17, heads=71, kv_heads=1), prompts(40, heads=71, kv_heads=1)):
         inputs = case.inputs("triton", torch.float32)
-        close(case.run(ATTEND.load("triton"), inputs), case.oracle(inputs), torch.float32)
+        assert_near(case.run(ATTEND.load("triton"), inputs), case.oracle(inputs), torch.float32)
 
 
 @pytest.mark.parametrize("case", [decodes(40, 17), prompts(40, 17)], ids=["decodes", "prompts"])
@@ -181,7 +181,7 @@ def test_queries_may_be_a_view(case: Case) -> None:
     inputs = case.inputs("triton", torch.float32)
     wide = torch.cat((inputs.query, inputs.query), -1)[..., : case.head_dim]
     found = case.run(ATTEND.load("triton"), replace(inputs, query=wide))
-    close(found, case.oracle(inputs), torch.float32)
+    assert_near(found, case.oracle(inputs), torch.float32)
 
 
 @pytest.mark.gpu
@@ -204,4 +204,4 @@ def test_a_captured_decode_follows_lengths_and_pages() -> None:
     ragged.lengths.copy_(later.ragged.lengths)
     pages.copy_(later.ragged.pages)
     graph.replay()
-    close(result.cpu(), long.oracle(later), torch.bfloat16)
+    assert_near(result.cpu(), long.oracle(later), torch.bfloat16)

@@ -18,7 +18,7 @@ EPS = 1e-6
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
-def close(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
+def assert_near(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
     """Within the tolerance of a dtype, and NaN exactly where NaN is wanted."""
     assert found.dtype == dtype
     limits = {"atol": TOLERANCE[dtype], "rtol": TOLERANCE[dtype]}
@@ -45,7 +45,7 @@ def test_the_sum_and_its_norm(way: str, dtype: torch.dtype, width: int, tokens: 
     before = x.clone(), residual.clone()
     found, total = ADD_NORM.load(way)(x, residual, weight, EPS)
     assert torch.equal(total, before[0] + before[1])
-    close(found, normed(total, weight), dtype)
+    assert_near(found, normed(total, weight), dtype)
     assert torch.equal(x, before[0])
     assert torch.equal(residual, before[1])
 
@@ -58,7 +58,7 @@ def test_the_first_norm_has_no_residual_yet(way: str, dtype: torch.dtype, tokens
     x, weight = torch.randn(tokens, 96).to(device, dtype), torch.rand(96).to(device, dtype)
     found, total = ADD_NORM.load(way)(x, None, weight, EPS)
     assert torch.equal(total, x)
-    close(found, normed(x, weight), dtype)
+    assert_near(found, normed(x, weight), dtype)
 
 
 @pytest.mark.parametrize(("way", "dtype"), every_way_and_dtype())
@@ -80,7 +80,7 @@ def test_tiny_and_huge_rows_are_normed_too(way: str) -> None:
     device = place_to_try(way)
     x = torch.tensor([[1e-4] * 64, [0.0] * 64, [1e15] * 64], device=device)
     found, _ = ADD_NORM.load(way)(x, None, torch.ones(64, device=device), EPS)
-    close(found, normed(x, torch.ones(64)), torch.float32)
+    assert_near(found, normed(x, torch.ones(64)), torch.float32)
 
 
 @pytest.mark.parametrize(("way", "dtype"), every_way_and_dtype())
@@ -128,9 +128,9 @@ class Case:
         before = qkv.clone()
         q = ROTATE_STORE.load(way)(qkv, cos, sin, positions, slots, keys, values, norms, EPS)
         assert torch.equal(qkv, before)
-        close(q, self.turned(qkv, 0, self.heads, norms and norms[0], angles), dtype)
+        assert_near(q, self.turned(qkv, 0, self.heads, norms and norms[0], angles), dtype)
         k = self.turned(qkv, self.heads, self.kv_heads, norms and norms[1], angles)
-        close(keys, self.stored(k), dtype)
+        assert_near(keys, self.stored(k), dtype)
         assert torch.equal(bits(values), bits(self.stored(self.part(qkv, -self.kv_heads, self.kv_heads))))
 
     def part(self, qkv: Tensor, first: int, heads: int) -> Tensor:
@@ -240,8 +240,8 @@ def test_norm_and_rotation_are_those_of_transformers(way: str, dtype: torch.dtyp
     qkv = torch.cat((q, k, v), 1).flatten(1)
     slots, weights = torch.arange(6, device=device), (norms[0].weight.data, norms[1].weight.data)
     found = ROTATE_STORE.load(way)(qkv, cos, sin, positions, slots, keys, values, weights, EPS)
-    close(found, q_wanted[0].transpose(0, 1).cpu(), dtype)
-    close(keys[0, :, :6], k_wanted[0].cpu(), dtype)
+    assert_near(found, q_wanted[0].transpose(0, 1).cpu(), dtype)
+    assert_near(keys[0, :, :6], k_wanted[0].cpu(), dtype)
     assert torch.equal(values[0, :, :6], v.transpose(0, 1))
 
 
@@ -255,7 +255,7 @@ def test_the_gate_opens_smoothly(way: str, dtype: torch.dtype, inner: int, token
     torch.manual_seed(tokens)
     gate, up = (torch.randn(2, tokens, inner) * 4).to(dtype)
     found = SWIGLU.load(way)(torch.cat((gate, up), 1).to(place_to_try(way)))
-    close(found, gate.double() / (1 + (-gate.double()).exp()) * up.double(), dtype)
+    assert_near(found, gate.double() / (1 + (-gate.double()).exp()) * up.double(), dtype)
 
 
 @pytest.mark.parametrize("way", every_way())
