@@ -54,7 +54,10 @@ class Connection(HttpToolsProtocol):
         self._settle()
         self.resume_writing()
         self._tell_lost()
+        cast(OfferlessParser, self.parser).close()
         super().connection_lost(exc)
+        self.pipeline.clear()  # nobody waits for those any more
+        self.cycle = None  # type: ignore[assignment]
 
     # The head.
 

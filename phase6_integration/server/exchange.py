@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,8 @@ from phase6_integration.server.shape import Shape
 from phase6_integration.server.sse import DONE, PIECE, STREAM_HEADERS, Line, SlowReaderError, event
 
 logger = logging.getLogger("nanoserve")
+
+_SCRIBE = ThreadPoolExecutor(1, "scribe")  # one: more would not be faster, and each has a heap of its own
 
 
 class Exchange(Response):
@@ -93,8 +96,8 @@ class _Answering:
             for delta in deltas:
                 self._check(delta)
                 self.shape.take(delta)
-        whole = self.shape.whole  # with logprobs it can be a second's work
-        body = await asyncio.to_thread(whole) if self.shape.logprobs else whole()
+        whole = self.shape.whole
+        body = await _aside(whole) if self.shape.logprobs else whole()
         length = str(len(body)).encode()
         await self.line.start(200, [(b"content-type", b"application/json"), (b"content-length", length)])
         await self.line.write(body, more=False)
@@ -189,6 +192,11 @@ class _Answering:
 def unavailable(health: Health) -> RequestError:
     message = f"the engine is {health.value}; try again later"
     return RequestError(503, message, code=health.value, headers={"retry-after": str(RETRY_AFTER.get(health, 30))})
+
+
+async def _aside(whole: Callable[[], bytes]) -> bytes:
+    """What can be a second's work, without holding up the others."""
+    return await asyncio.get_running_loop().run_in_executor(_SCRIBE, whole)
 
 
 async def _watch(receive: Receive, reply: Reply) -> None:

@@ -27,6 +27,10 @@ class OfferlessParser:
         self.get_method, self.get_http_version = parser.get_method, parser.get_http_version
         self.should_keep_alive = parser.should_keep_alive
 
+    def close(self) -> None:
+        """Let go of everything: a parser and whom it calls hold each other, until a collection finds them."""
+        self.__dict__.clear()
+
     def should_upgrade(self) -> bool:
         return False
 

@@ -1,5 +1,6 @@
 """What has happened lately, in bounded memory: rates over the last minute, percentiles over the last few thousand."""
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
 
@@ -40,10 +41,16 @@ class Latencies:
     """The last KEPT values of one latency, in seconds."""
 
     def __init__(self) -> None:
-        self._values: deque[float] = deque(maxlen=KEPT)
+        self._values = array("d")
+        self._oldest = 0  # where the next value goes, once there are KEPT
 
     def extend(self, values: Iterable[float]) -> None:
-        self._values.extend(values)
+        for value in values:
+            if len(self._values) < KEPT:
+                self._values.append(value)
+            else:
+                self._values[self._oldest] = value
+                self._oldest = (self._oldest + 1) % KEPT
 
     def quantiles(self) -> dict[str, float | None]:
         """By name, p50 and so on. None before there was any value."""

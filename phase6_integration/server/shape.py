@@ -110,8 +110,13 @@ class Shape(ABC):
         return b"".join((b"data: ", self._head, b'],"usage":', encode(self.usage), b"}\n\n"))
 
     def whole(self) -> bytes:
-        choices = [self.choice(index, part) for index, part in enumerate(self._parts)]
-        return encode({**self._top(self.object), "choices": choices, "usage": self.usage})
+        """The response. Each choice is let go of once it is written: with logprobs it is many times as large."""
+        choices = []
+        for index, part in enumerate(self._parts):
+            choices.append(encode(self.choice(index, part)))
+            self._parts[index] = Part()
+        head, usage = encode(self._top(self.object))[:-1], encode(self.usage)
+        return b"".join((head, b',"choices":[', b",".join(choices), b'],"usage":', usage, b"}"))
 
     @property
     def usage(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import select
@@ -449,6 +450,32 @@ def test_health_says_what_is_wrong_and_not_where(health: Health) -> None:
 def test_no_page_of_another_site_may_read_an_answer(plain: str) -> None:
     response = httpx.get(f"{plain}/v1/models", headers={"origin": "http://elsewhere"})
     assert not [name for name in response.headers if name.startswith("access-control-")]
+
+
+@pytest.mark.parametrize("loop", [uvloop.new_event_loop, asyncio.new_event_loop])
+def test_nothing_of_a_closed_connection_waits_for_a_collection(loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """What does would be many megabytes under load: a collection of all that is old is rare."""
+    settings = ServerSettings()
+    body = json.dumps({"prompt": [5], "stream": True})
+    asked = POST + b"content-length: %d\r\n\r\n" % len(body) + body.encode()
+    offered = b"GET /health HTTP/1.1\r\nhost: x\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n"
+    with listening(FakeEngine, settings, loop=loop) as url:
+        gc.collect()
+        gc.disable()
+        try:
+            for said in (b"", asked, asked[:-5], asked * 2, b"\0", offered):
+                with line(url) as client:
+                    client.sendall(said)
+                    if said:
+                        client.shutdown(socket.SHUT_WR)
+                        while client.recv(1 << 16):
+                            continue
+            assert httpx.post(f"{url}/v1/completions", json={"prompt": [5], "logprobs": 3, "n": 2}).status_code == 200
+            deadline = time.monotonic() + PATIENCE
+            while left := sum(getattr(type(one), "settings", None) is settings for one in gc.get_objects()):
+                assert time.monotonic() < deadline, f"{left} are left"
+        finally:
+            gc.enable()
 
 
 def test_a_flood_of_bad_requests_leaves_the_server_answering(plain: str) -> None:
