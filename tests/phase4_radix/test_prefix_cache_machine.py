@@ -1,0 +1,217 @@
+"""Requests that come, compute, publish and leave in any order, against what was written to each slot."""
+
+import itertools
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from phase0_request import Request, Slice
+from phase1_kv_pool import OutOfPagesError, Usage
+from phase4_radix.prefix_cache import Counts, PrefixCache
+from tests.phase4_radix.lives import resume
+
+Content = tuple[str, tuple[int, ...]]  # what lies in a slot: whose keys and values, and of which prefix
+
+
+class AgainstTheContentOfSlots(RuleBasedStateMachine):
+    """The pool is pretended: a slot remembers for which salt and prefix it was written. Whatever requests do, each
+    finds in every slot of its table what it would have computed there itself."""
+
+    rules_run = 0
+    seen = Counts()  # over all runs
+    prompts = st.lists(st.integers(0, 1), min_size=1, max_size=9)
+    pick = st.integers(0, 99)
+
+    @initialize(pages=st.integers(3, 10), page_size=st.integers(1, 3))
+    def start(self, pages: int, page_size: int) -> None:
+        self.size, self.all_pages = page_size, range(pages)
+        self.cache = PrefixCache(pages, page_size)
+        self.slots: dict[int, Content] = {}
+        self.running: list[Request] = []
+        self.preempted: list[Request] = []
+        self.made = self.came = 0
+
+    def in_tree(self) -> set[int]:
+        return {page for branch in self.cache.tree.branches() for page in branch.pages}
+
+    def in_tables(self) -> set[int]:
+        return {page for request in self.running for page in self.cache.table(request)}
+
+    def published(self) -> dict[Content, int]:
+        """Every prefix that the tree holds, by what was written where it ends."""
+        pages = self.in_tree()
+        ends = {self.slots[(page + 1) * self.size - 1]: page for page in pages}
+        assert len(ends) == len(pages)  # no prefix twice
+        return ends
+
+    def prefixes(self, request: Request, stop: int) -> list[Content]:
+        tokens = tuple(request.tokens(0, request.total))
+        return [(request.cache_salt, tokens[:end]) for end in range(self.size, stop + 1, self.size)]
+
+    def attach(self, request: Request) -> None:
+        ends = self.published()
+        known = [ends[p] for p in self.prefixes(request, request.total - 1) if p in ends]
+        assert self.cache.cached_tokens(request) == len(known) * self.size
+        resume(self.cache, request)
+        assert list(self.cache.table(request)) == known
+        assert request.computed == len(known) * self.size == self.cache.found(request)
+        self.running.append(request)
+        self.came += 1
+
+    @rule(prompt=prompts, salt=st.sampled_from(["", "", "", "s"]))
+    def submit(self, prompt: list[int], salt: str) -> None:
+        self.made += 1
+        self.attach(Request(f"r{self.made}", tuple(prompt), cache_salt=salt))
+
+    @precondition(lambda self: self.running)
+    @rule(which=pick)
+    def submit_again(self, which: int) -> None:
+        """What another is being asked, and some of what it has answered."""
+        model = self.running[which % len(self.running)]
+        self.submit(model.tokens(0, model.total - which % model.total), model.cache_salt)
+
+    @precondition(lambda self: self.preempted)
+    @rule(which=pick)
+    def resubmit(self, which: int) -> None:
+        self.attach(self.preempted.pop(which % len(self.preempted)))
+
+    @precondition(lambda self: self.running)
+    @rule(lengths=st.lists(st.integers(0, 6), min_size=1, max_size=5), answer=st.integers(0, 1))
+    def one_step(self, lengths: list[int], answer: int) -> None:
+        self.step(lengths, answer)
+
+    def step(self, lengths: list[int], answer: int) -> None:
+        """A step of an engine: everyone computes something, then everyone publishes. Who came last gives way."""
+        batch = list(zip(self.running, itertools.cycle(lengths), strict=False))
+        for request, length in batch:
+            while request in self.running and not self.compute(request, length):
+                self.drop(self.running[-1], preempt=True)
+        for request, length in batch:
+            if length and request in self.running:
+                self.publish(request)
+                if request.computed == request.total:
+                    request.append(answer, 0.0)
+
+    @precondition(lambda self: self.running)
+    @rule(steps=st.integers(2, 6), answer=st.integers(0, 1))
+    def steps(self, steps: int, answer: int) -> None:
+        for _ in range(steps):
+            self.step([2], answer)
+
+    @precondition(lambda self: self.running)
+    @rule(which=pick, length=st.integers(1, 6))
+    def compute_one(self, which: int, length: int) -> None:
+        self.compute(self.running[which % len(self.running)], length)
+
+    @precondition(lambda self: self.running)
+    @rule(which=pick)
+    def publish_one(self, which: int) -> None:
+        self.publish(self.running[which % len(self.running)])
+
+    def compute(self, request: Request, length: int) -> bool:
+        """Growing succeeds exactly if the free pages, and those that only the tree names, are enough."""
+        piece = Slice(request, request.computed, min(length, request.total - request.computed))
+        missing = max(-(-piece.stop // self.size) - len(self.cache.table(request)), 0)
+        free = sum(self.cache.allocator.count(page) == 0 for page in self.all_pages)
+        room = free + len(self.in_tree() - self.in_tables())
+        assert self.cache.can_grow(request, piece.stop) == (missing <= room)
+        before, evictions = self.cache.usage, self.cache.counts.evictions
+        if missing > room:
+            with pytest.raises(OutOfPagesError):
+                self.cache.grow(request, piece.stop)
+            assert self.cache.usage == before
+            return False
+        self.cache.grow(request, piece.stop)
+        assert self.cache.counts.evictions - evictions == max(missing - free, 0)
+        if not piece.length:
+            return True
+        others = {page for one in self.running if one is not request for page in self.cache.table(one)}
+        tokens = tuple(request.tokens(0, piece.stop))
+        for position, slot in zip(range(piece.start, piece.stop), self.cache.slots(piece), strict=True):
+            assert slot // self.size not in self.in_tree() | others
+            self.slots[slot] = request.cache_salt, tokens[: position + 1]
+        request.advance(piece.start, piece.length)
+        return True
+
+    def publish(self, request: Request) -> None:
+        """The tree holds then what it held and every full page that the request has computed, and no prefix twice. The
+        table names the tree's pages, and behind them what it named before."""
+        before, table = self.published(), list(self.cache.table(request))
+        full = self.prefixes(request, request.computed)
+        self.cache.publish(request)
+        after = self.published()
+        assert after == dict(zip(full, table, strict=False)) | before
+        assert list(self.cache.table(request)) == [after[prefix] for prefix in full] + table[len(full) :]
+
+    @precondition(lambda self: self.running)
+    @rule(which=pick, preempt=st.booleans())
+    def leave(self, which: int, preempt: bool) -> None:
+        self.drop(self.running[which % len(self.running)], preempt)
+
+    def drop(self, request: Request, preempt: bool) -> None:
+        self.running.remove(request)
+        if preempt:
+            request.preempt()
+            self.preempted.append(request)
+        else:
+            request.abort(0.0)
+        before = self.in_tree()
+        self.cache.release(request)
+        assert self.in_tree() == before  # release keeps pages cached
+
+    @precondition(lambda self: len(self.running) > 1 and self.cache.usage.cached)
+    @rule()
+    def reset(self) -> None:
+        unused = self.in_tree() - self.in_tables()
+        assert self.cache.reset() == len(unused)
+        assert self.in_tree() <= self.in_tables()
+
+    def teardown(self) -> None:
+        if hasattr(self, "cache"):
+            for name in Counts.__slots__:
+                setattr(self.seen, name, getattr(self.seen, name) + getattr(self.cache.counts, name))
+
+    @invariant()
+    def agrees(self) -> None:
+        AgainstTheContentOfSlots.rules_run += 1
+        if not hasattr(self, "cache"):
+            return
+        self.cache.check()
+        assert len(self.cache.tree) <= 2 * self.came  # where one parts from the others, and where it ends
+        cached, referenced = self.in_tree() - self.in_tables(), self.in_tables()
+        free = {page for page in self.all_pages if self.cache.allocator.count(page) == 0}
+        assert not free & (self.in_tree() | referenced)
+        assert len(free) + len(cached) + len(referenced) == len(self.all_pages)
+        assert self.cache.usage == Usage(len(self.all_pages), len(free), len(referenced), len(cached))
+        for page in self.all_pages:
+            tables = sum(page in self.cache.table(request) for request in self.running)
+            assert self.cache.allocator.count(page) == tables + (page in self.in_tree())
+        for page in free:  # whoever reads it from now on reads nothing
+            for slot in range(page * self.size, (page + 1) * self.size):
+                self.slots.pop(slot, None)
+        for request in self.running:
+            table, tokens = self.cache.table(request), tuple(request.tokens(0, request.total))
+            for position in range(request.computed):
+                slot = table[position // self.size] * self.size + position % self.size
+                assert self.slots[slot] == (request.cache_salt, tokens[: position + 1])
+
+
+def test_at_least_ten_thousand_rules_hold() -> None:
+    """The promise is counted, not assumed: every rule is followed by every invariant. And what the cache is for came to
+    pass: tokens found, pages computed twice, pages evicted."""
+    AgainstTheContentOfSlots.rules_run, AgainstTheContentOfSlots.seen = 0, Counts()
+    run_state_machine_as_test(
+        AgainstTheContentOfSlots, settings=settings(max_examples=300, stateful_step_count=60, derandomize=True)
+    )
+    assert AgainstTheContentOfSlots.rules_run >= 10_000
+    seen = AgainstTheContentOfSlots.seen
+    assert min(seen.hit_tokens, seen.duplicates, seen.evictions) >= 500

@@ -1,0 +1,199 @@
+"""The pages of a cache: growing, evicting and leaving, what is counted, and what a check finds."""
+
+from collections.abc import Callable
+
+import pytest
+
+from phase0_request import Request, Slice
+from phase1_kv_pool import KVCache, OutOfPagesError, PagedCache, PageError, Usage
+from phase4_radix.prefix_cache import PrefixCache
+from tests.phase4_radix.lives import SIZE, come, compute, leave
+
+# Growing and evicting.
+
+
+def test_a_page_is_added_when_an_answer_outgrows_the_last(cache: PrefixCache) -> None:
+    a = come(cache, "a", range(3))
+    lengths = []
+    for token in range(10):
+        compute(cache, a)
+        a.append(token, 0.0)
+        lengths.append(len(cache.table(a)))
+    assert lengths == [1, 1, 2, 2, 2, 2, 3, 3, 3, 3]
+
+
+def test_what_outgrows_the_pool_is_told_so(cache: PrefixCache) -> None:
+    assert cache.max_tokens == 48
+    a = come(cache, "a", range(60))
+    assert cache.can_grow(a, 48)
+    assert not cache.can_grow(a, 49)
+    with pytest.raises(OutOfPagesError, match="13 pages wanted, 12 free"):
+        cache.grow(a, 49)
+    cache.grow(a, 48)
+    cache.check()
+
+
+def test_what_a_request_reads_is_never_evicted(cache: PrefixCache) -> None:
+    a = come(cache, "a", range(16))
+    compute(cache, a)
+    leave(cache, a)
+    b = come(cache, "b", [*range(8), 50])
+    pages = list(cache.table(b))
+    c = come(cache, "c", range(100, 104))
+    assert cache.can_grow(c, 10 * SIZE)
+    assert not cache.can_grow(c, 10 * SIZE + 1)
+    with pytest.raises(OutOfPagesError, match="11 pages wanted, 10 free"):
+        cache.grow(c, 10 * SIZE + 1)
+    assert cache.counts.evictions == 0  # what cannot succeed forgets nothing
+    cache.grow(c, 10 * SIZE)
+    assert cache.counts.evictions == 2
+    assert list(cache.table(b)) == pages
+    assert not set(pages) & set(cache.table(c))
+    assert cache.cached_tokens(Request("probe", tuple(range(16)))) == 8
+    cache.check()
+
+
+def test_growing_forgets_no_more_than_it_must(cache: PrefixCache) -> None:
+    compute(cache, a := come(cache, "a", range(40)))
+    leave(cache, a)
+    b = come(cache, "b", range(50, 60))
+    for tokens, evictions in ((8, 0), (9, 1), (12, 1), (17, 3)):
+        cache.grow(b, tokens)
+        assert cache.counts.evictions == evictions
+    assert cache.usage == Usage(total=12, free=0, referenced=5, cached=7)
+
+
+@pytest.mark.parametrize("kind", [PagedCache, PrefixCache])
+def test_a_scheduler_cannot_tell_which_it_has(kind: type[PagedCache]) -> None:
+    """Requests with nothing in common get the same slots from both."""
+    cache: KVCache = kind(8, SIZE)
+    first, second = come(cache, "a", range(6)), come(cache, "b", range(10, 15))
+    slots = [compute(cache, first, 3), compute(cache, second), compute(cache, first)]
+    assert slots == [[0, 1, 2], [4, 5, 6, 7, 8], [3, 12, 13]]
+    cache.check()
+
+
+# Leaving.
+
+
+def test_leaving_at_any_moment_leaks_no_page(cache: PrefixCache) -> None:
+    for computed in range(11):
+        request = come(cache, f"r{computed}", range(computed * 100, computed * 100 + 10))
+        if computed:
+            compute(cache, request, computed)
+        cache.grow(request, 10)
+        request.abort(0.0)
+        cache.release(request)
+        cache.check()
+        assert cache.usage.referenced == 0
+    cache.reset()
+    assert cache.usage.free == 12
+
+
+def test_who_never_got_room_leaves_no_trace(cache: PrefixCache) -> None:
+    """No node, and no use: who was only tried makes nothing younger."""
+    for name, first in (("a", 0), ("b", 100)):
+        request = come(cache, name, range(first, first + 20))
+        compute(cache, request)
+        leave(cache, request)
+    before = list(cache.tree.branches())
+    for length in range(1, 21):
+        tried = Request("tried", tuple(range(length)))
+        cache.attach(tried)
+        cache.release(tried)
+        cache.check()
+        assert list(cache.tree.branches()) == before
+    cache.grow(come(cache, "c", [200]), 7 * SIZE)
+    assert cache.cached_tokens(Request("probe", tuple(range(20)))) == 0  # a's went first, as it had come first
+    assert cache.cached_tokens(Request("probe", tuple(range(100, 120)))) == 16
+
+
+def test_a_reset_frees_what_nobody_uses(cache: PrefixCache) -> None:
+    compute(cache, a := come(cache, "a", range(10)))
+    compute(cache, b := come(cache, "b", [*range(4), *range(50, 60)]))
+    leave(cache, a)
+    assert cache.usage == Usage(total=12, free=7, referenced=4, cached=1)
+    assert cache.reset() == 1
+    assert cache.usage == Usage(total=12, free=8, referenced=4, cached=0)
+    assert cache.counts.evictions == 0
+    cache.check()
+    leave(cache, b)
+    assert cache.reset() == 3
+    assert cache.usage == Usage(total=12, free=12, referenced=0, cached=0)
+
+
+# What is counted, and what is wrong.
+
+
+def test_the_counts_say_what_came_of_it(cache: PrefixCache) -> None:
+    assert cache.counts.hit_rate == 0.0
+    a = come(cache, "a", range(10))
+    compute(cache, a)
+    b = come(cache, "b", range(20))
+    compute(cache, b, 6)
+    compute(cache, b)
+    assert (cache.found(a), cache.found(b)) == (0, 8)
+    counts = cache.counts
+    assert (counts.queries, counts.query_tokens, counts.hit_tokens) == (2, 30, 8)
+    assert counts.hit_rate == 8 / 30
+    tried = Request("tried", tuple(range(10)))
+    for _ in range(3):  # a scheduler tries, has no room, and puts it back
+        cache.attach(tried)
+        cache.release(tried)
+    assert counts.queries == 2
+
+
+def test_a_request_without_a_table_has_nothing(cache: PrefixCache) -> None:
+    a = Request("a", (1, 2))
+    for act in (
+        lambda: cache.grow(a, 1),
+        lambda: cache.can_grow(a, 1),
+        lambda: cache.slots(Slice(a, 0, 1)),
+        lambda: cache.table(a),
+        lambda: cache.publish(a),
+        lambda: cache.found(a),
+        lambda: cache.release(a),
+    ):
+        with pytest.raises(PageError, match="request a has no page table"):
+            act()
+    cache.attach(a)
+    with pytest.raises(PageError, match="request a has a page table already"):
+        cache.attach(a)
+    cache.release(a)
+    assert cache.usage.free == 12
+
+
+def test_computed_tokens_without_pages_are_a_fault(cache: PrefixCache) -> None:
+    a = come(cache, "a", range(10))
+    cache.grow(a, 4)
+    a.advance(0, 8)
+    with pytest.raises(PageError, match="request a has computed 8 tokens, with 1 pages"):
+        cache.publish(a)
+
+
+@pytest.mark.parametrize(
+    ("breakage", "message"),
+    [
+        (lambda c: c.allocator.share([0]), "page 0 is named 3 times and has 4 users"),
+        (lambda c: c._tables["b"].reverse(), "has locked other pages|named twice"),
+        (lambda c: c.tree.lock(c._held["a"].node), "requests hold it"),
+        (lambda c: c.tree.unlock(c._held["b"].node), "requests hold it"),
+        (lambda c: setattr(c._held["b"], "published", 1), "named twice"),
+    ],
+)
+def test_check_finds_what_is_wrong(cache: PrefixCache, breakage: Callable[[PrefixCache], object], message: str) -> None:
+    compute(cache, come(cache, "a", range(14)))
+    compute(cache, come(cache, "b", [*range(8), 60, 61, 62, 63, 64]))
+    cache.check()
+    breakage(cache)
+    with pytest.raises(PageError, match=message):
+        cache.check()
+
+
+def test_a_page_in_two_tables_that_nobody_published_is_found(cache: PrefixCache) -> None:
+    a, b = come(cache, "a", range(3)), come(cache, "b", range(3))
+    cache.grow(a, 3)
+    cache._tables["b"] += cache.table(a)
+    cache.allocator.share(cache.table(b))
+    with pytest.raises(PageError, match="not published is named twice"):
+        cache.check()

@@ -1,0 +1,16 @@
+"""Pages of two tokens, what they make together, and what a tree looks like."""
+
+from collections.abc import Sequence
+
+from phase4_radix.radix_tree import RadixTree
+
+A, B, C, D = (1, 2), (3, 4), (5, 6), (7, 8)
+
+
+def flat(*pages: Sequence[int]) -> list[int]:
+    return [token for page in pages for token in page]
+
+
+def shape(tree: RadixTree) -> list[tuple[int, list[int], list[int], int]]:
+    """Depth, tokens, pages and locks of every node."""
+    return [(b.depth, b.tokens, b.pages, b.locks) for b in tree.branches()]

@@ -1,0 +1,199 @@
+"""Pages: who enters, who is preempted for want of them, and who ends because there are too few for anyone."""
+
+import pytest
+
+from phase0_request import FinishReason, RequestState
+from phase1_kv_pool import PagedCache
+from phase3_chunked_prefill.budget import TokenBudget
+from phase4_radix.prefix_cache import PrefixCache
+from phase5_continuous.policies import ByPriority
+from tests.phase5_continuous.moments import engine, leaving, names
+from tests.phase5_continuous.support import request
+
+# Who enters.
+
+
+def test_those_who_run_have_the_watermark_to_grow_into() -> None:
+    one = engine(pages=20, watermark=0.25)  # 5 pages
+    one.submit(request("a", 30, max_tokens=2), request("b", 28, max_tokens=2), request("c", 1, max_tokens=2))
+    assert names(one.step()) == ["a", "b"]  # 8 + 7 pages, 5 to spare
+    one.run().check_the_end()
+    two = engine(pages=20, watermark=0.25)
+    two.submit(request("a", 30, max_tokens=2), request("b", 29, max_tokens=2), request("c", 1, max_tokens=2))
+    assert names(two.step()) == ["a"]  # a page too many; and c waits behind b though it would fit
+    two.run().check_the_end()
+
+
+def test_who_is_alone_but_for_one_that_lands_leaves_the_watermark() -> None:
+    one = engine(pages=20, watermark=0.25, ahead=1)  # 5 pages
+    one.submit(request("ends", 12))  # 3 pages
+    one.plan()
+    one.scheduler.abort(one.everyone["ends"], one.now)
+    one.submit(request("next", 52))  # 13 pages
+    assert not one.plan()
+    one.commit()
+    assert names(one.plan()) == ["next"]
+    one.run().check_the_end()
+
+
+def test_alone_a_request_may_have_the_whole_pool() -> None:
+    one = engine(pages=5, watermark=0.9)
+    one.submit(request("a", 17, max_tokens=4), request("b", 17, max_tokens=4))
+    while one.scheduler.seats:
+        assert len(one.step()) == 1
+    one.check_the_end()
+    assert set(one.ended.values()) == {FinishReason.LENGTH}
+
+
+def test_when_the_one_that_did_not_fit_leaves_those_behind_it_enter() -> None:
+    one = engine(pages=10)
+    one.submit(request("runs", 4, max_tokens=36), request("large", 39), request("small", 4))
+    one.step()
+    assert names(one.step()) == ["runs"]
+    one.scheduler.abort(one.everyone["large"], one.now)
+    assert names(one.step()) == ["runs", "small"]
+    one.run().check_the_end()
+
+
+def test_who_found_too_few_pages_enters_when_some_are_released_and_others_still_run() -> None:
+    one = engine(pages=10)
+    one.submit(
+        request("long", 16, max_tokens=8), request("short", 16, max_tokens=3), request("waits", 12, max_tokens=3)
+    )
+    while one.everyone["waits"].state is RequestState.WAITING:
+        one.step()
+    assert one.everyone["short"].finished
+    assert not one.everyone["long"].finished
+    one.run().check_the_end()
+
+
+def test_when_nobody_runs_the_next_is_tried_whoever_failed_before() -> None:
+    one = engine()
+    one.submit(request("a"))
+    one.scheduler.residents.full = True
+    one.run().check_the_end()
+    assert one.ended["a"] is FinishReason.LENGTH
+
+
+def test_one_that_may_go_before_the_one_that_did_not_fit_is_tried() -> None:
+    one = engine(pages=10, policy=ByPriority(10))
+    one.submit(request("runs", 16, max_tokens=20), request("large", 32))
+    one.step()
+    assert one.scheduler.residents.full
+    one.submit(request("urgent", 4, priority=-1))
+    assert names(one.step()) == ["runs", "urgent"]
+    one.run().check_the_end()
+
+
+# Who is preempted.
+
+
+def test_the_last_in_rank_is_preempted_and_comes_back_first() -> None:
+    one = engine(pages=9)
+    one.submit(*(request(name, 8, max_tokens=20) for name in "abc"))
+    while not one.scheduler.residents.preempted:
+        one.step()
+    one.submit(request("d", 1))
+    c = one.everyone["c"]
+    said = len(c.output_tokens)
+    assert (c.state, c.computed, said) == (RequestState.PREEMPTED, 0, 5)
+    while c.state is RequestState.PREEMPTED:
+        one.step()
+    (again,) = (piece for piece in one.batches[-1] if piece.request is c)
+    assert (again.start, again.length) == (0, 8 + said)  # computed anew, and nothing said twice
+    one.run().check_the_end()
+
+
+def test_the_first_is_never_preempted_and_nobody_for_ever() -> None:
+    """Six that would fill the pool alone, all at once. Each preemption is paid for by progress of one before."""
+    one = engine(pages=10, max_running=6)
+    one.submit(*(request(f"r{n}", 5, max_tokens=34) for n in range(6)))
+    while one.scheduler.seats:
+        first = min((seat for seat in one.scheduler.seats if not seat.request.finished), key=lambda seat: seat.key)
+        one.step()
+        assert first.request.state in (RequestState.RUNNING, RequestState.FINISHED)
+        assert one.now < 400
+    assert one.scheduler.residents.preemptions > 5
+    one.check_the_end()
+
+
+def test_preemption_finds_its_pages_again_in_a_cache_that_shares() -> None:
+    computed = {}
+    for cache in (PagedCache, PrefixCache):
+        one = engine(pages=12, cache=cache)
+        one.submit(request("a", 16, max_tokens=12), request("b", 16, max_tokens=20))
+        one.run().check_the_end()
+        assert one.scheduler.residents.preemptions > 0
+        computed[cache] = sum(batch.num_tokens for batch in one.batches)
+    assert computed[PagedCache] - computed[PrefixCache] == 5 * 4  # all that was full, but for one page that was evicted
+
+
+def test_one_that_is_alone_is_not_preempted_for_pages_of_its_own() -> None:
+    one = engine(pages=4)
+    one.submit(request("a", 6, max_tokens=50))
+    one.run().check_the_end()
+    assert one.ended["a"] is FinishReason.ERROR
+    assert one.scheduler.residents.preemptions == 0
+
+
+def test_nobody_is_preempted_for_pages_that_are_about_to_land() -> None:
+    """`ends` has its last token one step late; its pages come with the next commit, and `grows` waits that long."""
+    one = engine(pages=6, ahead=1)
+    one.submit(*(request(name, 7, max_tokens=6) for name in ("grows", "ends", "other")))
+    while one.everyone["grows"].total < 8 or not one.in_flight:
+        one.step()
+    one.scheduler.abort(one.everyone["ends"], one.now)
+    assert (one.scheduler.residents.landing, one.scheduler.cache.usage.free) == (1, 0)
+    one.run().check_the_end()
+    assert one.scheduler.residents.preemptions == 0
+
+
+def test_one_with_tokens_in_flight_is_preempted_when_they_have_landed_and_none_is_lost() -> None:
+    one = engine(pages=9, ahead=1)
+    seat = leaving(one)
+    said = len(seat.request.output_tokens)
+    assert (seat.request.state, seat.in_flight) == (RequestState.RUNNING, 1)
+    while one.in_flight:
+        one.commit()
+    assert (seat.request.state, len(seat.request.output_tokens)) == (RequestState.PREEMPTED, said + 1)
+    one.run().check_the_end()
+
+
+def test_one_that_was_about_to_be_preempted_is_when_what_is_in_flight_is_lost() -> None:
+    one = engine(pages=9, ahead=1)
+    seat = leaving(one)
+    one.void()
+    assert seat.request.state is RequestState.PREEMPTED
+    one.run().check_the_end()
+    assert set(one.ended.values()) == {FinishReason.LENGTH}
+
+
+# What the whole pool is too small for.
+
+
+def test_one_that_outgrows_the_whole_pool_ends_with_an_error_and_the_next_is_served() -> None:
+    one = engine(pages=4)
+    one.submit(request("a", 6, max_tokens=50), request("b", 6, max_tokens=5))
+    one.run().check_the_end()
+    a = one.everyone["a"]
+    assert (a.finish_reason, len(a.output_tokens)) == (FinishReason.ERROR, 11)  # 16 slots, and a token more is known
+    assert a.error == "out of memory: it needs 17 tokens, and the whole cache has room for 16"
+    assert one.ended["b"] is FinishReason.LENGTH
+
+
+def test_nobody_ends_for_want_of_memory_because_it_was_not_its_turn() -> None:
+    """A step has room for one decode beside a prompt. It is the turn of `b`, which is the last in rank and finds no
+    page: it goes, and the step is empty. That is no reason to end `a`."""
+    one = engine(pages=4, budget=TokenBudget(2, 2))
+    one.submit(request("a", 2, max_tokens=9), request("b", 2, max_tokens=9), request("c", 4, max_tokens=4))
+    one.run().check_the_end()
+    assert one.scheduler.residents.preemptions > 0
+    assert set(one.ended.values()) == {FinishReason.LENGTH}
+
+
+@pytest.mark.parametrize(("prompt", "max_tokens"), [(6, 11), (16, 1)])
+def test_one_that_fits_exactly_is_served_to_the_end(prompt: int, max_tokens: int) -> None:
+    one = engine(pages=4)
+    one.submit(request("a", prompt, max_tokens))
+    one.run().check_the_end()
+    assert one.ended["a"] is FinishReason.LENGTH

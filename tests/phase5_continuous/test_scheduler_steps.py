@@ -1,0 +1,152 @@
+"""What a step yields, what may be committed, and what is different one step ahead."""
+
+import random
+
+import pytest
+
+from phase0_request import FinishReason, Request, SamplingParams, StepOutput, TokenLogprobs
+from phase3_chunked_prefill.budget import TokenBudget
+from phase4_radix.prefix_cache import PrefixCache
+from phase5_continuous.deadlines import Deadlines
+from phase5_continuous.invariants import check
+from tests.phase5_continuous.moments import engine, waiting
+from tests.phase5_continuous.support import EOS, alone, request
+
+# What a step yields.
+
+
+def test_a_failed_slice_ends_its_request_alone() -> None:
+    one = engine()
+    one.submit(request("a"), request("b"))
+    one.plan()
+    events = one.commit({0: "its logits are not finite"})
+    a, b = one.everyone["a"], one.everyone["b"]
+    assert (a.finish_reason, a.error) == (FinishReason.ERROR, "its logits are not finite")
+    assert [(e.request, e.token is None, e.finish_reason) for e in events] == [
+        (a, True, FinishReason.ERROR),
+        (b, False, None),
+    ]
+    one.run()
+    assert one.ended["b"] is FinishReason.LENGTH
+
+
+def test_a_failed_slice_needs_no_token() -> None:
+    scheduler = engine().scheduler
+    scheduler.submit(request("a"))
+    batch = scheduler.plan(0)
+    (event,) = scheduler.commit(batch, StepOutput([None], failed={0: "broken"}), 1)
+    assert event.finish_reason is FinishReason.ERROR
+
+
+def test_logprobs_go_with_their_token() -> None:
+    scheduler = engine().scheduler
+    scheduler.submit(Request("a", (1,), SamplingParams(logprobs=1)))
+    scheduler.submit(Request("b", (1,)))
+    logprobs = TokenLogprobs(-0.5, ((9, -0.5),))
+    events = scheduler.commit(scheduler.plan(0), StepOutput([8, 9], logprobs={1: logprobs}), 1)
+    assert [(e.request.id, e.token, e.logprobs) for e in events] == [("a", 8, None), ("b", 9, logprobs)]
+
+
+def test_events_come_in_the_order_in_which_they_happened() -> None:
+    one = engine(max_running=1, deadlines=Deadlines(queue=1))
+    one.submit(request("a", 4, max_tokens=9), request("b"), request("c", arrival=5))
+    one.step()
+    one.scheduler.abort(one.everyone["c"], one.now)
+    one.plan()
+    events = one.commit()
+    assert [(e.request.id, e.finish_reason) for e in events] == [
+        ("c", FinishReason.ABORT),
+        ("b", FinishReason.TIMEOUT),
+        ("a", None),
+    ]
+    assert one.scheduler.drain() == []
+
+
+def test_a_chunk_in_the_middle_yields_no_token_whatever_the_step_says() -> None:
+    scheduler = engine(budget=TokenBudget(4, 4)).scheduler
+    a = request("a", 8)
+    scheduler.submit(a)
+    assert scheduler.commit(scheduler.plan(0), StepOutput([9]), 1) == []
+    assert a.output_tokens == []
+    (event,) = scheduler.commit(scheduler.plan(1), StepOutput([9]), 2)
+    assert (event.token, a.output_tokens) == (9, [9])
+
+
+def test_what_cannot_be_committed_changes_nothing() -> None:
+    scheduler = engine(ahead=1).scheduler
+    scheduler.submit(request("a"))
+    first = scheduler.plan(0)
+    with pytest.raises(ValueError, match="the step has 1 slices, and 2 tokens came of it"):
+        scheduler.commit(first, StepOutput([9, 9]), 1)
+    with pytest.raises(ValueError, match="gave no token for request a, which it completed"):
+        scheduler.commit(first, StepOutput([None]), 1)
+    second = scheduler.plan(0)
+    with pytest.raises(ValueError, match="only the oldest step in flight can be committed, and only once"):
+        scheduler.commit(second, StepOutput([9]), 1)
+    with pytest.raises(RuntimeError, match="2 steps are in flight; commit the oldest before planning another"):
+        scheduler.plan(0)
+    assert len(scheduler.commit(first, StepOutput([9]), 1)) == 1
+    with pytest.raises(ValueError, match="only the oldest step in flight"):
+        scheduler.commit(first, StepOutput([9]), 1)
+    assert len(scheduler.commit(second, StepOutput([9]), 1)) == 1
+    check(scheduler)
+
+
+def test_an_empty_step_is_committed_like_any_other() -> None:
+    scheduler = engine().scheduler
+    a = request("a")
+    scheduler.submit(a)
+    scheduler.abort(a, 0)
+    batch = scheduler.plan(0)
+    assert not batch
+    assert scheduler.has_work
+    assert [event.finish_reason for event in scheduler.commit(batch, StepOutput([]), 1)] == [FinishReason.ABORT]
+    assert not scheduler.has_work
+
+
+def test_a_step_that_raised_is_planned_again() -> None:
+    one = engine(pages=9, ahead=1, cache=PrefixCache)
+    waiting(one)
+    rng = random.Random(0)
+    while one.scheduler.seats:
+        one.step()
+        if rng.random() < 0.3:
+            one.void()
+            one.check()
+    one.run().check_the_end()
+    assert set(one.ended.values()) == {FinishReason.LENGTH}
+
+
+# One step ahead.
+
+
+def test_a_step_is_planned_while_the_one_before_is_on_the_device() -> None:
+    one = engine(ahead=1)
+    one.submit(request("a", 4, max_tokens=4))
+    one.plan()
+    second = one.plan()
+    assert [(p.start, p.length) for p in second] == [(4, 1)]  # a token that nobody here knows yet
+    assert one.everyone["a"].total == 4
+    assert len(one.commit()) == 1
+    assert one.everyone["a"].total == 5
+    one.run().check_the_end()
+
+
+def test_a_stop_is_seen_one_step_late_and_the_surplus_discarded() -> None:
+    name = next(n for n in map(str, range(99)) if 2 <= len(alone(request(n, ignore_eos=False), EOS)[0]) < 5)
+    slices = {}
+    for ahead in (0, 1):
+        one = engine(ahead=ahead)
+        one.submit(request(name, ignore_eos=False))
+        one.run().check_the_end()
+        slices[ahead] = sum(len(batch) for batch in one.batches)
+        assert one.ended[name] is FinishReason.STOP
+    assert slices[1] == slices[0] + 1
+
+
+def test_an_end_by_length_is_known_beforehand_and_nothing_is_planned_after_it() -> None:
+    for ahead in (0, 1):
+        one = engine(ahead=ahead)
+        one.submit(*(request(f"r{n}", 4, max_tokens=n + 1) for n in range(4)))
+        one.run().check_the_end()
+        assert sum(batch.num_tokens for batch in one.batches) == sum(4 + n for n in range(4))
