@@ -19,7 +19,7 @@ from phase0_request.request import FinishReason, Request
 from phase5_continuous.core import EngineCore, Step
 from phase5_continuous.deadlines import Deadlines
 from phase5_continuous.scheduler import Scheduler
-from phase6_integration import gauges
+from phase6_integration import gauges, loaded
 from phase6_integration.isolation import BrokenError
 from phase6_integration.options import EngineOptions
 from phase6_integration.wire import (
@@ -155,7 +155,8 @@ def serve(line: Line) -> int:
         first, *others = line.receive(wait=True)
         if not isinstance(first, Load):
             raise ValueError(f"the first word must be Load, got {type(first).__name__}")
-        made = _made(first, line)
+        with loaded.for_good():
+            made = _made(first, line)
         if made is None:
             return 1
         core, scheduler, ready = made

@@ -16,6 +16,7 @@ import time
 from collections.abc import Awaitable, Iterator
 from typing import Any, NoReturn
 
+from phase6_integration import loaded
 from phase6_integration.async_engine import AsyncEngine, UnavailableError
 from phase6_integration.options import EngineOptions
 from phase6_integration.server import logs
@@ -142,7 +143,9 @@ class _Front:
     async def _serve_until(self, asked: asyncio.Event, start: float) -> str | None:
         """Load, then serve, until the event is set. Why the engine could not be loaded, if it could not."""
         try:
-            if await _unless(asked, self.engine.ready()):
+            with loaded.for_good():
+                ready = await _unless(asked, self.engine.ready())
+            if ready:
                 self._say_ready(time.monotonic() - start)
                 await asked.wait()
         except UnavailableError as error:
