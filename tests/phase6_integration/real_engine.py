@@ -1,0 +1,58 @@
+"""The bundled model in a process of its own, or one of `faults` in its place, and what it answers."""
+
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from phase0_request import SamplingParams
+from phase6_integration.answers import Ask, Delta
+from phase6_integration.async_engine import AsyncEngine
+from phase6_integration.options import EngineOptions
+from phase6_integration.reply import Reply
+
+FAULTS = "tests.phase6_integration.faults"
+GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+PROMPTS = [tuple(range(20 + 3 * n, 60 + 3 * n, 2)) for n in range(8)]
+
+
+@contextlib.asynccontextmanager
+async def engine(fault: str = "", **options: Any) -> AsyncIterator[AsyncEngine]:
+    """The bundled model on one thread, small, with every invariant checked after every step."""
+    given = EngineOptions(**{"kv_cache_pages": 256, "threads": 1, "check_invariants": True, **options})
+    made = AsyncEngine(given, factory=f"{FAULTS}:{fault}") if fault else AsyncEngine(given)
+    async with made as ready:
+        yield ready
+    assert made._process is not None
+    assert made._process.poll() is not None, "its process is still there"
+
+
+async def read(reply: Reply) -> list[list[Delta]]:
+    """All deltas of each answer."""
+    answers: list[list[Delta]] = [[] for _ in reply.answers]
+    async for deltas in reply:
+        for delta in deltas:
+            answers[delta.index].append(delta)
+    return answers
+
+
+async def answer(made: AsyncEngine, prompt: Sequence[int], params: SamplingParams = GREEDY, name: str = "one") -> Delta:
+    """All of an answer in one piece."""
+    (deltas,) = await read(made.submit([Ask(name, tuple(prompt), params)]))
+    assert all(delta.finish_reason is None for delta in deltas[:-1])
+    return Delta(
+        0,
+        "".join(delta.text for delta in deltas),
+        tuple(token for delta in deltas for token in delta.tokens),
+        tuple(offset for delta in deltas for offset in delta.offsets),
+        tuple(found for delta in deltas for found in delta.logprobs),
+        deltas[-1].finish_reason,
+        deltas[-1].error,
+    )
+
+
+async def idle(made: AsyncEngine) -> None:
+    """The engine has said its last word on everyone."""
+    assert await made._is_idle(30)
+    gauges = made.gauges
+    assert (gauges.running, gauges.waiting, gauges.pages_used) == (0, 0, 0)
+    assert gauges.pages_free + gauges.pages_cached == gauges.pages_total

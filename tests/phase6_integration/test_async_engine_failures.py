@@ -1,0 +1,97 @@
+"""Something fails behind the engine: who ends by it, and who does not notice."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from phase0_request import FinishReason, SamplingParams
+from phase6_integration.answers import Ask
+from phase6_integration.async_engine import Health, UnavailableError
+from tests.phase6_integration.faults import POISON
+from tests.phase6_integration.real_engine import GREEDY, PROMPTS, answer, engine, idle
+from tests.phase6_integration.running import run
+
+
+@pytest.mark.parametrize(
+    ("fault", "victim", "params"),
+    [
+        ("model_raises", (*PROMPTS[0], POISON, 9), GREEDY),
+        ("model_says_nan", (*PROMPTS[0], POISON), GREEDY),
+        ("sampler_raises", PROMPTS[0], SamplingParams(max_tokens=9, top_k=13)),
+    ],
+)
+def test_who_makes_a_step_fail_fails_alone(
+    fault: str,
+    victim: tuple[int, ...],
+    params: SamplingParams,
+    offline: list[list[int]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test() -> None:
+        async with engine(fault) as made:
+            others = [asyncio.create_task(answer(made, PROMPTS[n], name=f"{n}")) for n in range(1, 5)]
+            await asyncio.sleep(0)
+            one = await answer(made, victim, params, name="victim")
+            assert one.finish_reason is FinishReason.ERROR
+            assert [list((await other).tokens) for other in others] == offline[1:5]
+            assert made.health is Health.READY
+            await idle(made)
+            assert list((await answer(made, PROMPTS[5])).tokens) == offline[5]
+            alone = await answer(made, victim, params, name="again")
+            assert alone.finish_reason is FinishReason.ERROR, "alone too, and the engine lives"
+            assert made.health is Health.READY
+
+    run(test())
+    said = [record.getMessage() for record in caplog.records if record.name.endswith("async_engine.process")]
+    assert any("request victim fails alone too" in line for line in said) == ("raises" in fault)
+
+
+@pytest.mark.parametrize(
+    ("fault", "health", "words"),
+    [
+        ("model_hangs", Health.HUNG, "not said a word for 1 seconds"),
+        ("model_dies", Health.DEAD, "its process has ended"),
+        ("model_breaks", Health.DEAD, "no step can be computed any more"),
+        ("scheduler_raises", Health.DEAD, "a seat is lost"),
+    ],
+)
+def test_when_the_engine_fails_everyone_is_told(fault: str, health: Health, words: str) -> None:
+    async def test() -> None:
+        async with engine(fault, hang_timeout=1.0) as made:
+            long = SamplingParams(max_tokens=1900, temperature=0, ignore_eos=True)
+            others = [asyncio.create_task(answer(made, PROMPTS[n], long, name=f"{n}")) for n in range(1, 5)]
+            await asyncio.sleep(0)
+            victim = await answer(made, (*PROMPTS[0], POISON, 9), name="victim")
+            for one in (victim, *[await other for other in others]):
+                assert one.finish_reason is FinishReason.ERROR
+            assert made.health is health
+            assert words in made.reason
+            with pytest.raises(UnavailableError, match=health.value):
+                made.submit([Ask("late", (1,), GREEDY)])
+
+    run(test())
+
+
+def test_an_answer_whose_text_cannot_be_made_fails_alone(offline: list[list[int]]) -> None:
+    async def test() -> None:
+        async with engine() as made:
+            tokenizer = made.tokenizer
+            assert tokenizer is not None
+            sound: Callable[[int], bytes] = tokenizer.token_bytes
+
+            def token_bytes(token: int) -> bytes:
+                if token == offline[0][5]:
+                    raise RuntimeError("no bytes for this one")
+                return sound(token)
+
+            tokenizer.token_bytes = token_bytes  # type: ignore[method-assign]
+            spared = next(n for n, tokens in enumerate(offline) if offline[0][5] not in tokens)
+            one, other = await asyncio.gather(
+                answer(made, PROMPTS[0], name="one"), answer(made, PROMPTS[spared], name="other")
+            )
+            assert one.finish_reason is FinishReason.ERROR
+            assert list(other.tokens) == offline[spared]
+            await idle(made)
+
+    run(test())

@@ -1,0 +1,187 @@
+"""How an engine's process begins and ends: starting, draining, closing, and its threads."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
+import pytest
+
+from phase0_request import FinishReason, SamplingParams
+from phase2_prefill_decode.fields import ConfigError
+from phase2_prefill_decode.shapes import SHAPES
+from phase2_prefill_decode.threads import threads_for
+from phase6_integration.answers import Ask
+from phase6_integration.async_engine import AsyncEngine, Health, UnavailableError
+from phase6_integration.options import EngineOptions
+from phase6_integration.threads import environment
+from tests.phase6_integration.faults import POISON
+from tests.phase6_integration.real_engine import FAULTS, GREEDY, PROMPTS, answer, engine, idle, read
+from tests.phase6_integration.running import run
+
+# It begins.
+
+
+def test_an_engine_is_started_once() -> None:
+    async def test() -> None:
+        made = AsyncEngine(EngineOptions(), factory=f"{FAULTS}:no_engine")
+        first, second = await asyncio.gather(made.start(), made.start(), return_exceptions=True)
+        assert first is None
+        assert str(second) == "an engine is started once"
+        waiting = await asyncio.gather(*(made.ready() for _ in range(3)), return_exceptions=True)
+        assert [type(end) for end in waiting] == [UnavailableError] * 3
+        await made.close()
+        assert psutil.Process().children() == []
+        with pytest.raises(RuntimeError, match="once"):
+            await made.start()
+
+    run(test())
+
+
+def test_an_engine_that_cannot_load_says_why() -> None:
+    async def test() -> None:
+        made = AsyncEngine(EngineOptions(), factory=f"{FAULTS}:no_engine")
+        with pytest.raises(UnavailableError, match="no memory is left"):
+            async with made:
+                pass
+        assert made.health is Health.STOPPED
+        with pytest.raises(ConfigError, match=r"there is no directory \./nowhere"):
+            AsyncEngine(EngineOptions(model="./nowhere"))
+
+    run(test())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the line alone tells an engine that its front has gone")
+def test_an_engine_whose_front_is_gone_when_it_looks_does_not_begin() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        command = [sys.executable, "-m", "phase6_integration.engine_process", str(theirs.fileno()), "1"]
+        begun = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        try:
+            assert begun.wait(60) == 0
+        finally:
+            begun.kill()
+            begun.wait()
+
+
+def test_a_small_model_has_one_thread_and_a_large_one_all_that_sleep_while_they_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in ("phase2_prefill_decode", "phase6_integration"):
+        monkeypatch.setattr(f"{module}.threads.cores", lambda: 4)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    assert threads_for(SHAPES["17m"]) == 4
+    assert AsyncEngine(EngineOptions()).options.threads == 1
+    assert AsyncEngine(EngineOptions(threads=3)).options.threads == 3
+    assert environment(4) == {"OMP_WAIT_POLICY": "passive"}
+    assert environment(3) == {}, "a core is left to the front"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    assert environment(4) == {}, "whoever sets it knows why"
+
+
+# It ends.
+
+
+def test_draining_lets_those_who_are_here_end_and_takes_nobody(offline: list[list[int]]) -> None:
+    async def test() -> None:
+        async with engine() as made:
+            here = asyncio.create_task(answer(made, PROMPTS[0]))
+            await asyncio.sleep(0)
+            draining = asyncio.create_task(made.drain(60))
+            await asyncio.sleep(0)
+            assert made.health is Health.DRAINING
+            with pytest.raises(UnavailableError, match="draining"):
+                made.submit([Ask("late", (1,), GREEDY)])
+            assert list((await here).tokens) == offline[0]
+            await draining
+
+    run(test())
+
+
+def test_who_is_left_when_the_time_is_up_ends_with_an_error() -> None:
+    async def test() -> None:
+        async with engine() as made:
+            long = SamplingParams(max_tokens=1900, temperature=0, ignore_eos=True)
+            here = asyncio.create_task(answer(made, PROMPTS[0], long))
+            await asyncio.sleep(0)
+            await made.drain(0.0)
+            assert (await here).finish_reason is FinishReason.ERROR
+            await idle(made)
+
+    run(test())
+
+
+def test_closing_leaves_no_process_and_no_thread() -> None:
+    async def test() -> None:
+        made = AsyncEngine(EngineOptions(kv_cache_pages=64, threads=1))
+        async with made:
+            assert made._process is not None
+            process = psutil.Process(made._process.pid)
+            here = asyncio.create_task(answer(made, PROMPTS[0], SamplingParams(max_tokens=1000, ignore_eos=True)))
+            await asyncio.sleep(0)
+        assert (await here).finish_reason is FinishReason.ERROR
+        assert not process.is_running()
+        await made.close()
+
+    run(test())
+    assert psutil.Process().children() == []
+
+
+def test_an_engine_that_loads_has_no_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("phase6_integration.async_engine.LAST_WORDS", 3600.0)
+
+    async def test() -> None:
+        made = AsyncEngine(EngineOptions(), factory=f"{FAULTS}:never")
+        await made.start()
+        await made.close()
+        assert made._process is not None
+        assert made._process.returncode == -signal.SIGKILL
+
+    run(test())
+
+
+def test_ctrl_c_in_a_terminal_is_not_for_the_engine() -> None:
+    async def test() -> None:
+        made = AsyncEngine(EngineOptions(), factory=f"{FAULTS}:never")
+        await made.start()
+        assert made._process is not None
+        assert os.getpgid(made._process.pid) != os.getpgrp()
+        await made.close()
+
+    run(test())
+
+
+def test_who_does_not_wait_for_the_end_leaves_no_process_either() -> None:
+    async def test() -> None:
+        made = AsyncEngine(EngineOptions(kv_cache_pages=64), factory=f"{FAULTS}:model_hangs")
+        async with made:
+            reply = made.submit([Ask("one", (POISON,), GREEDY)])
+            closing = asyncio.create_task(made.close())
+            await read(reply)
+            closing.cancel()
+            await asyncio.wait([closing])
+            assert made._process is not None
+            assert await asyncio.to_thread(made._process.wait, 60) == -signal.SIGKILL
+
+    run(test())
+
+
+def test_closing_does_not_wait_for_threads_of_others() -> None:
+    held = threading.Event()
+
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            async with engine(kv_cache_pages=64):
+                loop.set_default_executor(ThreadPoolExecutor(1))
+                busy = loop.run_in_executor(None, held.wait)
+            assert not busy.done()
+        finally:
+            held.set()
+
+    run(test())
