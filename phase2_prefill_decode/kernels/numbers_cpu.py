@@ -4,16 +4,10 @@
 A kernel gets addresses, as in Triton, because to wrap a tensor as a NumPy array costs a microsecond and to ask for its
 address a twentieth of one. bfloat16 and float16 are unknown to NumPy or slow there: they are read as bare 16 bits.
 `TAGS` gives each dtype a number of another type, by which a kernel is compiled for each.
-
-What numba compiled it keeps until the file of the kernel changes. A kernel calls what stands in other files: so what
-is kept is kept apart for every state of all of them.
 """
 
-import hashlib
-import os
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numba
@@ -23,38 +17,12 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
 
+from phase2_prefill_decode.kernels.kept_cpu import keeping
+
 TAGS = {torch.float32: np.float32(0), torch.bfloat16: np.uint16(0), torch.float16: np.int16(0)}
 
 # What the compiler may do to float32: reorder sums, fuse a product and a sum. It may not assume that there is no NaN.
 FAST = {"reassoc", "contract", "arcp", "nsz"}
-
-
-def place(sources: Path) -> Path:
-    """The folder for what is compiled of the CPU kernels in a folder: as NUMBA_CACHE_DIR says, beside them, or at home,
-    and of another name after any change of theirs."""
-    beside, home = sources / "__pycache__", Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "numba"
-    state = b"".join(file.read_bytes() for file in sorted(sources.glob("*_cpu.py")))
-    folder = numba.config.CACHE_DIR or (beside if os.access(sources, os.W_OK) else home)
-    return Path(folder) / f"kernels-{hashlib.sha256(state).hexdigest()[:12]}"
-
-
-PLACE = place(Path(__file__).parent)
-
-
-def has_kept() -> bool:
-    """Whether anything was compiled before."""
-    return any(PLACE.rglob("*.nbi"))
-
-
-def keeping(compile_it: Callable[..., Any]) -> Any:
-    """compile_it(cache=True), with the machine code kept for the next start wherever there is a place to keep it."""
-    given, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(PLACE)  # which numba reads when it is asked to compile
-    try:
-        return compile_it(cache=True)
-    except RuntimeError:  # neither where this is installed nor at home can anything be written
-        return compile_it(cache=False)
-    finally:
-        numba.config.CACHE_DIR = given
 
 
 def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:

@@ -1,8 +1,12 @@
 """What is compiled for the CPU: where it is kept, what it is kept by, and that it runs where nothing can be kept."""
 
 import os
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 
 import numba
@@ -11,7 +15,8 @@ import pytest
 import torch
 
 from phase2_prefill_decode.kernels import pointwise, pointwise_cpu, threads_cpu
-from phase2_prefill_decode.kernels.numbers_cpu import PLACE, compiled, has_kept, place
+from phase2_prefill_decode.kernels.kept_cpu import PLACE, Files, has_kept, place
+from phase2_prefill_decode.kernels.numbers_cpu import compiled
 
 
 def test_what_is_kept_is_forgotten_when_any_file_of_the_kernels_changes(tmp_path: Path) -> None:
@@ -41,6 +46,46 @@ def test_every_kernel_is_kept_in_that_place() -> None:
     assert given == numba.config.CACHE_DIR, "other users of numba have theirs"
     pointwise_cpu.swiglu(torch.ones(1, 16))
     assert has_kept()
+
+
+def test_what_many_save_at_once_is_found_by_each(tmp_path: Path) -> None:
+    """Each has files of its own to ask by, as if it were a process."""
+    keys = range(48)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda key: Files(str(tmp_path), "function", 0).save(key, f"code of {key}"), keys))
+    assert [Files(str(tmp_path), "function", 0).load(key) for key in keys] == [f"code of {key}" for key in keys]
+    assert Files(str(tmp_path), "function", 1).load(0) is None, "of another state of the source"
+    assert Files(str(tmp_path), "other", 0).load(0) is None
+
+
+AT_ONCE = """
+import sys, torch
+from phase2_prefill_decode.kernels import pointwise, pointwise_cpu, threads_cpu
+
+for names in ([sys.argv[1]], ["float32", "bfloat16"]):
+    input()  # until both have come here
+    pointwise_cpu.swiglu_body.cache_clear()
+    for name in names:
+        x = torch.randn(40, 32, generator=torch.Generator().manual_seed(0)).to(getattr(torch, name))
+        torch.testing.assert_close(pointwise_cpu.swiglu(x), pointwise.SWIGLU.load("reference")(x))
+    print([made._cache_hits for made in threads_cpu._KEPT], flush=True)
+"""
+
+
+def test_two_processes_that_compile_at_once_for_the_first_time_compute_right(tmp_path: Path) -> None:
+    """And each can then run what the other has kept."""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    with ExitStack() as ends:
+        both = [
+            ends.enter_context(Popen([sys.executable, "-c", AT_ONCE, dtype], env=environment, stdin=PIPE, stdout=PIPE))
+            for dtype in ("float32", "bfloat16")
+        ]
+        for expected in (b"[0]\n", b"[0, 1, 1]\n"):
+            for process in both:
+                assert process.stdin
+                process.stdin.write(b"\n")
+                process.stdin.flush()
+            assert [process.stdout.readline() for process in both if process.stdout] == [expected] * 2
 
 
 def refuses_to_keep(make: Callable[..., Any]) -> Callable[..., Any]:
