@@ -52,6 +52,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._settle()
+        self._unset_keepalive_if_required()  # uvicorn would not, if the client has reset the line
         self.resume_writing()
         self._tell_lost()
         cast(OfferlessParser, self.parser).close()

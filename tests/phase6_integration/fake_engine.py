@@ -161,7 +161,12 @@ def served(
         async def serve() -> None:
             async with make() as engine:
                 config = uvicorn.Config(
-                    create_app(engine, settings), http=connections(settings), ws="none", lifespan="off", log_config=None
+                    create_app(engine, settings),
+                    http=connections(settings),
+                    ws="none",
+                    lifespan="off",
+                    log_config=None,
+                    timeout_keep_alive=round(settings.idle_timeout),
                 )
                 server.set_result(uvicorn.Server(config))
                 await server.result().serve(sockets=[listener])

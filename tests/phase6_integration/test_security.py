@@ -17,6 +17,7 @@ import uvloop
 
 from phase0_request.request import FinishReason
 from phase6_integration.async_engine import AsyncEngine, Health
+from phase6_integration.server.connection import NO_LINGER
 from phase6_integration.server.settings import ServerSettings
 from tests.phase6_integration.fake_engine import FakeEngine, served
 
@@ -455,7 +456,7 @@ def test_no_page_of_another_site_may_read_an_answer(plain: str) -> None:
 @pytest.mark.parametrize("loop", [uvloop.new_event_loop, asyncio.new_event_loop])
 def test_nothing_of_a_closed_connection_waits_for_a_collection(loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
     """What does would be many megabytes under load: a collection of all that is old is rare."""
-    settings = ServerSettings()
+    settings = ServerSettings(idle_timeout=3600)
     body = json.dumps({"prompt": [5], "stream": True})
     asked = POST + b"content-length: %d\r\n\r\n" % len(body) + body.encode()
     offered = b"GET /health HTTP/1.1\r\nhost: x\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n"
@@ -470,6 +471,10 @@ def test_nothing_of_a_closed_connection_waits_for_a_collection(loop: Callable[[]
                         client.shutdown(socket.SHUT_WR)
                         while client.recv(1 << 16):
                             continue
+            with line(url) as client:  # is reset between two requests
+                client.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+                assert client.recv(1 << 16)
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
             assert httpx.post(f"{url}/v1/completions", json={"prompt": [5], "logprobs": 3, "n": 2}).status_code == 200
             deadline = time.monotonic() + PATIENCE
             while left := sum(getattr(type(one), "settings", None) is settings for one in gc.get_objects()):
