@@ -21,8 +21,9 @@ logger = logging.getLogger("nanoserve.access")
 class Account:
     """What a route tells of the request it serves, through `request.state.account`. Its times are the engine's."""
 
-    prompt_tokens: int = 0  # as the usage has it
+    prompt_tokens: int = 0  # as the usage has it: of each prompt once
     answers: Sequence[AnswerState] = ()  # `reply.answers`
+    n: int = 1  # of them to each prompt
     user: str | None = None  # as the client calls whom it asks for
     finish_reasons: list[str] = field(default_factory=list)  # one for each answer that has ended
     error: str | None = None  # what went wrong, for the log alone
@@ -37,7 +38,7 @@ class Account:
         first_tokens = [t.ttft for t in times if t.ttft is not None]
         known = {
             "prompt_tokens": self.prompt_tokens,
-            "cached_tokens": sum(answer.cached_tokens for answer in self.answers),
+            "cached_tokens": sum(answer.cached_tokens for answer in self.answers[:: self.n]),
             "generated_tokens": sum(answer.generated for answer in self.answers),
             "queue": round(min(waits), 6) if waits else None,
             "ttft": round(min(first_tokens), 6) if first_tokens else None,

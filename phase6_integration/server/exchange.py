@@ -50,7 +50,8 @@ class Exchange(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         account: Account = scope["state"]["account"]
-        account.prompt_tokens, account.user = self._shape.call.prompt_tokens, self._user
+        call = self._shape.call
+        account.prompt_tokens, account.n, account.user = call.prompt_tokens, call.n, self._user
         with self._submit() as reply:
             account.answers = self._shape.answers = reply.answers
             line = Line(send, self._settings.send_timeout)

@@ -46,7 +46,7 @@ def configure(settings: ServerSettings) -> None:
         logger.propagate = False
         logger.setLevel(settings.log_level.upper())
     if settings.log_level != "debug":
-        logging.getLogger("uvicorn").setLevel("WARNING")  # that it starts and stops is said in our own words
+        logging.getLogger("uvicorn").setLevel("ERROR")  # that it starts, and what is no HTTP, is said in our own words
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

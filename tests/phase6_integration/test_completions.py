@@ -124,11 +124,14 @@ def test_an_answer_carries_the_name_it_was_asked_by() -> None:
     assert complete(FakeEngine(), prompt="x", model="third").status_code == 404
 
 
-def test_cached_tokens_count_once_a_prompt() -> None:
+def test_cached_tokens_count_once_a_prompt(caplog: pytest.LogCaptureFixture) -> None:
     engine = FakeEngine()
     engine.cached = 1
-    usage = answer(engine, prompt=["Hello there", "Hello you"], n=3, max_tokens=1).usage
+    with caplog.at_level("INFO"):
+        usage = answer(engine, prompt=["Hello there", "Hello you"], n=3, max_tokens=1).usage
     assert usage.prompt_tokens_details.cached_tokens == 2
+    (logged,) = (vars(record)["fields"] for record in caplog.records if record.name == "nanoserve.access")
+    assert (logged["cached_tokens"], logged["generated_tokens"]) == (2, 6)
 
 
 @pytest.mark.parametrize(

@@ -353,6 +353,7 @@ def test_json_logs_are_json_to_the_last_line() -> None:
     assert all({"time", "level", "message"} <= line.keys() for line in read)
     (line,) = [line for line in read if line.get("id") == "mine"]
     assert (line["path"], line["status"], line["method"]) == ("/version", 200, "GET")
+    assert [line.get("status") for line in read if "HTTP" in line["message"]] == [400]  # once, and with an id
 
 
 def test_a_key_of_the_environment_opens_and_is_never_told() -> None:
