@@ -107,7 +107,10 @@ def _count(kind: str, told: Mapping[str, Any]) -> str:
 
 
 def _given(value: Any, kind: str) -> str:
-    """What was given, as far as it can be repeated: a number, a word that is none of a list, or else its kind."""
+    """What was given, as far as it can be repeated: a number, a length, a word that is none of a list, or else
+    its kind."""
+    if kind.startswith("string_too_"):
+        return f", got {len(value)}"
     if isinstance(value, bool | None):
         return f", got {json.dumps(value)}"
     if kind == "literal_error" and isinstance(value, str) and _WORD.fullmatch(value):

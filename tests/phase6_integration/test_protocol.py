@@ -252,9 +252,11 @@ def test_a_long_list_is_refused_with_the_first_that_is_wrong_in_it(path: str, bo
             "logit_bias: at most 1024 are allowed, got more",
         ),
         (CHAT, {"messages": [USER] * 5}, "messages: at most 4 are allowed, got 5"),
+        (COMPLETE, {"prompt": ""}, "prompt: String should have at least 1 character, got 0"),
+        (COMPLETE, {**PROMPT, "user": "x" * 300}, "user: String should have at most 256 characters, got 300"),
     ],
 )
-def test_how_many_are_allowed_is_said_in_our_words(path: str, body: object, said: str) -> None:
+def test_how_many_are_allowed_is_said_and_how_many_there_are(path: str, body: object, said: str) -> None:
     assert error_of(post(path, body))["message"] == said
 
 
