@@ -148,6 +148,9 @@ def converse(
                 else:
                     answered = chat.ask(runner, line) and answered
             return 0 if answered or person else 1
+        except UnicodeDecodeError as error:  # what comes in is no text
+            print(f"{name}: {error}", file=sys.stderr)
+            return 1
         finally:
             runner.run(speaker.close())
 

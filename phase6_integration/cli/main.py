@@ -1,5 +1,6 @@
 """main: one parser, a subcommand for each module of COMMANDS."""
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -19,7 +20,7 @@ COMMANDS = (serve_command, chat_command, generate_command, bench_command, models
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 0 fine, 1 failed, 2 wrong arguments, 130 stopped by Ctrl-C."""
+    """The exit code: 0 fine, 1 failed, 2 wrong arguments, 130 stopped by Ctrl-C, 141 by a pipe that nobody reads."""
     parser = Parser(prog="nanoserve", description="An LLM serving engine in seven phases.")
     parser.add_argument("--version", action="version", version=f"nano-serving {version('nano-serving')}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
@@ -29,7 +30,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown:
         subparsers.choices[options.command].refuse(unknown)
     try:
-        return int(options.run(options))
+        code = int(options.run(options))
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         print(f"{subparsers.choices[options.command].prog}: stopped", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or what is left is tried again at the end
+        return 141

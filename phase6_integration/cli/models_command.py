@@ -37,7 +37,7 @@ def run(given: argparse.Namespace) -> int:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("model", "family", "parameters", "size", "dtype", "context", "served"):
         number = name in ("parameters", "size", "context")
-        table.add_column(name, justify="right" if number else "left", overflow="fold", no_wrap=number)
+        table.add_column(name, justify="right" if number else "left", overflow="fold")
     for entry in found:
         served = Text("yes", "green") if entry.supported else Text(f"no: {entry.why}", "yellow")
         name = f"{BUNDLED.name} (bundled)" if entry.name == str(BUNDLED) else entry.name

@@ -225,6 +225,15 @@ def test_piped_lines_are_messages_and_answers_are_plain_text() -> None:
     assert "error: 429: the queue is full" in failing.stdout
 
 
+def test_bytes_that_are_no_text_are_one_clear_line() -> None:
+    with in_a_thread(chat_server) as server:
+        command = [*CHAT, "--url", server.url]
+        environment = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}
+        done = subprocess.run(command, input=b"\xff\n", capture_output=True, timeout=60, env=environment)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert re.fullmatch(rb"nanoserve chat: .*0xff.*\n", done.stderr)
+
+
 def at_a_terminal(command: list[str], *script: tuple[bytes, bytes | signal.Signals]) -> tuple[int, bytes]:
     """Wait for each text in turn, and then type, or send a signal."""
     ours, theirs = pty.openpty()

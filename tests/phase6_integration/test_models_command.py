@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -53,8 +54,8 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(cache: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"HF_HUB_CACHE": str(cache), "COLUMNS": "200"}
+def run(cache: Path, *options: str, columns: int = 200) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"HF_HUB_CACHE": str(cache), "COLUMNS": str(columns)}
     return subprocess.run([*MODELS, *options], capture_output=True, text=True, timeout=60, env=environment)
 
 
@@ -108,6 +109,23 @@ def test_the_table_is_for_people(cache: Path) -> None:
     assert lines[0].split() == ["model", "family", "parameters", "size", "dtype", "context", "served"]
     assert lines[1].split() == ["tiny_chat", "(bundled)", "qwen3", "4.2", "M", "8.4", "MB", "bfloat16", "2,048", "yes"]
     assert "no: no weights in safetensors are here" in done.stdout
+
+
+def test_in_a_narrow_terminal_each_column_gives_way_a_little(tmp_path: Path) -> None:
+    shown = run(tmp_path / "none", columns=40).stdout
+    assert re.search("^tiny  ", shown, re.MULTILINE)
+
+
+def test_who_reads_only_the_beginning_is_no_fault(cache: Path) -> None:
+    """`nanoserve models --json | head -0`, and the same with a text that fits into the buffer."""
+    for options in (["--json"], []):
+        ours, theirs = os.pipe()
+        os.close(ours)
+        environment = os.environ | {"HF_HUB_CACHE": str(cache)}
+        done = subprocess.run([*MODELS, *options], stdout=theirs, stderr=subprocess.PIPE, timeout=60, env=environment)
+        os.close(theirs)
+        assert done.returncode in (1, 141)  # 1: rich noticed first
+        assert done.stderr == b""
 
 
 def test_without_a_cache_there_is_the_bundled_model(tmp_path: Path) -> None:
