@@ -7,7 +7,7 @@ from phase0_request.batch import Slice
 from phase0_request.request import Request
 from phase1_kv_pool.allocator import OutOfPagesError, PageError
 from phase1_kv_pool.cache import PagedCache, Usage
-from phase4_radix.radix_tree import RadixTree
+from phase4_radix.radix_tree import Match, RadixTree
 
 
 @dataclass(slots=True)
@@ -58,11 +58,7 @@ class PrefixCache(PagedCache):
         """Open a page table with the longest cached prefix in it, in whole pages, and lock it. Returns its tokens; the
         request advances over them."""
         super().attach(request)
-        settled = request.settled  # so many of its first tokens others may compute for it
-        # region exercise 4.5
-        last = request.total - 1  # computing this one yields the next token, so it is computed whatever is cached
-        match = self.tree.match(request.tokens(0, min(last, settled)), request.cache_salt)
-        # endregion
+        match = self._match(request)
         node = self.tree.cut(match)
         self.tree.lock(node)
         self.allocator.share(match.pages)
@@ -73,8 +69,7 @@ class PrefixCache(PagedCache):
 
     def cached_tokens(self, request: Request) -> int:
         """How many of its tokens `attach` would find now. Changes nothing."""
-        match = self.tree.match(request.tokens(0, min(request.total - 1, request.settled)), request.cache_salt)
-        return len(match.pages) * self.page_size
+        return len(self._match(request).pages) * self.page_size
 
     def found(self, request: Request) -> int:
         """How many of its tokens were there when it came. Asked while it has a page table."""
@@ -162,6 +157,14 @@ class PrefixCache(PagedCache):
                 raise PageError(
                     f"node {branch.node} has {branch.locks} locks, and {locks[branch.node]} requests hold it"
                 )
+
+    def _match(self, request: Request) -> Match:
+        """The longest cached prefix that the request may use: something is left for it to compute."""
+        settled = request.settled  # so many of its first tokens others may compute for it
+        # region exercise 4.5
+        last = request.total - 1  # computing this one yields the next token, so it is computed whatever is cached
+        return self.tree.match(request.tokens(0, min(last, settled)), request.cache_salt)
+        # endregion
 
     def _forget(self, pages: int) -> int:
         return self.allocator.release(self.tree.evict(pages)) if pages > 0 else 0
