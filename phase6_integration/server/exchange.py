@@ -25,6 +25,7 @@ from phase6_integration.server.sse import DONE, PIECE, STREAM_HEADERS, Line, Slo
 
 logger = logging.getLogger("nanoserve")
 
+LONG = 200  # tokens with logprobs; fewer are written down in a few milliseconds, and wait for nobody
 _SCRIBE = ThreadPoolExecutor(1, "scribe")  # one: more would not be faster, and each has a heap of its own
 
 
@@ -98,7 +99,7 @@ class _Answering:
                 self._check(delta)
                 self.shape.take(delta)
         whole = self.shape.whole
-        body = await _aside(whole) if self.shape.logprobs else whole()
+        body = await _aside(whole) if self.shape.scores > LONG else whole()
         length = str(len(body)).encode()
         await self.line.start(200, [(b"content-type", b"application/json"), (b"content-length", length)])
         await self.line.write(body, more=False)

@@ -119,6 +119,12 @@ class Shape(ABC):
         return b"".join((head, b',"choices":[', b",".join(choices), b'],"usage":', usage, b"}"))
 
     @property
+    def scores(self) -> int:
+        """How many tokens have logprobs in the response: what takes long to write down."""
+        answers = self.answers if self.logprobs else ()
+        return sum(answer.generated + len(answer.prompt_logprobs or ()) for answer in answers)
+
+    @property
     def usage(self) -> dict[str, Any]:
         call = self.call
         prompt = call.prompt_tokens

@@ -222,9 +222,12 @@ def test_what_takes_long_to_write_down_does_not_hold_up_the_event_loop(monkeypat
         return whole(shape)
 
     monkeypatch.setattr(Shape, "whole", noted)
-    for logprobs in (None, 1):
-        answer(FakeEngine(), prompt="Hello", logprobs=logprobs, max_tokens=2)
-    assert on_the_loop == [True, False]
+    prompt = [5] * 300
+    for asked in ({}, {"logprobs": 1}):
+        answer(FakeEngine(), prompt=prompt, max_tokens=300, **asked)
+        answer(FakeEngine(), prompt=prompt, max_tokens=2, **asked)
+        answer(FakeEngine(), prompt=prompt, max_tokens=2, echo=True, **asked)
+    assert on_the_loop == [True, True, True, False, True, False]
 
 
 def test_tokens_are_called_by_their_text_their_name_or_their_bytes() -> None:
