@@ -14,7 +14,10 @@ def eos_ids(directory: Path, token_to_id: Callable[[str], int | None]) -> frozen
     ids: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         given = _read(directory / name).get("eos_token_id")
-        ids.update(given if isinstance(given, list) else [] if given is None else [given])
+        for token in given if isinstance(given, list) else [] if given is None else [given]:
+            if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+                raise ValueError(f"{directory / name}: eos_token_id must be integers from 0 on, got {token!r}")
+            ids.add(token)
     eos = named_tokens(directory).get("eos_token")
     named = None if eos is None else token_to_id(eos)
     return frozenset(ids if named is None else ids | {named})
@@ -23,15 +26,24 @@ def eos_ids(directory: Path, token_to_id: Callable[[str], int | None]) -> frozen
 def chat_template(directory: Path) -> str | None:
     """The model's chat template: a file of its own, or an entry of the tokenizer's configuration."""
     file = directory / "chat_template.jinja"
-    template = (
-        file.read_text("utf-8") if file.is_file() else _read(directory / "tokenizer_config.json").get("chat_template")
-    )
+    if file.is_file():
+        try:
+            template: Any = file.read_text("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{file} is not UTF-8: {error}") from error
+    else:
+        file = directory / "tokenizer_config.json"
+        template = _read(file).get("chat_template")
     if isinstance(template, list):  # several, by name
-        template = next((entry["template"] for entry in template if entry.get("name") == "default"), None)
-    if template is not None and len(template.encode()) > MAX_TEMPLATE_BYTES:
-        raise ValueError(
-            f"the chat template has {len(template.encode())} bytes; at most {MAX_TEMPLATE_BYTES} are allowed"
-        )
+        named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
+        template = named[0].get("template") if named else None
+    if template is None:
+        return None
+    if not isinstance(template, str):
+        raise ValueError(f"{file}: a chat template must be text, got {template!r}")
+    size = len(template.encode("utf-8", "surrogatepass"))
+    if size > MAX_TEMPLATE_BYTES:
+        raise ValueError(f"{file}: the chat template has {size} bytes; at most {MAX_TEMPLATE_BYTES} are allowed")
     return template
 
 
@@ -45,9 +57,15 @@ def named_tokens(directory: Path) -> dict[str, str]:
 
 def _read(file: Path) -> dict[str, Any]:
     """A JSON object; an empty one where there is no such file, for all of these files are optional."""
-    if not file.is_file():
-        return {}
-    content = json.loads(file.read_text("utf-8"))
+    return read_object(file) if file.is_file() else {}
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """A file that must hold a JSON object. ValueError, which names the file, if it does not."""
+    try:
+        content = json.loads(file.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or a number or a nesting beyond measure
+        raise ValueError(f"{file} is not JSON: {error}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{file.name} must hold a JSON object, got {type(content).__name__}")
+        raise ValueError(f"{file} must hold a JSON object, got {type(content).__name__}")
     return content

@@ -59,12 +59,11 @@ class Tokenizer:
             backend = Backend.from_file(str(file))
         except Exception as error:  # the library raises nothing narrower
             raise ValueError(f"{file} holds no tokenizer that can be read: {error}") from error
-        return cls(
-            backend,
-            eos_ids=model_files.eos_ids(directory, backend.token_to_id),
-            chat_template=model_files.chat_template(directory),
-            named_tokens=model_files.named_tokens(directory),
-        )
+        ends, template = model_files.eos_ids(directory, backend.token_to_id), model_files.chat_template(directory)
+        try:
+            return cls(backend, ends, template, model_files.named_tokens(directory))
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The tokens of a text. With special tokens: also what the model wants around it, such as a first token."""

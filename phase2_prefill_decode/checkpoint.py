@@ -3,7 +3,6 @@
 The files are mapped into memory, so a tensor that is read is copied once: from the page cache to where it belongs.
 """
 
-import json
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,6 +11,8 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+
+from phase0_request.model_files import read_object
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -107,12 +108,11 @@ def _contents(file: Path) -> dict[str, Stored]:
 def _index(file: Path) -> dict[str, str]:
     """Which file each tensor is in."""
     try:
-        written = json.loads(file.read_text("utf-8"))
+        files = read_object(file).get("weight_map")
     except OSError as error:
         raise WeightsError(f"{file} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise WeightsError(f"{file} is not JSON: {error}") from error
-    files = written.get("weight_map") if isinstance(written, dict) else None
+        raise WeightsError(str(error)) from error
     if not isinstance(files, dict) or not files:
         raise WeightsError(f"{file} must hold a weight_map from names of tensors to names of files")
     for name in files.values():

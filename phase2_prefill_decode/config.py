@@ -4,12 +4,13 @@ Llama, Mistral, Qwen2 and Qwen3 are one architecture. What they differ in (biase
 here, and nothing behind this module asks for the family again.
 """
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from phase0_request.model_files import read_object
 from phase1_kv_pool.layout import DTYPE_BYTES, KVLayout
 from phase2_prefill_decode.families import FAMILIES, as_written, eos_ids, read
 from phase2_prefill_decode.fields import ConfigError, flag, integer, number, one_of
@@ -100,12 +101,14 @@ class ModelConfig:
         config = _json(file) | ({} if dtype is None else {"dtype": dtype})
         generation = Path(directory) / "generation_config.json"
         if generation.exists():
-            ends = (*eos_ids(config), *eos_ids(_json(generation)))
+            more = _json(generation)
+            with _naming(generation):
+                ends = eos_ids(more)
+            with _naming(file):
+                ends = (*eos_ids(config), *ends)
             config |= {"eos_token_id": list(ends)} if ends else {}
-        try:
+        with _naming(file):
             return cls.from_dict(config)
-        except ConfigError as error:
-            raise ConfigError(f"{file}: {error}") from None
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> "ModelConfig":
@@ -137,11 +140,16 @@ class ModelConfig:
 
 def _json(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text("utf-8"))
+        return read_object(file)
     except OSError as error:
         raise ConfigError(f"a model's directory holds a {file.name}; {file}: {error.strerror}") from error
-    except ValueError as error:  # no JSON, or no UTF-8
-        raise ConfigError(f"{file} is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"{file} must hold a JSON object, got {type(found).__name__}")
-    return found
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+@contextmanager
+def _naming(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None

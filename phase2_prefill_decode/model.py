@@ -41,7 +41,8 @@ class Model:
         tokenizer = Tokenizer.from_pretrained(directory) if (Path(directory) / "tokenizer.json").exists() else None
         if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
             raise ValueError(
-                f"the tokenizer has {tokenizer.vocab_size} tokens and the model {config.vocab_size}: not of one model"
+                f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens and the model {config.vocab_size}: "
+                "not of one model"
             )
         return cls(config, Decoder(config, weights, attend=attend), tokenizer)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from phase0_request.tokenizer import BUNDLED
+from phase0_request.tokenizer import BUNDLED, Tokenizer
 from phase2_prefill_decode.fields import ConfigError
 from phase2_prefill_decode.model import Model
 from tests.phase2_prefill_decode.models import saved, tiny_model
@@ -63,7 +63,9 @@ def test_a_damaged_tokenizer_is_named(directory: Path) -> None:
 
 def test_a_tokenizer_of_another_model_is_refused(directory: Path) -> None:
     shutil.copy(BUNDLED / "tokenizer.json", directory)
-    with pytest.raises(ValueError, match="the tokenizer has 4096 tokens and the model 307: not of one model"):
+    with pytest.raises(
+        ValueError, match=rf"^{directory}: the tokenizer has 4096 tokens and the model 307: not of one model"
+    ):
         Model.load(directory, device="cpu")
 
 
@@ -72,3 +74,38 @@ def test_what_is_wrong_with_a_config_is_said_of_its_file_in_its_words(directory:
     words = "num_attention_heads must be a multiple of num_key_value_heads, got 4 and 3"
     with pytest.raises(ConfigError, match=rf"^{directory}/config\.json: {words}$"):
         Model.load(directory, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("config.json", b"", "is not JSON: Expecting value"),
+        ("config.json", b"[" * 200_000, "is not JSON: maximum recursion depth exceeded"),
+        ("config.json", b"null", "must hold a JSON object, got NoneType"),
+        ("generation_config.json", b'{"eos_token_id": [1, "2"]}', "eos_token_id must be an integer .*, got '2'"),
+        ("generation_config.json", b'{"eos_token_id": ' + b"9" * 5000 + b"}", "is not JSON: Exceeds the limit"),
+        ("tokenizer.json", b"\xff", "holds no tokenizer that can be read: "),
+        ("tokenizer.json", b'{"model": {"type": "BPE", "vocab": {}, "merges": []}}', "tokenizer's decoder is missing"),
+        ("tokenizer_config.json", b"{", "is not JSON: Expecting"),
+        ("tokenizer_config.json", b"\xff", "is not JSON: 'utf-8' codec"),
+        ("tokenizer_config.json", b"[]", "must hold a JSON object, got list"),
+        ("tokenizer_config.json", b'{"chat_template": 5}', "a chat template must be text, got 5"),
+        ("tokenizer_config.json", b'{"chat_template": [{"name": "default", "template": {}}]}', "must be text, got {}"),
+        ("chat_template.jinja", b"\xff", "is not UTF-8: "),
+    ],
+)  # fmt: skip
+def test_a_broken_file_is_named_in_one_line(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+    directory = Path(shutil.copytree(BUNDLED, tmp_path / "model"))
+    if name == "tokenizer_config.json":
+        (directory / "chat_template.jinja").unlink()
+    (directory / name).write_bytes(content)
+    with pytest.raises(ValueError, match=f"^{directory / name}:? .*{words}.*$"):
+        Model.load(directory, device="cpu")
+
+
+@pytest.mark.parametrize("ends", ["2", [[2]], {}, -1, True, 1.5])
+def test_the_tokenizer_by_itself_refuses_ends_that_are_no_tokens(tmp_path: Path, ends: object) -> None:
+    directory = Path(shutil.copytree(BUNDLED, tmp_path / "model"))
+    rewrite(directory, eos_token_id=ends)
+    with pytest.raises(ValueError, match=rf"^{directory}/config\.json: eos_token_id must be integers from 0 on, got "):
+        Tokenizer.from_pretrained(directory)

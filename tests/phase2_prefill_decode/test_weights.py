@@ -292,7 +292,7 @@ def test_an_index_that_forgets_a_tensor_or_promises_one_too_many(tmp_path: Path)
     [
         (b"{", "is not JSON"),
         (b"\xff", "is not JSON"),
-        (b"[]", "must hold a weight_map"),
+        (b"[]", "must hold a JSON object, got list"),
         (b"{}", "must hold a weight_map"),
         (b'{"weight_map": {}}', "must hold a weight_map"),
     ],
