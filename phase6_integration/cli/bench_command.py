@@ -62,8 +62,11 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
     from phase6_integration.load.command import execute, load_of
 
     options = vars(given)
+    file = options.get("json")
     try:
         load = load_of(options | {"api_key": key_of(options)})
-    except ValueError as error:
+        if file not in (None, "-"):
+            open(file, "a").close()  # that the figures can be written is known before minutes are spent on them
+    except (ValueError, OSError) as error:
         parser.error(str(error))
-    return execute(load, options.get("json"), parser.prog)
+    return execute(load, file, parser.prog)

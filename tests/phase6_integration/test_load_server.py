@@ -228,6 +228,7 @@ def test_the_command_prints_a_table_and_writes_the_figures(tmp_path: Path) -> No
         (["--concurrency", "0"], "concurrency must be at least 1, got 0"),
         (["--goodput", "fast:1"], "a bound is ttft, tpot, itl, e2el"),
         (["--no-stream", "--goodput", "ttft:1"], "without streaming there is no TTFT"),
+        (["--json", "/no/such/place"], "No such file or directory: '/no/such/place'"),
         (["--workload", "random"], "invalid choice: 'random'"),
         (["--input-length", "5"], "input-length"),
     ],
