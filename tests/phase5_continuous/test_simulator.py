@@ -1,6 +1,4 @@
 import json
-import math
-import random
 import subprocess
 import sys
 import tracemalloc
@@ -9,25 +7,16 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from phase0_request.metrics import percentile
-from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
-from phase1_kv_pool.cache import PagedCache
-from phase2_prefill_decode.cost import CostModel, Load
-from phase2_prefill_decode.roofline import DEVICES, Device, predict
-from phase2_prefill_decode.shapes import SHAPES
-from phase4_radix.prefix_cache import PrefixCache
-from phase5_continuous.core import EngineCore
+from phase2_prefill_decode.cost import Load
+from phase2_prefill_decode.roofline import DEVICES
 from phase5_continuous.invariants import check
 from phase5_continuous.scheduler import Scheduler
 from phase5_continuous.simulator import WAYS, Setting, Simulation, main, simulate
-from phase5_continuous.static import StaticBatching
-from phase5_continuous.tally import Histogram, Promise, Tally
-from phase5_continuous.traces import EOS, Arrival, Trace
-from phase5_continuous.virtual import StepTimes, VirtualClock, VirtualRunner, VirtualStep
+from phase5_continuous.tally import Promise
+from phase5_continuous.traces import Arrival, Trace
 from tests.terminal import after_the_view, on_a_terminal
 
 SMALL = Setting(model="17m", device=DEVICES["L4"], pages=256, max_running=32, chunk=64, budget=128, max_tokens=64)
@@ -170,118 +159,6 @@ class TestTheSimulation:
         assert continuous.tokens_per_second > 1.5 * static.tokens_per_second
         assert continuous.ttft_p99 < static.ttft_p99
 
-
-class TestTimes:
-    models = (CostModel(SHAPES["17m"]), CostModel(replace(SHAPES["596m"], windows=(128,) * 28)))
-
-    @given(
-        model=st.sampled_from(models),
-        device=st.sampled_from([*DEVICES.values(), Device("slow", 1e9, 1e9, 0.001)]),
-        load=st.builds(
-            Load, st.integers(1, 20_000), st.integers(0, 10**9), st.integers(0, 10**7), st.integers(0, 1000)
-        ),
-    )
-    @settings(deadline=None, max_examples=200, derandomize=True)
-    def test_they_are_what_the_roofline_predicts(self, model: CostModel, device: Device, load: Load) -> None:
-        assert StepTimes(model, device).seconds(load) == pytest.approx(
-            predict(model.cost(load), device).seconds, rel=1e-9
-        )
-
-    def test_a_step_sets_the_clock_by_what_its_batch_costs(self) -> None:
-        model, device, clock = CostModel(SHAPES["17m"]), DEVICES["L4"], VirtualClock()
-        runner = VirtualRunner(StepTimes(model, device), clock)
-        decider = Scheduler(PagedCache(64, 16), [EOS])
-        core: EngineCore[VirtualStep] = EngineCore(decider, runner, clock)
-        wanted = 0.0
-        plan = decider.plan
-
-        def watched(now: float) -> object:
-            nonlocal wanted
-            batch = plan(now)
-            wanted += predict(model.step(batch), device).seconds
-            return batch
-
-        decider.plan = watched  # type: ignore[method-assign, assignment]
-        for number in range(3):
-            request = Request(f"r{number}", (9,) * (300 + number), SamplingParams(max_tokens=9))
-            runner.answers[request.id] = 3 + number
-            core.submit(request)
-        steps = list(core.run())
-        assert clock.now == pytest.approx(wanted)
-        assert sum(step.spent.run for step in steps) == pytest.approx(wanted)
-
-
-class TestTally:
-    @given(st.lists(st.floats(1e-6, 1e4), min_size=1, max_size=300), st.sampled_from([1, 50, 90, 99, 100]))
-    @settings(deadline=None, derandomize=True)
-    def test_percentiles_are_right_to_a_bucket(self, values: list[float], q: float) -> None:
-        histogram = Histogram()
-        for value in values:
-            histogram.add(value)
-        exact = sorted(values)[math.ceil(len(values) * q / 100) - 1]
-        assert exact * 0.989 <= histogram.percentile(q) <= exact * 1.0101
-        assert histogram.most == max(values)
-        assert histogram.mean == pytest.approx(sum(values) / len(values))
-
-    def test_a_histogram_does_not_grow(self) -> None:
-        rng, histogram = random.Random(0), Histogram()
-        for _ in range(30_000):
-            histogram.add(rng.lognormvariate(-4, 1))
-        assert len(histogram) < 1000
-        assert histogram.percentile(50) == pytest.approx(math.exp(-4), rel=0.03)
-        assert Histogram().percentile(99) == 0.0
-        zero = Histogram()
-        zero.add(0.0)
-        assert zero.percentile(50) == 0.0
-
-    def ended(self, arrival: float, tokens: list[float], reason: FinishReason = FinishReason.STOP) -> Request:
-        request = Request("r", (5,), SamplingParams(max_tokens=64), arrival=arrival)
-        request.admit(arrival)
-        for moment in tokens:
-            request.advance(request.computed, request.total - request.computed)
-            request.append(9, moment)
-        request.finish(reason, tokens[-1] if tokens else arrival + 1)
-        return request
-
-    def test_a_promise_is_kept_by_both_its_times(self) -> None:
-        promise = Promise(ttft=1.0, gap=0.5)
-        assert promise.kept(self.ended(0.0, [1.0, 1.1, 1.9]))
-        assert promise.kept(self.ended(0.0, [0.3]))
-        assert not promise.kept(self.ended(0.0, [1.01, 1.1]))
-        assert not promise.kept(self.ended(0.0, [0.5, 1.1]))
-        assert not promise.kept(self.ended(0.0, []))
-        assert not promise.kept(self.ended(0.0, [0.5], FinishReason.TIMEOUT))
-
-    def test_fairness_is_jains_index(self) -> None:
-        for rates in ([4, 4, 4], [1, 2, 6], [1, 0.001, 0.001]):
-            tally = Tally()
-            for rate in rates:
-                tally.end(self.ended(0.0, [1 / rate]))
-            wanted = sum(rates) ** 2 / (3 * sum(rate * rate for rate in rates))
-            assert tally.outcome(1.0, 0).fairness == pytest.approx(wanted)
-
-    def test_goodput_is_of_the_time_in_which_they_arrive(self) -> None:
-        """Not of that in which the last ones are served. Who is refused arrived, and was promised something."""
-        tally = Tally(Promise(ttft=1.0))
-        for number in range(4):
-            tally.come(2.0 * number)
-            if number != 3:
-                tally.end(self.ended(2.0 * number, [2.0 * number + (1.5 if number == 1 else 0.5)]))
-        tally.refused = 1
-        outcome = tally.outcome(100.0, 0)
-        assert (outcome.kept, outcome.goodput) == (2 / 4, 2 / 6.0)
-        together = Tally()
-        together.come(0.0)
-        together.end(self.ended(0.0, [0.5]))
-        assert together.outcome(4.0, 0).goodput == 1 / 4.0
-
-    def test_a_step_that_computes_nothing_is_none(self) -> None:
-        tally = Tally()
-        for slices in (3, 0, 5):
-            tally.step(0, slices, 1)
-        outcome = tally.outcome(1.0, 0)
-        assert (outcome.steps, outcome.mean_batch) == (2, 4.0)
-
     def test_figures_are_those_of_the_requests(self) -> None:
         """Against the exact ones of phase 0, on a simulation that keeps its requests."""
         promise = Promise(ttft=0.0005)
@@ -304,42 +181,6 @@ class TestTally:
         assert 0 < kept < len(everyone) == 120
         assert outcome.kept == kept / 120
         assert outcome.goodput == pytest.approx(kept / max(request.arrival for request in everyone))
-
-
-class TestStaticBatching:
-    def test_who_runs_has_room_to_its_end_and_nobody_enters_before_the_last_has_left(self) -> None:
-        decider = StaticBatching(PagedCache(8, 4), batch_size=3)
-        everyone = [Request(f"r{n}", (5,) * 4, SamplingParams(max_tokens=9, ignore_eos=True)) for n in range(4)]
-        for request in everyone:
-            decider.submit(request)
-        assert len(decider.plan(0.0)) == 2  # of three pages each, in eight
-        assert decider.cache.usage.referenced == 6
-        assert decider.finish(everyone[0], FinishReason.ABORT, 0.0)
-        assert decider.finish(everyone[2], FinishReason.ABORT, 0.0)
-        assert not decider.finish(everyone[0], FinishReason.ABORT, 0.0)
-        assert len(decider.plan(0.0)) == 1
-        assert [event.request.id for event in decider.drain()] == ["r0", "r2"]
-        assert decider.has_work
-
-    def test_it_refuses_what_it_cannot_keep(self) -> None:
-        decider = StaticBatching(PagedCache(8, 4))
-        with pytest.raises(ValueError, match="may grow to 35 tokens, and the whole cache has room for 32"):
-            decider.submit(Request("r", (5,) * 4, SamplingParams(max_tokens=32)))
-        with pytest.raises(ValueError, match="batch_size must be an integer from 1, got 0"):
-            StaticBatching(PagedCache(8, 4), batch_size=0)
-
-    def test_it_finds_what_earlier_batches_computed(self) -> None:
-        cache = PrefixCache(64, 4)
-        decider = StaticBatching(cache, [EOS], batch_size=1)
-        clock = VirtualClock()
-        runner = VirtualRunner(StepTimes(CostModel(SHAPES["17m"]), DEVICES["L4"]), clock)
-        core: EngineCore[VirtualStep] = EngineCore(decider, runner, clock)
-        for number in range(2):
-            request = Request(f"r{number}", tuple(range(5, 26)), SamplingParams(max_tokens=4))
-            runner.answers[request.id] = 3
-            core.submit(request)
-        assert [step.prefill_tokens for step in core.run()] == [21, 0, 0, 1, 0, 0]
-        assert cache.usage.referenced == 0
 
 
 class TestTheCommand:
