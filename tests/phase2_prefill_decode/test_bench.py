@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from phase2_prefill_decode import bench, ceilings, phases
+from phase2_prefill_decode import bench, ceilings, comparison, phases
+from phase2_prefill_decode.comparison import Workload
 from phase2_prefill_decode.config import ModelConfig
 from phase2_prefill_decode.shapes import SHAPES
 
@@ -24,7 +25,8 @@ theirs requests=9 prompt=9 output=9: 9.00 s, 9.0 output tok/s
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SHAPES, "17m", TINY)
-    monkeypatch.setattr(bench, "WORKLOADS", (bench.Workload(1, 4, 3), bench.Workload(2, 5, 1)))
+    for module in (bench, comparison):
+        monkeypatch.setattr(module, "WORKLOADS", (Workload(1, 4, 3), Workload(2, 5, 1)))
     monkeypatch.setattr(bench, "default_device", lambda: torch.device("cpu"))
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
 
@@ -57,7 +59,7 @@ def test_engines_side_by_side(tmp_path: Path, theirs: Path, capsys: pytest.Captu
 def test_both_engines_answer_alike(tmp_path: Path) -> None:
     bench.save_random("17m", tmp_path)
     ours, theirs = (make(tmp_path, torch.device("cpu")) for make in (bench.ours, bench.theirs))
-    prompts = bench.Workload(2, 5, 3).prompts(64, 0)
+    prompts = Workload(2, 5, 3).prompts(64, 0)
     for answers in (ours(prompts, 3), theirs(prompts, 3)):
         assert [len(answer) for answer in answers] == [3, 3]
     assert ours(prompts, 1) == theirs(prompts, 1)
