@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--execute", action="store_true", help="run from a clean kernel and write the outputs")
     timeout(
         command("doctor", commands.doctor, "this machine, its tier, and a proof that the reference works"),
-        60,
+        180,
         "end the proof",
     )
     return parser

@@ -227,7 +227,9 @@ def doctor(course: Course, args: argparse.Namespace, out: Console) -> int:
     for line in tier.skipped:
         out.print(f"skipped here: {line}")
     course.need_checkout("doctor's proof")
-    run = testing.run_tests(course, ["tests"], timeout=args.timeout, options=["-m", "proof"])
+    with out.status("the proof runs"):
+        files = doctor.files(course) or ["tests"]
+        run = testing.run_tests(course, files, timeout=args.timeout, options=["-m", "proof"])
     reasons = Counter(result.line.partition(": ")[2] for result in run.results if result.outcome == "skipped")
     for reason, number in reasons.items():
         out.print(f"skipped here: {number} of the proofs: {reason.removeprefix('Skipped: ')}", soft_wrap=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from chapters.course import Course
 from phase0_request.machine import Machine
 
 
@@ -48,3 +49,9 @@ def describe(machine: Machine) -> list[tuple[str, str]]:
     rows = [("processor", f"{machine.cpu}, {machine.cores} cores"), ("memory", memory), ("GPU", gpu)]
     rows += [("platform", machine.platform), ("Python", machine.python)]
     return rows + [(name, version) for name, version in sorted(machine.versions.items())]
+
+
+def files(course: Course) -> list[str]:
+    """Where the tests of the proof are: to read all the others first would take longer than the proof."""
+    tests = sorted((course.root / "tests").glob("*/test_*.py"))
+    return [course.name(test) for test in tests if "pytest.mark.proof" in test.read_text("utf-8")]
