@@ -26,8 +26,6 @@ class Prefilling:
 
     def is_coming(self, seat: Seat) -> bool:
         """Whether the first page that a seat lacks is being computed for another."""
-        if self.is_known_to_come(seat):
-            return True
         seat.awaits = self._computing_for(seat) if self._seats else None
         return seat.awaits is not None
 

@@ -35,6 +35,14 @@ def test_nobody_waits_for_the_page_of_its_last_token_which_it_computes_itself() 
     one.run().check_the_end()
 
 
+def test_with_a_token_more_that_page_is_waited_for_too() -> None:
+    one = prefix_engine(12)
+    one.submit(request("a", [5] * 17), request("b", [5] * 17))
+    assert [lengths(one.step()) for _ in range(2)] == [{"a": 12}, {"a": 5}]
+    assert lengths(one.step()) == {"a": 1, "b": 1}
+    one.run().check_the_end()
+
+
 def test_salts_do_not_wait_for_each_other_and_neither_does_a_cache_that_shares_nothing() -> None:
     one = prefix_engine()
     one.submit(*(request(name, [5] * 33, max_tokens=1, cache_salt=name) for name in "ab"))
