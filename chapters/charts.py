@@ -54,7 +54,8 @@ def fragmentation(figure: Any, result: dict[str, Any]) -> None:
     """What is in the memory while somebody waits for it, under each way to give it out."""
     outcomes = dict(sorted(result["figures"]["policies"].items(), key=lambda item: _policy_order(item[0])))
     axes = figure.subplots()
-    names = [name.replace("_", " ").replace("pages", "pages of") for name in outcomes]
+    blocks = {"contiguous_max": "a block of the longest", "contiguous_pow2": "a block, doubled"}
+    names = [blocks.get(name) or name.replace("pages_", "pages of ") for name in outcomes]
     tokens = [o["memory_share"] for o in outcomes.values()]
     empty = [o["reserved_share"] - o["memory_share"] for o in outcomes.values()]
     free = [1 - o["reserved_share"] for o in outcomes.values()]

@@ -9,6 +9,7 @@ from phase2_prefill_decode.roofline import Device
 
 INK, GREY = "#34495e", "#667788"
 LOOKS = {"prefill": ("o", "#1d6996"), "decode": ("s", "#c0392b")}  # told apart by shape as well as by colour
+SIDES = {"prefill": (-1, "right"), "decode": (1, "left")}  # of the label below a mark: one may lie on another
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +78,16 @@ def _series(axes: Any, series: Sequence[Mark], phase: str, marker: str, color: s
     dots = {"linestyle": "none", "marker": marker, "markersize": 5.5, "color": color}
     axes.plot(at, predicted, **dots, markerfacecolor="white", label=f"{phase}, predicted", zorder=3)
     axes.plot(at, measured, **dots, label=f"{phase}, measured", zorder=4)
+    aside, side = SIDES[phase]
     for mark in series:
         axes.annotate(
             mark.label,
-            (mark.intensity, min(mark.gflops, mark.predicted)),
-            (0, -5),
+            (mark.intensity, mark.gflops),
+            (aside, -4),
             textcoords="offset points",
             color=color,
             fontsize=8,
-            ha="center",
+            ha=side,
             va="top",
         )
 
