@@ -50,7 +50,7 @@ def decode_spec(
     constants = decode_triton.constants(head_dim, queries, decode_triton.CHUNK, window)
     constants |= decode_triton.decode_constants(KV_HEADS * group, KV_HEADS, page_size, tiles)
     constants["work"] = None
-    more = {"parts": "*fp32", "sizes": "*fp32", "most_splits": "i32"}
+    more = {"parts": "*fp32", "sizes": "*fp32", "firsts": "*i32", "most_splits": "i32"}
     return attention_spec("decode", decode_triton.decode_kernel, dtype, tiles, constants, more)
 
 
@@ -69,8 +69,7 @@ def join_spec(dtype: str, head_dim: int, window: int | None = None) -> KernelSpe
         signature={
             "result": f"*{dtype}",
             **dict.fromkeys(("parts", "sizes"), "*fp32"),
-            **dict.fromkeys(("starts", "lengths"), "*i32"),
-            "most_splits": "i32",
+            **dict.fromkeys(("firsts", "starts", "lengths"), "*i32"),
         },
         constants={
             **decode_triton.constants(head_dim, 1, decode_triton.CHUNK, window),

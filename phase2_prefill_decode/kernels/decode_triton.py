@@ -37,8 +37,9 @@ def decode_kernel(
     keys,  # [pages, kv_heads, page_size, head_dim]
     values,
     result,  # [tokens, heads, head_dim]
-    parts,  # [sequences, queries, heads, most_splits, head_dim] float32: what each split found
-    sizes,  # [sequences, queries, heads, most_splits] float32: log2 of the sum of its weights
+    parts,  # [splits of all sequences, queries, heads, head_dim] float32: what each split found
+    sizes,  # [splits of all sequences, queries, heads] float32: log2 of the sum of its weights
+    firsts,  # [sequences]: which of them is a sequence's first; written here, for the join
     starts,
     lengths,
     pages,
@@ -59,7 +60,9 @@ def decode_kernel(
 ):
     """A program is one split of one sequence, for one group of heads."""
     sequence, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    number = sequence * most_splits + split  # of the split among those of all sequences
     if work is not None:
+        number = sequence
         sequence, split = tl.load(work + 2 * sequence), tl.load(work + 2 * sequence + 1)
     start = tl.load(starts + sequence)
     new = tl.load(starts + sequence + 1) - start
@@ -104,7 +107,9 @@ def decode_kernel(
         there = (first_row + here)[:, None] * head_dim + dim
         tl.store(result + there, acc.to(result.dtype.element_ty), mask=is_here)
     else:
-        part = (sequence.to(tl.int64) * queries * kv_heads * group + here) * most_splits + split
+        if split == 0:
+            tl.store(firsts + sequence, number)
+        part = number.to(tl.int64) * queries * kv_heads * group + here
         tl.store(parts + part[:, None] * head_dim + dim, acc, mask=is_here)
         tl.store(sizes + part, most + tl.log2(total), mask=row < new * group)
 
@@ -122,14 +127,14 @@ def cuts(length, new, chunk: tl.constexpr, window: tl.constexpr):
 
 
 # region join
-@triton.jit(do_not_specialize=["most_splits"], do_not_specialize_on_alignment=["starts", "lengths"])
+@triton.jit(do_not_specialize_on_alignment=["starts", "lengths"])
 def join_kernel(
     result,
     parts,
     sizes,
+    firsts,
     starts,
     lengths,
-    most_splits,
     heads: tl.constexpr,
     head_dim: tl.constexpr,
     block_dim: tl.constexpr,
@@ -147,15 +152,16 @@ def join_kernel(
         return
 
     dim = tl.arange(0, block_dim)
-    row = ((sequence.to(tl.int64) * queries + query) * heads + head) * most_splits
+    row = (tl.load(firsts + sequence).to(tl.int64) * queries + query) * heads + head  # of the first split
     most = tl.full([], LEAST, tl.float32)
     total = tl.zeros([], tl.float32)
     acc = tl.zeros([block_dim], tl.float32)
     for first in range(0, splits, at_once):
         split = first + tl.arange(0, at_once)
         is_part = (split < splits)[:, None] & (dim < head_dim)
-        size = tl.load(sizes + row + split, mask=split < splits, other=-float("inf"))
-        part = tl.load(parts + (row + split)[:, None] * head_dim + dim, mask=is_part, other=0.0)
+        there = row + split * queries * heads
+        size = tl.load(sizes + there, mask=split < splits, other=-float("inf"))
+        part = tl.load(parts + there[:, None] * head_dim + dim, mask=is_part, other=0.0)
         # region exercise 2.4
         higher = tl.maximum(most, tl.max(size, 0))
         shrink = tl.exp2(most - higher)  # what was summed up so far was relative to a lower size
@@ -224,8 +230,10 @@ def decode(
     sequences, queries = len(ragged.lengths), max(ragged.longest_query, 1)
     seen = ragged.longest if window is None else min(ragged.longest, window + queries + chunk - 2)
     most_splits = max(triton.cdiv(seen, chunk), 1)
-    sizes = query.new_empty((sequences, queries, heads, most_splits), dtype=torch.float32)
+    splits = sequences * most_splits if work is None else len(work)
+    sizes = query.new_empty((splits, queries, heads), dtype=torch.float32)
     parts = query.new_empty((*sizes.shape, head_dim), dtype=torch.float32)
+    firsts = query.new_empty(sequences, dtype=torch.int32)
     tiles = tiling(head_dim, keys.element_size(), queries * heads // kv_heads)
     both = constants(head_dim, queries, chunk, window)
     grid = (sequences, kv_heads, most_splits) if work is None else (len(work), kv_heads)
@@ -237,6 +245,7 @@ def decode(
             result,
             parts,
             sizes,
+            firsts,
             ragged.starts,
             ragged.lengths,
             ragged.pages,
@@ -251,5 +260,5 @@ def decode(
         if most_splits > 1:
             batch = ragged.starts, ragged.lengths
             join_kernel[sequences, queries, heads](
-                result, parts, sizes, *batch, most_splits, heads=heads, at_once=SPLITS, **both
+                result, parts, sizes, firsts, *batch, heads=heads, at_once=SPLITS, **both
             )

@@ -1,6 +1,7 @@
 """The launch of a step of any mixture: how it is planned, what comes out of it, and what the compiler makes of it."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phase1_kv_pool.kernels import prepare_triton, report
-from phase2_prefill_decode.kernels import attention
+from phase2_prefill_decode.kernels import attention, decode_triton
 from phase2_prefill_decode.kernels.attention import Ragged
 from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase3_chunked_prefill.kernels.plan import FEW, Plan, plan
@@ -135,6 +136,21 @@ def test_a_step_is_planned_once_for_all_layers_of_a_kind() -> None:
         check(replace(case, window=window), inputs)
     assert len(inputs.ragged.plans) == 2
     assert replace(inputs.ragged).plans == {}
+
+
+def test_one_long_context_takes_no_room_for_splits_of_the_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With as many for each as the longest has, 128k tokens beside 255 decodes took gigabytes."""
+    found = []
+
+    class Join:
+        def __getitem__(self, grid: object) -> Callable[..., None]:
+            return lambda result, parts, *others, **options: found.append(parts.numel())
+
+    monkeypatch.setattr(decode_triton, "join_kernel", Join())
+    case = Case([1100, *[40] * 7], [4, *[1] * 7])
+    inputs = told(case, case.inputs("triton", torch.float32))
+    case.run(ATTEND.load("triton"), inputs)
+    assert found == [(3 + 7) * 4 * case.heads * case.head_dim]
 
 
 def test_the_other_ways_are_those_of_phase_2() -> None:
