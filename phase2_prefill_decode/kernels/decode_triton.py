@@ -182,7 +182,10 @@ def tiling(head_dim: int, itemsize: int, rows: int) -> Tiling:
     wide = head_dim > 128
     if itemsize == 4:  # products of float32 take more registers, and no tensor cores
         return Tiling(block(rows), 16 if wide else 32, 8, 3, maxnreg=255)
-    return Tiling(block(rows), 32 if wide else 64, 4, 3)
+    tile = 32 if wide else 64
+    if block(rows) * block(head_dim) > 64 * 128:  # a few tokens of many heads: more than four warps have registers for
+        return Tiling(block(rows), tile, 8, 2 if wide else 3)
+    return Tiling(block(rows), tile, 4, 3)
 
 
 def constants(head_dim: int, queries: int, chunk: int, window: int | None) -> dict[str, int | None]:

@@ -45,6 +45,8 @@ CATALOG = [
     ragged_spec("fp32", 128),
     *(on(80, short_spec("bf16", 128, 64, group, queries=ROWS // group)) for group in GROUPS),
     short_spec("bf16", 128, 64, 8, queries=FEW),
+    on(80, short_spec("bf16", 128, 16, 16, queries=FEW)),
+    on(80, short_spec("bf16", 256, 16, 8, queries=FEW)),
 ]
 
 

@@ -254,6 +254,11 @@ def test_every_kernel_compiles_well_for_every_gpu(compiled: list[report.Compiled
     assert {kernel.kernel.split()[0] for kernel in compiled} == {"ragged", "decode"}
 
 
+def test_every_kernel_fits_the_shared_memory_of_a_small_gpu(compiled: list[report.Compiled]) -> None:
+    """An L4 or an RTX 4090 has 99 KiB for a program, where an A100 has 163. More is refused at the launch."""
+    assert [kernel for kernel in compiled if kernel.architecture == 80 and kernel.shared > 99 * 1024] == []
+
+
 @pytest.mark.slow
 def test_all_shapes_compile_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "all_ragged_shapes"
