@@ -66,10 +66,8 @@ class Files:
 def keeping(compile_it: Callable[..., Any]) -> Any:
     """compile_it(cache=True), with the machine code kept for the next start wherever there is a place to keep it."""
     given = numba.config.CACHE_DIR, getattr(caching, "IndexDataCacheFile", None)
-    numba.config.CACHE_DIR, caching.IndexDataCacheFile = (
-        str(PLACE),
-        Files,
-    )  # numba takes both when it is asked to compile
+    # numba takes both when it is asked to compile
+    numba.config.CACHE_DIR, caching.IndexDataCacheFile = str(PLACE), Files
     try:
         return compile_it(cache=True)
     except RuntimeError:  # neither where this is installed nor at home can anything be written
