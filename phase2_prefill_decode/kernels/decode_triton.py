@@ -25,12 +25,8 @@ SPLITS = 16  # that join_kernel takes at once
 # region decode
 @triton.jit(
     do_not_specialize=["table_width", "most_splits"],
-    do_not_specialize_on_alignment=[
-        "starts",
-        "lengths",
-        "pages",
-        "work",
-    ],  # parts of one buffer, wherever in it they begin
+    # These are parts of one buffer, wherever in it they begin.
+    do_not_specialize_on_alignment=["starts", "lengths", "pages", "work"],
 )
 def decode_kernel(
     query,  # [tokens, heads, head_dim]

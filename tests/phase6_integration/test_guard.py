@@ -467,33 +467,3 @@ def test_a_line_for_machines_is_one_object() -> None:
 def test_a_line_for_people_is_one_line() -> None:
     line = HumanFormatter().format(record_of("request", id="x\ny", total=0.25, why="two words"))
     assert re.fullmatch(r"\d\d:\d\d:\d\d info    request id='x\\ny' total=0.250s why='two words'", line)
-
-
-# Settings.
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("host", ""),
-        ("port", -1),
-        ("port", 65536),
-        ("port", True),
-        ("max_body_bytes", 0),
-        ("max_headers", 0),
-        ("max_choices", 0),
-        ("max_messages", -1),
-        ("max_logprobs", 21),
-        ("keepalive", 0),
-        ("send_timeout", float("nan")),
-        ("receive_timeout", float("inf")),
-        ("shutdown_timeout", -1),
-        ("served_model_names", ()),
-        ("served_model_names", ("a b",)),
-        ("log_level", "loud"),
-        ("log_format", "xml"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused_by_name(field: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=field):
-        ServerSettings(**{field: value})

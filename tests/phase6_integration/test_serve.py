@@ -1,4 +1,4 @@
-"""`nanoserve serve` from its flags to its exit code, as a process and from outside."""
+"""`nanoserve serve` from its beginning to its exit code, as a process and from outside."""
 
 import errno
 import json
@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -20,123 +19,8 @@ import pytest
 import torch
 
 from phase6_integration.cli import main
-from phase6_integration.cli.serve_command import engine_options, server_settings
-from phase6_integration.options import EngineOptions
 from phase6_integration.server.listening import bind, more_files
-from phase6_integration.server.settings import ServerSettings
 from tests.phase6_integration.life import PATIENCE, ROOT, gone, life, scripted, stream, values
-
-# Flags.
-
-
-def help_text(capsys: pytest.CaptureFixture[str]) -> str:
-    with pytest.raises(SystemExit) as end:
-        main(["serve", "--help"])
-    assert end.value.code == 0
-    return capsys.readouterr().out
-
-
-CONTRACT = """host port dtype device max-model-len max-num-seqs max-num-batched-tokens block-size page-size
-    kv-cache-pages gpu-memory-utilization enable-prefix-caching no-enable-prefix-caching enable-chunked-prefill
-    no-enable-chunked-prefill scheduling-policy served-model-name api-key chat-template enforce-eager seed
-    max-num-queued-reqs request-timeout shutdown-timeout max-body-bytes max-logprobs log-level log-format"""
-
-
-def test_every_flag_of_the_contract_is_there_with_one_line_of_help(capsys: pytest.CaptureFixture[str]) -> None:
-    text = help_text(capsys)
-    for flag in CONTRACT.split():
-        assert re.search(rf"--{flag}[ ,\n]", text), flag
-    flags = [line for line in text.splitlines() if line.startswith("  ")]
-    assert all(re.match(r"  \S+.*\S   *\S|  model +\S", line) for line in flags)  # none goes on in a second line
-
-
-def test_every_option_of_the_engine_has_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
-    text = help_text(capsys)
-    missing = [f.name for f in fields(EngineOptions) if f"--{f.name.replace('_', '-')}" not in text]
-    assert missing == ["model"]
-
-
-def test_flags_reach_what_they_name() -> None:
-    given = {"model": "x", "dtype": "float32", "device": "auto", "port": 1, "log_level": "error", "page_size": 8}
-    assert engine_options(given) == EngineOptions(model="x", dtype="float32", page_size=8)
-    settings = server_settings(given, {})
-    assert (settings.port, settings.log_level, settings.served_model_names) == (1, "error", ("x",))
-
-
-def test_auto_is_a_word_of_the_flags_that_know_it_and_of_no_other() -> None:
-    assert engine_options({"dtype": "auto", "device": "auto"}) == EngineOptions()
-    assert engine_options({"model": "auto"}).model == "auto"
-    with pytest.raises(ValueError, match="scheduling_policy"):
-        engine_options({"scheduling_policy": "auto"})
-
-
-def test_a_directory_goes_by_its_own_name_and_the_bundled_model_by_its_own(tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    assert server_settings({"model": str(tmp_path / "mine")}, {}).served_model_names == ("mine",)
-    assert server_settings({}, {}).served_model_names == ("tiny_chat",)
-    assert server_settings({"model": "a/b", "served_model_name": ["c", "d"]}, {}).served_model_names == ("c", "d")
-
-
-def test_keys_come_from_flags_and_from_the_environment() -> None:
-    environment = {"NANOSERVE_API_KEY": "c", "VLLM_API_KEY": "d", "OTHER_API_KEY": "e"}
-    assert server_settings({"api_key": ["a", "b"]}, environment).api_keys == ("a", "b", "c", "d")
-    assert server_settings({}, {"NANOSERVE_API_KEY": ""}).api_keys == ()
-
-
-def test_a_chat_template_is_a_file_or_the_text_itself(tmp_path: Path) -> None:
-    file = tmp_path / "t.jinja"
-    file.write_text("{{ messages }}")
-    assert server_settings({"chat_template": str(file)}, {}).chat_template == "{{ messages }}"
-    tagged = "{% generation %}{{ messages }}{% endgeneration %}"
-    assert server_settings({"chat_template": tagged}, {}).chat_template == tagged
-    with pytest.raises(ValueError, match="chat template"):
-        server_settings({"chat_template": str(tmp_path / "none")}, {})
-    file.write_text("fine {# so far #}\n{% if %}")
-    with pytest.raises(ValueError, match=r"^the chat template has a fault in line 2: Expected an expression"):
-        server_settings({"chat_template": str(file)}, {})
-
-
-WRONG = [
-    ["--port", "70000"],
-    ["--port", "http"],
-    ["--host", ""],
-    ["--max-model-len", "0"],
-    ["--page-size", "-1"],
-    ["--gpu-memory-utilization", "1.5"],
-    ["--gpu-memory-utilization", "nan"],
-    ["--dtype", "int3"],
-    ["--device", "tpu"],
-    ["--scheduling-policy", "random"],
-    ["--request-timeout", "0"],
-    ["--shutdown-timeout", "-1"],
-    ["--max-body-bytes", "0"],
-    ["--max-logprobs", "1000"],
-    ["--log-level", "loud"],
-    ["--no-enforce-eager"],
-    ["--max-num-se", "3"],
-    ["--chat-template", "no-such-file"],
-    ["--chat-template", "{% for %}{"],
-    ["--chat-template", "{% break %}"],
-    ["--api-key", "sk secret"],
-    ["--api-keys=sk-secret"],
-    ["model", "sk-secret"],
-]
-
-
-@pytest.mark.parametrize("arguments", WRONG, ids=" ".join)
-def test_a_wrong_flag_is_one_line_and_exit_code_2(
-    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "phase6_integration.server.serve", None)  # nothing is loaded before it is said
-    with pytest.raises(SystemExit) as end:
-        main(["serve", *arguments])
-    assert end.value.code == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("nanoserve serve: ")
-    assert err.count("\n") == 1
-    assert "secret" not in err
-
 
 # Beginnings.
 
@@ -438,10 +322,3 @@ def test_if_the_server_is_killed_its_engine_ends_too() -> None:
         watch.register(descriptor, select.POLLIN)
         assert watch.poll(PATIENCE * 1000)
         os.close(descriptor)
-
-
-def test_settings_are_frozen_and_hide_their_keys() -> None:
-    settings = ServerSettings(api_keys=("sk-hidden",))
-    with pytest.raises(AttributeError):
-        settings.port = 1  # type: ignore[misc]
-    assert "sk-hidden" not in repr(settings)
