@@ -1,8 +1,5 @@
-"""`python -m chapters`."""
+"""`python -m chapters`: the course's commands."""
 
-import sys
+from phase0_request.entry import run
 
-from chapters.cli import main
-
-if __name__ == "__main__":
-    sys.exit(main())
+run("chapters.cli:main")

@@ -1,7 +1,5 @@
 """Phase 1, where keys and values live: the page allocator, page tables by request, the pool of tensors."""
 
-from phase1_kv_pool.allocator import OutOfPagesError, PageAllocator, PageError
-from phase1_kv_pool.cache import KVCache, PagedCache, Usage
-from phase1_kv_pool.layout import KVLayout
+from phase0_request.lazy import lazy_names
 
-__all__ = ["KVCache", "KVLayout", "OutOfPagesError", "PageAllocator", "PageError", "PagedCache", "Usage"]
+__getattr__, __all__ = lazy_names(__name__, __file__)

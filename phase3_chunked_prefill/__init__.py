@@ -1,6 +1,5 @@
 """Phase 3, sharing a step: the token budget, and the chunker that divides it between decodes and prompts."""
 
-from phase3_chunked_prefill.budget import TokenBudget
-from phase3_chunked_prefill.chunker import Chunker, Share
+from phase0_request.lazy import lazy_names
 
-__all__ = ["Chunker", "Share", "TokenBudget"]
+__getattr__, __all__ = lazy_names(__name__, __file__)

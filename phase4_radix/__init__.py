@@ -1,6 +1,5 @@
 """Phase 4, remembering: the radix tree of what has been computed, and the cache that shares it."""
 
-from phase4_radix.prefix_cache import Counts, PrefixCache
-from phase4_radix.radix_tree import Match, RadixTree
+from phase0_request.lazy import lazy_names
 
-__all__ = ["Counts", "Match", "PrefixCache", "RadixTree"]
+__getattr__, __all__ = lazy_names(__name__, __file__)

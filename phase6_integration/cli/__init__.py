@@ -1,5 +1,10 @@
-"""The `nanoserve` command. Each subcommand is a module; what it needs is loaded when it runs."""
+"""The `nanoserve` command. Each subcommand is a module that loads what it needs when it runs."""
 
-from phase6_integration.cli.main import main
+from typing import NoReturn
 
-__all__ = ["main"]
+from phase0_request.entry import run
+
+
+def main() -> NoReturn:
+    """The console script."""
+    run("phase6_integration.cli.main:main")

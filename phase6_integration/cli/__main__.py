@@ -1,7 +1,5 @@
-"""`python -m phase6_integration.cli` is `nanoserve`, where that is not on the path."""
+"""`python -m phase6_integration.cli` is `nanoserve`, for an environment that is not on the path."""
 
-import sys
+from phase6_integration.cli import main
 
-from phase6_integration.cli.main import main
-
-sys.exit(main())
+main()

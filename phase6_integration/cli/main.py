@@ -1,6 +1,5 @@
 """main: one parser, a subcommand for each module of COMMANDS."""
 
-import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -30,12 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown:
         subparsers.choices[options.command].refuse(unknown)
     try:
-        code = int(options.run(options))
-        sys.stdout.flush()
-        return code
+        return int(options.run(options))
     except KeyboardInterrupt:
         print(f"{subparsers.choices[options.command].prog}: stopped", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or what is left is tried again at the end
-        return 141

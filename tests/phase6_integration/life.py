@@ -23,7 +23,7 @@ ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.endswith("_API_KEY")
 SCRIPTED = """
 import signal, sys, asyncio, threading
 from phase6_integration.async_engine import Health
-from phase6_integration.cli import main
+from phase6_integration.cli.main import main
 from phase6_integration.server import serve
 from phase6_integration.wire import Ready
 from tests.phase6_integration.fake_engine import FakeEngine

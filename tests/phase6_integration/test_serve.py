@@ -18,7 +18,7 @@ import httpx
 import pytest
 import torch
 
-from phase6_integration.cli import main
+from phase6_integration.cli.main import main
 from phase6_integration.server.listening import bind, more_files
 from tests.phase6_integration.life import PATIENCE, ROOT, gone, life, scripted, stream, values
 

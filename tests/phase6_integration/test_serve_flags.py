@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from phase6_integration.cli import main
+from phase6_integration.cli.main import main
 from phase6_integration.cli.serve_command import engine_options, server_settings
 from phase6_integration.options import EngineOptions
 

@@ -1,0 +1,58 @@
+"""Entry points: run a command's `main` so that Ctrl-C at any moment ends it with exit code 130 and no traceback.
+
+`__main__` modules import only this and name their `main` as text: an interrupt while `main`'s module is imported, which
+takes seconds where torch is among its imports, is caught too.
+"""
+
+import _thread
+import os
+import signal
+import sys
+from importlib import import_module
+from typing import NoReturn
+
+INTERRUPTED = 128 + signal.SIGINT
+
+
+def run(main: str) -> NoReturn:
+    """Import and call "module:function", and exit with the code that it returns."""
+    sys.unraisablehook = _raise_again
+    code: object = 1
+    try:
+        try:
+            module, _, function = main.partition(":")
+            code = getattr(import_module(module), function)()
+            sys.stdout.flush()
+        except BrokenPipeError:  # the reader of a pipe went away: `nanoserve models | head -1`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail again
+            code = 128 + signal.SIGPIPE
+        except BaseException as error:
+            if not interrupted(error):
+                raise
+            code = INTERRUPTED
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # from here on Ctrl-C ends the process at once, in silence
+    except KeyboardInterrupt:  # between two of the lines above
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        code = INTERRUPTED
+    sys.exit(code)  # type: ignore[arg-type]
+
+
+def interrupted(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is behind an exception: libraries turn it into errors of their own."""
+    seen = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        if isinstance(error, BaseExceptionGroup) and any(map(interrupted, error.exceptions)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _raise_again(unraisable: "sys.UnraisableHookArgs") -> None:
+    """An interrupt inside a destructor or a callback of the garbage collector would be printed and forgotten."""
+    if issubclass(unraisable.exc_type, KeyboardInterrupt):
+        _thread.interrupt_main()
+    else:
+        sys.__unraisablehook__(unraisable)

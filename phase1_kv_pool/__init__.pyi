@@ -1,0 +1,7 @@
+from phase1_kv_pool.allocator import OutOfPagesError as OutOfPagesError
+from phase1_kv_pool.allocator import PageAllocator as PageAllocator
+from phase1_kv_pool.allocator import PageError as PageError
+from phase1_kv_pool.cache import KVCache as KVCache
+from phase1_kv_pool.cache import PagedCache as PagedCache
+from phase1_kv_pool.cache import Usage as Usage
+from phase1_kv_pool.layout import KVLayout as KVLayout
