@@ -1,11 +1,17 @@
-# Every target builds what it needs into .venv, once. PYTHON, VENV and CONSTRAINTS can be given on the command line.
+# Every target builds what it needs into .venv, once. These can be given on the command line:
+#   PYTHON       the Python to build .venv with
+#   TORCH        auto: PyTorch's build for CPUs if there is no NVIDIA driver; cpu, cuda: that build;
+#                system: the torch that PYTHON has, whatever its version, with ranges instead of pins for the rest
+#   CONSTRAINTS  the pins
 PYTHON      ?= python3
 VENV        ?= .venv
+TORCH       ?= auto
 CONSTRAINTS ?= .ci/constraints.txt
 BIN         := $(VENV)/bin
-PIP         := $(BIN)/python -m pip --quiet --disable-pip-version-check install --constraint $(CONSTRAINTS)
+INSTALL     := $(BIN)/python -m pip --disable-pip-version-check install
+PIP          = $(INSTALL) --quiet $(if $(filter system,$(TORCH)),,--constraint $(CONSTRAINTS))
 
-.PHONY: help serve test test-all lint types gates notebooks clean
+.PHONY: help serve test test-all lint types gates resolve pins notebooks clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -15,10 +21,10 @@ serve: $(VENV)/.serve ## install, then serve the bundled model on 127.0.0.1:8000
 	@$(BIN)/nanoserve serve
 
 test: $(VENV)/.dev ## install, then run the suite (`make test-all` adds what is marked slow)
-	@$(BIN)/python -m pytest -q -m "not slow"
+	@$(BIN)/python -m pytest -q -m "not slow" -n auto
 
 test-all: $(VENV)/.dev ## the suite with its slow tests
-	@$(BIN)/python -m pytest -q
+	@$(BIN)/python -m pytest -q -n auto
 
 lint: $(VENV)/.dev ## ruff: rules and format
 	@$(BIN)/ruff check && $(BIN)/ruff format --check
@@ -30,15 +36,27 @@ gates: $(VENV)/.dev ## listings equal the source; every exercise is caught by a 
 	@$(BIN)/python -m chapters weave --check
 	@$(BIN)/python -m chapters exercises --gate
 
+resolve: $(VENV)/.dev ## pins and ranges can be installed on every supported Python and platform (asks the index)
+	@$(BIN)/python .ci/resolve.py
+
+pins: $(VENV)/.dev ## raise the pins to the newest versions that go with the pinned torch
+	@grep '^torch==' $(CONSTRAINTS) > $(VENV)/torch.txt
+	@$(BIN)/uv pip compile --quiet --universal --upgrade --python-version 3.11 --extra dev --no-annotate \
+	  --custom-compile-command 'make pins' --constraint $(VENV)/torch.txt --output-file $(CONSTRAINTS) pyproject.toml
+
 notebooks: $(VENV)/.dev ## execute the notebooks and keep their outputs
 	@$(BIN)/python -m chapters notebooks --execute
 
 clean: ## forget the environment and all caches
 	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis phase*/kernels/__pycache__
 
-$(VENV)/.serve: pyproject.toml $(CONSTRAINTS)
-	@echo "Installing into $(VENV), once; this takes a minute or two."
+$(VENV)/.torch: $(CONSTRAINTS)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@PYTHON="$(PYTHON)" BIN="$(BIN)" CONSTRAINTS="$(CONSTRAINTS)" sh .ci/install_torch.sh $(TORCH)
+	@touch $@
+
+$(VENV)/.serve: $(VENV)/.torch pyproject.toml
+	@echo "Installing the other libraries (about 250 MB)."
 	@$(PIP) --editable .
 	@echo "Compiling the kernels for this machine."
 	@$(BIN)/nanoserve generate --max-tokens 2 "How does a serving engine find the pages of a request?" > /dev/null

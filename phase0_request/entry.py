@@ -4,10 +4,10 @@
 takes seconds where torch is among its imports, is caught too.
 """
 
-import _thread
 import os
 import signal
 import sys
+import threading
 from importlib import import_module
 from typing import NoReturn
 
@@ -51,8 +51,11 @@ def interrupted(error: BaseException | None) -> bool:
 
 
 def _raise_again(unraisable: "sys.UnraisableHookArgs") -> None:
-    """An interrupt inside a destructor or a callback of the garbage collector would be printed and forgotten."""
+    """An interrupt inside a destructor or a callback of the garbage collector would be printed and forgotten. It is
+    sent once more, a moment later: while this function runs it would be lost like the first."""
     if issubclass(unraisable.exc_type, KeyboardInterrupt):
-        _thread.interrupt_main()
+        again = threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT))
+        again.daemon = True
+        again.start()
     else:
         sys.__unraisablehook__(unraisable)

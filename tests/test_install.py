@@ -65,3 +65,37 @@ def test_the_course_says_that_it_needs_the_checkout(installed: Path) -> None:
     assert done.returncode != 0
     assert "checkout" in done.stderr + done.stdout
     assert "Traceback" not in done.stderr
+
+
+# The Makefile's choice of torch.
+
+
+def install_torch(python: str, environment: Path, choice: str) -> subprocess.CompletedProcess[str]:
+    variables = os.environ | {"PYTHON": python, "BIN": str(environment / "bin"), "CONSTRAINTS": os.devnull}
+    script = ["sh", str(ROOT / ".ci/install_torch.sh"), choice]
+    return subprocess.run(script, env=variables, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Path:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
+    return tmp_path / "venv"
+
+
+def test_torch_system_is_the_torch_that_is_there(empty: Path) -> None:
+    done = install_torch(sys.executable, empty, "system")
+    assert done.returncode == 0, done.stderr
+    where = "from importlib.metadata import distribution as d; print(d('torch').version, d('torch').locate_file(''))"
+    commands = ([python, "-c", where] for python in (sys.executable, str(empty / "bin/python")))
+    ours, theirs = (subprocess.run(command, capture_output=True, text=True).stdout.split() for command in commands)
+    assert theirs == ours
+    assert f"Using torch {ours[0]} " in done.stdout
+
+
+@pytest.mark.parametrize(("choice", "said"), [("system", "which has none"), ("rocm", "auto, cpu, cuda or system, not")])
+def test_a_torch_that_cannot_be_had_is_an_error_before_anything_is_installed(
+    empty: Path, choice: str, said: str
+) -> None:
+    done = install_torch(str(empty / "bin/python"), empty, choice)
+    assert done.returncode != 0
+    assert said in done.stderr
