@@ -56,7 +56,7 @@ $(VENV)/.torch: $(CONSTRAINTS)
 	@touch $@
 
 $(VENV)/.serve: $(VENV)/.torch pyproject.toml
-	@echo "Installing the other libraries (about 250 MB)."
+	@echo "Installing the other libraries (about 120 MB)."
 	@$(PIP) --editable .
 	@echo "Compiling the kernels for this machine."
 	@$(BIN)/nanoserve generate --max-tokens 2 "How does a serving engine find the pages of a request?" > /dev/null

@@ -31,11 +31,11 @@ END
       set -- --extra-index-url "$CPU_WHEELS"
     else
       echo "PyTorch's own wheels for CPUs cannot be reached: installing the package index's torch, which on Linux"
-      echo "brings the CUDA libraries (up to 3 GB, 5 GB unpacked)."
+      echo "brings the CUDA libraries (up to 2.7 GB, 5 GB on disk)."
       set --
     fi ;;
   cuda)
-    echo "Installing PyTorch (on Linux with the CUDA libraries: 3 GB, 5 GB unpacked)."
+    echo "Installing PyTorch (on Linux with the CUDA libraries: 2.7 GB, 5 GB on disk)."
     set -- ;;
   *)
     echo "TORCH is auto, cpu, cuda or system, not '$choice'" >&2
