@@ -72,8 +72,8 @@ def fragmentation(figure: Any, result: dict[str, Any]) -> None:
 
 def roofline(figure: Any, result: dict[str, Any]) -> None:
     """Prefill and decode under the roofs of the machine they were measured on, beside what the cost model says."""
-    from phase2_prefill_decode import chart
-    from phase2_prefill_decode.roofline import measured
+    from phase2_prefill_decode.lab import chart
+    from phase2_prefill_decode.lab.roofline import measured
 
     points = result["figures"]["points"].values()
     device = measured({"device": "the machine", "figures": {"best": result["figures"]["ceilings"]}})

@@ -53,5 +53,5 @@ def describe(machine: Machine) -> list[tuple[str, str]]:
 
 def files(course: Course) -> list[str]:
     """Where the tests of the proof are: to read all the others first would take longer than the proof."""
-    tests = sorted((course.root / "tests").glob("*/test_*.py"))
+    tests = sorted((course.root / "tests").glob("*/**/test_*.py"))
     return [course.name(test) for test in tests if "pytest.mark.proof" in test.read_text("utf-8")]

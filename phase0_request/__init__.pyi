@@ -2,7 +2,6 @@ from phase0_request.batch import Batch as Batch
 from phase0_request.batch import Slice as Slice
 from phase0_request.batch import StepOutput as StepOutput
 from phase0_request.batch import StepTokens as StepTokens
-from phase0_request.batcher import Batcher as Batcher
 from phase0_request.detokenizer import Detokenizer as Detokenizer
 from phase0_request.events import Event as Event
 from phase0_request.events import reason_to_finish as reason_to_finish
@@ -10,8 +9,6 @@ from phase0_request.logprobs import TokenLogprobs as TokenLogprobs
 from phase0_request.metrics import Summary as Summary
 from phase0_request.metrics import percentile as percentile
 from phase0_request.metrics import summarize as summarize
-from phase0_request.mock_model import MockModel as MockModel
-from phase0_request.mock_model import StepCost as StepCost
 from phase0_request.params import SamplingParams as SamplingParams
 from phase0_request.queue import QueueFullError as QueueFullError
 from phase0_request.queue import RequestQueue as RequestQueue
@@ -19,10 +16,5 @@ from phase0_request.request import FinishReason as FinishReason
 from phase0_request.request import InvalidTransitionError as InvalidTransitionError
 from phase0_request.request import Request as Request
 from phase0_request.request import RequestState as RequestState
-from phase0_request.server import Delta as Delta
-from phase0_request.server import Server as Server
-from phase0_request.server import Stream as Stream
 from phase0_request.times import RequestTimes as RequestTimes
 from phase0_request.tokenizer import Tokenizer as Tokenizer
-from phase0_request.trace import Stage as Stage
-from phase0_request.trace import Trace as Trace

@@ -14,14 +14,14 @@ from typing import NoReturn
 INTERRUPTED = 128 + signal.SIGINT
 
 
-def run(main: str) -> NoReturn:
+def run(main: str, *arguments: str) -> NoReturn:
     """Import and call "module:function", and exit with the code that it returns."""
     sys.unraisablehook = _raise_again
     code: object = 1
     try:
         try:
             module, _, function = main.partition(":")
-            code = getattr(import_module(module), function)()
+            code = getattr(import_module(module), function)(*arguments)
             sys.stdout.flush()
         except BrokenPipeError:  # the reader of a pipe went away: `nanoserve models | head -1`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail again

@@ -1,13 +1,2 @@
 from phase2_prefill_decode.config import ModelConfig as ModelConfig
-from phase2_prefill_decode.cost import Cost as Cost
-from phase2_prefill_decode.cost import CostModel as CostModel
-from phase2_prefill_decode.cost import Load as Load
-from phase2_prefill_decode.cost import Part as Part
 from phase2_prefill_decode.fields import ConfigError as ConfigError
-from phase2_prefill_decode.roofline import DEVICES as DEVICES
-from phase2_prefill_decode.roofline import Device as Device
-from phase2_prefill_decode.roofline import Prediction as Prediction
-from phase2_prefill_decode.roofline import crossover as crossover
-from phase2_prefill_decode.roofline import measured as measured
-from phase2_prefill_decode.roofline import named as named
-from phase2_prefill_decode.roofline import predict as predict

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 
-from rich.progress import Progress
+from tqdm import tqdm
 
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
@@ -56,10 +56,10 @@ class Engine:
         """The answers, in the order of the prompts."""
         requests = make_requests(prompts, params, self.model, self.clock(), self._names)
         transcript = Transcript(requests, self.model.tokenizer)
-        with Progress(transient=True, disable=not progress) as bar, closing(self._run(requests, transcript)) as deltas:
-            task = bar.add_task("generating", total=len(requests))
+        bar = tqdm(desc="generating", total=len(requests), leave=False, disable=not progress)
+        with bar, closing(self._run(requests, transcript)) as deltas:
             for delta in deltas:
-                bar.advance(task, delta.finish_reason is not None)
+                bar.update(delta.finish_reason is not None)
         return [transcript.completions[request.id] for request in requests]
 
     def stream(self, prompts: Sequence[Prompt], params: Params = None) -> Generator[Delta]:

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from torch import Tensor
+from tqdm import tqdm
 
 from phase2_prefill_decode.checkpoint import Checkpoint, InMemory, WeightsError, listed
 from phase2_prefill_decode.config import ModelConfig
@@ -92,11 +91,12 @@ def _fill(
         )
     weights = empty_weights(config, device, dtype)
     into = places(weights, config)
-    with _bar(progress) as bar:
-        task = bar.add_task("Loading weights", total=sum(place.nbytes for place in into.values()))
+    total = sum(place.nbytes for place in into.values())
+    hidden = None if progress else True  # None: unless the error stream is a terminal
+    with tqdm(desc="Loading weights", total=total, unit="B", unit_scale=True, leave=False, disable=hidden) as bar:
         for name, tensor in checkpoint.read(into):
             into[name].copy_(tensor)
-            bar.advance(task, into[name].nbytes)
+            bar.update(into[name].nbytes)
     return weights
 
 
@@ -194,10 +194,3 @@ def _faults(wanted: dict[str, Tensor], checkpoint: Checkpoint | InMemory, config
         if not torch.equal(head, embedding):
             faults.append(f"{HEAD} differs from {EMBEDDING}, and the configuration says that they are one")
     return faults
-
-
-def _bar(progress: bool) -> Progress:
-    """On a terminal, and gone when it is done."""
-    console = Console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
-    return Progress(*columns, console=console, transient=True, disable=not (progress and console.is_terminal))

@@ -4,11 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from rich.text import Text
-from rich.tree import Tree
-
 from phase1_kv_pool.allocator import PageError
-from phase4_radix.draw import Branch, Describe, counted, drawing, plainly
 from phase4_radix.eviction import EvictionQueue
 from phase4_radix.runs import TOKEN_BYTES, common, in_pages, salt_of, tokens_of
 
@@ -37,6 +33,18 @@ class Match(NamedTuple):
     node: int  # where the prefix ends
     inside: int  # after so many pages of that node's run
     pages: list[int]  # where the prefix lies
+
+
+class Branch(NamedTuple):
+    """What is to be seen of a node."""
+
+    node: int
+    depth: int  # below the root; its children have 1
+    salt: str  # children of the root may have one
+    tokens: list[int]
+    pages: list[int]
+    locks: int
+    used: int
 
 
 class RadixTree:
@@ -173,11 +181,6 @@ class RadixTree:
             salt, tokens = salt_of(node.run[0], self.page_size), tokens_of(node.run, self.page_size)
             yield Branch(number, depth, salt, tokens, list(node.pages), node.locks, node.used)
             stack += [(child, depth + 1) for child in reversed(node.children.values())]
-
-    def draw(self, describe: Describe = plainly) -> Tree:
-        """The tree for a terminal, a line a node."""
-        head = f"{counted(self.num_pages, 'page')} in {counted(len(self), 'node')}, {self.num_locked} locked"
-        return drawing(self.branches(), describe, Text(head, "bold"))
 
     def check(self) -> None:
         """Raise PageError unless the arena is a tree and all that is counted adds up."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from typing import Any
 
-from rich.progress import Progress
+from tqdm import tqdm
 
 from phase0_request.request import Request
 from phase1_kv_pool.cache import KVCache
@@ -56,10 +56,10 @@ class ContinuousEngine:
         """The answers, in the order of the prompts."""
         requests = make_requests(prompts, params, self.model, self.core.clock(), self._names)
         transcript = Transcript(requests, self.model.tokenizer)
-        with Progress(transient=True, disable=not progress) as bar, closing(self._run(requests, transcript)) as deltas:
-            task = bar.add_task("generating", total=len(requests))
+        bar = tqdm(desc="generating", total=len(requests), leave=False, disable=not progress)
+        with bar, closing(self._run(requests, transcript)) as deltas:
             for delta in deltas:
-                bar.advance(task, delta.finish_reason is not None)
+                bar.update(delta.finish_reason is not None)
         return [transcript.completions[request.id] for request in requests]
 
     def stream(self, prompts: Sequence[Prompt], params: Params = None) -> Generator[Delta]:

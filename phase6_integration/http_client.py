@@ -9,6 +9,7 @@ from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 import httptools
+import msgspec
 
 
 class UnreachableError(OSError):
@@ -21,6 +22,10 @@ class LostError(OSError):
     def __init__(self, begun: bool, why: str = "") -> None:
         super().__init__(why or "the connection was lost" + (" in the middle of the answer" if begun else ""))
         self.begun = begun
+
+
+class RefusedError(RuntimeError):
+    """The server is there, and will not do what the command needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,3 +208,42 @@ class Pool:
             raise UnreachableError(f"no server answers at {target.origin} ({why}); is it running?") from None
         self.opened += 1
         return connection
+
+
+class Whole:
+    """A response's body."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.body = b""
+
+    def feed(self, data: bytes, now: float) -> None:
+        self.body += data
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Error(msgspec.Struct):
+    message: str = "no reason given"
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model] = msgspec.field(default_factory=list)
+    error: _Error = msgspec.field(default_factory=_Error)
+
+
+async def first_model(pool: Pool) -> str:
+    """What the server calls its model."""
+    answer = Whole()
+    await pool.exchange(pool.target.request("GET", "/v1/models"), answer)
+    try:
+        models = msgspec.json.decode(answer.body, type=_Models)
+    except msgspec.DecodeError:
+        models = _Models()
+    if answer.status != 200:
+        raise RefusedError(f"{pool.target.origin} answered {answer.status}: {models.error.message}")
+    if not models.data:
+        raise RefusedError(f"{pool.target.origin} names no model at /v1/models; name one yourself")
+    return models.data[0].id

@@ -5,6 +5,7 @@ import pty
 import re
 import signal
 import subprocess
+import termios
 
 SHOWN, HIDDEN = b"\x1b[?25h", b"\x1b[?25l"  # the cursor
 
@@ -12,6 +13,7 @@ SHOWN, HIDDEN = b"\x1b[?25h", b"\x1b[?25l"  # the cursor
 def on_a_terminal(*command: str, until: bytes | None = None) -> tuple[int, bytes]:
     """Run to the end, or press Ctrl-C once `until` has been shown (spaces as one). Exit status and output."""
     ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 100))
     process = subprocess.Popen(
         command,
         stdin=theirs,

@@ -36,62 +36,17 @@ TOP_LEVEL = {
     "CHANGELOG.md",
 }
 
-# Modules that decide with integers alone, by the names that design gives them. They never load torch.
-HOST_ONLY = {
-    "phase0_request": "*",
-    "phase1_kv_pool": ("layout", "allocator", "cache", "memories", "serving", "fragmentation", "page_map", "view"),
-    "phase2_prefill_decode": ("config", "cost", "families", "fields", "roofline", "rope"),
-    "phase3_chunked_prefill": ("budget", "chunker"),
-    "phase4_radix": (
-        "radix_tree",
-        "prefix_cache",
-        "runs",
-        "eviction",
-        "draw",
-        "scenes",
-        "demo",
-        "view",
-        "bench",
-        "replay",
-    ),
-    "phase5_continuous": (
-        "scheduler",
-        "policies",
-        "simulator",
-        "traces",
-        "admission",
-        "residents",
-        "seat",
-        "deadlines",
-        "sharing",
-        "invariants",
-        "bench",
-        "core",
-        "static",
-        "tally",
-        "virtual",
-        "demo",
-        "view",
-        "report",
-        "goodput",
-    ),
-    "phase6_integration": (
-        "reply",
-        "watchdog",
-        "options",
-        "wire",
-        "gauges",
-        "answers",
-        "async_engine",
-        "hub",
-        "threads",
-        "isolation",
-        "stats",
-        "http_client",
-        "server.app",
-        "server.serve",
-    ),
+# Tensors are held here; what else these phases have decides with integers, and never loads torch. A name stands for
+# what is below it, too. Phase 2 computes: there it is the other way round.
+TENSORS = {
+    "phase0_request": (),
+    "phase1_kv_pool": ("memory", "pool", "kernels", "lab.bench", "lab.catalog", "lab.timing"),
+    "phase3_chunked_prefill": ("engine", "kernels", "lab"),
+    "phase4_radix": ("engine", "lab.study"),
+    "phase5_continuous": ("engine", "lab.study"),
+    "phase6_integration": ("assemble", "engine", "sizing", "cli.checks", "lab"),
 }
+INTEGERS_OF_PHASE_2 = ("config", "draws", "families", "fields", "rope", "lab.cost", "lab.roofline")
 
 
 @cache
@@ -135,19 +90,94 @@ def test_there_is_no_circle_of_imports() -> None:
     assert sorted(order) == sorted(modules())
 
 
+# The engine, and the lab beside it.
+
+
+def of_the_lab(name: str) -> bool:
+    return name.split(".")[1:2] == ["lab"]
+
+
+def engine() -> list[str]:
+    """What stands in the phases outside their labs. `__main__` of a phase starts its demo, and only names it."""
+    return [name for name in modules() if name.split(".")[0] in PHASES and not of_the_lab(name)]
+
+
+def of_the_cli(name: str) -> bool:
+    return name.startswith("phase6_integration.cli")
+
+
+def named_as_text(name: str) -> Iterator[str]:
+    """Modules that a module names as text, to load them when they are needed: "module" or "module:function"."""
+    for node in ast.walk(ast.parse(modules()[name].read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            module = node.value.partition(":")[0]
+            if module in modules():
+                yield module
+
+
+def public(package: str) -> dict[str, str]:
+    """The public names of a phase, each with its module."""
+    lines = [line.split() for line in (ROOT / package / "__init__.pyi").read_text().splitlines()]
+    return {name: module for _, module, _, name, _, _ in lines}
+
+
+def test_no_engine_module_imports_a_lab_or_draws() -> None:
+    """Neither rich nor matplotlib: what is shown to people is drawn by labs, and by the commands of the cli."""
+    assert {name.split(".")[0] for name in modules() if of_the_lab(name)} == set(PHASES)
+    wrong = [
+        f"{name}:{line} imports {other}"
+        for name in engine()
+        if not of_the_cli(name)
+        for other, line in imports(name)
+        if of_the_lab(other) or other.split(".")[0] in ("rich", "matplotlib")
+    ]
+    assert wrong == []
+
+
+def test_the_cli_loads_a_lab_only_inside_the_command_that_needs_it() -> None:
+    at_once = [
+        f"{name}:{node.lineno}"
+        for name in filter(of_the_cli, modules())
+        for node in ast.parse(modules()[name].read_text()).body
+        if isinstance(node, ast.ImportFrom) and of_the_lab(str(node.module))
+    ]
+    assert at_once == []
+
+
+def test_no_public_name_is_of_a_lab() -> None:
+    assert [
+        f"{package}.{name}" for package in PHASES for name, home in public(package).items() if of_the_lab(home)
+    ] == []
+
+
+def test_the_engine_holds_only_what_serving_needs() -> None:
+    """Every module outside the labs is reached from the commands, or from the engine of a phase."""
+    start = ["phase6_integration.cli.__main__", *(f"{package}.engine" for package in PHASES)]
+    start += [f"{package}.__main__" for package in PHASES]
+    todo, reached = [name for name in start if name in modules()], set[str]()
+    while todo:
+        name = todo.pop()
+        if name not in reached and not of_the_lab(name):
+            reached.add(name)
+            todo += [other for other in (*(o for o, _ in imports(name)), *named_as_text(name)) if other in modules()]
+            todo += [name.rpartition(".")[0]] if "." in name else []
+    assert sorted(set(engine()) - reached) == []
+
+
 def host_only() -> list[str]:
-    chosen = []
+    """What decides with integers."""
+    chosen = [f"phase2_prefill_decode.{name}" for name in INTEGERS_OF_PHASE_2]
     for name in modules():
         package, _, module = name.partition(".")
-        wanted = HOST_ONLY.get(package, ())
-        if wanted == "*" or module in wanted:
+        if package in TENSORS and not any(f"{module}.".startswith(f"{top}.") for top in TENSORS[package]):
             chosen.append(name)
     return chosen
 
 
 def test_host_only_modules_load_no_torch() -> None:
     names = host_only()
-    assert "phase0_request.queue" in names
+    for package, tops in TENSORS.items():
+        assert {f"{package}.{top}" for top in tops} <= modules().keys()
     program = "import sys, importlib\nfor name in sys.argv[1:]:\n    importlib.import_module(name)\n"
     program += "    heavy = {'torch', 'triton', 'transformers'} & set(sys.modules)\n"
     program += "    assert not heavy, f'importing {name} loads {heavy}'"
@@ -179,8 +209,7 @@ def test_nothing_else_is_at_the_top_level() -> None:
 @pytest.mark.parametrize("package", PHASES)
 def test_importing_a_phase_loads_only_what_its_public_names_need(package: str) -> None:
     """`import phase6_integration` is free; a name loads its module, which the stub beside it states."""
-    stub = [line.split() for line in (ROOT / package / "__init__.pyi").read_text().splitlines()]
-    home = {name: module for _, module, _, name, _, _ in stub}
+    home = public(package)
     program = f"""
 import sys
 before = set(sys.modules)

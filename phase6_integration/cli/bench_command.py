@@ -1,4 +1,4 @@
-"""`nanoserve bench`: put a server under load and measure it. Its flags; the work is in `phase6_integration.load`."""
+"""`nanoserve bench`: put a server under load and measure it. Its flags; the work is in `lab.load`."""
 
 import argparse
 
@@ -59,7 +59,7 @@ def arguments(parser: Parser) -> None:
 
 def run(given: argparse.Namespace, parser: Parser) -> int:
     """All arguments are checked before anything is asked."""
-    from phase6_integration.load.command import execute, load_of
+    from phase6_integration.lab.load.command import execute, load_of
 
     options = vars(given)
     file = options.get("json")

@@ -112,7 +112,7 @@ def gpu(machine: Machine, cuda: Cuda) -> Finding:
 
 def model() -> Finding:
     """The bundled model is asked what it was taught."""
-    from phase0_request.corpus.facts import read
+    from phase0_request.lab.corpus.facts import read
     from phase0_request.params import SamplingParams
     from phase6_integration.engine import NanoServingEngine
 

@@ -14,7 +14,7 @@ from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason
 from phase6_integration.answers import Ask
 from phase6_integration.async_engine import AsyncEngine
-from phase6_integration.http_client import LostError, Pool, Target
+from phase6_integration.http_client import LostError, Pool, Target, first_model
 from phase6_integration.options import EngineOptions
 
 Messages = Sequence[Mapping[str, str]]
@@ -152,10 +152,8 @@ class Remote:
 
     @classmethod
     async def open(cls, target: Target, model: str | None) -> "Remote":
-        from phase6_integration.load.client import first_model
-
         pool = Pool(target, time.perf_counter)
-        return cls(pool, model or await first_model(pool, time.perf_counter))
+        return cls(pool, model or await first_model(pool))
 
     # region remote
     async def answer(self, messages: Messages, params: SamplingParams) -> AsyncGenerator[str | Facts]:

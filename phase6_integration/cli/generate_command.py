@@ -46,8 +46,7 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
     """0 if every prompt was answered, 1 if not."""
     from phase0_request.params import SamplingParams
     from phase6_integration.cli import generation
-    from phase6_integration.http_client import LostError, Target, UnreachableError
-    from phase6_integration.load.client import RefusedError
+    from phase6_integration.http_client import LostError, RefusedError, Target, UnreachableError
 
     options: dict[str, Any] = vars(given)
     names = [flag.replace("-", "_") for flag, *_ in SAMPLING] + ["stop"]

@@ -14,7 +14,7 @@ from phase0_request.params import SamplingParams
 from phase2_prefill_decode.config import ModelConfig
 from phase2_prefill_decode.threads import threads_for
 from phase6_integration.cli.chat import HARMLESS
-from phase6_integration.http_client import LostError, Pool, Target
+from phase6_integration.http_client import LostError, Pool, Target, Whole, first_model
 from phase6_integration.hub import directory_of
 from phase6_integration.options import EngineOptions
 
@@ -101,27 +101,14 @@ class _Answer(msgspec.Struct):
     error: _Error | None = None
 
 
-class _Whole:
-    """A response's body."""
-
-    def __init__(self) -> None:
-        self.status = 0
-        self.body = b""
-
-    def feed(self, data: bytes, now: float) -> None:
-        self.body += data
-
-
 def there(
     target: Target, model: str | None, prompts: Sequence[str], chat: bool, asked: dict[str, Any]
 ) -> list[Generated]:
     """By a server, some at a time. What fails for one prompt is that prompt's error."""
 
     async def play() -> list[Generated]:
-        from phase6_integration.load.client import first_model
-
         pool, places = Pool(target, time.perf_counter), asyncio.Semaphore(AT_ONCE)
-        name = model or await first_model(pool, time.perf_counter)
+        name = model or await first_model(pool)
         console = Console(stderr=True)
         with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
             task = bar.add_task("generating", total=len(prompts))
@@ -143,7 +130,7 @@ def there(
 async def ask(pool: Pool, prompt: str, chat: bool, fields: dict[str, Any]) -> Generated:
     path = "/v1/chat/completions" if chat else "/v1/completions"
     what = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
-    whole = _Whole()
+    whole = Whole()
     try:
         await pool.exchange(pool.target.request("POST", path, msgspec.json.encode(what | fields)), whole)
         answer = msgspec.json.decode(whole.body, type=_Answer)

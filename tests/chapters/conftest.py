@@ -23,7 +23,14 @@ filterwarnings = ["error"]
 markers = ["proof: shown by doctor", "slow: takes long"]
 """,
     "README.md": "# Course\n",
-    "phase0_request/__init__.py": "from phase0_request.queue import Queue\n",
+    "phase0_request/__init__.py": """\
+def __getattr__(name):
+    if name != "Queue":
+        raise AttributeError(name)
+    from phase0_request.queue import Queue
+
+    return Queue
+""",
     "phase0_request/queue.py": '''\
 """A queue."""
 
@@ -151,7 +158,8 @@ def standalone(course: Course) -> Course:
     """The same with the tool inside, so that `python -m chapters` runs there as in the real checkout."""
     for path in (HOME / "chapters").glob("*.py"):
         shutil.copy(path, course.chapters)
-    shutil.copy(HOME / "phase0_request" / "machine.py", course.root / "phase0_request")
+    for name in ("entry.py", "machine.py"):
+        shutil.copy(HOME / "phase0_request" / name, course.root / "phase0_request")
     return course
 
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from phase1_kv_pool.kernels import prepare_triton, report
-from phase1_kv_pool.kernels.ahead import ARCHITECTURES, Compiled
+from phase1_kv_pool.kernels import prepare_triton
+from phase1_kv_pool.lab import report
+from phase1_kv_pool.lab.ahead import ARCHITECTURES, Compiled
 from phase2_prefill_decode.kernels.attention import ATTEND
 from tests.phase1_kv_pool.support import bits, needs_gpu
 from tests.phase2_prefill_decode.attention_cases import TOLERANCE, Case, Inputs, decodes, prompts
@@ -20,7 +21,7 @@ HALF = torch.float16 if INTERPRETED else torch.bfloat16
 
 @pytest.fixture(scope="module")
 def compiled() -> list[Compiled]:
-    return report.compiled("phase2_prefill_decode.kernels")
+    return report.compiled("phase2_prefill_decode.lab")
 
 
 def test_every_kernel_compiles_well_for_every_gpu(compiled: list[Compiled]) -> None:
@@ -51,10 +52,10 @@ def test_all_shapes_compile_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     folder.mkdir()
     (folder / "__init__.py").touch()
     (folder / "catalog.py").write_text(
-        "from phase2_prefill_decode.kernels.catalog import everything\nCATALOG = list(everything())\n"
+        "from phase2_prefill_decode.lab.catalog import everything\nCATALOG = list(everything())\n"
     )
     (folder / "__main__.py").write_text(
-        "from phase1_kv_pool.kernels.report import main\nraise SystemExit(main('all_shapes'))\n"
+        "import sys\nfrom phase1_kv_pool.lab.report import main\nraise SystemExit(main('all_shapes', sys.argv[2:]))\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     found = report.compiled("all_shapes")

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phase1_kv_pool.kernels import prepare_triton, report
+from phase1_kv_pool.kernels import prepare_triton
+from phase1_kv_pool.lab import report
 from phase2_prefill_decode.kernels import attention, decode_triton
 from phase2_prefill_decode.kernels.attention import Ragged
 from phase3_chunked_prefill.kernels.attention import ATTEND
@@ -242,7 +243,7 @@ def test_what_sees_most_goes_first() -> None:
 
 @pytest.fixture(scope="module")
 def compiled() -> list[report.Compiled]:
-    return report.compiled("phase3_chunked_prefill.kernels")
+    return report.compiled("phase3_chunked_prefill.lab")
 
 
 def test_every_kernel_compiles_well_for_every_gpu(compiled: list[report.Compiled]) -> None:
@@ -265,10 +266,11 @@ def test_all_shapes_compile_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     folder.mkdir()
     (folder / "__init__.py").touch()
     (folder / "catalog.py").write_text(
-        "from phase3_chunked_prefill.kernels.catalog import everything\nCATALOG = list(everything())\n"
+        "from phase3_chunked_prefill.lab.catalog import everything\nCATALOG = list(everything())\n"
     )
     (folder / "__main__.py").write_text(
-        "from phase1_kv_pool.kernels.report import main\nraise SystemExit(main('all_ragged_shapes'))\n"
+        "import sys\nfrom phase1_kv_pool.lab.report import main\n"
+        "raise SystemExit(main('all_ragged_shapes', sys.argv[2:]))\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     found = report.compiled("all_ragged_shapes")

@@ -7,7 +7,6 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from phase1_kv_pool import PageError
 from phase4_radix import radix_tree
@@ -191,17 +190,3 @@ def test_check_finds_a_use_that_was_not_told_to_the_parent() -> None:
     tree._nodes[child].used += 1
     with pytest.raises(PageError, match=f"node {child} was used after"):
         tree.check()
-
-
-def test_it_draws_itself(tree: RadixTree) -> None:
-    tree.insert(list(range(100, 140)), list(range(40, 60)), "tenant")
-    console = Console(width=100, no_color=True)
-    with console.capture() as captured:
-        console.print(tree.draw())
-    assert [line.rstrip() for line in captured.get().splitlines()] == [
-        "24 pages in 4 nodes, 3 locked",
-        "├── 1 2 3 4  pages 10-11  1 lock",
-        "│   ├── 5 6  page 12",
-        "│   └── 7 8  page 22  1 lock",
-        "└── tenant: 100 101 102 103 104 105 … 134 135 136 137 138 139  pages 40-59",
-    ]

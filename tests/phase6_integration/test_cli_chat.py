@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from phase0_request.corpus.facts import read
+from phase0_request.lab.corpus.facts import read
 from phase0_request.params import SamplingParams
 from phase6_integration.cli.chat import Chat
 from phase6_integration.cli.conversation import AnswerError, Facts, Local, Messages, Remote

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from phase0_request.corpus.facts import read
+from phase0_request.lab.corpus.facts import read
 from phase6_integration.cli.generate_command import wanted
 from phase6_integration.cli.generation import Generated
 from tests.phase6_integration.scripted import Heard, Said, in_a_thread, said

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from phase0_request import machine
-from phase0_request.corpus import facts
+from phase0_request.lab.corpus import facts
 from phase0_request.machine import Machine
 from phase6_integration.cli import checks
 from phase6_integration.cli.checks import Cuda, Finding, State

@@ -1,0 +1,131 @@
+"""Train the bundled tokenizer: a byte-level BPE of exactly 4,096 tokens, from the corpus and nothing else.
+
+Training is a function of the corpus files: run again, it writes the same bytes. Whoever changes a corpus file trains
+the tokenizer again, and then whatever model was trained on its ids.
+
+    python -m phase0_request.lab corpus.train_tokenizer      # writes phase0_request/tiny_chat
+"""
+
+import argparse
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from phase0_request.lab.corpus.generate import SYSTEM_PROMPTS, Corpus, load
+
+FOLDER = Path(__file__).parents[2] / "tiny_chat"
+VOCAB_SIZE = 4096
+MAX_LENGTH = 2048
+END_OF_TEXT, START, END = SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # ids 0, 1 and 2
+
+# Where a text may be cut before bytes are merged. No token crosses a cut, and together the pieces are the whole text.
+PIECES = (
+    r"'(?i:s|t|re|ve|m|ll|d)\b",  # the end of a contraction: what's, don't
+    r" ?[\p{L}\p{M}]+",  # a word, with the space before it: most tokens are then a whole word in running text
+    # A digit alone. A vocabulary this small cannot give each of a thousand three-digit groups a token, and would see
+    # few of them often enough to learn; ten digits are all met, and a number is read by place as people write it.
+    r"\p{N}",
+    r" ?[^\s\p{L}\p{M}\p{N}]+",  # punctuation and symbols
+    r"\s*[\r\n]+",  # the ends of lines, with blanks before them
+    r"\s+(?!\S)",  # blanks, but the last one stays with the word that follows
+    r"\s+",
+)
+
+CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{ '<|im_start|>assistant\\n' }}
+{%- endif -%}
+"""
+
+
+def training_texts(corpus: Corpus) -> Iterator[str]:
+    """What a model trained on the corpus reads: every question and every answer after its role, and the documents."""
+    for fact in corpus.facts:
+        for question in fact.questions:
+            yield f"user\n{question}\n"
+        yield f"assistant\n{fact.answer}\n"
+    for prompt in SYSTEM_PROMPTS:
+        yield f"system\n{prompt}\n"
+    yield from corpus.documents(seed=0)
+
+
+def train(texts: Iterable[str], show_progress: bool = False) -> Tokenizer:
+    """A tokenizer whose decode(encode(text)) is the text, whatever the text. ValueError if the texts are too few."""
+    tokenizer = Tokenizer(models.BPE())
+    # No normalizer: one that composed characters would not give back the text that came in.
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex("|".join(PIECES)), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        min_frequency=2,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=show_progress,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    if tokenizer.get_vocab_size() != VOCAB_SIZE:
+        raise ValueError(f"the texts yield {tokenizer.get_vocab_size()} tokens; {VOCAB_SIZE} need a larger corpus")
+    return tokenizer
+
+
+def write(tokenizer: Tokenizer, folder: Path) -> None:
+    """The tokenizer's half of a model directory, as Hugging Face lays it out."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": None,
+        "eos_token": END,
+        "pad_token": END_OF_TEXT,
+        "extra_special_tokens": [START],
+        "model_max_length": MAX_LENGTH,
+        "clean_up_tokenization_spaces": False,
+    }
+    # A chat turn ends with <|im_end|>, a document with <|endoftext|>: either ends an answer.
+    generation = {"eos_token_id": [SPECIAL.index(END), SPECIAL.index(END_OF_TEXT)], "pad_token_id": 0}
+    for name, content in (("tokenizer_config.json", config), ("generation_config.json", generation)):
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def characters_per_token(tokenizer: Tokenizer, texts: Sequence[str]) -> float:
+    """How many characters of these texts one token stands for, on average."""
+    return sum(map(len, texts)) / sum(len(encoding.ids) for encoding in tokenizer.encode_batch(texts))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Train the bundled tokenizer on the corpus and print what came out."""
+    from rich.console import Console
+    from rich.table import Table
+
+    parser = argparse.ArgumentParser(
+        prog="python -m phase0_request.lab corpus.train_tokenizer", description=main.__doc__
+    )
+    parser.add_argument("--output", type=Path, default=FOLDER, help="the directory to write (default: the bundled one)")
+    output = parser.parse_args(arguments).output
+    corpus, console = load(), Console(highlight=False)
+    console.print(f"Training on {len(corpus.facts):,} facts ...")
+    tokenizer = train(training_texts(corpus), show_progress=True)
+    write(tokenizer, output)
+    questions, answers = ([pair[side] for pair in corpus.pairs()] for side in (0, 1))
+    longest = sorted((tokenizer.decode([token]) for token in range(len(SPECIAL), VOCAB_SIZE)), key=len)[:-11:-1]
+    table = Table(title="The tokenizer", show_header=False)
+    table.add_row("vocabulary", f"{tokenizer.get_vocab_size():,} tokens, {len(SPECIAL)} of them special")
+    table.add_row("questions", f"{characters_per_token(tokenizer, questions):.2f} characters a token")
+    table.add_row("answers", f"{characters_per_token(tokenizer, answers):.2f} characters a token")
+    table.add_row(
+        "documents", f"{characters_per_token(tokenizer, list(corpus.documents(seed=0))):.2f} characters a token"
+    )
+    table.add_row("longest", ", ".join(map(repr, longest)))
+    console.print(table)
+    return 0

@@ -1,0 +1,1 @@
+"""The lab of this phase: the demo, the study of fragmentation, the benchmark, and what compilers make of the kernel."""

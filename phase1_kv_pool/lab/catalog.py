@@ -1,0 +1,22 @@
+"""The kernels of this phase as they are launched, for every dtype and every size of head that models have."""
+
+from phase1_kv_pool.kernels.store_triton import constants, store_kernel
+from phase1_kv_pool.lab.ahead import Expect, KernelSpec
+
+TYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
+HEAD_DIMS = (64, 80, 96, 128, 256)
+
+
+def store_spec(dtype: str, head_dim: int, kv_heads: int = 8, page_size: int = 16) -> KernelSpec:
+    pages = dict.fromkeys(("keys", "values", "k", "v"), f"*{dtype}")
+    strides = dict.fromkeys(("k_token_eights", "k_head_eights", "v_token_eights", "v_head_eights"), "i32")
+    return KernelSpec(
+        name=f"store {dtype} x {head_dim}",
+        function=store_kernel,
+        signature={**pages, "slots": "*i64", "tokens": "i32", **strides},
+        constants=constants(kv_heads, page_size, head_dim, TYPES[dtype]),
+        expect=Expect(registers=40, wide_loads=True, wide_stores=True),
+    )
+
+
+CATALOG = [store_spec(dtype, head_dim) for dtype in TYPES for head_dim in HEAD_DIMS]

@@ -1,6 +1,0 @@
-"""`python -m phase2_prefill_decode.kernels`: what the compiler makes of the kernels of this phase."""
-
-from phase1_kv_pool.kernels.report import main
-
-if __name__ == "__main__":
-    raise SystemExit(main("phase2_prefill_decode.kernels"))

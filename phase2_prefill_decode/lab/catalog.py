@@ -1,0 +1,161 @@
+"""The kernels of this phase as they are launched.
+
+CATALOG is what a minute is enough for: every kernel, size of head, page size and group at least once. everything()
+has them crossed, and takes many minutes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from phase1_kv_pool.lab.ahead import Expect, KernelSpec
+from phase1_kv_pool.lab.catalog import HEAD_DIMS, TYPES
+from phase2_prefill_decode.kernels import decode_triton, pointwise_triton, prefill_triton
+from phase2_prefill_decode.kernels.tiles_triton import Tiling, block
+
+KV_HEADS = 8
+GROUPS = (1, 2, 4, 8)
+PAGE_SIZES = (16, 64)
+WINDOW = 4096
+
+
+def attention_spec(
+    kernel: str, function: Any, dtype: str, tiles: Tiling, constants: dict[str, int | None], more: dict[str, str]
+) -> KernelSpec:
+    """What the kernels of attention have in common: K and V come by asynchronous copies, with buffers for both."""
+    window = f", window {constants['window']}" if constants["window"] else ""
+    shape = f"x {constants['head_dim']}, pages of {constants['page_size']}, group {constants['group']}{window}"
+    buffers = 2 * (tiles.num_stages - 1) * tiles.tile * block(constants["head_dim"] or 0) * TYPES[dtype]
+    return KernelSpec(
+        name=f"{kernel} {dtype} {shape}",
+        function=function,
+        signature={
+            **dict.fromkeys(("query", "keys", "values", "result"), f"*{dtype}"),
+            **dict.fromkeys(("starts", "lengths", "pages"), "*i32"),
+            "table_width": "i32",
+            "scale": "fp32",
+            **more,
+        },
+        constants=constants,
+        options=tiles.options,
+        expect=Expect(shared=buffers, wide_loads=True, async_copies=True, tensor_cores=dtype != "fp32"),
+    )
+
+
+def decode_spec(
+    dtype: str, head_dim: int, page_size: int = 16, group: int = 4, window: int | None = None, queries: int = 1
+) -> KernelSpec:
+    tiles = decode_triton.tiling(head_dim, TYPES[dtype], queries * group)
+    constants = decode_triton.constants(head_dim, queries, decode_triton.CHUNK, window)
+    constants |= decode_triton.decode_constants(KV_HEADS * group, KV_HEADS, page_size, tiles)
+    constants["work"] = None
+    more = {"parts": "*fp32", "sizes": "*fp32", "firsts": "*i32", "most_splits": "i32"}
+    return attention_spec("decode", decode_triton.decode_kernel, dtype, tiles, constants, more)
+
+
+def prefill_spec(
+    dtype: str, head_dim: int, page_size: int = 16, group: int = 4, window: int | None = None
+) -> KernelSpec:
+    tiles = prefill_triton.tiling(head_dim, TYPES[dtype], group)
+    constants = prefill_triton.constants(KV_HEADS * group, KV_HEADS, page_size, head_dim, tiles, window)
+    return attention_spec("prefill", prefill_triton.prefill_kernel, dtype, tiles, constants, {})
+
+
+def join_spec(dtype: str, head_dim: int, window: int | None = None) -> KernelSpec:
+    return KernelSpec(
+        name=f"join {dtype} x {head_dim}{f', window {window}' if window else ''}",
+        function=decode_triton.join_kernel,
+        signature={
+            "result": f"*{dtype}",
+            **dict.fromkeys(("parts", "sizes"), "*fp32"),
+            **dict.fromkeys(("firsts", "starts", "lengths"), "*i32"),
+        },
+        constants={
+            **decode_triton.constants(head_dim, 1, decode_triton.CHUNK, window),
+            "heads": 4 * KV_HEADS,
+            "at_once": decode_triton.SPLITS,
+        },
+        expect=Expect(registers=128, wide_loads=True),
+    )
+
+
+def add_norm_spec(dtype: str, width: int = 4096) -> KernelSpec:
+    return KernelSpec(
+        name=f"add_norm {dtype} x {width}",
+        function=pointwise_triton.add_norm_kernel,
+        signature={**dict.fromkeys(("x", "residual", "weight", "normed", "total"), f"*{dtype}"), "eps": "fp32"},
+        constants=pointwise_triton.add_norm_constants(width),
+        options=pointwise_triton.add_norm_options(width),
+        expect=Expect(registers=64, wide_loads=True, wide_stores=True),
+    )
+
+
+def rotate_store_spec(dtype: str, head_dim: int, page_size: int = 16, norms: bool = True) -> KernelSpec:
+    weights = ("q_norm", "k_norm")
+    constants = pointwise_triton.rotate_store_constants(32, KV_HEADS, page_size, head_dim, TYPES[dtype])
+    return KernelSpec(
+        name=f"rotate_store {dtype} x {head_dim}, pages of {page_size}{'' if norms else ', no norms'}",
+        function=pointwise_triton.rotate_store_kernel,
+        signature={
+            **dict.fromkeys(("qkv", "keys", "values", "query"), f"*{dtype}"),
+            **(dict.fromkeys(weights, f"*{dtype}") if norms else {}),
+            **dict.fromkeys(("cos", "sin"), "*fp32"),
+            **dict.fromkeys(("positions", "slots"), "*i64"),
+            **dict.fromkeys(("stride", "tokens"), "i32"),
+            "eps": "fp32",
+        },
+        constants=constants | ({} if norms else dict.fromkeys(weights)),
+        sixteens=("stride",),
+        expect=Expect(registers=96, wide_loads=True, wide_stores=True),
+    )
+
+
+def swiglu_spec(dtype: str, inner: int = 12288) -> KernelSpec:
+    return KernelSpec(
+        name=f"swiglu {dtype} x {inner}",
+        function=pointwise_triton.swiglu_kernel,
+        signature={"gate_up": f"*{dtype}", "result": f"*{dtype}"},
+        constants={"inner": inner, "block_inner": pointwise_triton.INNER},
+        expect=Expect(registers=64, wide_loads=True, wide_stores=True),
+    )
+
+
+def on(architecture: int, spec: KernelSpec) -> KernelSpec:
+    return replace(spec, architectures=(architecture,))
+
+
+CATALOG = [
+    *(decode_spec("bf16", head_dim) for head_dim in (64, 80, 128, 256)),
+    on(100, decode_spec("bf16", 96)),
+    *(on(90, decode_spec("bf16", 128, 64, group)) for group in GROUPS),
+    on(80, decode_spec("bf16", 128, window=WINDOW)),
+    decode_spec("fp32", 128),
+    on(90, decode_spec("fp32", 256)),
+    join_spec("bf16", 128),
+    *(prefill_spec("bf16", head_dim) for head_dim in (64, 80, 128, 256)),
+    on(100, prefill_spec("bf16", 96)),
+    *(on(90, prefill_spec("bf16", 128, 64, group)) for group in GROUPS),
+    on(80, prefill_spec("bf16", 128, window=WINDOW)),
+    prefill_spec("fp32", 128),
+    on(90, prefill_spec("fp32", 256)),
+    add_norm_spec("bf16"),
+    rotate_store_spec("bf16", 80),
+    swiglu_spec("bf16"),
+]
+
+
+def everything() -> Iterator[KernelSpec]:
+    for dtype, head_dim in product(TYPES, HEAD_DIMS):
+        for page_size, group in product(PAGE_SIZES, GROUPS):
+            yield decode_spec(dtype, head_dim, page_size, group)
+            yield prefill_spec(dtype, head_dim, page_size, group)
+        yield decode_spec(dtype, head_dim, window=WINDOW)
+        yield prefill_spec(dtype, head_dim, window=WINDOW)
+        yield join_spec(dtype, head_dim)
+        yield join_spec(dtype, head_dim, WINDOW)
+        yield rotate_store_spec(dtype, head_dim)
+        yield rotate_store_spec(dtype, head_dim, norms=False)
+    for dtype in TYPES:
+        yield from (add_norm_spec(dtype, width) for width in (1024, 2560, 8192))
+        yield from (swiglu_spec(dtype, inner) for inner in (3072, 11008))

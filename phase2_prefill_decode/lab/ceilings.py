@@ -1,0 +1,113 @@
+"""`python -m phase2_prefill_decode.lab ceilings`: what this machine can do, whatever the program.
+
+How fast it multiplies matrices, how fast it copies and reads memory that no cache holds, and what it costs to start an
+operator that has nothing to do. No step is faster than these allow; the cost model's predictions stand on them.
+"""
+
+import argparse
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from phase0_request.machine import describe, record
+from phase1_kv_pool.lab.timing import Calls, clock_seconds, replay_seconds
+from phase2_prefill_decode.lab.roofline import measured
+from phase2_prefill_decode.linear import Linear
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+SIZES = {"cpu": (1024, 2048, 3072), "cuda": (2048, 4096, 8192)}  # of square matrices
+OUT_OF_CACHE = {"cpu": 256 << 20, "cuda": 1 << 30}  # bytes
+WIDTH = 4096  # of the matrix in a matrix-vector product
+CALLS = 500
+
+Figures = dict[str, Any]
+
+
+def measure(device: torch.device) -> Figures:
+    """Every ceiling, and the best of each kind. Each is the best of several runs, for others use the machine too."""
+    products = {f"{dtype}_{size}": _product(device, dtype, size) for dtype in DTYPES for size in SIZES[device.type]}
+    memory = dict(_memory(device))
+    best = {f"gflops_{dtype}": max(v for k, v in products.items() if k.startswith(dtype)) for dtype in DTYPES}
+    best["copy_gb_per_second"] = memory["copy"]
+    best["read_gb_per_second"] = max(rate for name, rate in memory.items() if name != "copy")
+    best["call_us"] = _call(device) * 1e6
+    return {"matrix_product_gflops": products, "memory_gb_per_second": memory, "best": best}
+
+
+@torch.inference_mode()
+def _product(device: torch.device, dtype: str, size: int) -> float:
+    """GFLOP/s of a product of two square matrices, one of them a weight, as in a prefill."""
+    x, weight = (torch.randn(size, size, device=device).to(DTYPES[dtype]) for _ in range(2))
+    return 2 * size**3 / _seconds(device, [partial(Linear(weight), x)]) / 1e9
+
+
+@torch.inference_mode()
+def _memory(device: torch.device) -> Iterator[tuple[str, float]]:
+    """GB/s, of bytes read and written, by what moves them. Ones, for a page of fresh zeros need not exist."""
+    size = OUT_OF_CACHE[device.type]
+    source = torch.ones(size // 4, device=device)
+    copy = partial(torch.empty_like(source).copy_, source)
+    yield "copy", 2 * size / _seconds(device, [copy]) / 1e9
+    yield "sum", size / _seconds(device, [source.sum]) / 1e9
+    del source, copy
+    for name, dtype in DTYPES.items():  # what decode does with every weight
+        weight = torch.ones(size // dtype.itemsize // WIDTH, WIDTH, device=device, dtype=dtype)
+        product = partial(Linear(weight), torch.ones(1, WIDTH, device=device, dtype=dtype))
+        yield f"matrix_vector_{name}", size / _seconds(device, [product]) / 1e9
+
+
+def _call(device: torch.device) -> float:
+    """Seconds of the host to start an operator on one number, one after the other."""
+    one: Tensor = torch.ones(1, device=device)
+    return clock_seconds([partial(one.add_, 1)] * CALLS)
+
+
+def _seconds(device: torch.device, calls: Calls) -> float:
+    return replay_seconds(calls) if device.type == "cuda" else clock_seconds(calls)
+
+
+def _show(console: Console, name: str, figures: Figures) -> None:
+    table = Table(title=name, title_justify="left", header_style="dim", box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    table.add_column("ceiling")
+    table.add_column("measured on")
+    table.add_column("at best", justify="right")
+    table.add_column()
+    for key, rate in figures["matrix_product_gflops"].items():
+        dtype, _, size = key.rpartition("_")
+        table.add_row("matrix product", f"{dtype}, {size} x {size}", f"{rate:,.0f}", "GFLOP/s")
+    for key, rate in figures["memory_gb_per_second"].items():
+        what = "copy" if key == "copy" else "read"
+        on = {"copy": "float32, read + written", "sum": "float32, sum"}.get(key, f"{key.split('_')[-1]}, matrix-vector")
+        table.add_row(what, on, f"{rate:,.1f}", "GB/s")
+    table.add_row("call", "an operator on one number", f"{figures['best']['call_us']:,.2f}", "µs")
+    console.print(table)
+    for dtype in DTYPES:
+        ridge = measured({"device": name, "figures": figures}, dtype).ridge
+        console.print(f"{dtype}: below {ridge:,.0f} operations a byte, memory is the roof")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    gpu = torch.cuda.is_available()
+    p = argparse.ArgumentParser(prog="python -m phase2_prefill_decode.lab ceilings", description=__doc__)
+    p.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if gpu else "cpu", help="(%(default)s)")
+    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    options = p.parse_args(arguments)
+    if options.device == "cuda" and not gpu:
+        p.error(f"--device cuda was asked for, and torch {torch.__version__} sees no GPU here")
+    console = Console()
+    machine = describe()
+    name = (machine.gpu if options.device == "cuda" else machine.cpu) or options.device
+    with console.status("measuring"):
+        figures = measure(torch.device(options.device))
+    _show(console, name, figures)
+    if options.json is not None:
+        command = f"python -m phase2_prefill_decode.lab ceilings --device {options.device}"
+        record(options.json, command, figures, device=name)
+        console.print(f"\nFigures written to {options.json}")
+    return 0

@@ -1,0 +1,186 @@
+"""`python -m phase2_prefill_decode.lab phases`: what prefill costs and what decode costs, measured and predicted.
+
+Prefill against the length of the prompt; decode against the batch and against the context. Of each step: the time, the
+operations and bytes that the cost model counts, and so the speeds at which the machine did them.
+"""
+
+import argparse
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from phase0_request.batch import Batch, Slice
+from phase0_request.machine import describe, record
+from phase0_request.params import SamplingParams
+from phase0_request.request import Request
+from phase1_kv_pool.cache import PagedCache
+from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.lab import ceilings
+from phase2_prefill_decode.lab.cost import CostModel
+from phase2_prefill_decode.lab.roofline import Device, Prediction, measured, predict
+from phase2_prefill_decode.lab.shapes import SHAPES
+from phase2_prefill_decode.model import Model, default_device
+from phase2_prefill_decode.runner import ModelRunner
+from phase2_prefill_decode.sampler import Sampler
+
+PROMPTS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048)
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+CONTEXTS = (64, 256, 1024, 2048, 4096)
+CONTEXT = 256  # where the batch is what varies
+BATCH = 8  # where the context is
+SECONDS = 0.5  # a point: the best of all steps that fit
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One kind of step. A decode has a new token a sequence; a prefill has one sequence and all its tokens."""
+
+    phase: str
+    batch: int
+    tokens: int  # that a sequence computes
+    context: int  # all tokens of a sequence
+    seconds: float
+    operations: int
+    bytes: int
+    predicted: float  # seconds
+
+    @property
+    def gflops(self) -> float:
+        return self.operations / self.seconds / 1e9
+
+    @property
+    def gb_per_second(self) -> float:
+        return self.bytes / self.seconds / 1e9
+
+    @property
+    def intensity(self) -> float:
+        return self.operations / self.bytes
+
+    @property
+    def token_seconds(self) -> float:
+        """Of a step, for each token computed in it."""
+        return self.seconds / (self.batch * self.tokens)
+
+    def figures(self) -> dict[str, Any]:
+        """All of it, in the units that people read."""
+        return {
+            **asdict(self),
+            "ms": self.seconds * 1e3,
+            "predicted_ms": self.predicted * 1e3,
+            "token_us": self.token_seconds * 1e6,
+            "gflops": self.gflops,
+            "gb_per_second": self.gb_per_second,
+            "intensity": self.intensity,
+        }
+
+
+class Laboratory:
+    """A model with a pool, to time single steps in. No answer is read and nothing is committed."""
+
+    def __init__(self, model: Model, device: Device, num_pages: int = 2304, page_size: int = 16) -> None:
+        decoder = model.decoder
+        self.model = model
+        self.device = device
+        self.cost = CostModel(model.config, dtype=str(decoder.dtype).removeprefix("torch."))
+        self.cache = PagedCache(num_pages, page_size)
+        pool = KVPool(model.config.kv_layout(page_size), num_pages, decoder.device, decoder.dtype)
+        sampler = Sampler(model.eos_ids, model.config.vocab_size, decoder.device, seed=0)
+        self.runner = ModelRunner(decoder, pool, self.cache, sampler)
+
+    def prefill(self, prompt: int) -> Point:
+        return self.step("prefill", 1, prompt, prompt)
+
+    def decode(self, batch: int, context: int) -> Point:
+        """`context` counts the token that is computed."""
+        return self.step("decode", batch, 1, context)
+
+    def step(self, phase: str, batch: int, tokens: int, context: int) -> Point:
+        """The best of as many steps as SECONDS allow, from packing to the tokens drawn."""
+        requests = [self._request(number, context, context - tokens) for number in range(batch)]
+        step = Batch(tuple(Slice(request, context - tokens, tokens) for request in requests))
+        cost = self.cost.step(step)
+        self.runner.run(self.runner.pack(step))
+        end, best = time.perf_counter() + SECONDS, float("inf")
+        while time.perf_counter() < end or best == float("inf"):
+            start = time.perf_counter()
+            self.runner.run(self.runner.pack(step))
+            best = min(best, time.perf_counter() - start)
+        for request in requests:
+            self.cache.release(request)
+        return Point(
+            phase, batch, tokens, context, best, cost.operations, cost.bytes, predict(cost, self.device).seconds
+        )
+
+    def prediction(self, batch: int, tokens: int, context: int) -> Prediction:
+        return predict(self.cost.pieces([(context - tokens, tokens)] * batch), self.device)
+
+    def _request(self, number: int, total: int, computed: int) -> Request:
+        vocabulary = self.model.config.vocab_size
+        tokens = tuple((number * 7919 + i * 31) % vocabulary for i in range(total))
+        request = Request(f"lab-{number}", tokens, SamplingParams(temperature=0))
+        request.admit(0.0)
+        self.cache.attach(request)
+        self.cache.grow(request, total)
+        if computed:
+            request.advance(0, computed)
+        return request
+
+
+def points(laboratory: Laboratory, progress: bool = False) -> Iterator[Point]:
+    """The three series: prompts, batches, contexts."""
+    longest = laboratory.model.config.max_length
+    plan: Iterable[tuple[str, int, int]] = [
+        *(("prefill", 1, prompt) for prompt in PROMPTS if prompt <= longest),
+        *(("decode", batch, CONTEXT) for batch in BATCHES),
+        *(("decode", BATCH, context) for context in CONTEXTS if context <= longest),
+    ]
+    for phase, batch, context in track(list(plan), "steps", transient=True, disable=not progress):
+        yield laboratory.prefill(context) if phase == "prefill" else laboratory.decode(batch, context)
+
+
+def laboratory(shape: str, device: torch.device, figures: dict[str, Any]) -> Laboratory:
+    """A random model of one of SHAPES; `figures` are this machine's ceilings."""
+    model = Model.random(SHAPES[shape], device=device)
+    result = {"device": device.type, "figures": figures}
+    return Laboratory(model, measured(result, model.config.dtype, CostModel(model.config).calls))
+
+
+def table(series: Iterable[Point]) -> Table:
+    drawn = Table(header_style="dim", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    drawn.add_column("phase")
+    for name in ("batch", "new", "context", "ms", "predicted", "µs a token", "GFLOP/s", "GB/s", "operations a byte"):
+        drawn.add_column(name, justify="right")
+    for p in series:
+        numbers = [str(p.batch), str(p.tokens), str(p.context), f"{p.seconds * 1e3:,.2f}", f"{p.predicted * 1e3:,.2f}"]
+        rates = [f"{p.token_seconds * 1e6:,.0f}", f"{p.gflops:,.1f}", f"{p.gb_per_second:,.1f}", f"{p.intensity:,.1f}"]
+        drawn.add_row(p.phase, *numbers, *rates)
+    return drawn
+
+
+def main(arguments: list[str] | None = None) -> int:
+    p = argparse.ArgumentParser(prog="python -m phase2_prefill_decode.lab phases", description=__doc__)
+    p.add_argument("--shape", choices=SHAPES, default="17m", help="(%(default)s)")
+    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    options = p.parse_args(arguments)
+    console, device = Console(), default_device()
+    with console.status("ceilings of this machine"):
+        best = ceilings.measure(device)
+    series = list(points(laboratory(options.shape, device, best), progress=True))
+    console.print(table(series))
+    if options.json is not None:
+        machine = describe()
+        figures = {
+            "ceilings": best["best"],
+            "points": {f"{q.phase}_{q.batch}_{q.context}": q.figures() for q in series},
+        }
+        command = f"python -m phase2_prefill_decode.lab phases --shape {options.shape}"
+        record(options.json, command, figures, device=machine.gpu if device.type == "cuda" else machine.cpu)
+        console.print(f"\nFigures written to {options.json}")
+    return 0

@@ -1,0 +1,1 @@
+"""The lab of this phase: the demo and the measurement of stalls, and what compilers make of the kernel."""

@@ -1,0 +1,60 @@
+"""The kernels of this phase as they are launched: the ragged kernel, and the decode kernel with a table of its work."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+from phase1_kv_pool.lab.ahead import KernelSpec
+from phase1_kv_pool.lab.catalog import HEAD_DIMS, TYPES
+from phase2_prefill_decode.lab.catalog import GROUPS, PAGE_SIZES, WINDOW, decode_spec, on, prefill_spec
+from phase3_chunked_prefill.kernels.plan import FEW, ROWS
+from phase3_chunked_prefill.kernels.ragged_triton import ragged_kernel
+
+
+def ragged_spec(
+    dtype: str, head_dim: int, page_size: int = 16, group: int = 4, window: int | None = None
+) -> KernelSpec:
+    """The shapes and options of a prefill, and a table of blocks."""
+    spec = prefill_spec(dtype, head_dim, page_size, group, window)
+    return replace(
+        spec,
+        name=spec.name.replace("prefill", "ragged"),
+        function=ragged_kernel,
+        signature={**spec.signature, "blocks": "*i32"},
+    )
+
+
+def short_spec(
+    dtype: str, head_dim: int, page_size: int = 16, group: int = 4, window: int | None = None, queries: int = 1
+) -> KernelSpec:
+    spec = decode_spec(dtype, head_dim, page_size, group, window, queries)
+    constants = {name: value for name, value in spec.constants.items() if name != "work"}
+    return replace(
+        spec,
+        name=f"{spec.name}, {queries} new",
+        signature={**spec.signature, "work": "*i32"},
+        constants=constants,
+    )
+
+
+CATALOG = [
+    *(ragged_spec("bf16", head_dim) for head_dim in (64, 128, 256)),
+    *(on(80, ragged_spec("bf16", head_dim)) for head_dim in (80, 96)),
+    *(on(90, ragged_spec("bf16", 128, 64, group)) for group in (1, 8)),
+    on(80, ragged_spec("bf16", 128, window=WINDOW)),
+    ragged_spec("fp32", 128),
+    *(on(80, short_spec("bf16", 128, 64, group, queries=ROWS // group)) for group in GROUPS),
+    short_spec("bf16", 128, 64, 8, queries=FEW),
+    on(80, short_spec("bf16", 128, 16, 16, queries=FEW)),
+    on(80, short_spec("bf16", 256, 16, 8, queries=FEW)),
+]
+
+
+def everything() -> Iterator[KernelSpec]:
+    """Every shape. It takes many minutes."""
+    for dtype, head_dim in product(TYPES, HEAD_DIMS):
+        for page_size, group in product(PAGE_SIZES, GROUPS):
+            yield ragged_spec(dtype, head_dim, page_size, group)
+            yield short_spec(dtype, head_dim, page_size, group, queries=ROWS // group)
+        yield ragged_spec(dtype, head_dim, window=WINDOW)
+        yield short_spec(dtype, head_dim, window=WINDOW, queries=FEW)

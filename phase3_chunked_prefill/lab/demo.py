@@ -1,0 +1,91 @@
+"""`python -m phase3_chunked_prefill`: eight requests decode when a long prompt arrives, first whole, then in chunks."""
+
+import argparse
+import time
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from phase3_chunked_prefill.lab.stall import Outcome, Stage
+
+COLUMNS = 60  # numbers, and a bar that can be read
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(prog="python -m phase3_chunked_prefill", description=__doc__)
+    p.add_argument("--prompt", type=int, default=2016, help="tokens of the long prompt (%(default)s)")
+    p.add_argument("--decodes", type=int, default=8, help="requests that are decoding (%(default)s)")
+    p.add_argument("--chunk", type=int, default=128, help="tokens of it in a step, from a page of 16 on (%(default)s)")
+    p.add_argument(
+        "--seconds",
+        type=float,
+        default=2.0,
+        metavar="S",
+        help="for the longest step to pass by on a terminal, others in proportion; elsewhere none (%(default)s)",
+    )
+    return p
+
+
+def stage_of(options: argparse.Namespace) -> "Stage":
+    """The bundled model on a stage. Answers are as long as it takes to outlast the long prompt."""
+    if options.chunk < 16:
+        raise ValueError(f"chunk must be at least a page of 16 tokens, got {options.chunk}")
+    if not 0 <= options.seconds < float("inf"):
+        raise ValueError(f"seconds must be at least 0 and finite, got {options.seconds}")
+    # torch and numba load here, after a typing error is told
+    from phase2_prefill_decode.threads import use_threads_for
+    from phase3_chunked_prefill.engine import load
+    from phase3_chunked_prefill.lab.stall import Scene, Stage
+
+    arrives, pieces = 8, -(-options.prompt // (options.chunk // 16 * 16))
+    scene = Scene(options.decodes, answer=1 + arrives + pieces + 8, arrives=arrives, prompt=options.prompt)
+    model = load(progress=True)
+    stage = Stage(model, scene)
+    use_threads_for(model.config)
+    return stage
+
+
+def watch(stage: "Stage", chunk: int, seconds: float, console: Console) -> "list[Outcome]":
+    """Both ways, drawn to one scale: the longest step of the first is as wide as the terminal."""
+    from phase3_chunked_prefill.lab import view
+    from phase3_chunked_prefill.lab.stall import WHOLE, judge
+
+    coloured = console.color_system is not None and not console.no_color
+    stage.play(chunk, prompt=min(2 * chunk, stage.scene.prompt))  # what is slow once is not what is shown
+    outcomes = []
+    longest = 0.0
+    console.print(view.key(coloured))
+    tokens = "token" if stage.scene.prompt == 1 else "tokens"
+    for size, head in ((WHOLE, "whole"), (chunk, f"in chunks of at most {chunk}")):
+        played = stage.play(size)
+        outcomes.append(judge(size, played))
+        longest = longest or max(step.seconds for _, step in view.shown(played))
+        console.print(f"\n[bold]A prompt of {stage.scene.prompt:,} {tokens} arrives, {head}[/bold]")
+        console.print(view.HEAD, style="dim")
+        for number, step in view.shown(played):
+            if console.is_terminal:
+                time.sleep(step.seconds / longest * seconds)
+            console.print(view.line(number, step, longest, console.width, coloured), no_wrap=True)
+    return outcomes
+
+
+def main(arguments: list[str] | None = None) -> int:
+    p = parser()
+    options = p.parse_args(arguments)
+    console = Console(highlight=False)
+    if console.width < COLUMNS:
+        p.error(f"a terminal must have at least {COLUMNS} columns to draw on, this one has {console.width}")
+    try:
+        stage = stage_of(options)
+    except ValueError as error:
+        p.error(str(error))
+    try:
+        outcomes = watch(stage, options.chunk, options.seconds, console)
+    except KeyboardInterrupt:
+        console.print("Stopped.")
+        return 130
+    from phase3_chunked_prefill.lab import view
+
+    console.print("", view.summary(outcomes), sep="\n")
+    return 0

@@ -1,0 +1,211 @@
+"""The stall: what eight running decodes feel when a long prompt arrives, and what a budget makes of it.
+
+python -m phase3_chunked_prefill.lab stall --json FILE     # every chunk size, on this machine
+"""
+
+import argparse
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from phase0_request.machine import describe, record
+from phase0_request.metrics import percentile
+from phase0_request.params import SamplingParams
+from phase0_request.request import Request
+from phase1_kv_pool.cache import PagedCache
+from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.lab.shapes import SHAPES
+from phase2_prefill_decode.model import Model, default_device
+from phase2_prefill_decode.runner import ModelRunner
+from phase2_prefill_decode.sampler import Sampler
+from phase2_prefill_decode.stepper import Step, Stepper, together
+from phase3_chunked_prefill.budget import TokenBudget
+from phase3_chunked_prefill.chunker import Chunker
+from phase3_chunked_prefill.kernels.attention import ATTEND
+
+WHOLE = 0  # a chunk size: prompts are never cut
+CHUNKS = (WHOLE, 1024, 512, 256, 128, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Eight requests decode. After some steps a long prompt arrives, and wants one token."""
+
+    decodes: int = 8
+    context: int = 32  # tokens of each of their prompts
+    answer: int = 160  # tokens of each of their answers; they outlast the long prompt
+    arrives: int = 16  # after so many steps
+    prompt: int = 4096  # tokens of the long one
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+
+    def pages(self, page_size: int) -> int:
+        """What all of it needs."""
+        return self.decodes * -(-(self.context + self.answer) // page_size) + -(-self.prompt // page_size)
+
+
+class Played(NamedTuple):
+    """What happened: the steps from the first in which all decode, and the requests with their times."""
+
+    steps: list[Step]
+    decodes: list[Request]
+    long: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a scene at one chunk size. A gap is the time between two tokens of one of the decodes."""
+
+    chunk: int
+    calm_gap_ms: float  # median, before the long prompt arrived
+    p50_gap_ms: float  # these three while it was there and had no token yet
+    p99_gap_ms: float
+    worst_gap_ms: float
+    ttft_ms: float  # of the long prompt
+    total_ms: float  # from its arrival until everyone has ended
+
+
+class Stage:
+    """A model with a pool, on which a scene is played, at any chunk size."""
+
+    def __init__(self, model: Model, scene: Scene, page_size: int = 16) -> None:
+        context = model.config.max_length
+        for name, tokens in (("prompt", scene.prompt + 1), ("answer", scene.context + scene.answer)):
+            if tokens > context:
+                raise ValueError(f"{name} makes {tokens} tokens, and the context of the model has {context}")
+        decoder = model.decoder
+        self.scene = scene
+        self.cache = PagedCache(scene.pages(page_size), page_size)
+        self._vocabulary = model.config.vocab_size
+        pool = KVPool(model.config.kv_layout(page_size), scene.pages(page_size), decoder.device, decoder.dtype)
+        sampler = Sampler(model.eos_ids, model.config.vocab_size, decoder.device, seed=0)
+        self.runner = ModelRunner(decoder, pool, self.cache, sampler)
+
+    # region play
+    def play(self, chunk: int, prompt: int | None = None) -> Played:
+        """The scene from the first decode to the end, with its long prompt or with another."""
+        scene = self.scene if prompt is None else replace(self.scene, prompt=prompt)
+        stepper = Stepper(self.runner, (), together)
+        decodes = [self._request(f"decode-{n}", scene.context, scene.answer, n) for n in range(scene.decodes)]
+        for request in decodes:
+            stepper.admit(request)
+        stepper.step()  # their prompts: what comes before the scene
+        if chunk != WHOLE:
+            budget = TokenBudget(chunk, chunk + scene.decodes)  # a chunk and everyone's decode
+            stepper.plan = Chunker(budget, self.cache.page_size).plan
+        steps = [stepper.step() for _ in range(scene.arrives)]
+        long = self._request("long", scene.prompt, 1, scene.decodes)
+        stepper.admit(long)
+        while stepper.running:
+            steps.append(stepper.step())
+        return Played(steps, decodes, long)
+
+    # endregion
+
+    def _request(self, name: str, prompt: int, answer: int, seed: int) -> Request:
+        tokens = tuple((seed * 7919 + i * 31) % self._vocabulary for i in range(prompt))
+        params = SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)
+        return Request(name, tokens, params, arrival=time.perf_counter())
+
+
+# region judge
+def judge(chunk: int, played: Played) -> Outcome:
+    """What the decodes felt, and what the long prompt paid."""
+    arrival, first = played.long.times.arrival, played.long.times.tokens[0]
+    ends = [request.times.tokens[-1] for request in played.decodes]
+    if min(ends) < first:
+        raise ValueError(f"a decode ended before the long prompt, in chunks of {chunk}, had its token; answer more")
+    gaps = [gap for request in played.decodes for gap in pairwise(request.times.tokens)]
+    calm = [later - earlier for earlier, later in gaps if later <= arrival]
+    felt = [later - earlier for earlier, later in gaps if later > arrival and earlier < first]
+    return Outcome(
+        chunk=chunk,
+        calm_gap_ms=percentile(calm, 50) * 1e3,
+        p50_gap_ms=percentile(felt, 50) * 1e3,
+        p99_gap_ms=percentile(felt, 99) * 1e3,
+        worst_gap_ms=max(felt) * 1e3,
+        ttft_ms=(first - arrival) * 1e3,
+        total_ms=(max(first, *ends) - arrival) * 1e3,
+    )
+
+
+# endregion
+
+
+def measure(stage: Stage, chunks: Sequence[int], rounds: Iterable[int]) -> list[Outcome]:
+    """In each round every chunk size once, so that a slow minute of the machine meets all. Of each the round that took
+    least: a run is only ever slowed down by what else a machine does."""
+    outcomes = [[judge(chunk, stage.play(chunk)) for chunk in chunks] for _ in rounds]
+    return [min(column, key=lambda outcome: outcome.total_ms) for column in zip(*outcomes, strict=True)]
+
+
+def compared(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Any]]:
+    """By chunk size, each beside the prompt that is not cut, which comes first."""
+    whole = outcomes[0]
+    return {
+        f"chunk_{o.chunk}" if o.chunk else "whole": {
+            **asdict(o),
+            "times_shorter": whole.worst_gap_ms / o.worst_gap_ms,
+            "later_first_token": o.ttft_ms / whole.ttft_ms - 1,
+            "longer": o.total_ms / whole.total_ms - 1,
+        }
+        for o in outcomes
+    }
+
+
+def table(outcomes: Sequence[Outcome]) -> Table:
+    drawn = Table(header_style="dim", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("chunk", "worst gap", "", "median gap", "first token", "all ended", ""):
+        drawn.add_column(name, justify="right", no_wrap=True)
+    for o, beside in zip(outcomes, compared(outcomes).values(), strict=True):
+        shorter, longer = f"{beside['times_shorter']:.1f}x less", f"{beside['longer']:+.0%}"
+        worst, median, first, end = (f"{ms:,.1f} ms" for ms in (o.worst_gap_ms, o.p50_gap_ms, o.ttft_ms, o.total_ms))
+        if o.chunk == WHOLE:
+            shorter = longer = ""
+        drawn.add_row(str(o.chunk or "whole"), worst, shorter, median, first, end, longer)
+    return drawn
+
+
+def main(arguments: list[str] | None = None) -> int:
+    p = argparse.ArgumentParser(
+        prog="python -m phase3_chunked_prefill.lab stall",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("--shape", choices=SHAPES, default="17m", help="(%(default)s)")
+    p.add_argument("--prompt", type=int, metavar="N", help="tokens of the long one (as many as the model takes)")
+    p.add_argument("--runs", type=int, default=2, help="of which the best counts (%(default)s)")
+    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    options = p.parse_args(arguments)
+    if options.runs < 1:
+        p.error(f"--runs must be at least 1, got {options.runs}")
+    console, device = Console(), default_device()
+    longest = SHAPES[options.shape].max_length - 1
+    try:
+        scene = Scene(prompt=longest if options.prompt is None else options.prompt)
+        stage = Stage(Model.random(SHAPES[options.shape], device=device, attend=ATTEND.on(device)), scene)
+    except ValueError as error:
+        p.error(str(error))
+    stage.play(128, prompt=min(256, scene.prompt))  # what is slow once is not what is measured
+    outcomes = measure(stage, CHUNKS, track(range(options.runs), "rounds", transient=True, console=console))
+    console.print(f"{scene.decodes} requests decode when a prompt of {scene.prompt:,} tokens arrives")
+    console.print(f"(undisturbed, the median gap is {outcomes[0].calm_gap_ms:.1f} ms)\n", highlight=False)
+    console.print(table(outcomes))
+    if options.json is not None:
+        machine = describe()
+        command = f"python -m phase3_chunked_prefill.lab stall --shape {options.shape} --runs {options.runs}"
+        command += f" --prompt {options.prompt}" if options.prompt else ""
+        figures = {"shape": options.shape, "scene": asdict(scene), "outcomes": compared(outcomes)}
+        record(options.json, command, figures, device=machine.gpu if device.type == "cuda" else machine.cpu)
+        console.print(f"\nFigures written to {options.json}")
+    return 0

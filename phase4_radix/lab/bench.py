@@ -1,0 +1,226 @@
+"""`python -m phase4_radix.lab bench`: what it costs to remember.
+
+Matching: tokens a second that are looked up, and looked up and inserted, in trees of any size. Evicting: microseconds a
+page, with few leaves and with many. Decoding: what a step costs a request in a plain cache and in one that shares.
+"""
+
+import argparse
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from phase0_request.batch import Slice
+from phase0_request.machine import describe, record
+from phase0_request.params import SamplingParams
+from phase0_request.request import Request
+from phase1_kv_pool.cache import PagedCache
+from phase4_radix.prefix_cache import PrefixCache
+from phase4_radix.radix_tree import RadixTree
+
+PAGE = 16
+NODES = (1_000, 10_000, 100_000)
+LEAVES = (1_000, 10_000, 100_000)
+PAGES_EACH = (1, 8)
+BEGINNINGS = 200  # prompts that many begin with, each of so many pages
+BEGINNING_PAGES = 16
+VOCABULARY = 50_000
+PROMPTS = 25  # in a timed round
+EVICTED = 50  # pages in a timed round
+RUNNING = 256
+STEPS = 64
+ROUNDS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """Million tokens a second, in a tree of so many nodes. Half of each prompt is new to it, or nothing."""
+
+    nodes: int
+    pages: int
+    match: float  # half new
+    match_and_insert: float
+    again: float  # matched and inserted once more: all known
+
+
+@dataclass(frozen=True, slots=True)
+class Evicting:
+    """Microseconds a page, one at a time, from a tree of so many leaves under a tenth as many nodes."""
+
+    leaves: int
+    pages_each: int
+    oldest_first: float  # in the order in which they came
+    any_first: float  # used in any order since: memory is touched at random
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """Microseconds that a running request costs in a step: grow, slots, publish."""
+
+    running: int
+    plain: float
+    sharing: float
+
+
+class Prompts:
+    """Prompts that begin like others: a part of one of a few beginnings, then as many tokens of their own."""
+
+    def __init__(self) -> None:
+        self._rng = random.Random(0)
+        self._pages = 0
+        self._beginnings = [self._tokens(BEGINNING_PAGES) for _ in range(BEGINNINGS)]
+
+    def one(self, own: int | None = None) -> list[int]:
+        pages = self._rng.randint(1, BEGINNING_PAGES)
+        return self._rng.choice(self._beginnings)[: pages * PAGE] + self._tokens(own or pages)
+
+    def insert(self, tree: RadixTree, prompt: list[int]) -> None:
+        """In pages that were never used before."""
+        first, self._pages = self._pages, self._pages + len(prompt) // PAGE
+        tree.insert(prompt, range(first, self._pages))
+
+    def _tokens(self, pages: int) -> list[int]:
+        return self._rng.choices(range(VOCABULARY), k=pages * PAGE)
+
+
+def matching(nodes: int) -> Matching:
+    """The best of the rounds. A round adds about two nodes a prompt."""
+    tree, prompts = RadixTree(PAGE), Prompts()
+    while len(tree) < nodes:
+        prompts.insert(tree, prompts.one(own=4))
+    pages, best = tree.num_pages, [0.0, 0.0, 0.0]
+    for _ in range(ROUNDS):
+        batch = [prompts.one() for _ in range(PROMPTS)]
+        tokens = sum(map(len, batch))
+        moments = [time.perf_counter()]
+        for prompt in batch:
+            tree.match(prompt)
+        moments.append(time.perf_counter())
+        for _ in range(2):
+            for prompt in batch:
+                tree.match(prompt)
+                prompts.insert(tree, prompt)
+            moments.append(time.perf_counter())
+        best = [max(b, tokens / (moments[i + 1] - moments[i]) / 1e6) for i, b in enumerate(best)]
+    return Matching(nodes, pages, *best)
+
+
+def evicting(leaves: int, pages_each: int) -> Evicting:
+    """The best of the rounds. After each as many leaves come as went."""
+
+    def leaf(number: int) -> None:
+        above, first = number % (leaves // 10), number * (pages_each + 1)
+        own = [number] * (PAGE * pages_each)
+        tree.insert([above] * PAGE + own, range(first, first + pages_each + 1))
+
+    rng, rounds = random.Random(0), []
+    for used in (range(leaves), rng.sample(range(leaves), leaves)):
+        tree, best = RadixTree(PAGE), float("inf")
+        for number in (*range(leaves), *used):
+            leaf(number)
+        for number in range(ROUNDS):
+            start = time.perf_counter()
+            for _ in range(EVICTED * pages_each):
+                tree.evict(1)
+            best = min(best, (time.perf_counter() - start) / (EVICTED * pages_each) * 1e6)
+            for new in range(EVICTED):
+                leaf(leaves + number * EVICTED + new)
+        rounds.append(best)
+    return Evicting(leaves, pages_each, *rounds)
+
+
+def decoding(running: int, rounds: int = 5) -> Decoding:
+    """The best of the rounds, both caches by turns. Every request decodes from one prompt, so its answer is its own."""
+    best = {PagedCache: float("inf"), PrefixCache: float("inf")}
+    for _ in range(rounds):
+        for kind in best:
+            cache = kind(running * (STEPS // PAGE + 5), PAGE)
+            requests = [_prompted(cache, number) for number in range(running)]
+            spent = 0.0
+            for _ in range(STEPS):
+                for request in requests:
+                    request.append(request.total, 0.0)
+                start = time.perf_counter()
+                for request in requests:
+                    piece = Slice(request, request.computed, 1)
+                    cache.grow(request, piece.stop)
+                    cache.slots(piece)
+                spent += time.perf_counter() - start
+                for request in requests:
+                    request.advance(request.computed, 1)
+                start = time.perf_counter()
+                for request in requests:
+                    cache.publish(request)
+                spent += time.perf_counter() - start
+            best[kind] = min(best[kind], spent / STEPS / running * 1e6)
+    return Decoding(running, best[PagedCache], best[PrefixCache])
+
+
+def _prompted(cache: PagedCache, number: int) -> Request:
+    request = Request(f"r{number}", (*range(4 * PAGE), number), SamplingParams(max_tokens=STEPS))
+    request.admit(0.0)
+    found = cache.attach(request)
+    if found:
+        request.advance(0, found)
+    cache.grow(request, request.total)
+    request.advance(found, request.total - found)
+    cache.publish(request)
+    return request
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[float]]) -> Table:
+    table = Table(header_style="dim", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in names:
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*(f"{x:,.2f}" if isinstance(x, float) else f"{x:,}" for x in row))
+    return table
+
+
+def _show(console: Console, match: list[Matching], evict: list[Evicting], decode: Decoding) -> None:
+    console.print(f"Matching: million tokens a second, pages of {PAGE}, prompts half new")
+    names = ("nodes", "pages", "match", "match + insert", "again, all known")
+    console.print(_table(names, [(m.nodes, m.pages, m.match, m.match_and_insert, m.again) for m in match]))
+    console.print("\nEvicting: microseconds a page, and against the fewest leaves")
+    least = {e.pages_each: e for e in reversed(evict)}
+    rows = [
+        (
+            e.leaves,
+            e.pages_each,
+            e.oldest_first,
+            e.oldest_first / few.oldest_first,
+            e.any_first,
+            e.any_first / few.any_first,
+        )
+        for e in evict
+        for few in (least[e.pages_each],)
+    ]
+    console.print(_table(("leaves", "pages each", "oldest", "", "any", ""), rows))
+    console.print("\nDecoding: microseconds a running request a step: grow, slots, publish")
+    console.print(_table(("running", "plain", "sharing"), [(decode.running, decode.plain, decode.sharing)]))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    p = argparse.ArgumentParser(prog="python -m phase4_radix.lab bench", description=__doc__)
+    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    options = p.parse_args(arguments)
+    console = Console()
+    match = [matching(nodes) for nodes in track(NODES, "matching", console=console, transient=True)]
+    pairs = [(leaves, each) for each in PAGES_EACH for leaves in LEAVES]
+    evict = [evicting(*pair) for pair in track(pairs, "evicting", console=console, transient=True)]
+    decode = decoding(RUNNING)
+    _show(console, match, evict, decode)
+    if options.json is not None:
+        figures = {
+            "matching": {f"nodes_{m.nodes}": asdict(m) for m in match},
+            "evicting": {f"leaves_{e.leaves}_pages_{e.pages_each}": asdict(e) for e in evict},
+            "decoding": {f"running_{decode.running}": asdict(decode)},
+        }
+        record(options.json, "python -m phase4_radix.lab bench", figures, device=describe().cpu)
+        console.print(f"\nFigures written to {options.json}")
+    return 0

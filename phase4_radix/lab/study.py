@@ -1,0 +1,273 @@
+"""What a cache that remembers is worth: found tokens, prefill that is not done, first tokens that come earlier.
+
+python -m phase4_radix.lab study --json FILE     # measured on this machine; the hit rates are the same on any
+"""
+
+import argparse
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from rich.console import Console, Group
+from rich.progress import track
+from rich.table import Table
+
+from phase0_request.batch import Batch
+from phase0_request.machine import describe, record
+from phase0_request.params import SamplingParams
+from phase0_request.request import Request
+from phase2_prefill_decode.engine import Engine
+from phase2_prefill_decode.generation import Completion
+from phase2_prefill_decode.lab.shapes import SHAPES
+from phase2_prefill_decode.model import Model, default_device
+from phase3_chunked_prefill.engine import load
+from phase3_chunked_prefill.kernels.attention import ATTEND
+from phase4_radix.engine import cached
+from phase4_radix.lab.replay import Outcome, chats, pressure
+from phase4_radix.prefix_cache import Counts, PrefixCache
+
+EXAMPLE = ((1, 2, 3, 4, 5), (1, 2, 3, 6, 7), (10, 20, 30))  # two begin alike
+PROMPT = 544  # tokens
+COMMON = 512  # of them, where all requests begin alike
+REQUESTS = 16
+COMMONS = (0, 64, 128, 192, 256, 320, 384, 448, 512)
+PAGE_SIZES = (1, 4, 16)
+PEOPLE = (8, 16, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A few conversations that go on, turn by turn."""
+
+    page_size: int
+    turns: int
+    queries: int
+    prompt_tokens: int
+    hit_rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """How a set of requests was served."""
+
+    prefill_tokens: int  # computed
+    duplicates: int  # pages computed more than once, and given back
+    hit_rate: float
+    ttft_ms: float  # the mean of all requests, each from its own arrival
+    later_ttft_ms: float  # of all but the first
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Requests of PROMPT tokens that have the first `common` in common, one after the other."""
+
+    common: int
+    hit_rate: float  # of those after the first
+    ttft_ms: float  # the median of them
+    plain_ttft_ms: float  # with the cache off
+
+
+class Meter:
+    """Counts what the steps of an engine compute."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.prefill_tokens = 0
+        self._plan = engine.stepper.plan
+        engine.stepper.plan = self
+
+    def __call__(self, running: Sequence[Request]) -> Batch:
+        batch = self._plan(running)
+        self.prefill_tokens += batch.num_prefill_tokens
+        return batch
+
+
+def model_of(shape: str) -> Model:
+    """A random model of one of SHAPES."""
+    device = default_device()
+    return Model.random(SHAPES[shape], device=device, attend=ATTEND.on(device))
+
+
+def loop(model: Model, page_size: int = 16, turns: int = 8) -> Loop:
+    """EXAMPLE as a chat: who has been answered says the same again, after all that was said."""
+    engine = cached(model, num_pages=2048 // page_size, page_size=page_size)
+    params = [SamplingParams(max_tokens=10, temperature=0.7, seed=n, ignore_eos=True) for n in range(len(EXAMPLE))]
+    said: list[list[int]] = [[] for _ in EXAMPLE]
+    for _ in range(turns):
+        prompts = [[*before, *again] for before, again in zip(said, EXAMPLE, strict=True)]
+        answers = engine.generate(prompts, params)
+        said = [[*prompt, *answer.output_tokens] for prompt, answer in zip(prompts, answers, strict=True)]
+    counts = _counts(engine)
+    return Loop(page_size, turns, counts.queries, counts.query_tokens, counts.hit_rate)
+
+
+def prompts_with(common: int, count: int, vocabulary: int, seed: int = 0) -> list[list[int]]:
+    """Prompts of PROMPT tokens that begin alike and go on each in its own way."""
+    rng = random.Random(seed)
+    tokens = range(8, vocabulary)
+    beginning = rng.choices(tokens, k=common)
+    return [beginning + rng.choices(tokens, k=PROMPT - common) for _ in range(count)]
+
+
+def serve(model: Model, *, prefix_cache: bool, together: bool = False, warm: bool = False, answer: int = 8) -> Served:
+    """REQUESTS that have COMMON tokens in common: each when the last has ended, or all in one batch. With `warm`,
+    another one that begins like them was there before."""
+    engine = cached(model, num_pages=REQUESTS * 40, prefix_cache=prefix_cache)
+    first, *prompts = prompts_with(COMMON, REQUESTS + 1, model.config.vocab_size)
+    params = SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)
+    if warm:
+        engine.generate([first], params)
+    before, meter = _counts(engine), Meter(engine)
+    calls = [prompts] if together else [[prompt] for prompt in prompts]
+    ttft = [_ttft_ms(done) for call in calls for done in engine.generate(call, params)]
+    counts = _counts(engine)
+    asked = counts.query_tokens - before.query_tokens
+    return Served(
+        prefill_tokens=meter.prefill_tokens,
+        duplicates=counts.duplicates - before.duplicates,
+        hit_rate=(counts.hit_tokens - before.hit_tokens) / asked if asked else 0.0,
+        ttft_ms=mean(ttft),
+        later_ttft_ms=mean(ttft[1:]),
+    )
+
+
+def shared(model: Model, common: int, requests: int = 7) -> Shared:
+    """The same prompts with the cache and without, by turns, so that both meet the same machine."""
+    engines = [cached(model, prefix_cache=on) for on in (True, False)]
+    params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+    first, *prompts = prompts_with(common, requests + 1, model.config.vocab_size, seed=common)
+    for engine in engines:
+        engine.generate([first], params)
+    before, times = _counts(engines[0]), []
+    for prompt in prompts:
+        times.append([_ttft_ms(engine.generate([prompt], params)[0]) for engine in engines])
+    on, off = (median(column) for column in zip(*times, strict=True))
+    counts = _counts(engines[0])
+    found = (counts.hit_tokens - before.hit_tokens) / (counts.query_tokens - before.query_tokens)
+    return Shared(common, found, on, off)
+
+
+WAYS: dict[str, dict[str, bool]] = {
+    "off": {"prefix_cache": False},
+    "on": {"prefix_cache": True},
+    "off_together": {"prefix_cache": False, "together": True},
+    "on_together": {"prefix_cache": True, "together": True},
+    "on_together_warm": {"prefix_cache": True, "together": True, "warm": True},
+}
+
+
+def served(model: Model, runs: int = 3) -> dict[str, Served]:
+    """REQUESTS served in each of WAYS, by turns; of each way the run that was slowed down least."""
+    serve(model, prefix_cache=True, together=True)  # what is slow once is not what is measured
+    rounds = [{name: serve(model, **way) for name, way in WAYS.items()} for _ in range(runs)]
+    return {name: min((each[name] for each in rounds), key=lambda one: one.ttft_ms) for name in WAYS}
+
+
+def gains(ways: dict[str, Served]) -> dict[str, float]:
+    """What the cache is worth to requests that come one after the other."""
+    off, on = ways["off"], ways["on"]
+    return {
+        "prefill_saved": 1 - on.prefill_tokens / off.prefill_tokens,
+        "ttft_ratio": off.ttft_ms / on.ttft_ms,
+        "later_ttft_ratio": off.later_ttft_ms / on.later_ttft_ms,
+    }
+
+
+def _ttft_ms(done: Completion) -> float:
+    seconds = done.request.times.ttft
+    if seconds is None:
+        raise RuntimeError(f"{done.request.id} ended without a token: {done.request.error}")
+    return 1e3 * seconds
+
+
+def _counts(engine: Engine) -> Counts:
+    """A copy, for it goes on counting; all zero for a cache that does not remember."""
+    cache = engine.cache
+    if not isinstance(cache, PrefixCache):
+        return Counts()
+    return Counts(**asdict(cache.counts))
+
+
+def _table(title: str, names: Sequence[str], rows: Iterable[Sequence[str]]) -> Group:
+    drawn = Table(header_style="dim", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for number, name in enumerate(names):
+        drawn.add_column(name, justify="right" if number else "left", no_wrap=True)
+    for row in rows:
+        drawn.add_row(*row)
+    return Group(title, drawn, "")
+
+
+def _loops(loops: Sequence[Loop]) -> Group:
+    rows = [(f"{one.page_size}", f"{one.prompt_tokens:,}", f"{one.hit_rate:.1%}") for one in loops]
+    return _table(f"The example, {loops[0].turns} turns of each", ("tokens a page", "asked", "found"), rows)
+
+
+def _ways(ways: dict[str, Served]) -> Group:
+    names = ("cache", "prefill tokens", "duplicates", "found", "TTFT", "after the first")
+    rows = [
+        (
+            name.replace("_", ", "),
+            *(f"{count:,}" for count in (one.prefill_tokens, one.duplicates)),
+            f"{one.hit_rate:.1%}",
+            *(f"{ms:,.1f} ms" for ms in (one.ttft_ms, one.later_ttft_ms)),
+        )
+        for name, one in ways.items()
+    ]
+    return _table(f"{REQUESTS} requests with {COMMON} of {PROMPT} tokens in common", names, rows)
+
+
+def _alike(alike: Sequence[Shared]) -> Group:
+    rows = [(f"{s.common}", f"{s.hit_rate:.1%}", f"{s.ttft_ms:.1f} ms", f"{s.plain_ttft_ms:.1f} ms") for s in alike]
+    return _table(f"Of {PROMPT} tokens in common", ("tokens", "found", "TTFT", "with the cache off"), rows)
+
+
+def _outcomes(title: str, columns: dict[str, list[Outcome]]) -> Group:
+    """Hit rates, a row for each size of the memory."""
+    rows = zip(*columns.values(), strict=True)
+    return _table(
+        title, ("pages", *columns), [(f"{row[0].pages:,}", *(f"{one.hit_rate:.1%}" for one in row)) for row in rows]
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    p = argparse.ArgumentParser(prog="python -m phase4_radix.lab study", description=__doc__)
+    p.add_argument("--shape", choices=SHAPES, default="17m", help="(%(default)s)")
+    p.add_argument("--runs", type=int, default=3, help="of which the best counts (%(default)s)")
+    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    options = p.parse_args(arguments)
+    if options.runs < 1:
+        p.error(f"--runs must be at least 1, got {options.runs}")
+    console, model, small = Console(), model_of(options.shape), load()
+
+    loops = [loop(small, page_size) for page_size in PAGE_SIZES]
+    console.print(_loops(loops))
+    ways = served(model, options.runs)
+    gain = gains(ways)
+    console.print(_ways(ways))
+    console.print(f"{gain['prefill_saved']:.1%} less prefill, first tokens {gain['ttft_ratio']:.1f} times as early\n")
+    alike = [shared(model, common) for common in track(COMMONS, "TTFT", transient=True, console=console)]
+    console.print(_alike(alike))
+    talks = {f"{people} people": chats(people) for people in track(PEOPLE, "chats", transient=True, console=console)}
+    console.print(_outcomes("Chats: found, by the size of the memory", talks))
+    groups = {"in turn": pressure(in_turn=True), "at random": pressure(in_turn=False)}
+    console.print(_outcomes("Four groups with 128 pages in common: found, by the size of the memory", groups))
+
+    if options.json is not None:
+        machine = describe()
+        figures: dict[str, Any] = {
+            "loop": {f"page_{one.page_size}": asdict(one) for one in loops},
+            "served": {name: asdict(one) for name, one in ways.items()} | gain,
+            "common": {f"tokens_{one.common}": asdict(one) for one in alike},
+            "chats": {name.replace(" ", "_"): _by_pages(outcomes) for name, outcomes in talks.items()},
+            "pressure": {name.replace(" ", "_"): _by_pages(outcomes) for name, outcomes in groups.items()},
+        }
+        command = f"python -m phase4_radix.lab study --shape {options.shape} --runs {options.runs}"
+        record(options.json, command, figures, device=machine.gpu if machine.gpu else machine.cpu)
+        console.print(f"\nFigures written to {options.json}")
+    return 0
+
+
+def _by_pages(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    return {f"pages_{one.pages}": asdict(one) for one in outcomes}

@@ -1,0 +1,188 @@
+"""`python -m phase5_continuous.lab bench`: what deciding costs.
+
+Host time of plan and commit, with a model that takes none.
+
+Steady: everyone decodes, step after step; a GPU would wait for that between two steps if the host did not run ahead.
+Whole lives: requests that come, are cut into chunks, decode and leave, each with its admission, its pages and its end.
+"""
+
+import argparse
+import cProfile
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from phase0_request.batch import Batch, StepOutput
+from phase0_request.machine import record
+from phase0_request.params import SamplingParams
+from phase0_request.request import Request
+from phase1_kv_pool.cache import KVCache, PagedCache
+from phase3_chunked_prefill.budget import TokenBudget
+from phase4_radix.prefix_cache import PrefixCache
+from phase5_continuous.scheduler import Scheduler
+
+EOS = 0
+RUNNING = (1, 16, 64, 256, 1024)
+CACHES: dict[str, type[PagedCache]] = {"plain": PagedCache, "prefix": PrefixCache}
+PAGE_SIZE = 16
+PROMPT = 256  # tokens
+LIVES = 2_000
+PROFILED = 10  # functions
+PROFILED_STEPS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """Microseconds a running request and step: the median over the steps, and the sum's fastest."""
+
+    cache: str
+    running: int
+    plan_us: float
+    commit_us: float
+    sum_us: float
+    best_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lives:
+    """Prompts of up to 512 tokens, answers of up to 128: microseconds a slice, and a request's whole life."""
+
+    cache: str
+    running: int  # at most
+    slices: int
+    slice_us: float
+    request_us: float
+
+
+def answer(batch: Batch) -> StepOutput:
+    return StepOutput([7] * len(batch))
+
+
+def scheduler(cache: KVCache, running: int) -> Scheduler:
+    return Scheduler(cache, [EOS], TokenBudget(512, 8192), max_running=running)
+
+
+def decoding(cache_type: type[PagedCache], running: int, steps: int) -> Scheduler:
+    """A scheduler whose requests have all computed their prompts, and will not end within so many steps."""
+    pages = running * (-(-(PROMPT + steps + 64) // PAGE_SIZE) + 1)
+    one = scheduler(cache_type(pages + pages // 50, PAGE_SIZE), running)
+    rng = random.Random(0)
+    for n in range(running):
+        prompt = tuple(rng.choices(range(1, 1000), k=PROMPT - n % PAGE_SIZE))  # not all need a page in one step
+        one.submit(Request(f"r{n}", prompt, SamplingParams(max_tokens=steps + 64)))
+    while True:
+        batch = one.plan(0)
+        all_decode = batch.num_decode_tokens == running
+        one.commit(batch, answer(batch), 0)
+        if all_decode:
+            return one
+
+
+def steady(cache: str, running: int, steps: int = 64) -> Steady:
+    one, clock = decoding(CACHES[cache], running, steps), time.perf_counter
+    plans, commits = [], []
+    for step in range(steps):
+        start = clock()
+        batch = one.plan(step)
+        planned = clock()
+        output = answer(batch)
+        ran = clock()
+        one.commit(batch, output, step)
+        commits.append((clock() - ran) / running * 1e6)
+        plans.append((planned - start) / running * 1e6)
+    sums = [plan + commit for plan, commit in zip(plans, commits, strict=True)]
+    median = statistics.median
+    return Steady(cache, running, median(plans), median(commits), median(sums), min(sums))
+
+
+def lives(cache: str, running: int, requests: int) -> Lives:
+    """All are there at the start. The pool holds as many as may run, so that nobody is preempted."""
+    rng, one = random.Random(0), scheduler(CACHES[cache](running * 41, PAGE_SIZE), running)
+    for n in range(requests):
+        prompt = tuple(rng.choices(range(1, 1000), k=rng.randint(1, 512)))
+        one.submit(Request(f"r{n}", prompt, SamplingParams(max_tokens=rng.randint(1, 128))))
+    seconds, slices, clock = 0.0, 0, time.perf_counter
+    while one.has_work:
+        start = clock()
+        batch = one.plan(start)
+        planned = clock()
+        output = answer(batch)
+        ran = clock()
+        one.commit(batch, output, ran)
+        seconds += clock() - ran + planned - start
+        slices += len(batch)
+    return Lives(cache, running, slices, seconds / slices * 1e6, seconds / requests * 1e6)
+
+
+def profile(running: int, steps: int) -> dict[str, float]:
+    """Where the time of steady steps goes: the share of each function's own time, largest first. Being watched makes
+    small functions look larger than they are."""
+    one, watch = decoding(PagedCache, running, steps), cProfile.Profile()
+    for step in range(steps):
+        watch.enable()
+        batch = one.plan(step)
+        watch.disable()
+        output = answer(batch)
+        watch.enable()
+        one.commit(batch, output, step)
+        watch.disable()
+    own: dict[str, float] = {}
+    for entry in watch.getstats():
+        name = entry.code if isinstance(entry.code, str) else entry.code.co_qualname
+        own[name] = own.get(name, 0.0) + entry.inlinetime
+    total = sum(own.values())
+    return {name: own[name] / total for name in sorted(own, key=lambda name: -own[name])[:PROFILED]}
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[str | float]]) -> Table:
+    table = Table(header_style="dim", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in names:
+        table.add_column(name, justify="left" if name in ("cache", "function") else "right")
+    for row in rows:
+        table.add_row(*(f"{x:,.2f}" if isinstance(x, float) else f"{x:,}" if isinstance(x, int) else x for x in row))
+    return table
+
+
+def measure(console: Console, file: Path | None) -> None:
+    """All of it, printed, and written to the file if there is one."""
+    watch = partial(track, console=console, transient=True)
+    both = [(cache, n) for cache in CACHES for n in RUNNING]
+    steadies = [steady(cache, n) for cache, n in watch(both, "steady")]
+    whole = [lives(cache, min(256, LIVES), LIVES) for cache in watch(list(CACHES), "whole lives")]
+    shares = profile(256, PROFILED_STEPS)
+    console.print("Everyone decodes, \u00b5s a running request and step: medians, and the fastest step")
+    step_names = ("cache", "running", "plan", "commit", "plan + commit", "fastest")
+    console.print(_table(step_names, [tuple(asdict(row).values()) for row in steadies]))
+    console.print(f"\nWhole lives of {LIVES:,} requests, \u00b5s")
+    life_names = ("cache", "running", "slices", "a slice", "a request")
+    console.print(_table(life_names, [tuple(asdict(row).values()) for row in whole]))
+    console.print("\nWhere the time goes, 256 running, plain cache: a function's own time, %")
+    console.print(_table(("function", "%"), [(name, share * 100) for name, share in shares.items()]))
+    if file is not None:
+        figures = {
+            "steady": {f"{row.cache}_{row.running}": asdict(row) for row in steadies},
+            "lives": {row.cache: asdict(row) for row in whole},
+            "profile": shares,
+        }
+        record(file, "python -m phase5_continuous.lab bench", figures)
+        console.print(f"\nFigures written to {file}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    p = argparse.ArgumentParser(prog="python -m phase5_continuous.lab bench", description=__doc__)
+    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    options, console = p.parse_args(arguments), Console()
+    try:
+        measure(console, options.json)
+    except KeyboardInterrupt:
+        console.print("Stopped.")
+        return 130
+    return 0

@@ -1,0 +1,192 @@
+"""`python -m phase5_continuous.lab study --json FILE`: continuous batching beside static, measured on this machine.
+
+One set of requests with long-tail lengths, through phase 2's engine and through this one: the same model in the same
+pool. Nobody knows how long an answer will be: it ends when a stop token is drawn. Then, how long the simulator takes
+for a million requests.
+"""
+
+import argparse
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from phase0_request.machine import describe, record
+from phase0_request.metrics import percentile, summarize
+from phase0_request.params import SamplingParams
+from phase0_request.request import Request
+from phase1_kv_pool.cache import PagedCache
+from phase2_prefill_decode.engine import Engine
+from phase2_prefill_decode.lab.shapes import SHAPES
+from phase2_prefill_decode.model import Model, default_device
+from phase3_chunked_prefill.budget import TokenBudget
+from phase3_chunked_prefill.kernels.attention import ATTEND
+from phase5_continuous.engine import ContinuousEngine, core
+from phase5_continuous.lab.report import side_by_side
+from phase5_continuous.scheduler import Scheduler
+
+PAGES, PAGE_SIZE = 512, 16
+MOST = 512  # tokens that a request may say
+BATCH = 64  # requests at once, if the pool has room
+BUDGET = TokenBudget(256, 512)
+LAUNCH = """
+import resource, subprocess, sys
+subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """How one engine served the set."""
+
+    requests: int
+    tokens: int
+    seconds: float
+    tokens_per_second: float
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    mean_tokens: float  # of an answer
+    longest: int
+    preemptions: int
+
+
+def model_of(shape: str) -> Model:
+    device = default_device()
+    return Model.random(SHAPES[shape], device=device, attend=ATTEND.on(device))
+
+
+def workload(vocabulary: int, count: int, seed: int = 0) -> tuple[list[list[int]], list[SamplingParams]]:
+    """Prompts of log-normal length, and answers of which each has an end in sight only by chance.
+
+    At the highest temperature all tokens are about as likely as each other. So an answer with n stop tokens has
+    vocabulary / n tokens on average; n is chosen for averages that are log-normal, 64 at the least.
+    """
+    rng, tokens = random.Random(seed), range(8, vocabulary)
+    prompts, params = [], []
+    for number in range(count):
+        length = min(max(round(rng.lognormvariate(4.0, 0.8)), 8), 512)
+        average = max(rng.lognormvariate(4.0, 1.0), vocabulary / 128)
+        stops = rng.sample(tokens, max(round(vocabulary / average), 1))
+        prompts.append(rng.choices(tokens, k=length))
+        params.append(
+            SamplingParams(temperature=100, max_tokens=MOST, stop_token_ids=stops, seed=number, ignore_eos=True)
+        )
+    return prompts, params
+
+
+def serve(model: Model, way: str, count: int) -> Measured:
+    """The set through a new engine of either kind. All of it is there at the start."""
+    prompts, params = workload(model.config.vocab_size, count)
+    cache, preemptions = PagedCache(PAGES, PAGE_SIZE), 0
+    if way == "static":
+        answers = Engine(model, cache=cache, batch_size=BATCH).generate(prompts, params)
+    else:
+        loop = core(model, BUDGET, cache=cache, max_running=BATCH)
+        answers = ContinuousEngine(model, loop).generate(prompts, params)
+        assert isinstance(loop.scheduler, Scheduler)
+        preemptions = loop.scheduler.residents.preemptions
+    return judge([answer.request for answer in answers], preemptions)
+
+
+def judge(requests: Sequence[Request], preemptions: int) -> Measured:
+    found = summarize(requests)
+    ttft = [1e3 * seconds for seconds in found.ttft]
+    lengths = [len(request.output_tokens) for request in requests]
+    return Measured(
+        requests=found.requests,
+        tokens=found.tokens,
+        seconds=found.seconds,
+        tokens_per_second=found.tokens_per_second,
+        ttft_p50_ms=percentile(ttft, 50),
+        ttft_p99_ms=percentile(ttft, 99),
+        mean_tokens=mean(lengths),
+        longest=max(lengths),
+        preemptions=preemptions,
+    )
+
+
+def beside(model: Model, count: int, runs: int) -> dict[str, Any]:
+    """Both engines by turns; of each the run that was slowed down least by what else there is."""
+    for way in ("static", "continuous"):
+        serve(model, way, 4)  # what is slow once is not what is measured
+    rounds = [{way: serve(model, way, count) for way in ("static", "continuous")} for _ in range(runs)]
+    best = {way: min((each[way] for each in rounds), key=lambda one: one.seconds) for way in ("static", "continuous")}
+    static, continuous = best["static"], best["continuous"]
+    return {way: asdict(one) for way, one in best.items()} | {
+        "throughput_ratio": continuous.tokens_per_second / static.tokens_per_second,
+        "ttft_p99_ratio": static.ttft_p99_ms / continuous.ttft_p99_ms,
+    }
+
+
+def many(requests: int) -> dict[str, float]:
+    """How long so many requests take to simulate, in a process of their own, and the most memory that it had.
+
+    What a parent has in memory when it starts a child counts for the child's most. So the simulation is not started
+    from here, where torch and a model are, but from a process that has next to nothing.
+    """
+    simulator = [sys.executable, "-m", "phase5_continuous.lab", "simulator", "--ways", "fcfs", "--rate", "150"]
+    launch = [sys.executable, "-c", LAUNCH, *simulator, "-n", str(requests)]
+    start = time.perf_counter()
+    peak = int(subprocess.run(launch, check=True, stdout=subprocess.PIPE).stdout)  # in KiB
+    seconds = time.perf_counter() - start
+    return {"requests": requests, "seconds": seconds, "minutes": seconds / 60, "peak_mib": peak / 1024}
+
+
+def _show(console: Console, figures: dict[str, Any]) -> None:
+    measured = figures["measured"]
+    rows = {
+        way: [
+            f"{one['tokens_per_second']:,.0f}",
+            f"{one['ttft_p50_ms']:,.0f} ms",
+            f"{one['ttft_p99_ms']:,.0f} ms",
+            f"{one['seconds']:.1f} s",
+            str(one["preemptions"]),
+        ]
+        for way, one in measured.items()
+        if isinstance(one, dict)
+    }
+    console.print(side_by_side("engine", ("tokens/s", "TTFT p50", "p99", "all have ended", "preempted"), rows))
+    console.print(
+        f"{measured['throughput_ratio']:.1f} times the tokens a second, p99 TTFT {measured['ttft_p99_ratio']:.1f} "
+        "times as early"
+    )
+    if "many" in figures:
+        one = figures["many"]
+        console.print(
+            f"\n{one['requests']:,} requests simulated in {one['minutes']:.1f} minutes, {one['peak_mib']:.0f} MiB"
+        )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    p = argparse.ArgumentParser(prog="python -m phase5_continuous.lab study", description=__doc__)
+    p.add_argument("--shape", choices=SHAPES, default="17m", help="(%(default)s)")
+    p.add_argument("-n", "--requests", type=int, default=128, help="measured (%(default)s)")
+    p.add_argument("--runs", type=int, default=3, help="of which the best counts (%(default)s)")
+    p.add_argument("--threads", type=int, help="of torch, while it is measured (torch's choice)")
+    p.add_argument("--many", type=int, default=1_000_000, help="requests simulated in one go; 0: none (%(default)s)")
+    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    options = p.parse_args(arguments)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    console = Console()
+    figures: dict[str, Any] = {"measured": beside(model_of(options.shape), options.requests, options.runs)}
+    if options.many:
+        figures["many"] = many(options.many)
+    _show(console, figures)
+    if options.json is not None:
+        command = (
+            f"python -m phase5_continuous.lab study --shape {options.shape} --requests {options.requests} "
+            f"--runs {options.runs} --threads {torch.get_num_threads()} --many {options.many}"
+        )
+        record(options.json, command, figures, device=describe().gpu or describe().cpu)
+        console.print(f"\nFigures written to {options.json}")
+    return 0

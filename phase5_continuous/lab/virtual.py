@@ -1,0 +1,105 @@
+"""A model that is not there: steps take the time that the cost model predicts, and answers are as long as fate says."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from phase0_request.batch import Batch, StepOutput
+from phase2_prefill_decode.lab.cost import CostModel, Load
+from phase2_prefill_decode.lab.roofline import Device
+from phase5_continuous.lab.traces import EOS, WORD
+
+
+@dataclass(slots=True)
+class VirtualClock:
+    """Stands still but when it is set."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class StepTimes:
+    """`predict(model.cost(load), device).seconds` for any load, as a few sums.
+
+    The cost of every part is linear in the load, once any token is yielded and when none is. So its slopes are asked of
+    the model once, and a step costs a hundredth of what asking anew would.
+    """
+
+    def __init__(self, model: CostModel, device: Device) -> None:
+        self.load = model.load
+        self.overhead = device.overhead
+        self._parts = [self._slopes(model, device, yields) for yields in (0, 1)]
+
+    def seconds(self, load: Load) -> float:
+        """How long a step with this load takes at best."""
+        tokens, pairs, keys, yields = load
+        if not tokens:
+            return self.overhead
+        total = self.overhead
+        for compute, memory in self._parts[yields > 0]:
+            total += max(
+                compute[0] + compute[1] * tokens + compute[2] * pairs + compute[3] * keys + compute[4] * yields,
+                memory[0] + memory[1] * tokens + memory[2] * pairs + memory[3] * keys + memory[4] * yields,
+            )
+        return total
+
+    @staticmethod
+    def _slopes(model: CostModel, device: Device, yields: int) -> list[tuple[list[float], list[float]]]:
+        """For each part its seconds of arithmetic and of memory: what there is always, and by each sum of a load."""
+        origin = Load(1, 0, 0, yields)
+        ahead = [origin._replace(**{name: getattr(origin, name) + 1}) for name in Load._fields]
+        costs = [[*model.cost(load).parts.values()] for load in (origin, *ahead)]
+        found = []
+        for at_origin, *others in zip(*costs, strict=True):
+            both = []
+            for name, speed in (("operations", device.flops), ("bytes", device.bytes_per_second)):
+                first = getattr(at_origin, name)
+                slopes = [getattr(other, name) - first for other in others]
+                if not yields:
+                    slopes[-1] = 0
+                constant = first - slopes[0] - yields * slopes[-1]
+                both.append([amount / speed for amount in (constant, *slopes)])
+            found.append((both[0], both[1]))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualStep:
+    """A step with its tokens, which are known as soon as it is packed."""
+
+    batch: Batch
+    drawn: list[int]
+    tokens: list[int | None]
+
+    @property
+    def slices(self) -> int:
+        return len(self.tokens)
+
+    def output(self, numbers: Sequence[int], slices: int, /) -> StepOutput:
+        return StepOutput(self.tokens)
+
+
+class VirtualRunner:
+    """Says filling, and EOS as the last token of each answer. Running a step sets the clock."""
+
+    def __init__(self, times: StepTimes, clock: VirtualClock) -> None:
+        self.times = times
+        self.clock = clock
+        self.answers: dict[str, int] = {}  # by request id, the tokens of its answer
+
+    def pack(self, batch: Batch) -> VirtualStep:
+        drawn: list[int] = []
+        tokens: list[int | None] = []
+        for number, (request, start, length) in enumerate(batch.slices):
+            if start + length < request.total:
+                tokens.append(None)
+                continue
+            drawn.append(number)
+            tokens.append(EOS if len(request.output_tokens) + 1 >= self.answers[request.id] else WORD)
+        return VirtualStep(batch, drawn, tokens)
+
+    def launch(self, step: VirtualStep) -> VirtualStep:
+        load = self.times.load([piece[1:] for piece in step.batch.slices], len(step.drawn))
+        self.clock.now += self.times.seconds(load)
+        return step

@@ -1,0 +1,131 @@
+"""The demo: requests come and go, and what each did in every step is written down. Time is the cost model's."""
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from phase0_request.request import RequestState
+from phase2_prefill_decode.lab.roofline import DEVICES
+from phase5_continuous.core import Step
+from phase5_continuous.lab.simulator import Setting, Simulation
+from phase5_continuous.lab.traces import KINDS, Trace
+from phase5_continuous.policies import POLICIES
+from phase5_continuous.scheduler import Scheduler
+
+WAITING, PREFILL, DECODE, PREEMPTED, LEFT_OUT = "\u00b7", "\u2592", "\u2588", "x", "-"
+SIGNS = {WAITING: "waiting", PREFILL: "prefill", DECODE: "decode", PREEMPTED: "preempted", LEFT_OUT: "left out"}
+WINDOW = 400  # steps that are remembered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Show:
+    """Who comes, what serves them, and how fast time goes."""
+
+    kind: str = "poisson"
+    requests: int = 60
+    rate: float = 40.0
+    policy: str = "fcfs"
+    pages: int = 64
+    page_size: int = 16
+    max_running: int = 12
+    chunk: int = 64
+    budget: int = 96
+    seed: int = 0
+    steps_per_second: float = 15.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.steps_per_second < math.inf:
+            raise ValueError(f"steps-per-second must be above 0 and finite, got {self.steps_per_second}")
+        if self.kind not in KINDS:
+            raise ValueError(f"a trace is one of {', '.join(KINDS)}, got {self.kind!r}")
+        if self.policy not in POLICIES:
+            raise ValueError(f"a policy is one of {', '.join(POLICIES)}, got {self.policy!r}")
+
+    def trace(self) -> Trace:
+        return Trace(
+            kind=self.kind, requests=self.requests, rate=self.rate, prompt=60, answer=30, max_prompt=300,
+            max_answer=100, seed=self.seed,
+        )  # fmt: skip
+
+    def simulation(self) -> Simulation:
+        trace = self.trace()
+        setting = Setting(
+            way=self.policy, model="8b", device=DEVICES["H100 SXM"], pages=self.pages, page_size=self.page_size,
+            max_running=self.max_running, chunk=self.chunk, budget=self.budget, max_tokens=trace.max_answer,
+        )  # fmt: skip
+        return Simulation(trace.arrivals(), setting)
+
+
+@dataclass(slots=True)
+class Strip:
+    """One request over time: a sign a step, from its first on."""
+
+    name: str
+    first: int
+    signs: list[str] = field(default_factory=list)
+
+    def window(self, start: int, stop: int) -> str:
+        """The steps from `start` up to `stop`; blank before it came and after it left."""
+        return "".join(
+            self.signs[step - self.first] if 0 <= step - self.first < len(self.signs) else " "
+            for step in range(start, stop)
+        )
+
+
+class World:
+    """A simulation, and its last steps."""
+
+    def __init__(self, show: Show) -> None:
+        self.show = show
+        self.simulation = show.simulation()
+        decider = self.simulation.decider
+        assert isinstance(decider, Scheduler)
+        self.scheduler = decider
+        self.strips: dict[str, Strip] = {}  # in the order in which they came
+        self.pages: deque[int] = deque(maxlen=WINDOW)  # in use, a figure a step
+        self.tokens: deque[int] = deque(maxlen=WINDOW)  # computed
+        self.ended: deque[float] = deque(maxlen=WINDOW)  # when each step ended
+        self.said: deque[int] = deque(maxlen=WINDOW)  # tokens
+        self.last: Step | None = None
+
+    @property
+    def going(self) -> bool:
+        return self.simulation.going
+
+    @property
+    def steps(self) -> int:
+        return self.simulation.core.steps
+
+    def step(self) -> None:
+        """The next step that computes something; time without anyone is passed over."""
+        while self.going:
+            before = {seat.request.id: seat.request.state for seat in self.scheduler.seats}
+            step = self.simulation.step()
+            if step is not None and step.batch:
+                self._remember(step, before)
+                return
+
+    def throughput(self, seconds: float = 1.0) -> float:
+        """Tokens said a second, lately."""
+        now = self.simulation.clock.now
+        lately = [said for ended, said in zip(self.ended, self.said, strict=True) if ended > now - seconds]
+        return sum(lately) / min(seconds, now) if now else 0.0
+
+    def _remember(self, step: Step, before: dict[str, RequestState]) -> None:
+        self.last = step
+        self.pages.append(step.pages)
+        self.tokens.append(step.prefill_tokens + step.decode_tokens)
+        self.ended.append(self.simulation.clock.now)
+        self.said.append(sum(event.token is not None for event in step.events))
+        took_part = {
+            request.id: DECODE if length == 1 and start >= len(request.prompt_tokens) else PREFILL
+            for request, start, length in step.batch
+        }
+        idle = {RequestState.PREEMPTED: PREEMPTED, RequestState.RUNNING: LEFT_OUT}
+        states = before | {seat.request.id: seat.request.state for seat in self.scheduler.seats}
+        for name, state in states.items():
+            strip = self.strips.setdefault(name, Strip(name, self.steps - 1))
+            strip.signs.append(took_part.get(name) or idle.get(state, WAITING))
+        gone = [name for name, strip in self.strips.items() if strip.first + len(strip.signs) < self.steps - WINDOW]
+        for name in gone:
+            del self.strips[name]

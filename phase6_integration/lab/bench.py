@@ -1,0 +1,158 @@
+"""What HTTP costs: one trace through the engine alone and through the server, and what clients see of it.
+
+The engine alone has all requests at once. The server has so many clients, of which each asks when it has its answer.
+On a processor the clients and the front take their time from the engine: this is the worst case there is.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import uvloop
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from phase0_request.machine import record
+from phase0_request.params import SamplingParams
+from phase0_request.tokenizer import BUNDLED
+from phase6_integration.engine import NanoServingEngine
+from phase6_integration.http_client import Target
+from phase6_integration.lab.load.client import Load, run
+from phase6_integration.lab.load.report import Report
+from phase6_integration.lab.load.workload import Workload
+
+STARTUP = 600.0  # seconds for a model to load
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """One model, one trace, so many threads for the engine."""
+
+    model: str
+    threads: int
+    requests: int
+    running: int
+    runs: int
+
+    def workload(self, requests: int) -> Workload:
+        return Workload(kind="long-tail", num_prompts=requests, input_len=64, output_len=64, max_input_len=512)
+
+    def offline(self) -> float:
+        """Tokens a second of the engine alone; the best of the runs."""
+        torch.set_num_threads(self.threads)
+        works = list(self.workload(self.requests).works())
+        prompts = [work.prompt for work in works]
+        params = [SamplingParams(max_tokens=work.max_tokens, temperature=0, ignore_eos=True) for work in works]
+        best = 0.0
+        with NanoServingEngine.from_pretrained(
+            self.model, max_num_seqs=self.running, enable_prefix_caching=False
+        ) as engine:
+            engine.generate(prompts[: self.running], params[: self.running], progress=False)
+            for _ in range(self.runs):
+                start = time.perf_counter()
+                answers = engine.generate(prompts, params, progress=False)
+                seconds = time.perf_counter() - start
+                best = max(best, sum(len(answer.output_tokens) for answer in answers) / seconds)
+        return best
+
+    @contextmanager
+    def served(self) -> Iterator[str]:
+        """The address of a server of this model, for as long as the body runs."""
+        flags = [self.model, "--port", "0", "--threads", f"{self.threads}", "--max-num-seqs", f"{self.running}"]
+        with tempfile.TemporaryFile("w+") as log:
+            command = [sys.executable, "-m", "phase6_integration.cli", "serve", *flags, "--no-enable-prefix-caching"]
+            server = subprocess.Popen(command, stderr=log, stdout=log)
+            try:
+                yield _address(server, log)
+            finally:
+                server.terminate()
+                server.wait()
+
+    def through_http(self, url: str, clients: int, stream: bool) -> Report:
+        """The best of the runs. Fewer clients get fewer requests: they take as long."""
+        requests = max(self.requests * clients // self.running, 4 * clients)
+        load = Load(
+            target=Target.of(url),
+            workload=self.workload(min(requests, self.requests)),
+            concurrency=clients,
+            stream=stream,
+            warmups=2,
+        )
+        return max((uvloop.run(run(load)) for _ in range(self.runs)), key=lambda report: report.output_throughput)
+
+
+def _address(server: subprocess.Popen[bytes], log: Any) -> str:
+    """Once it is ready, from what it says."""
+    deadline = time.monotonic() + STARTUP
+    while time.monotonic() < deadline and server.poll() is None:
+        log.seek(0)
+        said = log.read()
+        if " ready " in said:
+            return str(said.split(" ready ")[1].split("url=")[1].split()[0])
+        time.sleep(0.1)
+    raise RuntimeError(f"the server did not start: {said}")
+
+
+def measure(bench: Bench, clients: list[int], console: Console) -> dict[str, Any]:
+    alone = bench.offline()
+    cases = [(many, stream) for stream in (True, False) for many in clients]
+    with bench.served() as url:
+        found = {
+            f"{'streamed' if stream else 'whole'}_{many}": bench.through_http(url, many, stream)
+            for many, stream in track(cases, f"{bench.threads} threads", console=console, transient=True)
+        }
+    table = Table(header_style="dim", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("clients", "", "tokens/s", "of the engine alone", "TTFT p50", "p99", "ITL p50", "p99"):
+        table.add_column(name, justify="right" if name else "left")
+    for (many, stream), report in zip(cases, found.values(), strict=True):
+        seen = [report.latencies[f"{q}_{what}_ms"] for what in ("ttft", "itl") for q in ("p50", "p99")]
+        table.add_row(
+            f"{many}",
+            "streamed" if stream else "whole",
+            f"{report.output_throughput:,.0f}",
+            f"{report.output_throughput / alone:.0%}",
+            *("" if ms is None else f"{ms:,.1f} ms" for ms in seen),
+        )
+    console.print(f"{bench.threads} threads; the engine alone, {bench.running} running: {alone:,.0f} tokens/s")
+    console.print(table)
+    return {
+        "offline": alone,
+        "http": {
+            name: report.as_json() | {"share": report.output_throughput / alone} for name, report in found.items()
+        },
+    }
+
+
+def main(arguments: list[str] | None = None) -> int:
+    p = argparse.ArgumentParser(prog="python -m phase6_integration.lab bench", description=__doc__)
+    p.add_argument("--model", default=str(BUNDLED), help="a model's directory (the bundled one)")
+    p.add_argument("--threads", type=int, nargs="+", default=[1], help="of the engine; several are compared (1)")
+    p.add_argument("--requests", type=int, default=512, help="in the trace (512)")
+    p.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16, 64], help="at once (1 4 16 64)")
+    p.add_argument("--runs", type=int, default=3, help="of which the best counts (3)")
+    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    options = p.parse_args(arguments)
+    console = Console()
+    figures = {
+        f"threads_{threads}": measure(
+            Bench(options.model, threads, options.requests, max(options.clients), options.runs),
+            sorted(options.clients),
+            console,
+        )
+        for threads in options.threads
+    }
+    if options.json is not None:
+        words = sys.argv[1:] if arguments is None else arguments
+        command = " ".join(["python -m phase6_integration.lab bench", *words])
+        record(options.json, command, figures)
+        console.print(f"\nFigures written to {options.json}")
+    return 0

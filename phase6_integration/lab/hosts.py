@@ -1,0 +1,156 @@
+"""A thread or a process? The engine in either, behind the same server and the same line, under the same load.
+
+What is compared is the throughput that clients see, and how late the event loop comes to what it was to do: a front
+that is late is late for everyone, for health checks too. And, for the same reason, how long the garbage collector takes
+to walk over what is new since the start, and over everything.
+"""
+
+import argparse
+import asyncio
+import gc
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import uvicorn
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from phase0_request.machine import record
+from phase0_request.metrics import percentile
+from phase6_integration import loaded
+from phase6_integration.async_engine import AsyncEngine
+from phase6_integration.engine_process import serve
+from phase6_integration.options import EngineOptions
+from phase6_integration.server.app import create_app
+from phase6_integration.server.connection import connections
+from phase6_integration.server.settings import ServerSettings
+from phase6_integration.wire import Line
+
+TICK = 0.002  # seconds between two looks at the clock
+
+
+class OnAThread(AsyncEngine):
+    """The other way: one interpreter for both."""
+
+    def spawn(self, end: socket.socket) -> None:
+        self.thread = threading.Thread(target=serve, args=(Line(end),))
+        self.thread.start()
+
+    async def close(self) -> None:
+        await super().close()
+        await asyncio.to_thread(self.thread.join)
+
+
+HOSTS = {"process": AsyncEngine, "thread": OnAThread}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of one host. Tokens a second that clients got; milliseconds that the event loop was late by, and that the
+    collector takes once the load is over."""
+
+    tokens_per_second: float
+    ttft_p99_ms: float
+    late_p50_ms: float
+    late_p99_ms: float
+    late_most_ms: float
+    walk_new_ms: float
+    walk_all_ms: float
+
+
+async def measure(host: str, clients: int, requests: int) -> Outcome:
+    """Serve on a free port, and let another process be the clients."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    async with HOSTS[host](EngineOptions(max_num_seqs=clients, threads=1)) as engine:
+        settings = ServerSettings()
+        app = create_app(engine, settings)
+        config = uvicorn.Config(
+            app, http=connections(settings), ws="none", log_config=None, access_log=False, lifespan="off"
+        )
+        config.load()
+        loaded.put_aside()
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        late: list[float] = []
+        watching = asyncio.create_task(watch(late))
+        report = await asyncio.to_thread(load, listener.getsockname()[1], clients, requests)
+        watching.cancel()
+        new = walk()
+        gc.unfreeze()
+        everything = walk()
+        server.should_exit = True
+        await serving
+    return Outcome(
+        report["output_throughput"],
+        report["p99_ttft_ms"],
+        1e3 * percentile(late, 50),
+        1e3 * percentile(late, 99),
+        1e3 * max(late),
+        1e3 * new,
+        1e3 * everything,
+    )
+
+
+async def watch(late: list[float]) -> None:
+    """How much later than asked this is woken, again and again."""
+    while True:
+        before = time.perf_counter()
+        await asyncio.sleep(TICK)
+        late.append(time.perf_counter() - before - TICK)
+
+
+def walk() -> float:
+    """Seconds that the garbage collector takes now, for all that it looks at."""
+    start = time.perf_counter()
+    gc.collect()
+    return time.perf_counter() - start
+
+
+def load(port: int, clients: int, requests: int) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "report.json"
+        flags = ["--url", f"http://127.0.0.1:{port}", "--concurrency", f"{clients}", "--num-prompts", f"{requests}"]
+        command = [sys.executable, "-m", "phase6_integration.cli", "bench", *flags, "--json", str(file)]
+        subprocess.run(command, check=True, capture_output=True)
+        found: dict[str, float] = json.loads(file.read_text())
+        return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    p = argparse.ArgumentParser(prog="python -m phase6_integration.lab hosts", description=__doc__)
+    p.add_argument("--clients", type=int, default=64, help="at once (64)")
+    p.add_argument("--requests", type=int, default=384, help="of all clients together (384)")
+    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    options = p.parse_args(arguments)
+    console = Console()
+    found = {host: uvloop.run(measure(host, options.clients, options.requests)) for host in HOSTS}
+    table = Table(
+        header_style="dim",
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+        caption="Times in ms. Late is the event loop; a walk is the garbage collector's.",
+        caption_justify="left",
+    )
+    names = ("engine in a", "tokens/s", "TTFT p99", "late p50", "p99", "most", "walk, new", "all")
+    for name in names:
+        table.add_column(name, justify="left" if name == names[0] else "right")
+    for host, one in found.items():
+        times = (one.late_p50_ms, one.late_p99_ms, one.late_most_ms, one.walk_new_ms, one.walk_all_ms)
+        table.add_row(host, f"{one.tokens_per_second:,.0f}", f"{one.ttft_p99_ms:,.0f}", *(f"{ms:,.2f}" for ms in times))
+    console.print(table)
+    if options.json is not None:
+        command = " ".join(
+            ["python -m phase6_integration.lab hosts", *(sys.argv[1:] if arguments is None else arguments)]
+        )
+        record(options.json, command, {host: asdict(one) for host, one in found.items()})
+        console.print(f"\nFigures written to {options.json}")
+    return 0

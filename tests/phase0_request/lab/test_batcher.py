@@ -1,0 +1,182 @@
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phase0_request import (
+    Event,
+    FinishReason,
+    InvalidTransitionError,
+    QueueFullError,
+    Request,
+    RequestState,
+    SamplingParams,
+)
+from phase0_request.lab.batcher import Batcher
+
+EOS = 0
+
+
+def spans(batcher: Batcher) -> list[tuple[str, int, int]]:
+    return [(s.request.id, s.start, s.length) for s in batcher.plan(0.0)]
+
+
+@pytest.mark.proof
+def test_new_prompts_join_while_others_decode(make_request: Callable[..., Request]) -> None:
+    """Continuous admission: a seat that becomes free is taken in the very next step."""
+    batcher = Batcher([EOS], batch_size=2)
+    for prompt in (3, 4, 5):
+        batcher.submit(make_request(prompt=prompt))
+    batch = batcher.plan(0.0)
+    assert [(s.request.id, s.start, s.length) for s in batch] == [("r1", 0, 3), ("r2", 0, 4)]
+    batcher.commit(batch, [7, EOS], 1.0)  # r2 says nothing and leaves
+    assert spans(batcher) == [("r1", 3, 1), ("r3", 0, 5)]
+
+
+def test_a_token_is_computed_in_the_step_after_it_was_said(make_request: Callable[..., Request]) -> None:
+    batcher = Batcher([EOS])
+    request = make_request(prompt=3)
+    batcher.submit(request)
+    seen = []
+    for token in (7, 8, 9):
+        batch = batcher.plan(0.0)
+        (piece,) = batch
+        seen.append(request.tokens(piece.start, piece.stop))
+        batcher.commit(batch, [token], 1.0)
+    assert seen == [[10, 11, 12], [7], [8]]
+
+
+def test_events_are_the_tokens_in_order_and_nothing_after_the_end(make_request: Callable[..., Request]) -> None:
+    batcher = Batcher([EOS])
+    request = make_request(max_tokens=2)
+    batcher.submit(request)
+    first = batcher.commit(batcher.plan(0.0), [7], 1.0)
+    second = batcher.commit(batcher.plan(1.0), [8], 2.0)
+    assert first == [Event(request, 7, None)]
+    assert second == [Event(request, 8, FinishReason.LENGTH)]
+    assert not batcher.plan(2.0)
+    assert not batcher.finish(request, FinishReason.ABORT, 3.0)
+
+
+def test_one_aborted_while_its_step_runs_takes_nothing_from_it(make_request: Callable[..., Request]) -> None:
+    batcher = Batcher([EOS])
+    stays, leaves = make_request(), make_request()
+    batcher.submit(stays)
+    batcher.submit(leaves)
+    batch = batcher.plan(0.0)
+    assert batcher.finish(leaves, FinishReason.ABORT, 0.5)
+    assert batcher.commit(batch, [7, 8], 1.0) == [Event(stays, 7, None)]
+    assert leaves.output_tokens == []
+    assert [s.request for s in batcher.plan(1.0)] == [stays]
+
+
+def test_one_aborted_as_its_end_lands_ends_once(make_request: Callable[..., Request]) -> None:
+    batcher = Batcher([EOS])
+    request = make_request()
+    batcher.submit(request)
+    batch = batcher.plan(0.0)
+    batcher.finish(request, FinishReason.ABORT, 0.5)
+    assert batcher.commit(batch, [EOS], 1.0) == []
+    assert request.finish_reason is FinishReason.ABORT
+
+
+def test_one_aborted_while_waiting_leaves_the_queue(make_request: Callable[..., Request]) -> None:
+    batcher = Batcher([EOS], batch_size=1)
+    first, second, third = make_request(), make_request(), make_request()
+    for request in (first, second, third):
+        batcher.submit(request)
+    batcher.plan(0.0)
+    batcher.finish(second, FinishReason.ABORT, 0.5)
+    assert list(batcher.waiting) == [third]
+
+
+def test_what_cannot_be_taken_in_is_refused(make_request: Callable[..., Request]) -> None:
+    batcher = Batcher([EOS], batch_size=1, queue_limit=1)
+    seated = make_request()
+    batcher.submit(seated)
+    batcher.plan(0.0)
+    with pytest.raises(ValueError, match="r1 is running"):
+        batcher.submit(seated)
+    with pytest.raises(ValueError, match="r1 is running already"):
+        batcher.submit(Request("r1", (1,)))
+    batcher.submit(make_request())
+    refused = make_request()
+    with pytest.raises(QueueFullError):
+        batcher.submit(refused)
+    assert refused.state is RequestState.WAITING
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        Batcher([EOS], batch_size=0)
+
+
+@pytest.mark.parametrize("tokens", [[EOS, None], [EOS], [EOS, 7, 7]], ids=["forgotten", "too few", "too many"])
+def test_a_faulty_step_is_committed_as_a_whole_or_not_at_all(
+    make_request: Callable[..., Request], tokens: list[int | None]
+) -> None:
+    batcher = Batcher([EOS])
+    requests = [make_request(), make_request()]
+    for request in requests:
+        batcher.submit(request)
+    with pytest.raises(ValueError, match=r"no token for request r2|zip"):
+        batcher.commit(batcher.plan(0.0), tokens, 1.0)
+    assert [request.computed for request in requests] == [0, 0]
+    assert not any(request.finished for request in requests)
+
+
+def test_a_step_committed_twice_is_a_fault(make_request: Callable[..., Request]) -> None:
+    batcher = Batcher([EOS])
+    request = make_request()
+    batcher.submit(request)
+    batch = batcher.plan(0.0)
+    batcher.commit(batch, [7], 1.0)
+    with pytest.raises(InvalidTransitionError, match=r"request r1 .* 3 of 4 are computed"):
+        batcher.commit(batch, [7], 1.0)
+
+
+@settings(max_examples=60)
+@given(
+    arrivals=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(0, 12)), min_size=1, max_size=25),
+    batch_size=st.integers(1, 5),
+    seed=st.integers(0, 1000),
+)
+def test_everyone_is_served_in_order_and_no_token_is_lost(
+    arrivals: list[tuple[int, int, int]], batch_size: int, seed: int
+) -> None:
+    """Any arrivals, any seats, aborts in between: each token computed once, each said once, seats never exceeded."""
+    rng = random.Random(seed)
+    batcher = Batcher([EOS], batch_size)
+    todo = [
+        (at, Request(f"r{n}", tuple(range(1, prompt + 1)), SamplingParams(max_tokens=answer)))
+        for n, (prompt, answer, at) in enumerate(arrivals)
+    ]
+    everyone = [request for _, request in todo]
+    computed: dict[str, list[int]] = {request.id: [] for request in everyone}
+    delivered: dict[str, list[int | None]] = {request.id: [] for request in everyone}
+    ended: list[str] = []
+    for step in range(1000):
+        for arrival in [a for a in todo if a[0] <= step]:
+            todo.remove(arrival)
+            batcher.submit(arrival[1])
+        batch = batcher.plan(step)
+        if not batch and not todo:
+            break
+        assert len(batch) == min(batch_size, len(batcher.running) + len(batcher.waiting))
+        assert len({s.request.id for s in batch}) == len(batch)
+        for piece in batch:
+            computed[piece.request.id] += range(piece.start, piece.stop)
+        if batch and rng.random() < 0.1:
+            victim = rng.choice([s.request for s in batch])
+            assert batcher.finish(victim, FinishReason.ABORT, step)
+            ended.append(victim.id)
+        for request, token, reason, _ in batcher.commit(batch, [rng.randint(1, 99) for _ in batch], step):
+            assert request.id not in ended
+            delivered[request.id].append(token)
+            if reason is not None:
+                ended.append(request.id)
+    assert sorted(ended) == sorted(request.id for request in everyone)
+    for request in everyone:
+        assert computed[request.id] == list(range(len(computed[request.id])))
+        assert delivered[request.id] == request.output_tokens
+        if request.finish_reason is FinishReason.LENGTH:
+            assert len(request.output_tokens) == request.params.max_tokens

@@ -1,0 +1,225 @@
+import asyncio
+
+import pytest
+
+from phase0_request import FinishReason, QueueFullError, RequestState, SamplingParams, Tokenizer
+from phase0_request.lab.server import Delta, Server
+from phase0_request.lab.trace import Stage
+from tests.phase0_request.lab.serving import ANSWERS, Gate, instant, read, serving
+from tests.phase0_request.support import run
+
+
+@pytest.mark.proof
+def test_an_answer_streams_token_by_token(tokenizer: Tokenizer) -> None:
+    async def scene() -> list[Delta]:
+        async with serving(tokenizer) as server:
+            return [delta async for delta in server.generate("What is a page?")]
+
+    deltas = run(scene())
+    expected = tokenizer.encode(ANSWERS["What is a page?"])
+    assert [d.token for d in deltas[:-1]] == expected
+    assert deltas[-1].token in tokenizer.eos_ids
+    assert deltas[-1].finish_reason is FinishReason.STOP
+    assert "".join(d.text for d in deltas) == ANSWERS["What is a page?"]
+
+
+def test_everyone_gets_their_own_answer_whatever_the_company(tokenizer: Tokenizer) -> None:
+    async def scene() -> list[tuple[str, FinishReason | None]]:
+        async with serving(tokenizer, batch_size=3, queue_limit=100) as server:
+            streams = [server.submit(question) for question in list(ANSWERS) * 10]
+            return await asyncio.gather(*map(read, streams))
+
+    assert run(scene()) == [(answer, FinishReason.STOP) for answer in list(ANSWERS.values()) * 10]
+
+
+def test_parameters_are_honoured(tokenizer: Tokenizer) -> None:
+    async def scene() -> list[tuple[str, FinishReason | None]]:
+        async with serving(tokenizer) as server:
+            cases = [SamplingParams(max_tokens=3), SamplingParams(stop=", four"), SamplingParams(stop=["zzz", "n"])]
+            return [await read(server.submit("Count.", params)) for params in cases]
+
+    short, stopped, early = run(scene())
+    assert short == (tokenizer.decode(tokenizer.encode(ANSWERS["Count."])[:3]), FinishReason.LENGTH)
+    assert stopped == ("One, two, three", FinishReason.STOP)
+    assert early == ("O", FinishReason.STOP)
+
+
+def test_a_stop_string_ends_the_work_and_frees_the_seat(tokenizer: Tokenizer) -> None:
+    async def scene() -> None:
+        async with serving(tokenizer, batch_size=1) as server:
+            stream = server.submit("Count.", SamplingParams(stop=", four"))
+            assert await read(stream) == ("One, two, three", FinishReason.STOP)
+            assert stream.request.finish_reason is FinishReason.STOP
+            said = tokenizer.decode(stream.request.output_tokens)
+            assert said == "One, two, three, four"
+            assert not server.batcher.running
+            assert (await read(server.submit("Why pages?")))[1] is FinishReason.STOP
+
+    run(scene())
+
+
+def test_a_stop_string_completed_by_the_last_token_allowed_is_a_stop(tokenizer: Tokenizer) -> None:
+    upto = len(tokenizer.encode("One, two, three"))
+
+    async def scene() -> None:
+        async with serving(tokenizer) as server:
+            stream = server.submit("Count.", SamplingParams(stop=" three", max_tokens=upto))
+            assert await read(stream) == ("One, two,", FinishReason.STOP)
+            assert stream.request.finish_reason is FinishReason.STOP
+
+    run(scene())
+
+
+def test_what_was_held_back_is_shown_at_the_end_whatever_the_end(tokenizer: Tokenizer) -> None:
+    """The answer ends in the beginning of a stop string: by EOS, by length, by an abort and by an error."""
+    upto = len(tokenizer.encode("One, two"))
+
+    async def scene() -> None:
+        model = Gate(tokenizer)
+        model.open.set()
+        async with Server(tokenizer, model) as server:
+            by_eos = server.submit("Count.", SamplingParams(stop=" ten.!"))
+            assert await read(by_eos) == (ANSWERS["Count."], FinishReason.STOP)
+            by_length = server.submit("Count.", SamplingParams(stop=" two!", max_tokens=upto))
+            assert await read(by_length) == ("One, two", FinishReason.LENGTH)
+            aborted = server.submit("Count.", SamplingParams(stop="One, two, three!"))
+            while len(aborted.request.output_tokens) < upto:
+                await asyncio.sleep(0)
+            server.abort(aborted.request)
+            text, reason = await read(aborted)
+            assert reason is FinishReason.ABORT
+            assert text == tokenizer.decode(aborted.request.output_tokens)
+
+    run(scene())
+
+
+def test_a_stop_token_is_not_shown_and_the_first_tokens_are_not_searched(tokenizer: Tokenizer) -> None:
+    (two,) = tokenizer.encode(" two")
+
+    async def scene() -> None:
+        async with serving(tokenizer) as server:
+            stopped = server.submit("Count.", SamplingParams(stop_token_ids=[two]))
+            assert await read(stopped) == ("One,", FinishReason.STOP)
+            assert stopped.request.output_tokens[-1] == two
+            late = server.submit("Count.", SamplingParams(stop=[", "], min_tokens=3))
+            assert await read(late) == ("One, two", FinishReason.STOP)
+
+    run(scene())
+
+
+def test_the_urgent_pass_those_who_wait(tokenizer: Tokenizer) -> None:
+    async def scene() -> None:
+        model = Gate(tokenizer)
+        async with Server(tokenizer, model, batch_size=1) as server:
+            seated = server.submit("Count.")
+            await model.entered.wait()
+            patient = server.submit("Why pages?")
+            urgent = server.generate("What is a page?", priority=-1)
+            first = asyncio.ensure_future(anext(urgent))
+            await asyncio.sleep(0)
+            assert [request.priority for request in server.batcher.waiting] == [-1, 0]
+            model.open.set()
+            await first
+            assert patient.request.state is RequestState.WAITING
+            await urgent.aclose()
+            await asyncio.gather(read(seated), read(patient))
+            with pytest.raises(ValueError, match="priority must be an integer"):
+                server.submit("Count.", priority="high")  # type: ignore[arg-type]
+            assert (await read(server.submit("Count.")))[1] is FinishReason.STOP
+
+    run(scene())
+
+
+def test_nothing_is_kept_of_those_who_have_left(tokenizer: Tokenizer) -> None:
+    async def scene() -> None:
+        model = Gate(tokenizer)
+        async with Server(tokenizer, model, batch_size=2) as server:
+            streams = [server.submit("Count.", SamplingParams(max_tokens=n)) for n in (1, 2, 30, 40)]
+            await model.entered.wait()
+            server.abort(streams[0].request)
+            server.abort(streams[3].request)
+            model.open.set()
+            await asyncio.gather(*map(read, streams))
+            assert not server._streams
+            assert not server.batcher.running
+            assert not server.batcher.waiting
+            assert {span.request_id for span in server.trace.spans()} == {s.request.id for s in streams}
+
+    run(scene())
+
+
+def test_a_model_that_never_waits_still_streams(tokenizer: Tokenizer) -> None:
+    """Its clients read between its steps, and an abort is heard."""
+
+    async def scene() -> None:
+        async with Server(tokenizer, instant(tokenizer)) as server:
+            stream = server.submit("Count.", SamplingParams(max_tokens=10_000, ignore_eos=True))
+            for _ in range(3):
+                await anext(stream)
+            assert len(stream.request.output_tokens) <= 4
+            server.abort(stream.request)
+            assert (await read(stream))[1] is FinishReason.ABORT
+
+    run(scene())
+
+
+def test_bad_requests_are_refused_and_the_others_are_served(tokenizer: Tokenizer) -> None:
+    async def scene() -> None:
+        async with serving(tokenizer) as server:
+            for prompt in ("", None, 5, b"bytes"):
+                with pytest.raises(ValueError, match="prompt must be a text"):
+                    server.submit(prompt)  # type: ignore[arg-type]
+            with pytest.raises(ValueError, match="top_k=3 is not supported"):
+                await anext(server.generate("Count.", SamplingParams(top_k=3)))
+            assert await read(server.submit("Count.")) == (ANSWERS["Count."], FinishReason.STOP)
+
+    run(scene())
+
+
+def test_past_its_queue_limit_it_refuses_and_loses_nobody(tokenizer: Tokenizer) -> None:
+    async def scene() -> None:
+        model = Gate(tokenizer)
+        async with Server(tokenizer, model, batch_size=1, queue_limit=2) as server:
+            first = server.submit("Count.")
+            await model.entered.wait()
+            waiting = [server.submit("Count."), server.submit("Why pages?")]
+            with pytest.raises(QueueFullError, match="2 requests wait already"):
+                server.submit("Count.")
+            model.open.set()
+            texts = [text for text, _ in await asyncio.gather(*map(read, [first, *waiting]))]
+            assert texts == [ANSWERS["Count."], ANSWERS["Count."], ANSWERS["Why pages?"]]
+            assert await read(server.submit("Count.")) == (ANSWERS["Count."], FinishReason.STOP)
+
+    run(scene())
+
+
+def test_a_request_that_comes_later_joins_those_already_decoding(tokenizer: Tokenizer) -> None:
+    async def scene() -> None:
+        async with serving(tokenizer) as server:
+            early = server.submit("Count.")
+            await anext(early)
+            late = server.submit("Why pages?")
+            await anext(late)
+            assert early.request.state is RequestState.RUNNING
+            assert late.request.state is RequestState.RUNNING
+            assert len(early.request.output_tokens) < len(tokenizer.encode(ANSWERS["Count."]))
+
+    run(scene())
+
+
+def test_every_stage_is_on_the_trace(tokenizer: Tokenizer) -> None:
+    async def scene() -> None:
+        async with serving(tokenizer) as server:
+            stream = server.submit("Count.")
+            await read(stream)
+        spans = list(server.trace.spans(stream.request.id))
+        tokens = len(stream.request.output_tokens)
+        assert [s.stage for s in spans[:3]] == [Stage.API, Stage.TOKENIZER, Stage.SCHEDULER]
+        rounds = [Stage.SCHEDULER, Stage.RUNNER, Stage.DETOKENIZER] * tokens
+        assert [s.stage for s in spans[2:]] == rounds
+        times = stream.request.times
+        assert spans[0].start == times.arrival
+        assert times.finished is not None
+        assert sum(s.seconds for s in spans) == pytest.approx(spans[-1].stop - times.arrival)
+
+    run(scene())

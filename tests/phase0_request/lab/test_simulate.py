@@ -1,0 +1,47 @@
+from collections.abc import Callable
+
+import pytest
+
+from phase0_request import FinishReason, Request, SamplingParams
+from phase0_request.lab.mock_model import MockModel, StepCost
+from phase0_request.lab.simulate import simulate
+
+EOS = 0
+MODEL = MockModel({(1,): [5]}, EOS, StepCost(step=10, prefill_token=1, decode_token=0))
+
+
+def at(arrival: float, prompt: int, answer: int, name: str = "r") -> Request:
+    return Request(name, (1,) * prompt, SamplingParams(max_tokens=answer, ignore_eos=True), arrival=arrival)
+
+
+def test_time_passes_by_what_the_steps_cost() -> None:
+    """By hand: 10 ms a step and 1 ms a prompt token; the second waits for the only seat, and prefills alone."""
+    first, second = at(0.0, prompt=4, answer=3, name="a"), at(0.005, prompt=2, answer=1, name="b")
+    summary = simulate([second, first], MODEL, [EOS], batch_size=1)
+    assert first.times.tokens == pytest.approx([0.014, 0.024, 0.034])
+    assert (second.times.admitted, second.times.tokens) == (pytest.approx(0.034), pytest.approx([0.046]))
+    assert summary.ttft == pytest.approx((0.014, 0.041))
+    assert summary.seconds == pytest.approx(0.046)
+
+
+def test_with_two_seats_a_prompt_holds_up_the_one_who_decodes() -> None:
+    first, second = at(0.0, prompt=1, answer=3, name="a"), at(0.001, prompt=90, answer=1, name="b")
+    simulate([first, second], MODEL, [EOS], batch_size=2)
+    assert first.times.itl == pytest.approx([0.100, 0.010])  # the first gap carries the other's 90 prompt tokens
+
+
+def test_it_waits_for_who_has_not_come_yet(make_request: Callable[..., Request]) -> None:
+    late = at(100.0, prompt=1, answer=1)
+    summary = simulate([late], MODEL, [EOS], batch_size=4)
+    assert late.times.e2e == pytest.approx(0.011)
+    assert late.finish_reason is FinishReason.LENGTH
+    assert summary.requests == 1
+    assert simulate([], MODEL, [EOS], batch_size=4).requests == 0
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 64])
+def test_the_batch_size_changes_times_and_never_tokens(batch_size: int) -> None:
+    model = MockModel({(n,): list(range(10 * n, 10 * n + n)) for n in range(1, 20)}, EOS)
+    requests = [Request(f"r{n}", (n,)) for n in range(1, 20)]
+    simulate(requests, model, [EOS], batch_size)
+    assert [r.output_tokens for r in requests] == [[*range(10 * n, 10 * n + n), EOS] for n in range(1, 20)]

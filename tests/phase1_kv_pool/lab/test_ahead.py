@@ -1,0 +1,169 @@
+"""Kernels compiled ahead of time: what the compiler makes of them, what is read from that, and how it is shown."""
+
+import textwrap
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from phase1_kv_pool.kernels import prepare_triton
+from phase1_kv_pool.lab import report
+from phase1_kv_pool.lab.ahead import ARCHITECTURES, Compiled, Expect, compile_ahead, faults, read
+
+
+@pytest.fixture(scope="module")
+def compiled() -> list[Compiled]:
+    return report.compiled("phase1_kv_pool.lab")
+
+
+def test_the_store_kernel_compiles_well_for_every_gpu(compiled: list[Compiled]) -> None:
+    """For each architecture, dtype and size of head: no stack, few registers, 16 bytes an access both ways."""
+    names = [f"store {dtype} x {dim}" for dtype in ("bf16", "fp16", "fp32") for dim in (64, 80, 96, 128, 256)]
+    assert [(k.kernel, k.architecture) for k in compiled] == [(n, arch) for n in names for arch in ARCHITECTURES]
+    assert [kernel for kernel in compiled if kernel.faults] == []
+    for kernel in compiled:
+        assert kernel.stack == 0, kernel
+        assert 0 < kernel.registers <= 40, kernel
+        assert kernel.wide_loads >= 4, kernel  # two of K and two of V
+        assert kernel.wide_stores >= 4, kernel
+
+
+BAD = """
+    import triton
+    import triton.language as tl
+    from phase1_kv_pool.lab.ahead import Expect, KernelSpec
+
+    @triton.jit
+    def copy(source, to, stride, block: tl.constexpr):
+        place = tl.program_id(0) * stride + tl.arange(0, block)
+        tl.store(to + place, tl.load(source + place))
+
+    @triton.jit
+    def product(a, b, c, steps, tile: tl.constexpr):
+        row, column = tl.arange(0, tile)[:, None], tl.arange(0, tile)[None, :]
+        total = tl.zeros([tile, tile], tl.float32)
+        for step in range(steps):
+            left = tl.load(a + (row * steps + step) * tile + column)
+            right = tl.load(b + (step * tile + row) * tile + column)
+            total = tl.dot(left, right, total)
+        tl.store(c + row * tile + column, total.to(tl.float16))
+
+    TYPES = {"source": "*bf16", "to": "*bf16", "stride": "i32"}
+    WIDE = Expect(wide_loads=True, wide_stores=True)
+    DOT = {"a": "*fp16", "b": "*fp16", "c": "*fp16", "steps": "i32"}
+    CATALOG = [
+        KernelSpec("any stride", copy, TYPES, {"block": 1024}, expect=WIDE),
+        KernelSpec("stride of sixteens", copy, TYPES, {"block": 1024}, sixteens=("stride",), expect=WIDE),
+        KernelSpec("few registers", product, DOT, {"tile": 128}, {"maxnreg": 32, "num_stages": 1}, architectures=(80,)),
+        KernelSpec("pipelined", product, DOT, {"tile": 64}, {"num_stages": 3}, ("steps",),
+                   expect=Expect(async_copies=True, tensor_cores=True, shared=2 * 2 * 64 * 64 * 2)),
+        KernelSpec("too greedy", copy, TYPES, {"block": 1024}, architectures=(90,),
+                   expect=Expect(registers=2, shared=1, async_copies=True, tensor_cores=True)),
+    ]
+"""
+
+
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, catalog: str) -> str:
+    """A package of kernels, as a later phase has one."""
+    folder = tmp_path / "strange_kernels"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "catalog.py").write_text(textwrap.dedent(catalog))
+    (folder / "__main__.py").write_text(
+        "import sys\nfrom phase1_kv_pool.lab.report import main\n"
+        "raise SystemExit(main('strange_kernels', sys.argv[2:]))\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return "strange_kernels"
+
+
+def test_what_went_wrong_in_a_kernel_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[str, list[Compiled]] = {}
+    for kernel in report.compiled(package(tmp_path, monkeypatch, BAD)):
+        found.setdefault(kernel.kernel, []).append(kernel)
+    assert {kernel.faults for kernel in found["any stride"]} == {("no wide loads", "no wide stores")}
+    assert {kernel.faults for kernel in found["stride of sixteens"]} == {()}
+    [spilling] = found["few registers"]
+    assert spilling.stack > 0
+    assert spilling.faults == (f"{spilling.stack} bytes of stack",)
+    for kernel in found["pipelined"]:
+        assert kernel.faults == ()
+        assert min(kernel.async_copies, kernel.tensor_cores) > 0
+        assert kernel.shared >= 32768
+    [greedy] = found["too greedy"]
+    assert greedy.faults == (
+        f"{greedy.registers} registers, at most 2 expected",
+        "0 bytes of shared memory, at least 1 expected",
+        "no async copies",
+        "no tensor cores",
+    )
+
+
+def test_a_kernel_that_does_not_compile_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = package(tmp_path, monkeypatch, BAD + "    CATALOG = [KernelSpec('half', copy, {'source': '*i8'}, {})]\n")
+    with pytest.raises(RuntimeError) as caught:
+        report.compiled(name)
+    assert "half takes source, to, stride, block, once each; got types for source and constants" in str(caught.value)
+    assert "This was half for sm_80." in str(caught.value)
+
+
+def test_an_interpreted_kernel_cannot_be_compiled() -> None:
+    if not prepare_triton():
+        pytest.skip("kernels are compiled here, since there is a GPU")
+    from phase1_kv_pool.lab.catalog import CATALOG
+
+    with pytest.raises(RuntimeError, match="defined to be interpreted and cannot be compiled"):
+        compile_ahead(CATALOG[0], 90)
+
+
+LISTING = """
+Resource usage:
+ Function store_kernel:
+  REG:32 STACK:8 SHARED:0 LOCAL:0 CONSTANT[0]:608 TEXTURE:0 SURFACE:0 SAMPLER:0
+        /*0000*/  @P0  LDG.E.128 R4, desc[UR4][R2.64] ;
+        /*0010*/       LDG.E.128.CONSTANT R4, desc[UR4][R2.64] ;
+        /*0020*/       LDG.E.ENL2.256 R8, R4, desc[UR4][R2.64] ;
+        /*0030*/       LDG.E.64 R4, desc[UR4][R128.64] ;
+        /*0040*/       STG.E.EF.128 desc[UR4][R2.64], R4 ;
+        /*0050*/       STG.E.U16 desc[UR4][R2.128], R4 ;
+        /*0060*/       LDGSTS.E.BYPASS.128 [R7], desc[UR4][R2.64] ;
+        /*0070*/       UTMALDG.2D [UR8], [UR4] ;
+        /*0080*/       HMMA.16816.F32 R4, R8, R12, R4 ;
+        /*0090*/       HGMMA.64x128x16.F32 R24, gdesc[UR4], R24 ;
+        /*00a0*/       UTCHMMA gdesc[UR4], gdesc[UR6], tmem[UR8] ;
+"""
+
+
+def test_instructions_are_told_apart() -> None:
+    counts = {"wide_loads": 3, "wide_stores": 1, "async_copies": 2, "tensor_cores": 3}
+    assert read(LISTING) == {"registers": 32, "stack": 8, **counts}
+    with pytest.raises(RuntimeError, match="one kernel expected in the listing, 2 found"):
+        read(LISTING * 2)
+
+
+def test_a_kernel_is_as_expected_or_it_is_said_where_it_is_not() -> None:
+    found = {"registers": 64, "stack": 0, "shared": 100, "wide_loads": 1, "wide_stores": 0}
+    found |= {"async_copies": 0, "tensor_cores": 0}
+    assert list(faults(Expect(registers=64, shared=100, wide_loads=True), found)) == []
+    assert list(faults(Expect(registers=63, wide_stores=True), found)) == [
+        "64 registers, at most 63 expected",
+        "no wide stores",
+    ]
+
+
+def test_the_table_joins_what_came_out_the_same(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # main takes it away; this puts it back
+    good = [Compiled("copy", arch, 32, 0, 1536, 4, 4, 0, 0, ()) for arch in (80, 90)]
+    bad = Compiled("copy", 100, 255, 16, 0, 0, 0, 0, 0, ("16 bytes of stack",))
+    monkeypatch.setattr(report, "compile_all", lambda catalog: good)
+    assert report.main("phase1_kv_pool.lab", []) == 0
+    row = capsys.readouterr().out.splitlines()[-1]
+    assert row.split() == ["copy", "80", "90", "32", "0", "1.5", "4", "4", "0", "0", "yes"]
+    monkeypatch.setattr(report, "compile_all", lambda catalog: [*good, bad])
+    assert report.main("phase1_kv_pool.lab", []) == 1
+    assert "copy   100" in capsys.readouterr().out
+    assert report.main("phase1_kv_pool.lab", ["--json"]) == 0
+    assert '"faults": ["16 bytes of stack"]' in capsys.readouterr().out
+    assert asdict(bad)["faults"] == ("16 bytes of stack",)

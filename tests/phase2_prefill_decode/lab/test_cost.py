@@ -1,0 +1,309 @@
+"""Counted against what others count: brute force over every pair, torch's own counter on a transformers model, its
+parameters, and published figures."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.functional import embedding, linear
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from phase0_request.batch import Batch, Slice
+from phase0_request.request import Request
+from phase1_kv_pool.cache import PagedCache
+from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode import decoder
+from phase2_prefill_decode.config import ModelConfig
+from phase2_prefill_decode.kernels.attention import reference
+from phase2_prefill_decode.kernels.pointwise import add_norm_reference, rotate_store_reference, swiglu_reference
+from phase2_prefill_decode.lab.cost import Cost, CostModel, Load, Part, seen
+from phase2_prefill_decode.packed import pack
+from phase2_prefill_decode.weights import random_weights
+
+SMALL = ModelConfig(vocab_size=300, n_layer=3, n_head=6, n_embd=48, n_kv_head=2, head_dim=16, n_inner=80)
+WINDOWED = replace(SMALL, windows=(None, 7, 20))
+QWEN3_8B = ModelConfig(
+    vocab_size=151936, n_layer=36, n_head=32, n_embd=4096, n_kv_head=8, head_dim=128, n_inner=12288, qk_norm=True
+)
+LLAMA_8B = ModelConfig(vocab_size=128256, n_layer=32, n_head=32, n_embd=4096, n_kv_head=8, head_dim=128, n_inner=14336)
+
+starts, lengths = st.integers(0, 60), st.integers(1, 60)
+windows = st.none() | st.integers(1, 130)
+models = st.sampled_from([CostModel(SMALL), CostModel(WINDOWED)])
+
+
+def every_pair(start: int, length: int, window: int | None) -> list[tuple[int, int]]:
+    """The rule of attention, position by position."""
+    return [
+        (query, key)
+        for query in range(start, start + length)
+        for key in range(start + length)
+        if key <= query and (window is None or query - key < window)
+    ]
+
+
+@pytest.mark.proof
+@given(starts, lengths, windows)
+def test_pairs_and_keys_are_those_of_brute_force(start: int, length: int, window: int | None) -> None:
+    pairs = every_pair(start, length, window)
+    assert seen(start, length, window) == (len(pairs), len({key for _, key in pairs}))
+
+
+@given(st.lists(st.tuples(starts, lengths), max_size=4), windows, windows)
+def test_a_load_is_summed_over_layers_and_slices(
+    pieces: Sequence[tuple[int, int]], one: int | None, two: int | None
+) -> None:
+    config = ModelConfig(vocab_size=9, n_layer=3, n_head=2, n_embd=16, windows=(one, two, one))
+    each = [every_pair(start, length, window) for start, length in pieces for window in (one, two, one)]
+    load = CostModel(config).load(pieces, 1)
+    assert load.tokens == sum(length for _, length in pieces)
+    assert load.pairs == sum(map(len, each))
+    assert load.keys == sum(len({key for _, key in pairs}) for pairs in each)
+    assert load.yields == 1
+
+
+def test_attention_is_counted_number_by_number() -> None:
+    """A multiplication with its addition for each number of each query head and pair, twice; heads of K and V once."""
+    model = CostModel(WINDOWED, dtype="float32", kv_dtype="bfloat16")
+    pieces = [(0, 9), (30, 1), (4, 11)]
+    operations = read = written = moved = 0
+    for window in WINDOWED.windows:
+        for start, length in pieces:
+            pairs = every_pair(start, length, window)
+            for _head in range(6):
+                operations += sum(2 * 16 + 2 * 16 for _ in pairs)
+                moved += length * (16 + 16) * 4
+            for _kv_head in range(2):
+                read += len({key for _, key in pairs}) * (16 + 16) * 2
+                written += length * (16 + 16) * 2
+    cost = model.pieces(pieces)
+    assert cost.attention == Part(operations, kv_read=read, activations=moved)
+    assert cost.pointwise.kv_write == cost.total.kv_write == written
+    assert cost.total.kv_read == read
+
+
+@pytest.mark.parametrize("yields", [0, 2])
+def test_pointwise_moves_the_tensors_that_its_operators_take_and_give(yields: int) -> None:
+    """The references themselves, in the order of a forward pass; what is counted is what goes in and what comes out."""
+    tokens, c = 11, SMALL
+    slots, positions, angles = torch.arange(tokens), torch.arange(tokens), torch.ones(tokens, c.head_dim // 2)
+    pages = torch.zeros(2, 1, c.n_kv_head, 16, c.head_dim)
+    qkv = torch.ones(tokens, (c.n_head + 2 * c.n_kv_head) * c.head_dim)
+    norm = torch.ones(c.n_embd)
+    moved = weights = 0
+
+    def add_norm(rows: int) -> None:
+        nonlocal moved, weights
+        x, residual = torch.ones(rows, c.n_embd), torch.ones(rows, c.n_embd)
+        moved += sum(t.nbytes for t in (x, residual, *add_norm_reference(x, residual, norm, 1e-6)))
+        weights += norm.nbytes if rows else 0
+
+    x = embedding(slots, torch.ones(c.vocab_size, c.n_embd))
+    moved += x.nbytes
+    weights += x.nbytes
+    for layer in range(c.n_layer):
+        rows = tokens if layer < c.n_layer - 1 else yields
+        add_norm(tokens)
+        q = rotate_store_reference(qkv, angles, angles, positions, slots, *pages, None, 1e-6)
+        moved += qkv.nbytes + q.nbytes
+        add_norm(rows)
+        gate_up = torch.ones(rows, 2 * c.n_inner)
+        moved += gate_up.nbytes + swiglu_reference(gate_up).nbytes
+    add_norm(yields)
+    pointwise = CostModel(c, dtype="float32").pieces([(0, 1), (0, tokens - 1)], yields).pointwise
+    assert (pointwise.activations, pointwise.weights) == (moved, weights)
+
+
+def counted_by_torch(model: torch.nn.Module, tokens: int) -> dict[str, int]:
+    """Operations of each kind of module, all layers together."""
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.arange(tokens)[None])
+    found: dict[str, int] = {}
+    for name, flops in counter.get_flop_counts().items():
+        kind = name.rpartition(".")[2]
+        found[kind] = found.get(kind, 0) + sum(flops.values())
+    return found
+
+
+@pytest.mark.proof
+def test_a_prefill_has_the_operations_that_torch_counts() -> None:
+    """Transformers computes the logits of every token, so every token yields here. It multiplies the whole square of
+    queries and keys, and then hides half of it."""
+    n, sizes = 37, {"vocab_size": 300, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3}
+    heads = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16}
+    model = Qwen3ForCausalLM(Qwen3Config(**sizes, **heads, attn_implementation="eager"))
+    flops = counted_by_torch(model, n)
+    cost = CostModel(SMALL).pieces([(0, n)], yields=n)
+    assert cost.qkv.operations == flops["q_proj"] + flops["k_proj"] + flops["v_proj"]
+    assert cost.out.operations == flops["o_proj"]
+    assert cost.gate_up.operations == flops["gate_proj"] + flops["up_proj"]
+    assert cost.down.operations == flops["down_proj"]
+    assert cost.head.operations == flops["lm_head"]
+    projections = sum(flops[name] for name in ("q_proj", "k_proj", "v_proj", "o_proj"))
+    square = flops["self_attn"] - projections
+    assert cost.attention.operations * 2 * n == square * (n + 1)
+
+
+def test_the_decoder_multiplies_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows through every matrix of the decoder itself: in its last layer and its head only those that yield a token."""
+    operations, weights = 0, 0
+
+    class Counted:
+        def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+            self.weight, self.bias = weight, bias
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            nonlocal operations, weights
+            operations += 2 * len(x) * self.weight.numel()
+            weights += len(x[:1]) * sum(t.nbytes for t in (self.weight, self.bias) if t is not None)
+            return linear(x, self.weight, self.bias)
+
+    monkeypatch.setattr(decoder, "Linear", Counted)
+    config = replace(WINDOWED, qkv_bias=True, qk_norm=True)
+    model = decoder.Decoder(config, random_weights(config, dtype=torch.float32), attend=reference)
+    cache, pool = PagedCache(num_pages=8, page_size=16), KVPool(config.kv_layout(16), 8, dtype=torch.float32)
+    requests = [Request("a", (1,) * 12), Request("b", (2,) * 50), Request("c", (3,) * 9)]
+    for request in requests:
+        request.admit(0.0)
+        cache.attach(request)
+        cache.grow(request, request.total)
+    for ends in ((12, 20, 9), (5, 50, 1), (5, 20, 1)):
+        operations = weights = 0
+        batch = Batch(tuple(Slice(request, 0, end) for request, end in zip(requests, ends, strict=True)))
+        model(pack(batch, cache, torch.device("cpu")), pool.keys, pool.values)
+        cost = CostModel(config, dtype="float32").step(batch)
+        assert operations == cost.linears.operations + cost.head.operations
+        assert weights == cost.linears.weights + cost.head.weights
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_a_step_reads_every_parameter_once(family: str, tied: bool) -> None:
+    """But of the embedding only the rows of its tokens, unless it is the head as well."""
+    sizes = {"vocab_size": 300, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3}
+    heads = {"num_attention_heads": 6, "num_key_value_heads": 2, "tie_word_embeddings": tied}
+    theirs = (
+        Qwen2ForCausalLM(Qwen2Config(**sizes, **heads))
+        if family == "qwen2"
+        else Qwen3ForCausalLM(Qwen3Config(**sizes, **heads, head_dim=16))
+    )
+    config = ModelConfig(
+        vocab_size=300,
+        n_layer=3,
+        n_head=6,
+        n_embd=48,
+        n_kv_head=2,
+        head_dim=8 if family == "qwen2" else 16,
+        n_inner=80,
+        qkv_bias=family == "qwen2",
+        qk_norm=family == "qwen3",
+        tied=tied,
+    )
+    parameters = sum(p.numel() for p in theirs.parameters())
+    embedding = 300 * 48
+    for dtype, size in (("bfloat16", 2), ("float32", 4)):
+        for pieces in ([(0, 1)], [(5, 1)] * 8, [(0, 40), (7, 1)]):
+            tokens = sum(length for _, length in pieces)
+            weights = CostModel(config, dtype=dtype).pieces(pieces).total.weights
+            assert weights == size * (parameters - (0 if tied else embedding) + tokens * 48)
+
+
+def test_a_chunk_that_yields_nothing_stops_at_the_last_attention() -> None:
+    """No head, and no rows through what stands behind attention in the last layer."""
+    model = CostModel(SMALL)
+    chunk, whole = model.pieces([(0, 32)], yields=0), model.pieces([(0, 32)], yields=32)
+    assert chunk.head == Part()
+    assert chunk.qkv == whole.qkv
+    assert chunk.attention == whole.attention
+    for part in ("out", "gate_up", "down"):
+        once, thrice = chunk.parts[part], whole.parts[part]
+        assert 3 * once.operations == 2 * thrice.operations
+        assert 3 * once.bytes == 2 * thrice.bytes
+
+
+@given(models, st.lists(st.integers(1, 40), min_size=1, max_size=5), st.integers(0, 30))
+def test_chunks_of_a_prefill_do_the_same_operations_and_move_more(model: CostModel, chunks: list[int], at: int) -> None:
+    whole = model.pieces([(at, sum(chunks))])
+    total, start = Cost(), at
+    for number, length in enumerate(chunks):
+        total += model.pieces([(start, length)], yields=int(number == len(chunks) - 1))
+        start += length
+    assert total.operations == whole.operations
+    assert (total.bytes > whole.bytes) == (len(chunks) > 1)
+    assert total.total.kv_write == whole.total.kv_write
+    assert total.total.weights >= whole.total.weights
+
+
+@given(models, st.integers(1, 40), st.integers(0, 60))
+def test_a_decode_meets_the_pairs_of_the_prefill_it_stands_for(model: CostModel, steps: int, at: int) -> None:
+    decoded = sum((model.pieces([(at + i, 1)]) for i in range(steps)), Cost())
+    prefilled = model.pieces([(at, steps)], yields=steps)
+    assert {k: p.operations for k, p in decoded.parts.items()} == {k: p.operations for k, p in prefilled.parts.items()}
+    assert decoded.total.activations == prefilled.total.activations
+    assert decoded.total.kv_read >= prefilled.total.kv_read
+
+
+@given(models, st.lists(st.tuples(starts, lengths), min_size=1, max_size=4))
+def test_in_company_only_the_weights_are_shared(model: CostModel, pieces: list[tuple[int, int]]) -> None:
+    alone = sum((model.pieces([piece]) for piece in pieces), Cost())
+    together = model.pieces(pieces)
+    rows = sum(length for _, length in pieces) * SMALL.n_embd * 2  # of the embedding: every token has its own
+    assert alone.operations == together.operations
+    assert alone.total.weights - rows == len(pieces) * (together.total.weights - rows)
+    assert alone.bytes - alone.total.weights == together.bytes - together.total.weights
+
+
+@given(models, st.lists(st.tuples(starts, lengths), max_size=4), st.lists(st.tuples(starts, lengths), max_size=4))
+def test_loads_may_be_kept_up_to_date(
+    model: CostModel, some: list[tuple[int, int]], more: list[tuple[int, int]]
+) -> None:
+    summed = Load(*(a + b for a, b in zip(model.load(some), model.load(more), strict=True)))
+    assert model.cost(summed) == model.pieces([*some, *more])
+
+
+def test_a_batch_costs_what_its_slices_say() -> None:
+    done, part, answering = Request("a", (1,) * 12), Request("b", (1,) * 50), Request("c", (1,) * 9)
+    answering.output_tokens = [4, 4]
+    batch = Batch((Slice(done, 0, 12), Slice(part, 16, 20), Slice(answering, 10, 1)))
+    model = CostModel(WINDOWED)
+    assert model.step(batch) == model.pieces([(0, 12), (16, 20), (10, 1)], yields=2)
+    assert model.step(batch).head.operations == 2 * 2 * 48 * 300
+    assert model.step(Batch()) == Cost()
+    assert Cost().intensity == 0
+
+
+def test_a_window_bounds_what_decode_reads() -> None:
+    model = CostModel(ModelConfig(vocab_size=9, n_layer=2, n_head=2, n_embd=16, windows=(16, 16)))
+    assert model.pieces([(5000, 1)]) == model.pieces([(15, 1)])
+    assert model.pieces([(14, 1)]).total.kv_read < model.pieces([(15, 1)]).total.kv_read
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(
+    ("config", "weights_ms", "us_a_thousand"), [(QWEN3_8B, 3.15, 30.7), (LLAMA_8B, 3.1, 27.3)], ids=["qwen3", "llama"]
+)
+def test_published_floors_of_a_decode_step(config: ModelConfig, weights_ms: float, us_a_thousand: float) -> None:
+    """At the 4.8 TB/s of an H200's datasheet: its weights, and every thousand tokens in its cache."""
+    model, bandwidth = CostModel(config, dtype="bfloat16"), 4.8e12
+    short, long = model.pieces([(1000, 1)]).total, model.pieces([(2000, 1)]).total
+    assert short.weights / bandwidth * 1e3 == pytest.approx(weights_ms, rel=0.01)
+    assert (long.bytes - short.bytes) / bandwidth * 1e6 == pytest.approx(us_a_thousand, abs=0.05)
+
+
+def test_decode_has_about_one_operation_a_byte_and_sequence() -> None:
+    """Two operations for each weight of two bytes, and as many times more as sequences share the reading. Attention
+    shares nothing over sequences: only the heads of a group read the same keys."""
+    model = CostModel(QWEN3_8B)
+    for batch in (1, 2, 8):
+        assert model.pieces([(100, 1)] * batch).linears.intensity == pytest.approx(batch, rel=0.01)
+        assert model.pieces([(8000, 1)] * batch).attention.intensity == pytest.approx(4, rel=0.01)
+    assert model.pieces([(0, 4096)]).intensity > 500
+
+
+def test_a_dtype_without_a_size_is_refused() -> None:
+    with pytest.raises(ValueError, match="dtype must be one of float32, bfloat16, float16, got 'int3'"):
+        CostModel(SMALL, kv_dtype="int3")

@@ -1,0 +1,140 @@
+import io
+import re
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from phase2_prefill_decode.stepper import Step
+from phase3_chunked_prefill.lab import view
+from phase3_chunked_prefill.lab.demo import main
+from phase3_chunked_prefill.lab.stall import Outcome, Played
+from tests.terminal import on_a_terminal
+
+DEMO = [sys.executable, "-m", "phase3_chunked_prefill"]
+CALM = Step(0, 8, 0.002, [])
+
+
+def bar(step: Step, width: int, coloured: bool, longest: float = 1.0) -> str:
+    return view.bar(step, longest, width, coloured).plain
+
+
+def test_a_bar_is_as_long_as_its_step_in_the_shares_of_its_tokens() -> None:
+    assert bar(Step(30, 10, 1.0, []), 40, False) == "#" * 30 + "=" * 10
+    assert bar(Step(30, 10, 0.5, []), 40, False) == "#" * 15 + "=" * 5
+    assert bar(Step(30, 10, 1.0, []), 40, True) == "█" * 40
+    assert bar(Step(10, 0, 0.5, []), 40, False) == "#" * 20
+    assert bar(Step(0, 8, 0.5, []), 41, True) == "█" * 20 + "▌"
+    assert view.bar(Step(30, 10, 1.0, []), 1.0, 40, True).spans[0].end == 30
+
+
+def test_the_shortest_step_is_seen_and_the_longest_fits() -> None:
+    assert bar(Step(128, 8, 1e-6, []), 40, True) == "█▏"
+    assert bar(Step(128, 8, 1e-6, []), 40, False) == "#="
+    assert bar(Step(0, 8, 1e-6, []), 40, True) == "▏"
+    assert bar(Step(0, 8, 1e-6, []), 40, False) == "="
+    for step in (Step(2016, 8, 1.0, []), Step(8, 2016, 1.0, []), Step(1, 1, 2.0, [])):
+        for width in (2, 39, 40, 87):
+            for coloured in (True, False):
+                assert len(bar(step, width, coloured)) == width
+
+
+def test_shown_are_the_steps_around_the_long_prompt_counted_from_its_arrival() -> None:
+    chunk = Step(64, 8, 0.01, [])
+    played = Played([CALM] * 9 + [chunk] * 4 + [CALM] * 20, [], None)  # type: ignore[arg-type]
+    shown = list(view.shown(played))
+    assert [number for number, _ in shown] == list(range(-3, 7))
+    assert [number for number, step in shown if step is chunk] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("coloured", [True, False])
+def test_every_line_fits_its_terminal(width: int, coloured: bool) -> None:
+    whole = Outcome(0, 3.8, 31_234.5, 31_234.5, 31_234.5, 31_234.4, 31_999.9)
+    cut = Outcome(128, 3.8, 1_234.5, 2_345.6, 2_345.6, 33_234.4, 34_999.9)
+    out = io.StringIO()
+    console = Console(file=out, width=width, no_color=not coloured, color_system="truecolor" if coloured else None)
+    console.print(view.key(coloured))
+    console.print(view.HEAD)
+    for number, step in ((-3, CALM), (0, Step(8191, 128, 31.234, [])), (128, Step(128, 8, 0.4, []))):
+        console.print(view.line(number, step, 31.234, width, coloured), no_wrap=True)
+    bars = out.getvalue().splitlines()
+    assert len(bars) == 5
+    console.print(view.summary([whole, cut]))
+    plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in out.getvalue().splitlines()]
+    assert max(len(line) for line in plain) <= width
+    text = " ".join(" ".join(plain).split())
+    assert "in chunks of 128 2,345.6 ms 1,234.5 ms 33,234.4 ms 34,999.9 ms" in text
+    assert "13.3 times shorter, and everything takes 9% longer" in text
+
+
+@pytest.mark.parametrize(
+    ("worst", "total", "words"),
+    [
+        (4.0, 105.0, "worst gap is 2.5 times shorter, and everything takes 5% longer."),
+        (25.0, 80.0, "worst gap is 2.5 times longer, and everything takes 20% less."),
+        (10.2, 100.4, "worst gap is as long, and everything takes as long."),
+        (9.8, 99.6, "worst gap is as long, and everything takes as long."),
+        (101.0, 1100.0, "worst gap is 10.1 times longer, and everything takes 1000% longer."),
+    ],
+)
+def test_the_conclusion_says_which_way_it_went(worst: float, total: float, words: str) -> None:
+    whole, cut = Outcome(0, 1.0, 10.0, 10.0, 10.0, 10.0, 100.0), Outcome(128, 1.0, worst, worst, worst, 10.0, total)
+    console = Console(file=io.StringIO(), width=300)
+    with console.capture() as captured:
+        console.print(view.summary([whole, cut]))
+    assert captured.get().rstrip().endswith(words)
+
+
+def test_a_terminal_too_narrow_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "59")
+    with pytest.raises(SystemExit, match="2"):
+        main([])
+    assert "at least 60 columns to draw on, this one has 59" in " ".join(capsys.readouterr().err.split())
+
+
+def test_numbers_stand_under_their_names() -> None:
+    line = view.line(7, Step(2016, 8, 0.1234, []), 1.0, 80, False).plain
+    for name, value in (("step", "+7"), ("prefill", "2016"), ("decode", "8"), ("ms", "123.4")):
+        end = view.HEAD.index(name) + len(name)
+        assert line[:end].endswith(value)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--prompt=0", "prompt must be at least 1, got 0"),
+        ("--prompt=2048", "prompt makes 2049 tokens, and the context of the model has 2048"),
+        ("--decodes=0", "decodes must be at least 1, got 0"),
+        ("--chunk=15", "chunk must be at least a page of 16 tokens, got 15"),
+        ("--seconds=-1", "seconds must be at least 0 and finite, got -1.0"),
+        ("--seconds=nan", "seconds must be at least 0 and finite, got nan"),
+        ("--chunk=some", "invalid int value: 'some'"),
+    ],
+)
+def test_bad_options_are_named(option: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([option])
+    assert words in capsys.readouterr().err
+
+
+def test_the_command_shows_both_ways_when_piped() -> None:
+    """And waits for nothing: on a terminal the stall would take an hour."""
+    command = [*DEMO, "--prompt", "300", "--chunk", "64", "--seconds", "3600"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "\x1b" not in done.stdout
+    whole, cut = done.stdout.split("A prompt of 300 tokens arrives, ")[1:]
+    assert re.findall(r"^ +\+\d+ +(\d+) +8 ", whole, re.MULTILINE) == ["300"]
+    assert re.findall(r"^ +\+\d+ +(\d+) +8 ", cut, re.MULTILINE) == ["64", "64", "64", "64", "44"]
+    assert re.search(r"^in chunks of 64( +[\d,.]+ ms){4}$", cut, re.MULTILINE)
+    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+
+
+def test_ctrl_c_in_the_middle_of_the_stall() -> None:
+    status, seen = on_a_terminal(*DEMO, "--prompt", "300", "--seconds", "600", until=b"step prefill decode")
+    assert status == 130
+    assert seen.endswith(b"Stopped.\r\n")
+    assert b"Traceback" not in seen

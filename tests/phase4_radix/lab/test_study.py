@@ -1,0 +1,88 @@
+"""The figures of the study that are the same on every machine, and what its file holds."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from phase2_prefill_decode.config import ModelConfig
+from phase2_prefill_decode.model import Model
+from phase3_chunked_prefill.kernels.attention import ATTEND
+from phase4_radix.lab import study
+
+TINY = ModelConfig(
+    family="llama", vocab_size=64, n_layer=1, n_embd=16, n_inner=16, n_head=2, n_kv_head=1, head_dim=8, max_length=1024
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return Model.random(TINY, device="cpu", dtype="float32", attend=ATTEND.on(torch.device("cpu")))
+
+
+@pytest.mark.proof
+def test_requests_that_begin_alike_cost_a_small_part_of_their_prefill(model: Model) -> None:
+    """16 requests that share 512 of 544 tokens, one after the other: the first computes all, the others their own."""
+    ways = {name: study.serve(model, **study.WAYS[name], answer=2) for name in ("off", "on")}
+    off, on = ways["off"], ways["on"]
+    assert off.prefill_tokens == 16 * 544
+    assert on.prefill_tokens == 544 + 15 * 32
+    assert study.gains(ways)["prefill_saved"] == 1 - on.prefill_tokens / off.prefill_tokens >= 0.85
+    assert (off.hit_rate, on.hit_rate) == (0.0, 15 * 512 / (16 * 544))
+    assert off.duplicates == on.duplicates == 0
+
+
+def test_in_one_batch_they_find_only_what_was_there_before(model: Model) -> None:
+    cold = study.serve(model, **study.WAYS["on_together"], answer=1)
+    assert (cold.prefill_tokens, cold.duplicates, cold.hit_rate) == (16 * 544, 15 * 32, 0.0)
+    warm = study.serve(model, **study.WAYS["on_together_warm"], answer=1)
+    assert (warm.prefill_tokens, warm.duplicates, warm.hit_rate) == (16 * 32, 0, 512 / 544)
+
+
+def test_the_example_as_a_chat_finds_what_it_was_promised_to_find(model: Model) -> None:
+    """Three prompts, two of which begin alike: at least 60 % of what they ask for, over eight turns."""
+    loops = [study.loop(model, page_size) for page_size in study.PAGE_SIZES]
+    assert all(one.hit_rate >= 0.6 for one in loops)
+    assert [one.hit_rate for one in loops] == sorted((one.hit_rate for one in loops), reverse=True)
+    assert {(one.queries, one.turns) for one in loops} == {(24, 8)}
+    assert {one.prompt_tokens for one in loops} == {sum(2 * (5 + 15 * t) + 3 + 13 * t for t in range(8))}
+
+
+@pytest.mark.parametrize(("common", "found"), [(0, 0), (100, 96), (512, 512)])
+def test_the_share_that_is_found_is_the_share_in_common_in_whole_pages(model: Model, common: int, found: int) -> None:
+    one = study.shared(model, common, requests=2)
+    assert one.hit_rate == found / study.PROMPT
+    assert min(one.ttft_ms, one.plain_ttft_ms) > 0
+
+
+def test_no_run_is_no_study(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        study.main(["--runs", "0"])
+    assert "--runs must be at least 1, got 0" in capsys.readouterr().err
+
+
+def test_it_records_what_it_measured(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(study, "model_of", lambda shape: model)
+    monkeypatch.setattr(study, "load", lambda: model)
+    for name, value in (("COMMONS", (0, 64)), ("PEOPLE", (8,)), ("REQUESTS", 2), ("PAGE_SIZES", (16,))):
+        monkeypatch.setattr(study, name, value)
+    monkeypatch.setattr(study, "chats", lambda people: [study.Outcome(192, 0.5, 7, 0.7)])
+    file = tmp_path / "phase4.json"
+    study.main(["--runs", "1", "--json", str(file)])
+    result = json.loads(file.read_text())
+    assert result["command"] == "python -m phase4_radix.lab study --shape 17m --runs 1"
+    figures = result["figures"]
+    assert set(figures["loop"]) == {"page_16"}
+    assert set(figures["served"]) == {*study.WAYS, "prefill_saved", "ttft_ratio", "later_ttft_ratio"}
+    assert figures["served"]["on"]["prefill_tokens"] == 544 + 32
+    assert figures["served"]["ttft_ratio"] == figures["served"]["off"]["ttft_ms"] / figures["served"]["on"]["ttft_ms"]
+    assert figures["common"]["tokens_64"]["hit_rate"] == 64 / 544
+    assert figures["chats"]["8_people"]["pages_192"] == {
+        "pages": 192, "hit_rate": 0.5, "evictions": 7, "evictions_each": 0.7,
+    }  # fmt: skip
+    assert figures["pressure"]["in_turn"]["pages_40"]["hit_rate"] == 0.0
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in ("The example", "2 requests with 512 of 544", "Chats", "Four groups"))

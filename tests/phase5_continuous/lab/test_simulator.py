@@ -1,0 +1,284 @@
+import json
+import subprocess
+import sys
+import tracemalloc
+from dataclasses import asdict, replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from phase0_request.metrics import percentile
+from phase0_request.request import FinishReason, Request
+from phase2_prefill_decode.lab.cost import Load
+from phase2_prefill_decode.lab.roofline import DEVICES
+from phase5_continuous.invariants import check
+from phase5_continuous.lab.simulator import WAYS, Setting, Simulation, main, simulate
+from phase5_continuous.lab.traces import Arrival, Trace
+from phase5_continuous.scheduler import Scheduler
+from phase5_continuous.tally import Promise
+from tests.terminal import after_the_view, on_a_terminal
+
+SMALL = Setting(model="17m", device=DEVICES["L4"], pages=256, max_running=32, chunk=64, budget=128, max_tokens=64)
+TRACE = Trace(requests=120, rate=4000.0, prompt=40, answer=12, max_prompt=400, max_answer=64)
+
+
+class Second:
+    """A machine on which every step takes a second, whatever is in it."""
+
+    def load(self, pieces: object, yields: int) -> Load:
+        return Load(1, 0, 0, yields)
+
+    def seconds(self, load: Load) -> float:
+        return 1.0
+
+
+def at(time: float, prompt: int, answer: int, name: int) -> Arrival:
+    return Arrival(time, (name, *(1,) * (prompt - 1)), answer)
+
+
+def tokens_at(arrivals: list[Arrival], setting: Setting) -> dict[str, list[float]]:
+    """When each request's tokens came, a step taking a second."""
+    simulation, times = Simulation(arrivals, setting), dict[str, list[float]]()
+    simulation.runner.times = Second()  # type: ignore[assignment]
+    while simulation.going:
+        step = simulation.step()
+        times |= {event.request.id: event.request.times.tokens for event in (step.events if step else ())}
+    return times
+
+
+class TestSchedulesByHand:
+    """r0 has 6 tokens and says 4, r1 (at 0.5 s) 10 and 2, r2 (at 1.5 s) 2 and 3. A step takes a second."""
+
+    arrivals = (at(0, 6, 4, 7), at(0.5, 10, 2, 8), at(1.5, 2, 3, 9))
+    setting = Setting(pages=32, page_size=4, max_running=2, chunk=4, budget=8, prefix_cache=False, max_tokens=8)
+
+    def test_static(self) -> None:
+        """r0 alone until it has ended; r1 and r2 came meanwhile and go together."""
+        assert tokens_at([*self.arrivals], replace(self.setting, way="static")) == {
+            "r0": [1, 2, 3, 4],
+            "r1": [5, 6],
+            "r2": [5, 6, 7],
+        }
+
+    def test_whole_prompts(self) -> None:
+        """r1 joins in the second step, r2 when a place is free: in the fourth."""
+        assert tokens_at([*self.arrivals], replace(self.setting, way="whole")) == {
+            "r0": [1, 2, 3, 4],
+            "r1": [2, 3],
+            "r2": [4, 5, 6],
+        }
+
+    def test_chunks(self) -> None:
+        """r0 in chunks of 4 and 2; r1, beside it, of 4, 4 and 2; r2 has a place when r1 has ended, in the sixth step,
+        and not before: two may run."""
+        assert tokens_at([*self.arrivals], replace(self.setting, way="fcfs")) == {
+            "r0": [2, 3, 4, 5],
+            "r1": [4, 5],
+            "r2": [6, 7, 8],
+        }
+
+    def test_time_without_anyone_is_passed_over(self) -> None:
+        """To the moment of the next arrival and not beyond it."""
+        assert tokens_at([at(0, 2, 2, 7), at(9.5, 2, 1, 8), at(10, 2, 1, 9)], self.setting) == {
+            "r0": [1, 2],
+            "r1": [10.5],
+            "r2": [11.5],
+        }
+
+
+class TestTheSimulation:
+    @pytest.mark.parametrize("way", WAYS)
+    def test_a_seed_is_an_outcome(self, way: str) -> None:
+        setting = replace(SMALL, way=way)
+        first, again = (simulate(TRACE.arrivals(), setting) for _ in range(2))
+        assert first == again
+        assert first != simulate(replace(TRACE, seed=1).arrivals(), setting)
+
+    @pytest.mark.parametrize("kind", ["poisson", "bursty", "chat"])
+    @pytest.mark.parametrize("way", WAYS)
+    def test_everyone_says_what_the_trace_has_for_them(self, way: str, kind: str) -> None:
+        arrivals = list(replace(TRACE, kind=kind, requests=30).arrivals())
+        simulation, said = Simulation(arrivals, replace(SMALL, way=way)), dict[str, int]()
+        while simulation.going:
+            step = simulation.step()
+            if isinstance(simulation.decider, Scheduler):
+                check(simulation.decider)
+            for event in step.events if step else ():
+                if event.finish_reason is not None:
+                    assert event.finish_reason is FinishReason.STOP
+                    said[event.request.id] = len(event.request.output_tokens)
+        assert said == {f"r{number}": one.answer for number, one in enumerate(arrivals)}
+        assert simulation.decider.cache.usage.referenced == 0
+        outcome = simulation.outcome()
+        assert outcome.tokens == sum(one.answer for one in arrivals)
+        assert outcome.prefill_asked == sum(len(one.prompt) for one in arrivals)
+
+    def test_a_small_pool_preempts_and_loses_nothing(self) -> None:
+        outcome = simulate(TRACE.arrivals(), replace(SMALL, pages=40, prefix_cache=False))
+        assert outcome.preemptions > 0
+        assert outcome.prefill_tokens > outcome.prefill_asked
+        assert (outcome.requests, outcome.failed) == (120, 0)
+        assert outcome.tokens == sum(one.answer for one in TRACE.arrivals())
+
+    def test_a_chat_computes_what_the_cache_has_not(self) -> None:
+        chat = replace(TRACE, kind="chat", rate=50.0)
+        shared, plain = (simulate(chat.arrivals(), replace(SMALL, pages=4096, prefix_cache=on)) for on in (True, False))
+        assert plain.prefill_tokens == plain.prefill_asked == shared.prefill_asked
+        assert shared.prefill_tokens < 0.4 * plain.prefill_tokens
+
+    def test_who_finds_a_full_queue_is_refused(self) -> None:
+        outcome = simulate(TRACE.arrivals(), replace(SMALL, queue_limit=2, max_running=4))
+        assert outcome.refused > 0
+        assert outcome.requests + outcome.refused == 120
+        assert outcome.kept <= outcome.requests / 120
+
+    def test_who_can_never_be_served_is_refused(self) -> None:
+        arrivals = [at(0.0, 30, 2, 7), at(0.0, 3, 2, 8)]
+        outcome = simulate(arrivals, replace(SMALL, pages=4, page_size=4))
+        assert (outcome.requests, outcome.refused) == (1, 1)
+
+    def test_it_remembers_nobody_who_has_left(self) -> None:
+        """Memory after 400 requests and after 1,600, at a rate that can be served."""
+        trace = replace(TRACE, requests=1600, rate=300.0, prompt=20, answer=6)
+        simulation = Simulation(trace.arrivals(), SMALL)
+        used = []
+        tracemalloc.start()
+        for ended in (400, 1600):
+            while simulation.going and simulation.tally.ended < ended:
+                simulation.step()
+            used.append(tracemalloc.get_traced_memory()[0])
+        tracemalloc.stop()
+        assert simulation.outcome().requests == 1600
+        assert simulation.runner.answers == {}
+        assert used[1] < used[0] + 200_000
+
+    def test_continuous_batching_serves_a_long_tail_sooner_than_static(self) -> None:
+        trace = replace(TRACE, kind="batch", requests=200, prompt=20)
+        static, continuous = (simulate(trace.arrivals(), replace(SMALL, way=way)) for way in ("static", "fcfs"))
+        assert continuous.tokens_per_second > 1.5 * static.tokens_per_second
+        assert continuous.ttft_p99 < static.ttft_p99
+
+    def test_figures_are_those_of_the_requests(self) -> None:
+        """Against the exact ones of phase 0, on a simulation that keeps its requests."""
+        promise = Promise(ttft=0.0005)
+        simulation, everyone = Simulation(TRACE.arrivals(), SMALL, promise), list[Request]()
+        while simulation.going:
+            step = simulation.step()
+            everyone += [event.request for event in (step.events if step else ()) if event.finish_reason]
+        outcome = simulation.outcome()
+        gaps = [gap for request in everyone for gap in request.times.itl]
+        ttft = [request.times.ttft or 0.0 for request in everyone]
+        for found, values, q in (
+            (outcome.ttft_p50, ttft, 50),
+            (outcome.ttft_p99, ttft, 99),
+            (outcome.itl_p50, gaps, 50),
+            (outcome.itl_p99, gaps, 99),
+        ):
+            assert found == pytest.approx(percentile(values, q), rel=0.05)
+        assert outcome.queue_max == max(request.times.queue_time or 0.0 for request in everyone)
+        kept = sum(promise.kept(request) for request in everyone)
+        assert 0 < kept < len(everyone) == 120
+        assert outcome.kept == kept / 120
+        assert outcome.goodput == pytest.approx(kept / max(request.arrival for request in everyone))
+
+
+class TestTheCommand:
+    def test_it_prints_a_row_a_way_and_writes_figures(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("COLUMNS", "100")
+        file = tmp_path / "figures.json"
+        options = ["-n", "40", "--model", "17m", "--device", "L4", "--rate", "300", "--json", str(file)]
+        main([*options, "--ways", "static", "fcfs"])
+        printed = capsys.readouterr().out
+        assert [line.split()[0] for line in printed.splitlines() if line[:4] in ("stat", "fcfs")] == ["static", "fcfs"]
+        result = json.loads(file.read_text())
+        wanted = "--ways static fcfs --model 17m --device L4 --requests 40 --rate 300.0"
+        assert result["command"] == f"python -m phase5_continuous.lab simulator {wanted}"
+        assert result["figures"]["ways"]["fcfs"]["requests"] == 40
+
+    def test_it_takes_arrivals_from_a_file(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        file = tmp_path / "trace.json"
+        file.write_text(json.dumps([{"time": 0, "prompt": 30, "answer": 20}, {"time": 1, "prompt": 3, "answer": 2}]))
+        main(["--trace", str(file), "--ways", "fcfs"])
+        assert "100%" in capsys.readouterr().out
+
+    def test_of_a_file_it_records_the_file(self, tmp_path: Path) -> None:
+        file, figures = tmp_path / "mine.json", tmp_path / "figures.json"
+        file.write_text(json.dumps([{"time": 0, "prompt": 30, "answer": 20}]))
+        main(["--trace", str(file), "--ways", "fcfs", "--json", str(figures)])
+        result = json.loads(figures.read_text())
+        assert result["figures"]["trace"] == {"file": "mine.json", "requests": 1}
+        assert result["command"] == "python -m phase5_continuous.lab simulator --ways fcfs --trace mine.json"
+
+    @pytest.mark.parametrize("option", ["--rate=7", "--rate=30", "--seed=0", "--max-prompt=9", "--kind=chat"])
+    def test_a_file_goes_without_options_of_arrivals(
+        self, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Whether they say what is the default or not: they would do nothing."""
+        file = tmp_path / "trace.json"
+        file.write_text(json.dumps([{"time": 0, "prompt": 30, "answer": 20}]))
+        with pytest.raises(SystemExit) as stopped:
+            main(["--trace", str(file), option])
+        assert stopped.value.code == 2
+        words = f"--trace has all arrivals; it goes without {option.partition('=')[0]}"
+        assert words in capsys.readouterr().err
+
+    def test_who_was_preempted_refused_or_failed_is_counted(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """In a table of its own, which has only what there was."""
+        main(["--ways", "fcfs", "-n", "60"])
+        assert not {"preemptions", "refused", "failed"} & set(capsys.readouterr().out.split())
+        main(["--ways", "static", "-n", "60", "--queue-limit", "1", "--kind", "batch"])
+        lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+        assert lines[-2:] == [["refused"], ["static", "59"]]
+        main(["--ways", "whole", "fcfs", "-n", "60", "--pages", "12"])
+        lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+        assert lines[-3] == ["preemptions", "refused", "failed"]
+        assert min(int(number) for line in lines[-2:] for number in line[1:]) > 0
+
+    def test_its_tables_fit_eighty_columns(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Also of ten thousand tokens a second and waits of a minute."""
+        monkeypatch.setenv("COLUMNS", "80")
+        main(["-n", "1000", "--kind", "batch", "--pages", "1000"])
+        assert "\u2026" not in capsys.readouterr().out
+
+    def test_ctrl_c_leaves_a_clean_terminal(self) -> None:
+        command = (sys.executable, "-m", "phase5_continuous.lab", "simulator", "-n", "1000000")
+        status, seen = on_a_terminal(*command, until=b"static")
+        assert status == 130
+        assert after_the_view(seen).endswith(b"Stopped.\r\n")
+        assert b"Traceback" not in seen
+
+    @pytest.mark.parametrize(
+        ("option", "words"),
+        [
+            ("--rate=0", "rate must be above 0 and finite, got 0.0"),
+            ("--pages=0", "num_pages must be an integer from 1, got 0"),
+            ("--budget=1", "max_batched_tokens must be at least 2"),
+            ("--max-running=0", "must be an integer from 1, got 0"),
+            ("--trace=nowhere.json", "No such file"),
+            ("--ttft=nan", "ttft must be promised as seconds above 0, got nan"),
+            ("--gap=-1", "gap must be promised as seconds above 0, got -1.0"),
+        ],
+    )
+    def test_bad_options_are_named(self, option: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit) as stopped:
+            main([option] if option.startswith("--trace") else ["-n", "5", option])
+        assert stopped.value.code == 2
+        assert words in capsys.readouterr().err
+
+    def test_it_loads_no_torch(self) -> None:
+        program = (
+            "import sys\nfrom phase5_continuous.lab.simulator import main\nmain(['-n', '20', '--ways', 'fcfs'])\n"
+            "assert 'torch' not in sys.modules"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_outcome_can_be_written_down() -> None:
+    outcome = simulate(islice(TRACE.arrivals(), 3), SMALL)
+    assert json.loads(json.dumps(asdict(outcome), allow_nan=False)) == asdict(outcome)

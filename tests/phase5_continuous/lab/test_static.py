@@ -1,0 +1,64 @@
+import pytest
+
+from phase0_request import FinishReason, StepOutput
+from phase1_kv_pool import PagedCache
+from phase2_prefill_decode.lab.cost import CostModel
+from phase2_prefill_decode.lab.roofline import DEVICES
+from phase2_prefill_decode.lab.shapes import SHAPES
+from phase4_radix.prefix_cache import PrefixCache
+from phase5_continuous.core import EngineCore
+from phase5_continuous.lab.static import StaticBatching
+from phase5_continuous.lab.traces import EOS
+from phase5_continuous.lab.virtual import StepTimes, VirtualClock, VirtualRunner, VirtualStep
+from tests.phase5_continuous.support import request
+
+
+def test_nothing_comes_of_a_slice_whose_request_has_ended_meanwhile() -> None:
+    cache = PagedCache(20, 4)
+    static = StaticBatching(cache)
+    a, b = request("a"), request("b")
+    static.submit(a)
+    static.submit(b)
+    batch = static.plan(0)
+    assert static.finish(a, FinishReason.ABORT, 1)
+    events = static.commit(batch, StepOutput([7, 8]), 2)
+    assert [(event.request.id, event.token) for event in events] == [("a", None), ("b", 8)]
+    assert (a.output_tokens, b.output_tokens) == ([], [8])
+    assert [piece.request for piece in static.plan(3)] == [b]
+
+
+def test_who_runs_has_room_to_its_end_and_nobody_enters_before_the_last_has_left() -> None:
+    decider = StaticBatching(PagedCache(8, 4), batch_size=3)
+    everyone = [request(f"r{n}", 4, max_tokens=9) for n in range(4)]
+    for one in everyone:
+        decider.submit(one)
+    assert len(decider.plan(0.0)) == 2  # of three pages each, in eight
+    assert decider.cache.usage.referenced == 6
+    assert decider.finish(everyone[0], FinishReason.ABORT, 0.0)
+    assert decider.finish(everyone[2], FinishReason.ABORT, 0.0)
+    assert not decider.finish(everyone[0], FinishReason.ABORT, 0.0)
+    assert len(decider.plan(0.0)) == 1
+    assert [event.request.id for event in decider.drain()] == ["r0", "r2"]
+    assert decider.has_work
+
+
+def test_it_refuses_what_it_cannot_keep() -> None:
+    decider = StaticBatching(PagedCache(8, 4))
+    with pytest.raises(ValueError, match="may grow to 35 tokens, and the whole cache has room for 32"):
+        decider.submit(request("r", 4, max_tokens=32))
+    with pytest.raises(ValueError, match="batch_size must be an integer from 1, got 0"):
+        StaticBatching(PagedCache(8, 4), batch_size=0)
+
+
+def test_it_finds_what_earlier_batches_computed() -> None:
+    cache = PrefixCache(64, 4)
+    decider = StaticBatching(cache, [EOS], batch_size=1)
+    clock = VirtualClock()
+    runner = VirtualRunner(StepTimes(CostModel(SHAPES["17m"]), DEVICES["L4"]), clock)
+    core: EngineCore[VirtualStep] = EngineCore(decider, runner, clock)
+    for number in range(2):
+        one = request(f"r{number}", range(5, 26), max_tokens=4, ignore_eos=False)
+        runner.answers[one.id] = 3
+        core.submit(one)
+    assert [step.prefill_tokens for step in core.run()] == [21, 0, 0, 1, 0, 0]
+    assert cache.usage.referenced == 0

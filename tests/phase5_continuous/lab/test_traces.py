@@ -1,0 +1,204 @@
+import itertools
+import json
+import statistics
+import tracemalloc
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phase5_continuous.lab.traces import EOS, INSTRUCTION, KINDS, LONGEST, PAUSE, WORD, Arrival, Trace, load, request
+
+MANY = 4000
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_seed_is_a_trace(kind: str) -> None:
+    first, again, other = (list(Trace(kind=kind, requests=200, seed=seed).arrivals()) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+    assert len(first) == 200
+    assert [one.time for one in first] == sorted(one.time for one in first)
+    assert all(one.prompt and one.answer >= 1 for one in first)
+
+
+@pytest.mark.parametrize("kind", ["poisson", "bursty", "chat"])
+def test_as_many_come_a_second_as_were_asked_for(kind: str) -> None:
+    times = [one.time for one in Trace(kind=kind, requests=MANY, rate=20.0).arrivals()]
+    assert MANY / times[-1] == pytest.approx(20.0, rel=0.25 if kind == "bursty" else 0.06)
+
+
+def test_a_chat_has_its_rate_from_the_start() -> None:
+    """Though those who talk in its first seconds have not yet said anything that they could go on with."""
+    times = [one.time for one in Trace(kind="chat", requests=MANY, rate=100.0).arrivals()]
+    assert sum(time < 10 for time in times) == pytest.approx(1000, rel=0.1)
+
+
+def test_a_bursty_trace_is_burstier_than_chance() -> None:
+    """Variance over mean of the arrivals in ten seconds: 1 for Poisson's."""
+
+    def dispersion(kind: str) -> float:
+        times = [one.time for one in Trace(kind=kind, requests=MANY, rate=20.0).arrivals()]
+        counts = Counter(int(time / 10) for time in times)
+        counted = [counts[n] for n in range(int(times[-1] / 10))]
+        return statistics.variance(counted) / statistics.mean(counted)
+
+    assert 0.5 < dispersion("poisson") < 1.6
+    assert dispersion("bursty") > 5
+
+
+def test_a_storm_brings_nine_times_as_many_as_a_calm() -> None:
+    times = [one.time for one in Trace(kind="bursty", requests=10 * MANY, rate=100.0).arrivals()]
+    counts = Counter(int(time) for time in times)  # of the seconds; few have some of both
+    storm, calm = (
+        statistics.median(n for second in range(int(times[-1])) if ((n := counts[second]) > 100) is stormy)
+        for stormy in (True, False)
+    )
+    assert storm / calm == pytest.approx(9, rel=0.12)
+
+
+def test_lengths_have_the_median_asked_for_and_a_long_tail() -> None:
+    arrivals = list(Trace(requests=MANY, prompt=100, answer=40, max_answer=600, max_prompt=1500).arrivals())
+    for lengths, median, most in (
+        ([len(one.prompt) for one in arrivals], 100, 1500),
+        ([one.answer for one in arrivals], 40, 600),
+    ):
+        assert statistics.median(lengths) == pytest.approx(median, rel=0.1)
+        assert 1.4 * median < statistics.mean(lengths) < 1.9 * median  # e ** 0.5 times the median
+        assert max(lengths) == most
+    constant = Trace(requests=20, prompt=7, answer=5, spread=0.0).arrivals()
+    assert {(len(one.prompt), one.answer) for one in constant} == {(7, 5)}
+
+
+def test_prompts_of_different_requests_have_nothing_in_common() -> None:
+    arrivals = list(Trace(requests=500).arrivals())
+    assert len({one.prompt[0] for one in arrivals}) == 500
+    assert not {one.prompt[0] for one in arrivals} & {EOS, WORD}
+
+
+def test_a_turn_of_a_chat_says_again_what_was_said_and_answered() -> None:
+    arrivals = list(Trace(kind="chat", requests=600, prompt=30, answer=20, rate=5.0).arrivals())
+    assert len({one.prompt[:INSTRUCTION] for one in arrivals}) == 4
+    going_on = 0
+    for number, one in enumerate(arrivals):
+        answer = (*(WORD,) * (one.answer - 1), EOS)
+        whole = one.prompt + answer
+        later = [other for other in arrivals[number + 1 :] if other.prompt[: len(whole)] == whole]
+        going_on += bool(later)
+        assert all(other.time > one.time for other in later)
+    assert going_on > 300  # most have a next turn
+    questions = [one.prompt[INSTRUCTION:] for one in arrivals]
+    assert len(set(questions)) == len(questions)
+
+
+def test_a_conversation_has_nine_turns_at_most_and_five_on_average() -> None:
+    """A question begins with a token that no other has, so a prompt tells how many were asked."""
+    asked = [
+        sum(token > WORD for token in one.prompt[INSTRUCTION:])
+        for one in Trace(kind="chat", requests=10 * MANY, prompt=2, answer=2, rate=20.0).arrivals()
+    ]
+    assert max(asked) == 9
+    assert len(asked) / asked.count(1) == pytest.approx(5, rel=0.05)
+
+
+def test_a_person_asks_again_after_a_pause() -> None:
+    """After each question but a first one, the one before it is known by its token, and so is the time between."""
+    last, pauses = dict[int, float](), []
+    for one in Trace(kind="chat", requests=10 * MANY, prompt=2, answer=2, rate=20.0).arrivals():
+        questions = [token for token in one.prompt[INSTRUCTION:] if token > WORD]
+        if len(questions) > 1:
+            pauses.append(one.time - last.pop(questions[-2]))
+        last[questions[-1]] = one.time
+    assert statistics.mean(pauses) == pytest.approx(PAUSE, rel=0.05)
+
+
+def test_a_trace_is_a_stream() -> None:
+    """A million requests are not made to see the first; and a hundred thousand leave nothing behind."""
+    for kind in ("poisson", "bursty", "chat"):
+        arrivals = Trace(kind=kind, requests=1_000_000, prompt=8, answer=4, max_prompt=400).arrivals()
+        next(arrivals)
+        tracemalloc.start()
+        for _ in itertools.islice(arrivals, 3000):
+            pass
+        early = tracemalloc.get_traced_memory()[0]
+        for _ in itertools.islice(arrivals, 6000):
+            pass
+        late = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        assert late < early + 300_000, kind
+
+
+def test_an_engine_is_told_no_more_than_a_limit() -> None:
+    one = request(7, Arrival(1.5, (5, 1, 1), 3, -1), max_tokens=64)
+    assert (one.id, one.arrival, one.priority, one.prompt_tokens) == ("r7", 1.5, -1, (5, 1, 1))
+    assert one.params.max_tokens == 64
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"kind": "calm"}, "a trace is one of poisson, bursty, chat, batch, got 'calm'"),
+        ({"rate": 0.0}, "rate must be above 0 and finite, got 0.0"),
+        ({"requests": 0}, "requests must be at least 1 and finite, got 0"),
+        ({"max_answer": 0}, "max-answer must be at least 1"),
+        ({"spread": float("nan")}, "spread must be at least 0.0 and finite, got nan"),
+        ({"prompt": 10**400}, "prompt must be at most 1,048,576, got 10,000,000"),
+        ({"max_answer": LONGEST + 1}, "max-answer must be at most 1,048,576, got 1,048,577"),
+    ],
+)
+def test_bad_options_are_named(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Trace(**options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_spread_and_a_rate_may_be_of_any_size(kind: str) -> None:
+    arrivals = list(Trace(kind=kind, requests=50, spread=1e308, rate=1e308, max_prompt=9, max_answer=7).arrivals())
+    assert {one.answer for one in arrivals} == {1, 7}
+
+
+class TestFiles:
+    def test_arrivals_are_read_in_the_order_of_time(self, tmp_path: Path) -> None:
+        file = tmp_path / "trace.json"
+        file.write_text(
+            json.dumps(
+                [
+                    {"time": 2, "prompt": [9, 8, 7], "answer": 4, "priority": 1},
+                    {"time": 0.5, "prompt": 3, "answer": 2},
+                ]
+            )
+        )
+        first, second = load(file)
+        assert (first.time, len(first.prompt), first.answer, first.priority) == (0.5, 3, 2, 0)
+        assert second == Arrival(2.0, (9, 8, 7), 4, 1)
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("{}", "a list of arrivals"),
+            ("[]", "at least one"),
+            ("[3]", "arrival 0 must be an object"),
+            ('[{"time": 0, "prompt": 3}]', "arrival 0 must be an object"),
+            ('[{"time": 0, "prompt": 3, "answer": 1, "colour": 1}]', "arrival 0 must be an object"),
+            ('[{"time": -1, "prompt": 3, "answer": 1}]', "time must be a number of seconds from 0, got -1"),
+            ('[{"time": NaN, "prompt": 3, "answer": 1}]', "time must be a number of seconds from 0, got nan"),
+            ('[{"time": 0, "prompt": 0, "answer": 1}]', "prompt must be from 1 to 1,048,576 tokens, or a list"),
+            ('[{"time": 0, "prompt": [1, -1], "answer": 1}]', "prompt must be from 1 to 1,048,576 tokens, or a list"),
+            ('[{"time": 0, "prompt": [2147483648], "answer": 1}]', "token ids from 0 to 2147483647"),
+            ('[{"time": 0, "prompt": 1, "answer": 0}]', "answer must be from 1 to 1,048,576 tokens, got 0"),
+            ('[{"time": 0, "prompt": 1, "answer": 1048577}]', "answer must be from 1 to 1,048,576 tokens, got 1048577"),
+            ('[{"time": 0, "prompt": 30000000000, "answer": 1}]', "prompt must be from 1 to 1,048,576 tokens"),
+            (
+                f'[{{"time": 1{"0" * 400}, "prompt": 1, "answer": 1}}]',
+                "time must be a number of seconds from 0, got 1000",
+            ),
+            ('[{"time": 0, "prompt": 1, "answer": 1, "priority": "high"}]', "priority must be an integer"),
+            ("not JSON", "Expecting value"),
+        ],
+    )
+    def test_what_is_no_arrival_is_named(self, tmp_path: Path, text: str, words: str) -> None:
+        file = tmp_path / "trace.json"
+        file.write_text(text)
+        with pytest.raises(ValueError, match=words):
+            load(file)

@@ -1,0 +1,64 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phase0_request import Batch, Slice
+from phase1_kv_pool import PagedCache
+from phase2_prefill_decode.lab.cost import CostModel, Load
+from phase2_prefill_decode.lab.roofline import DEVICES, Device, predict
+from phase2_prefill_decode.lab.shapes import SHAPES
+from phase5_continuous.core import EngineCore
+from phase5_continuous.lab.traces import EOS, WORD
+from phase5_continuous.lab.virtual import StepTimes, VirtualClock, VirtualRunner, VirtualStep
+from phase5_continuous.scheduler import Scheduler
+from tests.phase5_continuous.support import request
+
+MODELS = (CostModel(SHAPES["17m"]), CostModel(replace(SHAPES["596m"], windows=(128,) * 28)))
+
+
+def test_what_is_computed_again_after_a_preemption_says_nothing_before_its_end() -> None:
+    runner = VirtualRunner(StepTimes(CostModel(SHAPES["17m"]), DEVICES["L4"]), VirtualClock())
+    runner.answers = {"back": 5, "ends": 4}
+    pieces = []
+    for name in runner.answers:
+        one = request(name, 4)
+        one.output_tokens += [WORD] * 3
+        pieces += [Slice(one, 0, 6), Slice(one, 6, 1)]
+    step = runner.pack(Batch(tuple(pieces)))
+    assert (step.tokens, step.drawn) == ([None, WORD, None, EOS], [1, 3])
+
+
+@given(
+    model=st.sampled_from(MODELS),
+    device=st.sampled_from([*DEVICES.values(), Device("slow", 1e9, 1e9, 0.001)]),
+    load=st.builds(Load, st.integers(1, 20_000), st.integers(0, 10**9), st.integers(0, 10**7), st.integers(0, 1000)),
+)
+@settings(deadline=None, max_examples=200, derandomize=True)
+def test_step_times_are_what_the_roofline_predicts(model: CostModel, device: Device, load: Load) -> None:
+    assert StepTimes(model, device).seconds(load) == pytest.approx(predict(model.cost(load), device).seconds, rel=1e-9)
+
+
+def test_a_step_sets_the_clock_by_what_its_batch_costs() -> None:
+    model, device, clock = CostModel(SHAPES["17m"]), DEVICES["L4"], VirtualClock()
+    runner = VirtualRunner(StepTimes(model, device), clock)
+    decider = Scheduler(PagedCache(64, 16), [EOS])
+    core: EngineCore[VirtualStep] = EngineCore(decider, runner, clock)
+    wanted = 0.0
+    plan = decider.plan
+
+    def watched(now: float) -> object:
+        nonlocal wanted
+        batch = plan(now)
+        wanted += predict(model.step(batch), device).seconds
+        return batch
+
+    decider.plan = watched  # type: ignore[method-assign, assignment]
+    for number in range(3):
+        one = request(f"r{number}", 300 + number, 9, ignore_eos=False)
+        runner.answers[one.id] = 3 + number
+        core.submit(one)
+    steps = list(core.run())
+    assert clock.now == pytest.approx(wanted)
+    assert sum(step.spent.run for step in steps) == pytest.approx(wanted)

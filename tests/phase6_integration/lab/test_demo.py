@@ -1,0 +1,163 @@
+"""The demo: what it shows is what the engine did, and what everyone was told is right."""
+
+import io
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+from rich.console import Console
+
+from phase0_request.lab.corpus.facts import read
+from phase6_integration.lab import view
+from phase6_integration.lab.demo import OPTIONS
+from phase6_integration.lab.world import INSTRUCTIONS, Show, World
+from tests.terminal import after_the_view, on_a_terminal
+
+DEMO = [sys.executable, "-m", "phase6_integration"]
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    """The demo's engine takes one thread; the tests after this get theirs back."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    show = Show(requests=10)
+    with show.engine() as engine:
+        yield World.of(show, engine)
+
+
+def drawn(picture: object, width: int = 80) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, no_color=True)
+    with console.capture() as captured:
+        console.print(picture)
+    return captured.get().splitlines()
+
+
+def test_every_step_is_written_down_and_everyone_is_answered_rightly(world: World) -> None:
+    prefill = decode = 0
+    while world.going:
+        steps = world.steps
+        world.step()
+        if world.steps == steps:
+            continue
+        row = world.rows[-1]
+        assert row.number == world.steps
+        assert 0 < row.prefill_tokens + row.decode_tokens <= world.show.budget
+        assert row.after.running <= world.show.max_running
+        assert row.requests <= world.show.max_running
+        assert row.after.pages_used + row.after.pages_cached + row.after.pages_free == world.show.pages
+        assert row.after.running + row.after.waiting + world.done == 10
+        prefill, decode = prefill + row.prefill_tokens, decode + row.decode_tokens
+    prompts = sum(len(client.request.prompt_tokens) for client in world.clients)
+    found = sum(client.cached or 0 for client in world.clients)
+    assert prefill == prompts - found
+    assert decode == sum(len(client.request.output_tokens) - 1 for client in world.clients)
+    figures = world.engine.get_stats()
+    assert (figures["prefill_tokens"], figures["decode_tokens"]) == (prefill, decode)
+    assert figures["cache_hit_rate"] == pytest.approx(found / prompts)
+    assert found > prompts / 3  # whoever comes second has the instructions of the first
+    taught = {question: fact.answer for fact in read() for question in fact.questions}
+    right = [client.answer == taught[client.question] for client in world.clients]
+    assert sum(right) >= 9
+
+
+def test_the_seed_draws_the_questions() -> None:
+    assert Show(seed=1).questions() == Show(seed=1).questions()
+    assert Show(seed=1).questions() != Show(seed=2).questions()
+    many = Show(requests=300).questions()
+    assert len(many) == 300
+    assert len({question for _, question in many}) > 150
+    assert {instruction for instruction, _ in many} == set(INSTRUCTIONS)
+
+
+def test_the_picture_shows_the_moment(world: World) -> None:
+    while world.done < 3:
+        world.step()
+    lines = drawn(view.picture(world, 100), 100)
+    now = world.rows[-1].after
+    counts = f"{now.running} running  {now.waiting} waiting   {world.done} of 10 done"
+    assert lines[0].startswith(f"step {world.steps}   {counts}   hit rate ")
+    assert f"{now.pages_used} used, {now.pages_cached} kept, {now.pages_free} free" in lines[1]
+    rows = [line.split() for line in lines if re.match(r" *\d+  (waiting|prefill|decode|stop)", line)]
+    assert len(rows) == 10
+    assert [row[1] for row in rows].count("stop") == world.done
+    assert [row[1] for row in rows] == [client.state for client in world.clients]
+    assert lines[-1].split()[:2] == [str(world.steps), str(world.rows[-1].prefill_tokens)]
+
+
+def test_a_picture_is_no_larger_than_its_terminal(world: World) -> None:
+    while world.going:
+        world.step()
+        if world.steps % 4 != 1:
+            continue
+        for width, height in ((40, 12), (80, 23), (120, 50)):
+            lines = drawn(view.picture(world, width, height), width)
+            assert len(lines) <= height
+            assert max(map(len, lines)) <= width
+
+
+def test_who_loses_their_pages_is_shown_so() -> None:
+    """A memory for which there are too many."""
+    show, states = Show(requests=8, pages=14, max_running=6), set[str]()
+    with show.engine() as engine:
+        world = World.of(show, engine)
+        while world.going:
+            world.step()
+            states |= {client.state for client in world.clients}
+        assert engine.get_stats()["preemptions"] > 0
+    assert states == {"waiting", "prefill", "decode", "preempted", "stop"}
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--requests=0", "requests must be at least 1, got 0"),
+        ("--max-tokens=0", "max_tokens must be an integer from 1"),
+        ("--budget=1", "max_num_batched_tokens must be an integer from 2"),
+        ("--pages=0", "0"),
+        ("--seed=x", "invalid int value: 'x'"),
+    ],
+)
+def test_bad_options_are_named(option: str, words: str) -> None:
+    done = subprocess.run([*DEMO, option], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert words in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_the_help_tells_the_defaults_that_hold() -> None:
+    told = {name.strip("-").replace("-", "_"): words.rpartition("(")[2].rstrip(")") for _, name, _, words in OPTIONS}
+    assert told == {name: str(getattr(Show(), name)) for name in told}
+    assert len(told) == len(Show.__slots__)
+
+
+def test_the_command_prints_snapshots_answers_and_figures_when_piped() -> None:
+    done = subprocess.run([*DEMO, "--requests", "8"], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\x1b" not in done.stdout
+    heads = re.findall(r"^step \d+ .* (\d+) of 8 done", done.stdout, re.MULTILINE)
+    assert 1 <= len(heads) <= 3
+    assert "question and answer" in done.stdout
+    assert re.search(r"^cache_hit_rate +\d\d\.\d%", done.stdout, re.MULTILINE)
+    assert re.search(r"^finished +stop \d", done.stdout, re.MULTILINE)
+
+
+def test_ctrl_c_in_the_middle_leaves_a_clean_terminal() -> None:
+    status, seen = on_a_terminal(*DEMO, "--requests", "200", until=b"running")
+    assert status == 130
+    assert re.search(rb"Stopped at step \d+\.\r\n$", after_the_view(seen))
+    assert b"Traceback" not in seen
+
+
+def test_a_run_on_a_terminal_ends_by_itself_with_the_figures() -> None:
+    status, seen = on_a_terminal(*DEMO, "--requests", "4")
+    assert status == 0
+    assert b"cache_hit_rate" in after_the_view(seen)
