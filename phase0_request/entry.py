@@ -1,7 +1,7 @@
 """Entry points: run a command's `main` so that Ctrl-C at any moment ends it with exit code 130 and no traceback.
 
-`__main__` modules import only this and name their `main` as text: an interrupt while `main`'s module is imported, which
-takes seconds where torch is among its imports, is caught too.
+`__main__` modules import only this module and name their `main` as a string. So an interrupt is also caught while the
+module of `main` is imported, which takes seconds if it imports torch.
 """
 
 import os
@@ -15,7 +15,7 @@ INTERRUPTED = 128 + signal.SIGINT
 
 
 def run(main: str, *arguments: str) -> NoReturn:
-    """Import and call "module:function", and exit with the code that it returns."""
+    """Import and call "module:function", then exit with the code it returns."""
     sys.unraisablehook = _raise_again
     code: object = 1
     try:
@@ -23,22 +23,22 @@ def run(main: str, *arguments: str) -> NoReturn:
             module, _, function = main.partition(":")
             code = getattr(import_module(module), function)(*arguments)
             sys.stdout.flush()
-        except BrokenPipeError:  # the reader of a pipe went away: `nanoserve models | head -1`
+        except BrokenPipeError:  # the reader closed the pipe: `nanoserve models | head -1`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail again
             code = 128 + signal.SIGPIPE
         except BaseException as error:
             if not interrupted(error):
                 raise
             code = INTERRUPTED
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # from here on Ctrl-C ends the process at once, in silence
-    except KeyboardInterrupt:  # between two of the lines above
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # from here on Ctrl-C kills the process silently
+    except KeyboardInterrupt:  # arrived between two of the lines above
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         code = INTERRUPTED
     sys.exit(code)  # type: ignore[arg-type]
 
 
 def interrupted(error: BaseException | None) -> bool:
-    """Whether Ctrl-C is behind an exception: libraries turn it into errors of their own."""
+    """Whether an exception was caused by Ctrl-C: libraries wrap it in exceptions of their own."""
     seen = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -51,8 +51,9 @@ def interrupted(error: BaseException | None) -> bool:
 
 
 def _raise_again(unraisable: "sys.UnraisableHookArgs") -> None:
-    """An interrupt inside a destructor or a callback of the garbage collector would be printed and forgotten. It is
-    sent once more, a moment later: while this function runs it would be lost like the first."""
+    """Resend SIGINT after an interrupt inside a destructor or a garbage collector callback, which Python only prints.
+
+    It is sent a moment later, because one raised while this function runs would be lost as well."""
     if issubclass(unraisable.exc_type, KeyboardInterrupt):
         again = threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT))
         again.daemon = True

@@ -6,8 +6,7 @@ memory to give out (phase 1), a bound on the tokens of a step (phase 3), and a m
 
 from collections.abc import Collection
 
-from phase0_request.batch import Batch, Slice, StepTokens
-from phase0_request.events import Event, reason_to_finish
+from phase0_request.batch import Batch, Event, Slice, StepTokens, reason_to_finish
 from phase0_request.queue import RequestQueue
 from phase0_request.request import FinishReason, Request, RequestState
 

@@ -11,9 +11,8 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from typing import NamedTuple, Protocol
 
-from phase0_request.batch import Batch, StepTokens
+from phase0_request.batch import Batch, Event, StepTokens
 from phase0_request.detokenizer import Detokenizer
-from phase0_request.events import Event
 from phase0_request.lab.batcher import Batcher
 from phase0_request.lab.trace import Stage, Trace
 from phase0_request.params import SamplingParams

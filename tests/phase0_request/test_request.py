@@ -97,7 +97,7 @@ def test_it_advances_from_where_it_left_off_over_known_tokens_only(start: int, l
 
 @pytest.mark.parametrize("arrival", [float("nan"), float("inf"), float("-inf"), True, None, "now"])
 def test_an_arrival_is_a_time_that_can_be_compared(arrival: object) -> None:
-    with pytest.raises(ValueError, match="request r: arrival must be a finite number of seconds, got"):
+    with pytest.raises(ValueError, match="request r: arrival must be a finite number, got"):
         Request("r", (1,), arrival=arrival)  # type: ignore[arg-type]
 
 
@@ -107,7 +107,7 @@ def test_a_priority_is_an_integer_that_can_be_compared(priority: object) -> None
         Request("r", (1,), priority=priority)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("salt", "given"), [("x" * 257, "257 of them"), (7, "7"), (None, "None"), (b"a", "b'a'")])
+@pytest.mark.parametrize(("salt", "given"), [("x" * 257, "'xxx.*[.]{3}$"), (7, "7"), (None, "None"), (b"a", "b'a'")])
 def test_a_salt_is_a_string_of_bounded_length(salt: object, given: str) -> None:
     with pytest.raises(ValueError, match=f"cache_salt must be a string of at most 256 characters, got {given}"):
         Request("r", (1,), cache_salt=salt)  # type: ignore[arg-type]

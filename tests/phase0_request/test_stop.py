@@ -2,7 +2,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from phase0_request.stop import StopScanner
+from phase0_request.detokenizer import StopScanner
 from tests.phase0_request.support import brute_force, cut
 
 few_letters = st.text("ab", min_size=1, max_size=6)  # few, so that stop strings overlap with themselves and each other
