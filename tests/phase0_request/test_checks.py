@@ -22,7 +22,7 @@ def test_anything_else_is_refused_with_the_range_and_the_value(value: object) ->
 
 def test_an_integer_without_an_upper_bound() -> None:
     assert check_int("n", 10**30, 1) == 10**30
-    with pytest.raises(ValueError, match="^n must be an integer from 1, got 0$"):
+    with pytest.raises(ValueError, match=r"^n must be an integer from 1, got 0$"):
         check_int("n", 0, 1)
 
 
@@ -48,7 +48,7 @@ def test_numbers_within_their_bounds(
 
 
 def test_a_huge_value_is_shortened_in_the_message() -> None:
-    with pytest.raises(ValueError, match="got a far larger number$"):
+    with pytest.raises(ValueError, match=r"got a far larger number$"):
         check_int("n", 10**5000, 1, 10)
     with pytest.raises(ValueError, match=r"got 'xxx.*\.\.\.$") as refusal:
         check_int("n", "x" * 10**6, 1)
