@@ -33,12 +33,12 @@ def batching(figure: Any, result: dict[str, Any]) -> None:
     sizes = [row["batch_size"] for row in rows]
     left, right = figure.subplots(1, 2)
     left.plot(sizes, [row["tokens_per_second"] for row in rows], "o-", color=BLUE)
-    left.set(title="Throughput, tokens a second", xlabel="batch size (seats)", ylim=0)
+    left.set(title="Throughput, tokens a second", xlabel="batch size", ylim=0)
     for key, name, color in (("itl_p50_ms", "p50", BLUE), ("itl_p99_ms", "p99", RED)):
         values = [row[key] for row in rows]
         right.plot(sizes, values, "o-", color=color)
         right.annotate(name, (sizes[-1], values[-1]), (6, -3), textcoords="offset points", color=color)
-    right.set(title="Between two tokens (ITL), ms", xlabel="batch size (seats)", ylim=0)
+    right.set(title="Between two tokens (ITL), ms", xlabel="batch size", ylim=0)
     for axes in (left, right):
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, map(str, sizes))

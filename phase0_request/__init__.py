@@ -1,4 +1,4 @@
-"""Phase 0, the life of a request: what it is, how it waits, how it is batched, and how its text comes back."""
+"""Phase 0, the life of a request: sampling parameters, states, the waiting queue, batches, and its text."""
 
 from phase0_request.lazy import lazy_names
 

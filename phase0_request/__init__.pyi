@@ -1,11 +1,10 @@
 from phase0_request.batch import Batch as Batch
+from phase0_request.batch import Event as Event
 from phase0_request.batch import Slice as Slice
 from phase0_request.batch import StepOutput as StepOutput
 from phase0_request.batch import StepTokens as StepTokens
+from phase0_request.batch import reason_to_finish as reason_to_finish
 from phase0_request.detokenizer import Detokenizer as Detokenizer
-from phase0_request.events import Event as Event
-from phase0_request.events import reason_to_finish as reason_to_finish
-from phase0_request.logprobs import TokenLogprobs as TokenLogprobs
 from phase0_request.metrics import Summary as Summary
 from phase0_request.metrics import percentile as percentile
 from phase0_request.metrics import summarize as summarize
@@ -16,5 +15,6 @@ from phase0_request.request import FinishReason as FinishReason
 from phase0_request.request import InvalidTransitionError as InvalidTransitionError
 from phase0_request.request import Request as Request
 from phase0_request.request import RequestState as RequestState
-from phase0_request.times import RequestTimes as RequestTimes
+from phase0_request.request import RequestTimes as RequestTimes
+from phase0_request.request import TokenLogprobs as TokenLogprobs
 from phase0_request.tokenizer import Tokenizer as Tokenizer

@@ -1,4 +1,4 @@
-"""`python -m phase0_request`: watch requests live their lives through a server whose model is a mock."""
+"""`python -m phase0_request`: watch requests pass through a server with a mock model."""
 
 from phase0_request.entry import run
 

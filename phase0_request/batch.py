@@ -1,17 +1,16 @@
-"""Slice and Batch: what one step computes. A prefill, a decode and a chunk are the same thing seen at three sizes."""
+"""Slice, Batch and Event: what one step computes, and what it yields. Prefill, decode and chunk are all slices."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from phase0_request.logprobs import TokenLogprobs
-from phase0_request.request import Request
+from phase0_request.request import FinishReason, Request, TokenLogprobs
 
 
 class Slice(NamedTuple):
-    """Compute tokens `start` to `start + length` of a request, over what is computed before them.
+    """Compute tokens `start` to `start + length` of a request.
 
-    Its properties are asked between planning a step and committing it: committing moves the request on.
+    The properties compare the slice with the request's state. They hold from planning a step until its commit.
     """
 
     request: Request
@@ -24,28 +23,28 @@ class Slice(NamedTuple):
 
     @property
     def completes(self) -> bool:
-        """After it nothing known is left to compute, so it yields a token. A slice that stops short yields none."""
+        """Whether the slice reaches the request's last token. Only then does it yield an output token."""
         return self.stop >= self.request.total
 
     @property
     def is_decode(self) -> bool:
-        """It computes the one newest token, which the engine itself produced."""
+        """Whether the slice is only the newest output token."""
         return self.length == 1 and self.completes and self.start >= len(self.request.prompt_tokens)
 
     @property
     def is_prefill(self) -> bool:
-        """It computes anything else: a prompt or, after a preemption, a prompt and what was said since."""
+        """Whether the slice is not a decode: prompt tokens, or prompt and output to recompute after a preemption."""
         return not self.is_decode
 
     @property
     def is_chunk(self) -> bool:
-        """It is a prefill that leaves some of its tokens to later steps."""
+        """Whether the slice is a prefill that leaves tokens for later steps."""
         return not self.completes
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The slices of one step, each of another request. `tokens[i]` of a step's result belongs to `slices[i]`."""
+    """The slices of one step, at most one for each request. `tokens[i]` of the step's output belongs to `slices[i]`."""
 
     slices: tuple[Slice, ...] = ()
 
@@ -69,14 +68,44 @@ class Batch:
 
 
 StepTokens = Sequence[int | None]
-"""What a step yields: the next token for each slice that completes its request, None for each that does not."""
+"""One entry for each slice: the next token if the slice completes its request, else None."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """All that a step yields. The mappings are by the number of the slice, and empty for most steps."""
+    """Everything that a step yields. The mappings are keyed by the index of the slice and are empty in most steps."""
 
     tokens: StepTokens
-    failed: Mapping[int, str] = field(default_factory=dict)  # its request cannot go on, and why; the others can
-    logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)  # for the requests that asked
-    scores: Mapping[int, Sequence[TokenLogprobs]] = field(default_factory=dict)  # of the prompt tokens after its start
+    failed: Mapping[int, str] = field(default_factory=dict)  # error messages of requests that cannot go on
+    logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)  # for requests that asked for them
+    prompt_logprobs: Mapping[int, Sequence[TokenLogprobs]] = field(default_factory=dict)  # of tokens start + 1 onwards
+
+
+class Event(NamedTuple):
+    """News of one request: a token, a finish reason, or both. Delivered once, in order; a finish reason comes last.
+
+    A request that ends between two tokens, by an error for example, gets an event without a token.
+    """
+
+    request: Request
+    token: int | None
+    finish_reason: FinishReason | None = None
+    logprobs: TokenLogprobs | None = None
+
+
+def reason_to_finish(request: Request, eos_ids: Collection[int]) -> FinishReason | None:
+    """Return why the newest output token ends the request, or None to go on.
+
+    The first `min_tokens` tokens never stop a request. If a token both stops it and reaches its length, STOP wins.
+    """
+    # region exercise 0.2
+    params = request.params
+    token = request.output_tokens[-1]
+    if len(request.output_tokens) > params.min_tokens and (
+        token in params.stop_token_ids or (token in eos_ids and not params.ignore_eos)
+    ):
+        return FinishReason.STOP
+    if len(request.output_tokens) >= params.max_tokens:
+        return FinishReason.LENGTH
+    return None
+    # endregion

@@ -1,49 +1,48 @@
-"""Detokenizer: tokens in, text out, while the answer is still being written."""
+"""Detokenizer: turns output tokens into text while the answer is generated, and ends it at a stop string."""
 
 import codecs
 from collections.abc import Iterable
 from typing import Protocol
 
-from phase0_request.stop import StopScanner
-
 
 class TokenBytes(Protocol):
-    """All that a detokenizer needs of a tokenizer: the bytes of one token. Special tokens have none to show."""
+    """What a detokenizer needs of a tokenizer."""
 
-    def token_bytes(self, token: int) -> bytes: ...
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of one token. Special tokens have none."""
+        ...
 
 
 class Detokenizer:
-    """The text of one request's output, piece by piece.
+    """Incremental detokenization of one request's output.
 
-    A token is bytes, and a character may take several tokens: so the bytes go through one incremental UTF-8 decoder
-    and come out as whole characters. Bytes that are no UTF-8 come out as U+FFFD, as they do when decoded at once.
-    Then stop strings: what follows one is dropped, and it is not shown itself. However the tokens are cut into
-    pushes, the pieces joined are the same text.
+    A token is a piece of bytes, and a character may take several tokens. So the bytes go through an incremental UTF-8
+    decoder, which emits whole characters; invalid UTF-8 becomes U+FFFD. The text then goes through a StopScanner: it
+    ends before the first stop string. How the tokens are split into calls of `push` does not change the text.
     """
 
     def __init__(self, tokenizer: TokenBytes, stop: Iterable[str] = (), min_tokens: int = 0) -> None:
         self._tokenizer = tokenizer
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._scanner = StopScanner(stop)
-        self._exempt = min_tokens  # the text of so many more tokens is not searched for stop strings
+        self._exempt = min_tokens  # the text of this many more tokens is not searched for stop strings
 
     @property
     def stopped(self) -> str | None:
-        """The stop string that ended the text; None while there is none."""
+        """The stop string that ended the text, or None."""
         return self._scanner.matched
 
     @property
     def held(self) -> int:
-        """How many whole characters are held back, because a stop string may begin with them."""
+        """The number of characters held back because a stop string may begin with them."""
         return len(self._scanner.held())
 
     def push(self, tokens: Iterable[int]) -> str:
-        """More tokens. Returns the text that can be shown now; it may be empty."""
+        """Add tokens. Returns the text that can be streamed now, which may be empty."""
         return "".join(map(self._push, tokens))
 
     def flush(self) -> str:
-        """No more tokens will come. Returns what was held back: half a character, the start of a stop string."""
+        """End the text. Returns what was held back: an incomplete character, the beginning of a stop string."""
         tail = self._utf8.decode(b"", final=True)
         return self._scanner.push(tail) + self._scanner.held()
 
@@ -53,3 +52,62 @@ class Detokenizer:
             self._exempt -= 1
             return text
         return self._scanner.push(text)
+
+
+class StopScanner:
+    """Finds the first stop string in text that arrives in pieces.
+
+    For each stop string the scanner counts how many of its first characters the text ends with. It holds the longest
+    such ending back, because it may be the start of a stop string; all text before it is safe to stream. The first stop
+    string to complete ends the text; if several complete on one character, the longest. `matched` is that stop string.
+    """
+
+    def __init__(self, stops: Iterable[str]) -> None:
+        self._stops = [(stop, _borders(stop)) for stop in stops]
+        self._progress = [0] * len(self._stops)
+        self._held = ""
+        self.matched: str | None = None
+
+    def push(self, text: str) -> str:
+        """Add text. Returns the text that is now safe to stream: nothing once a stop string has been found."""
+        if self.matched is not None:
+            return ""
+        if not self._stops:
+            return text
+        # region exercise 0.6
+        start = len(self._held)
+        text = self._held + text
+        for end in range(start, len(text)):
+            for i, (stop, borders) in enumerate(self._stops):
+                length = self._progress[i]
+                while length and stop[length] != text[end]:
+                    length = borders[length - 1]
+                if stop[length] == text[end]:
+                    length += 1
+                self._progress[i] = length
+                if length == len(stop) and (self.matched is None or length > len(self.matched)):
+                    self.matched = stop
+            if self.matched is not None:
+                self._held = ""
+                return text[: end + 1 - len(self.matched)]
+        safe = len(text) - max(self._progress)
+        self._held = text[safe:]
+        return text[:safe]
+        # endregion
+
+    def held(self) -> str:
+        """The text held back. When no more text comes, it is not a stop string and can be streamed."""
+        return self._held
+
+
+def _borders(stop: str) -> list[int]:
+    """borders[i]: length of the longest proper prefix of stop[:i+1] that is also its suffix (Knuth-Morris-Pratt)."""
+    borders = [0] * len(stop)
+    matched = 0
+    for i in range(1, len(stop)):
+        while matched and stop[i] != stop[matched]:
+            matched = borders[matched - 1]
+        if stop[i] == stop[matched]:
+            matched += 1
+        borders[i] = matched
+    return borders

@@ -1,11 +1,11 @@
-"""Public names of a package, imported on first use: importing a package takes no time and loads no torch."""
+"""Lazy imports: a package's public names are imported on first use, so importing the package does not load torch."""
 
 from collections.abc import Callable
 from importlib import import_module
 
 
 def lazy_names(package: str, file: str) -> tuple[Callable[[str], object], list[str]]:
-    """`__getattr__` (PEP 562) and `__all__` of a package. Its `__init__.pyi` says which module each name is from."""
+    """Return `__getattr__` (PEP 562) and `__all__` of a package. Its `__init__.pyi` gives the module of each name."""
     home = {}
     with open(f"{file}i", encoding="utf-8") as stub:
         for line in stub:

@@ -1,6 +1,6 @@
-"""The machine a figure was measured on, and the one way to write a figure down.
+"""Describe this machine, and record benchmark results together with that description.
 
-Every benchmark ends in `record`, so every number in the book names its device, versions, commit and command.
+Every benchmark ends in `record`, so every figure in the book comes with its device, versions, commit and command.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ _PACKAGES = ("torch", "triton", "transformers", "tokenizers", "numpy")
 
 @dataclass(frozen=True)
 class Machine:
-    """What a measurement depends on, without names that identify the machine. `cores` are those this process may
-    use. A field is None where the system does not say; `versions` has only what is installed."""
+    """The hardware and software that a measurement depends on, without host or user names.
+
+    `cores` counts the cores that this process may use. A field is None if the system does not report it. `versions`
+    lists installed packages only."""
 
     cpu: str
     cores: int
@@ -37,7 +39,7 @@ class Machine:
 
 
 def describe() -> Machine:
-    """This machine, asked anew on each call. Torch is not imported: the GPU is what `nvidia-smi` lists first."""
+    """Describe this machine. Does not import torch: the GPU is the first one that `nvidia-smi` lists."""
     gpu, gpu_memory = _gpu()
     return Machine(
         cpu=_cpu(),
@@ -52,9 +54,10 @@ def describe() -> Machine:
 
 
 def record(path: str | Path, command: str, figures: Mapping[str, Any], *, device: str | None = None) -> None:
-    """Write `figures` to `path` as JSON with all that they depend on. `command` is what a reader types to repeat the
-    measurement; folders in it are cut to their last name. `device` is what computed: by default the GPU if there is
-    one, else the CPU."""
+    """Write `figures` to `path` as JSON, together with the machine, versions, commit and date.
+
+    `command` repeats the measurement; paths in it are shortened to their last name. `device` is what computed: by
+    default the GPU if there is one, else the CPU."""
     machine = describe()
     facts = asdict(machine)
     versions = facts.pop("versions")
@@ -73,8 +76,9 @@ def record(path: str | Path, command: str, figures: Mapping[str, Any], *, device
 
 
 def commit(root: Path) -> str | None:
-    """The commit of the checkout at `root`, with "-dirty" when a file differs from it or is not in it. Results do not
-    count: one benchmark must not taint the next. None when `root` is no checkout or has no commit."""
+    """The commit of the checkout at `root`, with "-dirty" if a file differs from it; None if there is no commit.
+
+    Changes in chapters/results are ignored, so that one benchmark's result does not mark the next one as dirty."""
     if not (root / ".git").exists():
         return None
     head = _output("git", "-C", str(root), "rev-parse", "--verify", "HEAD")
@@ -85,7 +89,7 @@ def commit(root: Path) -> str | None:
 
 
 def without_folders(command: str) -> str:
-    """`command` with each absolute path cut to its last name, so that a result tells nobody's folders."""
+    """`command` with each absolute path shortened to its last name, so that results contain no private folders."""
     return re.sub(r"(^|[\s='\"])(?:~|[A-Za-z]:)?[\\/](?:[^\s\\/]+[\\/])*", r"\1", command)
 
 
@@ -111,7 +115,7 @@ def _gpu() -> tuple[str | None, int | None]:
     if not listed:
         return None, None
     name, _, mebibytes = listed.splitlines()[0].rpartition(",")
-    # A GPU that shares the memory of the CPU has no total of its own.
+    # A GPU that shares the CPU's memory reports no total.
     return name.strip(), int(mebibytes) * 2**20 if mebibytes.strip().isdecimal() else None
 
 
@@ -126,7 +130,7 @@ def _versions() -> dict[str, str]:
 
 
 def _output(*command: str) -> str | None:
-    """What the command prints, or None when it is not there, fails or takes more than ten seconds."""
+    """The output of a command; None if it is not installed, fails or takes more than ten seconds."""
     if shutil.which(command[0]) is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The figures by which servers are compared, from the times of finished requests."""
+"""Serving metrics over finished requests: throughput and latency percentiles."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ from phase0_request.request import Request
 
 
 def percentile(values: Sequence[float], q: float) -> float:
-    """The value below which q percent of them lie, interpolated between neighbours. NaN of nothing."""
+    """The q-th percentile, linearly interpolated. NaN for no values."""
     if not 0 <= q <= 100:
         raise ValueError(f"q must be from 0 to 100, got {q}")
     if not values:
@@ -22,7 +22,7 @@ def percentile(values: Sequence[float], q: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One run, in numbers. Times in seconds."""
+    """Throughput and latencies of one run. Times in seconds."""
 
     requests: int
     tokens: int
@@ -42,7 +42,7 @@ class Summary:
 
 
 def summarize(requests: Iterable[Request]) -> Summary:
-    """Over finished requests, from the first arrival to the last end."""
+    """Summarize the finished requests, from the first arrival to the last end."""
     times = [r.times for r in requests if r.finished]
     ends = [t.finished for t in times if t.finished is not None]
     return Summary(

@@ -1,30 +1,30 @@
-"""What a model directory says beside its vocabulary: how the model ends, how it chats, what its tokens are called."""
+"""Read a model directory's JSON files: end-of-sequence ids, chat template, names of special tokens."""
 
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from phase0_request.checks import check_int
+
 MAX_TEMPLATE_BYTES = 1 << 18
 NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
 def eos_ids(directory: Path, token_to_id: Callable[[str], int | None]) -> frozenset[int]:
-    """Every token that ends an answer. Models name several, in up to three files; all of them count."""
+    """All end-of-sequence token ids. A model may list several, in up to three files; the union is used."""
     ids: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         given = _read(directory / name).get("eos_token_id")
         for token in given if isinstance(given, list) else [] if given is None else [given]:
-            if isinstance(token, bool) or not isinstance(token, int) or token < 0:
-                raise ValueError(f"{directory / name}: eos_token_id must be integers from 0 on, got {token!r}")
-            ids.add(token)
+            ids.add(check_int(f"{directory / name}: eos_token_id", token, 0))
     eos = named_tokens(directory).get("eos_token")
     named = None if eos is None else token_to_id(eos)
     return frozenset(ids if named is None else ids | {named})
 
 
 def chat_template(directory: Path) -> str | None:
-    """The model's chat template: a file of its own, or an entry of the tokenizer's configuration."""
+    """The model's chat template, from chat_template.jinja or from tokenizer_config.json."""
     file = directory / "chat_template.jinja"
     if file.is_file():
         try:
@@ -34,7 +34,7 @@ def chat_template(directory: Path) -> str | None:
     else:
         file = directory / "tokenizer_config.json"
         template = _read(file).get("chat_template")
-    if isinstance(template, list):  # several, by name
+    if isinstance(template, list):  # several named templates
         named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
         template = named[0].get("template") if named else None
     if template is None:
@@ -48,7 +48,7 @@ def chat_template(directory: Path) -> str | None:
 
 
 def named_tokens(directory: Path) -> dict[str, str]:
-    """The special tokens by the names that templates use for them."""
+    """The special tokens by the names that chat templates use: bos_token, eos_token and so on."""
     config = _read(directory / "tokenizer_config.json")
     values = {name: config.get(name) for name in NAMES}
     texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in values.items()}
@@ -56,15 +56,15 @@ def named_tokens(directory: Path) -> dict[str, str]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """A JSON object; an empty one where there is no such file, for all of these files are optional."""
+    """The JSON object in a file; {} if the file does not exist, since all of these files are optional."""
     return read_object(file) if file.is_file() else {}
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """A file that must hold a JSON object. ValueError, which names the file, if it does not."""
+    """The JSON object in a file. Anything else raises a ValueError that names the file."""
     try:
         content = json.loads(file.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or a number or a nesting beyond measure
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or too long a number or too deep a nesting
         raise ValueError(f"{file} is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file} must hold a JSON object, got {type(content).__name__}")

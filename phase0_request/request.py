@@ -1,47 +1,97 @@
-"""Request: a list of tokens and a count of how many have been computed. Everything the engine does is catching up."""
+"""Request: a list of tokens and a count of how many have been computed. Serving a request means catching up."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
-from phase0_request.logprobs import TokenLogprobs
+from phase0_request.checks import check_int, check_number, invalid
 from phase0_request.params import SamplingParams
-from phase0_request.times import RequestTimes
 
 MAX_PRIORITY = 1 << 31
 MAX_SALT = 256  # characters
 
 
 class RequestState(Enum):
-    WAITING = "waiting"  # submitted, holds no memory
-    RUNNING = "running"  # takes part in steps
-    PREEMPTED = "preempted"  # ran, lost its memory, waits to run again
+    """Where a request stands in its life."""
+
+    WAITING = "waiting"  # submitted, holds no pages
+    RUNNING = "running"  # scheduled in steps
+    PREEMPTED = "preempted"  # its pages were freed; waits to run again
     FINISHED = "finished"
 
 
 class FinishReason(Enum):
+    """Why a request ended."""
+
     STOP = "stop"  # an end-of-sequence token, a stop token or a stop string
     LENGTH = "length"  # max_tokens, or the end of the context
-    ABORT = "abort"  # the client left
-    ERROR = "error"  # this request could not be served; `Request.error` says why
-    TIMEOUT = "timeout"  # its deadline passed
+    ABORT = "abort"  # the client disconnected or cancelled
+    ERROR = "error"  # the request could not be served; `Request.error` says why
+    TIMEOUT = "timeout"  # a deadline passed
+
+
+class TokenLogprobs(NamedTuple):
+    """The log probability of one token, and the most likely tokens at its position. Natural logarithms."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # (token, logprob), most likely first
 
 
 class InvalidTransitionError(RuntimeError):
-    """A request was asked for a step that its state does not allow: a fault of the engine, never of the client."""
+    """The engine asked for a transition that the request's state does not allow. Always a bug of the engine."""
 
     def __init__(self, request: "Request", action: str, why: str) -> None:
         super().__init__(f"request {request.id} ({request.state.value}) cannot {action}: {why}")
 
 
+@dataclass(slots=True)
+class RequestTimes:
+    """Timestamps of one request and the latencies computed from them: seconds on the engine's or a simulated clock."""
+
+    arrival: float
+    admitted: float | None = None  # first admission; resuming after a preemption does not change it
+    tokens: list[float] = field(default_factory=list)  # one timestamp for each output token
+    finished: float | None = None
+
+    def admit(self, now: float) -> None:
+        if self.admitted is None:
+            self.admitted = now
+
+    def token(self, now: float) -> None:
+        self.tokens.append(now)
+
+    def finish(self, now: float) -> None:
+        self.finished = now
+
+    @property
+    def queue_time(self) -> float | None:
+        """Arrival to first admission."""
+        return None if self.admitted is None else self.admitted - self.arrival
+
+    @property
+    def ttft(self) -> float | None:
+        """Time to first token. It starts at arrival, so it includes the queue time."""
+        return self.tokens[0] - self.arrival if self.tokens else None
+
+    @property
+    def itl(self) -> list[float]:
+        """Inter-token latencies: the gaps between consecutive tokens. n tokens have n - 1 gaps."""
+        return [later - earlier for earlier, later in zip(self.tokens, self.tokens[1:], strict=False)]
+
+    @property
+    def e2e(self) -> float | None:
+        """End-to-end latency: arrival to the end, whatever the finish reason."""
+        return None if self.finished is None else self.finished - self.arrival
+
+
 @dataclass(slots=True, eq=False)
 class Request:
-    """One prompt on its way to an answer.
+    """One prompt, the output tokens so far, and where the request stands.
 
-    `computed` counts the tokens whose keys and values exist; `total` counts the tokens that are known. While
-    `computed < total` there is work. When the two meet, the model has just predicted one more token: `append` it,
-    and the chase goes on until `finish`.
+    `computed` counts the tokens that have keys and values in the cache; `total` counts all tokens, prompt and output.
+    While `computed < total` there is work. When the two are equal, the model has just predicted one more token:
+    `append` adds it, and there is work again, until `finish`.
 
             admit            preempt
     WAITING -----> RUNNING <---------> PREEMPTED       finish(reason) leads from each of them to FINISHED;
@@ -53,9 +103,9 @@ class Request:
     params: SamplingParams = field(default_factory=SamplingParams)
     priority: int = 0  # lower runs earlier
     arrival: float = 0.0
-    cache_salt: str = ""  # requests share computed tokens only with those of the same salt
+    cache_salt: str = ""  # cached prefixes are shared only between requests of the same salt
     output_tokens: list[int] = field(default_factory=list, init=False)
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list, init=False)  # if asked: of all but the first
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list, init=False)  # of prompt tokens 1, 2, ...
     computed: int = field(default=0, init=False)
     state: RequestState = field(default=RequestState.WAITING, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
@@ -69,20 +119,17 @@ class Request:
         for token in self.prompt_tokens:
             if type(token) is not int or token < 0:
                 raise ValueError(f"request {self.id}: a prompt token must be an integer from 0, got {token!r}")
-        if type(self.priority) is not int or abs(self.priority) > MAX_PRIORITY:
-            allowed = f"an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}"
-            raise ValueError(f"request {self.id}: priority must be {allowed}, got {self.priority!r:.80}")
-        if type(self.arrival) is bool or not isinstance(self.arrival, int | float) or not abs(self.arrival) < math.inf:
-            raise ValueError(f"request {self.id}: arrival must be a finite number of seconds, got {self.arrival!r:.80}")
+        check_int(f"request {self.id}: priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
+        check_number(f"request {self.id}: arrival", self.arrival)
         if not isinstance(self.cache_salt, str) or len(self.cache_salt) > MAX_SALT:
-            given = f"{len(self.cache_salt)} of them" if isinstance(self.cache_salt, str) else repr(self.cache_salt)
-            raise ValueError(
-                f"request {self.id}: cache_salt must be a string of at most {MAX_SALT} characters, got {given:.80}"
+            raise invalid(
+                f"request {self.id}: cache_salt", f"a string of at most {MAX_SALT} characters", self.cache_salt
             )
         self.times = RequestTimes(self.arrival)
 
     @property
     def total(self) -> int:
+        """The number of known tokens: prompt and output."""
         return len(self.prompt_tokens) + len(self.output_tokens)
 
     @property
@@ -90,27 +137,28 @@ class Request:
         return self.state is RequestState.FINISHED
 
     @property
-    def settled(self) -> int:
-        """How many of its first tokens it may take as computed by others: all, unless its prompt is to be scored. Then
-        those whose scores are known."""
+    def cacheable_tokens(self) -> int:
+        """How many of the first tokens may be taken from the prefix cache: all, unless the request asks for logprobs of
+        its prompt. Those come out of computing a token, so only tokens with known logprobs may be skipped."""
         known, wanted = len(self.prompt_logprobs), len(self.prompt_tokens) - 1
         return known if self.params.prompt_logprobs is not None and known < wanted else self.total
 
     def tokens(self, start: int, stop: int) -> list[int]:
-        """The known tokens from position `start` up to `stop`, over prompt and output as one sequence."""
+        """The tokens from position `start` up to `stop`, over prompt and output as one sequence."""
         if not 0 <= start <= stop <= self.total:
             raise IndexError(f"request {self.id} has tokens 0 to {self.total}, not {start} to {stop}")
         split = len(self.prompt_tokens)
         return [*self.prompt_tokens[start:stop], *self.output_tokens[max(start - split, 0) : max(stop - split, 0)]]
 
     def admit(self, now: float) -> None:
+        """Start to run, or resume after a preemption."""
         if self.state is not RequestState.WAITING and self.state is not RequestState.PREEMPTED:
             raise InvalidTransitionError(self, "be admitted", "only a waiting or preempted request can")
         self.state = RequestState.RUNNING
         self.times.admit(now)
 
     def advance(self, start: int, length: int) -> None:
-        """The tokens from `start` on, `length` of them, have been computed. They begin where it left off."""
+        """Record that a step has computed tokens `start` to `start + length`. `start` must equal `computed`."""
         # region exercise 0.1
         stop = start + length
         if self.state is not RequestState.RUNNING:
@@ -121,17 +169,18 @@ class Request:
         self.computed = stop
         # endregion
 
-    def score(self, start: int, found: Sequence[TokenLogprobs]) -> None:
-        """What the model found of the prompt tokens after position `start`. After a preemption it says it again."""
+    def add_prompt_logprobs(self, start: int, found: Sequence[TokenLogprobs]) -> None:
+        """Record the logprobs of the prompt tokens after position `start`. Recomputed ones, after a preemption, are
+        ignored."""
         known = len(self.prompt_logprobs)
         if start > known or start + len(found) >= len(self.prompt_tokens):
-            given = f"scores {start + 1} to {start + len(found)}"
+            given = f"prompt logprobs {start + 1} to {start + len(found)}"
             why = f"{known} are known, and its prompt has {len(self.prompt_tokens)} tokens"
             raise InvalidTransitionError(self, f"take {given}", why)
         self.prompt_logprobs += found[known - start :]
 
     def append(self, token: int, now: float) -> None:
-        """The model has seen every token there is and predicted the next one."""
+        """Append the output token that the model predicted. All tokens before it must be computed."""
         if self.state is not RequestState.RUNNING:
             raise InvalidTransitionError(self, f"take token {token}", "it is not running")
         if self.computed != self.total:
@@ -140,15 +189,15 @@ class Request:
         self.times.token(now)
 
     def preempt(self) -> None:
-        """Its memory is taken: nothing of it is computed any more, and what it has said is kept."""
+        """Stop running because the pages are needed elsewhere. No token is computed any more; all of them are kept."""
         if self.state is not RequestState.RUNNING:
             raise InvalidTransitionError(self, "be preempted", "it is not running")
         self.state = RequestState.PREEMPTED
         self.computed = 0
 
     def finish(self, reason: FinishReason, now: float, error: str | None = None) -> None:
-        """End here. STOP and LENGTH are said of one that has run: it may have been preempted before a stop string was
-        found in its text. ERROR and TIMEOUT can meet it anywhere."""
+        """End the request. STOP and LENGTH need a request that has run: it may be preempted by the time a stop string
+        is found in its text. The other reasons are legal in every state but FINISHED."""
         if self.state is RequestState.FINISHED:
             raise InvalidTransitionError(self, f"finish ({reason.value})", f"it did already ({self._reason})")
         if reason in (FinishReason.STOP, FinishReason.LENGTH) and self.state is RequestState.WAITING:
@@ -161,13 +210,13 @@ class Request:
         self.times.finish(now)
 
     def stop_after_all(self) -> None:
-        """The text of its last token turned out to complete a stop string: that is why it ended, not its length."""
+        """Change the finish reason from LENGTH to STOP: the text of the last token completed a stop string."""
         if self.finish_reason is not FinishReason.LENGTH:
             raise InvalidTransitionError(self, "have stopped after all", f"it ended by {self._reason}, not by length")
         self.finish_reason = FinishReason.STOP
 
     def abort(self, now: float) -> bool:
-        """Legal in every state. True if this ended the request, False if it had ended before."""
+        """End the request with ABORT. True if this call ended it, False if it was finished already."""
         if self.state is RequestState.FINISHED:
             return False
         self.finish(FinishReason.ABORT, now)

@@ -1,4 +1,4 @@
-"""Phase 1, where keys and values live: the page allocator, page tables by request, the pool of tensors."""
+"""Phase 1, the paged KV cache: the page allocator, page tables of requests, and the pool of key and value tensors."""
 
 from phase0_request.lazy import lazy_names
 

@@ -1,4 +1,4 @@
-"""`python -m phase1_kv_pool`: watch pages change hands, beside the same memory given out in blocks of the longest."""
+"""`python -m phase1_kv_pool`: watch page allocation, beside the same memory in contiguous blocks."""
 
 from phase0_request.entry import run
 

@@ -1,90 +1,103 @@
-"""KVCache: whose tokens lie where. The one view of memory that a scheduler has."""
+"""KVCache: page tables of requests. The only view of KV memory that the scheduler has."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from phase0_request.batch import Slice
+from phase0_request.checks import check_int
 from phase0_request.request import Request
 from phase1_kv_pool.allocator import OutOfPagesError, PageAllocator, PageError
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Where the pages are. The three are disjoint and add up to all of them."""
+    """Page counts of a pool: free + referenced + cached = total."""
 
     total: int
     free: int
-    referenced: int  # named by the table of a live request
-    cached: int = 0  # named by none, kept because their tokens may be asked for again
+    referenced: int  # in the page table of at least one request
+    cached: int = 0  # only in the prefix cache: in no page table, evictable
 
     @property
     def share_used(self) -> float:
-        """The share of the pool that live requests hold."""
+        """The share of the pool that is in page tables of requests."""
         return self.referenced / self.total
 
 
 class KVCache(Protocol):
-    """What the scheduler asks of memory. Phase 1 answers plainly; phase 4 answers the same and shares prefixes."""
+    """Allocates, appends to, publishes and frees the page tables of requests.
+
+    Phase 1 implements it without sharing (PagedCache), phase 4 with a prefix cache (PrefixCache).
+
+        attach     open a page table; a prefix cache fills it with the pages of the longest cached prefix
+        grow       allocate and append pages, so that the next tokens have slots
+        slots      the slot mapping of a slice, for the kernels
+        publish    offer the full pages of computed tokens to the prefix cache
+        release    free the page table
+    """
 
     page_size: int
-    shares: bool  # whether what one request has computed can serve another
+    shares: bool  # whether requests can share computed pages
 
     @property
     def max_tokens(self) -> int:
-        """The longest request that could ever fit, alone in the pool."""
+        """The number of tokens that the whole pool can hold: the limit for one request."""
         ...
 
     def cached_tokens(self, request: Request) -> int:
-        """How many of its tokens `attach` would find there already, if it were called now. Changes nothing."""
+        """The number of cached prefix tokens that `attach` would return now. Changes nothing."""
         ...
 
     def attach(self, request: Request) -> int:
-        """Open a page table for a request. Returns how many of its tokens are there already."""
+        """Open the page table of a request. Returns the number of its tokens that are cached already."""
         ...
 
     def can_grow(self, request: Request, tokens: int) -> bool:
-        """Whether `grow` would succeed now."""
+        """Whether `grow` would find enough pages now."""
         ...
 
     def grow(self, request: Request, tokens: int) -> None:
-        """Make room so that the request has slots for its first `tokens` tokens: all of them, or OutOfPagesError."""
+        """Allocate pages until the request has slots for its first `tokens` tokens.
+
+        Raises OutOfPagesError, and allocates none, if fewer pages are available.
+        """
         ...
 
     def slots(self, piece: Slice) -> list[int]:
-        """Where the tokens of a slice go: a slot is page * page_size + offset."""
+        """The slot of each token of a slice: page * page_size + offset."""
         ...
 
     def table(self, request: Request) -> Sequence[int]:
-        """The request's pages in the order of its tokens."""
+        """The page table of a request: its pages in the order of its tokens."""
         ...
 
     def publish(self, request: Request) -> None:
-        """The request's first `computed` tokens lie in its pages now: what of them is full may be shared. May exchange
-        pages of its table for others that hold the same, so tables are read afresh for every step."""
+        """Offer the request's full pages of computed tokens to the prefix cache.
+
+        May replace pages of its table by cached pages with the same content, so read the table again at every step.
+        """
         ...
 
     def release(self, request: Request) -> None:
-        """Close the page table: the request holds nothing any more."""
+        """Close the page table of a request, and free its pages unless they are shared."""
         ...
 
     @property
     def usage(self) -> Usage: ...
 
     def check(self) -> None:
-        """Raise PageError unless pages and tables agree."""
+        """Raise PageError unless the reference counts equal the page tables."""
         ...
 
 
 class PagedCache:
-    """The plain KVCache: every request has pages of its own, and gives them back when it leaves."""
+    """A KVCache without sharing: each request has its own pages, which are freed with its page table."""
 
     shares = False
 
     def __init__(self, num_pages: int, page_size: int = 16) -> None:
-        if isinstance(page_size, bool) or not isinstance(page_size, int) or page_size < 1:
-            raise ValueError(f"page_size must be an integer from 1, got {page_size!r}")
-        self.page_size = page_size
+        self.page_size = check_int("page_size", page_size, 1)
         self.allocator = PageAllocator(num_pages)
         self._tables: dict[str, list[int]] = {}
 
@@ -127,7 +140,7 @@ class PagedCache:
             raise PageError(f"request {request.id} has no page table; attach it first") from None
 
     def publish(self, request: Request) -> None:
-        self.table(request)  # that it has one is all there is to say: nothing is shared here
+        self.table(request)  # raises without a page table; there is no prefix cache to publish to
 
     def release(self, request: Request) -> None:
         self.allocator.release(self.table(request))
@@ -150,7 +163,7 @@ class PagedCache:
                 raise PageError(f"page {page} is in one table and has {self.allocator.count(page)} users")
 
     def _missing(self, request: Request, tokens: int) -> int:
-        """How many pages a request lacks for so many tokens; below 1, none."""
+        """The number of pages that a request lacks for `tokens` tokens; 0 or less if it has enough."""
         if tokens < 0:
             raise ValueError(f"request {request.id} cannot have {tokens} tokens")
         return -(-tokens // self.page_size) - len(self.table(request))

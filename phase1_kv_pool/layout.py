@@ -1,4 +1,4 @@
-"""KVLayout: what a token costs. The arithmetic of keys and values, before any of them exist."""
+"""KVLayout: the shape of a KV cache, and how many bytes a token, a page or a request takes."""
 
 import json
 from collections.abc import Mapping
@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from phase0_request.checks import check_int
+
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """The shape of a model's cache: so many layers, heads and numbers a head, in pages of so many tokens."""
+    """The shape of a model's KV cache: layers, KV heads, head dimension, page size and dtype."""
 
     layers: int
     kv_heads: int
@@ -21,9 +23,7 @@ class KVLayout:
 
     def __post_init__(self) -> None:
         for name in ("layers", "kv_heads", "head_dim", "page_size"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be an integer from 1, got {value!r}")
+            check_int(name, getattr(self, name), 1)
         if self.dtype not in DTYPE_BYTES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPE_BYTES)}, got {self.dtype!r}")
 
@@ -31,15 +31,15 @@ class KVLayout:
     def from_config(
         cls, config: Mapping[str, Any] | str | Path, page_size: int = 16, dtype: str = "bfloat16"
     ) -> "KVLayout":
-        """From a model's config.json as Hugging Face writes it: the file, its directory, or its content."""
+        """Read a model's config.json in Hugging Face layout: from the file, its directory, or its parsed content."""
         if not isinstance(config, Mapping):
             file = Path(config)
             config = json.loads((file / "config.json" if file.is_dir() else file).read_text("utf-8"))
         if not isinstance(config, Mapping):
             raise ValueError(f"a model's configuration must be a JSON object, got {type(config).__name__}")
-        config = config.get("text_config") or config  # a model that also sees or hears keeps its language part there
+        config = config.get("text_config") or config  # multimodal models nest the language model's configuration
         if config.get("kv_lora_rank"):
-            raise ValueError("this model keeps one latent vector a token (MLA), not keys and values for its heads")
+            raise ValueError("this model caches one latent vector per token (MLA), not keys and values of heads")
         needed = ["num_hidden_layers", "num_attention_heads", *([] if config.get("head_dim") else ["hidden_size"])]
         missing = [name for name in needed if not config.get(name)]
         if missing:
@@ -50,12 +50,12 @@ class KVLayout:
             raise ValueError(
                 f"hidden_size {config['hidden_size']} is no multiple of its {heads} heads, and there is no head_dim"
             )
-        kv_heads = config.get("num_key_value_heads") or heads  # a model that does not say has one for each query head
+        kv_heads = config.get("num_key_value_heads") or heads  # without it: multi-head attention
         return cls(int(config["num_hidden_layers"]), int(kv_heads), int(head_dim), page_size, dtype)
 
     @property
     def bytes_per_token(self) -> int:
-        """A key and a value, in every layer, for every KV head."""
+        """Bytes of one token: a key and a value in every layer, for every KV head."""
         # region exercise 1.1
         return 2 * self.layers * self.kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
         # endregion
@@ -69,15 +69,15 @@ class KVLayout:
         return -(-tokens // self.page_size)
 
     def pages_in(self, memory: int) -> int:
-        """Whole pages that fit in so many bytes."""
+        """The number of pages that fit in `memory` bytes."""
         return max(memory, 0) // self.bytes_per_page
 
     def tokens_in(self, memory: int) -> int:
-        """Tokens that fit in so many bytes, in whole pages."""
+        """The number of tokens that fit in `memory` bytes, in whole pages."""
         return self.pages_in(memory) * self.page_size
 
     def requests_in(self, memory: int, tokens: int) -> int:
-        """Requests of so many tokens each that fit in so many bytes."""
+        """The number of requests of `tokens` tokens each that fit in `memory` bytes."""
         if tokens < 1:
             raise ValueError(f"a request has at least 1 token, got {tokens}")
         return self.pages_in(memory) // self.pages_for(tokens)

@@ -1,4 +1,4 @@
-"""How much memory is free, on a GPU or on this machine: the smallest of what anyone would let this process have."""
+"""Free memory for tensors: on a GPU, or on this machine within the limits of its control groups."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,32 +9,32 @@ from phase0_request.machine import describe
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Bytes that tensors on this device could still take; None where the system does not say."""
+    """Bytes available for new tensors on a device; None if the system does not report it."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        # What torch keeps of tensors that are gone, it gives to the next, or back to the GPU before it fails.
+        # Memory that torch has reserved and not allocated is reused for new tensors, so it counts as free.
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return free_on_cpu()
 
 
 def free_on_cpu(root: Path = Path("/")) -> int | None:
-    """The least of what the machine has free and what each control group around this process leaves it.
+    """The minimum of the machine's available memory and what the control groups of this process allow.
 
-    A container sees the memory of the whole machine in /proc/meminfo; what it may use of it, its groups say.
+    In a container /proc/meminfo shows the memory of the whole machine; the limit of the container is in its cgroup.
     """
     free = list(_left_by_groups(root))
     meminfo = root / "proc/meminfo"
     if meminfo.exists():
         free += [kib * 1024 for name, kib in _pairs(meminfo) if name == "MemAvailable:"]
-    if not free:  # no Linux: all that was built in is the best bound there is
+    if not free:  # not Linux: total memory is the best available bound
         return describe().memory_bytes
     return max(min(free), 0)
 
 
 def _left_by_groups(root: Path) -> Iterator[int]:
-    """Limit less use, for every group from this process's own to the outermost, in version 2 and in version 1.
+    """Limit minus usage of each control group, from this process's own to the root, for cgroup v2 and v1.
 
-    Cached files that nobody reads count as use, and are the first to go.
+    Inactive file cache counts as usage but is reclaimed first, so it is added back.
     """
     membership = root / "proc/self/cgroup"
     for line in membership.read_text().splitlines() if membership.exists() else ():
@@ -56,7 +56,7 @@ def _left_by_groups(root: Path) -> Iterator[int]:
 
 
 def _pairs(file: Path) -> Iterator[tuple[str, int]]:
-    """The lines of a file that say a name and a number."""
+    """The lines of a file that consist of a name and a number."""
     for line in file.read_text().splitlines():
         words = line.split()
         if len(words) >= 2 and words[1].isdecimal():

@@ -1,11 +1,11 @@
-"""KVPool: the keys and values themselves, a tensor of pages for each layer.
+"""KVPool: the key and value tensors, one of each for every layer, cut into pages.
 
     keys[layer], values[layer]   [pages, kv_heads, page_size, head_dim]
 
-Attention reads one head of one sequence at a time. In this order the part of a page that belongs to a head is one piece
-of page_size * head_dim numbers; with the token before the head it would be page_size pieces. A token's own heads lie
-apart instead, which costs little: they are written once and read at every step. K and V are apart for the same reason:
-attention is done with all keys of a tile before it wants the first value.
+Attention reads one head of one sequence at a time. With heads before tokens, a head's part of a page is contiguous
+(page_size * head_dim numbers); with tokens first it would be page_size separate pieces. The heads of one token are not
+contiguous, which costs little: a token is written once and read at every step. K and V are separate tensors because
+attention processes all keys of a tile before the first value.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from phase0_request.checks import check_int
 from phase1_kv_pool.kernels.store import STORE
 from phase1_kv_pool.layout import KVLayout
 from phase1_kv_pool.memory import free_bytes
@@ -22,11 +23,11 @@ GIB = 1 << 30
 
 
 class KVPool:
-    """All pages of a cache on one device, zeroed: 0 times a number that was never written must not be NaN.
+    """All pages of a KV cache on one device, initialized to 0: a masked value is multiplied by 0, and 0 * NaN is NaN.
 
-    Slots are numbers on the device. On a GPU nobody looks at them before they are used, because to look is to wait for
-    all that the GPU still has to do; a slot past the end overwrites what lies there. `validate=True` looks, and refuses
-    them with ValueError: for tests, and for the day when answers are strange. On a CPU torch itself refuses such slots.
+    Slots are tensors on the device. On a GPU they are not checked, because reading them would synchronize with the GPU;
+    an out-of-range slot overwrites other memory. `validate=True` checks them and raises ValueError, for tests and for
+    debugging. On a CPU torch checks the range itself.
     """
 
     def __init__(
@@ -38,16 +39,15 @@ class KVPool:
         *,
         validate: bool = False,
     ) -> None:
-        if isinstance(num_pages, bool) or not isinstance(num_pages, int) or num_pages < 1:
-            raise ValueError(f"num_pages must be an integer from 1, got {num_pages!r}")
+        check_int("num_pages", num_pages, 1)
         if dtype is not None:
             layout = replace(layout, dtype=str(dtype).removeprefix("torch."))
-        self.layout = layout  # of these pages as they are, so its figures in bytes hold for them
+        self.layout = layout  # with the dtype of the pool, so that its byte counts are those of the tensors
         self.num_pages = num_pages
         self.dtype: torch.dtype = getattr(torch, layout.dtype)
         self.device = _device(device)
         self.validate = validate
-        _refuse_too_much(layout, num_pages, self.device)
+        _check_memory(layout, num_pages, self.device)
         shape = num_pages, layout.kv_heads, layout.page_size, layout.head_dim
         self.keys = [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(layout.layers)]
         self.values = [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(layout.layers)]
@@ -55,7 +55,7 @@ class KVPool:
 
     @property
     def num_slots(self) -> int:
-        """Room for so many tokens; slots run from 0 to one less."""
+        """The number of token slots, numbered from 0."""
         return self.num_pages * self.layout.page_size
 
     @property
@@ -64,21 +64,21 @@ class KVPool:
 
     # region store
     def store(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Write a key and a value for each slot; where the slot is -1, nothing.
+        """Write the key and value of each token to its slot; -1 is padding and writes nothing.
 
-        slots: [tokens]; k, v: [tokens, kv_heads, head_dim], which may be views of a larger tensor. No slot twice.
+        slots: [tokens], without duplicates; k, v: [tokens, kv_heads, head_dim], may be views of a larger tensor.
         """
-        self._refuse_misfits(layer, slots, k, v)
+        self._check_shapes(layer, slots, k, v)
         if self.validate:
-            self._refuse_foreign(slots)
+            self._check_slots(slots)
         self._store(self.keys[layer], self.values[layer], slots, k, v)
 
     # endregion
 
     # region gather
     def gather(self, layer: int, table: Sequence[int], length: int) -> tuple[Tensor, Tensor]:
-        """Copies of the first `length` keys and values of a page table, [length, kv_heads, head_dim]: for checks."""
-        self._refuse_layer(layer)
+        """Copy the first `length` keys and values of a page table, [length, kv_heads, head_dim]. For tests."""
+        self._check_layer(layer)
         pages = list(table[: self.layout.pages_for(length)])
         if length < 0 or len(pages) * self.layout.page_size < length:
             room = len(pages) * self.layout.page_size
@@ -92,22 +92,22 @@ class KVPool:
 
     # endregion
 
-    def _refuse_layer(self, layer: int) -> None:
+    def _check_layer(self, layer: int) -> None:
         if not 0 <= layer < self.layout.layers:
             raise ValueError(f"layer must be from 0 to {self.layout.layers - 1}, got {layer}")
 
-    def _refuse_misfits(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Everything about the arguments that can be told without reading them off the device."""
-        self._refuse_layer(layer)
+    def _check_shapes(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """Check layer, shapes, dtypes and devices: everything that needs no synchronization with the device."""
+        self._check_layer(layer)
         if slots.dim() != 1 or slots.dtype not in (torch.int64, torch.int32) or slots.device != self.device:
-            raise ValueError(f"slots must be [tokens] in int64 or int32 on {self.device}, got {_what(slots)}")
+            raise ValueError(f"slots must be [tokens] in int64 or int32 on {self.device}, got {_describe(slots)}")
         shape = (len(slots), self.layout.kv_heads, self.layout.head_dim)
         for name, rows in (("k", k), ("v", v)):
             if rows.shape != shape or rows.dtype != self.dtype or rows.device != self.device:
                 wanted = f"{list(shape)} in {self.layout.dtype} on {self.device}"
-                raise ValueError(f"{name} must be {wanted} for {len(slots)} slots, got {_what(rows)}")
+                raise ValueError(f"{name} must be {wanted} for {len(slots)} slots, got {_describe(rows)}")
 
-    def _refuse_foreign(self, slots: Tensor) -> None:
+    def _check_slots(self, slots: Tensor) -> None:
         foreign = slots[(slots < -1) | (slots >= self.num_slots)].tolist()
         if foreign:
             raise ValueError(
@@ -116,7 +116,7 @@ class KVPool:
 
 
 def _device(device: str | torch.device) -> torch.device:
-    """The device as tensors on it will name it: "cuda" is one of several."""
+    """The device with its index, as tensors report it: "cuda" becomes "cuda:0"."""
     found = torch.device(device)
     if found.type not in ("cpu", "cuda"):
         raise ValueError(f"device must be cpu or cuda, got {str(device)!r}")
@@ -127,8 +127,8 @@ def _device(device: str | torch.device) -> torch.device:
     return found
 
 
-def _refuse_too_much(layout: KVLayout, num_pages: int, device: torch.device) -> None:
-    """Say before anything is allocated that it would not fit, and what would."""
+def _check_memory(layout: KVLayout, num_pages: int, device: torch.device) -> None:
+    """Raise ValueError, before anything is allocated, if the pool would not fit; the message says what would."""
     free = free_bytes(device)
     wanted = num_pages * layout.bytes_per_page
     if free is not None and wanted > free:
@@ -138,5 +138,5 @@ def _refuse_too_much(layout: KVLayout, num_pages: int, device: torch.device) -> 
         )
 
 
-def _what(tensor: Tensor) -> str:
+def _describe(tensor: Tensor) -> str:
     return f"{list(tensor.shape)} in {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"

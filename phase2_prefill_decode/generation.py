@@ -4,11 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from phase0_request.batch import Event
 from phase0_request.detokenizer import Detokenizer
-from phase0_request.events import Event
-from phase0_request.logprobs import TokenLogprobs
 from phase0_request.params import SamplingParams
-from phase0_request.request import FinishReason, Request
+from phase0_request.request import FinishReason, Request, TokenLogprobs
 from phase0_request.tokenizer import Tokenizer
 from phase2_prefill_decode.model import Model
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from phase0_request.logprobs import TokenLogprobs
+from phase0_request.request import TokenLogprobs
 from phase2_prefill_decode.sampling import to_device
 
 

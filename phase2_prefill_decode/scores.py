@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from phase0_request.batch import Batch, Slice, StepOutput
-from phase0_request.logprobs import TokenLogprobs
+from phase0_request.request import TokenLogprobs
 from phase2_prefill_decode.logprobs import Logprobs, logprobs_of
 from phase2_prefill_decode.sampler import Sampled
 from phase2_prefill_decode.sampling import to_device
@@ -43,7 +43,7 @@ class Scored:
             for number, of in scores.items()
             if any(math.isnan(score.logprob) for score in of)
         }
-        return replace(output, scores=scores, failed={**failed, **output.failed})
+        return replace(output, prompt_logprobs=scores, failed={**failed, **output.failed})
 
 
 def pack_scores(batch: Batch, device: torch.device) -> Scoring | None:

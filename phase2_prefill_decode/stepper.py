@@ -4,8 +4,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
-from phase0_request.batch import Batch, Slice, StepOutput
-from phase0_request.events import Event, reason_to_finish
+from phase0_request.batch import Batch, Event, Slice, StepOutput, reason_to_finish
 from phase0_request.request import FinishReason, Request
 from phase1_kv_pool.cache import KVCache
 from phase2_prefill_decode.runner import ModelRunner
@@ -95,8 +94,8 @@ def commit(batch: Batch, output: StepOutput, cache: KVCache, eos_ids: Collection
             request.finish(FinishReason.ERROR, now, output.failed[number])
             yield Event(request, None, FinishReason.ERROR)
             continue
-        if number in output.scores:
-            request.score(piece.start, output.scores[number])
+        if number in output.prompt_logprobs:
+            request.add_prompt_logprobs(piece.start, output.prompt_logprobs[number])
         cache.publish(request)
         if not completes:
             continue

@@ -160,7 +160,7 @@ class PrefixCache(PagedCache):
 
     def _match(self, request: Request) -> Match:
         """The longest cached prefix that the request may use: something is left for it to compute."""
-        settled = request.settled  # so many of its first tokens others may compute for it
+        settled = request.cacheable_tokens  # so many of its first tokens others may compute for it
         # region exercise 4.5
         last = request.total - 1  # computing this one yields the next token, so it is computed whatever is cached
         return self.tree.match(request.tokens(0, min(last, settled)), request.cache_salt)

@@ -9,8 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from phase0_request.batch import Batch, Slice, StepOutput
-from phase0_request.events import Event
+from phase0_request.batch import Batch, Event, Slice, StepOutput
 from phase0_request.request import FinishReason, Request
 from phase1_kv_pool.cache import KVCache
 from phase5_continuous.deadlines import Deadlines

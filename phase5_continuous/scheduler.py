@@ -4,10 +4,8 @@ from collections import deque
 from collections.abc import Collection
 from itertools import chain
 
-from phase0_request.batch import Batch, Slice, StepOutput
-from phase0_request.events import Event, reason_to_finish
-from phase0_request.logprobs import TokenLogprobs
-from phase0_request.request import FinishReason, Request, RequestState
+from phase0_request.batch import Batch, Event, Slice, StepOutput, reason_to_finish
+from phase0_request.request import FinishReason, Request, RequestState, TokenLogprobs
 from phase1_kv_pool.cache import KVCache
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.chunker import Chunker
@@ -187,8 +185,8 @@ class Scheduler:
             if number in output.failed:
                 self._end(seat, FinishReason.ERROR, now, output.failed[number])
             else:
-                if number in output.scores:
-                    seat.request.score(batch.slices[number].start, output.scores[number])
+                if number in output.prompt_logprobs:
+                    seat.request.add_prompt_logprobs(batch.slices[number].start, output.prompt_logprobs[number])
                 self._advance(seat, batch.slices[number], output.tokens[number], output.logprobs.get(number), now)
         self.residents.let_go()
         return self.drain()

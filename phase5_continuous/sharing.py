@@ -45,7 +45,7 @@ class Prefilling:
         if not alike:
             return None
         until = self.cache.cached_tokens(seat.request) + page
-        usable = min(len(mine) - 1, seat.request.settled)  # its last token it computes itself
+        usable = min(len(mine) - 1, seat.request.cacheable_tokens)  # its last token it computes itself
         for other in alike:
             theirs = other.request.prompt_tokens
             if until <= usable and _computes(other, until) and theirs[:until] == mine[:until]:

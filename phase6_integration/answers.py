@@ -3,10 +3,8 @@
 from dataclasses import dataclass
 
 from phase0_request.detokenizer import Detokenizer
-from phase0_request.logprobs import TokenLogprobs
 from phase0_request.params import SamplingParams
-from phase0_request.request import FinishReason
-from phase0_request.times import RequestTimes
+from phase0_request.request import FinishReason, RequestTimes, TokenLogprobs
 from phase0_request.tokenizer import Tokenizer
 
 

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 from phase0_request.batch import Batch, Slice, StepOutput
-from phase0_request.logprobs import TokenLogprobs
-from phase0_request.request import Request
+from phase0_request.request import Request, TokenLogprobs
 from phase1_kv_pool.cache import KVCache
 from phase5_continuous.core import Launched, Packed, Runner
 
@@ -76,7 +75,7 @@ class IsolatingRunner(Generic[P]):
                 failed[number] = why
             for found in output.logprobs.values():
                 logprobs[number] = found
-            for of_prompt in output.scores.values():
+            for of_prompt in output.prompt_logprobs.values():
                 scores[number] = of_prompt
         if raised == len(batch):
             self._probe()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from phase0_request.events import Event
+from phase0_request.batch import Event
 from phase0_request.request import FinishReason, Request
 from phase5_continuous import invariants
 from phase5_continuous.core import EngineCore, Packed, Runner, Step

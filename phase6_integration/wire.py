@@ -11,9 +11,8 @@ from typing import Any
 
 import msgspec
 
-from phase0_request.logprobs import TokenLogprobs
 from phase0_request.params import SamplingParams
-from phase0_request.request import FinishReason
+from phase0_request.request import FinishReason, TokenLogprobs
 from phase6_integration.gauges import Gauges
 from phase6_integration.options import EngineOptions
 

@@ -1,19 +1,18 @@
-"""Batcher: phase 0's scheduler. Every step runs everyone who has a seat, and a free seat goes to who waits longest.
+"""Batcher: the scheduler of phase 0. Runs up to `batch_size` requests in every step, first come, first served.
 
-It already has the shape of the last one: `plan` says whose tokens, `commit` says what came of it. What it lacks is
-memory to give out (phase 1), a bound on the tokens of a step (phase 3), and a memory that runs out (phase 5).
+It has the interface of the scheduler in phase 5: `plan` chooses the slices of a step, `commit` applies the results. It
+lacks KV cache pages (phase 1), a token budget for a step (phase 3), and preemption (phase 5).
 """
 
 from collections.abc import Collection
 
-from phase0_request.batch import Batch, Slice, StepTokens
-from phase0_request.events import Event, reason_to_finish
+from phase0_request.batch import Batch, Event, Slice, StepTokens, reason_to_finish
 from phase0_request.queue import RequestQueue
 from phase0_request.request import FinishReason, Request, RequestState
 
 
 class Batcher:
-    """Owns every live request: each is in the queue or has one of `batch_size` seats."""
+    """Continuous batching without memory management. Each live request is waiting or running."""
 
     def __init__(self, eos_ids: Collection[int], batch_size: int = 4, queue_limit: int | None = None) -> None:
         if batch_size < 1:
@@ -24,7 +23,7 @@ class Batcher:
         self.running: dict[str, Request] = {}  # by id, in order of admission
 
     def submit(self, request: Request) -> None:
-        """Let a request wait for its turn. QueueFullError when too many do."""
+        """Add a request to the waiting queue. QueueFullError if the queue is full."""
         if request.state is not RequestState.WAITING:
             raise ValueError(f"request {request.id} is {request.state.value}; only a new request can be submitted")
         if request.id in self.running:
@@ -32,7 +31,7 @@ class Batcher:
         self.waiting.push(request)
 
     def plan(self, now: float) -> Batch:
-        """Seat who waits while there are seats, then let everyone seated catch up. Prompts and decodes share a step."""
+        """Admit waiting requests up to `batch_size`, then schedule all missing tokens of the running requests."""
         # region exercise 0.3
         while self.waiting and len(self.running) < self.batch_size:
             request = self.waiting.pop()
@@ -42,15 +41,15 @@ class Batcher:
         # endregion
 
     def commit(self, batch: Batch, tokens: StepTokens, now: float) -> list[Event]:
-        """Move every request of the step on by its slice and its token. One that ended meanwhile takes nothing."""
-        for piece, token in zip(batch.slices, tokens, strict=True):  # all of the step, or none of it
+        """Apply the results of a step: advance each request by its slice and append its token. Returns the events."""
+        for piece, token in zip(batch.slices, tokens, strict=True):  # check the whole step before applying any of it
             if token is None and piece.completes and not piece.request.finished:
                 raise ValueError(f"the step gave no token for request {piece.request.id}, which it completed")
         # region exercise 0.4
         events = []
         for piece, token in zip(batch.slices, tokens, strict=True):
             request = piece.request
-            if request.finished:  # aborted while the step ran: what came of it is dropped
+            if request.finished:  # aborted while the step ran: its result is dropped
                 continue
             request.advance(piece.start, piece.length)
             if token is None or not piece.completes:
@@ -64,7 +63,7 @@ class Batcher:
         # endregion
 
     def finish(self, request: Request, reason: FinishReason, now: float, error: str | None = None) -> bool:
-        """End a request from outside: abort, error, deadline, stop string. False if it had ended before."""
+        """End a request from outside a step: abort, error, deadline, stop string. False if it is finished already."""
         if request.finished:
             return False
         self._end(request, reason, now, error)

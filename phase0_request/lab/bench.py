@@ -1,7 +1,7 @@
-"""`python -m phase0_request.lab bench`: what the host pays for a request in a step, and what a larger batch buys.
+"""`python -m phase0_request.lab bench`: host time for each request in a step, and throughput against batch size.
 
-The first is measured, with a model that takes no time: real steps last milliseconds and hold hundreds of requests, so
-the host has microseconds for each. The second is computed in virtual time from the mock's cost model.
+Host time is measured with a model that takes no time: real steps last milliseconds and hold hundreds of requests, so
+the host has microseconds for each. Throughput is computed in virtual time from the cost model of the mock.
 """
 
 import argparse
@@ -32,7 +32,7 @@ BATCHING_REQUESTS = 512
 
 @dataclass(frozen=True, slots=True)
 class HostCost:
-    """Microseconds of host time: `submit` per request, the others per request and step."""
+    """Microseconds of host time: `submit_us` for each request, the others for each request in a step."""
 
     batch_size: int
     steps: int
@@ -44,7 +44,7 @@ class HostCost:
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """How a batch size did on a load that is all there at the start. Milliseconds but for the first two."""
+    """Throughput and latency of one batch size, with all requests arriving at the start."""
 
     batch_size: int
     tokens_per_second: float
@@ -54,7 +54,7 @@ class Batching:
 
 
 def workload(count: int, longest_prompt: int, longest_answer: int, seed: int = 0) -> list[Request]:
-    """Requests of random lengths, the same for the same seed."""
+    """Requests of random lengths, deterministic for a seed."""
     rng = random.Random(seed)
     return [
         Request(
@@ -67,7 +67,7 @@ def workload(count: int, longest_prompt: int, longest_answer: int, seed: int = 0
 
 
 def host_cost(num_requests: int, batch_size: int) -> HostCost:
-    """Requests through queue and batcher, prompts of up to 512 tokens, answers of up to 64; the model takes no time."""
+    """Time queue and batcher with prompts of up to 512 tokens and answers of up to 64. The model takes no time."""
     requests = workload(num_requests, longest_prompt=512, longest_answer=64)
     batcher = Batcher([EOS], batch_size)
     clock = time.perf_counter
@@ -98,7 +98,7 @@ def host_cost(num_requests: int, batch_size: int) -> HostCost:
 
 
 def batching(batch_size: int, num_requests: int = BATCHING_REQUESTS, cost: StepCost | None = None) -> Batching:
-    """Prompts of up to 200 tokens and answers of up to 200, at the mock's costs, in virtual time."""
+    """Simulate prompts and answers of up to 200 tokens in virtual time, at the costs of the mock model."""
     model = MockModel({(1,): [7]}, EOS, cost or StepCost())
     requests = workload(num_requests, longest_prompt=200, longest_answer=200)
     summary = simulate(requests, model, [EOS], batch_size)

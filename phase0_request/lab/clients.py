@@ -1,4 +1,4 @@
-"""The demo: clients arrive, ask what the corpus can answer, and read the answers as they are written."""
+"""The demo's clients: each arrives at its time, asks a question of the corpus and reads the streamed answer."""
 
 import asyncio
 import itertools
@@ -6,9 +6,10 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from phase0_request.checks import check_int, check_number
 from phase0_request.lab.corpus.generate import load
 from phase0_request.lab.mock_model import MockModel, StepCost
-from phase0_request.lab.server import Server, Stream
+from phase0_request.lab.server import MockServer, TokenStream
 from phase0_request.metrics import Summary, summarize
 from phase0_request.params import SamplingParams
 from phase0_request.queue import QueueFullError
@@ -17,32 +18,30 @@ from phase0_request.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
-    """Who comes and when."""
+class DemoConfig:
+    """Load and limits of one demo run."""
 
     num_requests: int = 16
     batch_size: int = 4
-    arrival_rate: float = 8.0  # requests a second, at random moments (a Poisson process); 0: all at once
+    arrival_rate: float = 8.0  # requests a second, a Poisson process; 0: all at once
     queue_limit: int = 256
     max_tokens: int = 128
     seed: int = 0
     cost: StepCost = field(default_factory=StepCost)
 
     def __post_init__(self) -> None:
-        at_least = {"num_requests": 1, "batch_size": 1, "queue_limit": 1, "max_tokens": 1, "arrival_rate": 0}
-        for name, low in at_least.items():
-            given = getattr(self, name)
-            if not low <= given < float("inf"):
-                raise ValueError(f"{name.replace('_', '-')} must be at least {low} and finite, got {given}")
+        for name in ("num_requests", "batch_size", "queue_limit", "max_tokens"):
+            check_int(name.replace("_", "-"), getattr(self, name), 1)
+        check_number("arrival-rate", self.arrival_rate, 0)
 
 
 @dataclass(slots=True)
-class Client:
-    """One who asks: the question, and as much of the answer as has come."""
+class DemoClient:
+    """One client: its question, and the answer received so far."""
 
     question: str
     arrives_at: float  # seconds after the start
-    stream: Stream | None = None
+    stream: TokenStream | None = None
     answer: str = ""
     refusal: str | None = None
 
@@ -50,8 +49,8 @@ class Client:
     def request(self) -> Request | None:
         return self.stream.request if self.stream else None
 
-    async def talk(self, server: Server, params: SamplingParams) -> None:
-        """Wait for the moment, ask, read to the end. Leaving early aborts the request."""
+    async def talk(self, server: MockServer, params: SamplingParams) -> None:
+        """Wait for the arrival time, ask, and read the answer. Cancelling this aborts the request."""
         await asyncio.sleep(self.arrives_at)
         try:
             self.stream = server.submit(self.question, params)
@@ -67,24 +66,24 @@ class Client:
 
 @dataclass(slots=True)
 class Demo:
-    """One run of a workload against a server of its own."""
+    """One run: the clients, and the server that answers them."""
 
-    workload: Workload
+    config: DemoConfig
     tokenizer: Tokenizer
-    clients: list[Client]
-    server: Server
+    clients: list[DemoClient]
+    server: MockServer
 
     @classmethod
-    def of(cls, workload: Workload) -> "Demo":
+    def of(cls, config: DemoConfig) -> "Demo":
         tokenizer = Tokenizer.from_pretrained()
         known = [(fact.questions[0], fact.answer) for fact in load().facts]
-        model = MockModel.replaying(tokenizer, known, workload.cost)
-        server = Server(tokenizer, model, batch_size=workload.batch_size, queue_limit=workload.queue_limit)
-        return cls(workload, tokenizer, _clients(workload, [question for question, _ in known]), server)
+        model = MockModel.replaying(tokenizer, known, config.cost)
+        server = MockServer(tokenizer, model, batch_size=config.batch_size, queue_limit=config.queue_limit)
+        return cls(config, tokenizer, _clients(config, [question for question, _ in known]), server)
 
     async def run(self, on_change: Callable[[], None] = lambda: None, frame: float = 0.05) -> Summary:
-        """Serve every client. `on_change` is called every `frame` seconds while they talk."""
-        params = SamplingParams(max_tokens=self.workload.max_tokens)
+        """Serve every client. Calls `on_change` every `frame` seconds until all answers are complete."""
+        params = SamplingParams(max_tokens=self.config.max_tokens)
         async with self.server, asyncio.TaskGroup() as group:
             talks = [group.create_task(client.talk(self.server, params)) for client in self.clients]
             while (await asyncio.wait(talks, timeout=frame))[1]:
@@ -92,9 +91,9 @@ class Demo:
         return summarize(client.request for client in self.clients if client.request is not None)
 
 
-def _clients(workload: Workload, questions: Sequence[str]) -> list[Client]:
-    """Questions and moments of arrival, the same for the same seed."""
-    rng = random.Random(workload.seed)
-    rate = workload.arrival_rate
-    moments = itertools.accumulate(rng.expovariate(rate) if rate else 0.0 for _ in range(workload.num_requests))
-    return [Client(rng.choice(questions), moment) for moment in moments]
+def _clients(config: DemoConfig, questions: Sequence[str]) -> list[DemoClient]:
+    """Questions and arrival times, deterministic for a seed."""
+    rng = random.Random(config.seed)
+    rate = config.arrival_rate
+    moments = itertools.accumulate(rng.expovariate(rate) if rate else 0.0 for _ in range(config.num_requests))
+    return [DemoClient(rng.choice(questions), moment) for moment in moments]

@@ -1,4 +1,4 @@
-"""`python -m phaseN_x.lab NAME`: the modules of a lab that can be run, as commands."""
+"""`python -m phaseN_x.lab NAME`: run or list the commands of a lab."""
 
 import argparse
 import ast
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def main(package: str, arguments: list[str] | None = None) -> int:
-    """Run the lab's module that the first argument names with the other arguments. Without a name, list the modules."""
+    """Run the module named by the first argument with the remaining arguments. Without a name, list the modules."""
     prog = f"python -m {package}"
     p = argparse.ArgumentParser(prog=prog, usage=f"{prog} [NAME [options]]", add_help=False)
     p.add_argument("name", nargs="?")
@@ -28,7 +28,7 @@ def main(package: str, arguments: list[str] | None = None) -> int:
 
 
 def contents(package: str) -> dict[str, str]:
-    """What can be run: every module with a `main(arguments)`, and the first line of its docstring. None is imported."""
+    """Every module with a `main(arguments)`, and the first line of its docstring. Imports none of them."""
     (folder,) = import_module(package).__path__
     found = {}
     for file in sorted(Path(folder).rglob("*.py")):

@@ -1,4 +1,4 @@
-"""`python -m phase0_request`: watch requests live their lives through a server whose model is a mock."""
+"""`python -m phase0_request`: watch requests pass through a server with a mock model."""
 
 import argparse
 import asyncio
@@ -8,38 +8,38 @@ from rich.console import Console
 from rich.live import Live
 
 from phase0_request.lab import view
-from phase0_request.lab.clients import Demo, Workload
+from phase0_request.lab.clients import Demo, DemoConfig
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line, with its defaults from Workload."""
-    default = Workload()
+    """The command line. Its defaults are those of DemoConfig."""
+    default = DemoConfig()
     p = argparse.ArgumentParser(prog="python -m phase0_request", description=__doc__)
     p.add_argument(
         "-n", "--num-requests", type=int, default=default.num_requests, help="how many clients (%(default)s)"
     )
-    p.add_argument("-b", "--batch-size", type=int, default=default.batch_size, help="seats in a step (%(default)s)")
+    p.add_argument("-b", "--batch-size", type=int, default=default.batch_size, help="requests in a step (%(default)s)")
     p.add_argument(
         "--arrival-rate",
         type=float,
         default=default.arrival_rate,
         metavar="R",
-        help="clients a second, at random moments; 0: all at once (%(default)s)",
+        help="clients a second, at random times; 0: all at once (%(default)s)",
     )
-    p.add_argument("--queue-limit", type=int, default=default.queue_limit, help="how many may wait (%(default)s)")
+    p.add_argument("--queue-limit", type=int, default=default.queue_limit, help="most waiting requests (%(default)s)")
     p.add_argument("--max-tokens", type=int, default=default.max_tokens, help="of an answer (%(default)s)")
-    p.add_argument("--seed", type=int, default=default.seed, help="of questions and moments (%(default)s)")
+    p.add_argument("--seed", type=int, default=default.seed, help="of questions and arrival times (%(default)s)")
     p.add_argument(
         "--trace",
         type=Path,
         metavar="FILE",
-        help="write where every request spent its time; a name ending in .chrome.json opens in Perfetto",
+        help="write a trace of all requests; a name ending in .chrome.json opens in Perfetto",
     )
     return p
 
 
 async def run(demo: Demo, console: Console) -> None:
-    """The run, live where someone can watch, and its results."""
+    """Run the demo, with a live view on a terminal, and print the results."""
     if console.is_terminal:
         with Live(console=console, auto_refresh=False, transient=True) as screen:
             summary = await demo.run(
@@ -59,8 +59,8 @@ def main(arguments: list[str] | None = None, prog: str = "python -m phase0_reque
     try:
         try:
             if trace_file is not None:
-                trace_file.touch()  # before the run: afterwards it would be too late to hear that it cannot be written
-            demo = Demo.of(Workload(**options))
+                trace_file.touch()  # fail before the run if the file cannot be written
+            demo = Demo.of(DemoConfig(**options))
         except (ValueError, OSError) as error:
             p.error(str(error))
         asyncio.run(run(demo, console))

@@ -1,7 +1,7 @@
-"""MockModel: stands where the model will. It knows its answers by heart and takes the time a model would take.
+"""MockModel: replays known answers, and takes the time that a model would take.
 
-That is enough to build and to time everything around a model: tokens come one a step, prompts cost in proportion to
-their length, and a decode costs about the same for one request as for many.
+That is enough to build and to time everything around a model: each step yields one token, the cost of a prompt grows
+with its length, and a decode costs about the same for one request as for many.
 """
 
 import asyncio
@@ -20,20 +20,20 @@ _HONOURED = {"max_tokens", "min_tokens", "stop", "stop_token_ids", "seed", "igno
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What a step takes, in milliseconds. A real decode reads all the weights whether for one request or for many."""
+    """Milliseconds that a step takes. `step` stands for reading the weights, which does not depend on the batch."""
 
     step: float = 20.0
     prefill_token: float = 0.25
     decode_token: float = 0.1
 
     def of(self, batch: Batch) -> float:
-        """Milliseconds for this batch."""
+        """Milliseconds for a batch."""
         tokens = batch.num_prefill_tokens * self.prefill_token + batch.num_decode_tokens * self.decode_token
         return self.step + tokens if batch.slices else 0.0
 
 
 class MockModel:
-    """Answers a prompt it knows with its answer, and any other with one of them, chosen by prompt and seed."""
+    """Replays the answer of a known prompt. For any other prompt it picks one of its answers by prompt and seed."""
 
     def __init__(
         self,
@@ -55,14 +55,14 @@ class MockModel:
         pairs: Iterable[tuple[str, str]],
         cost: StepCost = StepCost(),
     ) -> "MockModel":
-        """A mock that knows these questions and answers."""
+        """Create a mock from questions and answers as text."""
         if not tokenizer.eos_ids:
             raise ValueError("this tokenizer names no token that ends an answer; the mock needs one")
         answers = {tuple(tokenizer.encode(question)): tokenizer.encode(answer) for question, answer in pairs}
         return cls(answers, eos_id=min(tokenizer.eos_ids), cost=cost)
 
     def check(self, params: SamplingParams) -> None:
-        """Refuse what a model that draws nothing cannot honour, rather than ignore it. Greedy is what it does."""
+        """Reject sampling parameters that a model without sampling would ignore. Temperature 0 is accepted."""
         default = SamplingParams()
         for name in (f.name for f in fields(params)):
             given = getattr(params, name)
@@ -70,17 +70,17 @@ class MockModel:
                 raise ValueError(f"{name}={given!r} is not supported by the mock model: it replays, it does not sample")
 
     async def run(self, batch: Batch) -> list[int | None]:
-        """One step, and the time it takes."""
+        """Run one step and sleep for the time that it takes."""
         tokens = self.step(batch)
         await asyncio.sleep(self.cost.of(batch) / 1000)
         return tokens
 
     def step(self, batch: Batch) -> list[int | None]:
-        """The next token for every slice that completes its request; a chunk in the middle of a prompt yields none."""
+        """The next token for each slice that completes its request, None for the others."""
         return [self.next_token(piece.request) if piece.completes else None for piece in batch]
 
     def next_token(self, request: Request) -> int:
-        """Word by word through the answer, then the end; from the start again if the request wants no end yet."""
+        """The next token of the answer, then EOS. The answer repeats if the request may not end yet."""
         answer = self._answers.get(request.prompt_tokens) or self._by_number[self._number(request)]
         position = len(request.output_tokens)
         may_end = position >= request.params.min_tokens and not request.params.ignore_eos

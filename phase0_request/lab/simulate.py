@@ -1,4 +1,4 @@
-"""The same batcher and the same mock in virtual time: minutes of serving in milliseconds, the same on any machine."""
+"""Simulate the batcher and the mock model in virtual time: deterministic, and fast on any machine."""
 
 from collections.abc import Iterable
 
@@ -9,9 +9,9 @@ from phase0_request.request import Request
 
 
 def simulate(requests: Iterable[Request], model: MockModel, eos_ids: Iterable[int], batch_size: int) -> Summary:
-    """Serve requests, each from its own arrival on. Time passes by what the steps cost, and by nothing else."""
-    everyone = sorted(requests, key=lambda request: request.arrival)
-    ahead = everyone[::-1]
+    """Serve requests from their arrival times on. Only the cost of steps advances the clock."""
+    by_arrival = sorted(requests, key=lambda request: request.arrival)
+    ahead = by_arrival[::-1]
     batcher = Batcher(frozenset(eos_ids), batch_size)
     now = 0.0
     while True:
@@ -25,4 +25,4 @@ def simulate(requests: Iterable[Request], model: MockModel, eos_ids: Iterable[in
         elif ahead:
             now = ahead[-1].arrival
         else:
-            return summarize(everyone)
+            return summarize(by_arrival)

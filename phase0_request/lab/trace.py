@@ -1,4 +1,4 @@
-"""Trace: where each request was, and since when. Entering a stage leaves the one before, so no time goes missing."""
+"""RequestTracer: records which pipeline stage each request is in, and exports the spans as JSON or for Perfetto."""
 
 import json
 from collections import deque
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 
-class Stage(Enum):
-    """The five parts of a server that a request passes; the last three again for every token."""
+class PipelineStage(Enum):
+    """The stages that a request passes. The last three repeat for every token."""
 
     API = "API adapter"
     TOKENIZER = "tokenizer"
@@ -21,7 +21,7 @@ class Stage(Enum):
 
 class Span(NamedTuple):
     request_id: str
-    stage: Stage
+    stage: PipelineStage
     start: float
     stop: float
 
@@ -32,14 +32,15 @@ class Span(NamedTuple):
 
 @dataclass(slots=True)
 class _Path:
-    entries: list[tuple[Stage, float]] = field(default_factory=list)
+    entries: list[tuple[PipelineStage, float]] = field(default_factory=list)
     left: float | None = None
 
 
-class Trace:
-    """The paths of requests through the stages, of the last `keep` that have left and of all that have not.
+class RequestTracer:
+    """Records the spans of requests: of all unfinished ones, and of the last `keep` finished ones.
 
-    Times are seconds on the clock of whoever records.
+    Entering a stage ends the span of the previous stage, so the spans of a request have no gaps. Times are seconds on
+    the caller's clock.
     """
 
     def __init__(self, keep: int = 1000) -> None:
@@ -47,8 +48,8 @@ class Trace:
         self._left: deque[str] = deque()
         self._keep = keep
 
-    def enter(self, request_id: str, stage: Stage, now: float) -> None:
-        """A request moves on into a stage. Entering the stage it is in already changes nothing."""
+    def enter(self, request_id: str, stage: PipelineStage, now: float) -> None:
+        """Start a span. Entering the current stage again has no effect."""
         path = self._paths.setdefault(request_id, _Path())
         if path.left is not None:
             raise ValueError(f"request {request_id} has left; it cannot enter {stage.value}")
@@ -56,14 +57,14 @@ class Trace:
             path.entries.append((stage, now))
 
     def leave(self, request_id: str, now: float) -> None:
-        """It is done with: nothing of it happens after this."""
+        """End the last span of a finished request."""
         self._paths[request_id].left = now
         self._left.append(request_id)
         if len(self._left) > self._keep:
             del self._paths[self._left.popleft()]
 
     def spans(self, request_id: str | None = None) -> Iterator[Span]:
-        """Stay after stay, of one request or of all that have left, in order of entry."""
+        """The spans of one request, or of all finished requests, in order of time."""
         for key in self._paths if request_id is None else [request_id]:
             path = self._paths[key]
             if path.left is None:
@@ -71,30 +72,30 @@ class Trace:
             ends = [start for _, start in path.entries[1:]] + [path.left]
             yield from (Span(key, stage, start, end) for (stage, start), end in zip(path.entries, ends, strict=True))
 
-    def seconds_by_stage(self, request_id: str | None = None) -> dict[Stage, float]:
-        """How long was spent in each stage altogether."""
-        totals = dict.fromkeys(Stage, 0.0)
+    def seconds_by_stage(self, request_id: str | None = None) -> dict[PipelineStage, float]:
+        """Total seconds in each stage."""
+        totals = dict.fromkeys(PipelineStage, 0.0)
         for span in self.spans(request_id):
             totals[span.stage] += span.seconds
         return totals
 
     def as_json(self) -> list[dict[str, Any]]:
-        """One object a request: its stays, in seconds since the first entry of any request."""
+        """One object for each request, with its spans in seconds since the first span of any request."""
         zero = self._zero()
         requests: dict[str, list[dict[str, Any]]] = {}
         for span in self.spans():
-            stay = {"stage": span.stage.value, "start": span.start - zero, "stop": span.stop - zero}
-            requests.setdefault(span.request_id, []).append(stay)
-        return [{"request": key, "spans": stays} for key, stays in requests.items()]
+            entry = {"stage": span.stage.value, "start": span.start - zero, "stop": span.stop - zero}
+            requests.setdefault(span.request_id, []).append(entry)
+        return [{"request": key, "spans": spans} for key, spans in requests.items()]
 
     def as_chrome(self) -> dict[str, Any]:
-        """The format that chrome://tracing and Perfetto open: a row a request, microseconds."""
+        """The Trace Event Format of chrome://tracing and Perfetto: one row for each request, microseconds."""
         zero = self._zero()
         rows = {key: row for row, key in enumerate(self._paths)}
         names = [
             {"ph": "M", "name": "thread_name", "pid": 0, "tid": row, "args": {"name": key}} for key, row in rows.items()
         ]
-        stays = [
+        spans = [
             {
                 "ph": "X",
                 "name": span.stage.value,
@@ -106,10 +107,10 @@ class Trace:
             }
             for span in self.spans()
         ]
-        return {"displayTimeUnit": "ms", "traceEvents": [*names, *stays]}
+        return {"displayTimeUnit": "ms", "traceEvents": [*names, *spans]}
 
     def write(self, file: Path) -> int:
-        """As Chrome's format if the name ends in .chrome.json, else as plain JSON. Returns how many requests."""
+        """Write Perfetto's format if the name ends in .chrome.json, else plain JSON. Returns the number of requests."""
         content = self.as_chrome() if file.name.endswith(".chrome.json") else self.as_json()
         file.write_text(json.dumps(content, indent=1) + "\n")
         return len({span.request_id for span in self.spans()})

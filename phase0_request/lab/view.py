@@ -1,4 +1,4 @@
-"""What the demo shows: the requests as rows while they are answered, then a table and the figures."""
+"""Terminal output of the demo: a live table of requests, then the results and latency percentiles."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from phase0_request.lab.clients import Client, Demo
+from phase0_request.lab.clients import Demo, DemoClient
 from phase0_request.metrics import Summary, percentile
 from phase0_request.request import FinishReason, RequestState
 
@@ -16,7 +16,7 @@ _REASON_STYLE = {FinishReason.STOP: "green", FinishReason.LENGTH: "blue"}
 
 
 def live(demo: Demo, width: int, height: int) -> RenderableType:
-    """The moment as a picture: a row a request, newest text at the right; as many rows as fit."""
+    """The live view: one row for each request, as many as fit the terminal."""
     batcher = demo.server.batcher
     question_width = max(12, min(36, width // 4))
     answer_width = max(12, width - question_width - 30)
@@ -26,21 +26,21 @@ def live(demo: Demo, width: int, height: int) -> RenderableType:
     table.add_column("tokens", justify="right", width=6)
     table.add_column("question", width=question_width, no_wrap=True, overflow="ellipsis")
     table.add_column("answer", width=answer_width, no_wrap=True)
-    here = [(n, c) for n, c in enumerate(demo.clients, 1) if c.request is not None or c.refusal is not None]
-    for number, client in _in_view(here, max(height - 4, 3)):
+    arrived = [(n, c) for n, c in enumerate(demo.clients, 1) if c.request is not None or c.refusal is not None]
+    for number, client in _in_view(arrived, max(height - 4, 3)):
         tokens = len(client.request.output_tokens) if client.request else 0
         table.add_row(
             str(number), _state(client), str(tokens), Text(client.question), Text(_tail(client.answer, answer_width))
         )
-    taken, seats = len(batcher.running), batcher.batch_size
-    bar = [("\u25a0" * taken, "cyan"), ("\u25a1" * (seats - taken), "dim")] if seats <= width // 2 else []
-    counts = f" {taken} of {seats}   waiting {len(batcher.waiting)}   step {demo.server.steps}"
-    head = Text.assemble("seats ", *bar, counts, overflow="ellipsis", no_wrap=True)
+    running, limit = len(batcher.running), batcher.batch_size
+    bar = [("\u25a0" * running, "cyan"), ("\u25a1" * (limit - running), "dim")] if limit <= width // 2 else []
+    counts = f" {running} of {limit}   waiting {len(batcher.waiting)}   step {demo.server.steps}"
+    head = Text.assemble("running ", *bar, counts, overflow="ellipsis", no_wrap=True)
     return Group(head, Text(), table)
 
 
 def results(demo: Demo, width: int) -> Table:
-    """Every request once it is over."""
+    """A table of all requests after the run."""
     table = _table("Requests, times in milliseconds")
     table.add_column("#", justify="right", width=4, style="dim")
     table.add_column("question", width=max(12, min(48, width - 62)), no_wrap=True, overflow="ellipsis")
@@ -65,7 +65,7 @@ def results(demo: Demo, width: int) -> Table:
 
 
 def figures(summary: Summary) -> RenderableType:
-    """The run in numbers."""
+    """Throughput and latency percentiles of the run."""
     head = (
         f"{summary.requests} requests, {summary.tokens} tokens in {summary.seconds:.2f} s: "
         f"{summary.tokens_per_second:.0f} tokens/s, {summary.requests_per_second:.1f} requests/s"
@@ -96,7 +96,7 @@ def _table(title: str | None = None) -> Table:
     )
 
 
-def _state(client: Client) -> Text:
+def _state(client: DemoClient) -> Text:
     request = client.request
     if request is None:
         return Text("refused", "red")
@@ -105,8 +105,8 @@ def _state(client: Client) -> Text:
     return Text(request.state.value, _STATE_STYLE[request.state.value])
 
 
-def _in_view(rows: Sequence[tuple[int, Client]], room: int) -> Iterable[tuple[int, Client]]:
-    """As many rows as there is room for: those still going first, then the latest to end, in order of arrival."""
+def _in_view(rows: Sequence[tuple[int, DemoClient]], room: int) -> Iterable[tuple[int, DemoClient]]:
+    """The rows that fit: unfinished requests first, then the latest finished ones, in order of arrival."""
     ended = [row for row in rows if row[1].request is None or row[1].request.finished]
     going = [row for row in rows if row not in ended][:room]
     return sorted([*going, *ended[len(ended) - max(room - len(going), 0) :]], key=lambda row: row[0])

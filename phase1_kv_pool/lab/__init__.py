@@ -1,1 +1,1 @@
-"""The lab of this phase: the demo, the study of fragmentation, the benchmark, and what compilers make of the kernel."""
+"""The lab of this phase: the demo, the fragmentation study, the benchmark, and kernels compiled ahead of time."""

@@ -1,8 +1,8 @@
-"""Compile Triton kernels for GPUs that are not here, and read what the compiler made of them.
+"""Compile Triton kernels ahead of time, without a GPU, and inspect the machine code.
 
-A kernel that spills to the stack, loads number by number or lost its asynchronous copies still gives the right answer.
-It shows in the machine code, and machine code can be read on any machine: Triton carries the compiler and NVIDIA's
-disassembler. Nothing here imports Triton before something is to be compiled.
+A kernel that spills registers, uses narrow loads or lost its asynchronous copies still computes the right result. The
+machine code shows it, and needs no GPU: Triton brings the compiler and NVIDIA's disassembler. This module imports
+Triton only when a kernel is compiled.
 """
 
 import os
@@ -16,21 +16,21 @@ from typing import Any
 
 ARCHITECTURES = (80, 90, 100)  # Ampere (A100), Hopper (H100, H200), Blackwell (B200)
 
-# Instructions by what they tell. 128 and 256 are bits in one access of one thread.
+# Patterns of SASS instructions. 128 and 256 are the bits of one access of one thread.
 INSTRUCTIONS = {
     "wide_loads": r"\bLDG\.\S*?(?:128|256)\b",
     "wide_stores": r"\bSTG\.\S*?(?:128|256)\b",
-    "async_copies": r"\b(?:LDGSTS|UTMALDG|UBLKCP)\b",  # from global to shared memory, past the registers
+    "async_copies": r"\b(?:LDGSTS|UTMALDG|UBLKCP)\b",  # from global to shared memory, bypassing registers
     "tensor_cores": r"\b(?:[HIQ]MMA|[HIQ]GMMA|UTC\w*MMA)\b",  # Ampere, Hopper, Blackwell
 }
 
 
 @dataclass(frozen=True)
 class Expect:
-    """What a kernel must compile to on every architecture. No stack is always expected."""
+    """Bounds on a compiled kernel, on every architecture. The stack must always be empty."""
 
-    registers: int = 255  # a thread, at most
-    shared: int = 0  # bytes of shared memory, at least: the buffers a pipelined loop needs
+    registers: int = 255  # at most, for each thread
+    shared: int = 0  # bytes, at least: the buffers of a pipelined loop
     wide_loads: bool = False
     wide_stores: bool = False
     async_copies: bool = False
@@ -39,15 +39,15 @@ class Expect:
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """A kernel as it is launched: with these types, constants and options.
+    """The types, constants and options with which a kernel is launched.
 
-    Pointers are taken to start on 16 bytes, as torch's do; the function that launches a kernel refuses others. Integers
-    are taken to be anything, but for those named in `sixteens`, which are multiples of 16 whenever the kernel runs.
+    Pointers are assumed to be aligned to 16 bytes, as torch's are; the launching function refuses others. Integers may
+    have any value, except those named in `sixteens`, which are always multiples of 16.
     """
 
     name: str
-    function: Any  # what @triton.jit made
-    signature: Mapping[str, str]  # "*bf16", "*i64", "i32", … for every argument that is no constant
+    function: Any  # the result of @triton.jit
+    signature: Mapping[str, str]  # "*bf16", "*i64", "i32", … for every argument that is not a constant
     constants: Mapping[str, Any]
     options: Mapping[str, Any] = field(default_factory=dict)  # num_warps, num_stages
     sixteens: tuple[str, ...] = ()
@@ -57,22 +57,22 @@ class KernelSpec:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a kernel became on one architecture. The last four count instructions."""
+    """A compiled kernel on one architecture. The last four integers count instructions."""
 
     kernel: str
     architecture: int
-    registers: int  # a thread
-    stack: int  # bytes a thread; anything but 0 means that registers spilled
-    shared: int  # bytes of shared memory a program
+    registers: int  # for each thread
+    stack: int  # bytes for each thread; not 0 if registers spilled
+    shared: int  # bytes of shared memory for each program
     wide_loads: int
     wide_stores: int
     async_copies: int
     tensor_cores: int
-    faults: tuple[str, ...]  # what is not as expected
+    faults: tuple[str, ...]  # deviations from `expect`
 
 
 def compile_ahead(spec: KernelSpec, architecture: int) -> Compiled:
-    """Compile a kernel for one architecture, with or without such a GPU here."""
+    """Compile a kernel for one architecture. Needs no GPU."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -101,7 +101,7 @@ def compile_ahead(spec: KernelSpec, architecture: int) -> Compiled:
 
 
 def compile_all(specs: Iterable[KernelSpec]) -> list[Compiled]:
-    """Every kernel for each of its architectures, in order. Half of the time is the disassembler's, a process apart."""
+    """Compile every kernel for each of its architectures, in order. Threads help: the disassembler is a subprocess."""
     pairs = [(spec, architecture) for spec in specs for architecture in spec.architectures]
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         return list(threads.map(_compile_or_name, pairs))
@@ -116,7 +116,7 @@ def _compile_or_name(pair: tuple[KernelSpec, int]) -> Compiled:
 
 
 def disassemble(binary: bytes) -> str:
-    """The resources and instructions of a compiled kernel as cuobjdump prints them."""
+    """The resource usage and instructions of a compiled kernel, as printed by cuobjdump."""
     from triton import knobs
 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -130,7 +130,7 @@ def disassemble(binary: bytes) -> str:
 
 
 def read(listing: str) -> dict[str, int]:
-    """Registers, stack and counts of instructions from a listing of one kernel."""
+    """Parse registers, stack and instruction counts from the listing of one kernel."""
     resources = re.findall(r"REG:(\d+) STACK:(\d+)", listing)
     if len(resources) != 1:
         raise RuntimeError(f"one kernel expected in the listing, {len(resources)} found")
@@ -140,7 +140,7 @@ def read(listing: str) -> dict[str, int]:
 
 
 def faults(expect: Expect, found: Mapping[str, int]) -> Iterator[str]:
-    """Where what was found falls short of what is expected, in words."""
+    """Describe each deviation from what is expected."""
     if found["stack"] != 0:
         yield f"{found['stack']} bytes of stack"
     if found["registers"] > expect.registers:

@@ -1,8 +1,8 @@
-"""`python -m phase1_kv_pool.lab bench`: what it costs to own a page, to write one, and to read one.
+"""`python -m phase1_kv_pool.lab bench`: the cost of allocating, writing and reading pages.
 
-Allocator: page allocations and frees a second, in a small pool and in a huge one. Store: the bandwidth of each way
-against a plain copy of the same bytes. Layout: reading a sequence head by head, with tokens before heads and with heads
-before tokens.
+Allocator: pages allocated and freed a second, in a small pool and in a large one. Store: the bandwidth of each
+implementation against a plain copy of the same bytes. Layout: reading a sequence head by head, with tokens before heads
+and with heads before tokens.
 """
 
 import argparse
@@ -31,7 +31,7 @@ POOLS = (1_000, 1_000_000)
 PAGES_AT_ONCE = (1, 8, 64)
 LAYER = KVLayout(layers=1, kv_heads=8, head_dim=128)  # a layer of Llama-3.1-8B or Qwen3-8B, bfloat16, pages of 16
 TOKENS = (1, 8, 64, 512, 4096)
-DECODE = 64  # so many tokens or fewer are of a request each, on a page each; more are a prompt, in whole pages
+DECODE = 64  # up to so many tokens: one for each request, on its own page; more: a prompt, in whole pages
 PAGE_SIZES = (16, 64)
 SEQUENCE = 16_384
 LEAVE_TOGETHER = 7
@@ -39,17 +39,17 @@ LEAVE_TOGETHER = 7
 
 @dataclass(frozen=True, slots=True)
 class Allocating:
-    """Millions of pages taken or freed a second: a pool half full of requests of so many; one leaves, one comes."""
+    """Millions of pages allocated or freed a second, in a half-full pool of requests of `pages_at_once` pages."""
 
     pool: int
     pages_at_once: int
     oldest_leaves: float
-    any_leaves: float  # memory is touched at random; with a huge pool the processor waits for it
+    any_leaves: float  # random memory accesses; with a large pool the CPU waits for them
 
 
 @dataclass(frozen=True, slots=True)
 class Storing:
-    """One way to store so many tokens. A byte is read and written, and counts twice."""
+    """One implementation storing `tokens` tokens. A byte is read and written, so it counts twice."""
 
     way: str
     tokens: int
@@ -62,16 +62,16 @@ class Reading:
     """GB/s at which K and V of a sequence are read, head by head, in the two layouts that pages can have."""
 
     page_size: int
-    pages: str  # "shuffled": anywhere, by a page table; "neighbours": in one run, without one
+    pages: str  # "shuffled": through a page table; "neighbours": contiguous, without one
     tokens_first: float  # [pages, page_size, kv_heads, head_dim]
     heads_first: float  # [pages, kv_heads, page_size, head_dim]
 
 
 def allocating(pool: int, n: int, events: int = 100_000) -> Allocating:
-    """The best of five runs, each of so many pages taken and freed.
+    """The best of five runs, each of `events` pages allocated and freed.
 
-    A few requests leave, then as many come, so that pages change hands. The time to go over the same requests and their
-    pages without an allocator is taken off: with a million of them most of it is the processor waiting for memory.
+    A few requests are freed, then as many are allocated, so that pages move between requests. The time to iterate over
+    the same requests and pages without an allocator is subtracted: with a million of them it is mostly cache misses.
     """
 
     def rate(leaving: Sequence[Sequence[int]]) -> float:
@@ -99,12 +99,12 @@ def allocating(pool: int, n: int, events: int = 100_000) -> Allocating:
     groups = max(events // n // together, 1)
     rng = random.Random(0)
     oldest = [[(g * together + i) % requests for i in range(together)] for g in range(groups)]
-    anyone = [rng.sample(range(requests), together) for _ in range(groups)]
-    return Allocating(pool, n, *(max(rate(leaving) for _ in range(5)) for leaving in (oldest, anyone)))
+    any_request = [rng.sample(range(requests), together) for _ in range(groups)]
+    return Allocating(pool, n, *(max(rate(leaving) for _ in range(5)) for leaving in (oldest, any_request)))
 
 
 def storing(device: torch.device, tokens: int, num_pages: int) -> Iterator[Storing]:
-    """Every way that this device has, and a copy, each call to another place of a pool that no cache holds."""
+    """Time each implementation of this device, and a copy. Each call writes to other pages of a large pool."""
     pool = KVPool(LAYER, num_pages, device)
     heads, dim = LAYER.kv_heads, LAYER.head_dim
     fused = torch.randn(tokens, 4 * heads, dim, device=device).to(pool.dtype)  # as a layer computes q, k and v
@@ -124,13 +124,13 @@ def storing(device: torch.device, tokens: int, num_pages: int) -> Iterator[Stori
     }
     calls["copy"] = [partial(copy, i * every) for i in range(len(slots))]
     for way, each in calls.items():
-        # On a GPU the first two wait to see the slots, which no graph allows. They are timed with that wait.
+        # On a GPU the first two synchronize to read the slots, which a CUDA graph forbids. Their time includes that.
         seconds = replay_seconds(each) if on_gpu and way in ("triton", "copy") else clock_seconds(each)
         yield Storing(way, tokens, seconds * 1e6, 2 * (k.nbytes + v.nbytes) / seconds / 1e9)
 
 
 def _slots(tokens: int, pool: KVPool) -> Iterator[Tensor]:
-    """Slots for so many tokens, again and again until every page of the pool has had some, or 2,048 times."""
+    """Slots for `tokens` tokens, repeated until every page of the pool was used, or 2,048 times."""
     size = pool.layout.page_size
     rng = torch.Generator().manual_seed(0)
     pages = tokens if tokens <= DECODE else pool.layout.pages_for(tokens)
@@ -141,8 +141,10 @@ def _slots(tokens: int, pool: KVPool) -> Iterator[Tensor]:
 
 
 def reading(device: torch.device, page_size: int, tokens: int = SEQUENCE) -> Iterator[Reading]:
-    """Every head of K and of V, piece by piece into a buffer that stays in the cache. On a CPU, call it with one
-    thread: the question is how a piece is reached, not how many cores reach for one."""
+    """Time reading every head of K and V, piece by piece, into a buffer that stays in the cache.
+
+    On a CPU, call it with one thread: it measures the access pattern, not the number of cores.
+    """
     pages, heads, dim = tokens // page_size, LAYER.kv_heads, LAYER.head_dim
     part = pages // 16  # of a head, at a time
     buffer = torch.empty(part, page_size, dim, dtype=torch.bfloat16, device=device)
@@ -184,7 +186,7 @@ def _table(names: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
 
 
 def _show(console: Console, pages: list[Allocating], stores: list[Storing], reads: list[Reading]) -> None:
-    console.print("Allocator: million pages taken or freed a second; seven requests leave, seven come")
+    console.print("Allocator: million pages allocated or freed a second; seven requests freed, seven allocated")
     console.print(_table(("pool", "pages each", "the oldest", "any"), (tuple(asdict(a).values()) for a in pages)))
     console.print(
         f"\nStore: one layer, {LAYER.kv_heads} heads of {LAYER.head_dim}, {LAYER.dtype}; µs, and GB/s read + written"

@@ -1,4 +1,4 @@
-"""The kernels of this phase as they are launched, for every dtype and every size of head that models have."""
+"""The kernels of this phase with their launch parameters, for every dtype and common head dimension."""
 
 from phase1_kv_pool.kernels.store_triton import constants, store_kernel
 from phase1_kv_pool.lab.ahead import Expect, KernelSpec

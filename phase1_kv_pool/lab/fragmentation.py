@@ -1,7 +1,7 @@
-"""`python -m phase1_kv_pool.lab fragmentation`: what contiguous memory wastes, what pages waste, what it costs.
+"""`python -m phase1_kv_pool.lab fragmentation`: the memory that contiguous blocks waste, and that pages waste.
 
-One trace of requests is served from one memory under every policy, with the same rules (see Serving). What is averaged
-is averaged over the busy steps: those after which someone still waits, so that memory is what holds everyone up.
+Every policy serves the same trace from the same memory, with the rules of ServingSimulator. Averages are over the busy
+steps: those after which a request still waits, so that memory limits the batch.
 """
 
 import argparse
@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from phase0_request.machine import record
-from phase1_kv_pool.lab.memories import ContiguousMax, ContiguousPow2, Memory, Pages
-from phase1_kv_pool.lab.serving import Job, Serving, Trace
+from phase1_kv_pool.lab.memories import ContiguousMax, ContiguousPow2, KVMemory, PagedMemory
+from phase1_kv_pool.lab.serving import ServingSimulator, SyntheticTrace, TraceRequest
 
 SLOTS = 65536
 PAGE_SIZES = (1, 4, 8, 16, 32, 64, 128, 256)
@@ -25,10 +25,10 @@ PAGE_SIZES = (1, 4, 8, 16, 32, 64, 128, 256)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a policy did on a trace. A slot is room for one token; a slot is reserved while a request holds it.
+    """Results of one policy on a trace. A slot holds one token; it is reserved while it is allocated to a request.
 
-    In every slot of every busy step there is a token (`memory_share`), or it is reserved and empty, or nobody holds it
-    although someone waits. `utilisation` is the share of the reserved slots that hold a token.
+    In a busy step a slot holds a token (`memory_share`), or is reserved and empty (internal fragmentation), or is free
+    although a request waits (external fragmentation). `utilisation` is the share of reserved slots with a token.
     """
 
     utilisation: float
@@ -37,26 +37,26 @@ class Outcome:
     waste_per_request: float  # reserved slots without a token, for each running request
     mean_running: float
     max_running: int  # over the whole run
-    steps: int  # until everyone is done
+    steps: int  # until every request has finished
     busy_steps: int
     preemptions: int
-    recomputed_tokens: int  # tokens whose work preemptions threw away
+    recomputed_tokens: int  # tokens computed again because of preemptions
 
 
-def serve(memory: Memory, jobs: Iterable[Job]) -> Outcome:
-    """Run a trace to its end. ValueError if the memory was never what held anyone up."""
-    serving = Serving(memory, jobs)
+def serve(memory: KVMemory, requests: Iterable[TraceRequest]) -> Outcome:
+    """Run a trace to its end. ValueError if no request ever had to wait for memory."""
+    simulator = ServingSimulator(memory, requests)
     busy = tokens = reserved = running = most = 0
-    while serving.unfinished:
-        serving.step()
-        most = max(most, len(serving.running))
-        if serving.waiting:
+    while simulator.unfinished:
+        simulator.step()
+        most = max(most, len(simulator.running))
+        if simulator.waiting:
             busy += 1
-            tokens += serving.tokens
+            tokens += simulator.tokens
             reserved += memory.reserved
-            running += len(serving.running)
+            running += len(simulator.running)
     if busy == 0:
-        raise ValueError(f"nobody ever waited for one of {memory.slots} slots; take more requests or less memory")
+        raise ValueError(f"no request ever waited for one of {memory.slots} slots; take more requests or less memory")
     return Outcome(
         utilisation=tokens / reserved,
         memory_share=tokens / (busy * memory.slots),
@@ -64,31 +64,31 @@ def serve(memory: Memory, jobs: Iterable[Job]) -> Outcome:
         waste_per_request=(reserved - tokens) / running,
         mean_running=running / busy,
         max_running=most,
-        steps=serving.steps,
+        steps=simulator.steps,
         busy_steps=busy,
-        preemptions=serving.preemptions,
-        recomputed_tokens=serving.recomputed,
+        preemptions=simulator.preemptions,
+        recomputed_tokens=simulator.recomputed,
     )
 
 
-def policies(slots: int, longest: int, page_sizes: Iterable[int] = PAGE_SIZES) -> dict[str, Callable[[], Memory]]:
-    """Every way to give out so many slots, by name, ready to be made."""
+def policies(slots: int, longest: int, page_sizes: Iterable[int] = PAGE_SIZES) -> dict[str, Callable[[], KVMemory]]:
+    """A factory for each policy by name, for a memory of `slots` slots."""
     return {
         "contiguous_max": partial(ContiguousMax, slots, longest),
         "contiguous_pow2": partial(ContiguousPow2, slots, longest),
-        **{f"pages_{size}": partial(Pages, slots, size) for size in page_sizes},
+        **{f"pages_{size}": partial(PagedMemory, slots, size) for size in page_sizes},
     }
 
 
-def study(trace: Trace, slots: int = SLOTS) -> Iterator[tuple[str, Outcome]]:
-    """Every policy on the same trace."""
-    jobs = trace.jobs()
+def study(trace: SyntheticTrace, slots: int = SLOTS) -> Iterator[tuple[str, Outcome]]:
+    """Run every policy on the same trace."""
+    requests = trace.requests()
     for name, make in policies(slots, trace.max_context).items():
-        yield name, serve(make(), jobs)
+        yield name, serve(make(), requests)
 
 
 def table(outcomes: dict[str, Outcome], width: int) -> Table:
-    """A row a policy, and a bar for what the memory holds: tokens, reserved and empty, free."""
+    """A row for each policy, with a bar of the memory: slots with tokens, reserved and empty slots, free slots."""
     bar = max(10, min(40, width - 67))  # the other columns take 67
     shown = Table(header_style="dim", box=None, pad_edge=False, padding=(0, 1, 0, 0))
     shown.add_column("\npolicy", width=15)
@@ -126,7 +126,7 @@ def _bar(outcome: Outcome, width: int) -> Text:
 
 
 def _parser() -> argparse.ArgumentParser:
-    default = Trace()
+    default = SyntheticTrace()
     p = argparse.ArgumentParser(prog="python -m phase1_kv_pool.lab fragmentation", description=__doc__)
     p.add_argument("-n", "--num-requests", type=int, default=default.num_requests, help="(%(default)s)")
     p.add_argument("--slots", type=int, default=SLOTS, help="tokens that fit in the memory (%(default)s)")
@@ -148,15 +148,15 @@ def main(arguments: list[str] | None = None) -> int:
     slots: int = options.pop("slots")
     console = Console()
     try:
-        trace = Trace(**options)
+        trace = SyntheticTrace(**options)
         ways = len(policies(slots, trace.max_context))
         outcomes = dict(track(study(trace, slots), "policies", ways, console=console, transient=True))
     except ValueError as error:
         p.error(str(error))
-    jobs = trace.jobs()
-    means = [sum(job.prompt for job in jobs) / len(jobs), sum(job.length for job in jobs) / len(jobs)]
+    requests = trace.requests()
+    means = [sum(r.prompt for r in requests) / len(requests), sum(r.length for r in requests) / len(requests)]
     console.print(
-        f"{len(jobs):,} requests, prompts of {means[0]:.0f} tokens on average, with their answers {means[1]:.0f}, "
+        f"{len(requests):,} requests, prompts of {means[0]:.0f} tokens on average, with their answers {means[1]:.0f}, "
         f"{trace.max_context:,} at most; {slots:,} slots"
     )
     console.print(

@@ -1,6 +1,6 @@
-"""Three ways to give out one memory: the longest a request could get, blocks that double, pages.
+"""Three ways to allocate KV memory: contiguous blocks of the maximum length, blocks that double, and pages.
 
-A memory is a row of token slots. A request never says how long it will get; it asks for room for the tokens it has.
+A memory is an array of token slots. The final length of a request is unknown: it asks for room for its tokens so far.
 """
 
 from typing import Protocol
@@ -12,33 +12,33 @@ from phase1_kv_pool.cache import PagedCache
 Span = tuple[int, int]  # first slot, how many
 
 
-class Memory(Protocol):
-    """What serving asks of a memory. Both questions are answered by all of the room, or by False and no change."""
+class KVMemory(Protocol):
+    """The memory interface of the simulator. `admit` and `grow` allocate everything, or return False and nothing."""
 
     slots: int
 
     @property
     def reserved(self) -> int:
-        """Slots that requests hold, with a token in them or without."""
+        """The number of allocated slots, with or without a token."""
         ...
 
     def admit(self, request: Request, tokens: int) -> bool:
-        """Room for a new request of so many tokens."""
+        """Allocate memory for a new request of `tokens` tokens."""
         ...
 
     def grow(self, request: Request, tokens: int) -> bool:
-        """Room for one token more than before, `tokens` in all."""
+        """Allocate memory for one more token, `tokens` in all."""
         ...
 
     def release(self, request: Request) -> None: ...
 
     def spans(self, request: Request) -> list[Span]:
-        """The slots a request holds, in the order of its tokens."""
+        """The slots of a request, in the order of its tokens."""
         ...
 
 
 class ContiguousMax:
-    """Every request gets one block as long as a request can ever be."""
+    """Allocates one contiguous block of the maximum length for each request."""
 
     def __init__(self, slots: int, longest: int) -> None:
         if slots < longest:
@@ -53,14 +53,14 @@ class ContiguousMax:
         return len(self._starts) * self.longest
 
     def admit(self, request: Request, tokens: int) -> bool:
-        _refuse_longer(request, tokens, self.longest)
+        _check_length(request, tokens, self.longest)
         if not self._free:
             return False
         self._starts[request.id] = self._free.pop()
         return True
 
     def grow(self, request: Request, tokens: int) -> bool:
-        _refuse_longer(request, tokens, self.longest)
+        _check_length(request, tokens, self.longest)
         return True
 
     def release(self, request: Request) -> None:
@@ -71,11 +71,11 @@ class ContiguousMax:
 
 
 class ContiguousPow2:
-    """Every request gets one block, a power of two long. When it is full the request moves to one twice as long.
+    """Allocates one contiguous block of a power of two for each request, and moves it to a larger one when it is full.
 
-    The blocks are a buddy allocator's: a block begins at a multiple of its size, splits into two buddies, and two free
-    buddies become one again. It is the best case for contiguous memory: free space mends itself as far as it can, and
-    growing into a free buddy takes no second block. What it cannot mend is free space in pieces that are too small.
+    This is a buddy allocator: a block begins at a multiple of its size, splits into two buddies, and two free buddies
+    merge again. It is the best case for contiguous memory: free blocks merge as far as possible, and growing into a
+    free buddy needs no copy. What remains is free space in pieces that are too small (external fragmentation).
     """
 
     def __init__(self, slots: int, longest: int) -> None:
@@ -92,7 +92,7 @@ class ContiguousPow2:
         self._blocks: dict[str, Span] = {}
 
     def admit(self, request: Request, tokens: int) -> bool:
-        _refuse_longer(request, tokens, self.longest)
+        _check_length(request, tokens, self.longest)
         size = 1 << (tokens - 1).bit_length()
         start = self._take(size)
         if start is None:
@@ -101,7 +101,7 @@ class ContiguousPow2:
         return True
 
     def grow(self, request: Request, tokens: int) -> bool:
-        _refuse_longer(request, tokens, self.longest)
+        _check_length(request, tokens, self.longest)
         start, size = self._blocks[request.id]
         if tokens <= size:
             return True
@@ -111,11 +111,11 @@ class ContiguousPow2:
             self.reserved += size
             self._blocks[request.id] = (min(start, buddy), 2 * size)
             return True
-        there = self._take(2 * size)
-        if there is None:
+        new = self._take(2 * size)
+        if new is None:
             return False
         self._give(start, size)
-        self._blocks[request.id] = (there, 2 * size)
+        self._blocks[request.id] = (new, 2 * size)
         return True
 
     def release(self, request: Request) -> None:
@@ -125,7 +125,7 @@ class ContiguousPow2:
         return [self._blocks[request.id]]
 
     def _take(self, size: int) -> int | None:
-        """The first of the smallest free blocks that are long enough, cut down to size; None if there is none."""
+        """Allocate from the smallest free block that is long enough, split down to `size`; None if there is none."""
         found = size
         while found <= self.longest and not self._free[found]:
             found *= 2
@@ -140,7 +140,7 @@ class ContiguousPow2:
         return start
 
     def _give(self, start: int, size: int) -> None:
-        """Free a block, and join it with its buddy as long as that is free too."""
+        """Free a block, and merge it with its buddy while that is free as well."""
         self.reserved -= size
         while size < self.longest and start ^ size in self._free[size]:
             self._free[size].remove(start ^ size)
@@ -149,8 +149,8 @@ class ContiguousPow2:
         self._free[size].add(start)
 
 
-class Pages:
-    """Every request gets pages, wherever they are: the PagedCache of the engine."""
+class PagedMemory:
+    """Allocates pages with the PagedCache of the engine."""
 
     def __init__(self, slots: int, page_size: int) -> None:
         if slots % page_size:
@@ -184,6 +184,6 @@ class Pages:
         return [(page * size, size) for page in self.cache.table(request)]
 
 
-def _refuse_longer(request: Request, tokens: int, longest: int) -> None:
+def _check_length(request: Request, tokens: int, longest: int) -> None:
     if tokens > longest:
         raise ValueError(f"request {request.id} has {tokens} tokens; a request has {longest} at most")

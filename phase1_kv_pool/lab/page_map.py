@@ -1,31 +1,30 @@
-"""The page map: the same requests in the same memory twice, in pages and in blocks of the longest length."""
+"""PageMap: simulates the same requests twice, with pages and with contiguous blocks, and maps every page."""
 
-import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from phase1_kv_pool.lab.memories import ContiguousMax, Memory, Pages
-from phase1_kv_pool.lab.serving import Serving, Trace
+from phase0_request.checks import check_int, check_number
+from phase1_kv_pool.lab.memories import ContiguousMax, KVMemory, PagedMemory
+from phase1_kv_pool.lab.serving import ServingSimulator, SyntheticTrace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """How large the memory is, who comes, and how fast time goes."""
+class PageMapConfig:
+    """Size of the memory, the trace of requests, and the speed of the animation."""
 
     pages: int = 128
     page_size: int = 16
     steps_per_second: float = 30.0
-    trace: Trace = field(
-        default_factory=lambda: Trace(
+    trace: SyntheticTrace = field(
+        default_factory=lambda: SyntheticTrace(
             num_requests=80, median_prompt=32, mean_answer=64, max_context=256, arrival_rate=0.6
         )
     )
 
     def __post_init__(self) -> None:
         for name in ("pages", "page_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
-        if not 0 < self.steps_per_second < math.inf:
-            raise ValueError(f"steps-per-second must be above 0 and finite, got {self.steps_per_second}")
+            check_int(name.replace("_", "-"), getattr(self, name), 1)
+        check_number("steps-per-second", self.steps_per_second, 0, above=True)
         longest = self.trace.max_context
         if longest % self.page_size:
             raise ValueError(
@@ -44,7 +43,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A page's worth of slots: whose it is, and how many of them hold a token."""
+    """One allocated page: its request, and how many of its slots hold a token."""
 
     owner: int  # the number of the request
     tokens: int
@@ -52,95 +51,106 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """One memory at one moment."""
+    """Counts of one memory after a step."""
 
     running: int
     waiting: int
     done: int
-    preempted: int  # each time growth was refused, one was
+    preempted: int  # number of preemptions so far
     used: int  # pages
     free: int
     tokens: int
     wasted: int  # slots reserved without a token
 
 
-class World:
-    """One memory, and those who live in it."""
+class MemorySimulation:
+    """One memory and the simulated requests in it."""
 
-    def __init__(self, name: str, memory: Memory, setting: Setting) -> None:
+    def __init__(self, name: str, memory: KVMemory, config: PageMapConfig) -> None:
         self.name = name
-        self.setting = setting
-        self.serving = Serving(memory, setting.trace.jobs())
+        self.config = config
+        self.simulator = ServingSimulator(memory, config.trace.requests())
         self.most_running = 0
         self._tokens = self._reserved = 0  # summed over the steps
 
     def step(self) -> None:
-        if not self.serving.unfinished:
+        if not self.simulator.unfinished:
             return
-        self.serving.step()
-        self.most_running = max(self.most_running, len(self.serving.running))
-        self._tokens += self.serving.tokens
-        self._reserved += self.serving.memory.reserved
+        self.simulator.step()
+        self.most_running = max(self.most_running, len(self.simulator.running))
+        self._tokens += self.simulator.tokens
+        self._reserved += self.simulator.memory.reserved
 
     @property
     def utilisation(self) -> float:
-        """The share of reserved slots that held a token, over all steps so far."""
+        """The share of allocated slots that held a token, over all steps so far."""
         return self._tokens / self._reserved if self._reserved else 1.0
 
     def cells(self) -> list[Cell | None]:
-        """Every page of the memory in order; None is a free one."""
-        size = self.setting.page_size
-        cells: list[Cell | None] = [None] * self.setting.pages
-        for live in self.serving.running:
-            left = live.tokens
-            for start, length in self.serving.memory.spans(live.request):
+        """Every page of the memory in order; None for a free page."""
+        size = self.config.page_size
+        cells: list[Cell | None] = [None] * self.config.pages
+        for active in self.simulator.running:
+            left = active.tokens
+            for start, length in self.simulator.memory.spans(active.request):
                 for page in range(start // size, (start + length) // size):
-                    cells[page] = Cell(live.job.number, min(left, size))
+                    cells[page] = Cell(active.spec.number, min(left, size))
                     left -= min(left, size)
         return cells
 
     def counts(self) -> Counts:
-        serving, reserved = self.serving, self.serving.memory.reserved
-        used = reserved // self.setting.page_size
+        simulator, reserved = self.simulator, self.simulator.memory.reserved
+        used = reserved // self.config.page_size
         return Counts(
-            running=len(serving.running),
-            waiting=len(serving.waiting),
-            done=len(serving.done),
-            preempted=serving.preemptions,
+            running=len(simulator.running),
+            waiting=len(simulator.waiting),
+            done=len(simulator.done),
+            preempted=simulator.preemptions,
             used=used,
-            free=self.setting.pages - used,
-            tokens=serving.tokens,
-            wasted=reserved - serving.tokens,
+            free=self.config.pages - used,
+            tokens=simulator.tokens,
+            wasted=reserved - simulator.tokens,
         )
 
 
 class PageMap:
-    """Both worlds, step by step. It is over when the paged one has served everyone; the other is behind by then."""
+    """Both simulations, step by step. `going` until the paged one has served every request."""
 
-    def __init__(self, setting: Setting) -> None:
-        self.setting = setting
-        self.paged = World(f"pages of {setting.page_size}", Pages(setting.slots, setting.page_size), setting)
-        longest = setting.trace.max_context
-        self.contiguous = World(f"blocks of {longest}", ContiguousMax(setting.slots, longest), setting)
+    def __init__(self, config: PageMapConfig) -> None:
+        self.config = config
+        longest, memory = config.trace.max_context, PagedMemory(config.slots, config.page_size)
+        self.paged = MemorySimulation(f"pages of {config.page_size}", memory, config)
+        self.contiguous = MemorySimulation(f"blocks of {longest}", ContiguousMax(config.slots, longest), config)
 
     @property
-    def worlds(self) -> tuple[World, World]:
+    def simulations(self) -> tuple[MemorySimulation, MemorySimulation]:
         return self.paged, self.contiguous
 
     @property
     def steps(self) -> int:
-        return self.paged.serving.steps
+        return self.paged.simulator.steps
 
     @property
     def going(self) -> bool:
-        return self.paged.serving.unfinished
+        return self.paged.simulator.unfinished
 
     def step(self) -> None:
-        for world in self.worlds:
-            world.step()
+        for simulation in self.simulations:
+            simulation.step()
 
     def finish(self) -> None:
-        """Let each world come to its own end."""
-        for world in self.worlds:
-            while world.serving.unfinished:
-                world.step()
+        """Run both simulations to their end."""
+        for simulation in self.simulations:
+            while simulation.simulator.unfinished:
+                simulation.step()
+
+
+def contiguous_runs(pages: Iterable[int]) -> list[tuple[int, int]]:
+    """Group a page table into runs of contiguous pages: (first page, number of pages)."""
+    found: list[tuple[int, int]] = []
+    for page in pages:
+        if found and page == found[-1][0] + found[-1][1]:
+            found[-1] = (found[-1][0], found[-1][1] + 1)
+        else:
+            found.append((page, 1))
+    return found

@@ -1,6 +1,6 @@
-"""The table of a package's compiled kernels: for people, as JSON, and for tests.
+"""Report of a lab's compiled kernels: as a table, as JSON, and for tests.
 
-A lab gets one with a `catalog` that lists KernelSpecs as CATALOG, and a `kernels` whose `main` calls
+A lab needs a module `catalog` with a list CATALOG of KernelSpecs, and a module `kernels` whose `main` calls
 `main("phaseN_x.lab", arguments)`.
 """
 
@@ -25,14 +25,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def main(package: str, arguments: Sequence[str] | None = None) -> int:
-    """Compile all that a package lists and show it. 1 if a kernel is not as expected; as JSON, who reads it judges."""
+    """Compile all kernels of a catalog and print the report. Returns 1 if a kernel is not as expected, 0 for JSON."""
     p = argparse.ArgumentParser(
         prog=f"python -m {package} kernels",
-        description="Compile the kernels for GPUs that need not be here, and show what the compiler made of them.",
+        description="Compile the kernels ahead of time, without a GPU, and show registers, stack and instructions.",
     )
     p.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = p.parse_args(arguments)
-    # A kernel that was defined to be interpreted cannot be compiled, and it is defined when the catalog is imported.
+    # An interpreted kernel cannot be compiled. Importing the catalog defines the kernels, so this comes first.
     os.environ.pop("TRITON_INTERPRET", None)
     kernels = compile_all(import_module(f"{package}.catalog").CATALOG)
     if options.json:
@@ -43,7 +43,7 @@ def main(package: str, arguments: Sequence[str] | None = None) -> int:
 
 
 def compiled(package: str) -> list[Compiled]:
-    """What `python -m package kernels --json` finds. A process of its own: in this one kernels may be interpreted."""
+    """The result of `python -m package kernels --json`, in a subprocess: here kernels may be interpreted."""
     command = [sys.executable, "-m", package, "kernels", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     if done.returncode != 0:
@@ -52,7 +52,7 @@ def compiled(package: str) -> list[Compiled]:
 
 
 def table(kernels: Sequence[Compiled]) -> Table:
-    """A row for each kernel and each set of architectures on which it came out the same; instructions are counted."""
+    """A row for each kernel and each set of architectures with equal results."""
     shown = Table(header_style="dim", box=None, pad_edge=False, padding=(0, 1, 0, 0))
     shown.add_column("\nkernel", no_wrap=True)
     shown.add_column("\nsm_", no_wrap=True)

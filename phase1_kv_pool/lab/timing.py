@@ -1,4 +1,4 @@
-"""How long calls take, on a CPU and on a GPU. Give many, each to another place: one alone would meet warm caches."""
+"""Timing of calls on a CPU and on a GPU. Pass many calls on different memory, so that the caches are not warm."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -9,11 +9,11 @@ import torch
 Calls = Sequence[Callable[[], object]]
 
 RUNS = 20
-SECONDS = 0.4  # enough for the best of several runs: a run is only ever slowed down by what else a machine does
+SECONDS = 0.4  # the best of several runs is used: other processes only ever slow a run down
 
 
 def clock_seconds(calls: Calls) -> float:
-    """Seconds a call by the host's clock, at best; on a GPU until the GPU is done."""
+    """Seconds for one call by the host's clock, best of several runs; waits for the GPU."""
 
     def run() -> float:
         start = time.perf_counter()
@@ -34,9 +34,9 @@ def clock_seconds(calls: Calls) -> float:
 
 
 def replay_seconds(calls: Calls) -> float:
-    """Seconds a call on the GPU, at best, without the host: captured in a CUDA graph, as decode steps are."""
+    """Seconds for one call on the GPU, best of several runs, without the host: captured in a CUDA graph."""
     for call in calls:
-        call()  # Triton compiles now, for a capture does not allow it
+        call()  # compiles Triton kernels, which is not allowed during a capture
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

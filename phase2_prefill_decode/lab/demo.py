@@ -13,8 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from phase0_request.params import SamplingParams
-from phase0_request.request import Request
-from phase0_request.times import RequestTimes
+from phase0_request.request import Request, RequestTimes
 from phase0_request.tokenizer import BUNDLED
 from phase2_prefill_decode.threads import use_threads_for
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from rich.text import Text
 from rich.tree import Tree
 
-from phase1_kv_pool.allocator import runs
+from phase1_kv_pool.lab.page_map import contiguous_runs
 from phase4_radix.radix_tree import Branch, RadixTree
 
 Describe = Callable[[Branch], Text]
@@ -42,7 +42,7 @@ def shortened(words: Sequence[str], most: int = 12) -> str:
 
 def where(pages: Sequence[int]) -> str:
     """Page numbers, neighbours taken together."""
-    pieces = [str(first) if n == 1 else f"{first}-{first + n - 1}" for first, n in runs(pages)]
+    pieces = [str(first) if n == 1 else f"{first}-{first + n - 1}" for first, n in contiguous_runs(pages)]
     return f"{'page' if len(pages) == 1 else 'pages'} {shortened(pieces, 6)}"
 
 

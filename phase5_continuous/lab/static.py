@@ -3,8 +3,7 @@
 from collections import deque
 from collections.abc import Collection
 
-from phase0_request.batch import Batch, Slice, StepOutput
-from phase0_request.events import Event, reason_to_finish
+from phase0_request.batch import Batch, Event, Slice, StepOutput, reason_to_finish
 from phase0_request.queue import QueueFullError
 from phase0_request.request import FinishReason, Request
 from phase1_kv_pool.cache import KVCache
@@ -92,8 +91,8 @@ class StaticBatching:
             if number in output.failed or token is None:
                 self.finish(request, FinishReason.ERROR, now, output.failed.get(number, "the step gave no token"))
                 continue
-            if number in output.scores:
-                request.score(piece.start, output.scores[number])
+            if number in output.prompt_logprobs:
+                request.add_prompt_logprobs(piece.start, output.prompt_logprobs[number])
             self.cache.publish(request)
             request.append(token, now)
             reason = reason_to_finish(request, self.eos_ids)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, cast
 
 from fastapi import Request
 
-from phase0_request.logprobs import TokenLogprobs
+from phase0_request.request import TokenLogprobs
 from phase6_integration.server.asking import answer_length, asks, check_lengths, check_samples, check_scores, room
 from phase6_integration.server.errors import conflict
 from phase6_integration.server.exchange import Exchange

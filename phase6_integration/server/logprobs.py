@@ -4,7 +4,7 @@ import codecs
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from phase0_request.logprobs import TokenLogprobs
+from phase0_request.request import TokenLogprobs
 from phase0_request.tokenizer import Tokenizer
 
 LOWEST = -9999.0  # what minus infinity is called in JSON, which has no word for it

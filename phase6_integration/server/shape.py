@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from phase0_request.logprobs import TokenLogprobs
+from phase0_request.request import TokenLogprobs
 from phase6_integration.answers import AnswerState, Delta
 from phase6_integration.server.logprobs import Names
 

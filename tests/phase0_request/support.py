@@ -1,4 +1,4 @@
-"""What the tests of this phase judge by, and run with."""
+"""Oracles and helpers of this phase's tests."""
 
 import asyncio
 import itertools
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def brute_force(stops: list[str], text: str) -> tuple[str, str | None]:
-    """Letter by letter: does what has been read end with a stop string? The longest that does."""
+    """The text before its first stop string, found by trying every position. Of several that end there, the longest."""
     for end in range(1, len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:
@@ -24,7 +24,7 @@ def cut(text: str, cuts: list[int]) -> list[str]:
 
 
 def run(coroutine: Coroutine[None, None, T]) -> T:
-    """Run to the end, but not for ever: a test that hangs is a test that fails."""
+    """Run a coroutine with a time limit, so that a test that hangs fails."""
 
     async def bounded() -> T:
         return await asyncio.wait_for(coroutine, 30)

@@ -21,13 +21,13 @@ def kinds(piece: Slice) -> set[str]:
     return {name for name in names if getattr(piece, name)}
 
 
-def test_prefill_decode_and_chunk_are_one_thing_at_three_sizes(make_request: Callable[..., Request]) -> None:
+def test_a_slice_is_a_prefill_a_decode_or_a_chunk_by_its_extent(make_request: Callable[..., Request]) -> None:
     fresh = running(make_request(prompt=8), computed=0)
     assert kinds(Slice(fresh, 0, 8)) == {"is_prefill", "completes"}
     assert kinds(Slice(fresh, 0, 5)) == {"is_prefill", "is_chunk"}
     assert kinds(Slice(fresh, 5, 3)) == {"is_prefill", "completes"}
-    talking = running(make_request(prompt=8), computed=9, output=2)
-    assert kinds(Slice(talking, 9, 1)) == {"is_decode", "completes"}
+    decoding = running(make_request(prompt=8), computed=9, output=2)
+    assert kinds(Slice(decoding, 9, 1)) == {"is_decode", "completes"}
 
 
 def test_one_prompt_token_is_a_prefill(make_request: Callable[..., Request]) -> None:
@@ -36,7 +36,7 @@ def test_one_prompt_token_is_a_prefill(make_request: Callable[..., Request]) -> 
     assert kinds(last_of_a_cached_prompt) == {"is_prefill", "completes"}
 
 
-def test_recomputing_what_was_said_is_a_prefill(make_request: Callable[..., Request]) -> None:
+def test_recomputing_output_tokens_after_a_preemption_is_a_prefill(make_request: Callable[..., Request]) -> None:
     preempted = running(make_request(prompt=4), computed=0, output=3)
     assert kinds(Slice(preempted, 0, 7)) == {"is_prefill", "completes"}
     assert kinds(Slice(preempted, 4, 1)) == {"is_prefill", "is_chunk"}

@@ -26,34 +26,34 @@ def pieces(tokens: list[int], cuts: list[int], stop: tuple[str, ...] = ()) -> li
     return [*texts, detokenizer.flush()]
 
 
-def test_the_bytes_are_all_there() -> None:
+def test_the_vocabulary_has_a_token_for_every_byte() -> None:
     assert sorted(BYTE_LETTERS) == list(range(256))
 
 
 @given(st.lists(st.one_of(ids, lone_bytes), max_size=40), st.lists(st.integers(0, 40)))
-def test_the_pieces_joined_are_the_whole_decoded_at_once(tokens: list[int], cuts: list[int]) -> None:
-    """Any tokens at all, valid UTF-8 or not, in any pieces; the library's own decoder is the judge."""
+def test_streamed_text_equals_the_library_decoding_all_tokens_at_once(tokens: list[int], cuts: list[int]) -> None:
+    """Any tokens, valid UTF-8 or not, in any pieces. The oracle is the decoder of the tokenizers library."""
     assert "".join(pieces(tokens, cuts)) == REFERENCE.decode(tokens, skip_special_tokens=True)
 
 
 @given(st.lists(lone_bytes, max_size=16))
-def test_lone_bytes_are_shown_as_when_decoded_at_once(tokens: list[int]) -> None:
+def test_byte_tokens_decode_as_python_decodes_their_bytes(tokens: list[int]) -> None:
     raw = b"".join(map(TOKENIZER.token_bytes, tokens))
     assert "".join(pieces(tokens, list(range(16)))) == raw.decode("utf-8", "replace")
 
 
 @pytest.mark.proof
 @given(st.text(max_size=30), st.lists(st.integers(0, 100)))
-def test_text_comes_back_whole_and_never_cut_inside_a_character(text: str, cuts: list[int]) -> None:
+def test_streamed_text_is_never_cut_inside_a_character(text: str, cuts: list[int]) -> None:
     parts = pieces(TOKENIZER.encode(text), cuts)
     assert "".join(parts) == text
     shown = ""
     for part in parts:
         shown += part
-        assert text.startswith(shown)  # no replacement character stands in for half of one, ever
+        assert text.startswith(shown)  # no replacement character for an incomplete one
 
 
-def test_every_split_of_multi_byte_text() -> None:
+def test_multi_byte_text_split_at_every_position() -> None:
     tokens = [REFERENCE.token_to_id(BYTE_LETTERS[b]) for b in MULTI_BYTE.encode()]  # one byte a token: the worst case
     assert len(tokens) > len(MULTI_BYTE)
     for middle in range(len(tokens) + 1):
@@ -62,7 +62,7 @@ def test_every_split_of_multi_byte_text() -> None:
         assert MULTI_BYTE.startswith(parts[0])
 
 
-def test_special_tokens_are_not_shown() -> None:
+def test_special_tokens_have_no_text() -> None:
     tokens = [1, *TOKENIZER.encode("one"), 2, 0, *TOKENIZER.encode(" two"), 2]
     assert "".join(pieces(tokens, [2, 3])) == "one two"
 
@@ -72,11 +72,11 @@ def test_special_tokens_are_not_shown() -> None:
     st.lists(st.text("ab \u4f60\U0001f680", min_size=1, max_size=5), max_size=3),
     st.lists(st.integers(0, 60)),
 )
-def test_stop_strings_are_found_across_tokens_and_characters(text: str, stops: list[str], cuts: list[int]) -> None:
+def test_stop_strings_spread_over_tokens_end_the_text(text: str, stops: list[str], cuts: list[int]) -> None:
     assert "".join(pieces(TOKENIZER.encode(text), cuts, tuple(stops))) == brute_force(stops, text)[0]
 
 
-def test_a_stop_string_split_over_tokens_leaks_nothing() -> None:
+def test_no_part_of_a_stop_string_is_streamed() -> None:
     text = "The answer is 42.\nUser: and why?"
     detokenizer = Detokenizer(TOKENIZER, ["\nUser:"])
     shown = ""
@@ -87,14 +87,14 @@ def test_a_stop_string_split_over_tokens_leaks_nothing() -> None:
     assert detokenizer.stopped == "\nUser:"
 
 
-def test_the_first_min_tokens_are_not_searched() -> None:
+def test_the_text_of_the_first_min_tokens_is_not_searched_for_stop_strings() -> None:
     tokens = [t for word in ("stop", " stop", " go", " stop", " never") for t in TOKENIZER.encode(word)]
     first_two = len(TOKENIZER.encode("stop")) + len(TOKENIZER.encode(" stop"))
     detokenizer = Detokenizer(TOKENIZER, ["stop"], min_tokens=first_two)
     assert detokenizer.push(tokens) + detokenizer.flush() == "stop stop go "
 
 
-def test_at_the_end_held_text_and_half_a_character_come_out_in_order() -> None:
+def test_flush_returns_held_text_and_an_incomplete_character_in_order() -> None:
     tokens = [*TOKENIZER.encode("one EN"), REFERENCE.token_to_id(BYTE_LETTERS[0xF0])]
     detokenizer = Detokenizer(TOKENIZER, ["END"])
     assert detokenizer.push(tokens) == "one "
@@ -104,13 +104,13 @@ def test_at_the_end_held_text_and_half_a_character_come_out_in_order() -> None:
     assert stopped.stopped == "EN\ufffd"
 
 
-def test_an_unknown_token_is_refused_by_number() -> None:
+def test_a_token_outside_the_vocabulary_is_refused() -> None:
     with pytest.raises(ValueError, match=r"from 0 to 4095, got 4096"):
         Detokenizer(TOKENIZER).push([TOKENIZER.vocab_size])
 
 
-def test_a_long_answer_costs_each_token_once() -> None:
-    """What is held back between tokens never grows, even when nothing of it ever becomes a character."""
+def test_held_back_bytes_stay_bounded() -> None:
+    """Even if none of the bytes ever completes a character."""
     rng = random.Random(0)
     continuation = [REFERENCE.token_to_id(BYTE_LETTERS[b]) for b in range(0x80, 0xC0)]
     detokenizer = Detokenizer(TOKENIZER)

@@ -9,7 +9,7 @@ from phase0_request import FinishReason, Request, percentile, summarize
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50), st.floats(0, 100))
-def test_percentiles_are_numpys(values: list[float], q: float) -> None:
+def test_percentile_equals_numpy(values: list[float], q: float) -> None:
     assert percentile(values, q) == pytest.approx(float(np.percentile(values, q)), rel=1e-9, abs=1e-6)
 
 
@@ -20,7 +20,7 @@ def test_percentiles_at_the_edges() -> None:
             percentile([1.0], q)
 
 
-def test_a_summary_adds_up_its_requests() -> None:
+def test_summarize_over_finished_requests() -> None:
     requests = [Request("a", (1,), arrival=0.0), Request("b", (1,), arrival=1.0), Request("c", (1,), arrival=2.0)]
     for request, moments in zip(requests, [(2.0, 3.0, 5.0), (4.0,), ()], strict=True):
         if moments:

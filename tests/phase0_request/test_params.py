@@ -71,12 +71,12 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("field", "value"), REFUSED, ids=[f"{field}-{n}" for n, (field, _) in enumerate(REFUSED)])
-def test_a_bad_value_is_refused_by_name(field: str, value: object) -> None:
+def test_a_wrong_value_is_refused_with_the_field_name(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=rf"^{field} must be .*, got "):
         SamplingParams(**{field: value})  # type: ignore[arg-type]
 
 
-def test_the_refusal_says_what_was_given_and_what_is_allowed() -> None:
+def test_the_message_says_what_is_allowed_and_what_was_given() -> None:
     with pytest.raises(ValueError, match=r"^temperature must be a number from 0 to 100, got -1$"):
         SamplingParams(temperature=-1)
     with pytest.raises(ValueError, match=r"^min_tokens must be an integer from 0 to max_tokens \(4\), got 5$"):
@@ -89,13 +89,13 @@ def test_a_huge_value_does_not_make_a_huge_message() -> None:
     assert len(str(refusal.value)) < 300
 
 
-def test_forms_that_mean_the_same_become_the_same() -> None:
+def test_equivalent_forms_are_normalized() -> None:
     assert SamplingParams(stop="end").stop == ("end",)
     assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
     assert SamplingParams(top_k=-1) == SamplingParams(top_k=0)
 
 
-def test_it_is_frozen_and_keeps_its_own_copies() -> None:
+def test_params_are_immutable_hashable_and_copy_their_lists() -> None:
     stops, bias, ids = ["a"], {1: 2.0}, [5]
     params = SamplingParams(stop=stops, logit_bias=bias, stop_token_ids=ids)
     stops.append("b")
@@ -122,8 +122,8 @@ fields = st.sampled_from([f.name for f in dataclasses.fields(SamplingParams)])
 
 
 @given(st.dictionaries(fields, anything, max_size=4))
-def test_whatever_is_given_it_is_valid_or_refused_with_a_name(given: dict[str, object]) -> None:
-    """Nothing else ever escapes, and what is accepted is finite and stays accepted when made again from its fields."""
+def test_any_value_is_accepted_or_refused_with_the_field_name(given: dict[str, object]) -> None:
+    """No other exception escapes; accepted values are finite and round-trip through the constructor."""
     try:
         params = SamplingParams(**given)  # type: ignore[arg-type]
     except ValueError as error:

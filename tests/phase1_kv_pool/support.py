@@ -1,4 +1,4 @@
-"""What the kernel tests of this phase and later ones share: which way is tried on which device in which dtypes."""
+"""Shared by the kernel tests of this phase and later ones: which implementation runs on which device and dtype."""
 
 import importlib.util
 import platform
@@ -12,15 +12,15 @@ from phase1_kv_pool.kernels import WAYS
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and torch sees none")
 
-# Where Triton is made, it must be installed: a test that needs it fails without it.
-_TRITON_IS_MADE = sys.platform == "linux" and platform.machine() == "x86_64"
+# On platforms with a Triton wheel it must be installed: a test that needs it fails without it.
+_HAS_TRITON_WHEEL = sys.platform == "linux" and platform.machine() == "x86_64"
 _without_triton = pytest.mark.skipif(
-    not _TRITON_IS_MADE and importlib.util.find_spec("triton") is None, reason="Triton is not made for this platform"
+    not _HAS_TRITON_WHEEL and importlib.util.find_spec("triton") is None, reason="there is no Triton for this platform"
 )
 
 
 def every_way_and_dtype() -> list[Any]:
-    """Parameters (way, dtype). Triton's interpreter gets bfloat16 wrong, so there it waits for a GPU."""
+    """Parameters (way, dtype). Triton's interpreter computes bfloat16 incorrectly, so that needs a GPU."""
     params = []
     for way in WAYS:
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
@@ -36,5 +36,5 @@ def every_way() -> list[Any]:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Its bit patterns, on the CPU: NaN equals NaN here, and 0 differs from -0."""
+    """The bit patterns of a tensor, on the CPU: NaN equals NaN, and 0 differs from -0."""
     return tensor.cpu().contiguous().view({2: torch.int16, 4: torch.int32}[tensor.element_size()])

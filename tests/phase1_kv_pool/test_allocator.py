@@ -1,17 +1,15 @@
-import itertools
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from phase1_kv_pool import OutOfPagesError, PageAllocator, PageError
-from phase1_kv_pool.allocator import runs
 
 
 @pytest.mark.proof
-def test_all_or_nothing() -> None:
+def test_allocate_returns_all_pages_or_none() -> None:
     allocator = PageAllocator(4)
     assert allocator.allocate(3) == [0, 1, 2]
     with pytest.raises(OutOfPagesError, match="2 pages wanted, 1 free") as outcome:
@@ -23,8 +21,7 @@ def test_all_or_nothing() -> None:
     assert (allocator.num_free, allocator.num_used) == (0, 4)
 
 
-def test_pages_that_come_back_together_are_handed_out_together() -> None:
-    """Runs of neighbours survive: what one request gave back, the next takes as it was."""
+def test_pages_freed_together_are_allocated_in_the_same_order() -> None:
     allocator = PageAllocator(12)
     first, second = allocator.allocate(5), allocator.allocate(4)
     allocator.release(first)
@@ -33,7 +30,7 @@ def test_pages_that_come_back_together_are_handed_out_together() -> None:
     assert allocator.allocate(4) == second == [5, 6, 7, 8]
 
 
-def test_a_shared_page_is_free_when_its_last_user_leaves() -> None:
+def test_a_shared_page_is_freed_with_its_last_reference() -> None:
     allocator = PageAllocator(2)
     pages = allocator.allocate(2)
     allocator.share([pages[0], pages[0]])
@@ -44,7 +41,7 @@ def test_a_shared_page_is_free_when_its_last_user_leaves() -> None:
     assert allocator.num_free == 2
 
 
-def test_misuse_is_an_error_that_names_the_page_and_changes_nothing() -> None:
+def test_misuse_raises_an_error_with_the_page_and_changes_nothing() -> None:
     allocator = PageAllocator(4)
     held = allocator.allocate(3)
     allocator.release([1])
@@ -72,7 +69,7 @@ def test_misuse_is_an_error_that_names_the_page_and_changes_nothing() -> None:
     assert ([allocator.count(page) for page in range(4)], allocator.num_free) == before
 
 
-def test_a_negative_number_does_not_reach_the_last_page_from_behind() -> None:
+def test_a_negative_page_is_refused() -> None:
     allocator = PageAllocator(2)
     allocator.allocate(2)
     with pytest.raises(PageError, match="page -1 is not of this pool"):
@@ -97,33 +94,24 @@ def test_a_pool_has_at_least_one_page(size: object) -> None:
         ([0, 0], [0, 1, 2], "foreign"),
     ],
 )
-def test_check_finds_what_is_wrong(counts: list[int], free: list[int], message: str) -> None:
+def test_check_finds_every_inconsistency(counts: list[int], free: list[int], message: str) -> None:
     allocator = PageAllocator(2)
     allocator._counts, allocator._free = counts, free
     with pytest.raises(PageError, match=message):
         allocator.check()
 
 
-@given(st.lists(st.integers(0, 30), max_size=20))
-def test_runs_are_the_same_pages_in_as_few_pieces_as_there_are(pages: list[int]) -> None:
-    pieces = runs(pages)
-    assert [page for first, n in pieces for page in range(first, first + n)] == pages
-    assert all(a + n != b for (a, n), (b, _) in itertools.pairwise(pieces))
-
-
-class AgainstACounter(RuleBasedStateMachine):
-    """The model is a Counter of users. Any order of allocating, sharing, releasing and misusing."""
-
-    rules_run = 0
+class AllocatorAgainstCounter(RuleBasedStateMachine):
+    """The model is a Counter of references. Any order of allocations, shares, releases and misuse."""
 
     @initialize(size=st.integers(1, 12))
     def start(self, size: int) -> None:
         self.size = size
         self.allocator = PageAllocator(size)
-        self.users: Counter[int] = Counter()
+        self.references: Counter[int] = Counter()
 
     def free(self) -> set[int]:
-        return {page for page in range(self.size) if not self.users[page]}
+        return {page for page in range(self.size) if not self.references[page]}
 
     @rule(n=st.integers(0, 6))
     def allocate(self, n: int) -> None:
@@ -135,47 +123,48 @@ class AgainstACounter(RuleBasedStateMachine):
         pages = self.allocator.allocate(n)
         assert len(pages) == len(set(pages)) == n
         assert set(pages) <= free
-        self.users.update(pages)
+        self.references.update(pages)
 
     @rule(pages=st.lists(st.integers(-1, 12), max_size=6))
     def share(self, pages: list[int]) -> None:
-        if all(0 <= page < self.size and self.users[page] for page in pages):
+        if all(0 <= page < self.size and self.references[page] for page in pages):
             self.allocator.share(pages)
-            self.users.update(pages)
+            self.references.update(pages)
             return
         with pytest.raises(PageError):
             self.allocator.share(pages)
 
     @rule(pages=st.lists(st.integers(-1, 12), max_size=6))
     def release(self, pages: list[int]) -> None:
-        """Any pages, used or not: legal exactly if everyone who is taken away was there."""
+        """Any pages, in use or not. Legal exactly if the model holds each of these references."""
         taken = Counter(pages)
-        if all(0 <= page < self.size and taken[page] <= self.users[page] for page in taken):
+        if all(0 <= page < self.size and taken[page] <= self.references[page] for page in taken):
             before = self.free()
             freed = self.allocator.release(pages)
-            self.users -= taken
+            self.references -= taken
             assert freed == len(self.free() - before)
             return
         with pytest.raises(PageError):
             self.allocator.release(pages)
 
     @rule(data=st.data())
-    def release_users(self, data: st.DataObject) -> None:
-        held = sorted(self.users.elements())
+    def release_a_reference(self, data: st.DataObject) -> None:
+        held = sorted(self.references.elements())
         if held:
             page = data.draw(st.sampled_from(held))
             self.allocator.release([page])
-            self.users -= Counter([page])
+            self.references -= Counter([page])
 
     @invariant()
     def agrees(self) -> None:
-        AgainstACounter.rules_run += 1
         if not hasattr(self, "allocator"):
             return
         self.allocator.check()
-        assert [self.allocator.count(page) for page in range(self.size)] == [self.users[p] for p in range(self.size)]
+        assert [self.allocator.count(page) for page in range(self.size)] == [
+            self.references[p] for p in range(self.size)
+        ]
         assert self.allocator.num_free == len(self.free())
 
 
-AgainstACounter.TestCase.settings = settings(max_examples=150, stateful_step_count=50)
-TestAgainstACounter = AgainstACounter.TestCase
+AllocatorAgainstCounter.TestCase.settings = settings(max_examples=150, stateful_step_count=50)
+TestAllocatorAgainstCounter = AllocatorAgainstCounter.TestCase

@@ -16,7 +16,7 @@ GQA_8192 = KVLayout(layers=32, kv_heads=8, head_dim=64)
 
 
 @pytest.mark.proof
-def test_what_a_token_costs_in_models_people_run() -> None:
+def test_bytes_per_token_of_common_models() -> None:
     assert LLAMA_8B.bytes_per_token == 128 * 1024
     assert LLAMA_70B.bytes_per_token == 320 * 1024
     assert LLAMA_70B.bytes_per_token * 32_768 == 10 * GIB  # not 2 GB, as is often said
@@ -24,7 +24,7 @@ def test_what_a_token_costs_in_models_people_run() -> None:
     assert GQA_8192.bytes_per_token == 64 * 1024
 
 
-def test_the_seeds_exercise() -> None:
+def test_grouped_query_attention_fits_13_requests_where_mha_fits_none() -> None:
     """32 layers, 8,192 wide, 128 heads, 32K tokens: one request needs 32 GiB, or 2 GiB with 8 KV heads."""
     context = 32_768
     assert MHA_8192.bytes_per_token * context == 32 * GIB
@@ -41,7 +41,7 @@ def test_the_seeds_exercise() -> None:
     st.integers(1, 64),
     st.sampled_from(["float32", "bfloat16", "float16"]),
 )
-def test_the_bytes_are_those_of_the_tensors(layers: int, heads: int, dim: int, page: int, dtype: str) -> None:
+def test_byte_counts_equal_the_tensors(layers: int, heads: int, dim: int, page: int, dtype: str) -> None:
     layout = KVLayout(layers, heads, dim, page, dtype)
     tensors = [torch.empty(3, heads, page, dim, dtype=getattr(torch, dtype)) for _ in range(2 * layers)]
     assert layout.bytes_per_page * 3 == sum(t.nbytes for t in tensors)
@@ -49,7 +49,7 @@ def test_the_bytes_are_those_of_the_tensors(layers: int, heads: int, dim: int, p
 
 
 @given(st.integers(1, 64), st.integers(0, 10**9), st.integers(1, 5000))
-def test_whole_pages_fit_or_do_not(page_size: int, memory: int, tokens: int) -> None:
+def test_counts_are_of_whole_pages(page_size: int, memory: int, tokens: int) -> None:
     layout = KVLayout(2, 2, 8, page_size)
     pages = layout.pages_in(memory)
     assert pages * layout.bytes_per_page <= memory < (pages + 1) * layout.bytes_per_page
@@ -59,7 +59,7 @@ def test_whole_pages_fit_or_do_not(page_size: int, memory: int, tokens: int) -> 
     assert fit * layout.pages_for(tokens) <= pages < (fit + 1) * layout.pages_for(tokens)
 
 
-def test_memory_below_nothing_holds_nothing() -> None:
+def test_negative_memory_holds_no_page() -> None:
     assert LLAMA_8B.pages_in(-5) == 0
 
 
@@ -69,21 +69,23 @@ CONFIG = {"num_hidden_layers": 32, "num_attention_heads": 32, "hidden_size": 409
 @pytest.mark.parametrize(
     ("config", "kv_heads", "head_dim"),
     [
-        (CONFIG, 32, 128),  # says nothing of KV heads: one for each query head
+        (CONFIG, 32, 128),  # no num_key_value_heads: multi-head attention
         (CONFIG | {"num_key_value_heads": 8}, 8, 128),
-        (CONFIG | {"num_key_value_heads": 8, "head_dim": 64}, 8, 64),  # its own head size, as in Qwen3
+        (CONFIG | {"num_key_value_heads": 8, "head_dim": 64}, 8, 64),  # an explicit head_dim, as in Qwen3
         (CONFIG | {"num_key_value_heads": None, "head_dim": None}, 32, 128),
         ({"text_config": CONFIG | {"num_key_value_heads": 8}, "hidden_size": 1}, 8, 128),
     ],
 )
-def test_it_reads_a_models_configuration(config: dict[str, int], kv_heads: int, head_dim: int, tmp_path: Path) -> None:
+def test_layout_from_a_model_configuration(
+    config: dict[str, int], kv_heads: int, head_dim: int, tmp_path: Path
+) -> None:
     expected = KVLayout(32, kv_heads, head_dim, page_size=64, dtype="float16")
     (tmp_path / "config.json").write_text(json.dumps(config))
     for source in (config, tmp_path, str(tmp_path / "config.json")):
         assert KVLayout.from_config(source, page_size=64, dtype="float16") == expected
 
 
-def test_bad_values_are_refused_by_name(tmp_path: Path) -> None:
+def test_wrong_values_are_refused_with_the_field_name(tmp_path: Path) -> None:
     for field, value in (("layers", 0), ("kv_heads", -1), ("head_dim", 1.5), ("page_size", 0), ("layers", True)):
         with pytest.raises(ValueError, match=f"{field} must be an integer from 1, got "):
             KVLayout(**({"layers": 1, "kv_heads": 1, "head_dim": 8} | {field: value}))  # type: ignore[arg-type]

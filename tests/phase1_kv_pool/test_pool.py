@@ -26,7 +26,7 @@ def rows(tokens: int, device: str = "cpu", dtype: torch.dtype = torch.float32) -
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [None, torch.float32, torch.float16, torch.bfloat16])
-def test_a_tensor_of_pages_for_each_layer_zeroed(device: str, dtype: torch.dtype | None) -> None:
+def test_each_layer_has_zeroed_key_and_value_pages(device: str, dtype: torch.dtype | None) -> None:
     layout = KVLayout(layers=2, kv_heads=3, head_dim=16, page_size=4, dtype="bfloat16")
     pool = KVPool(layout, 5, device, dtype)
     assert pool.dtype == (dtype or torch.bfloat16)
@@ -45,8 +45,8 @@ def test_a_tensor_of_pages_for_each_layer_zeroed(device: str, dtype: torch.dtype
 @pytest.mark.proof
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_what_requests_store_is_what_their_tables_gather(device: str, dtype: torch.dtype) -> None:
-    """Page tables and pool together, as the engine uses them: requests grow side by side, leave, and others come."""
+def test_stored_keys_and_values_are_gathered_through_page_tables(device: str, dtype: torch.dtype) -> None:
+    """Page tables and pool together, as in the engine: requests grow side by side, finish, and others arrive."""
     rng, cache, pool = random.Random(0), PagedCache(12, page_size=4), KVPool(LAYOUT, 12, device, dtype)
     torch.manual_seed(0)
     live: dict[str, tuple[Request, list[Any], list[Any]]] = {}
@@ -79,7 +79,7 @@ def test_what_requests_store_is_what_their_tables_gather(device: str, dtype: tor
     assert gathered > 1000
 
 
-def test_layers_are_apart() -> None:
+def test_layers_are_independent() -> None:
     pool = KVPool(LAYOUT, 2)
     k, v = rows(1)
     pool.store(1, torch.tensor([5]), k, v)
@@ -89,7 +89,7 @@ def test_layers_are_apart() -> None:
     assert torch.equal(pool.values[1][1, :, 1], v[0])
 
 
-def test_gathering_stops_at_the_length() -> None:
+def test_gather_returns_length_tokens() -> None:
     pool = KVPool(LAYOUT, 4)
     k, v = rows(7)
     pool.store(0, torch.tensor([12, 13, 14, 15, 4, 5, 6]), k, v)
@@ -109,13 +109,13 @@ def test_gathering_stops_at_the_length() -> None:
         ((LAYOUT, 1, "meta"), "device must be cpu or cuda, got 'meta'"),
     ],
 )
-def test_what_cannot_be_a_pool(arguments: tuple[Any, ...], message: str) -> None:
+def test_invalid_pools_are_refused(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         KVPool(*arguments)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there_is_named() -> None:
+def test_a_missing_gpu_is_refused() -> None:
     with pytest.raises(ValueError, match=r"'cuda:0' was asked for, and torch .* sees no GPU"):
         KVPool(LAYOUT, 1, "cuda:0")
 
@@ -133,7 +133,7 @@ def test_a_gpu_that_is_not_there_is_named() -> None:
         (0, torch.zeros(1).long(), rows(1)[0].transpose(1, 2), rows(1)[1], r"k must be .* got \[1, 16, 3\]"),
     ],
 )
-def test_what_cannot_be_stored(layer: int, slots: Any, k: Any, v: Any, message: str) -> None:
+def test_invalid_arguments_of_store_are_refused(layer: int, slots: Any, k: Any, v: Any, message: str) -> None:
     pool = KVPool(LAYOUT, 2)
     with pytest.raises(ValueError, match=message):
         pool.store(layer, slots, k, v)
@@ -142,7 +142,7 @@ def test_what_cannot_be_stored(layer: int, slots: Any, k: Any, v: Any, message: 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("slot", [8, 1000, -2])
-def test_a_foreign_slot_is_found_when_asked_for(device: str, slot: int) -> None:
+def test_validate_refuses_slots_outside_the_pool(device: str, slot: int) -> None:
     pool = KVPool(LAYOUT, 2, device, validate=True)
     with pytest.raises(ValueError, match=f"slot {slot} is not of this pool; slots run from 0 to 7, and -1 is padding"):
         pool.store(0, torch.tensor([7, -1, slot], device=device), *rows(3, device))
@@ -151,7 +151,7 @@ def test_a_foreign_slot_is_found_when_asked_for(device: str, slot: int) -> None:
     assert pool.keys[0].any()
 
 
-def test_on_a_cpu_a_slot_past_the_end_is_refused_in_any_case() -> None:
+def test_on_a_cpu_a_slot_past_the_end_is_always_refused() -> None:
     with pytest.raises(IndexError, match="out of bounds"):
         KVPool(LAYOUT, 2).store(0, torch.tensor([8]), *rows(1))
 
@@ -166,13 +166,13 @@ def test_on_a_cpu_a_slot_past_the_end_is_refused_in_any_case() -> None:
         (0, [-1], 1, "page -1 is not of this pool"),
     ],
 )
-def test_what_cannot_be_gathered(layer: int, table: list[int], length: int, message: str) -> None:
+def test_invalid_arguments_of_gather_are_refused(layer: int, table: list[int], length: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         KVPool(LAYOUT, 2).gather(layer, table, length)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_too_large_a_pool_is_refused_before_anything_is_allocated(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pool_larger_than_free_memory_is_refused(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def allocated(*_: Any, **__: Any) -> None:
         raise AssertionError("something was allocated")
 
@@ -229,15 +229,15 @@ def group(path: str, limit: str, used: int, cached: int, version: int = 2) -> di
         ({"proc/self/cgroup": "4:memory:/x\n", **group("sys/fs/cgroup/memory", str(2**63 - 1), 5, 0, 1)}, 1000 * 1024),
     ],
 )
-def test_control_groups_bound_what_is_free(tmp_path: Path, files: dict[str, str], free: int) -> None:
+def test_control_groups_limit_free_memory(tmp_path: Path, files: dict[str, str], free: int) -> None:
     assert free_on_cpu(tree(tmp_path, {"proc/meminfo": MEMINFO, **files})) == free
 
 
-def test_without_proc_the_whole_memory_is_the_bound(tmp_path: Path) -> None:
+def test_without_proc_total_memory_is_the_bound(tmp_path: Path) -> None:
     assert free_on_cpu(tmp_path) == describe().memory_bytes
 
 
-def test_this_machine_says_what_is_free() -> None:
+def test_free_memory_of_this_machine() -> None:
     free, total = free_bytes(torch.device("cpu")), describe().memory_bytes
     assert free is not None
     assert total is not None
@@ -246,7 +246,7 @@ def test_this_machine_says_what_is_free() -> None:
 
 @pytest.mark.gpu
 @needs_gpu
-def test_what_torch_keeps_of_a_gone_pool_counts_as_free() -> None:
+def test_memory_that_torch_keeps_of_a_deleted_pool_counts_as_free() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     before = free_bytes(device)
     pool = KVPool(LAYOUT, 100_000, "cuda")

@@ -1,4 +1,4 @@
-"""Every way to store, over the edges, against an oracle that knows the pool as a plain row of slots."""
+"""Every implementation of the store, over its edge cases, against an oracle that sees the pool as a row of slots."""
 
 import re
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from tests.phase1_kv_pool.support import bits, every_way, every_way_and_dtype, n
 
 @dataclass(frozen=True)
 class Case:
-    """A pool with NaN in every number, and tokens for it."""
+    """A pool filled with NaN, and the slots to store tokens in."""
 
     slots: list[int]
     kv_heads: int = 2
@@ -26,9 +26,10 @@ class Case:
     slot_dtype: torch.dtype = torch.int64
 
     def run(self, way: str, dtype: torch.dtype, fused: str = "") -> tuple[list[Tensor], list[Tensor]]:
-        """Keys and values as they are after the store, and as they must be. What `fused` names is a view of q, k, v.
+        """Keys and values after the store, and the expected ones.
 
-        What it does not name is a tensor of its own: K as it is usual, V with its heads first in memory.
+        The letters in `fused` name the inputs that are views of one q, k, v tensor. Otherwise K is contiguous, and V
+        has its heads first in memory.
         """
         torch.manual_seed(len(self.slots))
         device = place_to_try(way)
@@ -43,7 +44,7 @@ class Case:
         return [keys, values], [self.oracle(k.cpu()), self.oracle(v.cpu())]
 
     def oracle(self, rows: Tensor) -> Tensor:
-        """Row by row into a list of all slots, which is only then cut into pages and its heads put first."""
+        """Write row by row into all slots, then cut the slots into pages and put heads first."""
         slots = torch.full((self.pages * self.page_size, self.kv_heads, self.head_dim), torch.nan, dtype=rows.dtype)
         for slot, row in zip(self.slots, rows, strict=True):
             if slot >= 0:
@@ -75,7 +76,7 @@ EDGES = {
 
 @pytest.mark.parametrize("case", EDGES.values(), ids=EDGES.keys())
 @pytest.mark.parametrize(("way", "dtype"), every_way_and_dtype())
-def test_tokens_are_where_they_belong_and_nothing_else_is_touched(way: str, dtype: torch.dtype, case: Case) -> None:
+def test_every_token_is_in_its_slot_and_no_other_slot_changes(way: str, dtype: torch.dtype, case: Case) -> None:
     found, wanted = case.run(way, dtype)
     assert torch.equal(bits(found[0]), bits(wanted[0]))
     assert torch.equal(bits(found[1]), bits(wanted[1]))
@@ -84,7 +85,7 @@ def test_tokens_are_where_they_belong_and_nothing_else_is_touched(way: str, dtyp
 @pytest.mark.proof
 @pytest.mark.parametrize("fused", ["k", "v", "kv"])
 @pytest.mark.parametrize(("way", "dtype"), every_way_and_dtype())
-def test_views_of_a_fused_projection_are_read_as_they_lie(way: str, dtype: torch.dtype, fused: str) -> None:
+def test_views_of_a_fused_projection(way: str, dtype: torch.dtype, fused: str) -> None:
     found, wanted = Case([40, -1, 3, 4, 5], kv_heads=2, head_dim=80).run(way, dtype, fused)
     assert torch.equal(bits(found[0]), bits(wanted[0]))
     assert torch.equal(bits(found[1]), bits(wanted[1]))
@@ -103,15 +104,15 @@ def cases(draw: st.DrawFn) -> Case:
 @pytest.mark.parametrize("way", every_way())
 @settings(max_examples=60)
 @given(case=cases(), fused=st.sampled_from(["", "k", "v", "kv"]))
-def test_any_slots_in_any_pool(way: str, case: Case, fused: str) -> None:
+def test_random_slots_and_pools(way: str, case: Case, fused: str) -> None:
     found, wanted = case.run(way, torch.float32, fused)
     assert torch.equal(bits(found[0]), bits(wanted[0]))
     assert torch.equal(bits(found[1]), bits(wanted[1]))
 
 
 @pytest.mark.parametrize("way", every_way())
-def test_a_pool_and_what_is_stored_may_pass_two_to_the_31_numbers(way: str) -> None:
-    """Twice 4 GiB that nobody fills: on a CPU only what is written becomes memory. K and V are one, in one tensor."""
+def test_tensors_of_more_than_2_to_the_31_numbers(way: str) -> None:
+    """Two tensors of 4 GiB. On a CPU only written pages take memory. K and V are the same tensor."""
     pages = 2**31 // (2 * 16 * 64) + 2
     keys, source = (torch.empty(pages, 2, 16, 64, dtype=torch.float16, device=place_to_try(way)) for _ in range(2))
     slots = torch.tensor([pages * 16 - 1, 3], dtype=torch.int32, device=keys.device)
@@ -169,7 +170,7 @@ def test_the_triton_store_refuses_heads_it_cannot_read_16_bytes_at_a_time() -> N
 
 @pytest.mark.gpu
 @needs_gpu
-def test_a_captured_store_reads_its_slots_anew_at_every_replay() -> None:
+def test_a_captured_store_reads_its_slots_at_every_replay() -> None:
     keys, values = (torch.zeros(4, 2, 16, 128, dtype=torch.bfloat16, device="cuda") for _ in "kv")
     slots = torch.full((8,), -1, device="cuda")
     k, v = torch.randn(2, 8, 2, 128, device="cuda").to(torch.bfloat16)

@@ -107,5 +107,5 @@ def test_a_broken_file_is_named_in_one_line(tmp_path: Path, name: str, content: 
 def test_the_tokenizer_by_itself_refuses_ends_that_are_no_tokens(tmp_path: Path, ends: object) -> None:
     directory = Path(shutil.copytree(BUNDLED, tmp_path / "model"))
     rewrite(directory, eos_token_id=ends)
-    with pytest.raises(ValueError, match=rf"^{directory}/config\.json: eos_token_id must be integers from 0 on, got "):
+    with pytest.raises(ValueError, match=rf"^{directory}/config\.json: eos_token_id must be an integer from 0, got "):
         Tokenizer.from_pretrained(directory)

@@ -97,9 +97,9 @@ def test_the_static_engine_of_phase_2_scores_them_too(oracle: Any, model: Model)
 def test_scores_that_do_not_follow_are_refused() -> None:
     one = Request("one", (1, 2, 3), SamplingParams(prompt_logprobs=0))
     with pytest.raises(InvalidTransitionError, match="0 are known"):
-        one.score(1, [TokenLogprobs(-1.0, ())])
+        one.add_prompt_logprobs(1, [TokenLogprobs(-1.0, ())])
     with pytest.raises(InvalidTransitionError, match="its prompt has 3 tokens"):
-        one.score(0, [TokenLogprobs(-1.0, ())] * 3)
-    one.score(0, [TokenLogprobs(-1.0, ())])
-    one.score(0, [TokenLogprobs(-9.0, ()), TokenLogprobs(-2.0, ())])
+        one.add_prompt_logprobs(0, [TokenLogprobs(-1.0, ())] * 3)
+    one.add_prompt_logprobs(0, [TokenLogprobs(-1.0, ())])
+    one.add_prompt_logprobs(0, [TokenLogprobs(-9.0, ()), TokenLogprobs(-2.0, ())])
     assert [score.logprob for score in one.prompt_logprobs] == [-1.0, -2.0]

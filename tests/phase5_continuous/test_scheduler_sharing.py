@@ -83,7 +83,7 @@ def test_who_has_its_first_scores_waits_for_the_pages_of_those() -> None:
     """Preempted after 16 tokens, it may use their pages, which are being computed for another by now."""
     one = prefix_engine(8)
     again = Request("again", (5,) * 40, SamplingParams(max_tokens=1, ignore_eos=True, prompt_logprobs=0))
-    again.score(0, [TokenLogprobs(-1.0, ())] * 16)
+    again.add_prompt_logprobs(0, [TokenLogprobs(-1.0, ())] * 16)
     one.submit(request("first", [5] * 40, max_tokens=1), again)
     assert [lengths(one.step()) for _ in range(3)] == [{"first": 8}, {"first": 8}, {"first": 8, "again": 8}]
     assert one.batches[-1].slices[1].start == 16

@@ -17,8 +17,7 @@ import httpx
 import uvicorn
 import uvloop
 
-from phase0_request.logprobs import TokenLogprobs
-from phase0_request.request import FinishReason
+from phase0_request.request import FinishReason, TokenLogprobs
 from phase6_integration.async_engine import AsyncEngine, Health
 from phase6_integration.options import EngineOptions
 from phase6_integration.server.app import create_app

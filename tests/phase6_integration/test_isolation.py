@@ -75,7 +75,7 @@ def test_the_one_to_blame_fails_alone(stage: str) -> None:
     assert found.tokens == [1, 2, None, None, 5]
     assert found.failed == {1: "no token can be drawn", 2: BLAMED}
     assert {number: logprobs.logprob for number, logprobs in found.logprobs.items()} == {0: -1.0, 4: -1.0}
-    assert set(found.scores) == {0, 1, 3, 4}
+    assert set(found.prompt_logprobs) == {0, 1, 3, 4}
 
 
 @STAGES

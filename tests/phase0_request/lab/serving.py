@@ -1,10 +1,10 @@
-"""Servers to test with: what they know, and models that wait, never wait, or are let through step by step."""
+"""Mock servers for tests: known answers, and models that sleep, never sleep, or wait for the test at each step."""
 
 import asyncio
 
 from phase0_request import Batch, FinishReason, Tokenizer
 from phase0_request.lab.mock_model import MockModel, StepCost
-from phase0_request.lab.server import Server, Stream
+from phase0_request.lab.server import MockServer, TokenStream
 
 ANSWERS = {
     "What is a page?": "A page is a block of sixteen tokens, caf\u00e9 and \u4f60\u597d included.",
@@ -15,7 +15,7 @@ FREE = StepCost(0, 0, 0)
 
 
 class Gate(MockModel):
-    """A mock whose steps wait until they are let through, so that a test can act in the middle of one."""
+    """A mock whose steps wait for `open`, so that a test can act in the middle of a step."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         mock = MockModel.replaying(tokenizer, ANSWERS.items(), FREE)
@@ -29,13 +29,13 @@ class Gate(MockModel):
         return await super().run(batch)
 
 
-def serving(tokenizer: Tokenizer, batch_size: int = 2, queue_limit: int = 8) -> Server:
+def serving(tokenizer: Tokenizer, batch_size: int = 2, queue_limit: int = 8) -> MockServer:
     model = MockModel.replaying(tokenizer, ANSWERS.items(), FREE)
-    return Server(tokenizer, model, batch_size=batch_size, queue_limit=queue_limit)
+    return MockServer(tokenizer, model, batch_size=batch_size, queue_limit=queue_limit)
 
 
 class Instant(MockModel):
-    """A mock that never waits: the shape of a model that computes in the event loop's own thread."""
+    """A mock that never awaits, like a model that computes in the event loop's thread."""
 
     async def run(self, batch: Batch) -> list[int | None]:
         return self.step(batch)
@@ -46,7 +46,7 @@ def instant(tokenizer: Tokenizer, **answers: str) -> Instant:
     return Instant(pairs, 2, FREE)
 
 
-async def read(stream: Stream) -> tuple[str, FinishReason | None]:
-    deltas = [delta async for delta in stream]
-    assert all(d.finish_reason is None for d in deltas[:-1])
-    return "".join(d.text for d in deltas), deltas[-1].finish_reason
+async def read(stream: TokenStream) -> tuple[str, FinishReason | None]:
+    items = [item async for item in stream]
+    assert all(d.finish_reason is None for d in items[:-1])
+    return "".join(d.text for d in items), items[-1].finish_reason

@@ -24,18 +24,20 @@ def spans(batcher: Batcher) -> list[tuple[str, int, int]]:
 
 
 @pytest.mark.proof
-def test_new_prompts_join_while_others_decode(make_request: Callable[..., Request]) -> None:
-    """Continuous admission: a seat that becomes free is taken in the very next step."""
+def test_a_waiting_request_joins_as_soon_as_another_finishes(
+    make_request: Callable[..., Request],
+) -> None:
+    """Continuous batching: prefill and decode share the step."""
     batcher = Batcher([EOS], batch_size=2)
     for prompt in (3, 4, 5):
         batcher.submit(make_request(prompt=prompt))
     batch = batcher.plan(0.0)
     assert [(s.request.id, s.start, s.length) for s in batch] == [("r1", 0, 3), ("r2", 0, 4)]
-    batcher.commit(batch, [7, EOS], 1.0)  # r2 says nothing and leaves
+    batcher.commit(batch, [7, EOS], 1.0)  # r2 ends with its first token
     assert spans(batcher) == [("r1", 3, 1), ("r3", 0, 5)]
 
 
-def test_a_token_is_computed_in_the_step_after_it_was_said(make_request: Callable[..., Request]) -> None:
+def test_an_output_token_is_computed_in_the_next_step(make_request: Callable[..., Request]) -> None:
     batcher = Batcher([EOS])
     request = make_request(prompt=3)
     batcher.submit(request)
@@ -48,7 +50,9 @@ def test_a_token_is_computed_in_the_step_after_it_was_said(make_request: Callabl
     assert seen == [[10, 11, 12], [7], [8]]
 
 
-def test_events_are_the_tokens_in_order_and_nothing_after_the_end(make_request: Callable[..., Request]) -> None:
+def test_events_are_tokens_in_order_and_end_with_the_finish_reason(
+    make_request: Callable[..., Request],
+) -> None:
     batcher = Batcher([EOS])
     request = make_request(max_tokens=2)
     batcher.submit(request)
@@ -60,7 +64,7 @@ def test_events_are_the_tokens_in_order_and_nothing_after_the_end(make_request: 
     assert not batcher.finish(request, FinishReason.ABORT, 3.0)
 
 
-def test_one_aborted_while_its_step_runs_takes_nothing_from_it(make_request: Callable[..., Request]) -> None:
+def test_a_request_aborted_during_a_step_drops_its_result(make_request: Callable[..., Request]) -> None:
     batcher = Batcher([EOS])
     stays, leaves = make_request(), make_request()
     batcher.submit(stays)
@@ -72,7 +76,7 @@ def test_one_aborted_while_its_step_runs_takes_nothing_from_it(make_request: Cal
     assert [s.request for s in batcher.plan(1.0)] == [stays]
 
 
-def test_one_aborted_as_its_end_lands_ends_once(make_request: Callable[..., Request]) -> None:
+def test_a_request_aborted_in_its_last_step_finishes_once(make_request: Callable[..., Request]) -> None:
     batcher = Batcher([EOS])
     request = make_request()
     batcher.submit(request)
@@ -82,7 +86,7 @@ def test_one_aborted_as_its_end_lands_ends_once(make_request: Callable[..., Requ
     assert request.finish_reason is FinishReason.ABORT
 
 
-def test_one_aborted_while_waiting_leaves_the_queue(make_request: Callable[..., Request]) -> None:
+def test_aborting_a_waiting_request_removes_it_from_the_queue(make_request: Callable[..., Request]) -> None:
     batcher = Batcher([EOS], batch_size=1)
     first, second, third = make_request(), make_request(), make_request()
     for request in (first, second, third):
@@ -92,13 +96,13 @@ def test_one_aborted_while_waiting_leaves_the_queue(make_request: Callable[..., 
     assert list(batcher.waiting) == [third]
 
 
-def test_what_cannot_be_taken_in_is_refused(make_request: Callable[..., Request]) -> None:
+def test_invalid_submissions_are_refused(make_request: Callable[..., Request]) -> None:
     batcher = Batcher([EOS], batch_size=1, queue_limit=1)
-    seated = make_request()
-    batcher.submit(seated)
+    running = make_request()
+    batcher.submit(running)
     batcher.plan(0.0)
     with pytest.raises(ValueError, match="r1 is running"):
-        batcher.submit(seated)
+        batcher.submit(running)
     with pytest.raises(ValueError, match="r1 is running already"):
         batcher.submit(Request("r1", (1,)))
     batcher.submit(make_request())
@@ -110,8 +114,8 @@ def test_what_cannot_be_taken_in_is_refused(make_request: Callable[..., Request]
         Batcher([EOS], batch_size=0)
 
 
-@pytest.mark.parametrize("tokens", [[EOS, None], [EOS], [EOS, 7, 7]], ids=["forgotten", "too few", "too many"])
-def test_a_faulty_step_is_committed_as_a_whole_or_not_at_all(
+@pytest.mark.parametrize("tokens", [[EOS, None], [EOS], [EOS, 7, 7]], ids=["missing", "too few", "too many"])
+def test_an_incomplete_step_output_changes_no_request(
     make_request: Callable[..., Request], tokens: list[int | None]
 ) -> None:
     batcher = Batcher([EOS])
@@ -124,7 +128,7 @@ def test_a_faulty_step_is_committed_as_a_whole_or_not_at_all(
     assert not any(request.finished for request in requests)
 
 
-def test_a_step_committed_twice_is_a_fault(make_request: Callable[..., Request]) -> None:
+def test_committing_a_step_twice_raises(make_request: Callable[..., Request]) -> None:
     batcher = Batcher([EOS])
     request = make_request()
     batcher.submit(request)
@@ -140,19 +144,19 @@ def test_a_step_committed_twice_is_a_fault(make_request: Callable[..., Request])
     batch_size=st.integers(1, 5),
     seed=st.integers(0, 1000),
 )
-def test_everyone_is_served_in_order_and_no_token_is_lost(
+def test_every_request_finishes_and_each_token_is_computed_and_delivered_once(
     arrivals: list[tuple[int, int, int]], batch_size: int, seed: int
 ) -> None:
-    """Any arrivals, any seats, aborts in between: each token computed once, each said once, seats never exceeded."""
+    """Any arrivals and batch sizes, with aborts in between. The batch size is never exceeded."""
     rng = random.Random(seed)
     batcher = Batcher([EOS], batch_size)
     todo = [
         (at, Request(f"r{n}", tuple(range(1, prompt + 1)), SamplingParams(max_tokens=answer)))
         for n, (prompt, answer, at) in enumerate(arrivals)
     ]
-    everyone = [request for _, request in todo]
-    computed: dict[str, list[int]] = {request.id: [] for request in everyone}
-    delivered: dict[str, list[int | None]] = {request.id: [] for request in everyone}
+    requests = [request for _, request in todo]
+    computed: dict[str, list[int]] = {request.id: [] for request in requests}
+    delivered: dict[str, list[int | None]] = {request.id: [] for request in requests}
     ended: list[str] = []
     for step in range(1000):
         for arrival in [a for a in todo if a[0] <= step]:
@@ -174,8 +178,8 @@ def test_everyone_is_served_in_order_and_no_token_is_lost(
             delivered[request.id].append(token)
             if reason is not None:
                 ended.append(request.id)
-    assert sorted(ended) == sorted(request.id for request in everyone)
-    for request in everyone:
+    assert sorted(ended) == sorted(request.id for request in requests)
+    for request in requests:
         assert computed[request.id] == list(range(len(computed[request.id])))
         assert delivered[request.id] == request.output_tokens
         if request.finish_reason is FinishReason.LENGTH:

@@ -19,7 +19,7 @@ LABS = [
 
 
 @pytest.mark.parametrize("lab", LABS)
-def test_every_module_that_is_listed_runs_under_its_name(lab: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_listed_module_runs_by_its_name(lab: str, capsys: pytest.CaptureFixture[str]) -> None:
     listed = contents(lab)
     assert "demo" in listed
     for name, about in listed.items():
@@ -30,13 +30,13 @@ def test_every_module_that_is_listed_runs_under_its_name(lab: str, capsys: pytes
         assert capsys.readouterr().out.startswith(f"usage: {command} ")
 
 
-def test_without_a_name_it_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_name_the_modules_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main("phase0_request.lab", []) == 0
     shown = capsys.readouterr().out
     assert [line.split()[0] for line in shown.splitlines()[2:]] == list(contents("phase0_request.lab"))
 
 
-def test_a_name_that_is_not_there_is_refused_with_those_that_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_name_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match=r"^2$"):
         main("phase0_request.lab", ["bnech"])
     assert "there is no 'bnech' here; it has bench, corpus.generate" in capsys.readouterr().err

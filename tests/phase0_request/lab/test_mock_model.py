@@ -21,20 +21,20 @@ def generate(model: MockModel, prompt: tuple[int, ...], **params: Any) -> list[i
             return request.output_tokens
 
 
-def test_it_replays_the_answer_it_knows_and_ends() -> None:
+def test_a_known_prompt_gets_its_answer_then_eos() -> None:
     model = MockModel({(1, 2): [11, 12], (3,): [13]}, EOS)
     assert generate(model, (1, 2)) == [11, 12, EOS]
     assert generate(model, (3,)) == [13, EOS]
 
 
-def test_an_unknown_prompt_gets_one_of_its_answers_always_the_same() -> None:
+def test_an_unknown_prompt_always_gets_the_same_answer() -> None:
     model = MockModel({(n,): [n + 10] for n in range(50)}, EOS)
     first = generate(model, (7, 7, 7))
     assert first == generate(model, (7, 7, 7))
     assert {tuple(generate(model, (7, 7, 7), seed=seed)) for seed in range(20)} > {tuple(first)}
 
 
-def test_it_honours_what_it_accepts() -> None:
+def test_accepted_parameters_are_honoured() -> None:
     model = MockModel({(1,): [11, 12]}, EOS)
     assert generate(model, (1,), max_tokens=1) == [11]
     assert generate(model, (1,), ignore_eos=True, max_tokens=5) == [11, 12, 11, 12, 11]
@@ -46,23 +46,21 @@ def test_it_honours_what_it_accepts() -> None:
     [{"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.5}, {"logprobs": 2}, {"logit_bias": {1: 1.0}}],
     ids=lambda p: next(iter(p)),
 )
-def test_it_refuses_by_name_what_it_cannot_honour(params: dict[str, Any]) -> None:
+def test_unsupported_parameters_are_refused_by_name(params: dict[str, Any]) -> None:
     model = MockModel({(1,): [11]}, EOS)
     with pytest.raises(ValueError, match=f"^{next(iter(params))}=.* is not supported by the mock"):
         model.check(SamplingParams(**params))
     model.check(SamplingParams(temperature=0, stop="x", seed=3))
 
 
-def test_nothing_to_say_is_refused() -> None:
+def test_a_mock_needs_a_nonempty_answer() -> None:
     for answers in ({}, {(1,): []}):
         with pytest.raises(ValueError, match="at least one answer"):
             MockModel(answers, EOS)
 
 
-def test_a_step_takes_milliseconds_in_proportion(
-    make_request: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Prefill grows with the prompt; a decode costs nearly the same for one as for eight."""
+def test_step_cost_in_milliseconds(make_request: Callable[..., Request], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefill grows with the prompt; a decode costs nearly the same for one request as for eight."""
     cost = StepCost(step=20, prefill_token=0.25, decode_token=0.1)
 
     def decoding() -> Request:
@@ -87,14 +85,14 @@ def test_a_step_takes_milliseconds_in_proportion(
     assert slept == [pytest.approx(0.0201)]
 
 
-def test_a_chunk_yields_no_token(make_request: Callable[..., Request]) -> None:
+def test_an_incomplete_slice_yields_no_token(make_request: Callable[..., Request]) -> None:
     model = MockModel({(1,): [11]}, EOS, StepCost(0, 0, 0))
     request = make_request(prompt=4)
     assert run(model.run(Batch((Slice(request, 0, 3),)))) == [None]
     assert run(model.run(Batch((Slice(request, 0, 4),)))) == [11]
 
 
-def test_it_learns_question_and_answer_as_text(tokenizer: Tokenizer) -> None:
+def test_a_mock_from_questions_and_answers_as_text(tokenizer: Tokenizer) -> None:
     model = MockModel.replaying(tokenizer, [("What is a page?", "A page is caf\u00e9."), ("Why?", "Because.")])
     prompt = tuple(tokenizer.encode("What is a page?"))
     request = Request("r", prompt)

@@ -3,27 +3,27 @@ import asyncio
 import pytest
 
 from phase0_request import FinishReason, QueueFullError, RequestState, SamplingParams, Tokenizer
-from phase0_request.lab.server import Delta, Server
-from phase0_request.lab.trace import Stage
+from phase0_request.lab.server import MockServer, StreamedToken
+from phase0_request.lab.trace import PipelineStage
 from tests.phase0_request.lab.serving import ANSWERS, Gate, instant, read, serving
 from tests.phase0_request.support import run
 
 
 @pytest.mark.proof
 def test_an_answer_streams_token_by_token(tokenizer: Tokenizer) -> None:
-    async def scene() -> list[Delta]:
+    async def scene() -> list[StreamedToken]:
         async with serving(tokenizer) as server:
-            return [delta async for delta in server.generate("What is a page?")]
+            return [item async for item in server.generate("What is a page?")]
 
-    deltas = run(scene())
+    items = run(scene())
     expected = tokenizer.encode(ANSWERS["What is a page?"])
-    assert [d.token for d in deltas[:-1]] == expected
-    assert deltas[-1].token in tokenizer.eos_ids
-    assert deltas[-1].finish_reason is FinishReason.STOP
-    assert "".join(d.text for d in deltas) == ANSWERS["What is a page?"]
+    assert [d.token for d in items[:-1]] == expected
+    assert items[-1].token in tokenizer.eos_ids
+    assert items[-1].finish_reason is FinishReason.STOP
+    assert "".join(d.text for d in items) == ANSWERS["What is a page?"]
 
 
-def test_everyone_gets_their_own_answer_whatever_the_company(tokenizer: Tokenizer) -> None:
+def test_every_request_gets_its_own_answer_in_any_batch(tokenizer: Tokenizer) -> None:
     async def scene() -> list[tuple[str, FinishReason | None]]:
         async with serving(tokenizer, batch_size=3, queue_limit=100) as server:
             streams = [server.submit(question) for question in list(ANSWERS) * 10]
@@ -44,7 +44,7 @@ def test_parameters_are_honoured(tokenizer: Tokenizer) -> None:
     assert early == ("O", FinishReason.STOP)
 
 
-def test_a_stop_string_ends_the_work_and_frees_the_seat(tokenizer: Tokenizer) -> None:
+def test_a_stop_string_ends_the_request_and_frees_its_place_in_the_batch(tokenizer: Tokenizer) -> None:
     async def scene() -> None:
         async with serving(tokenizer, batch_size=1) as server:
             stream = server.submit("Count.", SamplingParams(stop=", four"))
@@ -70,14 +70,14 @@ def test_a_stop_string_completed_by_the_last_token_allowed_is_a_stop(tokenizer: 
     run(scene())
 
 
-def test_what_was_held_back_is_shown_at_the_end_whatever_the_end(tokenizer: Tokenizer) -> None:
+def test_held_back_text_is_flushed_for_every_finish_reason(tokenizer: Tokenizer) -> None:
     """The answer ends in the beginning of a stop string: by EOS, by length, by an abort and by an error."""
     upto = len(tokenizer.encode("One, two"))
 
     async def scene() -> None:
         model = Gate(tokenizer)
         model.open.set()
-        async with Server(tokenizer, model) as server:
+        async with MockServer(tokenizer, model) as server:
             by_eos = server.submit("Count.", SamplingParams(stop=" ten.!"))
             assert await read(by_eos) == (ANSWERS["Count."], FinishReason.STOP)
             by_length = server.submit("Count.", SamplingParams(stop=" two!", max_tokens=upto))
@@ -110,8 +110,8 @@ def test_a_stop_token_is_not_shown_and_the_first_tokens_are_not_searched(tokeniz
 def test_the_urgent_pass_those_who_wait(tokenizer: Tokenizer) -> None:
     async def scene() -> None:
         model = Gate(tokenizer)
-        async with Server(tokenizer, model, batch_size=1) as server:
-            seated = server.submit("Count.")
+        async with MockServer(tokenizer, model, batch_size=1) as server:
+            running = server.submit("Count.")
             await model.entered.wait()
             patient = server.submit("Why pages?")
             urgent = server.generate("What is a page?", priority=-1)
@@ -122,7 +122,7 @@ def test_the_urgent_pass_those_who_wait(tokenizer: Tokenizer) -> None:
             await first
             assert patient.request.state is RequestState.WAITING
             await urgent.aclose()
-            await asyncio.gather(read(seated), read(patient))
+            await asyncio.gather(read(running), read(patient))
             with pytest.raises(ValueError, match="priority must be an integer"):
                 server.submit("Count.", priority="high")  # type: ignore[arg-type]
             assert (await read(server.submit("Count.")))[1] is FinishReason.STOP
@@ -130,10 +130,10 @@ def test_the_urgent_pass_those_who_wait(tokenizer: Tokenizer) -> None:
     run(scene())
 
 
-def test_nothing_is_kept_of_those_who_have_left(tokenizer: Tokenizer) -> None:
+def test_finished_requests_leave_no_state_behind(tokenizer: Tokenizer) -> None:
     async def scene() -> None:
         model = Gate(tokenizer)
-        async with Server(tokenizer, model, batch_size=2) as server:
+        async with MockServer(tokenizer, model, batch_size=2) as server:
             streams = [server.submit("Count.", SamplingParams(max_tokens=n)) for n in (1, 2, 30, 40)]
             await model.entered.wait()
             server.abort(streams[0].request)
@@ -148,11 +148,9 @@ def test_nothing_is_kept_of_those_who_have_left(tokenizer: Tokenizer) -> None:
     run(scene())
 
 
-def test_a_model_that_never_waits_still_streams(tokenizer: Tokenizer) -> None:
-    """Its clients read between its steps, and an abort is heard."""
-
+def test_streams_and_aborts_work_with_a_model_that_never_awaits(tokenizer: Tokenizer) -> None:
     async def scene() -> None:
-        async with Server(tokenizer, instant(tokenizer)) as server:
+        async with MockServer(tokenizer, instant(tokenizer)) as server:
             stream = server.submit("Count.", SamplingParams(max_tokens=10_000, ignore_eos=True))
             for _ in range(3):
                 await anext(stream)
@@ -163,7 +161,7 @@ def test_a_model_that_never_waits_still_streams(tokenizer: Tokenizer) -> None:
     run(scene())
 
 
-def test_bad_requests_are_refused_and_the_others_are_served(tokenizer: Tokenizer) -> None:
+def test_invalid_requests_are_refused_and_the_others_are_served(tokenizer: Tokenizer) -> None:
     async def scene() -> None:
         async with serving(tokenizer) as server:
             for prompt in ("", None, 5, b"bytes"):
@@ -176,10 +174,10 @@ def test_bad_requests_are_refused_and_the_others_are_served(tokenizer: Tokenizer
     run(scene())
 
 
-def test_past_its_queue_limit_it_refuses_and_loses_nobody(tokenizer: Tokenizer) -> None:
+def test_a_full_queue_refuses_new_requests_and_keeps_the_waiting_ones(tokenizer: Tokenizer) -> None:
     async def scene() -> None:
         model = Gate(tokenizer)
-        async with Server(tokenizer, model, batch_size=1, queue_limit=2) as server:
+        async with MockServer(tokenizer, model, batch_size=1, queue_limit=2) as server:
             first = server.submit("Count.")
             await model.entered.wait()
             waiting = [server.submit("Count."), server.submit("Why pages?")]
@@ -193,7 +191,7 @@ def test_past_its_queue_limit_it_refuses_and_loses_nobody(tokenizer: Tokenizer) 
     run(scene())
 
 
-def test_a_request_that_comes_later_joins_those_already_decoding(tokenizer: Tokenizer) -> None:
+def test_a_late_request_joins_a_running_batch(tokenizer: Tokenizer) -> None:
     async def scene() -> None:
         async with serving(tokenizer) as server:
             early = server.submit("Count.")
@@ -207,15 +205,15 @@ def test_a_request_that_comes_later_joins_those_already_decoding(tokenizer: Toke
     run(scene())
 
 
-def test_every_stage_is_on_the_trace(tokenizer: Tokenizer) -> None:
+def test_the_trace_has_every_stage(tokenizer: Tokenizer) -> None:
     async def scene() -> None:
         async with serving(tokenizer) as server:
             stream = server.submit("Count.")
             await read(stream)
         spans = list(server.trace.spans(stream.request.id))
         tokens = len(stream.request.output_tokens)
-        assert [s.stage for s in spans[:3]] == [Stage.API, Stage.TOKENIZER, Stage.SCHEDULER]
-        rounds = [Stage.SCHEDULER, Stage.RUNNER, Stage.DETOKENIZER] * tokens
+        assert [s.stage for s in spans[:3]] == [PipelineStage.API, PipelineStage.TOKENIZER, PipelineStage.SCHEDULER]
+        rounds = [PipelineStage.SCHEDULER, PipelineStage.RUNNER, PipelineStage.DETOKENIZER] * tokens
         assert [s.stage for s in spans[2:]] == rounds
         times = stream.request.times
         assert spans[0].start == times.arrival

@@ -1,4 +1,4 @@
-"""Every way in which a request, a step or the server can end before its time. Nobody may be left waiting."""
+"""Every way in which a request, a step or the server can end early. No client may wait for ever."""
 
 import asyncio
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import pytest
 
 from phase0_request import Batch, FinishReason, SamplingParams, Tokenizer
 from phase0_request.lab.mock_model import MockModel
-from phase0_request.lab.server import Server
+from phase0_request.lab.server import MockServer
 from tests.phase0_request.lab.serving import ANSWERS, FREE, Gate, instant, read, serving
 from tests.phase0_request.support import run
 
@@ -17,7 +17,7 @@ def test_closing_the_generator_aborts_the_request(tokenizer: Tokenizer) -> None:
     async def scene() -> None:
         model = Gate(tokenizer)
         model.open.set()
-        async with Server(tokenizer, model, batch_size=1) as server:
+        async with MockServer(tokenizer, model, batch_size=1) as server:
             async with aclosing(server.generate("Count.")) as answer:
                 await anext(answer)
                 (request,) = server.batcher.running.values()
@@ -28,10 +28,10 @@ def test_closing_the_generator_aborts_the_request(tokenizer: Tokenizer) -> None:
     run(scene())
 
 
-def test_a_cancelled_reader_aborts_its_request(tokenizer: Tokenizer) -> None:
+def test_cancelling_the_reader_aborts_the_request(tokenizer: Tokenizer) -> None:
     async def scene() -> None:
         model = Gate(tokenizer)
-        async with Server(tokenizer, model, batch_size=1) as server:
+        async with MockServer(tokenizer, model, batch_size=1) as server:
 
             async def reader() -> None:
                 async for _ in server.generate("Count."):
@@ -48,13 +48,13 @@ def test_a_cancelled_reader_aborts_its_request(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("moment", ["waiting", "in a step", "finished"])
-def test_abort_is_legal_at_any_moment(tokenizer: Tokenizer, moment: str) -> None:
+def test_abort_is_legal_in_every_state(tokenizer: Tokenizer, moment: str) -> None:
     async def scene() -> None:
         model = Gate(tokenizer)
-        async with Server(tokenizer, model, batch_size=1) as server:
-            seated, queued = server.submit("Count."), server.submit("Why pages?")
+        async with MockServer(tokenizer, model, batch_size=1) as server:
+            running, queued = server.submit("Count."), server.submit("Why pages?")
             await model.entered.wait()
-            victim, other = (queued, seated) if moment == "waiting" else (seated, queued)
+            victim, other = (queued, running) if moment == "waiting" else (running, queued)
             if moment == "finished":
                 model.open.set()
                 await read(victim)
@@ -69,7 +69,7 @@ def test_abort_is_legal_at_any_moment(tokenizer: Tokenizer, moment: str) -> None
     run(scene())
 
 
-def test_a_failing_step_ends_its_requests_and_the_server_goes_on(tokenizer: Tokenizer) -> None:
+def test_a_failed_step_ends_only_its_requests(tokenizer: Tokenizer) -> None:
     class Flaky(MockModel):
         failures = 2
 
@@ -78,45 +78,45 @@ def test_a_failing_step_ends_its_requests_and_the_server_goes_on(tokenizer: Toke
             if self.failures == 1:
                 raise RuntimeError("the device fell over")
             if self.failures == 0:
-                raise asyncio.CancelledError  # as when something inside it was cancelled; the server itself is not
+                raise asyncio.CancelledError  # a task inside the model was cancelled, not the server
             return await super().run(batch)
 
     async def scene() -> None:
         mock = MockModel.replaying(tokenizer, ANSWERS.items(), FREE)
-        async with Server(tokenizer, Flaky(mock._answers, mock._eos_id, FREE), batch_size=1) as server:
-            struck, other, waiting = (server.submit(q) for q in ("Count.", "Count.", "Why pages?"))
-            assert await read(struck) == ("", FinishReason.ERROR)
+        async with MockServer(tokenizer, Flaky(mock._answers, mock._eos_id, FREE), batch_size=1) as server:
+            failed, other, waiting = (server.submit(q) for q in ("Count.", "Count.", "Why pages?"))
+            assert await read(failed) == ("", FinishReason.ERROR)
             assert await read(other) == ("", FinishReason.ERROR)
-            assert struck.request.error == "the model failed: RuntimeError('the device fell over')"
+            assert failed.request.error == "the model failed: RuntimeError('the device fell over')"
             assert await read(waiting) == (ANSWERS["Why pages?"], FinishReason.STOP)
 
     run(scene())
 
 
 @pytest.mark.parametrize("max_tokens", [1, 9], ids=["as its last token", "in the middle"])
-def test_a_token_that_is_none_ends_that_request_alone(tokenizer: Tokenizer, max_tokens: int) -> None:
+def test_an_invalid_token_ends_only_its_request(tokenizer: Tokenizer, max_tokens: int) -> None:
     async def scene() -> None:
         bad, good = tuple(tokenizer.encode("Count.")), tuple(tokenizer.encode("Why pages?"))
         model = MockModel({bad: [99_999], good: tokenizer.encode("Fine.")}, 2, FREE)
-        async with Server(tokenizer, model, batch_size=2) as server:
-            struck = server.submit("Count.", SamplingParams(max_tokens=max_tokens))
+        async with MockServer(tokenizer, model, batch_size=2) as server:
+            failed = server.submit("Count.", SamplingParams(max_tokens=max_tokens))
             other = server.submit("Why pages?")
-            assert (await read(struck))[1] is FinishReason.ERROR
-            assert struck.request.finish_reason is FinishReason.ERROR
-            assert "99999" in (struck.request.error or "")
+            assert (await read(failed))[1] is FinishReason.ERROR
+            assert failed.request.finish_reason is FinishReason.ERROR
+            assert "99999" in (failed.request.error or "")
             assert await read(other) == ("Fine.", FinishReason.STOP)
 
     run(scene())
 
 
-def test_when_the_server_itself_is_broken_nobody_waits_for_ever(tokenizer: Tokenizer) -> None:
-    class Forgetful(MockModel):
+def test_a_bug_in_the_server_ends_every_request_with_an_error(tokenizer: Tokenizer) -> None:
+    class Incomplete(MockModel):
         async def run(self, batch: Batch) -> Sequence[int | None]:  # type: ignore[override]
-            return [2, None]  # an end for the first, and nothing for the second
+            return [2, None]  # EOS for the first request, no token for the second
 
     async def scene() -> None:
         mock = MockModel.replaying(tokenizer, ANSWERS.items(), FREE)
-        async with Server(tokenizer, Forgetful(mock._answers, mock._eos_id, FREE), batch_size=2) as server:
+        async with MockServer(tokenizer, Incomplete(mock._answers, mock._eos_id, FREE), batch_size=2) as server:
             streams = [server.submit(question) for question in ANSWERS]
             for stream in streams:
                 assert await read(stream) == ("", FinishReason.ERROR)
@@ -126,10 +126,10 @@ def test_when_the_server_itself_is_broken_nobody_waits_for_ever(tokenizer: Token
     run(scene())
 
 
-def test_stopping_ends_what_still_runs(tokenizer: Tokenizer) -> None:
+def test_stopping_the_server_aborts_unfinished_requests(tokenizer: Tokenizer) -> None:
     async def scene() -> None:
         model = Gate(tokenizer)
-        async with Server(tokenizer, model, batch_size=1) as server:
+        async with MockServer(tokenizer, model, batch_size=1) as server:
             streams = [server.submit("Count."), server.submit("Why pages?")]
             await model.entered.wait()
         assert [await read(stream) for stream in streams] == [("", FinishReason.ABORT)] * 2
@@ -139,9 +139,7 @@ def test_stopping_ends_what_still_runs(tokenizer: Tokenizer) -> None:
     run(scene())
 
 
-def test_an_idle_server_is_woken_by_a_request_and_not_by_a_clock(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_idle_server_does_not_poll(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     sleep, slept = asyncio.sleep, []
 
     async def counted(seconds: float) -> None:
@@ -149,7 +147,7 @@ def test_an_idle_server_is_woken_by_a_request_and_not_by_a_clock(
         await sleep(0)
 
     async def scene() -> None:
-        async with Server(tokenizer, instant(tokenizer)) as server:
+        async with MockServer(tokenizer, instant(tokenizer)) as server:
             plans = 0
             plan = server.batcher.plan
 
@@ -167,25 +165,25 @@ def test_an_idle_server_is_woken_by_a_request_and_not_by_a_clock(
             before = plans
             for _ in range(100):
                 await sleep(0)
-            assert plans <= before + 1  # it looks once more, finds nobody, and waits
+            assert plans <= before + 1  # one more empty plan, then it sleeps
             assert set(slept) == {0}
 
     run(scene())
 
 
-def test_a_loop_cancelled_from_outside_ends_and_takes_everyone_with_it(tokenizer: Tokenizer) -> None:
-    """As when the program shuts down around a server that nobody left: it must not hold the program up."""
+def test_cancelling_the_serving_loop_ends_every_request(tokenizer: Tokenizer) -> None:
+    """As when the program shuts down inside the `async with` block."""
 
     async def scene() -> None:
         model = Gate(tokenizer)
-        server = Server(tokenizer, model, batch_size=1)
+        server = MockServer(tokenizer, model, batch_size=1)
         await server.__aenter__()
-        seated, queued = server.submit("Count."), server.submit("Why pages?")
+        running, queued = server.submit("Count."), server.submit("Why pages?")
         await model.entered.wait()
         assert server._loop is not None
         server._loop.cancel()
         await asyncio.wait_for(asyncio.gather(server._loop, return_exceptions=True), 5)
-        assert [await read(stream) for stream in (seated, queued)] == [("", FinishReason.ERROR)] * 2
+        assert [await read(stream) for stream in (running, queued)] == [("", FinishReason.ERROR)] * 2
         with pytest.raises(RuntimeError, match="the server has stopped: CancelledError"):
             server.submit("Count.")
         await server.__aexit__()
@@ -193,7 +191,7 @@ def test_a_loop_cancelled_from_outside_ends_and_takes_everyone_with_it(tokenizer
     run(scene())
 
 
-def test_a_server_is_entered_once_at_a_time(tokenizer: Tokenizer) -> None:
+def test_a_server_cannot_be_entered_twice_at_a_time(tokenizer: Tokenizer) -> None:
     async def scene() -> None:
         server = serving(tokenizer)
         async with server:
@@ -206,29 +204,29 @@ def test_a_server_is_entered_once_at_a_time(tokenizer: Tokenizer) -> None:
     run(scene())
 
 
-def test_stopping_ends_everyone_even_when_the_stopping_is_cancelled(tokenizer: Tokenizer) -> None:
+def test_stopping_aborts_every_request_even_if_it_is_cancelled(tokenizer: Tokenizer) -> None:
     class Stubborn(MockModel):
         async def run(self, batch: Batch) -> list[int | None]:
             entered.set()
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
-                await let_go.wait()
+                await release.wait()
                 raise
             return []
 
     async def scene() -> None:
         mock = MockModel.replaying(tokenizer, ANSWERS.items(), FREE)
-        server = Server(tokenizer, Stubborn(mock._answers, mock._eos_id, FREE))
+        server = MockServer(tokenizer, Stubborn(mock._answers, mock._eos_id, FREE))
         await server.__aenter__()
         stream = server.submit("Count.")
         await entered.wait()
         stopping = asyncio.create_task(server.__aexit__())
         await asyncio.sleep(0)
         stopping.cancel()
-        let_go.set()
+        release.set()
         await asyncio.gather(stopping, return_exceptions=True)
         assert await read(stream) == ("", FinishReason.ABORT)
 
-    entered, let_go = asyncio.Event(), asyncio.Event()
+    entered, release = asyncio.Event(), asyncio.Event()
     run(scene())

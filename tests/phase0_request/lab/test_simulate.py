@@ -14,8 +14,8 @@ def at(arrival: float, prompt: int, answer: int, name: str = "r") -> Request:
     return Request(name, (1,) * prompt, SamplingParams(max_tokens=answer, ignore_eos=True), arrival=arrival)
 
 
-def test_time_passes_by_what_the_steps_cost() -> None:
-    """By hand: 10 ms a step and 1 ms a prompt token; the second waits for the only seat, and prefills alone."""
+def test_times_follow_from_the_step_costs() -> None:
+    """By hand: 10 ms a step and 1 ms a prompt token. The second request waits, for the batch size is one."""
     first, second = at(0.0, prompt=4, answer=3, name="a"), at(0.005, prompt=2, answer=1, name="b")
     summary = simulate([second, first], MODEL, [EOS], batch_size=1)
     assert first.times.tokens == pytest.approx([0.014, 0.024, 0.034])
@@ -24,13 +24,13 @@ def test_time_passes_by_what_the_steps_cost() -> None:
     assert summary.seconds == pytest.approx(0.046)
 
 
-def test_with_two_seats_a_prompt_holds_up_the_one_who_decodes() -> None:
+def test_a_prefill_delays_the_decode_in_the_same_step() -> None:
     first, second = at(0.0, prompt=1, answer=3, name="a"), at(0.001, prompt=90, answer=1, name="b")
     simulate([first, second], MODEL, [EOS], batch_size=2)
     assert first.times.itl == pytest.approx([0.100, 0.010])  # the first gap carries the other's 90 prompt tokens
 
 
-def test_it_waits_for_who_has_not_come_yet(make_request: Callable[..., Request]) -> None:
+def test_the_clock_jumps_to_the_next_arrival(make_request: Callable[..., Request]) -> None:
     late = at(100.0, prompt=1, answer=1)
     summary = simulate([late], MODEL, [EOS], batch_size=4)
     assert late.times.e2e == pytest.approx(0.011)
@@ -40,7 +40,7 @@ def test_it_waits_for_who_has_not_come_yet(make_request: Callable[..., Request])
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 64])
-def test_the_batch_size_changes_times_and_never_tokens(batch_size: int) -> None:
+def test_the_batch_size_does_not_change_tokens(batch_size: int) -> None:
     model = MockModel({(n,): list(range(10 * n, 10 * n + n)) for n in range(1, 20)}, EOS)
     requests = [Request(f"r{n}", (n,)) for n in range(1, 20)]
     simulate(requests, model, [EOS], batch_size)

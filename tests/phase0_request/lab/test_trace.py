@@ -4,66 +4,66 @@ from pathlib import Path
 
 import pytest
 
-from phase0_request.lab.trace import Stage, Trace
+from phase0_request.lab.trace import PipelineStage, RequestTracer
 
 
-def example() -> Trace:
-    trace = Trace()
+def example() -> RequestTracer:
+    trace = RequestTracer()
     for stage, now in (
-        (Stage.API, 10.0),
-        (Stage.TOKENIZER, 10.1),
-        (Stage.SCHEDULER, 10.2),
-        (Stage.RUNNER, 10.5),
-        (Stage.DETOKENIZER, 11.0),
-        (Stage.SCHEDULER, 11.1),
-        (Stage.RUNNER, 11.2),
-        (Stage.DETOKENIZER, 11.7),
+        (PipelineStage.API, 10.0),
+        (PipelineStage.TOKENIZER, 10.1),
+        (PipelineStage.SCHEDULER, 10.2),
+        (PipelineStage.RUNNER, 10.5),
+        (PipelineStage.DETOKENIZER, 11.0),
+        (PipelineStage.SCHEDULER, 11.1),
+        (PipelineStage.RUNNER, 11.2),
+        (PipelineStage.DETOKENIZER, 11.7),
     ):
         trace.enter("a", stage, now)
     trace.leave("a", 12.0)
-    trace.enter("b", Stage.API, 11.0)
+    trace.enter("b", PipelineStage.API, 11.0)
     trace.leave("b", 11.5)
-    trace.enter("still here", Stage.API, 11.0)
+    trace.enter("still here", PipelineStage.API, 11.0)
     return trace
 
 
-def test_stays_follow_each_other_without_a_gap() -> None:
+def test_spans_have_no_gaps() -> None:
     spans = list(example().spans("a"))
-    assert [span.stage for span in spans][:3] == [Stage.API, Stage.TOKENIZER, Stage.SCHEDULER]
+    assert [span.stage for span in spans][:3] == [PipelineStage.API, PipelineStage.TOKENIZER, PipelineStage.SCHEDULER]
     assert all(a.stop == b.start for a, b in itertools.pairwise(spans))
     assert (spans[0].start, spans[-1].stop) == (10.0, 12.0)
 
 
-def test_the_stages_add_up_to_the_whole() -> None:
+def test_stage_times_add_up_to_the_total() -> None:
     totals = example().seconds_by_stage("a")
-    assert totals[Stage.RUNNER] == pytest.approx(1.0)
-    assert totals[Stage.SCHEDULER] == pytest.approx(0.4)
+    assert totals[PipelineStage.RUNNER] == pytest.approx(1.0)
+    assert totals[PipelineStage.SCHEDULER] == pytest.approx(0.4)
     assert sum(totals.values()) == pytest.approx(2.0)
     assert sum(example().seconds_by_stage().values()) == pytest.approx(2.5)
 
 
-def test_entering_twice_is_one_stay_and_leaving_is_for_good() -> None:
-    trace = Trace()
-    trace.enter("a", Stage.RUNNER, 1.0)
-    trace.enter("a", Stage.RUNNER, 2.0)
+def test_entering_a_stage_twice_is_one_span_and_leaving_is_final() -> None:
+    trace = RequestTracer()
+    trace.enter("a", PipelineStage.RUNNER, 1.0)
+    trace.enter("a", PipelineStage.RUNNER, 2.0)
     trace.leave("a", 3.0)
-    assert [tuple(span) for span in trace.spans()] == [("a", Stage.RUNNER, 1.0, 3.0)]
+    assert [tuple(span) for span in trace.spans()] == [("a", PipelineStage.RUNNER, 1.0, 3.0)]
     with pytest.raises(ValueError, match="request a has left"):
-        trace.enter("a", Stage.API, 4.0)
+        trace.enter("a", PipelineStage.API, 4.0)
 
 
-def test_old_paths_are_forgotten_and_live_ones_never() -> None:
-    trace = Trace(keep=2)
-    trace.enter("live", Stage.SCHEDULER, 0.0)
+def test_only_the_last_finished_requests_are_kept() -> None:
+    trace = RequestTracer(keep=2)
+    trace.enter("live", PipelineStage.SCHEDULER, 0.0)
     for n in range(5):
-        trace.enter(str(n), Stage.API, n)
+        trace.enter(str(n), PipelineStage.API, n)
         trace.leave(str(n), n + 1)
     assert {span.request_id for span in trace.spans()} == {"3", "4"}
     trace.leave("live", 9.0)
     assert {span.request_id for span in trace.spans()} == {"4", "live"}
 
 
-def test_it_exports_json_from_time_zero(tmp_path: Path) -> None:
+def test_json_export_starts_at_time_zero(tmp_path: Path) -> None:
     example().write(tmp_path / "trace.json")
     requests = json.loads((tmp_path / "trace.json").read_text())
     assert [r["request"] for r in requests] == ["a", "b"]
@@ -74,17 +74,17 @@ def test_it_exports_json_from_time_zero(tmp_path: Path) -> None:
     }
 
 
-def test_it_exports_what_chrome_reads(tmp_path: Path) -> None:
-    """The Trace Event Format: complete events with microsecond ts and dur, a named row a request."""
+def test_perfetto_export(tmp_path: Path) -> None:
+    """The Trace Event Format: complete events with microsecond ts and dur, a named row for each request."""
     example().write(tmp_path / "trace.chrome.json")
     events = json.loads((tmp_path / "trace.chrome.json").read_text())["traceEvents"]
     rows = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
-    stays = [e for e in events if e["ph"] == "X"]
-    assert len(stays) == 9
-    assert {rows[e["tid"]] for e in stays} == {"a", "b"}
-    for e in stays:
+    spans = [e for e in events if e["ph"] == "X"]
+    assert len(spans) == 9
+    assert {rows[e["tid"]] for e in spans} == {"a", "b"}
+    for e in spans:
         assert e.keys() >= {"name", "ph", "ts", "dur", "pid", "tid"}
         assert e["ts"] >= 0
         assert e["dur"] >= 0
-    runner = next(e for e in stays if e["name"] == "model runner")
+    runner = next(e for e in spans if e["name"] == "model runner")
     assert (runner["ts"], runner["dur"]) == (pytest.approx(500_000), pytest.approx(500_000))

@@ -1,4 +1,4 @@
-"""Kernels compiled ahead of time: what the compiler makes of them, what is read from that, and how it is shown."""
+"""Kernels compiled ahead of time: their machine code, its analysis, and the report."""
 
 import textwrap
 from dataclasses import asdict
@@ -16,7 +16,7 @@ def compiled() -> list[Compiled]:
     return report.compiled("phase1_kv_pool.lab")
 
 
-def test_the_store_kernel_compiles_well_for_every_gpu(compiled: list[Compiled]) -> None:
+def test_the_store_kernel_has_no_stack_and_wide_accesses_on_every_architecture(compiled: list[Compiled]) -> None:
     """For each architecture, dtype and size of head: no stack, few registers, 16 bytes an access both ways."""
     names = [f"store {dtype} x {dim}" for dtype in ("bf16", "fp16", "fp32") for dim in (64, 80, 96, 128, 256)]
     assert [(k.kernel, k.architecture) for k in compiled] == [(n, arch) for n in names for arch in ARCHITECTURES]
@@ -77,7 +77,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, catalog: str) -> st
     return "strange_kernels"
 
 
-def test_what_went_wrong_in_a_kernel_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_deviation_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found: dict[str, list[Compiled]] = {}
     for kernel in report.compiled(package(tmp_path, monkeypatch, BAD)):
         found.setdefault(kernel.kernel, []).append(kernel)
@@ -134,14 +134,14 @@ Resource usage:
 """
 
 
-def test_instructions_are_told_apart() -> None:
+def test_instruction_counts_of_a_listing() -> None:
     counts = {"wide_loads": 3, "wide_stores": 1, "async_copies": 2, "tensor_cores": 3}
     assert read(LISTING) == {"registers": 32, "stack": 8, **counts}
     with pytest.raises(RuntimeError, match="one kernel expected in the listing, 2 found"):
         read(LISTING * 2)
 
 
-def test_a_kernel_is_as_expected_or_it_is_said_where_it_is_not() -> None:
+def test_deviations_from_the_expected_resources() -> None:
     found = {"registers": 64, "stack": 0, "shared": 100, "wide_loads": 1, "wide_stores": 0}
     found |= {"async_copies": 0, "tensor_cores": 0}
     assert list(faults(Expect(registers=64, shared=100, wide_loads=True), found)) == []
@@ -151,7 +151,7 @@ def test_a_kernel_is_as_expected_or_it_is_said_where_it_is_not() -> None:
     ]
 
 
-def test_the_table_joins_what_came_out_the_same(
+def test_the_table_groups_equal_architectures(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # main takes it away; this puts it back

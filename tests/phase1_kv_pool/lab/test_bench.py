@@ -1,4 +1,5 @@
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,11 @@ from phase1_kv_pool.lab.timing import clock_seconds
 from phase1_kv_pool.pool import KVPool
 
 
-def test_it_records_what_it_measured(
+def test_bench_records_its_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(bench, "POOLS", (200, 400))
+    monkeypatch.setattr(bench, "allocating", partial(bench.allocating, events=1000))
     monkeypatch.setattr(bench, "TOKENS", (1, 70))
     monkeypatch.setattr(bench, "SEQUENCE", 1024)
     monkeypatch.setattr("phase1_kv_pool.lab.timing.SECONDS", 0.0)
@@ -34,8 +36,8 @@ def test_it_records_what_it_measured(
 
 
 @pytest.mark.parametrize("tokens", [1, 64, 65, 512])
-def test_the_store_is_timed_on_slots_of_real_steps(tokens: int) -> None:
-    """No slot twice in one call; a decode step goes to a page a token, a prompt to whole pages; the pool is crossed."""
+def test_store_slots_are_those_of_decode_and_prefill_steps(tokens: int) -> None:
+    """No slot twice in one call; a decode writes one token to each page, a prompt whole pages; all pages are used."""
     pool = KVPool(bench.LAYER, 256)
     calls = list(bench._slots(tokens, pool))
     pages = tokens if tokens <= 64 else -(-tokens // 16)
@@ -43,10 +45,10 @@ def test_the_store_is_timed_on_slots_of_real_steps(tokens: int) -> None:
     for slots in calls:
         assert len(set(slots.tolist())) == tokens
         assert len(set((slots // 16).tolist())) == pages
-    everywhere = torch.cat(calls)
-    assert len(set(everywhere.tolist())) == len(everywhere)
-    assert everywhere.min() >= 0
-    assert everywhere.max() < pool.num_slots
+    all_slots = torch.cat(calls)
+    assert len(set(all_slots.tolist())) == len(all_slots)
+    assert all_slots.min() >= 0
+    assert all_slots.max() < pool.num_slots
 
 
 def test_every_call_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,9 +58,7 @@ def test_every_call_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made == [1, 2, 1, 2]
 
 
-def test_a_device_that_is_not_there_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_gpu_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit):
         bench.main(["--device", "cuda"])

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from phase0_request.request import Request
 from phase1_kv_pool.lab import fragmentation
 from phase1_kv_pool.lab.fragmentation import PAGE_SIZES, SLOTS, Outcome, policies, serve, study
-from phase1_kv_pool.lab.memories import ContiguousMax, ContiguousPow2, Memory, Pages
-from phase1_kv_pool.lab.serving import Job, Serving, Trace
+from phase1_kv_pool.lab.memories import ContiguousMax, ContiguousPow2, KVMemory, PagedMemory
+from phase1_kv_pool.lab.serving import ServingSimulator, SyntheticTrace, TraceRequest
 
 LONGEST = 16
 SMALL = policies(64, LONGEST, page_sizes=(1, 2, 4, 16))
@@ -19,27 +19,27 @@ SMALL = policies(64, LONGEST, page_sizes=(1, 2, 4, 16))
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, Outcome]:
-    """The study as it runs by default."""
-    return dict(study(Trace()))
+    """The study with its default trace."""
+    return dict(study(SyntheticTrace()))
 
 
-def held_slots(memory: Memory, requests: list[Request]) -> list[int]:
+def held_slots(memory: KVMemory, requests: list[Request]) -> list[int]:
     spans = [span for request in requests for span in memory.spans(request)]
     return [slot for start, size in spans for slot in range(start, start + size)]
 
 
-def run(serving: Serving) -> None:
-    while serving.unfinished:
-        serving.step()
+def run(simulator: ServingSimulator) -> None:
+    while simulator.unfinished:
+        simulator.step()
 
 
-def room(memory: Memory, request: Request) -> int:
+def room(memory: KVMemory, request: Request) -> int:
     return sum(size for _, size in memory.spans(request))
 
 
-# Against arithmetic done by hand. A has two tokens and ends with four, B has one and ends with three.
+# Against results computed by hand. A has two tokens and ends with four, B has one and ends with three.
 
-A, B = Job(0, prompt=2, length=4), Job(1, prompt=1, length=3)
+A, B = TraceRequest(0, prompt=2, length=4), TraceRequest(1, prompt=1, length=3)
 
 
 @pytest.mark.parametrize(
@@ -50,47 +50,47 @@ A, B = Job(0, prompt=2, length=4), Job(1, prompt=1, length=3)
         # Both run. A's third token needs B's half: B waits while A has 3 and 4 tokens in a block of 4.
         (ContiguousPow2(4, 4), Outcome(7 / 8, 7 / 8, 1, 1 / 2, 1, 2, 7, 2, 1, 1)),
         # As before: A's second page is the one that B had.
-        (Pages(4, 2), Outcome(7 / 8, 7 / 8, 1, 1 / 2, 1, 2, 7, 2, 1, 1)),
+        (PagedMemory(4, 2), Outcome(7 / 8, 7 / 8, 1, 1 / 2, 1, 2, 7, 2, 1, 1)),
         # A gets its third slot, B does not get its second and is itself the youngest: 3 and then 4 slots, all full.
-        (Pages(4, 1), Outcome(1, 7 / 8, 7 / 8, 0, 1, 2, 7, 2, 1, 1)),
+        (PagedMemory(4, 1), Outcome(1, 7 / 8, 7 / 8, 0, 1, 2, 7, 2, 1, 1)),
     ],
     ids=["contiguous_max", "contiguous_pow2", "pages_2", "pages_1"],
 )
-def test_two_requests_in_four_slots_do_as_computed_by_hand(memory: Memory, expected: Outcome) -> None:
+def test_two_requests_in_four_slots_as_computed_by_hand(memory: KVMemory, expected: Outcome) -> None:
     assert astuple(serve(memory, [A, B])) == pytest.approx(astuple(expected))
 
 
-def test_the_youngest_is_preempted_and_the_order_of_arrival_is_kept() -> None:
-    serving = Serving(Pages(9, 1), [Job(n, prompt=2, length=8) for n in range(4)])
+def test_the_youngest_is_preempted_and_requests_stay_in_order_of_arrival() -> None:
+    simulator = ServingSimulator(PagedMemory(9, 1), [TraceRequest(n, prompt=2, length=8) for n in range(4)])
     seen = []
-    while serving.unfinished:
-        serving.step()
-        running = {live.job.number: live.tokens for live in serving.running}
-        seen.append((running, [live.job.number for live in serving.waiting]))
-        if serving.steps == 4:
-            assert serving.recomputed == 2 + 3 + 4
+    while simulator.unfinished:
+        simulator.step()
+        running = {active.spec.number: active.tokens for active in simulator.running}
+        seen.append((running, [active.spec.number for active in simulator.waiting]))
+        if simulator.steps == 4:
+            assert simulator.recomputed == 2 + 3 + 4
     assert seen[:5] == [
         ({0: 2, 1: 2, 2: 2, 3: 2}, []),
-        ({0: 3, 1: 3, 2: 3}, [3]),  # r0 took the last slot; for r1 and r2 the youngest gave up its two
+        ({0: 3, 1: 3, 2: 3}, [3]),  # r0 took the last slot; r1 and r2 grow into the slots of r3, the youngest
         ({0: 4, 1: 4}, [2, 3]),  # the youngest by then was r2
         ({0: 5}, [1, 2, 3]),  # r0 took the last slot; the youngest was r1 itself
-        ({0: 6}, [1, 2, 3]),  # three slots are free, r1 needs four, and nobody passes it
+        ({0: 6}, [1, 2, 3]),  # three slots are free, r1 needs four, and no request overtakes it
     ]
-    assert [live.job.number for live in serving.done] == [0, 1, 2, 3]
-    order = [[*running, *waiting] for running, waiting in seen]  # oldest first, and those who wait are younger
+    assert [active.spec.number for active in simulator.done] == [0, 1, 2, 3]
+    order = [[*running, *waiting] for running, waiting in seen]  # oldest first; waiting requests are younger
     assert all(numbers == sorted(numbers) for numbers in order)
 
 
-def test_free_slots_of_no_use_to_a_block_are_of_use_to_pages() -> None:
+def test_external_fragmentation_blocks_contiguous_memory_and_not_pages() -> None:
     first, second, third, fourth = (Request(f"r{n}", (0,)) for n in range(4))
-    for memory, fits in ((ContiguousPow2(8, 8), False), (Pages(8, 2), True)):
+    for memory, fits in ((ContiguousPow2(8, 8), False), (PagedMemory(8, 2), True)):
         assert all(memory.admit(request, 2) for request in (first, second, third))
         memory.release(first)
         assert memory.slots - memory.reserved == 4
         assert memory.admit(fourth, 4) is fits
 
 
-def test_a_block_grows_into_its_free_buddy_and_else_moves() -> None:
+def test_a_block_grows_into_its_free_buddy_or_moves() -> None:
     memory = ContiguousPow2(16, 8)
     first, second = Request("r0", (0,)), Request("r1", (0,))
     assert memory.admit(first, 2)
@@ -111,8 +111,8 @@ def test_a_block_grows_into_its_free_buddy_and_else_moves() -> None:
         st.tuples(st.sampled_from(["admit", "grow", "grow", "release"]), st.integers(1, LONGEST)), max_size=80
     )
 )
-def test_nobody_overlaps_and_a_refusal_changes_nothing(
-    make: Callable[[], Memory], actions: list[tuple[str, int]]
+def test_allocations_never_overlap_and_a_refusal_changes_nothing(
+    make: Callable[[], KVMemory], actions: list[tuple[str, int]]
 ) -> None:
     memory = make()
     lengths: dict[Request, int] = {}
@@ -142,11 +142,11 @@ def test_nobody_overlaps_and_a_refusal_changes_nothing(
         memory.release(request)
     assert memory.reserved == 0
     longest = [Request(f"last{n}", (0,)) for n in range(memory.slots // LONGEST)]
-    assert all(memory.admit(request, LONGEST) for request in longest)  # every piece of memory is whole again
+    assert all(memory.admit(request, LONGEST) for request in longest)  # free memory has merged completely
 
 
 @given(actions=st.lists(st.tuples(st.sampled_from(["admit", "grow", "release"]), st.integers(1, LONGEST)), max_size=80))
-def test_blocks_that_double_fit_whenever_any_aligned_place_is_free(actions: list[tuple[str, int]]) -> None:
+def test_buddy_blocks_fit_whenever_an_aligned_block_is_free(actions: list[tuple[str, int]]) -> None:
     memory = ContiguousPow2(64, LONGEST)
     lengths: dict[Request, int] = {}
 
@@ -174,40 +174,40 @@ def test_blocks_that_double_fit_whenever_any_aligned_place_is_free(actions: list
                 lengths[chosen] = full + 1
 
 
-jobs = st.lists(
+traces = st.lists(
     st.tuples(st.integers(1, LONGEST - 1), st.integers(1, LONGEST), st.integers(0, 12)), min_size=1, max_size=20
-).map(lambda drawn: [Job(n, p, min(p + a, LONGEST), at) for n, (p, a, at) in enumerate(drawn)])
+).map(lambda drawn: [TraceRequest(n, p, min(p + a, LONGEST), at) for n, (p, a, at) in enumerate(drawn)])
 
 
 @pytest.mark.parametrize("make", SMALL.values(), ids=SMALL)
-@given(jobs=jobs)
-def test_everyone_ends_with_exactly_its_length_and_nothing_is_held_twice(
-    make: Callable[[], Memory], jobs: list[Job]
+@given(requests=traces)
+def test_every_request_ends_with_its_length_and_no_slot_is_allocated_twice(
+    make: Callable[[], KVMemory], requests: list[TraceRequest]
 ) -> None:
     memory = make()
-    serving = Serving(memory, jobs)
-    while serving.unfinished:
-        before = {live.job.number: live.tokens for live in serving.running}
-        serving.step()
-        running = serving.running
-        slots = held_slots(memory, [live.request for live in running])
+    simulator = ServingSimulator(memory, requests)
+    while simulator.unfinished:
+        before = {active.spec.number: active.tokens for active in simulator.running}
+        simulator.step()
+        running = simulator.running
+        slots = held_slots(memory, [active.request for active in running])
         assert len(set(slots)) == len(slots) == memory.reserved <= memory.slots
-        assert serving.tokens == sum(live.tokens for live in running) <= memory.reserved
-        assert all(room(memory, live.request) >= live.tokens for live in running)
-        stayed = [live for live in running if live.job.number in before]
-        assert all(live.tokens == before[live.job.number] + 1 for live in stayed)
-        parts = [*serving.coming, *serving.waiting, *running, *serving.done]
-        assert len(parts) == len(jobs)
+        assert simulator.tokens == sum(active.tokens for active in running) <= memory.reserved
+        assert all(room(memory, active.request) >= active.tokens for active in running)
+        stayed = [active for active in running if active.spec.number in before]
+        assert all(active.tokens == before[active.spec.number] + 1 for active in stayed)
+        parts = [*simulator.coming, *simulator.waiting, *running, *simulator.done]
+        assert len(parts) == len(requests)
     assert memory.reserved == 0
-    assert sorted(live.job.number for live in serving.done) == [job.number for job in jobs]
-    assert all(live.tokens == live.job.length for live in serving.done)
+    assert sorted(active.spec.number for active in simulator.done) == [one.number for one in requests]
+    assert all(active.tokens == active.spec.length for active in simulator.done)
 
 
-def test_a_request_that_the_memory_can_never_hold_is_named() -> None:
-    for job in (Job(7, prompt=5, length=6), Job(7, prompt=3, length=6)):
-        serving = Serving(Pages(4, 1), [job])
+def test_a_request_larger_than_the_memory_is_refused() -> None:
+    for one in (TraceRequest(7, prompt=5, length=6), TraceRequest(7, prompt=3, length=6)):
+        simulator = ServingSimulator(PagedMemory(4, 1), [one])
         with pytest.raises(ValueError, match="request r7 with 5 tokens is alone in 4 slots"):
-            run(serving)
+            run(simulator)
     with pytest.raises(ValueError, match="request r7 has 9 tokens; a request has 8 at most"):
         ContiguousMax(64, 8).admit(Request("r7", (0,)), 9)
 
@@ -215,38 +215,40 @@ def test_a_request_that_the_memory_can_never_hold_is_named() -> None:
 # The trace and the study.
 
 
-def test_the_trace_is_the_same_for_the_same_seed_and_as_long_as_it_says() -> None:
-    trace = Trace(num_requests=20_000, seed=3)
-    made = trace.jobs()
-    assert made == Trace(num_requests=20_000, seed=3).jobs()
-    assert made != Trace(num_requests=20_000, seed=4).jobs()
-    uncut = [job for job in made if job.length < 2048]
+def test_the_trace_is_deterministic_and_has_the_stated_lengths() -> None:
+    trace = SyntheticTrace(num_requests=20_000, seed=3)
+    made = trace.requests()
+    assert made == SyntheticTrace(num_requests=20_000, seed=3).requests()
+    assert made != SyntheticTrace(num_requests=20_000, seed=4).requests()
+    uncut = [one for one in made if one.length < 2048]
     assert len(uncut) > 0.98 * len(made)
-    assert sorted(job.prompt for job in made)[10_000] == pytest.approx(128, rel=0.05)
-    assert sum(job.length - job.prompt for job in made) / len(made) == pytest.approx(200, rel=0.05)
-    assert max(job.length for job in made) == 2048
-    arrivals = [job.arrival for job in Trace(num_requests=20_000, arrival_rate=0.5).jobs()]
+    assert sorted(one.prompt for one in made)[10_000] == pytest.approx(128, rel=0.05)
+    assert sum(one.length - one.prompt for one in made) / len(made) == pytest.approx(200, rel=0.05)
+    assert max(one.length for one in made) == 2048
+    arrivals = [one.arrival for one in SyntheticTrace(num_requests=20_000, arrival_rate=0.5).requests()]
     assert arrivals == sorted(arrivals)
     assert arrivals[-1] == pytest.approx(40_000, rel=0.05)
 
 
-def test_the_study_is_the_same_every_time(outcomes: dict[str, Outcome]) -> None:
-    assert dict(study(Trace())) == outcomes
+def test_the_study_is_deterministic(outcomes: dict[str, Outcome]) -> None:
+    trace = SyntheticTrace()
+    ways = policies(SLOTS, trace.max_context, page_sizes=[64])
+    assert all(serve(make(), trace.requests()) == outcomes[name] for name, make in ways.items())
     assert list(outcomes) == ["contiguous_max", "contiguous_pow2", *(f"pages_{size}" for size in PAGE_SIZES)]
 
 
 @pytest.mark.proof
 @pytest.mark.parametrize("seed", [0, 1])
 def test_pages_of_16_hold_at_least_96_percent_tokens_and_contiguous_memory_far_less(seed: int) -> None:
-    trace = Trace(seed=seed)
+    trace = SyntheticTrace(seed=seed)
     ways = policies(SLOTS, trace.max_context, page_sizes=[16])
-    shares = {name: serve(make(), trace.jobs()).utilisation for name, make in ways.items()}
+    shares = {name: serve(make(), trace.requests()).utilisation for name, make in ways.items()}
     assert shares["pages_16"] >= 0.96
     assert shares["contiguous_pow2"] < 0.75
     assert shares["contiguous_max"] < 0.25
 
 
-def test_waste_is_half_a_page_a_request_and_nothing_else(outcomes: dict[str, Outcome]) -> None:
+def test_waste_is_half_a_page_for_each_request(outcomes: dict[str, Outcome]) -> None:
     for size in PAGE_SIZES:
         outcome = outcomes[f"pages_{size}"]
         assert outcome.waste_per_request == pytest.approx((size - 1) / 2, rel=0.02)
@@ -257,7 +259,7 @@ def test_waste_is_half_a_page_a_request_and_nothing_else(outcomes: dict[str, Out
     assert [o.mean_running for o in paged] == sorted((o.mean_running for o in paged), reverse=True)
 
 
-def test_more_requests_at_once_end_sooner(outcomes: dict[str, Outcome]) -> None:
+def test_more_requests_at_once_need_fewer_steps(outcomes: dict[str, Outcome]) -> None:
     largest, doubling, paged = (outcomes[name] for name in ("contiguous_max", "contiguous_pow2", "pages_16"))
     assert largest.max_running == largest.mean_running == SLOTS / 2048
     assert largest.preemptions == largest.recomputed_tokens == 0
@@ -266,19 +268,19 @@ def test_more_requests_at_once_end_sooner(outcomes: dict[str, Outcome]) -> None:
     assert doubling.reserved_share < 0.95 < paged.reserved_share  # free, and in pieces too small to use
 
 
-def test_the_command_writes_what_it_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_records_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "figures.json"
     arguments = ["--num-requests", "40", "--slots", "4096", "--max-context", "1024", "--seed", "5"]
     fragmentation.main([*arguments, "--json", str(file)])
     result = json.loads(file.read_text())
-    expected = Trace(num_requests=40, max_context=1024, seed=5)
+    expected = SyntheticTrace(num_requests=40, max_context=1024, seed=5)
     assert result["command"] == (
         "python -m phase1_kv_pool.lab fragmentation --num-requests 40 --slots 4096 --max-context 1024 "
         "--median-prompt 128 --mean-answer 200 --seed 5"
     )
     trace, measured = result["figures"]["trace"], result["figures"]["policies"]
     assert trace.items() >= {"num_requests": 40, "slots": 4096, "max_context": 1024, "seed": 5}.items()
-    assert trace["mean_length"] == sum(job.length for job in expected.jobs()) / 40
+    assert trace["mean_length"] == sum(one.length for one in expected.requests()) / 40
     assert {name: Outcome(**figures) for name, figures in measured.items()} == dict(study(expected, 4096))
     shown = capsys.readouterr().out
     assert f"{measured['pages_16']['utilisation']:.1%}" in shown
@@ -292,18 +294,18 @@ def test_the_command_writes_what_it_measured(tmp_path: Path, capsys: pytest.Capt
         (["--slots", "5000"], "a multiple of it, got 5000"),
         (["--max-context", "1500"], "a power of two, got 1500"),
         (["--max-context", "64", "--slots", "64"], "64 slots is no whole number of pages of 128"),
-        (["--num-requests", "0"], "num-requests must be at least 1 and finite, got 0"),
-        (["--mean-answer", "1"], "mean-answer must be at least 2 and finite, got 1"),
-        (["--num-requests", "2"], "nobody ever waited for one of 65536 slots"),
+        (["--num-requests", "0"], "num-requests must be an integer from 1, got 0"),
+        (["--mean-answer", "1"], "mean-answer must be an integer from 2, got 1"),
+        (["--num-requests", "2"], "no request ever waited for one of 65536 slots"),
     ],
 )
-def test_what_cannot_be_studied_is_said(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_options_are_refused(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         fragmentation.main(arguments)
     assert stopped.value.code == 2
     assert words in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_prompt_that_is_all_there_will_be_is_refused() -> None:
-    with pytest.raises(ValueError, match="job 3: a prompt of 4 tokens cannot end at 4"):
-        Job(3, prompt=4, length=4)
+def test_a_trace_request_without_an_answer_is_refused() -> None:
+    with pytest.raises(ValueError, match="request 3: a prompt of 4 tokens cannot end at 4"):
+        TraceRequest(3, prompt=4, length=4)

@@ -1,0 +1,32 @@
+"""Argument checks: a wrong value raises a ValueError that says what was given and what is allowed."""
+
+from math import inf
+
+_SHOWN = 80  # characters of a wrong value that a message repeats
+
+
+def check_int(name: str, value: object, low: int, high: int | None = None) -> int:
+    """Return `value` if it is an integer from `low` to `high`. True and False are not integers here."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+        raise invalid(name, f"an integer from {low}" + ("" if high is None else f" to {high}"), value)
+    return value
+
+
+def check_number(
+    name: str, value: object, low: float = -inf, high: float = inf, *, above: bool = False, below: bool = False
+) -> float:
+    """Return `value` if it is a finite number from `low` to `high`. `above` excludes `low`, `below` excludes `high`."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        fits = low <= value <= high and abs(value) != inf  # NaN is in no range
+        if fits and not (above and value == low) and not (below and value == high):
+            return value
+    parts = [] if low == -inf else [f"{'above' if above else 'from'} {low}"]
+    parts += [] if high == inf else [f"{'and below' if below else 'and at most' if above else 'to'} {high}"]
+    raise invalid(name, " ".join(["a number", *parts] if parts else ["a finite number"]), value)
+
+
+def invalid(name: str, allowed: str, given: object) -> ValueError:
+    """The error for a wrong value: "{name} must be {allowed}, got {given}". A long value is shortened."""
+    huge = isinstance(given, int) and given.bit_length() > 256  # Python refuses to print the largest integers
+    shown = "a far larger number" if huge else repr(given)
+    return ValueError(f"{name} must be {allowed}, got {shown if len(shown) <= _SHOWN else shown[: _SHOWN - 3] + '...'}")

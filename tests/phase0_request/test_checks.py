@@ -1,0 +1,55 @@
+"""The argument checks shared by all phases: what they accept, and what their messages say."""
+
+from math import inf, nan
+from typing import Any
+
+import pytest
+
+from phase0_request.checks import check_int, check_number
+
+
+@pytest.mark.parametrize("value", [1, 7, 10])
+def test_an_integer_in_range_is_returned(value: int) -> None:
+    assert check_int("n", value, 1, 10) is value
+    assert check_int("n", value, 1) is value
+
+
+@pytest.mark.parametrize("value", [0, 11, True, 1.0, "1", None, nan])
+def test_anything_else_is_refused_with_the_range_and_the_value(value: object) -> None:
+    with pytest.raises(ValueError, match=f"^n must be an integer from 1 to 10, got {value!r}$"):
+        check_int("n", value, 1, 10)
+
+
+def test_an_integer_without_an_upper_bound() -> None:
+    assert check_int("n", 10**30, 1) == 10**30
+    with pytest.raises(ValueError, match=r"^n must be an integer from 1, got 0$"):
+        check_int("n", 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "accepted", "refused", "allowed"),
+    [
+        ({}, [0, -1e300, 10**400], [inf, -inf, nan, True, "1", None], "a finite number"),
+        ({"low": 0}, [0, 0.5, 1e300], [-1e-9, inf, nan], "a number from 0"),
+        ({"low": 0, "above": True}, [1e-9], [0, 0.0, -1], "a number above 0"),
+        ({"low": 0, "high": 1}, [0, 1, 1.0], [-0.1, 1.1, True], "a number from 0 to 1"),
+        ({"low": 0, "high": 1, "above": True}, [0.1, 1], [0, 2], "a number above 0 and at most 1"),
+        ({"low": 0, "high": 1, "below": True}, [0, 0.99], [1, 1.0], "a number from 0 and below 1"),
+    ],
+)
+def test_numbers_within_their_bounds(
+    bounds: dict[str, Any], accepted: list[Any], refused: list[Any], allowed: str
+) -> None:
+    for value in accepted:
+        assert check_number("x", value, **bounds) is value
+    for value in refused:
+        with pytest.raises(ValueError, match=f"^x must be {allowed}, got {value!r}$"):
+            check_number("x", value, **bounds)
+
+
+def test_a_huge_value_is_shortened_in_the_message() -> None:
+    with pytest.raises(ValueError, match=r"got a far larger number$"):
+        check_int("n", 10**5000, 1, 10)
+    with pytest.raises(ValueError, match=r"got 'xxx.*\.\.\.$") as refusal:
+        check_int("n", "x" * 10**6, 1)
+    assert len(str(refusal.value)) < 200
