@@ -66,7 +66,7 @@ class Decoder:
             q = self._rotate_store(
                 layer.qkv(x), self.cos, self.sin, packed.positions, packed.slots, *pages, layer.norms, eps
             )
-            x = self.attend(q, *pages, packed.ragged, scale, layer.window).flatten(1)
+            x = self.attend(q, *pages, packed.metadata, scale, layer.window).flatten(1)
             if packed.last is not None and number == len(self.layers) - 1:
                 x, residual = x[packed.last], residual[packed.last]  # from here on no token looks at another
             x, residual = self._add_norm(layer.out(x), residual, layer.post_norm, eps)

@@ -7,7 +7,7 @@ head that shares it. What is found for a row is a line: head_dim sums, their top
 
 import numpy as np
 
-from phase2_prefill_decode.kernels.numbers_cpu import compiled, widen
+from phase2_prefill_decode.kernels.cpu.intrinsics import compiled, widen
 
 LOWEST = np.float32(-1e30)  # below every score, and not infinite: infinity minus infinity is NaN
 TILE = np.dtype(

@@ -22,12 +22,12 @@ import torch
 from numba.np.unsafe.ndarray import to_fixed_tuple
 from torch import Tensor
 
-from phase2_prefill_decode.kernels.attention import Ragged, refuse_misfits
-from phase2_prefill_decode.kernels.decode_cpu import FEW, attend_few, room_for_few
-from phase2_prefill_decode.kernels.numbers_cpu import TAGS, array, compiled, exp2, narrow
-from phase2_prefill_decode.kernels.prefill_cpu import ROWS, attend_many, room_for_many
-from phase2_prefill_decode.kernels.threads_cpu import OPENMP, on_each_thread, spread, take, threads_for
-from phase2_prefill_decode.kernels.tiles_cpu import LOWEST, TILE, width
+from phase2_prefill_decode.kernels.attention import AttentionMetadata, check_shapes
+from phase2_prefill_decode.kernels.cpu.decode import FEW, attend_few, room_for_few
+from phase2_prefill_decode.kernels.cpu.intrinsics import TAGS, array, compiled, exp2, narrow
+from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, on_each_thread, spread, take, threads_for
+from phase2_prefill_decode.kernels.cpu.prefill import ROWS, attend_many, room_for_many
+from phase2_prefill_decode.kernels.cpu.tiles import LOWEST, TILE, width
 
 SPLIT = 512  # keys for one program, where they are split
 
@@ -35,26 +35,26 @@ FLOAT32, INT32, INT64 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.in
 
 
 def attend(
-    query: Tensor, keys: Tensor, values: Tensor, ragged: Ragged, scale: float, window: int | None = None
+    query: Tensor, keys: Tensor, values: Tensor, metadata: AttentionMetadata, scale: float, window: int | None = None
 ) -> Tensor:
     """Any ragged batch. Its geometry is contiguous, as the runner makes it."""
-    refuse_misfits(query, keys, values)
+    check_shapes(query, keys, values)
     query = query.contiguous()
     result = torch.empty_like(query)
     tokens, heads, head_dim = query.shape
     attend_kernel(
-        (query.data_ptr(), keys.data_ptr(), values.data_ptr(), result.data_ptr(), ragged.pages.data_ptr()),
-        ragged.starts.data_ptr(),
-        ragged.lengths.data_ptr(),
+        (query.data_ptr(), keys.data_ptr(), values.data_ptr(), result.data_ptr(), metadata.page_table.data_ptr()),
+        metadata.cu_seqlens_q.data_ptr(),
+        metadata.seq_lens.data_ptr(),
         (tokens, heads, head_dim),
         tuple(keys.shape),
-        tuple(ragged.pages.shape),
-        ragged.longest,
-        window or ragged.longest + 1,
+        tuple(metadata.page_table.shape),
+        metadata.max_seqlen_k,
+        window or metadata.max_seqlen_k + 1,
         scale * math.log2(math.e),  # 2 ** (x log2 e) is e ** x
         TAGS[query.dtype],
         attend_body(query.dtype),
-        threads_for(tokens * heads * head_dim * ragged.longest / 15e3),
+        threads_for(tokens * heads * head_dim * metadata.max_seqlen_k / 15e3),
         OPENMP,
     )
     return result
@@ -62,13 +62,13 @@ def attend(
 
 @compiled()
 def attend_kernel(
-    addresses, starts, lengths, query_shape, pool_shape, table_shape, longest, window, scale, like, body, threads,
-    openmp,
+    addresses, cu_seqlens_q, seq_lens, query_shape, pool_shape, table_shape, max_seqlen_k, window, scale, like, body,
+    threads, openmp,
 ):  # fmt: skip
     """Plan the programs, have them run, and combine what was split."""
     sequences, kv_heads, (_, heads, head_dim) = table_shape[0], pool_shape[1], query_shape
-    starts, lengths = array(starts, (sequences + 1,), INT32), array(lengths, (sequences,), INT32)
-    tiles, splits, split_rows = plan(starts, lengths, longest, window, heads // kv_heads)
+    cu_seqlens_q, seq_lens = array(cu_seqlens_q, (sequences + 1,), INT32), array(seq_lens, (sequences,), INT32)
+    tiles, splits, split_rows = plan(cu_seqlens_q, seq_lens, max_seqlen_k, window, heads // kv_heads)
     partial = np.empty((splits, kv_heads, split_rows, width(head_dim)), np.float32)
     scratch = np.empty((threads, room_of(heads // kv_heads, head_dim)), np.float32)
     own = np.int64(tiles.ctypes.data), len(tiles), np.int64(partial.ctypes.data), splits, split_rows
@@ -84,21 +84,21 @@ def attend_kernel(
 
 # region plan
 @compiled()
-def plan(starts, lengths, longest, window, group):
+def plan(cu_seqlens_q, seq_lens, max_seqlen_k, window, group):
     """The tiles of a batch, how many of them are splits, and the rows of the largest of those."""
-    tiles = np.empty(starts[len(lengths)] + len(lengths) * (longest // SPLIT + 1), TILE)
+    tiles = np.empty(cu_seqlens_q[len(seq_lens)] + len(seq_lens) * (max_seqlen_k // SPLIT + 1), TILE)
     most = max(ROWS // group, 1)  # tokens in a tile
     count, splits, split_rows = 0, 0, 0
-    for sequence in range(len(lengths)):
-        new = starts[sequence + 1] - starts[sequence]
+    for sequence in range(len(seq_lens)):
+        new = cu_seqlens_q[sequence + 1] - cu_seqlens_q[sequence]
         for done in range(0, new, most):
-            tokens, position = min(new - done, most), lengths[sequence] - new + done
+            tokens, position = min(new - done, most), seq_lens[sequence] - new + done
             begin, end = max(position + 1 - window, 0), max(position + tokens, 0)
             is_split = new <= most and end - begin > SPLIT
             step = SPLIT if is_split else max(end - begin, 1)
             for start in range(begin, max(end, begin + 1), step):
                 tile = tiles[count]
-                tile.sequence, tile.first, tile.tokens = sequence, starts[sequence] + done, tokens
+                tile.sequence, tile.first, tile.tokens = sequence, cu_seqlens_q[sequence] + done, tokens
                 tile.position, tile.begin, tile.end, tile.split = position, start, min(start + step, end), -1
                 tile.is_long = new * group > FEW
                 count += 1

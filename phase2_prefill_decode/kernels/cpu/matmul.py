@@ -11,7 +11,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from phase2_prefill_decode.kernels.numbers_cpu import compiled
+from phase2_prefill_decode.kernels.cpu.intrinsics import compiled
 
 ROWS, COLUMNS = 4, 16  # of a tile: eight registers of AVX2, four of AVX-512
 STEP = 4  # bytes

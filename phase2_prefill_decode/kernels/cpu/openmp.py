@@ -25,8 +25,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from phase2_prefill_decode.kernels.kept_cpu import keeping
-from phase2_prefill_decode.kernels.numbers_cpu import FAST, compiled
+from phase2_prefill_decode.kernels.cpu.cache import keeping
+from phase2_prefill_decode.kernels.cpu.intrinsics import FAST, compiled
 
 LITTLE = 20.0  # microseconds of work; it is done before other threads have begun
 

@@ -25,7 +25,7 @@ def place(sources: Path) -> Path:
     """The folder for what is compiled of the CPU kernels in a folder: as NUMBA_CACHE_DIR says, beside them, or at home,
     and of another name after any change of theirs."""
     beside, home = sources / "__pycache__", Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "numba"
-    state = b"".join(file.read_bytes() for file in sorted(sources.glob("*_cpu.py")))
+    state = b"".join(file.read_bytes() for file in sorted(sources.glob("*.py")))
     folder = numba.config.CACHE_DIR or (beside if os.access(sources, os.W_OK) else home)
     return Path(folder) / f"kernels-{hashlib.sha256(state).hexdigest()[:12]}"
 

@@ -7,9 +7,9 @@ that stand side by side, with a top score and a total for each; nothing is ever 
 
 import numpy as np
 
-from phase2_prefill_decode.kernels.numbers_cpu import FAST, compiled, exp2, widen
-from phase2_prefill_decode.kernels.products_cpu import COLUMNS, add_product
-from phase2_prefill_decode.kernels.tiles_cpu import LOWEST, load_pages, width
+from phase2_prefill_decode.kernels.cpu.intrinsics import FAST, compiled, exp2, widen
+from phase2_prefill_decode.kernels.cpu.matmul import COLUMNS, add_product
+from phase2_prefill_decode.kernels.cpu.tiles import LOWEST, load_pages, width
 
 ROWS = 64  # of a tile; more only if a single token has more heads in its group
 KEYS = 64  # at a time: scores, and the keys and values that they are of, fit a fast cache

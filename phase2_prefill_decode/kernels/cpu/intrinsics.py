@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
 
-from phase2_prefill_decode.kernels.kept_cpu import keeping
+from phase2_prefill_decode.kernels.cpu.cache import keeping
 
 TAGS = {torch.float32: np.float32(0), torch.bfloat16: np.uint16(0), torch.float16: np.int16(0)}
 

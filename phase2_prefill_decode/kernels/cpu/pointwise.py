@@ -13,8 +13,8 @@ import torch
 from numba.np.unsafe.ndarray import to_fixed_tuple
 from torch import Tensor
 
-from phase2_prefill_decode.kernels.numbers_cpu import TAGS, array, compiled, exp2, narrow, widen
-from phase2_prefill_decode.kernels.threads_cpu import OPENMP, launch, on_each_thread, spread, take, threads_for
+from phase2_prefill_decode.kernels.cpu.intrinsics import TAGS, array, compiled, exp2, narrow, widen
+from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, launch, on_each_thread, spread, take, threads_for
 
 BLOCK = 16  # rows
 FLOAT32, INT64 = np.dtype(np.float32), np.dtype(np.int64)

@@ -6,8 +6,8 @@ A key or a value is read from its page once for all rows of the tile.
 
 import numpy as np
 
-from phase2_prefill_decode.kernels.numbers_cpu import FAST, compiled, exp2
-from phase2_prefill_decode.kernels.tiles_cpu import LOWEST, load, load_pages, width
+from phase2_prefill_decode.kernels.cpu.intrinsics import FAST, compiled, exp2
+from phase2_prefill_decode.kernels.cpu.tiles import LOWEST, load, load_pages, width
 
 FEW = 8  # rows, at most
 KEYS = 16  # at a time, a multiple of four: they and the rows fit the fastest cache
