@@ -83,7 +83,7 @@ def check_shapes(query: Tensor, keys: Tensor, values: Tensor) -> None:
             f"queries, keys and values must be of one dtype, got {query.dtype}, {keys.dtype}, {values.dtype}"
         )
     if not (keys.is_contiguous() and values.is_contiguous()):
-        raise ValueError("keys and values must be contiguous, whole layers of a pool: pages are addressed by number")
+        raise ValueError("keys and values must be whole layers of a pool, contiguous: pages are addressed by number")
 
 
 ATTEND: Backends[Attend] = Backends(
