@@ -48,7 +48,7 @@ notebooks: $(VENV)/.dev ## execute the notebooks and keep their outputs
 	@$(BIN)/python -m chapters notebooks --execute
 
 clean: ## forget the environment and all caches
-	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis phase*/kernels/__pycache__
+	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis phase*/kernels/__pycache__ phase*/kernels/*/__pycache__
 
 $(VENV)/.torch: $(CONSTRAINTS)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

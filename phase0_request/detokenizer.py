@@ -47,7 +47,11 @@ class Detokenizer:
         return self._scanner.push(tail) + self._scanner.held()
 
     def _push(self, token: int) -> str:
-        text = self._utf8.decode(self._tokenizer.token_bytes(token))
+        try:
+            content = self._tokenizer.token_bytes(token)
+        except ValueError:  # a padded id: models may have more rows than their tokenizers have tokens
+            content = b""
+        text = self._utf8.decode(content)
         if self._exempt:
             self._exempt -= 1
             return text

@@ -1,7 +1,8 @@
-"""Phase 2, prefill and decode: the model over the pool, its kernels, sampling, and what a step costs.
+"""Phase 2, prefill and decode: the model over the pool, its kernels, the sampler, and the cost of a step.
 
-What needs no torch is handed on here. Of the rest: `Engine` is in `engine`, `Model` in `model`, `Decoder` in `decoder`,
-`ModelRunner` in `runner`, `Sampler` in `sampler`, `Stepper` in `stepper`, `load_weights` in `weights`."""
+The names that need no torch are exported here. Of the others, `Engine` is in `engine`, `Model` in `model`, `Decoder` in
+`decoder`, `ModelRunner` in `runner`, `Sampler` in `sampler`, `load_weights` in `weights`.
+"""
 
 from phase0_request.lazy import lazy_names
 

@@ -1,6 +1,6 @@
-"""Checkpoint: the tensors that a directory of safetensors files holds: shapes at once, numbers when asked for.
+"""Checkpoint: the tensors of a directory of safetensors files. Shapes are read at once, the data on demand.
 
-The files are mapped into memory, so a tensor that is read is copied once: from the page cache to where it belongs.
+The files are memory-mapped, so a tensor is copied once: from the page cache to its destination.
 """
 
 from collections import defaultdict
@@ -18,11 +18,17 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 
-DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}  # as files say it
+# Names of dtypes in safetensors.
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+}
 
 
 class WeightsError(ValueError):
-    """Files that do not hold the weights they should."""
+    """Weight files that are missing, damaged or do not match the configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +37,11 @@ class Stored:
 
     file: Path
     shape: tuple[int, ...]
-    dtype: str  # as safetensors calls it: BF16
+    dtype: str  # safetensors' name: BF16
 
 
 class Checkpoint:
-    """One file, or several with an index that says which tensor is in which."""
+    """One file, or several with an index."""
 
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory)
@@ -47,7 +53,7 @@ class Checkpoint:
             self._read_shards(_index(index))
         else:
             pickled = any(self.directory.glob("*.bin"))
-            why = "; pickled weights (*.bin) are not read, because to read a pickle is to run it" if pickled else ""
+            why = "; pickled weights (*.bin) are not read, because loading a pickle runs code" if pickled else ""
             raise WeightsError(f"{self.directory} holds neither {SINGLE} nor {INDEX}{why}")
 
     def _read_shards(self, index: dict[str, str]) -> None:
@@ -64,7 +70,7 @@ class Checkpoint:
             raise WeightsError(listed(f"{self.directory / INDEX} and its files do not agree", faults))
 
     def read(self, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
-        """These tensors, file by file: views of the mapped files, in whatever order they lie there."""
+        """Read these tensors, file by file: views of the mapped files, in no particular order."""
         by_file = defaultdict(list)
         for name in names:
             by_file[self.stored[name].file].append(name)
@@ -75,7 +81,7 @@ class Checkpoint:
 
 
 class InMemory:
-    """Tensors that are there already, by the names that a checkpoint would have for them."""
+    """A mapping of tensors with the interface of a checkpoint."""
 
     directory = "the mapping of tensors"
 
@@ -106,7 +112,7 @@ def _contents(file: Path) -> dict[str, Stored]:
 
 
 def _index(file: Path) -> dict[str, str]:
-    """Which file each tensor is in."""
+    """The file of each tensor, from the index."""
     try:
         files = read_object(file).get("weight_map")
     except OSError as error:
@@ -122,11 +128,11 @@ def _index(file: Path) -> dict[str, str]:
 
 
 def _leads_out(name: str) -> bool:
-    """Judged by the name alone: what is a link in the directory was put there by whoever made it."""
+    """Whether a file name leaves the directory. Links inside the directory are followed."""
     paths = PurePosixPath(name), PureWindowsPath(name)
     return not name or any(path.anchor or ".." in path.parts for path in paths)
 
 
 def listed(what: str, faults: list[str]) -> str:
-    """All of them, a line each."""
+    """A message with one line per fault."""
     return "\n  ".join([f"{what}:", *faults])

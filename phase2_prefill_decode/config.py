@@ -1,102 +1,172 @@
-"""ModelConfig: the shape of a model. From a config.json in Hugging Face's form, or by hand from four numbers.
+"""ModelConfig: the shape of a model, with the field names of a Hugging Face config.json.
 
-Llama, Mistral, Qwen2 and Qwen3 are one architecture. What they differ in (biases, norms of q and k, windows) is a field
-here, and nothing behind this module asks for the family again.
+Llama, Mistral, Qwen2 and Qwen3 are one architecture. They differ in biases, in norms of q and k, and in sliding
+windows: these are fields here, and no other module asks for the model type.
 """
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from phase0_request.model_files import read_object
 from phase1_kv_pool.layout import DTYPE_BYTES, KVLayout
-from phase2_prefill_decode.families import FAMILIES, as_written, eos_ids, read
-from phase2_prefill_decode.fields import ConfigError, flag, integer, number, one_of
-from phase2_prefill_decode.rope import MAX_LENGTH, Rope
+from phase2_prefill_decode.families import FAMILIES, eos_ids, read
+from phase2_prefill_decode.fields import MAX_LENGTH, ConfigError, flag, integer, number, one_of
 
-MAX_VOCABULARY = 1 << 31  # token ids travel as int32
-MAX_SIZE = 1 << 24  # of anything else
-HEAD_DIMS = range(8, 257, 8)  # what the kernels take
+MAX_VOCABULARY = 1 << 31  # token ids are int32
+MAX_SIZE = 1 << 24  # of any other dimension
+HEAD_DIMS = range(8, 257, 8)  # the kernels' head sizes
+
+_YARN = "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"
+ROPE_TYPES: dict[str, tuple[str, ...]] = {  # the parameters that each type has
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor", "original_max_position_embeddings", *_YARN),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeParameters:
+    """The rotary embedding of a model. Parameters that its type does not have keep their defaults; see `rope`."""
+
+    rope_type: str = "default"
+    rope_theta: float = 10_000.0  # the last pair rotates nearly this many times slower than the first
+    factor: float = 1.0  # by which the context was extended
+    original_max_position_embeddings: int = 0  # the context before that
+    low_freq_factor: float = 1.0  # llama3: pairs with fewer turns than this over that context are slowed by `factor`
+    high_freq_factor: float = 4.0  # llama3: pairs with more turns than this are unchanged
+    beta_slow: float = 1.0  # yarn: the same two bounds
+    beta_fast: float = 32.0
+    truncate: bool = True  # yarn: round the bounds outward to whole pairs
+    attention_factor: float | None = None  # yarn: scale of queries and keys; None: from `factor`
+    mscale: float = 0.0  # yarn: if both are set, they change the scale that follows from `factor`
+    mscale_all_dim: float = 0.0
+
+    def __post_init__(self) -> None:
+        one_of("rope_type", self.rope_type, tuple(ROPE_TYPES))
+        number("rope_theta", self.rope_theta, 1, open_below=True)
+        used = ROPE_TYPES[self.rope_type]
+        for parameter in fields(self)[2:]:
+            value = getattr(self, parameter.name)
+            if parameter.name not in used and value != parameter.default:
+                raise ConfigError(f"rope_type {self.rope_type!r} has no parameter {parameter.name}, got {value!r}")
+        number("rope factor", self.factor, 1)
+        original = "original_max_position_embeddings"
+        integer(f"rope {original}", self.original_max_position_embeddings, int(original in used), MAX_LENGTH)
+        number("rope low_freq_factor", self.low_freq_factor, 0, open_below=True)
+        number("rope high_freq_factor", self.high_freq_factor, self.low_freq_factor, open_below=True)
+        number("rope beta_slow", self.beta_slow, 0, open_below=True)
+        number("rope beta_fast", self.beta_fast, self.beta_slow)
+        flag("rope truncate", self.truncate)
+        number("rope mscale", self.mscale, 0)
+        number("rope mscale_all_dim", self.mscale_all_dim, 0)
+        if self.attention_factor is not None:
+            number("rope attention_factor", self.attention_factor, 0, open_below=True)
+
+    @classmethod
+    def from_dict(cls, written: Mapping[str, Any], max_position_embeddings: int) -> "RopeParameters":
+        """From the `rope_parameters` of a config.json, or its `rope_scaling` with `rope_theta` added."""
+        rope_type = one_of("rope_type", written.get("rope_type") or written.get("type") or "default", tuple(ROPE_TYPES))
+        names = "rope_theta", *ROPE_TYPES[rope_type]
+        known = {name: written[name] for name in names if written.get(name) is not None}
+        if "original_max_position_embeddings" in names:
+            known.setdefault("original_max_position_embeddings", max_position_embeddings)
+        if rope_type == "yarn" and "factor" in written:  # null means: the ratio of the two lengths
+            original = known["original_max_position_embeddings"]
+            integer("original_max_position_embeddings", original, 1, MAX_LENGTH)
+            known.setdefault("factor", max_position_embeddings / original)
+        missing = {"factor", "low_freq_factor", "high_freq_factor"} & set(names) - known.keys()
+        if missing:
+            raise ConfigError(f"rope_type {rope_type!r} needs {', '.join(sorted(missing))}, got {dict(written)}")
+        return cls(rope_type=rope_type, **known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The four sizes are required. A size of 0 means what models of that width usually have."""
+    """The first four sizes are required. A size of 0 is replaced by the usual one."""
 
     vocab_size: int
-    n_layer: int
-    n_head: int
-    n_embd: int
-    n_kv_head: int = 0  # 0: n_head
-    head_dim: int = 0  # 0: n_embd / n_head
-    n_inner: int = 0  # 0: 8/3 of n_embd, up to a multiple of 64
-    norm_eps: float = 1e-6
-    rope: Rope = field(default_factory=Rope)
-    max_length: int = 2048  # tokens of context
+    num_hidden_layers: int
+    num_attention_heads: int
+    hidden_size: int
+    num_key_value_heads: int = 0  # 0: num_attention_heads
+    head_dim: int = 0  # 0: hidden_size / num_attention_heads
+    intermediate_size: int = 0  # 0: 8/3 of hidden_size, rounded up to a multiple of 64
+    rms_norm_eps: float = 1e-6
+    rope_parameters: RopeParameters = field(default_factory=RopeParameters)
+    max_position_embeddings: int = 2048
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
-    tied: bool = False  # the head is the embedding
-    windows: tuple[int | None, ...] = ()  # for each layer how many tokens it sees, its own among them; None: all
-    eos_ids: tuple[int, ...] = ()
-    dtype: str = "bfloat16"  # that the weights are kept in
-    family: str = "llama"
+    tie_word_embeddings: bool = False  # lm_head is embed_tokens
+    sliding_windows: tuple[int | None, ...] = ()  # of each layer: tokens that a query sees, its own included; None: all
+    eos_token_id: tuple[int, ...] = ()
+    dtype: str = "bfloat16"  # of the weights
+    model_type: str = "llama"
 
     def __post_init__(self) -> None:
         integer("vocab_size", self.vocab_size, 1, MAX_VOCABULARY)
-        for name in ("n_layer", "n_head", "n_embd"):
+        for name in ("num_hidden_layers", "num_attention_heads", "hidden_size"):
             integer(name, getattr(self, name), 1, MAX_SIZE)
-        for name in ("n_kv_head", "head_dim", "n_inner"):
+        for name in ("num_key_value_heads", "head_dim", "intermediate_size"):
             integer(name, getattr(self, name), 0, MAX_SIZE)
         self._fill_in()
-        if self.n_head % self.n_kv_head:
-            raise ConfigError(f"n_head must be a multiple of n_kv_head, got {self.n_head} and {self.n_kv_head}")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ConfigError(
+                f"num_attention_heads must be a multiple of num_key_value_heads, got {self.num_attention_heads} and "
+                f"{self.num_key_value_heads}"
+            )
         if self.head_dim not in HEAD_DIMS:
             raise ConfigError(f"head_dim must be a multiple of 8 from 8 to 256, got {self.head_dim}")
-        number("norm_eps", self.norm_eps, 0)
-        integer("max_length", self.max_length, 1, MAX_LENGTH)
-        for name in ("qkv_bias", "out_bias", "mlp_bias", "qk_norm", "tied"):
+        number("rms_norm_eps", self.rms_norm_eps, 0)
+        integer("max_position_embeddings", self.max_position_embeddings, 1, MAX_LENGTH)
+        for name in ("qkv_bias", "out_bias", "mlp_bias", "qk_norm", "tie_word_embeddings"):
             flag(name, getattr(self, name))
         self._check_lists()
         one_of("dtype", self.dtype, tuple(DTYPE_BYTES))
-        one_of("family", self.family, FAMILIES)
+        one_of("model_type", self.model_type, FAMILIES)
 
     def _fill_in(self) -> None:
-        for name in ("windows", "eos_ids"):
+        for name in ("sliding_windows", "eos_token_id"):
             if not isinstance(getattr(self, name), tuple | list):
                 raise ConfigError(f"{name} must be a tuple, got {getattr(self, name)!r}")
-        if not self.head_dim and self.n_embd % self.n_head:
+        if not self.head_dim and self.hidden_size % self.num_attention_heads:
             raise ConfigError(
-                f"n_embd {self.n_embd} is no multiple of its {self.n_head} heads, and head_dim is not given"
+                f"hidden_size {self.hidden_size} is no multiple of its {self.num_attention_heads} heads, and head_dim "
+                "is not given"
             )
         values: dict[str, object] = {
-            "n_kv_head": self.n_kv_head or self.n_head,
-            "head_dim": self.head_dim or self.n_embd // self.n_head,
-            "n_inner": self.n_inner or -(-8 * self.n_embd // (3 * 64)) * 64,
-            "windows": tuple(self.windows) or (None,) * self.n_layer,
-            "eos_ids": tuple(self.eos_ids),
+            "num_key_value_heads": self.num_key_value_heads or self.num_attention_heads,
+            "head_dim": self.head_dim or self.hidden_size // self.num_attention_heads,
+            "intermediate_size": self.intermediate_size or -(-8 * self.hidden_size // (3 * 64)) * 64,
+            "sliding_windows": tuple(self.sliding_windows) or (None,) * self.num_hidden_layers,
+            "eos_token_id": tuple(self.eos_token_id),
         }
         for name, value in values.items():
-            object.__setattr__(self, name, value)  # the one place where a frozen field is given its canonical form
+            object.__setattr__(self, name, value)  # the only place that sets a frozen field
 
     def _check_lists(self) -> None:
-        if not isinstance(self.rope, Rope):
-            raise ConfigError(f"rope must be a Rope, got {self.rope!r}")
-        if len(self.windows) != self.n_layer:
-            raise ConfigError(f"windows must be one for each of {self.n_layer} layers, got {len(self.windows)}")
-        for window in self.windows:
+        if not isinstance(self.rope_parameters, RopeParameters):
+            raise ConfigError(f"rope_parameters must be RopeParameters, got {self.rope_parameters!r}")
+        layers = self.num_hidden_layers
+        if len(self.sliding_windows) != layers:
+            raise ConfigError(
+                f"sliding_windows must be one for each of {layers} layers, got {len(self.sliding_windows)}"
+            )
+        for window in self.sliding_windows:
             if window is not None:
-                integer("a window", window, 1, MAX_LENGTH)
-        for token in self.eos_ids:
-            integer("an id of eos_ids", token, 0, self.vocab_size - 1)
+                integer("sliding_window", window, 1, MAX_LENGTH)
+        for token in self.eos_token_id:
+            integer("eos_token_id", token, 0, self.vocab_size - 1)
 
     @classmethod
     def from_pretrained(cls, directory: str | Path, dtype: str | None = None) -> "ModelConfig":
-        """From a model's directory. Tokens that end an answer are named in config.json, in generation_config.json or
-        in both; all of them count. `dtype` is for who keeps the weights in another one than the file says."""
+        """From a model directory. End-of-sequence tokens of config.json and of generation_config.json both count.
+        `dtype` replaces the one of the file."""
         file = Path(directory) / "config.json"
         config = _json(file) | ({} if dtype is None else {"dtype": dtype})
         generation = Path(directory) / "generation_config.json"
@@ -112,29 +182,29 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> "ModelConfig":
-        """From the content of a config.json. What is absent is what transformers takes it for."""
-        try:
-            return cls(**read(config))
-        except ConfigError as error:
-            raise ConfigError(as_written(str(error))) from None
+        """From the content of a config.json. Absent keys have the defaults of transformers."""
+        known = read(config)
+        rope = RopeParameters.from_dict(known["rope_parameters"], known["max_position_embeddings"])
+        return cls(**known | {"rope_parameters": rope})
 
     def kv_layout(self, page_size: int = 16, dtype: str | None = None) -> KVLayout:
-        """What a token of this model costs in a cache."""
-        return KVLayout(self.n_layer, self.n_kv_head, self.head_dim, page_size, dtype or self.dtype)
+        """The layout of this model's keys and values in a pool."""
+        return KVLayout(self.num_hidden_layers, self.num_key_value_heads, self.head_dim, page_size, dtype or self.dtype)
 
     @property
     def parameters(self) -> int:
-        """How many numbers the model has learned; a tied head counts once."""
-        q, kv = self.n_head * self.head_dim, self.n_kv_head * self.head_dim
-        attention = (self.n_embd + self.qkv_bias) * (q + 2 * kv) + (q + self.out_bias) * self.n_embd
-        mlp = (self.n_embd + self.mlp_bias) * 2 * self.n_inner + (self.n_inner + self.mlp_bias) * self.n_embd
-        norms = 2 * self.n_embd + self.qk_norm * 2 * self.head_dim
-        ends = (1 if self.tied else 2) * self.vocab_size * self.n_embd + self.n_embd
-        return self.n_layer * (attention + mlp + norms) + ends
+        """The number of parameters; a tied lm_head counts once."""
+        q, kv = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
+        hidden, inner = self.hidden_size, self.intermediate_size
+        attention = (hidden + self.qkv_bias) * (q + 2 * kv) + (q + self.out_bias) * hidden
+        mlp = (hidden + self.mlp_bias) * 2 * inner + (inner + self.mlp_bias) * hidden
+        norms = 2 * hidden + self.qk_norm * 2 * self.head_dim
+        ends = (1 if self.tie_word_embeddings else 2) * self.vocab_size * hidden + hidden
+        return self.num_hidden_layers * (attention + mlp + norms) + ends
 
     @property
     def bytes(self) -> int:
-        """What they take in `dtype`."""
+        """The size of the parameters in `dtype`."""
         return self.parameters * DTYPE_BYTES[self.dtype]
 
 
@@ -149,6 +219,7 @@ def _json(file: Path) -> dict[str, Any]:
 
 @contextmanager
 def _naming(file: Path) -> Iterator[None]:
+    """Put the file's name in front of a ConfigError."""
     try:
         yield
     except ConfigError as error:

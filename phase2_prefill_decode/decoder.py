@@ -1,11 +1,10 @@
-"""Decoder: the transformer of four families, as one pass over packed tokens and a pool of pages.
+"""Decoder: the transformer of Llama, Mistral, Qwen2 and Qwen3, over packed tokens and paged keys and values.
 
-There is one path. It does not know a prefill from a decode: tokens come in a row, their keys and values go to the slots
-they are given, and each sees what its sequence has in its pages.
+There is one path for prefill and decode. Tokens are packed in one row; their keys and values are stored in the slots
+they are given, and each token attends to the tokens of its own sequence in the pages.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,77 +15,107 @@ from phase2_prefill_decode.kernels.attention import ATTEND, Attend
 from phase2_prefill_decode.kernels.pointwise import ADD_NORM, ROTATE_STORE, SWIGLU
 from phase2_prefill_decode.linear import Linear
 from phase2_prefill_decode.packed import Packed
-from phase2_prefill_decode.rope_tables import tables
+from phase2_prefill_decode.rope import tables
 from phase2_prefill_decode.weights import LayerWeights, Weights
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """The weights of a layer, ready to be multiplied with."""
+class RMSNorm:
+    """Adds the residual and norms the sum. Returns both: the sum is the next residual."""
 
-    input_norm: Tensor
-    qkv: Linear
-    norms: tuple[Tensor, Tensor] | None  # of q and of k
-    out: Linear
-    post_norm: Tensor
-    gate_up: Linear
-    down: Linear
-    window: int | None
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        self.weight = weight
+        self.eps = eps
+        self._add_norm = ADD_NORM.on(weight.device)
+
+    def __call__(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        return self._add_norm(x, residual, self.weight, self.eps)
+
+
+class Attention:
+    """Stores the keys and values of its tokens, and attends to all that their sequences have in pages."""
+
+    def __init__(self, config: ModelConfig, weights: LayerWeights, window: int | None, attend: Attend) -> None:
+        self.qkv_proj = Linear(weights.qkv_proj, weights.qkv_proj_bias)
+        self.o_proj = Linear(weights.o_proj, weights.o_proj_bias)
+        self.qk_norm = None if weights.q_norm is None or weights.k_norm is None else (weights.q_norm, weights.k_norm)
+        self.eps = config.rms_norm_eps
+        self.scale = config.head_dim**-0.5
+        self.window = window
+        self.attend = attend
+        self._rotate_store = ROTATE_STORE.on(weights.qkv_proj.device)
+
+    def __call__(
+        self, x: Tensor, rope: tuple[Tensor, Tensor], packed: Packed, keys: Tensor, values: Tensor, rows: Tensor | None
+    ) -> Tensor:
+        """`rows` are those that the result is wanted of; None: all."""
+        qkv = self.qkv_proj(x)
+        q = self._rotate_store(qkv, *rope, packed.positions, packed.slots, keys, values, self.qk_norm, self.eps)
+        x = self.attend(q, keys, values, packed.metadata, self.scale, self.window).flatten(1)
+        return self.o_proj(x if rows is None else x[rows])
+
+
+class MLP:
+    def __init__(self, weights: LayerWeights) -> None:
+        self.gate_up_proj = Linear(weights.gate_up_proj, weights.gate_up_proj_bias)
+        self.down_proj = Linear(weights.down_proj, weights.down_proj_bias)
+        self._swiglu = SWIGLU.on(weights.down_proj.device)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down_proj(self._swiglu(self.gate_up_proj(x)))
+
+
+class DecoderLayer:
+    def __init__(self, config: ModelConfig, weights: LayerWeights, window: int | None, attend: Attend) -> None:
+        self.input_layernorm = RMSNorm(weights.input_layernorm, config.rms_norm_eps)
+        self.self_attn = Attention(config, weights, window, attend)
+        self.post_attention_layernorm = RMSNorm(weights.post_attention_layernorm, config.rms_norm_eps)
+        self.mlp = MLP(weights)
+
+    def __call__(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        rope: tuple[Tensor, Tensor],
+        packed: Packed,
+        keys: Tensor,
+        values: Tensor,
+        rows: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        x, residual = self.input_layernorm(x, residual)
+        x = self.self_attn(x, rope, packed, keys, values, rows)
+        x, residual = self.post_attention_layernorm(x, residual if rows is None else residual[rows])
+        return self.mlp(x), residual
 
 
 class Decoder:
-    """A model on one device, in one dtype. Calling it computes one step; it keeps nothing of it but what is in pages.
+    """A model on one device, in one dtype. A call computes one step; all state is in the pages.
 
-    `attend` is the attention to use: by default this phase's own for the device.
+    `attend` is the attention function; by default this phase's own for the device.
     """
 
     def __init__(self, config: ModelConfig, weights: Weights, *, attend: Attend | None = None) -> None:
         self.config = config
-        self.device = weights.embedding.device
-        self.dtype = weights.embedding.dtype
-        self.embedding = weights.embedding
-        self.layers = [_layer(w, window) for w, window in zip(weights.layers, config.windows, strict=True)]
-        self.norm = weights.norm
-        self.head = Linear(weights.head)
-        self.cos, self.sin = tables(config.rope, config.head_dim, config.max_length, self.device)
-        self.attend = attend or ATTEND.on(self.device)
-        self._add_norm = ADD_NORM.on(self.device)
-        self._rotate_store = ROTATE_STORE.on(self.device)
-        self._swiglu = SWIGLU.on(self.device)
+        self.device = weights.embed_tokens.device
+        self.dtype = weights.embed_tokens.dtype
+        attend = attend or ATTEND.on(self.device)
+        self.embed_tokens = weights.embed_tokens
+        self.layers = [
+            DecoderLayer(config, layer, window, attend)
+            for layer, window in zip(weights.layers, config.sliding_windows, strict=True)
+        ]
+        self.norm = RMSNorm(weights.norm, config.rms_norm_eps)
+        self.lm_head = Linear(weights.lm_head)
+        self.rope = tables(config.rope_parameters, config.head_dim, config.max_position_embeddings, self.device)
 
     # region forward
     @torch.inference_mode()
     def __call__(self, packed: Packed, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
-        """One step: stores the keys and values of its tokens, returns logits, [rows that are wanted, vocabulary]."""
-        eps, scale = self.config.norm_eps, self.config.head_dim**-0.5
-        x, residual = embedding(packed.tokens, self.embedding), None
+        """Compute one step: store the keys and values of its tokens, return the logits [rows, vocab_size]."""
+        x, residual = embedding(packed.tokens, self.embed_tokens), None
         for number, layer in enumerate(self.layers):
-            x, residual = self._add_norm(x, residual, layer.input_norm, eps)
-            pages = keys[number], values[number]
-            q = self._rotate_store(
-                layer.qkv(x), self.cos, self.sin, packed.positions, packed.slots, *pages, layer.norms, eps
-            )
-            x = self.attend(q, *pages, packed.ragged, scale, layer.window).flatten(1)
-            if packed.last is not None and number == len(self.layers) - 1:
-                x, residual = x[packed.last], residual[packed.last]  # from here on no token looks at another
-            x, residual = self._add_norm(layer.out(x), residual, layer.post_norm, eps)
-            x = layer.down(self._swiglu(layer.gate_up(x)))
-        return self.head(self._add_norm(x, residual, self.norm, eps)[0])
+            rows = packed.last if number == len(self.layers) - 1 else None  # other rows end with the last attention
+            x, residual = layer(x, residual, self.rope, packed, keys[number], values[number], rows)
+        x, _ = self.norm(x, residual)
+        return self.lm_head(x)
 
     # endregion
-
-
-def _layer(weights: LayerWeights, window: int | None) -> Layer:
-    norms = None
-    if weights.q_norm is not None and weights.k_norm is not None:
-        norms = weights.q_norm, weights.k_norm
-    return Layer(
-        input_norm=weights.input_norm,
-        qkv=Linear(weights.qkv, weights.qkv_bias),
-        norms=norms,
-        out=Linear(weights.out, weights.out_bias),
-        post_norm=weights.post_norm,
-        gate_up=Linear(weights.gate_up, weights.gate_up_bias),
-        down=Linear(weights.down, weights.down_bias),
-        window=window,
-    )

@@ -1,11 +1,9 @@
-"""How four families write their config.json, put into one form. What would be computed wrongly is refused here."""
+"""Reads the config.json of the four model families into one form. What would be computed wrongly is refused here."""
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
-from phase2_prefill_decode.fields import ConfigError, flag, integer
-from phase2_prefill_decode.rope import MAX_LENGTH, Rope
+from phase2_prefill_decode.fields import MAX_LENGTH, ConfigError, flag, integer
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -15,7 +13,7 @@ ARCHITECTURES = {
 }
 FAMILIES = tuple(ARCHITECTURES.values())
 
-# What a key is when the file does not have it. As in transformers, whose classes fill them in.
+# The values of absent keys: the defaults of transformers' configuration classes.
 _QWEN = {"num_key_value_heads": 32, "max_position_embeddings": 32_768, "max_window_layers": 28, "sliding_window": 4096}
 _ABSENT: dict[str, dict[str, Any]] = {
     "llama": {"num_key_value_heads": None, "max_position_embeddings": 2048, "eos_token_id": 2},
@@ -27,7 +25,7 @@ _ABSENT: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 _ALWAYS_THERE = "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"
 
-# Keys that change what a model computes, and the values that this engine computes.
+# Keys that change the computation, and the values that are supported.
 _ONLY: dict[str, tuple[Any, ...]] = {
     "hidden_act": (None, "silu", "swish"),
     "quantization_config": (None,),
@@ -37,27 +35,8 @@ _ONLY: dict[str, tuple[Any, ...]] = {
 }
 
 
-# What the files call the fields of a ModelConfig that have another name there.
-_WRITTEN = {
-    "n_layer": "num_hidden_layers",
-    "n_head": "num_attention_heads",
-    "n_kv_head": "num_key_value_heads",
-    "n_embd": "hidden_size",
-    "n_inner": "intermediate_size",
-    "norm_eps": "rms_norm_eps",
-    "tied": "tie_word_embeddings",
-    "eos_ids": "eos_token_id",
-    "a window": "sliding_window",
-}
-
-
-def as_written(message: str) -> str:
-    """What is wrong with a ModelConfig, in the words of the file that it was made from."""
-    return re.sub(rf"\b({'|'.join(_WRITTEN)})\b", lambda found: _WRITTEN[found[0]], message)
-
-
 def read(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a ModelConfig, from the content of a config.json."""
+    """The fields of a ModelConfig, from the content of a config.json. `rope_parameters` is a dict."""
     if not isinstance(config, Mapping):
         raise ConfigError(f"a model's configuration must be a JSON object, got {type(config).__name__}")
     family = _family(config)
@@ -67,30 +46,26 @@ def read(config: Mapping[str, Any]) -> dict[str, Any]:
     _refuse_others(config)
     config = {**_ABSENT[family], **config}
     layers = integer("num_hidden_layers", config["num_hidden_layers"], 1, 1 << 16)
-    max_length = integer("max_position_embeddings", config["max_position_embeddings"], 1, MAX_LENGTH)
+    integer("max_position_embeddings", config["max_position_embeddings"], 1, MAX_LENGTH)
     return {
-        "family": family,
-        "vocab_size": config["vocab_size"],
-        "n_layer": layers,
-        "n_head": config["num_attention_heads"],
-        "n_embd": config["hidden_size"],
-        "n_kv_head": config["num_key_value_heads"] or 0,
+        "model_type": family,
+        **{name: config[name] for name in _ALWAYS_THERE},
+        "num_key_value_heads": config["num_key_value_heads"] or 0,
         "head_dim": config.get("head_dim") or 0,
-        "n_inner": config["intermediate_size"],
-        "norm_eps": config.get("rms_norm_eps", 1e-6),
-        "rope": _rope(config, max_length),
-        "max_length": max_length,
+        "rms_norm_eps": config.get("rms_norm_eps", 1e-6),
+        "rope_parameters": _rope(config),
+        "max_position_embeddings": config["max_position_embeddings"],
         **_biases(config, family),
         "qk_norm": family == "qwen3",
-        "tied": config.get("tie_word_embeddings", False),
-        "windows": _windows(config, family, layers),
-        "eos_ids": eos_ids(config),
+        "tie_word_embeddings": config.get("tie_word_embeddings", False),
+        "sliding_windows": _windows(config, family, layers),
+        "eos_token_id": eos_ids(config),
         "dtype": str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch."),
     }
 
 
 def _family(config: Mapping[str, Any]) -> str:
-    """By model_type and architectures; one of them is enough, and where both are there they must agree."""
+    """From model_type or architectures. If both are given, they must agree."""
     named = config.get("architectures") or []
     named = [str(name) for name in (named if isinstance(named, list) else [named])]
     kind = config.get("model_type") or (ARCHITECTURES.get(named[0]) if len(named) == 1 else None)
@@ -120,8 +95,8 @@ def _biases(config: Mapping[str, Any], family: str) -> dict[str, bool]:
     return {"qkv_bias": attention, "out_bias": attention, "mlp_bias": mlp}
 
 
-def _rope(config: Mapping[str, Any], max_length: int) -> Rope:
-    """`rope_parameters` with everything in it, or the earlier form: `rope_scaling`, and `rope_theta` beside it."""
+def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`rope_parameters`, or the earlier form: `rope_scaling` with `rope_theta` beside it."""
     written = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(written, Mapping) or any(isinstance(value, Mapping) for value in written.values()):
         raise ConfigError(f"rope must be one set of parameters for all layers, got {written!r}")
@@ -129,13 +104,13 @@ def _rope(config: Mapping[str, Any], max_length: int) -> Rope:
         raise ConfigError(f"partial_rotary_factor is {written['partial_rotary_factor']!r}; supported is 1")
     written = {"rope_theta": config.get("rope_theta"), **written}
     original = config.get("original_max_position_embeddings")
-    if original is not None:  # where it stands beside them it counts for more, as it does in transformers
+    if original is not None:  # at the top level it takes precedence, as in transformers
         written["original_max_position_embeddings"] = original
-    return Rope.from_dict(written, max_length)
+    return written
 
 
 def _windows(config: Mapping[str, Any], family: str, layers: int) -> tuple[int | None, ...]:
-    """Mistral: every layer has the window, if there is one. Qwen: if it is in use, in the layers that say so."""
+    """The window of each layer. Mistral has one in all layers; Qwen, with use_sliding_window, in some."""
     window, first = config.get("sliding_window"), 0
     if family == "llama":
         window = None
@@ -157,7 +132,7 @@ def _windows(config: Mapping[str, Any], family: str, layers: int) -> tuple[int |
 
 
 def eos_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """One, several or none."""
+    """End-of-sequence tokens: one, several or none."""
     value = config.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
     return tuple(dict.fromkeys(integer("eos_token_id", token, 0, (1 << 31) - 1) for token in ids))

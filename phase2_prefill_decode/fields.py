@@ -1,10 +1,12 @@
-"""Checks of what a configuration is made of. A ConfigError says what was given and what is allowed."""
+"""Checks of configuration values. A ConfigError names the value given and the values allowed."""
 
 from math import inf
 
+MAX_LENGTH = 1 << 24  # tokens; longer than any context in use
+
 
 class ConfigError(ValueError):
-    """A configuration that this engine does not run, or that no model could have."""
+    """A configuration that is invalid or not supported."""
 
 
 def integer(name: str, value: object, low: int, high: int) -> int:
@@ -14,7 +16,7 @@ def integer(name: str, value: object, low: int, high: int) -> int:
 
 
 def number(name: str, value: object, low: float, *, open_below: bool = False) -> None:
-    """A finite number from `low`, or above it."""
+    """Check for a finite number from `low` on, or above it."""
     fits = isinstance(value, int | float) and not isinstance(value, bool) and low <= value < inf  # no NaN either
     if not fits or (open_below and value == low):
         raise ConfigError(f"{name} must be a number {'above' if open_below else 'from'} {low}, got {value!r}")

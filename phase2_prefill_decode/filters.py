@@ -1,10 +1,10 @@
-"""From logits to a token: weigh, cut away, draw. All on weights: whole numbers in proportion to the probabilities.
+"""From logits to a token: weights, filters, draw. Weights are integers in proportion to the probabilities.
 
-Sums of whole numbers below 2^53 are exact in float64, so they come out the same in any order of adding. What a row
-draws is then the same alone and in any batch, and on any device whose `exp` agrees.
+Sums of integers below 2^53 are exact in float64, in any order of adding. So a row draws the same token alone and in any
+batch, and on any device whose `exp` agrees.
 
-A filter answers with the least weight that may stay. Weights equal to it stay too: no filter parts a tie, so the order
-in which a sort or a `topk` leaves equals does not matter.
+A filter returns the smallest weight to keep. Equal weights are kept too: no filter splits a tie, so the order in which
+a sort or `topk` returns equals does not matter.
 """
 
 from collections.abc import Callable
@@ -14,63 +14,63 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-HEAD = 64  # so many of the likeliest tokens mostly hold the nucleus; if not, 16 times as many, and so on
-BLOCK = 512  # of tokens, in a draw from a large vocabulary
-LARGE = 8192  # tokens; above it, a running sum over the whole vocabulary costs more than two short ones
+HEAD = 64  # the likeliest tokens that mostly hold the nucleus; if not, 16 times as many, and so on
+BLOCK = 512  # tokens, in a draw from a large vocabulary
+LARGE = 8192  # tokens; above it, one running sum over the vocabulary costs more than two short ones
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """What rows ask of one filter."""
+class FilterParams:
+    """The parameters of one filter."""
 
-    rows: Tensor | None  # [n] int64; None: every row asks
+    rows: Tensor | None  # [n] int64; None: all rows
     values: Tensor  # [n]
-    most: float  # the largest value, known without looking at the device
+    largest: float  # the largest value, on the host
 
 
-def weigh(logits: Tensor, peaks: Tensor, temperatures: Tensor) -> Tensor:
-    """exp((logit - peak) / temperature) in whole numbers. logits: [rows, vocab]; peaks, temperatures: [rows].
+def weigh(logits: Tensor, peaks: Tensor, temperatures: Tensor, vocab_size: int) -> Tensor:
+    """exp((logit - peak) / temperature), scaled to integers. logits: [rows, vocab]; peaks, temperatures: [rows].
 
-    The likeliest token weighs at most 2^53 / vocab and at least half of that; one so many times less likely weighs 1.
-    Weights are float32, which holds 24 significant bits and so all that `exp` gave. The peak goes first: after it no
-    temperature, however small, can overflow upwards.
+    The likeliest token weighs between half of 2^53 / vocab_size and that; a token that many times less likely weighs 1.
+    Weights are float32, whose 24 significant bits hold all that `exp` gives. The peak is subtracted first, so that no
+    temperature, however small, overflows.
     """
-    scale = 2.0 ** (53 - logits.shape[1].bit_length())
+    scale = 2.0 ** (53 - vocab_size.bit_length())
     return (logits.float() - peaks.float()[:, None]).div_(temperatures[:, None]).exp_().mul_(scale).round_()
 
 
-def cut(weights: Tensor, ask: Ask, least: Callable[[Tensor, Ask], Tensor]) -> None:
-    """Set to zero, in place, what a filter does not let stay, in the rows that ask for it."""
-    asking = weights if ask.rows is None else weights[ask.rows]
-    asking.mul_(asking >= least(asking, ask)[:, None])
-    if ask.rows is not None:
-        weights.index_copy_(0, ask.rows, asking)
+def cut(weights: Tensor, params: FilterParams, least: Callable[[Tensor, FilterParams], Tensor]) -> None:
+    """Zero, in place, the weights that a filter removes, in its rows."""
+    selected = weights if params.rows is None else weights[params.rows]
+    selected.mul_(selected >= least(selected, params)[:, None])
+    if params.rows is not None:
+        weights.index_copy_(0, params.rows, selected)
 
 
-def min_p(weights: Tensor, ask: Ask) -> Tensor:
-    """A token stays if it has at least this share of the likeliest token's probability."""
-    return (weights.amax(-1) * ask.values).to(weights.dtype)
+def min_p(weights: Tensor, params: FilterParams) -> Tensor:
+    """Keep tokens with at least this share of the likeliest token's probability."""
+    return (weights.amax(-1) * params.values).to(weights.dtype)
 
 
-def top_k(weights: Tensor, ask: Ask) -> Tensor:
-    """The k likeliest tokens stay."""
-    return weights.topk(int(ask.most)).values.gather(-1, ask.values.long()[:, None] - 1)[:, 0]
+def top_k(weights: Tensor, params: FilterParams) -> Tensor:
+    """Keep the k likeliest tokens."""
+    return weights.topk(int(params.largest)).values.gather(-1, params.values.long()[:, None] - 1)[:, 0]
 
 
-def top_p(weights: Tensor, ask: Ask) -> Tensor:
-    """The fewest tokens stay, likeliest first, that together hold at least this share of what there is."""
-    enough = (weights.sum(-1, dtype=torch.float64) * ask.values)[:, None]
+def top_p(weights: Tensor, params: FilterParams) -> Tensor:
+    """Keep the nucleus: the fewest tokens, likeliest first, whose probabilities sum to at least this share."""
+    enough = (weights.sum(-1, dtype=torch.float64) * params.values)[:, None]
     head = _head(weights, enough)  # [rows, some], likeliest first
     # region exercise 2.5
-    reached = head.cumsum(-1, dtype=torch.float64)  # what each token holds together with those before it
-    last = (reached < enough).sum(-1, keepdim=True)  # the first token at which that is enough
+    reached = head.cumsum(-1, dtype=torch.float64)  # of each token with those before it
+    last = (reached < enough).sum(-1, keepdim=True)  # the first token that reaches it
     return head.gather(-1, last)[:, 0]
     # endregion
 
 
 def _head(weights: Tensor, enough: Tensor) -> Tensor:
-    """The likeliest weights in order, as many as hold enough in every row. To sort a whole vocabulary costs many times
-    as much, so that comes last, and to look whether it is needed is worth a wait for the device."""
+    """The likeliest weights in order, as many as reach `enough` in every row. Sorting the whole vocabulary costs many
+    times as much, so it comes last; checking whether it is needed is worth a wait for the device."""
     count, vocab = HEAD, weights.shape[1]
     while True:
         head = weights.topk(min(count, vocab)).values
@@ -80,9 +80,9 @@ def _head(weights: Tensor, enough: Tensor) -> Tensor:
 
 
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """The token of each row where the running sum of weights passes uniform * total. weights: [rows, vocab].
+    """The token of each row at which the running sum of weights exceeds uniform * total. weights: [rows, vocab].
 
-    A token without weight is never drawn. A row of NaN draws something, which nobody should use.
+    A token of weight 0 is never drawn. The result for a row of NaN is a valid id without meaning.
     """
     vocab, share = weights.shape[1], uniforms[:, None]
     if vocab <= LARGE:
@@ -93,13 +93,13 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     sums = masses.cumsum(-1)
     targets = sums[:, -1:] * share
     block = _first_past(sums, targets)
-    targets -= sums.gather(-1, block) - masses.gather(-1, block)  # what is left of it inside the block
+    targets -= sums.gather(-1, block) - masses.gather(-1, block)  # the rest of the target, inside the block
     inside = blocks[torch.arange(len(blocks), device=block.device), block[:, 0]]
     token = _first_past(inside.cumsum(-1, dtype=torch.float64), targets)
     return (block * BLOCK + token)[:, 0].clamp_(max=vocab - 1)
 
 
 def _first_past(sums: Tensor, targets: Tensor) -> Tensor:
-    """The first place of each row, [rows, 1], where the sum so far is past the target. Nothing is past NaN: the clamp
-    keeps the answer of such a row a valid index."""
+    """The first index of each row, [rows, 1], at which the running sum exceeds the target. Clamped, because with NaN
+    there is none."""
     return torch.searchsorted(sums, targets, right=True).clamp_(max=sums.shape[1] - 1)

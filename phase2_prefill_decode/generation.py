@@ -1,4 +1,4 @@
-"""What goes into an engine and what comes out: prompts become requests, events become text."""
+"""Input and output of an engine: prompts become requests, events become text."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +15,7 @@ Prompt = str | Sequence[int]
 
 
 class Delta(NamedTuple):
-    """A piece of one answer: a token, the text that can be shown since, and on the last one the reason for the end."""
+    """One token of an output, the text that it completes, and on the last one the finish reason."""
 
     request: Request
     token: int | None
@@ -25,11 +25,11 @@ class Delta(NamedTuple):
 
 @dataclass(slots=True)
 class Completion:
-    """One answer: its request, which knows its tokens, its end and its times, and what is made of them."""
+    """One finished output: the request with its tokens and times, the text and the logprobs."""
 
     request: Request
     text: str = ""
-    logprobs: list[TokenLogprobs] = field(default_factory=list)  # one for each output token, if they were asked for
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # one per output token, if requested
 
     @property
     def output_tokens(self) -> list[int]:
@@ -47,8 +47,8 @@ def make_requests(
     now: float,
     names: Iterator[str],
 ) -> list[Request]:
-    """A request for each prompt; ValueError names the first that the model cannot take. One params serves all, or
-    there is one for each."""
+    """Make a request of each prompt. `params` is one for all, or one for each. ValueError names the first request that
+    the model cannot serve."""
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
         raise ValueError("prompts must be a list of texts or of lists of token ids; for a single one, a list of one")
     if params is None or isinstance(params, SamplingParams):
@@ -61,18 +61,19 @@ def make_requests(
 
 
 def make_request(prompt: Prompt, params: SamplingParams, model: Model, now: float, name: str) -> Request:
-    """A request that the model can serve. It ends at the latest where the model's context does."""
+    """Make a request and check it against the model. max_tokens is cut to what the context leaves."""
     tokens = _tokens(name, prompt, model.tokenizer)
     if params.stop and model.tokenizer is None:
         raise ValueError(f"{name}: stop strings are found in text, and this model has no tokenizer; use stop_token_ids")
     for token in (*tokens, *params.stop_token_ids, *dict(params.logit_bias)):
         if type(token) is int and token >= model.config.vocab_size:
             raise ValueError(f"{name}: token {token} is not of this model; its ids go to {model.config.vocab_size - 1}")
-    room = model.config.max_length - len(tokens)
+    context = model.config.max_position_embeddings
+    room = context - len(tokens)
     if room < 1:
         raise ValueError(
-            f"{name}: the prompt has {len(tokens)} tokens; at most {model.config.max_length - 1} fit into the context "
-            f"of {model.config.max_length}, with one to answer"
+            f"{name}: the prompt has {len(tokens)} tokens; at most {context - 1} fit into the context "
+            f"of {context}, with one to answer"
         )
     if params.max_tokens > room:
         params = replace(params, max_tokens=room, min_tokens=min(params.min_tokens, room))
@@ -80,7 +81,7 @@ def make_request(prompt: Prompt, params: SamplingParams, model: Model, now: floa
 
 
 class Transcript:
-    """The texts of a set of requests, as their events come."""
+    """Builds the texts of a set of requests from their events."""
 
     def __init__(self, requests: Sequence[Request], tokenizer: Tokenizer | None) -> None:
         self.completions: Mapping[str, Completion] = {request.id: Completion(request) for request in requests}
@@ -91,8 +92,7 @@ class Transcript:
         }
 
     def add(self, event: Event) -> Delta:
-        """What the event adds to its answer. A stop string found in its text is a reason to finish, which the event
-        does not know of yet."""
+        """Append an event to its output. A stop string found in the text becomes the finish reason of the delta."""
         request, token, reason, logprobs = event
         completion = self.completions[request.id]
         if logprobs is not None:
@@ -100,7 +100,7 @@ class Transcript:
         text = ""
         detokenizer = self._detokenizers.get(request.id)
         if detokenizer is not None:
-            if token is not None and reason is not FinishReason.STOP:  # what ends an answer is no part of it
+            if token is not None and reason is not FinishReason.STOP:  # the token that ends an output has no text
                 text = detokenizer.push([token])
             if reason is not None:
                 text += detokenizer.flush()

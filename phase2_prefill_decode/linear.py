@@ -1,8 +1,8 @@
-"""Linear: a matrix product whose weight is laid out once, for the machine it runs on.
+"""Linear: a matrix product whose weight is packed once for the machine.
 
-torch gives a bfloat16 product on a CPU to oneDNN, which wants the weight in blocks and lays it out anew at every call.
-A model multiplies by the same weights at every step, so here they are laid out when the model is loaded. The operators
-for that are private to torch. Where they are missing or refuse, the plain product gives the same answer, more slowly.
+torch hands a bfloat16 product on a CPU to oneDNN, which wants the weight in a blocked layout and repacks it in every
+call. A model uses the same weights in every step, so they are packed here when the model is loaded. The operators for
+that are private to torch. If they are missing or refuse, the plain product gives the same result, more slowly.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ Product = Callable[[Tensor], Tensor]
 class Linear:
     """rows @ weight.T + bias. rows: [tokens, in]; weight: [out, in]; result: [tokens, out].
 
-    A weight that is packed is a copy: the original is not kept alive, and what is written to it later changes nothing.
+    A packed weight is a copy: the original is not kept alive, and later writes to it have no effect.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -30,7 +30,7 @@ class Linear:
 
 
 def _packed(weight: Tensor, bias: Tensor | None) -> Product | None:
-    """The product by a weight in oneDNN's own layout, or None where that cannot be had."""
+    """The product with the weight in oneDNN's layout, or None if that is not available."""
     if weight.device.type != "cpu" or weight.dtype != torch.bfloat16:
         return None
     try:

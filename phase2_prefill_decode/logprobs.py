@@ -1,5 +1,7 @@
-"""How likely the model found a token, and which it found likeliest: of its logits as they came, before any request's
-biases, penalties, temperature or filters."""
+"""Log-probabilities: of drawn tokens, of prompt tokens, and of the likeliest alternatives.
+
+They are the softmax of the model's own logits, before logit_bias, penalties, temperature and filters.
+"""
 
 import math
 from collections.abc import Sequence
@@ -8,21 +10,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from phase0_request.batch import Batch, Slice
 from phase0_request.request import TokenLogprobs
 from phase2_prefill_decode.sampling import to_device
+
+BLOCK = 64  # prompt rows at a time: each row of a large vocabulary takes megabytes
 
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Of the rows that asked, one after the other, on the device."""
+    """The log-probabilities of the rows that asked for them, on the device."""
 
-    asked: tuple[tuple[int, int], ...]  # (row, how many alternatives)
+    asked: tuple[tuple[int, int], ...]  # (row, number of alternatives)
     drawn: Tensor  # [asked] float32, of the token drawn
-    top: Tensor  # [asked, most] float32, likeliest first; as many as the row that wants most
+    top: Tensor  # [asked, most] float32, likeliest first, where `most` is the largest number of alternatives
     tokens: Tensor  # [asked, most] int64
 
     def by_row(self, drawn: Sequence[float], top: Sequence[float], tokens: Sequence[float]) -> dict[int, TokenLogprobs]:
-        """For the host, from the three tensors fetched and flat. What the model rules out is no alternative."""
+        """Host objects by row, from the three tensors fetched and flattened. Alternatives of -inf are left out."""
         most = len(top) // len(self.asked)
         found = {}
         for i, (row, many) in enumerate(self.asked):
@@ -33,7 +38,7 @@ class Logprobs:
 
 
 def logprobs_of(logits: Tensor, tokens: Tensor, asked: tuple[tuple[int, int], ...]) -> Logprobs | None:
-    """logits: [rows, vocab] as the model gave them; tokens: [rows], what was drawn."""
+    """logits: [rows, vocab], the model's own; tokens: [rows], the tokens drawn."""
     if not asked:
         return None
     rows = to_device([row for row, _ in asked], torch.int64, logits.device)
@@ -43,14 +48,75 @@ def logprobs_of(logits: Tensor, tokens: Tensor, asked: tuple[tuple[int, int], ..
 
 
 def likeliest(logprobs: Tensor, many: int) -> Tensor:
-    """The ids of the `many` largest of each row, [rows, many]; of equals the lower id first. In float32.
+    """The ids of the `many` largest of each row, [rows, many]; among equals the lower id first. In float32.
 
-    `topk` leaves open which of equals it takes, and logits that were bfloat16 have many. So it is given no equals, but
-    integers: in front the bits of the number, which are in order once those of negative ones are turned over, then the
-    id.
+    `topk` leaves the order of equals open, and bfloat16 logits have many. So it sorts unique integers instead: the bits
+    of the number in the upper half, ordered by inverting those of negative ones, and the id in the lower half.
     """
     vocab = logprobs.shape[1]
     bits = logprobs.view(torch.int32)
     order = bits ^ (bits >> 31 & 0x7FFFFFFF)
     keys = (order.long() << 32) - torch.arange(vocab, device=logprobs.device)
     return keys.topk(min(many, vocab)).indices
+
+
+# Prompt logprobs: the rows of a prompt predict tokens that are already known.
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTargets:
+    """The prompt tokens whose log-probabilities a step computes."""
+
+    counts: tuple[int, ...]  # the first counts[i] rows of slice i predict tokens of its prompt
+    targets: Tensor  # [rows] int64, these tokens
+    alternatives: tuple[int, ...]  # of each row, the number asked for
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """The log-probabilities of the prompt tokens of a step, on the device."""
+
+    counts: tuple[int, ...]
+    blocks: tuple[Logprobs, ...]
+
+    def by_slice(self) -> dict[int, list[TokenLogprobs]]:
+        """Host objects by number of the slice."""
+        found = (one for block in self.blocks for one in _on_host(block))
+        return {number: [next(found) for _ in range(count)] for number, count in enumerate(self.counts) if count}
+
+
+def pack_prompt_targets(batch: Batch, device: torch.device) -> PromptTargets | None:
+    """The prompt tokens to score in a step; None if no request asks for prompt_logprobs."""
+    counts = tuple(map(_predicted, batch.slices))
+    if not any(counts):
+        return None
+    targets: list[int] = []
+    alternatives: list[int] = []
+    for (request, start, _), count in zip(batch.slices, counts, strict=True):
+        targets += request.prompt_tokens[start + 1 : start + 1 + count]
+        alternatives += [request.params.prompt_logprobs or 0] * count
+    return PromptTargets(counts, to_device(targets, torch.int64, device), tuple(alternatives))
+
+
+def prompt_logprobs_of(logits: Tensor, prompt: PromptTargets) -> PromptLogprobs:
+    """logits: [rows, vocab] of the rows that predict prompt tokens."""
+    blocks = []
+    for start in range(0, len(prompt.alternatives), BLOCK):
+        rows = slice(start, start + BLOCK)
+        block = logprobs_of(logits[rows], prompt.targets[rows], tuple(enumerate(prompt.alternatives[rows])))
+        if block is not None:
+            blocks.append(block)
+    return PromptLogprobs(prompt.counts, tuple(blocks))
+
+
+def _predicted(piece: Slice) -> int:
+    """The number of prompt tokens that a slice predicts. The last token of a prompt predicts the first drawn one."""
+    request = piece.request
+    if request.params.prompt_logprobs is None:
+        return 0
+    return max(min(piece.stop, len(request.prompt_tokens) - 1) - piece.start, 0)
+
+
+def _on_host(block: Logprobs) -> list[TokenLogprobs]:
+    drawn, top, tokens = (tensor.flatten().tolist() for tensor in (block.drawn, block.top, block.tokens))
+    return list(block.by_row(drawn, top, tokens).values())

@@ -1,4 +1,4 @@
-"""Model: a directory of weights made ready to run. Its config, its tokenizer if it has one, and the decoder."""
+"""Model: a directory of weights ready to run: the config, the decoder, and the tokenizer if there is one."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +17,11 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What an engine runs. Nothing of it changes while it does."""
+    """A loaded model. It is immutable, and engines may share it."""
 
     config: ModelConfig
     decoder: Decoder
-    tokenizer: Tokenizer | None = None  # without one, prompts are token ids and answers have no text
+    tokenizer: Tokenizer | None = None  # without one, prompts are token ids and outputs have no text
 
     @classmethod
     def load(
@@ -33,8 +33,8 @@ class Model:
         attend: Attend | None = None,
         progress: bool = False,
     ) -> "Model":
-        """A model in Hugging Face layout; the bundled one if none is named. By default on the GPU if there is one,
-        and in the dtype it was saved in."""
+        """Load a model in Hugging Face layout, by default the bundled one, on the GPU if there is one, in the dtype of
+        its config."""
         place = usable(device)
         config = ModelConfig.from_pretrained(directory, None if dtype is None else one_of("dtype", dtype, DTYPES))
         weights = load_weights(directory, config, place, progress=progress)
@@ -56,15 +56,20 @@ class Model:
         seed: int = 0,
         attend: Attend | None = None,
     ) -> "Model":
-        """A model that has learned nothing, as fast as one that has: for benchmarks."""
+        """A model of random weights, as fast as a trained one: for benchmarks."""
         dtype = one_of("dtype", dtype or config.dtype, DTYPES)
         weights = random_weights(config, usable(device), getattr(torch, dtype), seed)
         return cls(config, Decoder(config, weights, attend=attend))
 
     @property
+    def num_tokens(self) -> int:
+        """The number of token ids that have a meaning. The vocabulary may be padded to more: `config.vocab_size`."""
+        return self.config.vocab_size if self.tokenizer is None else self.tokenizer.vocab_size
+
+    @property
     def eos_ids(self) -> frozenset[int]:
-        """All tokens that end an answer, by the model's files and by the tokenizer's."""
-        return frozenset(self.config.eos_ids) | (self.tokenizer.eos_ids if self.tokenizer else frozenset())
+        """All end-of-sequence tokens, of the model's files and of the tokenizer's."""
+        return frozenset(self.config.eos_token_id) | (self.tokenizer.eos_ids if self.tokenizer else frozenset())
 
 
 def default_device() -> torch.device:
@@ -72,11 +77,11 @@ def default_device() -> torch.device:
 
 
 def usable(device: str | torch.device | None) -> torch.device:
-    """The device that is meant, if torch can use it here."""
+    """The device, if torch can use it on this machine."""
     if device is None:
         return default_device()
     try:
         return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError) as error:  # the latter where torch was built without what is asked for
+    except (RuntimeError, AssertionError) as error:  # AssertionError: torch was built without it
         known = " or cuda" if torch.cuda.is_available() else ", for torch sees no GPU"
         raise ValueError(f"device must be cpu{known}, got {str(device)!r}") from error

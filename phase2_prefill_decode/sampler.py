@@ -1,9 +1,11 @@
-"""Sampler: logits in, the next token of each row out. What a row draws depends on its seed and position alone.
+"""Sampler: draws the next token of each row of logits. A draw depends on the request's seed and the position alone.
 
-    bias -> repetition penalty -> presence and frequency penalties -> temperature -> min_p -> top_k -> top_p -> draw
+    logit_bias -> repetition penalty -> presence and frequency penalties -> temperature -> min_p -> top_k -> top_p
 
-Each filter takes shares of what the one before it left. A log-probability is of none of this: it is what the model
-itself said, the softmax of its logits as they came.
+Each filter works on what the one before it kept. Log-probabilities are those of the model's own logits.
+
+Models often have more rows in lm_head than their tokenizer has tokens: the vocabulary is padded to a round size. Padded
+ids are never drawn, unless a request raises one with a positive logit_bias.
 """
 
 import math
@@ -17,23 +19,32 @@ from torch import Tensor
 
 from phase0_request.batch import StepOutput
 from phase0_request.request import Request
-from phase2_prefill_decode.draws import key_of
 from phase2_prefill_decode.filters import cut, draw, min_p, top_k, top_p, weigh
-from phase2_prefill_decode.logprobs import Logprobs, logprobs_of
-from phase2_prefill_decode.sampling import Draws, Edits, Sampling, pack_draws, pack_edits
+from phase2_prefill_decode.logprobs import Logprobs, PromptLogprobs, logprobs_of
+from phase2_prefill_decode.model import Model
+from phase2_prefill_decode.sampling import (
+    Draws,
+    Edits,
+    SamplingMetadata,
+    key_of,
+    pack_draws,
+    pack_edits,
+    pack_padding,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What a step drew, still on the device."""
+    """The result of a step, still on the device."""
 
-    tokens: Tensor  # [rows] int64; anything in a row that failed, though always an id of the vocabulary
-    peaks: Tensor  # [rows]; the largest logit after all edits. It is finite, or nothing could be drawn from this row
+    tokens: Tensor  # [rows] int64; in a failed row any id of the vocabulary
+    peaks: Tensor  # [rows]; the largest logit after all edits. If it is not finite, the row failed
     logprobs: Logprobs | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
     def output(self, numbers: Sequence[int], slices: int) -> StepOutput:
-        """On the host: a step of so many slices, in which row i is of the slice numbers[i]. Waits for the device, and
-        fetches everything in one copy."""
+        """Copy the result of a step of so many slices to the host; row i belongs to slice numbers[i]. Waits for the
+        device, and fetches all that was drawn in one copy."""
         tokens, peaks, *found = _fetch(self)
         drawn: list[int | None] = [None] * slices
         failed = {}
@@ -41,14 +52,18 @@ class Sampled:
             if math.isfinite(peak):
                 drawn[number] = int(token)
             else:
-                failed[number] = _why(peak)
+                failed[number] = _reason(peak)
         asked = {} if self.logprobs is None else self.logprobs.by_row(*found)
         logprobs = {numbers[row]: of for row, of in asked.items() if numbers[row] not in failed}
-        return StepOutput(drawn, failed, logprobs)
+        scores = {} if self.prompt_logprobs is None else self.prompt_logprobs.by_slice()
+        for number, of_prompt in scores.items():
+            if any(math.isnan(one.logprob) for one in of_prompt):
+                failed.setdefault(number, "its prompt cannot be scored: there is NaN among the logits")
+        return StepOutput(drawn, failed, logprobs, scores)
 
 
 class Sampler:
-    """Draws for the requests of one model on one device. It remembers nothing from one step to the next."""
+    """Samples for the requests of one model on one device. It keeps no state between steps."""
 
     def __init__(
         self,
@@ -56,37 +71,49 @@ class Sampler:
         vocab_size: int,
         device: str | torch.device = "cpu",
         seed: int | None = None,
+        *,
+        num_tokens: int | None = None,
     ) -> None:
-        """`seed` is for requests that bring none: theirs is made of it and of their id. None: of something new."""
+        """`num_tokens` is the size of the tokenizer: ids from there on are padding. None: the vocabulary has none.
+        Requests without a seed derive theirs from `seed` and their id. None: from fresh entropy."""
         if isinstance(vocab_size, bool) or not isinstance(vocab_size, int) or vocab_size < 1:
             raise ValueError(f"vocab_size must be an integer from 1, got {vocab_size!r}")
         self.eos_ids = frozenset(eos_ids)
         self.vocab_size = vocab_size
+        self.num_tokens = vocab_size if num_tokens is None else num_tokens
         self.device = torch.device(device)
         self._entropy = secrets.token_bytes(16) if seed is None else str(seed).encode()[:64]
 
-    def pack(self, requests: Sequence[Request]) -> Sampling:
-        """What these requests ask of their next tokens; row i of the logits is of requests[i]."""
+    @classmethod
+    def of(cls, model: Model, seed: int | None = None) -> "Sampler":
+        """The sampler of a model, on the model's device."""
+        return cls(model.eos_ids, model.config.vocab_size, model.decoder.device, seed, num_tokens=model.num_tokens)
+
+    def pack(self, requests: Sequence[Request]) -> SamplingMetadata:
+        """The sampling parameters of these requests; row i of the logits belongs to requests[i]."""
         asked = tuple(
             (row, request.params.logprobs)
             for row, request in enumerate(requests)
             if request.params.logprobs is not None
         )
-        return Sampling(
+        return SamplingMetadata(
             len(requests),
             pack_edits(requests, self.eos_ids, self.vocab_size, self.device),
-            pack_draws(requests, self._key, self.vocab_size, self.device),
+            pack_draws(requests, self._key, self.vocab_size, self.num_tokens, self.device),
             asked,
+            pack_padding(requests, self.num_tokens, self.device) if self.num_tokens < self.vocab_size else None,
         )
 
     # region sample
-    def sample(self, logits: Tensor, sampling: Sampling) -> Sampled:
-        """Draw a token for each row. logits: [rows, vocab], of any float type; they stay as they are."""
+    def sample(self, logits: Tensor, sampling: SamplingMetadata) -> Sampled:
+        """Draw a token for each row. logits: [rows, vocab], of any float type; they are not changed."""
         if logits.shape != (sampling.rows, self.vocab_size):
             wanted = f"[{sampling.rows}, {self.vocab_size}]"
             raise ValueError(f"logits must be {wanted} for {sampling.rows} requests, got {list(logits.shape)}")
         edited = logits if sampling.edits is None else edit(logits, sampling.edits)
-        peaks, tokens = edited.max(-1)  # of a row with NaN the peak is NaN: one pass finds the token and what is wrong
+        if self.num_tokens < self.vocab_size:
+            edited = without_padding(edited, self.num_tokens, sampling.padding)
+        peaks, tokens = edited.max(-1)  # one pass finds the token, and NaN: then the peak is NaN
         if sampling.draws is not None:
             drawn = draw(weights_of(edited, peaks, sampling.draws), sampling.draws.uniforms)
             rows = sampling.draws.rows
@@ -101,26 +128,37 @@ class Sampler:
 
 
 def edit(logits: Tensor, edits: Edits) -> Tensor:
-    """Changed logits, in float32. -inf stays -inf and NaN stays NaN, whatever is added."""
+    """Apply logit_bias and penalties, in float32. -inf and NaN stay as they are."""
     logits = logits.float()
     x = logits[edits.rows, edits.tokens] + edits.bias
     x = torch.where(x > 0, x / edits.scale, x * edits.scale) - edits.minus
     return logits.index_put((edits.rows, edits.tokens), x)
 
 
+def without_padding(logits: Tensor, num_tokens: int, allowed: Tensor | None) -> Tensor:
+    """Exclude padded ids from sampling. `allowed` [2, n] are the (row, token) that stay."""
+    if allowed is None:
+        return logits[:, :num_tokens]  # a view: costs nothing
+    masked = logits.clone()
+    masked[:, num_tokens:] = -torch.inf
+    rows, tokens = allowed.unbind()
+    masked[rows, tokens] = logits[rows, tokens]
+    return masked
+
+
 def weights_of(logits: Tensor, peaks: Tensor, draws: Draws) -> Tensor:
-    """What each token weighs in the draw after all filters, for the rows that draw."""
+    """The weight of each token after all filters, for the rows that draw."""
     if draws.rows is not None:
         logits, peaks = logits[draws.rows], peaks[draws.rows]
-    weights = weigh(logits, peaks, draws.temperatures)
-    for ask, least in ((draws.min_p, min_p), (draws.top_k, top_k), (draws.top_p, top_p)):
-        if ask is not None:
-            cut(weights, ask, least)
+    weights = weigh(logits, peaks, draws.temperatures, draws.vocab_size)
+    for params, least in ((draws.min_p, min_p), (draws.top_k, top_k), (draws.top_p, top_p)):
+        if params is not None:
+            cut(weights, params, least)
     return weights
 
 
 def _fetch(sampled: Sampled) -> list[list[float]]:
-    """The numbers of tokens, peaks and, if asked, log-probabilities, each flat. float64 holds token ids exactly."""
+    """Fetch tokens, peaks and log-probabilities in one copy, each flattened. float64 holds token ids exactly."""
     tensors = [sampled.tokens, sampled.peaks]
     if sampled.logprobs is not None:
         tensors += [sampled.logprobs.drawn, sampled.logprobs.top, sampled.logprobs.tokens]
@@ -128,8 +166,8 @@ def _fetch(sampled: Sampled) -> list[list[float]]:
     return [list(islice(whole, tensor.numel())) for tensor in tensors]
 
 
-def _why(peak: float) -> str:
-    """What is wrong with a row whose largest logit is not a number to reckon with."""
+def _reason(peak: float) -> str:
+    """Why no token can be drawn from a row whose largest logit is not finite."""
     if math.isnan(peak):
         return "no token can be drawn: there is NaN among the logits"
     if peak > 0:

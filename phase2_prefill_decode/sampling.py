@@ -1,8 +1,13 @@
-"""Sampling: what the rows of one step ask, as tensors, and only what is asked. Packed on the host from the requests."""
+"""SamplingMetadata: the sampling parameters of the rows of one step, as tensors. Rows without a parameter cost nothing.
+
+The random number of a draw is a pure function of the request's seed and the token's position. There is no generator
+state, so no other request of the batch can change it.
+"""
 
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
 import torch
@@ -11,57 +16,57 @@ from torch import Tensor
 
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
-from phase2_prefill_decode.draws import uniform
-from phase2_prefill_decode.filters import Ask
+from phase2_prefill_decode.filters import FilterParams
 
-COLDEST = 1e-30  # a temperature below it would be 0 in float32; long before, only the likeliest token is left
+COLDEST = 1e-30  # smaller temperatures would be 0 in float32; at this one only the likeliest token has weight
 
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """Logits to change before anything is drawn: each (row, token) once."""
+    """The logits to change before sampling: each (row, token) once."""
 
     rows: Tensor  # [n] int64
     tokens: Tensor  # [n] int64
-    bias: Tensor  # [n] float32; added first: logit_bias, or -inf for a token that may not come yet
+    bias: Tensor  # [n] float32; added first: logit_bias, or -inf for a token that min_tokens forbids
     scale: Tensor  # [n] float32; the repetition penalty, or 1
-    minus: Tensor  # [n] float32; presence and frequency penalty, taken off last
+    minus: Tensor  # [n] float32; presence and frequency penalty, subtracted last
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """The rows that draw; all others take the likeliest token."""
+    """The rows that sample at random; all others take the likeliest token."""
 
-    rows: Tensor | None  # [n] int64; None: every row draws
+    rows: Tensor | None  # [n] int64; None: all rows
     uniforms: Tensor  # [n] float64
     temperatures: Tensor  # [n] float32
-    min_p: Ask | None  # the rows of an Ask are numbered among those that draw
-    top_k: Ask | None
-    top_p: Ask | None
+    vocab_size: int
+    min_p: FilterParams | None  # the rows of FilterParams are indices into these n
+    top_k: FilterParams | None
+    top_p: FilterParams | None
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
-    """What each of so many rows of logits asks. Rows that ask for nothing cost nothing."""
+class SamplingMetadata:
+    """The sampling parameters of the rows of one step."""
 
     rows: int
     edits: Edits | None = None
     draws: Draws | None = None
-    logprobs: tuple[tuple[int, int], ...] = ()  # (row, how many alternatives)
+    logprobs: tuple[tuple[int, int], ...] = ()  # (row, number of alternatives)
+    padding: Tensor | None = None  # [2, n] int64; (row, padded token) that a positive logit_bias makes drawable
 
 
 def is_greedy(params: SamplingParams) -> bool:
-    """Whether a request takes the likeliest token, the first of several; `top_k=1` asks for just that."""
+    """Whether a request takes the likeliest token (of equals the lowest id). `top_k=1` is greedy too."""
     return params.temperature == 0 or params.top_k == 1
 
 
 def edits_of(request: Request, eos_ids: Collection[int], vocab_size: int) -> NDArray[np.float64]:
-    """The logits that a request wants changed for its next token: [4, n] of token, bias, scale and minus.
+    """The logit changes for the next token of a request: [4, n] of token, bias, scale and minus.
 
-    While fewer than `min_tokens` are out, no token may come that would end the request, by the same rule as in
-    `events.reason_to_finish`: with `ignore_eos` an end-of-sequence token ends nothing, so it may come. The repetition
-    penalty is for tokens of prompt and output, as in transformers; the other two are for the output alone, as OpenAI
-    defines them.
+    Before `min_tokens`, tokens that would end the request are forbidden, by the rule of `events.reason_to_finish`: with
+    `ignore_eos`, end-of-sequence tokens end nothing and are allowed. The repetition penalty counts tokens of prompt and
+    output, as in transformers; presence and frequency penalties count the output alone, as in OpenAI's API.
     """
     params, output = request.params, request.output_tokens
     bias = dict(params.logit_bias)
@@ -69,14 +74,14 @@ def edits_of(request: Request, eos_ids: Collection[int], vocab_size: int) -> NDA
         stops = {*params.stop_token_ids, *(() if params.ignore_eos else eos_ids)}
         bias |= dict.fromkeys((token for token in stops if token < vocab_size), -math.inf)
     counted = output if params.presence_penalty or params.frequency_penalty else []
-    said, times = np.unique(np.array(counted, np.int64), return_counts=True)
+    counted_tokens, times = np.unique(np.array(counted, np.int64), return_counts=True)
     seen = np.array([*request.prompt_tokens, *output] if params.repetition_penalty != 1 else [], np.int64)
-    tokens = np.unique(np.concatenate((np.array([*bias], np.int64), said, seen)))
+    tokens = np.unique(np.concatenate((np.array([*bias], np.int64), counted_tokens, seen)))
     edits = np.zeros((4, len(tokens)))
     edits[0], edits[2] = tokens, 1
     edits[1, tokens.searchsorted([*bias])] = [*bias.values()]
     edits[2, tokens.searchsorted(seen)] = params.repetition_penalty
-    edits[3, tokens.searchsorted(said)] = params.presence_penalty + params.frequency_penalty * times
+    edits[3, tokens.searchsorted(counted_tokens)] = params.presence_penalty + params.frequency_penalty * times
     return edits
 
 
@@ -97,26 +102,37 @@ def pack_edits(
     return Edits(rows.long(), tokens.long(), bias.float(), scale.float(), minus.float())
 
 
+def pack_padding(requests: Sequence[Request], num_tokens: int, device: torch.device) -> Tensor | None:
+    """The padded tokens, from id num_tokens on, that requests raise by a positive logit_bias."""
+    raised = [
+        (row, token)
+        for row, request in enumerate(requests)
+        for token, bias in dict(request.params.logit_bias).items()
+        if token >= num_tokens and bias > 0
+    ]
+    return to_device(list(zip(*raised, strict=True)), torch.int64, device) if raised else None
+
+
 def pack_draws(
-    requests: Sequence[Request], key: Callable[[Request], int], vocab_size: int, device: torch.device
+    requests: Sequence[Request], key: Callable[[Request], int], vocab_size: int, num_tokens: int, device: torch.device
 ) -> Draws | None:
-    """`key` is the half of a request's luck that stays the same; its length so far is the other."""
+    """`key` is the seed of a request; with the token's position it determines the random number."""
     table = []
     for row, request in enumerate(requests):
         params = request.params
         if not is_greedy(params):
-            luck = uniform(key(request), request.total)
-            k = params.top_k if 0 < params.top_k < vocab_size else 0
-            table.append((row, luck, max(params.temperature, COLDEST), params.min_p, k, params.top_p))
+            random = uniform(key(request), request.total)
+            k = params.top_k if 0 < params.top_k < num_tokens else 0
+            table.append((row, random, max(params.temperature, COLDEST), params.min_p, k, params.top_p))
     if not table:
         return None
     rows, uniforms, temperatures, *filters = _columns(table, device)
     min_p, top_k, top_p = (
-        _ask([line[column] for line in table], off, values)
+        _filter_params([line[column] for line in table], off, values)
         for column, off, values in zip((3, 4, 5), (0, 0, 1), filters, strict=True)
     )
     every = len(table) == len(requests)
-    return Draws(None if every else rows.long(), uniforms, temperatures.float(), min_p, top_k, top_p)
+    return Draws(None if every else rows.long(), uniforms, temperatures.float(), vocab_size, min_p, top_k, top_p)
 
 
 def _wants_edits(request: Request) -> bool:
@@ -130,19 +146,19 @@ def _wants_edits(request: Request) -> bool:
     )
 
 
-def _ask(values: Sequence[float], off: float, column: Tensor) -> Ask | None:
-    """`column` has the values on the device."""
+def _filter_params(values: Sequence[float], off: float, column: Tensor) -> FilterParams | None:
+    """The rows whose value is not `off`. `column` has the values on the device."""
     rows = [row for row, value in enumerate(values) if value != off]
     if not rows:
         return None
     if len(rows) == len(values):
-        return Ask(None, column, max(values))
+        return FilterParams(None, column, max(values))
     index = to_device(rows, torch.int64, column.device)
-    return Ask(index, column[index], max(values[row] for row in rows))
+    return FilterParams(index, column[index], max(values[row] for row in rows))
 
 
 def _columns(table: Sequence[Sequence[float]], device: torch.device) -> tuple[Tensor, ...]:
-    """A table of numbers on the device, in one copy. Token ids pass through float64 unharmed."""
+    """The columns of a table on the device, in one copy. float64 holds token ids exactly."""
     return to_device(list(zip(*table, strict=True)), torch.float64, device).unbind()
 
 
@@ -151,5 +167,33 @@ def to_device(numbers: Sequence[object], dtype: torch.dtype, device: torch.devic
 
 
 def _moved(numbers: Tensor, device: torch.device) -> Tensor:
-    """Without waiting for what the device has still to do, which takes memory that a GPU can read by itself."""
+    """Copy without waiting for pending work of the device: on a GPU this takes pinned memory."""
     return (numbers.pin_memory() if device.type == "cuda" else numbers).to(device, non_blocking=True)
+
+
+# Random numbers.
+
+_MASK = (1 << 64) - 1
+_STRIDE = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio: multiples of it spread evenly
+
+
+def mix(number: int) -> int:
+    """The finalizer of SplitMix64: a bijection on 64 bits in which every input bit affects every output bit."""
+    number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    number = (number ^ (number >> 27)) * 0x94D049BB133111EB & _MASK
+    return number ^ (number >> 31)
+
+
+def uniform(key: int, position: int) -> float:
+    """A random number in [0, 1), one of 2^53 equally likely ones, for one position under one key.
+
+    A key is any 64-bit integer, signed or not. It is mixed before the position is added, so that neighbouring keys give
+    unrelated numbers.
+    """
+    start = mix((key + _STRIDE) & _MASK)
+    return (mix((start + position * _STRIDE) & _MASK) >> 11) * 2.0**-53
+
+
+def key_of(name: str, entropy: bytes) -> int:
+    """A key for a request without a seed: the same for one request id and one entropy, in every process."""
+    return int.from_bytes(blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8, key=entropy).digest(), "big")

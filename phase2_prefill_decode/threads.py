@@ -1,8 +1,8 @@
-"""How many threads of the processor a model computes on.
+"""The number of CPU threads for a model.
 
-Threads of an OpenMP library wait for each other by spinning, some times a layer. That is fastest on cores of their own.
-On cores that others use too, one is put to sleep in the middle of its part and the rest spin for as long: a step of
-milliseconds takes many times that. So a small model, which gains next to nothing from a second thread, has one.
+Threads of an OpenMP library spin while they wait for each other, several times a layer. That is fastest on dedicated
+cores. On shared cores, one thread is descheduled in the middle of its part and the others spin meanwhile: a step takes
+many times as long. So a small model, which gains little from a second thread, runs on one.
 """
 
 import os
@@ -13,7 +13,7 @@ SMALL = 32 << 20  # bytes of weights
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -22,8 +22,8 @@ def threads_for(config: ModelConfig) -> int:
 
 
 def use_threads_for(config: ModelConfig) -> None:
-    """Have torch compute on so many, unless OMP_NUM_THREADS says how many."""
-    import torch  # here, for who only asks for the number has no use for it
+    """Set torch's number of threads, unless OMP_NUM_THREADS is set."""
+    import torch  # here: `threads_for` alone needs no torch
 
     if not os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(threads_for(config))

@@ -1,9 +1,9 @@
-"""Weights: the tensors of a model as its decoder wants them. What is multiplied with the same input is one matrix here:
+"""Weights: the tensors of a model, as its decoder uses them. Matrices with the same input are fused into one:
 
-    qkv      [(n_head + 2 * n_kv_head) * head_dim, n_embd]   q, then k, then v
-    gate_up  [2 * n_inner, n_embd]                           gate, then up
+    qkv_proj      [(num_attention_heads + 2 * num_key_value_heads) * head_dim, hidden_size]   q, then k, then v
+    gate_up_proj  [2 * intermediate_size, hidden_size]                                        gate, then up
 
-A checkpoint has them apart. Each of its tensors is copied straight to the rows it becomes.
+A checkpoint has them apart. Each of its tensors is copied directly into its rows of the fused matrix.
 """
 
 from collections.abc import Mapping
@@ -17,37 +17,37 @@ from tqdm import tqdm
 from phase2_prefill_decode.checkpoint import Checkpoint, InMemory, WeightsError, listed
 from phase2_prefill_decode.config import ModelConfig
 
-READABLE = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")  # numbers as they are; others need a scale to mean one
-HARMLESS = ("rotary_emb.inv_freq",)  # computed from the configuration, but saved all the same by earlier transformers
+READABLE = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")  # plain numbers; other formats need a scale
+HARMLESS = ("rotary_emb.inv_freq",)  # saved by earlier versions of transformers, and not needed
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer. A bias or a norm that the model does not have is None."""
+    """The tensors of one layer. A bias or a norm that the model does not have is None."""
 
-    input_norm: Tensor  # [n_embd]
-    qkv: Tensor  # [(n_head + 2 * n_kv_head) * head_dim, n_embd]
-    qkv_bias: Tensor | None
+    input_layernorm: Tensor  # [hidden_size]
+    qkv_proj: Tensor
+    qkv_proj_bias: Tensor | None
     q_norm: Tensor | None  # [head_dim]
     k_norm: Tensor | None
-    out: Tensor  # [n_embd, n_head * head_dim]
-    out_bias: Tensor | None
-    post_norm: Tensor  # [n_embd]
-    gate_up: Tensor  # [2 * n_inner, n_embd]
-    gate_up_bias: Tensor | None
-    down: Tensor  # [n_embd, n_inner]
-    down_bias: Tensor | None
+    o_proj: Tensor  # [hidden_size, num_attention_heads * head_dim]
+    o_proj_bias: Tensor | None
+    post_attention_layernorm: Tensor  # [hidden_size]
+    gate_up_proj: Tensor
+    gate_up_proj_bias: Tensor | None
+    down_proj: Tensor  # [hidden_size, intermediate_size]
+    down_proj_bias: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All of a model."""
+    """The tensors of a model."""
 
-    embedding: Tensor  # [vocab_size, n_embd]
+    embed_tokens: Tensor  # [vocab_size, hidden_size]
     layers: tuple[LayerWeights, ...]
-    norm: Tensor  # [n_embd]
-    head: Tensor  # [vocab_size, n_embd]; of a tied model the embedding itself
+    norm: Tensor  # [hidden_size]
+    lm_head: Tensor  # [vocab_size, hidden_size]; of a tied model, embed_tokens itself
 
 
 def load_weights(
@@ -58,10 +58,10 @@ def load_weights(
     *,
     progress: bool = False,
 ) -> Weights:
-    """From a directory in Hugging Face layout, in `dtype` or as the configuration says.
+    """Load from a directory in Hugging Face layout, in `dtype` or the configuration's.
 
-    Tensors that are missing, unexpected or of another shape are one WeightsError, which lists them all. With
-    `progress` a terminal shows how far it has come.
+    Missing, unexpected or misshapen tensors raise one WeightsError that lists them all. `progress` shows a bar on a
+    terminal.
     """
     return _fill(Checkpoint(directory), config, device, dtype, progress)
 
@@ -72,7 +72,7 @@ def weights_from(
     device: str | torch.device = "cpu",
     dtype: torch.dtype | None = None,
 ) -> Weights:
-    """From a checkpoint's tensors by name, as `load_weights` takes them from files."""
+    """From a mapping of tensors with the names of a checkpoint."""
     return _fill(InMemory(tensors), config, device, dtype, progress=False)
 
 
@@ -86,9 +86,7 @@ def _fill(
     wanted = places(empty_weights(config, "meta", dtype), config)  # shapes without memory
     faults = _faults(wanted, checkpoint, config)
     if faults:
-        raise WeightsError(
-            listed(f"{checkpoint.directory} does not hold the weights that its configuration asks for", faults)
-        )
+        raise WeightsError(listed(f"{checkpoint.directory} does not hold the weights of its configuration", faults))
     weights = empty_weights(config, device, dtype)
     into = places(weights, config)
     total = sum(place.nbytes for place in into.values())
@@ -103,10 +101,10 @@ def _fill(
 def random_weights(
     config: ModelConfig, device: str | torch.device = "cpu", dtype: torch.dtype | None = None, seed: int = 0
 ) -> Weights:
-    """Of a model that has learned nothing: norms of one, the rest normal with the 0.02 that training starts from. Made
-    where they stay, in the dtype they have. A seed gives the same numbers on the same device and in the same dtype."""
+    """Random weights: norms of one, the rest normal with a standard deviation of 0.02, as at the start of training.
+    Drawn on the device and in the dtype given; for one seed these decide the numbers."""
     weights = empty_weights(config, device, dtype)
-    draw = torch.Generator(weights.embedding.device).manual_seed(seed)
+    draw = torch.Generator(weights.embed_tokens.device).manual_seed(seed)
     for name, place in places(weights, config).items():
         if "norm" in name:
             place.fill_(1)
@@ -116,52 +114,53 @@ def random_weights(
 
 
 def empty_weights(config: ModelConfig, device: str | torch.device, dtype: torch.dtype | None = None) -> Weights:
-    """Room for them, with nothing in it."""
+    """Uninitialized weights."""
     c, dtype = config, dtype or getattr(torch, config.dtype)
 
-    def room(*shape: int) -> Tensor:
+    def empty(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    def room_if(there: bool, size: int) -> Tensor | None:
-        return room(size) if there else None
+    def empty_if(exists: bool, size: int) -> Tensor | None:
+        return empty(size) if exists else None
 
-    q, qkv = c.n_head * c.head_dim, (c.n_head + 2 * c.n_kv_head) * c.head_dim
+    q, qkv = c.num_attention_heads * c.head_dim, (c.num_attention_heads + 2 * c.num_key_value_heads) * c.head_dim
     layers = tuple(
         LayerWeights(
-            input_norm=room(c.n_embd),
-            qkv=room(qkv, c.n_embd),
-            qkv_bias=room_if(c.qkv_bias, qkv),
-            q_norm=room_if(c.qk_norm, c.head_dim),
-            k_norm=room_if(c.qk_norm, c.head_dim),
-            out=room(c.n_embd, q),
-            out_bias=room_if(c.out_bias, c.n_embd),
-            post_norm=room(c.n_embd),
-            gate_up=room(2 * c.n_inner, c.n_embd),
-            gate_up_bias=room_if(c.mlp_bias, 2 * c.n_inner),
-            down=room(c.n_embd, c.n_inner),
-            down_bias=room_if(c.mlp_bias, c.n_embd),
+            input_layernorm=empty(c.hidden_size),
+            qkv_proj=empty(qkv, c.hidden_size),
+            qkv_proj_bias=empty_if(c.qkv_bias, qkv),
+            q_norm=empty_if(c.qk_norm, c.head_dim),
+            k_norm=empty_if(c.qk_norm, c.head_dim),
+            o_proj=empty(c.hidden_size, q),
+            o_proj_bias=empty_if(c.out_bias, c.hidden_size),
+            post_attention_layernorm=empty(c.hidden_size),
+            gate_up_proj=empty(2 * c.intermediate_size, c.hidden_size),
+            gate_up_proj_bias=empty_if(c.mlp_bias, 2 * c.intermediate_size),
+            down_proj=empty(c.hidden_size, c.intermediate_size),
+            down_proj_bias=empty_if(c.mlp_bias, c.hidden_size),
         )
-        for _ in range(c.n_layer)
+        for _ in range(c.num_hidden_layers)
     )
-    embedding = room(c.vocab_size, c.n_embd)
-    return Weights(embedding, layers, room(c.n_embd), embedding if c.tied else room(c.vocab_size, c.n_embd))
+    embed_tokens = empty(c.vocab_size, c.hidden_size)
+    lm_head = embed_tokens if c.tie_word_embeddings else empty(c.vocab_size, c.hidden_size)
+    return Weights(embed_tokens, layers, empty(c.hidden_size), lm_head)
 
 
 # region places
 def places(weights: Weights, config: ModelConfig) -> dict[str, Tensor]:
-    """Where each tensor of a checkpoint goes, by the name that it has there: a whole tensor, or rows of a fused one."""
-    c, q, kv = config, config.n_head * config.head_dim, config.n_kv_head * config.head_dim
+    """Where each tensor of a checkpoint is copied to, by its name there: a whole tensor, or rows of a fused one."""
+    c, q, kv = config, config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
     rows = {
-        "input_norm": {"input_layernorm": c.n_embd},
-        "qkv": {"self_attn.q_proj": q, "self_attn.k_proj": kv, "self_attn.v_proj": kv},
+        "input_layernorm": {"input_layernorm": c.hidden_size},
+        "qkv_proj": {"self_attn.q_proj": q, "self_attn.k_proj": kv, "self_attn.v_proj": kv},
         "q_norm": {"self_attn.q_norm": c.head_dim},
         "k_norm": {"self_attn.k_norm": c.head_dim},
-        "out": {"self_attn.o_proj": c.n_embd},
-        "post_norm": {"post_attention_layernorm": c.n_embd},
-        "gate_up": {"mlp.gate_proj": c.n_inner, "mlp.up_proj": c.n_inner},
-        "down": {"mlp.down_proj": c.n_embd},
+        "o_proj": {"self_attn.o_proj": c.hidden_size},
+        "post_attention_layernorm": {"post_attention_layernorm": c.hidden_size},
+        "gate_up_proj": {"mlp.gate_proj": c.intermediate_size, "mlp.up_proj": c.intermediate_size},
+        "down_proj": {"mlp.down_proj": c.hidden_size},
     }
-    found = {EMBEDDING: weights.embedding}
+    found = {EMBEDDING: weights.embed_tokens}
     for number, layer in enumerate(weights.layers):
         for field, parts in rows.items():
             for kind, tensor in (("weight", getattr(layer, field)), ("bias", getattr(layer, f"{field}_bias", None))):
@@ -169,14 +168,14 @@ def places(weights: Weights, config: ModelConfig) -> dict[str, Tensor]:
                     names = [f"model.layers.{number}.{part}.{kind}" for part in parts]
                     found |= zip(names, tensor.split(list(parts.values())), strict=True)
     found["model.norm.weight"] = weights.norm
-    return found if c.tied else found | {HEAD: weights.head}
+    return found if c.tie_word_embeddings else found | {HEAD: weights.lm_head}
 
 
 # endregion
 
 
 def _faults(wanted: dict[str, Tensor], checkpoint: Checkpoint | InMemory, config: ModelConfig) -> list[str]:
-    """All that is wrong with a checkpoint, a line for each tensor."""
+    """Everything wrong with a checkpoint, one line per tensor."""
     stored, faults = checkpoint.stored, []
     for name, place in wanted.items():
         if name not in stored:
@@ -186,11 +185,11 @@ def _faults(wanted: dict[str, Tensor], checkpoint: Checkpoint | InMemory, config
         elif stored[name].dtype not in READABLE:
             faults.append(f"{name} holds {stored[name].dtype}: readable are {', '.join(READABLE)}")
     for name, tensor in stored.items():
-        tied_head = config.tied and name == HEAD
+        tied_head = config.tie_word_embeddings and name == HEAD
         if name not in wanted and not tied_head and not name.endswith(HARMLESS):
             faults.append(f"{name} is unexpected: found {list(tensor.shape)}")
-    if config.tied and HEAD in stored and not faults:
+    if config.tie_word_embeddings and HEAD in stored and not faults:
         head, embedding = (dict(checkpoint.read([HEAD, EMBEDDING]))[name] for name in (HEAD, EMBEDDING))
         if not torch.equal(head, embedding):
-            faults.append(f"{HEAD} differs from {EMBEDDING}, and the configuration says that they are one")
+            faults.append(f"{HEAD} differs from {EMBEDDING}, and the configuration says tie_word_embeddings")
     return faults

@@ -39,7 +39,7 @@ def core(
     decoder = model.decoder
     layout = model.config.kv_layout(cache.page_size)
     pool = KVPool(layout, cache.max_tokens // cache.page_size, decoder.device, decoder.dtype)
-    sampler = Sampler(model.eos_ids, model.config.vocab_size, decoder.device, seed)
+    sampler = Sampler.of(model, seed)
     scheduler = Scheduler(cache, model.eos_ids, budget, policy=policy, max_running=max_running)
     return EngineCore(scheduler, ModelRunner(decoder, pool, cache, sampler), clock)
 

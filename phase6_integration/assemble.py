@@ -45,13 +45,13 @@ def assemble(
         torch.set_num_threads(options.threads)
     model = given or load_model(options)
     device, on_gpu = model.decoder.device, model.decoder.device.type == "cuda"
-    wanted = options.max_model_len or model.config.max_length
-    if wanted > model.config.max_length:
+    wanted = options.max_model_len or model.config.max_position_embeddings
+    if wanted > model.config.max_position_embeddings:
         raise ConfigError(
-            f"max_model_len must be at most {model.config.max_length}, this model's context; got {wanted}"
+            f"max_model_len must be at most {model.config.max_position_embeddings}, this model's context; got {wanted}"
         )
     budget, running = options.budget(on_gpu, wanted), options.running(on_gpu)
-    sampler = Sampler(model.eos_ids, model.config.vocab_size, device, options.seed)
+    sampler = Sampler.of(model, options.seed)
     activations = peak_bytes(lambda: largest_step(model, sampler, budget.max_batched_tokens, running), device)
     layout = model.config.kv_layout(options.page_size, str(model.decoder.dtype).removeprefix("torch."))
     pages = options.kv_cache_pages or pages_that_fit(
@@ -69,7 +69,7 @@ def assemble(
         deadlines=Deadlines(total=options.request_timeout),
     )
     runner = IsolatingRunner(ModelRunner(model.decoder, pool, cache, sampler), cache)
-    model = replace(model, config=replace(model.config, max_length=_context(options, wanted, cache)))
+    model = replace(model, config=replace(model.config, max_position_embeddings=_context(options, wanted, cache)))
     return Assembled(model, scheduler, CountedCore(scheduler, runner, clock, check=options.check_invariants))
 
 
@@ -84,7 +84,7 @@ def load_model(options: EngineOptions) -> Model:
 def largest_step(model: Model, sampler: Sampler, tokens: int, running: int) -> None:
     """As many tokens as a step may have, as many requests that each want one drawn. It also makes the kernels ready."""
     many = min(tokens, running)
-    each = min(tokens // many, model.config.max_length)
+    each = min(tokens // many, model.config.max_position_embeddings)
     page = 16
     cache = PagedCache(-(-each // page) * many, page)
     runner = ModelRunner(model.decoder, room_for(model, cache.usage.total, page), cache, sampler)

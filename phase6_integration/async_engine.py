@@ -82,7 +82,9 @@ class AsyncEngine:
         self.config = ModelConfig.from_pretrained(directory)
         self.options = replace(options, model=str(directory), threads=options.threads or threads_for(self.config))
         self.tokenizer = Tokenizer.from_pretrained(directory) if (directory / "tokenizer.json").exists() else None
-        self.max_model_len = min(self.config.max_length, options.max_model_len or self.config.max_length)
+        self.max_model_len = min(
+            self.config.max_position_embeddings, options.max_model_len or self.config.max_position_embeddings
+        )
         self.health = Health.STOPPED
         self.reason = "it has not been started"
         self.gauges = Gauges()

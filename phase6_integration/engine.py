@@ -40,7 +40,7 @@ class NanoServingEngine:
     ) -> None:
         """Of a model in memory; `weights` may be a checkpoint's tensors by name. `options` are EngineOptions'."""
         whole = weights if isinstance(weights, Weights) else weights_from(weights, config)
-        decoder = Decoder(config, whole, attend=ATTEND.on(whole.embedding.device))
+        decoder = Decoder(config, whole, attend=ATTEND.on(whole.embed_tokens.device))
         self._open(EngineOptions(**options), Model(config, decoder, tokenizer))
 
     @classmethod

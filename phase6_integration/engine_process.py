@@ -122,7 +122,7 @@ def bundled_engine(options: EngineOptions) -> Made:
 
     parts = assemble(options)
     decoder, cache = parts.model.decoder, parts.scheduler.cache
-    context, dtype = parts.model.config.max_length, str(decoder.dtype).removeprefix("torch.")
+    context, dtype = parts.model.config.max_position_embeddings, str(decoder.dtype).removeprefix("torch.")
     ready = Ready(context, cache.usage.total, cache.page_size, str(decoder.device), dtype)
     return parts.core, parts.scheduler, ready
 

@@ -46,7 +46,7 @@ TENSORS = {
     "phase5_continuous": ("engine", "lab.study"),
     "phase6_integration": ("assemble", "engine", "sizing", "cli.checks", "lab"),
 }
-INTEGERS_OF_PHASE_2 = ("config", "draws", "families", "fields", "rope", "lab.cost", "lab.roofline")
+INTEGERS_OF_PHASE_2 = ("config", "families", "fields", "lab.cost", "lab.roofline")
 
 
 @cache

@@ -1,10 +1,13 @@
-"""Operations on pages, each written three ways, and what it takes to trust the Triton one without a GPU.
+"""The store operation: writes the keys and values of new tokens to their pages.
 
-`Ways` holds the three and picks by device, `prepare_triton` has Triton interpret its kernels where no GPU is, and
-`ahead` in the lab compiles them for GPUs that are not here. Importing this package does not import Triton.
+store      the interface and the reference in plain torch
+cpu        the fast path on a CPU
+triton     the kernel for a GPU
+backends   `Backends` holds the three and picks by device; `prepare_triton` makes Triton interpret kernels without a GPU
+
+Importing this package does not import Triton. `lab.ahead` compiles the Triton kernels for GPUs that are not present.
 """
 
-from phase1_kv_pool.kernels.prepare import prepare_triton
-from phase1_kv_pool.kernels.ways import WAYS, Ways, place_to_try
+from phase1_kv_pool.kernels.backends import BACKENDS, Backends, device_of, prepare_triton
 
-__all__ = ["WAYS", "Ways", "place_to_try", "prepare_triton"]
+__all__ = ["BACKENDS", "Backends", "device_of", "prepare_triton"]

@@ -1,6 +1,6 @@
 """The kernels of this phase with their launch parameters, for every dtype and common head dimension."""
 
-from phase1_kv_pool.kernels.store_triton import constants, store_kernel
+from phase1_kv_pool.kernels.triton.store import constants, store_kernel
 from phase1_kv_pool.lab.ahead import Expect, KernelSpec
 
 TYPES = {"bf16": 2, "fp16": 2, "fp32": 4}

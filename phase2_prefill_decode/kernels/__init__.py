@@ -1,7 +1,7 @@
-"""What the model computes over pages, each operation three ways: reference, CPU and Triton.
+"""The operations of the model besides its matrix products. Each has a reference, a CPU and a Triton implementation.
 
-attention      queries of a ragged batch against the keys and values in pages
-add_norm       residual sum and RMS norm
-rotate_store   q and k norm, rotary positions, and K and V written to their pages
-swiglu         the gate of the MLP
+attention   attention of a ragged batch over paged keys and values: interface and reference in plain torch
+pointwise   residual sum and RMS norm; q and k norm, rotation and the store of K and V; the gate of the MLP: the same
+triton      the kernels for a GPU
+cpu         the kernels for a CPU, compiled by numba
 """

@@ -1,12 +1,12 @@
-"""Attention over pages, three ways.
+"""Attention over pages: the interface and the reference.
 
 query          [tokens, heads, head_dim]                the new tokens of all sequences, one sequence after the other
-keys, values   [pages, kv_heads, page_size, head_dim]   one layer of the pool; the new tokens are stored already
-ragged         which rows are whose, and where its keys and values lie
+keys, values   [pages, kv_heads, page_size, head_dim]   one layer of the pool, with the new tokens already stored
+metadata       AttentionMetadata                        where each sequence's queries, keys and values are
 result         [tokens, heads, head_dim]
 
-Query head h reads key head h // (heads // kv_heads). A query sees the keys at its own position and before; with a
-window, only the last `window` of those, its own among them.
+Query head h reads KV head h // (heads // kv_heads). A query sees the keys at its own position and before; with a
+window, only the last `window` of them, its own included.
 """
 
 from collections.abc import Callable
@@ -16,47 +16,45 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phase1_kv_pool.kernels.ways import Ways
+from phase1_kv_pool.kernels.backends import Backends
 
 
 @dataclass(frozen=True, slots=True)
-class Ragged:
-    """The geometry of a batch: sequences of any length, each with any number of new tokens at its end."""
+class AttentionMetadata:
+    """The layout of a ragged batch: sequences of any length, each with any number of new tokens at its end."""
 
-    starts: Tensor  # [sequences + 1] int32; the new tokens of sequence i are rows starts[i] to starts[i + 1]
-    lengths: Tensor  # [sequences] int32; all tokens of sequence i, of which the new ones are the last
-    pages: Tensor  # [sequences, most] int32; the pages of sequence i in order; behind its last there may be anything
-    longest_query: int  # the most new tokens that a sequence has
-    longest: int  # the most tokens
-    sizes: tuple[tuple[int, int], ...] = ()  # (new tokens, all tokens) of each sequence; (): only the device knows
-    plans: dict[Any, Any] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )  # of kernels, for all layers
+    cu_seqlens_q: Tensor  # [sequences + 1] int32; new tokens of sequence i: rows cu_seqlens_q[i] to cu_seqlens_q[i + 1]
+    seq_lens: Tensor  # [sequences] int32; all tokens of sequence i, the new ones last
+    page_table: Tensor  # [sequences, max_pages] int32; the pages of sequence i in order; entries past its end: anything
+    max_seqlen_q: int  # the most new tokens of a sequence
+    max_seqlen_k: int  # the most tokens of a sequence
+    sizes: tuple[tuple[int, int], ...] = ()  # (new tokens, all tokens) of each sequence; (): known to the device only
+    plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # made by kernels
 
     def host_sizes(self) -> tuple[tuple[int, int], ...]:
-        """The sizes in any case. Without `sizes` the device is asked, which is to wait for all it still has to do."""
+        """Return `sizes`, or read them from the device if there are none, which waits for all its pending work."""
         if self.sizes:
             return self.sizes
-        return tuple(zip(self.starts.diff().tolist(), self.lengths.tolist(), strict=True))
+        return tuple(zip(self.cu_seqlens_q.diff().tolist(), self.seq_lens.tolist(), strict=True))
 
 
-Attend = Callable[[Tensor, Tensor, Tensor, Ragged, float, int | None], Tensor]
+Attend = Callable[[Tensor, Tensor, Tensor, AttentionMetadata, float, int | None], Tensor]
 
 
 # region reference
 def reference(
-    query: Tensor, keys: Tensor, values: Tensor, ragged: Ragged, scale: float, window: int | None = None
+    query: Tensor, keys: Tensor, values: Tensor, metadata: AttentionMetadata, scale: float, window: int | None = None
 ) -> Tensor:
-    """Sequence by sequence: gather its pages, score, mask, softmax, sum. In float32."""
+    """For each sequence: gather its pages, score, mask, softmax, sum. In float32."""
     result = torch.empty_like(query)
     page_size = keys.shape[2]
     group = query.shape[1] // keys.shape[1]
-    starts, lengths = ragged.starts.tolist(), ragged.lengths.tolist()
-    for sequence, length in enumerate(lengths):
-        start, stop = starts[sequence], starts[sequence + 1]
+    cu_seqlens_q, seq_lens = metadata.cu_seqlens_q.tolist(), metadata.seq_lens.tolist()
+    for sequence, length in enumerate(seq_lens):
+        start, stop = cu_seqlens_q[sequence], cu_seqlens_q[sequence + 1]
         if start == stop:
             continue
-        pages = ragged.pages[sequence, : -(-length // page_size)]
+        pages = metadata.page_table[sequence, : -(-length // page_size)]
         # [heads, length, head_dim]
         k, v = (side[pages].transpose(0, 1).flatten(1, 2)[:, :length].float() for side in (keys, values))
         k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
@@ -74,8 +72,8 @@ def reference(
 # endregion
 
 
-def refuse_misfits(query: Tensor, keys: Tensor, values: Tensor) -> None:
-    """What a kernel would read from the wrong place. All of it can be told without reading anything off the device."""
+def check_shapes(query: Tensor, keys: Tensor, values: Tensor) -> None:
+    """Check shapes, dtypes and strides: what does not fit, a kernel would read wrongly. No device data is read."""
     shape, (_, heads, head_dim) = keys.shape, query.shape
     if heads % shape[1] or head_dim != shape[3] or shape != values.shape:
         shapes = f"queries {list(query.shape)}, keys {list(shape)}, values {list(values.shape)}"
@@ -85,11 +83,11 @@ def refuse_misfits(query: Tensor, keys: Tensor, values: Tensor) -> None:
             f"queries, keys and values must be of one dtype, got {query.dtype}, {keys.dtype}, {values.dtype}"
         )
     if not (keys.is_contiguous() and values.is_contiguous()):
-        raise ValueError("keys and values must be whole layers of a pool, contiguous, since pages are found by number")
+        raise ValueError("keys and values must be whole layers of a pool, contiguous: pages are addressed by number")
 
 
-ATTEND: Ways[Attend] = Ways(
+ATTEND: Backends[Attend] = Backends(
     reference,
-    "phase2_prefill_decode.kernels.attention_cpu:attend",
-    "phase2_prefill_decode.kernels.attention_triton:attend",
+    "phase2_prefill_decode.kernels.cpu.attention:attend",
+    "phase2_prefill_decode.kernels.triton.attention:attend",
 )

@@ -1,4 +1,7 @@
-"""What stands between the matrix products, three ways. Each is one pass over memory instead of three to ten."""
+"""The operations between the matrix products: the interfaces and the references.
+
+Each fuses several elementwise operations into one pass over memory, instead of three to ten.
+"""
 
 from collections.abc import Callable
 
@@ -6,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from phase1_kv_pool.kernels.backends import Backends
 from phase1_kv_pool.kernels.store import reference as store
-from phase1_kv_pool.kernels.ways import Ways
 
 AddNorm = Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]]
 RotateStore = Callable[
@@ -18,13 +21,13 @@ Swiglu = Callable[[Tensor], Tensor]
 
 # region add_norm
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Divided by its root mean square, computed in float32; the last dimension is the one that is normed."""
+    """RMS norm over the last dimension, computed in float32."""
     wide = x.float()
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
 
 
 def add_norm_reference(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The normed sum, and the sum, which is the next residual. x, residual: [tokens, width]."""
+    """Return the norm of x + residual, and the sum, which is the next residual. x, residual: [tokens, width]."""
     total = x if residual is None else x + residual
     return rms_norm(total, weight, eps), total
 
@@ -34,7 +37,7 @@ def add_norm_reference(x: Tensor, residual: Tensor | None, weight: Tensor, eps: 
 
 # region rotate_store
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (i, i + half) of a head by its angle. x: [tokens, heads, head_dim]; cos, sin: [tokens, half]."""
+    """Rotate each pair (i, i + half) of a head by its angle. x: [tokens, heads, head_dim]; cos, sin: [tokens, half]."""
     # region exercise 2.1
     first, second = x.float().chunk(2, -1)
     cos, sin = cos[:, None], sin[:, None]
@@ -43,7 +46,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rotate_store_reference(
-    qkv: Tensor,  # [tokens, (heads + 2 * kv_heads) * head_dim]; the fused projection: q, then k, then v
+    qkv: Tensor,  # [tokens, (heads + 2 * kv_heads) * head_dim]; the fused projection q, k, v
     cos: Tensor,  # [positions, head_dim / 2] float32
     sin: Tensor,
     positions: Tensor,  # [tokens] int64
@@ -53,7 +56,7 @@ def rotate_store_reference(
     norms: tuple[Tensor, Tensor] | None,  # weights of the q norm and of the k norm, for models that have them
     eps: float,
 ) -> Tensor:
-    """Norm q and k, turn them to their positions, store K and V. Returns q: [tokens, heads, head_dim]."""
+    """Norm q and k, apply the rotary embedding, store K and V. Returns q: [tokens, heads, head_dim]."""
     kv_heads, head_dim = keys.shape[1], keys.shape[3]
     heads = qkv.shape[1] // head_dim - 2 * kv_heads
     rows = qkv.view(len(qkv), heads + 2 * kv_heads, head_dim)
@@ -70,15 +73,17 @@ def rotate_store_reference(
 
 # region swiglu
 def swiglu_reference(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up. gate_up: [tokens, 2 * inner], the fused projection: gate, then up."""
+    """silu(gate) * up. gate_up: [tokens, 2 * inner], the fused projection gate, up."""
     gate, up = gate_up.chunk(2, -1)
     return silu(gate) * up
 
 
 # endregion
 
-_CPU = "phase2_prefill_decode.kernels.pointwise_cpu"
-_TRITON = "phase2_prefill_decode.kernels.pointwise_triton"
-ADD_NORM: Ways[AddNorm] = Ways(add_norm_reference, f"{_CPU}:add_norm", f"{_TRITON}:add_norm")
-ROTATE_STORE: Ways[RotateStore] = Ways(rotate_store_reference, f"{_CPU}:rotate_store", f"{_TRITON}:rotate_store")
-SWIGLU: Ways[Swiglu] = Ways(swiglu_reference, f"{_CPU}:swiglu", f"{_TRITON}:swiglu")
+_CPU = "phase2_prefill_decode.kernels.cpu.pointwise"
+_TRITON = "phase2_prefill_decode.kernels.triton.pointwise"
+ADD_NORM: Backends[AddNorm] = Backends(add_norm_reference, f"{_CPU}:add_norm", f"{_TRITON}:add_norm")
+ROTATE_STORE: Backends[RotateStore] = Backends(
+    rotate_store_reference, f"{_CPU}:rotate_store", f"{_TRITON}:rotate_store"
+)
+SWIGLU: Backends[Swiglu] = Backends(swiglu_reference, f"{_CPU}:swiglu", f"{_TRITON}:swiglu")

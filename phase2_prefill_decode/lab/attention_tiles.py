@@ -1,39 +1,37 @@
-"""Attention the way the kernels do it, in plain torch: keys a tile at a time, sequences in splits that are joined.
+"""Tiled attention in plain torch, as the kernels compute it: keys tile by tile, sequences in splits that are joined.
 
-`reference` says what attention is; this says how a kernel gets there, by the names that the kernels use. Nothing serves
-with it. It is there to be read beside them and to be tried at a prompt, and tests hold it to the same answers.
+`reference` defines attention; this shows how a kernel computes it, with the kernels' variable names. No engine uses it:
+read it beside the kernels and try it at a prompt. Tests hold it to the same results.
 """
 
 import torch
 from torch import Tensor
 
-from phase2_prefill_decode.kernels.attention import Ragged
+from phase2_prefill_decode.kernels.attention import AttentionMetadata
 
 LOG2_E = 1.4426950408889634  # exp(x) is exp2(x * LOG2_E)
-LEAST = -1e30  # below any score, and finite: the difference of two of them is a number
+LOWEST = -1e30  # initial m_i: finite, because -inf - -inf is NaN
 
 
 # region accumulate
-def accumulate(
-    scores: Tensor, value: Tensor, most: Tensor, total: Tensor, result: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """One step of the online softmax. scores: [rows, keys]; value: [keys, head_dim]; the rest is what there is so far:
-    the highest score [rows], the sum of the weights [rows], the sum of the weighted values [rows, head_dim]."""
-    higher = torch.maximum(most, scores.max(1).values)
-    shrink = torch.exp2(most - higher)  # what was added so far was relative to a lower maximum
-    weight = torch.exp2(scores - higher[:, None])  # 0 where the score is -inf
-    return higher, total * shrink + weight.sum(1), result * shrink[:, None] + weight @ value
+def accumulate(scores: Tensor, value: Tensor, m_i: Tensor, l_i: Tensor, acc: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """One step of the online softmax. scores: [rows, keys]; value: [keys, head_dim]. The running state: m_i [rows], the
+    maximum of the scores; l_i [rows], the sum of the weights; acc [rows, head_dim], the sum of the weighted values."""
+    m_new = torch.maximum(m_i, scores.max(1).values)
+    alpha = torch.exp2(m_i - m_new)  # rescales what was summed relative to the lower maximum
+    p = torch.exp2(scores - m_new[:, None])  # 0 where the score is -inf
+    return m_new, l_i * alpha + p.sum(1), acc * alpha[:, None] + p @ value
 
 
 # endregion
 
 
 # region join
-def join(parts: Tensor, sizes: Tensor) -> Tensor:
-    """What the splits found, as one: their mean, each with the sum of its weights, of which `sizes` has the logarithm.
-    parts: [splits, rows, head_dim]; sizes: [splits, rows]."""
-    weight = torch.exp2(sizes - sizes.max(0).values)[..., None]
-    return (weight * parts).sum(0) / weight.sum(0)
+def join(parts: Tensor, lse: Tensor) -> Tensor:
+    """Join the results of splits: their mean, weighted by each split's sum of weights, of which `lse` is the logarithm.
+    parts: [splits, rows, head_dim]; lse: [splits, rows]."""
+    p = torch.exp2(lse - lse.max(0).values)[..., None]
+    return (p * parts).sum(0) / p.sum(0)
 
 
 # endregion
@@ -44,38 +42,39 @@ def tiled(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    ragged: Ragged,
+    metadata: AttentionMetadata,
     scale: float,
     window: int | None = None,
     *,
     chunk: int = 512,
     tile: int = 64,
 ) -> Tensor:
-    """What `reference` gives. The two outer loops and the splits are the programs of a GPU, which run side by side."""
+    """Compute what `reference` does. On a GPU the two outer loops and the splits are programs that run in parallel."""
     result = torch.empty_like(query)
     _, kv_heads, page_size, _ = keys.shape
     group = query.shape[1] // kv_heads
-    for sequence, (new, length) in enumerate(ragged.host_sizes()):
-        first = int(ragged.starts[sequence])
+    for sequence, (new, length) in enumerate(metadata.host_sizes()):
+        first = int(metadata.cu_seqlens_q[sequence])
         mine = query[first : first + new].float() * (scale * LOG2_E)
         token = torch.arange(length, device=query.device)
-        page, position = ragged.pages[sequence, token // page_size], token[length - new :].repeat_interleave(group)
+        page = metadata.page_table[sequence, token // page_size]
+        position = token[length - new :].repeat_interleave(group)
         for kv_head in range(kv_heads if new else 0):
             heads = slice(kv_head * group, (kv_head + 1) * group)
-            q = mine[:, heads].flatten(0, 1)  # [new * group, head_dim]: what is read for one row serves them all
+            q = mine[:, heads].flatten(0, 1)  # [new * group, head_dim]: a key loaded for one row serves all
             found = []
             for split in torch.split(token, chunk):
-                most, total, acc = q.new_full(q.shape[:1], LEAST), q.new_zeros(q.shape[:1]), torch.zeros_like(q)
+                m_i, l_i, acc = q.new_full(q.shape[:1], LOWEST), q.new_zeros(q.shape[:1]), torch.zeros_like(q)
                 for at in torch.split(split, tile):
                     key, value = (side[page[at], kv_head, at % page_size].float() for side in (keys, values))
                     seen = at <= position[:, None]
                     if window is not None:
                         seen &= at > position[:, None] - window
                     scores = (q @ key.T).masked_fill(~seen, -torch.inf)
-                    most, total, acc = accumulate(scores, value, most, total, acc)
-                found.append((acc / total.clamp_min(1e-30)[:, None], most + total.log2()))
-            parts, sizes = map(torch.stack, zip(*found, strict=True))
-            result[first : first + new, heads] = join(parts, sizes).view(new, group, -1)
+                    m_i, l_i, acc = accumulate(scores, value, m_i, l_i, acc)
+                found.append((acc / l_i.clamp_min(1e-30)[:, None], m_i + l_i.log2()))
+            parts, lse = map(torch.stack, zip(*found, strict=True))
+            result[first : first + new, heads] = join(parts, lse).view(new, group, -1)
     return result
 
 

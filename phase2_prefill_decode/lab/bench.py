@@ -59,9 +59,10 @@ def save_random(shape: str, directory: Path) -> None:
     ours = SHAPES[shape]
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=ours.vocab_size, hidden_size=ours.n_embd, intermediate_size=ours.n_inner,
-        num_hidden_layers=ours.n_layer, num_attention_heads=ours.n_head, num_key_value_heads=ours.n_kv_head,
-        head_dim=ours.head_dim, max_position_embeddings=ours.max_length, tie_word_embeddings=ours.tied,
+        vocab_size=ours.vocab_size, hidden_size=ours.hidden_size, intermediate_size=ours.intermediate_size,
+        num_hidden_layers=ours.num_hidden_layers, num_attention_heads=ours.num_attention_heads,
+        num_key_value_heads=ours.num_key_value_heads, head_dim=ours.head_dim,
+        max_position_embeddings=ours.max_position_embeddings, tie_word_embeddings=ours.tie_word_embeddings,
     )  # fmt: skip
     model: Any = Qwen3ForCausalLM(config)
     model.to(torch.bfloat16).save_pretrained(directory)

@@ -11,8 +11,8 @@ from typing import Any
 
 from phase1_kv_pool.lab.ahead import Expect, KernelSpec
 from phase1_kv_pool.lab.catalog import HEAD_DIMS, TYPES
-from phase2_prefill_decode.kernels import decode_triton, pointwise_triton, prefill_triton
-from phase2_prefill_decode.kernels.tiles_triton import Tiling, block
+from phase2_prefill_decode.kernels.triton import decode, pointwise, prefill
+from phase2_prefill_decode.kernels.triton.tiles import Tiling, block
 
 KV_HEADS = 8
 GROUPS = (1, 2, 4, 8)
@@ -32,7 +32,7 @@ def attention_spec(
         function=function,
         signature={
             **dict.fromkeys(("query", "keys", "values", "result"), f"*{dtype}"),
-            **dict.fromkeys(("starts", "lengths", "pages"), "*i32"),
+            **dict.fromkeys(("cu_seqlens_q", "seq_lens", "page_table"), "*i32"),
             "table_width": "i32",
             "scale": "fp32",
             **more,
@@ -46,35 +46,35 @@ def attention_spec(
 def decode_spec(
     dtype: str, head_dim: int, page_size: int = 16, group: int = 4, window: int | None = None, queries: int = 1
 ) -> KernelSpec:
-    tiles = decode_triton.tiling(head_dim, TYPES[dtype], queries * group)
-    constants = decode_triton.constants(head_dim, queries, decode_triton.CHUNK, window)
-    constants |= decode_triton.decode_constants(KV_HEADS * group, KV_HEADS, page_size, tiles)
+    tiles = decode.tiling(head_dim, TYPES[dtype], queries * group)
+    constants = decode.constants(head_dim, queries, decode.CHUNK, window)
+    constants |= decode.decode_constants(KV_HEADS * group, KV_HEADS, page_size, tiles)
     constants["work"] = None
-    more = {"parts": "*fp32", "sizes": "*fp32", "firsts": "*i32", "most_splits": "i32"}
-    return attention_spec("decode", decode_triton.decode_kernel, dtype, tiles, constants, more)
+    more = {"parts": "*fp32", "lse": "*fp32", "firsts": "*i32", "max_splits": "i32"}
+    return attention_spec("decode", decode.decode_kernel, dtype, tiles, constants, more)
 
 
 def prefill_spec(
     dtype: str, head_dim: int, page_size: int = 16, group: int = 4, window: int | None = None
 ) -> KernelSpec:
-    tiles = prefill_triton.tiling(head_dim, TYPES[dtype], group)
-    constants = prefill_triton.constants(KV_HEADS * group, KV_HEADS, page_size, head_dim, tiles, window)
-    return attention_spec("prefill", prefill_triton.prefill_kernel, dtype, tiles, constants, {})
+    tiles = prefill.tiling(head_dim, TYPES[dtype], group)
+    constants = prefill.constants(KV_HEADS * group, KV_HEADS, page_size, head_dim, tiles, window)
+    return attention_spec("prefill", prefill.prefill_kernel, dtype, tiles, constants, {})
 
 
 def join_spec(dtype: str, head_dim: int, window: int | None = None) -> KernelSpec:
     return KernelSpec(
         name=f"join {dtype} x {head_dim}{f', window {window}' if window else ''}",
-        function=decode_triton.join_kernel,
+        function=decode.join_kernel,
         signature={
             "result": f"*{dtype}",
-            **dict.fromkeys(("parts", "sizes"), "*fp32"),
-            **dict.fromkeys(("firsts", "starts", "lengths"), "*i32"),
+            **dict.fromkeys(("parts", "lse"), "*fp32"),
+            **dict.fromkeys(("firsts", "cu_seqlens_q", "seq_lens"), "*i32"),
         },
         constants={
-            **decode_triton.constants(head_dim, 1, decode_triton.CHUNK, window),
+            **decode.constants(head_dim, 1, decode.CHUNK, window),
             "heads": 4 * KV_HEADS,
-            "at_once": decode_triton.SPLITS,
+            "at_once": decode.SPLITS,
         },
         expect=Expect(registers=128, wide_loads=True),
     )
@@ -83,20 +83,20 @@ def join_spec(dtype: str, head_dim: int, window: int | None = None) -> KernelSpe
 def add_norm_spec(dtype: str, width: int = 4096) -> KernelSpec:
     return KernelSpec(
         name=f"add_norm {dtype} x {width}",
-        function=pointwise_triton.add_norm_kernel,
+        function=pointwise.add_norm_kernel,
         signature={**dict.fromkeys(("x", "residual", "weight", "normed", "total"), f"*{dtype}"), "eps": "fp32"},
-        constants=pointwise_triton.add_norm_constants(width),
-        options=pointwise_triton.add_norm_options(width),
+        constants=pointwise.add_norm_constants(width),
+        options=pointwise.add_norm_options(width),
         expect=Expect(registers=64, wide_loads=True, wide_stores=True),
     )
 
 
 def rotate_store_spec(dtype: str, head_dim: int, page_size: int = 16, norms: bool = True) -> KernelSpec:
     weights = ("q_norm", "k_norm")
-    constants = pointwise_triton.rotate_store_constants(32, KV_HEADS, page_size, head_dim, TYPES[dtype])
+    constants = pointwise.rotate_store_constants(32, KV_HEADS, page_size, head_dim, TYPES[dtype])
     return KernelSpec(
         name=f"rotate_store {dtype} x {head_dim}, pages of {page_size}{'' if norms else ', no norms'}",
-        function=pointwise_triton.rotate_store_kernel,
+        function=pointwise.rotate_store_kernel,
         signature={
             **dict.fromkeys(("qkv", "keys", "values", "query"), f"*{dtype}"),
             **(dict.fromkeys(weights, f"*{dtype}") if norms else {}),
@@ -114,9 +114,9 @@ def rotate_store_spec(dtype: str, head_dim: int, page_size: int = 16, norms: boo
 def swiglu_spec(dtype: str, inner: int = 12288) -> KernelSpec:
     return KernelSpec(
         name=f"swiglu {dtype} x {inner}",
-        function=pointwise_triton.swiglu_kernel,
+        function=pointwise.swiglu_kernel,
         signature={"gate_up": f"*{dtype}", "result": f"*{dtype}"},
-        constants={"inner": inner, "block_inner": pointwise_triton.INNER},
+        constants={"inner": inner, "block_inner": pointwise.INNER},
         expect=Expect(registers=64, wide_loads=True, wide_stores=True),
     )
 

@@ -135,14 +135,14 @@ class CostModel:
         self.dtype = dtype or config.dtype
         self.kv_dtype = kv_dtype or self.dtype
         self._bytes, self._kv_bytes = _bytes_of(self.dtype), _bytes_of(self.kv_dtype)
-        self._windows = tuple(Counter(config.windows).items())  # (window, layers that have it)
-        self._q = config.n_head * config.head_dim
-        self._kv = config.n_kv_head * config.head_dim
+        self._windows = tuple(Counter(config.sliding_windows).items())  # (window, layers that have it)
+        self._q = config.num_attention_heads * config.head_dim
+        self._kv = config.num_key_value_heads * config.head_dim
 
     @property
     def calls(self) -> int:
         """Operators that the host starts for a step: nine a layer, embedding, last norm, head, two to pick rows."""
-        return 9 * self.config.n_layer + 5
+        return 9 * self.config.num_hidden_layers + 5
 
     def step(self, batch: Batch) -> Cost:
         """What a batch will cost, asked before it is committed."""
@@ -170,18 +170,24 @@ class CostModel:
             return Cost()
         c, rows = self.config, self._rows(load)
         return Cost(
-            qkv=self._linear(c.n_embd, self._q + 2 * self._kv, c.qkv_bias, c.n_layer, c.n_layer * load.tokens),
+            qkv=self._linear(
+                c.hidden_size,
+                self._q + 2 * self._kv,
+                c.qkv_bias,
+                c.num_hidden_layers,
+                c.num_hidden_layers * load.tokens,
+            ),
             attention=self._attention(load),
-            out=self._linear(self._q, c.n_embd, c.out_bias, *rows),
-            gate_up=self._linear(c.n_embd, 2 * c.n_inner, c.mlp_bias, *rows),
-            down=self._linear(c.n_inner, c.n_embd, c.mlp_bias, *rows),
-            head=self._linear(c.n_embd, c.vocab_size, False, min(load.yields, 1), load.yields),
+            out=self._linear(self._q, c.hidden_size, c.out_bias, *rows),
+            gate_up=self._linear(c.hidden_size, 2 * c.intermediate_size, c.mlp_bias, *rows),
+            down=self._linear(c.intermediate_size, c.hidden_size, c.mlp_bias, *rows),
+            head=self._linear(c.hidden_size, c.vocab_size, False, min(load.yields, 1), load.yields),
             pointwise=self._pointwise(load),
         )
 
     def _rows(self, load: Load) -> tuple[int, int]:
         """(layers, rows in all of them) behind attention. In the last layer only rows that yield a token go on."""
-        others = self.config.n_layer - 1
+        others = self.config.num_hidden_layers - 1
         return others + min(load.yields, 1), others * load.tokens + load.yields
 
     def _linear(self, inputs: int, outputs: int, bias: bool, matrices: int, rows: int) -> Part:
@@ -199,7 +205,7 @@ class CostModel:
         # region exercise 2.6
         products = 2 * load.pairs * self._q  # a query with a key, and a weight with a value
         read = 2 * load.keys * self._kv  # a key and a value
-        queries_and_results = 2 * load.tokens * self.config.n_layer * self._q
+        queries_and_results = 2 * load.tokens * self.config.num_hidden_layers * self._q
         return Part(
             operations=2 * products,
             kv_read=read * self._kv_bytes,
@@ -211,14 +217,16 @@ class CostModel:
 
     def _pointwise(self, load: Load) -> Part:
         c, (layers_behind, rows_behind) = self.config, self._rows(load)
-        rows = c.n_layer * load.tokens
-        norm = 4 * c.n_embd  # what came out of a layer and the residual go in, the normed sum and the sum come out
+        rows = c.num_hidden_layers * load.tokens
+        norm = 4 * c.hidden_size  # what came out of a layer and the residual go in, the normed sum and the sum come out
         before = norm + 2 * self._q + 2 * self._kv  # q, k and v go in, q comes out, K and V go to their pages
-        behind = norm + 3 * c.n_inner  # gate and up go in, their product comes out
-        norms = (c.n_layer + layers_behind + min(load.yields, 1)) * c.n_embd + c.qk_norm * 2 * c.n_layer * c.head_dim
-        moved = rows * before + rows_behind * behind + load.yields * norm + load.tokens * c.n_embd
+        behind = norm + 3 * c.intermediate_size  # gate and up go in, their product comes out
+        norms = (
+            c.num_hidden_layers + layers_behind + min(load.yields, 1)
+        ) * c.hidden_size + c.qk_norm * 2 * c.num_hidden_layers * c.head_dim
+        moved = rows * before + rows_behind * behind + load.yields * norm + load.tokens * c.hidden_size
         return Part(
-            weights=(norms + load.tokens * c.n_embd) * self._bytes,  # a row of the embedding for each token
+            weights=(norms + load.tokens * c.hidden_size) * self._bytes,  # a row of the embedding for each token
             kv_write=2 * rows * self._kv * self._kv_bytes,
             activations=moved * self._bytes,
         )

@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
 def answer(options: argparse.Namespace, params: SamplingParams) -> Iterator[str | Request]:
     """The pieces of the answer's text, then the request itself."""
     from phase2_prefill_decode.engine import Engine  # torch, Triton and numba load here, after a typing error is told
-    from phase2_prefill_decode.kernels.kept_cpu import has_kept
+    from phase2_prefill_decode.kernels.cpu.cache import has_kept
     from phase2_prefill_decode.model import Model
 
     model = Model.load(options.model, progress=True)

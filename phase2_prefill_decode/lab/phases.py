@@ -91,7 +91,7 @@ class Laboratory:
         self.cost = CostModel(model.config, dtype=str(decoder.dtype).removeprefix("torch."))
         self.cache = PagedCache(num_pages, page_size)
         pool = KVPool(model.config.kv_layout(page_size), num_pages, decoder.device, decoder.dtype)
-        sampler = Sampler(model.eos_ids, model.config.vocab_size, decoder.device, seed=0)
+        sampler = Sampler.of(model, 0)
         self.runner = ModelRunner(decoder, pool, self.cache, sampler)
 
     def prefill(self, prompt: int) -> Point:
@@ -135,7 +135,7 @@ class Laboratory:
 
 def points(laboratory: Laboratory, progress: bool = False) -> Iterator[Point]:
     """The three series: prompts, batches, contexts."""
-    longest = laboratory.model.config.max_length
+    longest = laboratory.model.config.max_position_embeddings
     plan: Iterable[tuple[str, int, int]] = [
         *(("prefill", 1, prompt) for prompt in PROMPTS if prompt <= longest),
         *(("decode", batch, CONTEXT) for batch in BATCHES),

@@ -1,16 +1,16 @@
-"""Which kernel serves which sequence of a step, and in which pieces.
+"""Plan the attention of a step: assign each sequence to a kernel and cut it into pieces.
 
-short   Its new tokens, times the heads of a group, fit into one tile of queries that the tensor cores would fill up
-        with nothing anyway. It is bound by memory: the decode kernel, in splits of its keys.
-long    All others. They are bound by arithmetic: the ragged kernel, in blocks of new tokens. What sees the most keys
-        goes first, so that no large piece is left over for the end while most of a GPU waits for it.
+short   The new tokens, times the heads of a group, fit into one tile of queries that tensor cores would pad anyway. The
+        sequence is memory-bound: the decode kernel takes it, in splits of its keys.
+long    All others. They are compute-bound: the ragged kernel takes them, in blocks of new tokens. Blocks that see the
+        most keys go first, so that no large piece is left for the end while most of the GPU is idle.
 
-So a decode, the last token of a prompt and a chunk of a few tokens take one kernel, chunks and whole prompts the other.
-Where a step has no sequence of more than a few new tokens, as when drafts are verified, all are short: a larger tile
-costs such a step less than a second kernel.
+So a decode, the last token of a prompt and a chunk of a few tokens use one kernel; chunks and whole prompts the other.
+If no sequence of a step has more than a few new tokens, as in the verification of drafts, all are short: a larger tile
+costs such a step less than a second launch.
 
-Both kernels find their pieces in tables. A grid of all sequences by all pieces that the largest has would consist, with
-one chunk of 2,000 tokens among 255 decodes, mostly of programs that only find out that they have nothing to do.
+Both kernels find their pieces in tables. With a grid of all sequences by all pieces of the largest, one chunk of 2,000
+tokens among 255 decodes would launch mostly programs without work.
 """
 
 from dataclasses import dataclass
@@ -18,25 +18,25 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-FEW = 8  # new tokens
-ROWS = 16  # of a tile, with which tensor cores compute however few there are
+FEW = 8  # new tokens, at most, of a step whose sequences are all short
+ROWS = 16  # of the smallest tile that tensor cores compute
 
 Pieces = NDArray[np.int32]  # [pieces, 2]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A step in pieces."""
+    """The pieces of a step."""
 
-    splits: Pieces  # of short sequences: the sequence, and which split of its keys
-    blocks: Pieces  # of long sequences: the sequence, and the first new token of the block; most work first
-    queries: int  # the most new tokens of a short sequence, up to a power of two: a kernel is compiled for each
+    splits: Pieces  # of short sequences: (sequence, split of its keys)
+    blocks: Pieces  # of long sequences: (sequence, first new token of the block), most work first
+    queries: int  # the most new tokens of a short sequence, rounded up to a power of two: a kernel is compiled for each
     longest: int  # the most tokens of a short sequence
 
 
 # region plan
 def plan(sizes: tuple[tuple[int, int], ...], group: int, block: int, chunk: int, window: int | None) -> Plan:
-    """Cut a step up. `sizes` are (new tokens, all tokens); `block` are new tokens, `chunk` is the length of a split."""
+    """Cut a step into pieces. `sizes`: (new, all) tokens of each sequence."""
     new, length = np.array(sizes, np.int32).reshape(-1, 2).T
     few = FEW if new.max(initial=0) <= FEW else 1 << max(ROWS // group, 1).bit_length() - 1  # a power of two
     short = (new > 0) & (new <= few)
@@ -57,7 +57,7 @@ def plan(sizes: tuple[tuple[int, int], ...], group: int, block: int, chunk: int,
 
 
 def _numbered(counts: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Whose each piece is, and the number it has there: counts of 2, 0, 3 are pieces 0 0 2 2 2 with 0 1 0 1 2."""
+    """Return each piece's sequence and its index in it: counts of 2, 0, 3 give 0 0 2 2 2 and 0 1 0 1 2."""
     owner = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
     before = np.cumsum(counts) - counts
     return owner, (np.arange(len(owner)) - before[owner]).astype(np.int32)

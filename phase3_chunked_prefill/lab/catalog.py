@@ -8,7 +8,7 @@ from phase1_kv_pool.lab.ahead import KernelSpec
 from phase1_kv_pool.lab.catalog import HEAD_DIMS, TYPES
 from phase2_prefill_decode.lab.catalog import GROUPS, PAGE_SIZES, WINDOW, decode_spec, on, prefill_spec
 from phase3_chunked_prefill.kernels.plan import FEW, ROWS
-from phase3_chunked_prefill.kernels.ragged_triton import ragged_kernel
+from phase3_chunked_prefill.kernels.triton.ragged import ragged_kernel
 
 
 def ragged_spec(

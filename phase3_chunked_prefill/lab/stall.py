@@ -21,11 +21,11 @@ from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.engine import Step, Stepper, together
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.model import Model, default_device
 from phase2_prefill_decode.runner import ModelRunner
 from phase2_prefill_decode.sampler import Sampler
-from phase2_prefill_decode.stepper import Step, Stepper, together
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.chunker import Chunker
 from phase3_chunked_prefill.kernels.attention import ATTEND
@@ -79,7 +79,7 @@ class Stage:
     """A model with a pool, on which a scene is played, at any chunk size."""
 
     def __init__(self, model: Model, scene: Scene, page_size: int = 16) -> None:
-        context = model.config.max_length
+        context = model.config.max_position_embeddings
         for name, tokens in (("prompt", scene.prompt + 1), ("answer", scene.context + scene.answer)):
             if tokens > context:
                 raise ValueError(f"{name} makes {tokens} tokens, and the context of the model has {context}")
@@ -88,7 +88,7 @@ class Stage:
         self.cache = PagedCache(scene.pages(page_size), page_size)
         self._vocabulary = model.config.vocab_size
         pool = KVPool(model.config.kv_layout(page_size), scene.pages(page_size), decoder.device, decoder.dtype)
-        sampler = Sampler(model.eos_ids, model.config.vocab_size, decoder.device, seed=0)
+        sampler = Sampler.of(model, 0)
         self.runner = ModelRunner(decoder, pool, self.cache, sampler)
 
     # region play
@@ -190,7 +190,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.runs < 1:
         p.error(f"--runs must be at least 1, got {options.runs}")
     console, device = Console(), default_device()
-    longest = SHAPES[options.shape].max_length - 1
+    longest = SHAPES[options.shape].max_position_embeddings - 1
     try:
         scene = Scene(prompt=longest if options.prompt is None else options.prompt)
         stage = Stage(Model.random(SHAPES[options.shape], device=device, attend=ATTEND.on(device)), scene)

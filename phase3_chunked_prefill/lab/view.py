@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from phase2_prefill_decode.stepper import Step
+from phase2_prefill_decode.engine import Step
 from phase3_chunked_prefill.lab.stall import WHOLE, Outcome, Played
 
 PREFILL, DECODE = "cyan", "magenta"

@@ -33,8 +33,9 @@ from phase5_continuous.tally import Outcome, Promise, Tally
 
 MODELS = SHAPES | {
     "8b": ModelConfig(
-        family="qwen3", vocab_size=151_936, n_layer=36, n_embd=4096, n_inner=12_288, n_head=32, n_kv_head=8,
-        head_dim=128, qk_norm=True, tied=False, max_length=40_960,
+        model_type="qwen3", vocab_size=151_936, num_hidden_layers=36, hidden_size=4096, intermediate_size=12_288,
+        num_attention_heads=32, num_key_value_heads=8,
+        head_dim=128, qk_norm=True, tie_word_embeddings=False, max_position_embeddings=40_960,
     ),
 }  # fmt: skip
 WHOLE = 1 << 20  # tokens: a budget that cuts no prompt

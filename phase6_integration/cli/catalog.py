@@ -56,11 +56,11 @@ def describe(name: str, directory: Path) -> Entry:
     missing = lacks(directory)
     return Entry(
         name=name,
-        family=config.family,
+        family=config.model_type,
         parameters=config.parameters,
         bytes=size,
         dtype=config.dtype,
-        context=config.max_length,
+        context=config.max_position_embeddings,
         supported=missing is None,
         why=missing,
     )

@@ -137,9 +137,9 @@ def kernels() -> Finding:
 
     if torch.cuda.is_available():
         return Finding(State.OK, "kernels", "Triton compiles them, once for this GPU")
-    from phase2_prefill_decode.kernels import attention_cpu, pointwise_cpu
+    from phase2_prefill_decode.kernels.cpu import attention, pointwise
 
-    made = [one for module in (attention_cpu, pointwise_cpu) for one in vars(module).values() if hasattr(one, "stats")]
+    made = [one for module in (attention, pointwise) for one in vars(module).values() if hasattr(one, "stats")]
     kept = sum(sum(one.stats.cache_hits.values()) for one in made)
     new = sum(sum(one.stats.cache_misses.values()) for one in made)
     if any(one.signatures and one.stats.cache_path is None for one in made):

@@ -1,4 +1,4 @@
-"""Shared by the kernel tests of this phase and later ones: which implementation runs on which device and dtype."""
+"""Shared by the kernel tests: which backend is tested on which device, in which dtypes."""
 
 import importlib.util
 import platform
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from phase1_kv_pool.kernels import WAYS
+from phase1_kv_pool.kernels import BACKENDS
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and torch sees none")
 
@@ -19,20 +19,22 @@ _without_triton = pytest.mark.skipif(
 )
 
 
-def every_way_and_dtype() -> list[Any]:
-    """Parameters (way, dtype). Triton's interpreter computes bfloat16 incorrectly, so that needs a GPU."""
+def every_backend_and_dtype() -> list[Any]:
+    """Parameters (backend, dtype). Triton's interpreter gets bfloat16 wrong, so there it waits for a GPU."""
     params = []
-    for way in WAYS:
+    for backend in BACKENDS:
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
-            marks = [_without_triton] if way == "triton" else []
-            if way == "triton" and dtype == torch.bfloat16:
+            marks = [_without_triton] if backend == "triton" else []
+            if backend == "triton" and dtype == torch.bfloat16:
                 marks += [pytest.mark.gpu, needs_gpu]
-            params.append(pytest.param(way, dtype, marks=marks, id=f"{way}-{str(dtype).removeprefix('torch.')}"))
+            params.append(
+                pytest.param(backend, dtype, marks=marks, id=f"{backend}-{str(dtype).removeprefix('torch.')}")
+            )
     return params
 
 
-def every_way() -> list[Any]:
-    return [pytest.param(way, marks=[_without_triton] if way == "triton" else []) for way in WAYS]
+def every_backend() -> list[Any]:
+    return [pytest.param(backend, marks=[_without_triton] if backend == "triton" else []) for backend in BACKENDS]
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:

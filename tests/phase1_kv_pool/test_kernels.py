@@ -1,4 +1,4 @@
-"""The harness itself: how Triton is prepared, and how a way is chosen."""
+"""The harness itself: how Triton is prepared, and how a backend is chosen."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from phase1_kv_pool.kernels import WAYS, Ways, place_to_try, prepare_triton
+from phase1_kv_pool.kernels import BACKENDS, Backends, device_of, prepare_triton
 from phase1_kv_pool.kernels.store import STORE
 
 
@@ -33,7 +33,7 @@ def test_without_a_gpu_kernels_are_interpreted(monkeypatch: pytest.MonkeyPatch) 
 def test_without_a_gpu_it_is_an_error_to_come_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setitem(sys.modules, "triton", sys)
-    with pytest.raises(RuntimeError, match=r"imported before it could be told .* Call prepare_triton\(\) first"):
+    with pytest.raises(RuntimeError, match=r"imported before it was set .* Call prepare_triton\(\) first"):
         prepare_triton()
     assert "TRITON_INTERPRET" not in os.environ
 
@@ -44,23 +44,27 @@ def test_with_a_gpu_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not prepare_triton()
     assert "TRITON_INTERPRET" not in os.environ
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert prepare_triton(), "who set it by hand, meant it"
+    assert prepare_triton(), "set by hand, it counts"
 
 
 @pytest.mark.usefixtures("a_gpu")
 def test_with_a_gpu_only_triton_is_tried_on_it() -> None:
-    assert {way: place_to_try(way).type for way in WAYS} == {"reference": "cpu", "cpu": "cpu", "triton": "cuda"}
+    assert {backend: device_of(backend).type for backend in BACKENDS} == {
+        "reference": "cpu",
+        "cpu": "cpu",
+        "triton": "cuda",
+    }
 
 
 @pytest.mark.usefixtures("no_gpu")
 def test_without_a_gpu_all_is_tried_on_the_cpu() -> None:
-    assert {place_to_try(way).type for way in WAYS} == {"cpu"}
+    assert {device_of(backend).type for backend in BACKENDS} == {"cpu"}
 
 
-def test_the_device_picks_the_way() -> None:
-    assert STORE.on(torch.device("cpu")) is STORE.cpu
+def test_the_device_picks_the_backend() -> None:
+    assert STORE.on(torch.device("cpu")) is STORE.load("cpu")
     assert STORE.on(torch.device("cuda", 1)) is STORE.load("triton")
-    ways = Ways(reference=min, cpu=max, triton="operator:add")
-    assert [ways.load(way)(1, 2) for way in WAYS] == [1, 2, 3]
-    with pytest.raises(ValueError, match="a way is one of reference, cpu, triton, got 'numpy'"):
-        ways.load("numpy")
+    operation = Backends(reference=min, cpu=max, triton="operator:add")
+    assert [operation.load(backend)(1, 2) for backend in BACKENDS] == [1, 2, 3]
+    with pytest.raises(ValueError, match="backend must be one of reference, cpu, triton, got 'numpy'"):
+        operation.load("numpy")

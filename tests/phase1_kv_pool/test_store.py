@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from phase1_kv_pool.kernels import place_to_try
+from phase1_kv_pool.kernels import device_of
 from phase1_kv_pool.kernels.store import STORE
-from tests.phase1_kv_pool.support import bits, every_way, every_way_and_dtype, needs_gpu
+from tests.phase1_kv_pool.support import bits, every_backend, every_backend_and_dtype, needs_gpu
 
 
 @dataclass(frozen=True)
@@ -25,14 +25,14 @@ class Case:
     pages: int = 5
     slot_dtype: torch.dtype = torch.int64
 
-    def run(self, way: str, dtype: torch.dtype, fused: str = "") -> tuple[list[Tensor], list[Tensor]]:
-        """Keys and values after the store, and the expected ones.
+    def run(self, backend: str, dtype: torch.dtype, fused: str = "") -> tuple[list[Tensor], list[Tensor]]:
+        """Keys and values as they are after the store, and as they must be. What `fused` names is a view of q, k, v.
 
         The letters in `fused` name the inputs that are views of one q, k, v tensor. Otherwise K is contiguous, and V
         has its heads first in memory.
         """
         torch.manual_seed(len(self.slots))
-        device = place_to_try(way)
+        device = device_of(backend)
         shape = self.pages, self.kv_heads, self.page_size, self.head_dim
         keys, values = (torch.full(shape, torch.nan, dtype=dtype, device=device) for _ in "kv")
         q_and_kv = torch.randn(len(self.slots), 5 * self.kv_heads, self.head_dim).to(device, dtype)
@@ -40,7 +40,7 @@ class Case:
         k = k if "k" in fused else k.contiguous()
         v = v if "v" in fused else v.transpose(0, 1).contiguous().transpose(0, 1)
         slots = torch.tensor(self.slots, dtype=self.slot_dtype, device=device)
-        STORE.load(way)(keys, values, slots, k, v)
+        STORE.load(backend)(keys, values, slots, k, v)
         return [keys, values], [self.oracle(k.cpu()), self.oracle(v.cpu())]
 
     def oracle(self, rows: Tensor) -> Tensor:
@@ -75,18 +75,18 @@ EDGES = {
 
 
 @pytest.mark.parametrize("case", EDGES.values(), ids=EDGES.keys())
-@pytest.mark.parametrize(("way", "dtype"), every_way_and_dtype())
-def test_every_token_is_in_its_slot_and_no_other_slot_changes(way: str, dtype: torch.dtype, case: Case) -> None:
-    found, wanted = case.run(way, dtype)
+@pytest.mark.parametrize(("backend", "dtype"), every_backend_and_dtype())
+def test_tokens_are_where_they_belong_and_nothing_else_is_touched(backend: str, dtype: torch.dtype, case: Case) -> None:
+    found, wanted = case.run(backend, dtype)
     assert torch.equal(bits(found[0]), bits(wanted[0]))
     assert torch.equal(bits(found[1]), bits(wanted[1]))
 
 
 @pytest.mark.proof
 @pytest.mark.parametrize("fused", ["k", "v", "kv"])
-@pytest.mark.parametrize(("way", "dtype"), every_way_and_dtype())
-def test_views_of_a_fused_projection(way: str, dtype: torch.dtype, fused: str) -> None:
-    found, wanted = Case([40, -1, 3, 4, 5], kv_heads=2, head_dim=80).run(way, dtype, fused)
+@pytest.mark.parametrize(("backend", "dtype"), every_backend_and_dtype())
+def test_views_of_a_fused_projection_are_read_as_they_lie(backend: str, dtype: torch.dtype, fused: str) -> None:
+    found, wanted = Case([40, -1, 3, 4, 5], kv_heads=2, head_dim=80).run(backend, dtype, fused)
     assert torch.equal(bits(found[0]), bits(wanted[0]))
     assert torch.equal(bits(found[1]), bits(wanted[1]))
 
@@ -101,26 +101,26 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(slots, heads, dim, page_size, pages, draw(st.sampled_from([torch.int32, torch.int64])))
 
 
-@pytest.mark.parametrize("way", every_way())
+@pytest.mark.parametrize("backend", every_backend())
 @settings(max_examples=60)
 @given(case=cases(), fused=st.sampled_from(["", "k", "v", "kv"]))
-def test_random_slots_and_pools(way: str, case: Case, fused: str) -> None:
-    found, wanted = case.run(way, torch.float32, fused)
+def test_any_slots_in_any_pool(backend: str, case: Case, fused: str) -> None:
+    found, wanted = case.run(backend, torch.float32, fused)
     assert torch.equal(bits(found[0]), bits(wanted[0]))
     assert torch.equal(bits(found[1]), bits(wanted[1]))
 
 
-@pytest.mark.parametrize("way", every_way())
-def test_tensors_of_more_than_2_to_the_31_numbers(way: str) -> None:
-    """Two tensors of 4 GiB. On a CPU only written pages take memory. K and V are the same tensor."""
+@pytest.mark.parametrize("backend", every_backend())
+def test_a_pool_and_what_is_stored_may_pass_two_to_the_31_numbers(backend: str) -> None:
+    """Twice 4 GiB that nobody fills: on a CPU only what is written becomes memory. K and V are one, in one tensor."""
     pages = 2**31 // (2 * 16 * 64) + 2
-    keys, source = (torch.empty(pages, 2, 16, 64, dtype=torch.float16, device=place_to_try(way)) for _ in range(2))
+    keys, source = (torch.empty(pages, 2, 16, 64, dtype=torch.float16, device=device_of(backend)) for _ in range(2))
     slots = torch.tensor([pages * 16 - 1, 3], dtype=torch.int32, device=keys.device)
     k = source.as_strided((2, 2, 64), (2**31, 64, 1))
     k.copy_(torch.randn(2, 2, 64))
     for page in (0, pages - 1):
         keys[page] = torch.nan
-    STORE.load(way)(keys, keys, slots, k, k)
+    STORE.load(backend)(keys, keys, slots, k, k)
     assert torch.equal(keys[pages - 1, :, 15], k[0])
     assert torch.equal(keys[0, :, 3], k[1])
     assert keys[0].isnan().sum() == keys[pages - 1].isnan().sum() == 2 * 15 * 64
@@ -138,7 +138,7 @@ def test_tensors_of_more_than_2_to_the_31_numbers(way: str) -> None:
 def test_the_triton_store_refuses_rows_that_do_not_start_on_16_bytes(
     strides: tuple[int, int, int], offset: int, said: str
 ) -> None:
-    device = place_to_try("triton")
+    device = device_of("triton")
     keys = torch.zeros(2, 2, 4, 16, device=device)
     wrong = torch.randn(200, device=device).as_strided((2, 2, 16), strides, offset)
     right = torch.randn(wrong.shape, device=device)
@@ -152,7 +152,7 @@ def test_the_triton_store_refuses_rows_that_do_not_start_on_16_bytes(
 
 
 def test_the_stride_of_a_single_token_or_head_does_not_matter() -> None:
-    device = place_to_try("triton")
+    device = device_of("triton")
     keys = torch.zeros(2, 1, 4, 16, device=device)
     odd = torch.randn(1, 1, 33, device=device)[:, :, :16]
     assert odd.stride() == (33, 33, 1)
@@ -161,7 +161,7 @@ def test_the_stride_of_a_single_token_or_head_does_not_matter() -> None:
 
 
 def test_the_triton_store_refuses_heads_it_cannot_read_16_bytes_at_a_time() -> None:
-    device = place_to_try("triton")
+    device = device_of("triton")
     keys = torch.zeros(2, 1, 4, 12, device=device)
     rows = torch.randn(1, 1, 12, device=device)
     with pytest.raises(ValueError, match="a multiple of 8 numbers, got 12"):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from phase1_kv_pool.kernels import place_to_try
-from phase2_prefill_decode.kernels.attention import Attend, Ragged
+from phase1_kv_pool.kernels import device_of
+from phase2_prefill_decode.kernels.attention import Attend, AttentionMetadata
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 NO_PAGE = 2**31 - 1  # what stands in a page table behind the last page; whoever reads there, crashes
@@ -24,7 +24,7 @@ class Inputs:
     query: Tensor
     keys: Tensor
     values: Tensor
-    ragged: Ragged
+    metadata: AttentionMetadata
     k: list[Tensor]  # [length, kv_heads, head_dim]
     v: list[Tensor]
     tables: list[list[int]]
@@ -44,9 +44,9 @@ class Case:
     scale: float | None = None
     spread: float = 1.0  # of the queries; a large one makes a softmax with one winner
 
-    def inputs(self, way: str, dtype: torch.dtype) -> Inputs:
+    def inputs(self, backend: str, dtype: torch.dtype) -> Inputs:
         torch.manual_seed(sum(self.lengths))
-        device = place_to_try(way)
+        device = device_of(backend)
         query = (torch.randn(sum(self.new), self.heads, self.head_dim) * self.spread).to(dtype)
         k = [torch.randn(length, self.kv_heads, self.head_dim).to(dtype) for length in self.lengths]
         v = [torch.randn(length, self.kv_heads, self.head_dim).to(dtype) for length in self.lengths]
@@ -63,19 +63,19 @@ class Case:
         pages = torch.full((len(tables), max(counts) + 2), NO_PAGE, dtype=torch.int32)
         for row, table in zip(pages, tables, strict=True):
             row[: len(table)] = torch.tensor(table, dtype=torch.int32)
-        ragged = Ragged(
-            starts=torch.tensor([0, *self.new], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device),
-            lengths=torch.tensor(self.lengths, dtype=torch.int32, device=device),
-            pages=pages.to(device),
-            longest_query=max(self.new),
-            longest=max(self.lengths),
+        metadata = AttentionMetadata(
+            cu_seqlens_q=torch.tensor([0, *self.new], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device),
+            seq_lens=torch.tensor(self.lengths, dtype=torch.int32, device=device),
+            page_table=pages.to(device),
+            max_seqlen_q=max(self.new),
+            max_seqlen_k=max(self.lengths),
         )
-        return Inputs(query.to(device), keys.to(device), values.to(device), ragged, k, v, tables)
+        return Inputs(query.to(device), keys.to(device), values.to(device), metadata, k, v, tables)
 
     def run(self, attend: Attend, inputs: Inputs) -> Tensor:
         """What `attend` makes of it, on the CPU. It may not touch what it is given."""
         before = [side.clone() for side in (inputs.query, inputs.keys, inputs.values)]
-        found = attend(inputs.query, inputs.keys, inputs.values, inputs.ragged, self.scaling, self.window)
+        found = attend(inputs.query, inputs.keys, inputs.values, inputs.metadata, self.scaling, self.window)
         for side, was in zip((inputs.query, inputs.keys, inputs.values), before, strict=True):
             assert torch.equal(side.nan_to_num(7.0), was.nan_to_num(7.0))
         assert found.shape == inputs.query.shape

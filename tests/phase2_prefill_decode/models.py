@@ -1,11 +1,16 @@
 """Small models of transformers' own classes with random weights: the oracle of this phase and later ones."""
 
+import json
+import shutil
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from phase0_request.tokenizer import BUNDLED
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 SIZES: dict[str, Any] = {
@@ -92,3 +97,19 @@ def saved(model: PreTrainedModel, directory: Path, *, shards_of: str = "1GB") ->
     """The directory, with the model in it as transformers writes it. Shards of "20KB" make several."""
     model.save_pretrained(directory, max_shard_size=shards_of)
     return directory
+
+
+def padded_bundle(directory: Path, rows: int = 8) -> Path:
+    """The bundled model with a padded vocabulary: lm_head has `rows` more rows than the tokenizer has tokens, and
+    their logits are the largest at many positions: they are those of the mean embedding, 12 times, with either sign."""
+    shutil.copytree(BUNDLED, directory / "padded")
+    tensors = load_file(BUNDLED / "model.safetensors")
+    embedding = tensors["model.embed_tokens.weight"]
+    ends = 12 * embedding.float().mean(0).to(embedding.dtype)
+    tensors["lm_head.weight"] = torch.cat((embedding, *([[ends, -ends][i % 2][None] for i in range(rows)])))
+    tensors["model.embed_tokens.weight"] = torch.cat((embedding, torch.zeros(rows, embedding.shape[1]).to(embedding)))
+    save_file(tensors, directory / "padded" / "model.safetensors")
+    config = json.loads((BUNDLED / "config.json").read_text())
+    config |= {"vocab_size": len(embedding) + rows, "tie_word_embeddings": False}
+    (directory / "padded" / "config.json").write_text(json.dumps(config))
+    return directory / "padded"

@@ -8,30 +8,30 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phase1_kv_pool.kernels import WAYS
+from phase1_kv_pool.kernels import BACKENDS
 from phase2_prefill_decode.kernels.attention import ATTEND
-from tests.phase1_kv_pool.support import bits, every_way, every_way_and_dtype
+from tests.phase1_kv_pool.support import bits, every_backend, every_backend_and_dtype
 from tests.phase2_prefill_decode.attention_cases import EDGES, TOLERANCE, Case, decodes, prompts
 
 
-def every_way_and_case() -> list[Any]:
-    """Parameters (way, dtype, case)."""
+def every_backend_and_case() -> list[Any]:
+    """Parameters (backend, dtype, case)."""
     return [
         pytest.param(*param.values, case, marks=param.marks, id=f"{param.id}-{name}")
-        for param in every_way_and_dtype()
+        for param in every_backend_and_dtype()
         for name, case in EDGES.items()
     ]
 
 
-def check(way: str, dtype: torch.dtype, case: Case) -> None:
-    inputs = case.inputs(way, dtype)
-    found = case.run(ATTEND.load(way), inputs)
+def check(backend: str, dtype: torch.dtype, case: Case) -> None:
+    inputs = case.inputs(backend, dtype)
+    found = case.run(ATTEND.load(backend), inputs)
     torch.testing.assert_close(found.double(), case.oracle(inputs), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize(("way", "dtype", "case"), every_way_and_case())
-def test_each_token_sees_what_its_sequence_has_in_its_pages(way: str, dtype: torch.dtype, case: Case) -> None:
-    check(way, dtype, case)
+@pytest.mark.parametrize(("backend", "dtype", "case"), every_backend_and_case())
+def test_each_token_sees_what_its_sequence_has_in_its_pages(backend: str, dtype: torch.dtype, case: Case) -> None:
+    check(backend, dtype, case)
 
 
 @st.composite
@@ -56,55 +56,55 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-@pytest.mark.parametrize("way", every_way())
+@pytest.mark.parametrize("backend", every_backend())
 @settings(max_examples=60)
 @given(case=cases())
-def test_any_batch_in_any_pool(way: str, case: Case) -> None:
-    check(way, torch.float32, case)
+def test_any_batch_in_any_pool(backend: str, case: Case) -> None:
+    check(backend, torch.float32, case)
 
 
 @pytest.mark.parametrize(
     "case", [decodes(70, 600, spread=150.0), prompts(70, spread=150.0)], ids=["decodes", "prompts"]
 )
-@pytest.mark.parametrize("way", every_way())
-def test_scores_of_hundreds_do_not_overflow(way: str, case: Case) -> None:
+@pytest.mark.parametrize("backend", every_backend())
+def test_scores_of_hundreds_do_not_overflow(backend: str, case: Case) -> None:
     """exp(89) is infinite in float32. Rounding of a score of 300 moves its weight by 3e-5, hence the tolerance."""
-    inputs = case.inputs(way, torch.float32)
+    inputs = case.inputs(backend, torch.float32)
     assert (inputs.query.cpu()[:, 0] @ inputs.k[0][:, 0].T).max() * case.scaling > 89
-    found = case.run(ATTEND.load(way), inputs)
+    found = case.run(ATTEND.load(backend), inputs)
     torch.testing.assert_close(found.double(), case.oracle(inputs), atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")  # Triton's interpreter on a row of NaN
 @pytest.mark.parametrize("side", ["query", "keys", "values"])
 @pytest.mark.parametrize("case", [decodes(40, 600, 33), prompts(40, 70, 33)], ids=["decodes", "prompts"])
-@pytest.mark.parametrize("way", every_way())
-def test_a_nan_stays_in_its_request_and_stays_a_nan(way: str, case: Case, side: str) -> None:
+@pytest.mark.parametrize("backend", every_backend())
+def test_a_nan_stays_in_its_request_and_stays_a_nan(backend: str, case: Case, side: str) -> None:
     """Whoever sees it gets NaN, so that the request can be failed. No other request notices."""
-    inputs = case.inputs(way, torch.float32)
-    clean = case.run(ATTEND.load(way), inputs)
+    inputs = case.inputs(backend, torch.float32)
+    clean = case.run(ATTEND.load(backend), inputs)
     first, last = sum(case.new[:1]), sum(case.new[:2])
     if side == "query":
         inputs.query[last - 1] = torch.nan
     else:
         position = case.lengths[1] - 3
         getattr(inputs, side)[inputs.tables[1][position // 16], :, position % 16] = torch.nan
-    found = case.run(ATTEND.load(way), inputs)
+    found = case.run(ATTEND.load(backend), inputs)
     hit = max(first, last - (1 if side == "query" else 3))
     assert found[hit:last].isnan().all()
     assert torch.equal(found[:first], clean[:first])
     assert torch.equal(found[last:], clean[last:])
 
 
-@pytest.mark.parametrize("way", every_way())
-def test_a_padding_row_of_no_tokens_is_zero(way: str) -> None:
+@pytest.mark.parametrize("backend", every_backend())
+def test_a_padding_row_of_no_tokens_is_zero(backend: str) -> None:
     """A captured batch is filled up with rows of length 0, each with a query and no page of its own."""
     case = decodes(40, 33, 17)
-    inputs = case.inputs(way, torch.float32)
+    inputs = case.inputs(backend, torch.float32)
     wanted = case.oracle(inputs)
-    inputs.ragged.lengths[1] = 0
-    inputs.ragged.pages[1] = 2**31 - 1
-    found = case.run(ATTEND.load(way), inputs)
+    inputs.metadata.seq_lens[1] = 0
+    inputs.metadata.page_table[1] = 2**31 - 1
+    found = case.run(ATTEND.load(backend), inputs)
     assert not found[1].any()
     torch.testing.assert_close(found[::2].double(), wanted[::2], atol=1e-5, rtol=1e-5)
 
@@ -114,40 +114,40 @@ COMPANY = Case([130, 33, 200, 64, 9, 1100], [100, 1, 2, 64, 5, 1])
 
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "triton"])
-def test_on_a_cpu_company_does_not_change_a_bit(way: str, dtype: torch.dtype, window: int | None) -> None:
+@pytest.mark.parametrize("backend", [backend for backend in BACKENDS if backend != "triton"])
+def test_on_a_cpu_company_does_not_change_a_bit(backend: str, dtype: torch.dtype, window: int | None) -> None:
     case = replace(COMPANY, window=window)
-    inputs = case.inputs(way, dtype)
-    together = case.run(ATTEND.load(way), inputs).split(case.new)
+    inputs = case.inputs(backend, dtype)
+    together = case.run(ATTEND.load(backend), inputs).split(case.new)
     queries = inputs.query.split(case.new)
     for number, (length, new) in enumerate(zip(case.lengths, case.new, strict=True)):
-        ragged = replace(
-            inputs.ragged,
-            starts=torch.tensor([0, new], dtype=torch.int32),
-            lengths=inputs.ragged.lengths[number : number + 1],
-            pages=inputs.ragged.pages[number : number + 1],
-            longest_query=new,
-            longest=length,
+        metadata = replace(
+            inputs.metadata,
+            cu_seqlens_q=torch.tensor([0, new], dtype=torch.int32),
+            seq_lens=inputs.metadata.seq_lens[number : number + 1],
+            page_table=inputs.metadata.page_table[number : number + 1],
+            max_seqlen_q=new,
+            max_seqlen_k=length,
         )
-        alone = ATTEND.load(way)(queries[number], inputs.keys, inputs.values, ragged, case.scaling, window)
+        alone = ATTEND.load(backend)(queries[number], inputs.keys, inputs.values, metadata, case.scaling, window)
         assert torch.equal(bits(alone), bits(together[number]))
 
 
-@pytest.mark.parametrize("way", every_way()[1:])
-def test_what_does_not_fit_together_is_refused(way: str) -> None:
+@pytest.mark.parametrize("backend", every_backend()[1:])
+def test_what_does_not_fit_together_is_refused(backend: str) -> None:
     case = decodes(20, 3)
-    inputs = case.inputs(way, torch.float32)
-    attend = ATTEND.load(way)
-    query, keys, values, ragged = inputs.query, inputs.keys, inputs.values, inputs.ragged
+    inputs = case.inputs(backend, torch.float32)
+    attend = ATTEND.load(backend)
+    query, keys, values, metadata = inputs.query, inputs.keys, inputs.values, inputs.metadata
     with pytest.raises(ValueError, match=r"multiple of KV heads .* got queries \[2, 3, 64\], keys \[\d+, 2, 16, 64\]"):
-        attend(query[:, :3], keys, values, ragged, 1.0, None)
+        attend(query[:, :3], keys, values, metadata, 1.0, None)
     with pytest.raises(ValueError, match=r"all heads of one size, got queries \[2, 4, 32\]"):
-        attend(query[..., :32], keys, values, ragged, 1.0, None)
+        attend(query[..., :32], keys, values, metadata, 1.0, None)
     with pytest.raises(ValueError, match=r"of one dtype, got torch.float16, torch.float32, torch.float32"):
-        attend(query.half(), keys, values, ragged, 1.0, None)
+        attend(query.half(), keys, values, metadata, 1.0, None)
     with pytest.raises(ValueError, match=r"whole layers of a pool, contiguous"):
-        attend(query, keys.transpose(1, 2).contiguous().transpose(1, 2), values, ragged, 1.0, None)
+        attend(query, keys.transpose(1, 2).contiguous().transpose(1, 2), values, metadata, 1.0, None)
     with pytest.raises(ValueError, match=r"whole layers of a pool, contiguous"):
-        attend(query, keys, values.transpose(1, 2).contiguous().transpose(1, 2), ragged, 1.0, None)
+        attend(query, keys, values.transpose(1, 2).contiguous().transpose(1, 2), metadata, 1.0, None)
     with pytest.raises(ValueError, match=r"all heads of one size, got .* values \[\d+, 2, 16, 32\]"):
-        attend(query, keys, values[..., :32], ragged, 1.0, None)
+        attend(query, keys, values[..., :32], metadata, 1.0, None)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from phase2_prefill_decode.kernels import attention_cpu
 from phase2_prefill_decode.kernels.attention import ATTEND
-from phase2_prefill_decode.kernels.decode_cpu import FEW
-from phase2_prefill_decode.kernels.prefill_cpu import KEYS, ROWS
-from phase2_prefill_decode.kernels.products_cpu import COLUMNS, add_product
+from phase2_prefill_decode.kernels.cpu import attention
+from phase2_prefill_decode.kernels.cpu.decode import FEW
+from phase2_prefill_decode.kernels.cpu.matmul import COLUMNS, add_product
+from phase2_prefill_decode.kernels.cpu.prefill import KEYS, ROWS
 from tests.phase2_prefill_decode.attention_cases import TOLERANCE, Case, prompts
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -42,7 +42,7 @@ def test_few_rows_and_many(case: Case, dtype: torch.dtype) -> None:
 def test_both_ways_are_taken(new: int) -> None:
     """What a slice is served by: its rows say so, and neither its context nor its company."""
     starts, lengths = np.array([0, new, new + 5], np.int32), np.array([600, 5], np.int32)
-    tiles, _, _ = attention_cpu.plan(starts, lengths, 600, 601, GROUP)
+    tiles, _, _ = attention.plan(starts, lengths, 600, 601, GROUP)
     assert set(tiles["is_long"][tiles["sequence"] == 0]) == {new * GROUP > FEW}
     assert set(tiles["is_long"][tiles["sequence"] == 1]) == {5 * GROUP > FEW}
 
@@ -56,14 +56,14 @@ def test_a_prompt_is_the_same_whole_and_in_chunks(window: int | None) -> None:
     for chunk in (1, 4, 5, 48, 256):
         for start in range(0, 300, chunk):
             stop = min(start + chunk, 300)
-            ragged = replace(
-                inputs.ragged,
-                starts=torch.tensor([0, stop - start], dtype=torch.int32),
-                lengths=torch.tensor([stop], dtype=torch.int32),
-                longest_query=stop - start,
-                longest=stop,
+            metadata = replace(
+                inputs.metadata,
+                cu_seqlens_q=torch.tensor([0, stop - start], dtype=torch.int32),
+                seq_lens=torch.tensor([stop], dtype=torch.int32),
+                max_seqlen_q=stop - start,
+                max_seqlen_k=stop,
             )
-            piece = attend(inputs.query[start:stop], inputs.keys, inputs.values, ragged, case.scaling, window)
+            piece = attend(inputs.query[start:stop], inputs.keys, inputs.values, metadata, case.scaling, window)
             torch.testing.assert_close(piece, whole[start:stop], atol=2e-6, rtol=2e-6)
 
 

@@ -14,19 +14,20 @@ import numpy as np
 import pytest
 import torch
 
-from phase2_prefill_decode.kernels import pointwise, pointwise_cpu, threads_cpu
-from phase2_prefill_decode.kernels.kept_cpu import PLACE, Files, has_kept, place
-from phase2_prefill_decode.kernels.numbers_cpu import compiled
+from phase2_prefill_decode.kernels.cpu import openmp, pointwise
+from phase2_prefill_decode.kernels.cpu.cache import PLACE, Files, has_kept, place
+from phase2_prefill_decode.kernels.cpu.intrinsics import compiled
+from phase2_prefill_decode.kernels.pointwise import SWIGLU
 
 
 def test_what_is_kept_is_forgotten_when_any_file_of_the_kernels_changes(tmp_path: Path) -> None:
     """numba itself looks at the file of the kernel alone, not at those of the functions that it calls."""
-    for name in ("attention_cpu.py", "numbers_cpu.py", "other.py"):
+    for name in ("attention.py", "intrinsics.py"):
         (tmp_path / name).write_text("1")
     before = place(tmp_path)
-    (tmp_path / "other.py").write_text("2")
+    (tmp_path / "other.txt").write_text("2")
     assert place(tmp_path) == before
-    (tmp_path / "numbers_cpu.py").write_text("2")
+    (tmp_path / "intrinsics.py").write_text("2")
     assert place(tmp_path) != before
     assert place(tmp_path).parent == before.parent == tmp_path / "__pycache__"
 
@@ -44,7 +45,7 @@ def test_every_kernel_is_kept_in_that_place() -> None:
     made = compiled()(lambda x: x + 1)
     assert PLACE in Path(made.stats.cache_path).parents
     assert given == numba.config.CACHE_DIR, "other users of numba have theirs"
-    pointwise_cpu.swiglu(torch.ones(1, 16))
+    pointwise.swiglu(torch.ones(1, 16))
     assert has_kept()
 
 
@@ -60,15 +61,16 @@ def test_what_many_save_at_once_is_found_by_each(tmp_path: Path) -> None:
 
 AT_ONCE = """
 import sys, torch
-from phase2_prefill_decode.kernels import pointwise, pointwise_cpu, threads_cpu
+from phase2_prefill_decode.kernels.cpu import openmp, pointwise
+from phase2_prefill_decode.kernels.pointwise import SWIGLU
 
 for names in ([sys.argv[1]], ["float32", "bfloat16"]):
     input()  # until both have come here
-    pointwise_cpu.swiglu_body.cache_clear()
+    pointwise.swiglu_body.cache_clear()
     for name in names:
         x = torch.randn(40, 32, generator=torch.Generator().manual_seed(0)).to(getattr(torch, name))
-        torch.testing.assert_close(pointwise_cpu.swiglu(x), pointwise.SWIGLU.load("reference")(x))
-    print([made._cache_hits for made in threads_cpu._KEPT], flush=True)
+        torch.testing.assert_close(pointwise.swiglu(x), SWIGLU.load("reference")(x))
+    print([made._cache_hits for made in openmp._KEPT], flush=True)
 """
 
 
@@ -101,26 +103,26 @@ def test_kernels_run_where_nothing_can_be_kept(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(numba, "njit", refuses_to_keep(numba.njit))
     monkeypatch.setattr(numba, "cfunc", refuses_to_keep(numba.cfunc))
     assert compiled()(lambda x: x + 1)(np.float32(2)) == 3
-    body = pointwise_cpu.swiglu_body.__wrapped__(torch.float32)
-    monkeypatch.setattr(pointwise_cpu, "swiglu_body", lambda dtype: body)
+    body = pointwise.swiglu_body.__wrapped__(torch.float32)
+    monkeypatch.setattr(pointwise, "swiglu_body", lambda dtype: body)
     x = torch.randn(40, 32, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(pointwise_cpu.swiglu(x), pointwise.SWIGLU.load("reference")(x))
+    torch.testing.assert_close(pointwise.swiglu(x), SWIGLU.load("reference")(x))
 
 
 def test_without_an_openmp_library_one_thread_does_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call to address 0 would end the process."""
-    for module in (threads_cpu, pointwise_cpu):
+    for module in (openmp, pointwise):
         monkeypatch.setattr(module, "OPENMP", 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    assert threads_cpu.threads_for(1e9) == 1
+    assert openmp.threads_for(1e9) == 1
     x = torch.randn(2000, 64, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(pointwise_cpu.swiglu(x), pointwise.SWIGLU.load("reference")(x))
+    torch.testing.assert_close(pointwise.swiglu(x), SWIGLU.load("reference")(x))
 
 
 def test_where_torch_has_no_such_library_the_address_is_0(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(name: str) -> None:
         raise OSError(f"{name}: no such file")
 
-    assert threads_cpu._openmp() == threads_cpu.OPENMP
+    assert openmp._openmp() == openmp.OPENMP
     monkeypatch.setattr("ctypes.CDLL", refuse)
-    assert threads_cpu._openmp() == 0
+    assert openmp._openmp() == 0

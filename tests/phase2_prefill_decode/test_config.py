@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from phase1_kv_pool.layout import KVLayout
-from phase2_prefill_decode.config import ModelConfig
+from phase2_prefill_decode.config import ModelConfig, RopeParameters
 from phase2_prefill_decode.fields import ConfigError
-from phase2_prefill_decode.rope import Rope
 from tests.phase2_prefill_decode.models import FAMILIES, SIZES, VARIANTS, saved, tiny_model, variant
 
-FOUR: dict[str, Any] = {"vocab_size": 256, "n_layer": 2, "n_head": 4, "n_embd": 64}
+FOUR: dict[str, Any] = {"vocab_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}
 OPTIONAL = "num_key_value_heads", "max_position_embeddings", "eos_token_id"
 BARE = {name: value for name, value in SIZES.items() if name not in OPTIONAL}  # what a file must at least say
 
@@ -40,21 +39,24 @@ def test_every_variant_is_read_as_transformers_made_it(name: str, tmp_path: Path
     model = variant(name)
     config, theirs = ModelConfig.from_pretrained(saved(model, tmp_path)), model.config
     attention, mlp = model.model.layers[0].self_attn, model.model.layers[0].mlp
-    assert config.family == theirs.model_type
-    assert (config.vocab_size, config.n_layer) == (theirs.vocab_size, theirs.num_hidden_layers)
-    assert (config.n_head, config.n_kv_head) == (theirs.num_attention_heads, theirs.num_key_value_heads)
-    assert (config.n_embd, config.n_inner) == (theirs.hidden_size, theirs.intermediate_size)
+    assert config.model_type == theirs.model_type
+    assert (config.vocab_size, config.num_hidden_layers) == (theirs.vocab_size, theirs.num_hidden_layers)
+    assert (config.num_attention_heads, config.num_key_value_heads) == (
+        theirs.num_attention_heads,
+        theirs.num_key_value_heads,
+    )
+    assert (config.hidden_size, config.intermediate_size) == (theirs.hidden_size, theirs.intermediate_size)
     assert config.head_dim == attention.head_dim
-    assert config.norm_eps == theirs.rms_norm_eps
-    assert config.max_length == theirs.max_position_embeddings
+    assert config.rms_norm_eps == theirs.rms_norm_eps
+    assert config.max_position_embeddings == theirs.max_position_embeddings
     assert config.qkv_bias == (attention.q_proj.bias is not None) == (attention.v_proj.bias is not None)
     assert config.out_bias == (attention.o_proj.bias is not None)
     assert config.mlp_bias == (mlp.gate_proj.bias is not None) == (mlp.down_proj.bias is not None)
     assert config.qk_norm == hasattr(attention, "q_norm")
-    assert config.tied == (model.lm_head.weight is model.model.embed_tokens.weight)
-    assert config.windows == windows_of(model)
-    assert config.rope.kind == theirs.rope_parameters["rope_type"]
-    assert config.rope.theta == theirs.rope_parameters["rope_theta"]
+    assert config.tie_word_embeddings == (model.lm_head.weight is model.model.embed_tokens.weight)
+    assert config.sliding_windows == windows_of(model)
+    assert config.rope_parameters.rope_type == theirs.rope_parameters["rope_type"]
+    assert config.rope_parameters.rope_theta == theirs.rope_parameters["rope_theta"]
     assert config.dtype == "float32"
     assert config.parameters == sum(parameter.numel() for parameter in model.parameters())
     assert config.kv_layout(8) == KVLayout.from_config(tmp_path, 8, dtype="float32")
@@ -66,14 +68,14 @@ def test_what_a_file_does_not_say_is_what_transformers_takes_it_for(family: str)
     theirs = AutoConfig.for_model(family, **sizes)
     config = ModelConfig.from_dict({"model_type": family, **sizes})
     eos = theirs.eos_token_id
-    assert config.n_kv_head == theirs.num_key_value_heads
+    assert config.num_key_value_heads == theirs.num_key_value_heads
     assert config.head_dim == getattr(theirs, "head_dim", 512 // 32)
-    assert config.norm_eps == theirs.rms_norm_eps
-    assert config.max_length == theirs.max_position_embeddings
-    assert config.rope == Rope(theta=theirs.rope_parameters["rope_theta"])
-    assert config.tied == theirs.tie_word_embeddings
-    assert config.eos_ids == (() if eos is None else (eos,))
-    assert config.windows[0] == (theirs.sliding_window if family == "mistral" else None)
+    assert config.rms_norm_eps == theirs.rms_norm_eps
+    assert config.max_position_embeddings == theirs.max_position_embeddings
+    assert config.rope_parameters == RopeParameters(rope_theta=theirs.rope_parameters["rope_theta"])
+    assert config.tie_word_embeddings == theirs.tie_word_embeddings
+    assert config.eos_token_id == (() if eos is None else (eos,))
+    assert config.sliding_windows[0] == (theirs.sliding_window if family == "mistral" else None)
     assert config.parameters == counted(theirs)
 
 
@@ -82,11 +84,11 @@ def test_null_means_derive_it_or_none(family: str) -> None:
     nulls = dict.fromkeys(["num_key_value_heads", "rope_scaling", "sliding_window", "eos_token_id", "layer_types"])
     head_dim = {} if family == "qwen3" else {"head_dim": None}  # which transformers refuses there
     config = ModelConfig.from_dict({"model_type": family, **BARE, **nulls, **head_dim})
-    assert config.n_kv_head == config.n_head == 4
+    assert config.num_key_value_heads == config.num_attention_heads == 4
     assert config.head_dim == (128 if family == "qwen3" else 16)
-    assert config.windows == (None, None, None)
-    assert config.eos_ids == ()
-    assert config.rope == Rope()
+    assert config.sliding_windows == (None, None, None)
+    assert config.eos_token_id == ()
+    assert config.rope_parameters == RopeParameters()
 
 
 # As their makers published them, cut to what counts. The parameters are those their model cards or files state.
@@ -129,7 +131,7 @@ def test_models_people_run_have_the_parameters_they_are_said_to_have(parameters:
     config = ModelConfig.from_dict(PUBLISHED[parameters])
     assert config.parameters == parameters
     assert config.bytes == 2 * parameters
-    assert config.rope.theta == PUBLISHED[parameters]["rope_theta"]
+    assert config.rope_parameters.rope_theta == PUBLISHED[parameters]["rope_theta"]
 
 
 @settings(max_examples=25)
@@ -182,7 +184,7 @@ def test_qwens_windows_are_where_transformers_puts_them(
         with pytest.raises(ConfigError, match="layer_types must be full_attention for each of 6 layers, got"):
             ModelConfig.from_dict({"model_type": family, **written})
     else:
-        assert ModelConfig.from_dict({"model_type": family, **written}).windows == wanted
+        assert ModelConfig.from_dict({"model_type": family, **written}).sliding_windows == wanted
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
@@ -190,7 +192,7 @@ def test_qwens_first_layers_have_no_window_where_the_file_does_not_say_which(fam
     written = BARE | {"num_hidden_layers": 30, "num_key_value_heads": 2, "use_sliding_window": True}
     theirs = AutoConfig.for_model(family, **written)
     assert theirs.layer_types == ["full_attention"] * 28 + ["sliding_attention"] * 2
-    assert ModelConfig.from_dict({"model_type": family, **written}).windows == (None,) * 28 + (4096,) * 2
+    assert ModelConfig.from_dict({"model_type": family, **written}).sliding_windows == (None,) * 28 + (4096,) * 2
 
 
 def test_all_tokens_that_either_file_names_end_an_answer(tmp_path: Path) -> None:
@@ -198,17 +200,17 @@ def test_all_tokens_that_either_file_names_end_an_answer(tmp_path: Path) -> None
     generation = tmp_path / "generation_config.json"
     for named, wanted in ((9, (3, 9)), ([7, 3], (3, 9, 7)), (None, (3, 9))):
         generation.write_text(json.dumps({"eos_token_id": named}))
-        assert ModelConfig.from_pretrained(tmp_path).eos_ids == wanted
+        assert ModelConfig.from_pretrained(tmp_path).eos_token_id == wanted
     generation.unlink()
-    assert ModelConfig.from_pretrained(tmp_path).eos_ids == (3, 9)
+    assert ModelConfig.from_pretrained(tmp_path).eos_token_id == (3, 9)
 
 
 def test_the_default_end_counts_only_where_no_file_names_one(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **BARE}))
-    assert ModelConfig.from_pretrained(tmp_path).eos_ids == (2,)
+    assert ModelConfig.from_pretrained(tmp_path).eos_token_id == (2,)
     for generation, ends in (({}, (2,)), ({"eos_token_id": 11}, (11,))):
         (tmp_path / "generation_config.json").write_text(json.dumps(generation))
-        assert ModelConfig.from_pretrained(tmp_path).eos_ids == ends
+        assert ModelConfig.from_pretrained(tmp_path).eos_token_id == ends
 
 
 @pytest.mark.parametrize(
@@ -227,7 +229,7 @@ def test_the_dtype_has_had_two_names(written: dict[str, str], dtype: str) -> Non
 
 def test_either_name_of_the_architecture_is_enough() -> None:
     for named in ({"model_type": "qwen2"}, {"architectures": ["Qwen2ForCausalLM"]}):
-        assert ModelConfig.from_dict({**BARE, "num_key_value_heads": 2, **named}).family == "qwen2"
+        assert ModelConfig.from_dict({**BARE, "num_key_value_heads": 2, **named}).model_type == "qwen2"
 
 
 @pytest.mark.parametrize(
@@ -255,7 +257,7 @@ def test_either_name_of_the_architecture_is_enough() -> None:
         ({"attention_bias": "yes"}, "attention_bias must be true or false, got 'yes'"),
         ({"layer_types": ["sliding_attention"] * 3}, "layer_types must be full_attention for each of 3 layers"),
         ({"layer_types": ["full_attention"]}, "layer_types must be full_attention for each of 3 layers"),
-        ({"eos_token_id": 307}, "an id of eos_token_id must be an integer from 0 to 306, got 307"),
+        ({"eos_token_id": 307}, "eos_token_id must be an integer from 0 to 306, got 307"),
         ({"eos_token_id": ["</s>"]}, "eos_token_id must be an integer from 0 to .*, got '</s>'"),
         ({"dtype": "float8_e4m3fn"}, "dtype must be one of float32, bfloat16, float16, got 'float8_e4m3fn'"),
         ({"num_hidden_layers": 0}, "num_hidden_layers must be an integer from 1 to .*, got 0"),
@@ -273,7 +275,7 @@ def test_a_mistral_with_layers_of_two_kinds_is_refused_for_transformers_ignores_
     mixed = ["full_attention", "sliding_attention", "sliding_attention"]
     with pytest.raises(ConfigError, match="layer_types of a mistral model must say what its sliding_window says"):
         ModelConfig.from_dict(written | {"layer_types": mixed})
-    assert ModelConfig.from_dict(written | {"layer_types": ["sliding_attention"] * 3}).windows == (7, 7, 7)
+    assert ModelConfig.from_dict(written | {"layer_types": ["sliding_attention"] * 3}).sliding_windows == (7, 7, 7)
 
 
 def test_files_that_are_not_what_they_should_be(tmp_path: Path) -> None:
@@ -289,39 +291,39 @@ def test_files_that_are_not_what_they_should_be(tmp_path: Path) -> None:
 
 def test_four_numbers_make_a_model() -> None:
     config = ModelConfig(**FOUR)
-    assert (config.n_kv_head, config.head_dim, config.n_inner) == (4, 16, 192)
-    assert config.windows == (None, None)
-    assert config.rope == Rope(kind="default", theta=10_000)
-    assert not any((config.qkv_bias, config.out_bias, config.mlp_bias, config.qk_norm, config.tied))
+    assert (config.num_key_value_heads, config.head_dim, config.intermediate_size) == (4, 16, 192)
+    assert config.sliding_windows == (None, None)
+    assert config.rope_parameters == RopeParameters(rope_type="default", rope_theta=10_000)
+    assert not any((config.qkv_bias, config.out_bias, config.mlp_bias, config.qk_norm, config.tie_word_embeddings))
     assert config.kv_layout() == KVLayout(2, 4, 16, 16, "bfloat16")
     assert config.kv_layout(64, "float32") == KVLayout(2, 4, 16, 64, "float32")
     with pytest.raises(FrozenInstanceError):
-        config.n_head = 5  # type: ignore[misc]
+        config.num_attention_heads = 5  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"vocab_size": 0}, "vocab_size must be an integer from 1 to .*, got 0"),
-        ({"n_layer": True}, "n_layer must be an integer from 1 to .*, got True"),
-        ({"n_head": 2.0}, "n_head must be an integer from 1 to .*, got 2.0"),
-        ({"n_embd": -64}, "n_embd must be an integer from 1 to .*, got -64"),
-        ({"n_embd": 65}, "n_embd 65 is no multiple of its 4 heads, and head_dim is not given"),
-        ({"n_kv_head": 3}, "n_head must be a multiple of n_kv_head, got 4 and 3"),
-        ({"n_kv_head": 8}, "n_head must be a multiple of n_kv_head, got 4 and 8"),
-        ({"n_embd": 16}, "head_dim must be a multiple of 8 from 8 to 256, got 4"),
-        ({"n_inner": -1}, "n_inner must be an integer from 0 to .*, got -1"),
-        ({"norm_eps": float("nan")}, "norm_eps must be a number from 0, got nan"),
-        ({"norm_eps": "1e-6"}, "norm_eps must be a number from 0, got '1e-6'"),
-        ({"max_length": 0}, "max_length must be an integer from 1 to .*, got 0"),
-        ({"tied": 1}, "tied must be true or false, got 1"),
-        ({"rope": "llama3"}, "rope must be a Rope, got 'llama3'"),
-        ({"windows": 7}, "windows must be a tuple, got 7"),
-        ({"windows": (7,)}, "windows must be one for each of 2 layers, got 1"),
-        ({"windows": (7, 0)}, "a window must be an integer from 1 to .*, got 0"),
-        ({"eos_ids": (256,)}, "an id of eos_ids must be an integer from 0 to 255, got 256"),
+        ({"num_hidden_layers": True}, "num_hidden_layers must be an integer from 1 to .*, got True"),
+        ({"num_attention_heads": 2.0}, "num_attention_heads must be an integer from 1 to .*, got 2.0"),
+        ({"hidden_size": -64}, "hidden_size must be an integer from 1 to .*, got -64"),
+        ({"hidden_size": 65}, "hidden_size 65 is no multiple of its 4 heads, and head_dim is not given"),
+        ({"num_key_value_heads": 3}, "num_attention_heads must be a multiple of num_key_value_heads, got 4 and 3"),
+        ({"num_key_value_heads": 8}, "num_attention_heads must be a multiple of num_key_value_heads, got 4 and 8"),
+        ({"hidden_size": 16}, "head_dim must be a multiple of 8 from 8 to 256, got 4"),
+        ({"intermediate_size": -1}, "intermediate_size must be an integer from 0 to .*, got -1"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be a number from 0, got nan"),
+        ({"rms_norm_eps": "1e-6"}, "rms_norm_eps must be a number from 0, got '1e-6'"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings must be an integer from 1 to .*, got 0"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings must be true or false, got 1"),
+        ({"rope_parameters": "llama3"}, "rope_parameters must be RopeParameters, got 'llama3'"),
+        ({"sliding_windows": 7}, "sliding_windows must be a tuple, got 7"),
+        ({"sliding_windows": (7,)}, "sliding_windows must be one for each of 2 layers, got 1"),
+        ({"sliding_windows": (7, 0)}, "sliding_window must be an integer from 1 to .*, got 0"),
+        ({"eos_token_id": (256,)}, "eos_token_id must be an integer from 0 to 255, got 256"),
         ({"dtype": "int8"}, "dtype must be one of float32, bfloat16, float16, got 'int8'"),
-        ({"family": "gpt2"}, "family must be one of llama, mistral, qwen2, qwen3, got 'gpt2'"),
+        ({"model_type": "gpt2"}, "model_type must be one of llama, mistral, qwen2, qwen3, got 'gpt2'"),
     ],
 )
 def test_bad_values_are_refused_by_name(change: dict[str, Any], message: str) -> None:

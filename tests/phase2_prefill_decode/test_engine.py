@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +12,9 @@ from phase0_request.batch import Batch, Slice
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase1_kv_pool.cache import PagedCache
-from phase2_prefill_decode.engine import Engine
+from phase2_prefill_decode.engine import Engine, together
 from phase2_prefill_decode.model import Model
-from phase2_prefill_decode.stepper import together
+from tests.phase2_prefill_decode.models import padded_bundle
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 PROMPTS = ["What is a KV cache?", "Hello!", "Why does paging matter?", "How does a radix tree work?"]
@@ -138,7 +139,7 @@ class TestEnds:
         assert Engine(model).generate([PROMPTS[0]], params)[0].text == text
 
     def test_by_the_end_of_the_context(self, model: Model) -> None:
-        room = model.config.max_length
+        room = model.config.max_position_embeddings
         prompt = [5 + i % 50 for i in range(room - 3)]
         params = SamplingParams(temperature=0, max_tokens=50, min_tokens=20, ignore_eos=True)
         answer = Engine(model).generate([prompt], params)[0]
@@ -240,3 +241,17 @@ def test_a_plan_may_cut_prompts_and_only_the_last_piece_yields_a_token(model: Mo
     turns: Iterator[int] = iter(range(10_000))
     assert [c.output_tokens for c in Engine(model, plan=by_threes).generate(PROMPTS, GREEDY)] == wanted
     assert together is not by_threes
+
+
+def test_a_padded_id_is_never_generated_unless_a_positive_logit_bias_asks_for_it(model: Model, tmp_path: Path) -> None:
+    """An lm_head with eight rows more than the tokenizer has tokens, whose logits are often the largest."""
+    padded = Model.load(padded_bundle(tmp_path), dtype="float32", device="cpu")
+    assert (padded.config.vocab_size, padded.num_tokens) == (4104, 4096)
+    for params in (GREEDY, replace(GREEDY, temperature=1.0, seed=3)):
+        found, wanted = (Engine(one).generate(PROMPTS, params) for one in (padded, model))
+        assert [one.output_tokens for one in found] == [one.output_tokens for one in wanted]
+        assert [one.text for one in found] == [one.text for one in wanted]
+    asked = replace(GREEDY, logit_bias={4100: 100.0})
+    (answer,) = Engine(padded).generate(PROMPTS[:1], asked)
+    assert answer.output_tokens == [4100] * GREEDY.max_tokens
+    assert answer.text == "", "it has no text, and it is no error"

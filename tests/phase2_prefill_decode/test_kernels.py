@@ -68,12 +68,12 @@ def test_all_shapes_compile_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def launch(case: Case, inputs: Inputs, kernel: str = "decode", **options: int) -> Tensor:
     """The result of one of the two kernels, which starts out as 7 everywhere."""
-    from phase2_prefill_decode.kernels.decode_triton import decode
-    from phase2_prefill_decode.kernels.prefill_triton import prefill
+    from phase2_prefill_decode.kernels.triton.decode import decode
+    from phase2_prefill_decode.kernels.triton.prefill import prefill
 
     result = torch.full_like(inputs.query, 7.0)
     function: Callable[..., None] = {"decode": decode, "prefill": prefill}[kernel]
-    pool = inputs.keys, inputs.values, result, inputs.ragged
+    pool = inputs.keys, inputs.values, result, inputs.metadata
     function(inputs.query, *pool, case.scaling, case.window, **options)
     return result.cpu()
 
@@ -110,15 +110,15 @@ def alone(inputs: Inputs, case: Case) -> Iterator[tuple[Case, Inputs]]:
     """Each sequence as a batch of its own, in the same pool."""
     queries = inputs.query.split(case.new)
     for number, (length, new) in enumerate(zip(case.lengths, case.new, strict=True)):
-        ragged = replace(
-            inputs.ragged,
-            starts=torch.tensor([0, new], dtype=torch.int32, device=inputs.query.device),
-            lengths=inputs.ragged.lengths[number : number + 1],
-            pages=inputs.ragged.pages[number : number + 1],
-            longest_query=new,
-            longest=length,
+        metadata = replace(
+            inputs.metadata,
+            cu_seqlens_q=torch.tensor([0, new], dtype=torch.int32, device=inputs.query.device),
+            seq_lens=inputs.metadata.seq_lens[number : number + 1],
+            page_table=inputs.metadata.page_table[number : number + 1],
+            max_seqlen_q=new,
+            max_seqlen_k=length,
         )
-        yield replace(case, lengths=[length], new=[new]), replace(inputs, query=queries[number], ragged=ragged)
+        yield replace(case, lengths=[length], new=[new]), replace(inputs, query=queries[number], metadata=metadata)
 
 
 @pytest.mark.parametrize(
@@ -134,8 +134,8 @@ def test_company_does_not_change_a_bit(kernel: str, case: Case) -> None:
     """Nor do grids for longer sequences than there are, as a captured launch has them."""
     inputs = case.inputs("triton", HALF)
     together = launch(case, inputs, kernel)
-    larger = replace(inputs.ragged, longest=inputs.ragged.longest + 2000, longest_query=inputs.ragged.longest_query)
-    assert torch.equal(bits(launch(case, replace(inputs, ragged=larger), kernel)), bits(together))
+    larger = replace(inputs.metadata, max_seqlen_k=inputs.metadata.max_seqlen_k + 2000)
+    assert torch.equal(bits(launch(case, replace(inputs, metadata=larger), kernel)), bits(together))
     for (single, inputs_alone), rows in zip(alone(inputs, case), together.split(case.new), strict=True):
         assert torch.equal(bits(launch(single, inputs_alone, kernel)), bits(rows))
 
@@ -153,8 +153,11 @@ def test_the_decode_kernel_takes_a_few_new_tokens_a_sequence(heads: int, window:
 def test_the_decode_kernel_leaves_sequences_with_more_new_tokens_alone(lengths: list[int]) -> None:
     case = Case(lengths, [2, 20, 1, 3])
     inputs = case.inputs("triton", torch.float32)
-    ragged = replace(inputs.ragged, longest_query=2)
-    found, wanted = launch(case, replace(inputs, ragged=ragged)).split(case.new), case.oracle(inputs).split(case.new)
+    metadata = replace(inputs.metadata, max_seqlen_q=2)
+    found, wanted = (
+        launch(case, replace(inputs, metadata=metadata)).split(case.new),
+        case.oracle(inputs).split(case.new),
+    )
     for number in (0, 2):
         assert_near(found[number], wanted[number], torch.float32)
     assert (found[1] == 7).all()
@@ -165,7 +168,7 @@ def test_a_block_writes_no_row_of_the_next() -> None:
     """A group of 3 leaves 2 of 32 rows over. What they wrote would be lost or not, as the programs happen to end."""
     case = prompts(30, heads=6, kv_heads=2)
     inputs = case.inputs("triton", torch.float32)
-    first_blocks = replace(inputs, ragged=replace(inputs.ragged, longest_query=10))
+    first_blocks = replace(inputs, metadata=replace(inputs.metadata, max_seqlen_q=10))
     found = launch(case, first_blocks, "prefill")
     assert_near(found[:10], case.oracle(inputs)[:10], torch.float32)
     assert (found[10:] == 7).all()
@@ -191,10 +194,10 @@ def test_a_captured_decode_follows_lengths_and_pages() -> None:
     """Captured for up to 2,000 tokens with padding rows, replayed for whatever is in its tensors by then."""
     short, long = decodes(0, 0, 0), decodes(1900, 1, 600)
     inputs, later = short.inputs("triton", torch.bfloat16), long.inputs("triton", torch.bfloat16)
-    pages = torch.zeros_like(later.ragged.pages)
-    ragged = replace(inputs.ragged, pages=pages, longest=2000)
+    pages = torch.zeros_like(later.metadata.page_table)
+    metadata = replace(inputs.metadata, page_table=pages, max_seqlen_k=2000)
     query, attend = torch.zeros_like(later.query), ATTEND.load("triton")
-    arguments = query, later.keys, later.values, ragged, long.scaling, None
+    arguments = query, later.keys, later.values, metadata, long.scaling, None
     attend(*arguments)  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -202,7 +205,7 @@ def test_a_captured_decode_follows_lengths_and_pages() -> None:
     graph.replay()
     assert not result.any()
     query.copy_(later.query)
-    ragged.lengths.copy_(later.ragged.lengths)
-    pages.copy_(later.ragged.pages)
+    metadata.seq_lens.copy_(later.metadata.seq_lens)
+    pages.copy_(later.metadata.page_table)
     graph.replay()
     assert_near(result.cpu(), long.oracle(later), torch.bfloat16)

@@ -29,7 +29,7 @@ def test_weights_of_any_dtype_are_kept_in_the_one_that_is_asked_for(directory: P
     model, bits = Model.load(wide, device="cpu", dtype="bfloat16"), tiny_model("llama", dtype=torch.bfloat16)
     assert model.decoder.dtype == torch.bfloat16
     assert model.config.bytes == 2 * model.config.parameters
-    assert torch.equal(model.decoder.embedding, bits.get_input_embeddings().weight)
+    assert torch.equal(model.decoder.embed_tokens, bits.get_input_embeddings().weight)
     with pytest.raises(ConfigError, match="dtype must be one of float32, bfloat16, float16, got 'float64'"):
         Model.load(wide, device="cpu")
 

@@ -52,7 +52,7 @@ def test_every_token_has_its_position_and_its_slot_and_every_sequence_its_rows_a
 ) -> None:
     batch, cache = given_
     packed = pack(batch, cache, CPU)
-    starts = packed.ragged.starts.tolist()
+    starts = packed.metadata.cu_seqlens_q.tolist()
     assert (starts[0], starts[-1]) == (0, batch.num_tokens)
     assert len(packed.tokens) == batch.num_tokens
     for number, piece in enumerate(batch.slices):
@@ -64,10 +64,10 @@ def test_every_token_has_its_position_and_its_slot_and_every_sequence_its_rows_a
         found = rows(packed)[starts[number] : starts[number + 1]]
         assert found == [(token, position, slot + position % cache.page_size) for token, position, slot in wanted]
         pages = -(-piece.stop // cache.page_size)
-        assert packed.ragged.pages[number, :pages].tolist() == table[:pages]
-    assert packed.ragged.lengths.tolist() == [piece.stop for piece in batch]
-    assert packed.ragged.longest == max(piece.stop for piece in batch)
-    assert packed.ragged.longest_query == max(piece.length for piece in batch)
+        assert packed.metadata.page_table[number, :pages].tolist() == table[:pages]
+    assert packed.metadata.seq_lens.tolist() == [piece.stop for piece in batch]
+    assert packed.metadata.max_seqlen_k == max(piece.stop for piece in batch)
+    assert packed.metadata.max_seqlen_q == max(piece.length for piece in batch)
     last = list(range(batch.num_tokens)) if packed.last is None else packed.last.tolist()
     assert last == [starts[number + 1] - 1 for number, piece in enumerate(batch.slices) if piece.completes]
 
@@ -81,7 +81,7 @@ def test_pages_stay_in_the_order_of_their_table() -> None:
     table = cache.table(third)
     assert table != sorted(table)
     packed = pack(Batch((Slice(third, 0, 24),)), cache, CPU)
-    assert packed.ragged.pages.tolist() == [table]
+    assert packed.metadata.page_table.tolist() == [table]
 
 
 def test_a_table_may_be_longer_than_what_a_step_reads_of_it() -> None:
@@ -89,7 +89,7 @@ def test_a_table_may_be_longer_than_what_a_step_reads_of_it() -> None:
     request = running(cache, 1, 6, 0, 0)
     cache.grow(request, 60)
     packed = pack(Batch((Slice(request, 0, 6),)), cache, CPU)
-    assert packed.ragged.pages.tolist() == [cache.table(request)[:2]]
+    assert packed.metadata.page_table.tolist() == [cache.table(request)[:2]]
 
 
 def test_a_decode_needs_no_choice_of_rows() -> None:
@@ -97,4 +97,4 @@ def test_a_decode_needs_no_choice_of_rows() -> None:
     requests = [running(cache, number, 5, 1, 5) for number in (1, 2)]
     packed = pack(Batch(tuple(Slice(request, 5, 1) for request in requests)), cache, CPU)
     assert packed.last is None
-    assert packed.ragged.longest_query == 1
+    assert packed.metadata.max_seqlen_q == 1

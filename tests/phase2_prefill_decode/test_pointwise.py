@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
 
-from phase1_kv_pool.kernels import place_to_try
+from phase1_kv_pool.kernels import device_of
 from phase2_prefill_decode.kernels.pointwise import ADD_NORM, ROTATE_STORE, SWIGLU
-from tests.phase1_kv_pool.support import bits, every_way, every_way_and_dtype
+from tests.phase1_kv_pool.support import bits, every_backend, every_backend_and_dtype
 
 EPS = 1e-6
 # Each rounding to the dtype may go the other way, and up to three follow one another: a bit less than two last places.
@@ -36,14 +36,14 @@ def normed(x: Tensor, weight: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("tokens", [0, 1, 2, 17, 600])
 @pytest.mark.parametrize("width", [64, 384, 1000])
-@pytest.mark.parametrize(("way", "dtype"), every_way_and_dtype())
-def test_the_sum_and_its_norm(way: str, dtype: torch.dtype, width: int, tokens: int) -> None:
+@pytest.mark.parametrize(("backend", "dtype"), every_backend_and_dtype())
+def test_the_sum_and_its_norm(backend: str, dtype: torch.dtype, width: int, tokens: int) -> None:
     torch.manual_seed(tokens)
-    device = place_to_try(way)
+    device = device_of(backend)
     x, residual = (torch.randn(2, tokens, width) * 3).to(device, dtype)
     weight = torch.rand(width).to(device, dtype)
     before = x.clone(), residual.clone()
-    found, total = ADD_NORM.load(way)(x, residual, weight, EPS)
+    found, total = ADD_NORM.load(backend)(x, residual, weight, EPS)
     assert torch.equal(total, before[0] + before[1])
     assert_near(found, normed(total, weight), dtype)
     assert torch.equal(x, before[0])
@@ -51,47 +51,47 @@ def test_the_sum_and_its_norm(way: str, dtype: torch.dtype, width: int, tokens: 
 
 
 @pytest.mark.parametrize("tokens", [1, 40])
-@pytest.mark.parametrize(("way", "dtype"), every_way_and_dtype())
-def test_the_first_norm_has_no_residual_yet(way: str, dtype: torch.dtype, tokens: int) -> None:
+@pytest.mark.parametrize(("backend", "dtype"), every_backend_and_dtype())
+def test_the_first_norm_has_no_residual_yet(backend: str, dtype: torch.dtype, tokens: int) -> None:
     torch.manual_seed(tokens)
-    device = place_to_try(way)
+    device = device_of(backend)
     x, weight = torch.randn(tokens, 96).to(device, dtype), torch.rand(96).to(device, dtype)
-    found, total = ADD_NORM.load(way)(x, None, weight, EPS)
+    found, total = ADD_NORM.load(backend)(x, None, weight, EPS)
     assert torch.equal(total, x)
     assert_near(found, normed(x, weight), dtype)
 
 
-@pytest.mark.parametrize(("way", "dtype"), every_way_and_dtype())
-def test_the_norm_is_that_of_transformers(way: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("backend", "dtype"), every_backend_and_dtype())
+def test_the_norm_is_that_of_transformers(backend: str, dtype: torch.dtype) -> None:
     torch.manual_seed(1)
-    device = place_to_try(way)
+    device = device_of(backend)
     norm = Qwen3RMSNorm(512, EPS).to(device, dtype)
     norm.weight.data.uniform_(0.5, 1.5)
     x = torch.randn(9, 512).to(device, dtype)
     with torch.no_grad():
         wanted = norm(x)
-    found, _ = ADD_NORM.load(way)(x, None, norm.weight.data, EPS)
+    found, _ = ADD_NORM.load(backend)(x, None, norm.weight.data, EPS)
     places = {torch.float32: 1e-6, torch.float16: 2**-10, torch.bfloat16: 2**-7}  # one last place
     torch.testing.assert_close(found, wanted, atol=1e-6, rtol=places[dtype])
 
 
-@pytest.mark.parametrize("way", every_way())
-def test_tiny_and_huge_rows_are_normed_too(way: str) -> None:
-    device = place_to_try(way)
+@pytest.mark.parametrize("backend", every_backend())
+def test_tiny_and_huge_rows_are_normed_too(backend: str) -> None:
+    device = device_of(backend)
     x = torch.tensor([[1e-4] * 64, [0.0] * 64, [1e15] * 64], device=device)
-    found, _ = ADD_NORM.load(way)(x, None, torch.ones(64, device=device), EPS)
+    found, _ = ADD_NORM.load(backend)(x, None, torch.ones(64, device=device), EPS)
     assert_near(found, normed(x, torch.ones(64)), torch.float32)
 
 
-@pytest.mark.parametrize(("way", "dtype"), every_way_and_dtype())
-def test_a_nan_stays_in_its_row(way: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("backend", "dtype"), every_backend_and_dtype())
+def test_a_nan_stays_in_its_row(backend: str, dtype: torch.dtype) -> None:
     torch.manual_seed(2)
-    device = place_to_try(way)
+    device = device_of(backend)
     x, residual = torch.randn(2, 3, 64).to(device, dtype)
     weight = torch.ones(64, device=device, dtype=dtype)
-    clean, _ = ADD_NORM.load(way)(x, residual, weight, EPS)
+    clean, _ = ADD_NORM.load(backend)(x, residual, weight, EPS)
     x[1, 5] = torch.nan
-    found, total = ADD_NORM.load(way)(x, residual, weight, EPS)
+    found, total = ADD_NORM.load(backend)(x, residual, weight, EPS)
     assert found[1].isnan().all()
     assert total.isnan().sum() == 1
     assert torch.equal(found[::2], clean[::2])
@@ -114,9 +114,9 @@ class Case:
     norms: bool = True
     beside: int = 0  # numbers between one row of the fused projection and the next
 
-    def check(self, way: str, dtype: torch.dtype) -> None:
+    def check(self, backend: str, dtype: torch.dtype) -> None:
         torch.manual_seed(len(self.slots))
-        device = place_to_try(way)
+        device = device_of(backend)
         shape = self.pages, self.kv_heads, self.page_size, self.head_dim
         keys, values = (torch.full(shape, torch.nan, dtype=dtype, device=device) for _ in "kv")
         width = (self.heads + 2 * self.kv_heads) * self.head_dim
@@ -126,7 +126,7 @@ class Case:
         cos, sin = angles.cos().to(device), angles.sin().to(device)
         slots, positions = (torch.tensor(list_, device=device).long() for list_ in (self.slots, self.positions))
         before = qkv.clone()
-        q = ROTATE_STORE.load(way)(qkv, cos, sin, positions, slots, keys, values, norms, EPS)
+        q = ROTATE_STORE.load(backend)(qkv, cos, sin, positions, slots, keys, values, norms, EPS)
         assert torch.equal(qkv, before)
         assert_near(q, self.turned(qkv, 0, self.heads, norms and norms[0], angles), dtype)
         k = self.turned(qkv, self.heads, self.kv_heads, norms and norms[1], angles)
@@ -178,9 +178,9 @@ EDGES = {
 
 
 @pytest.mark.parametrize("case", EDGES.values(), ids=EDGES.keys())
-@pytest.mark.parametrize(("way", "dtype"), every_way_and_dtype())
-def test_q_and_k_are_normed_and_turned_and_k_and_v_stored(way: str, dtype: torch.dtype, case: Case) -> None:
-    case.check(way, dtype)
+@pytest.mark.parametrize(("backend", "dtype"), every_backend_and_dtype())
+def test_q_and_k_are_normed_and_turned_and_k_and_v_stored(backend: str, dtype: torch.dtype, case: Case) -> None:
+    case.check(backend, dtype)
 
 
 @st.composite
@@ -194,11 +194,11 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(slots, positions, heads, draw(st.integers(1, 3)), dim, page_size, pages, draw(st.booleans()))
 
 
-@pytest.mark.parametrize("way", every_way())
+@pytest.mark.parametrize("backend", every_backend())
 @settings(max_examples=50)
 @given(case=cases())
-def test_any_tokens_in_any_pool(way: str, case: Case) -> None:
-    case.check(way, torch.float32)
+def test_any_tokens_in_any_pool(backend: str, case: Case) -> None:
+    case.check(backend, torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -221,10 +221,10 @@ def test_on_a_cpu_nothing_is_read_or_written_outside(slots: list[int], positions
     assert keys.isnan().all(), "what was right of it is not written either"
 
 
-@pytest.mark.parametrize(("way", "dtype"), every_way_and_dtype())
-def test_norm_and_rotation_are_those_of_transformers(way: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("backend", "dtype"), every_backend_and_dtype())
+def test_norm_and_rotation_are_those_of_transformers(backend: str, dtype: torch.dtype) -> None:
     torch.manual_seed(3)
-    device = place_to_try(way)
+    device = device_of(backend)
     q, k, v = (torch.randn(6, heads, 64).to(device, dtype) for heads in (4, 2, 2))
     norms = Qwen3RMSNorm(64, EPS).to(device, dtype), Qwen3RMSNorm(64, EPS).to(device, dtype)
     for norm in norms:
@@ -239,7 +239,7 @@ def test_norm_and_rotation_are_those_of_transformers(way: str, dtype: torch.dtyp
     keys, values = (torch.zeros(1, 2, 16, 64, dtype=dtype, device=device) for _ in "kv")
     qkv = torch.cat((q, k, v), 1).flatten(1)
     slots, weights = torch.arange(6, device=device), (norms[0].weight.data, norms[1].weight.data)
-    found = ROTATE_STORE.load(way)(qkv, cos, sin, positions, slots, keys, values, weights, EPS)
+    found = ROTATE_STORE.load(backend)(qkv, cos, sin, positions, slots, keys, values, weights, EPS)
     assert_near(found, q_wanted[0].transpose(0, 1).cpu(), dtype)
     assert_near(keys[0, :, :6], k_wanted[0].cpu(), dtype)
     assert torch.equal(values[0, :, :6], v.transpose(0, 1))
@@ -250,18 +250,18 @@ def test_norm_and_rotation_are_those_of_transformers(way: str, dtype: torch.dtyp
 
 @pytest.mark.parametrize("tokens", [0, 1, 3, 300])
 @pytest.mark.parametrize("inner", [64, 1152, 1000])
-@pytest.mark.parametrize(("way", "dtype"), every_way_and_dtype())
-def test_the_gate_opens_smoothly(way: str, dtype: torch.dtype, inner: int, tokens: int) -> None:
+@pytest.mark.parametrize(("backend", "dtype"), every_backend_and_dtype())
+def test_the_gate_opens_smoothly(backend: str, dtype: torch.dtype, inner: int, tokens: int) -> None:
     torch.manual_seed(tokens)
     gate, up = (torch.randn(2, tokens, inner) * 4).to(dtype)
-    found = SWIGLU.load(way)(torch.cat((gate, up), 1).to(place_to_try(way)))
+    found = SWIGLU.load(backend)(torch.cat((gate, up), 1).to(device_of(backend)))
     assert_near(found, gate.double() / (1 + (-gate.double()).exp()) * up.double(), dtype)
 
 
-@pytest.mark.parametrize("way", every_way())
-def test_a_gate_far_out_is_open_or_shut(way: str) -> None:
+@pytest.mark.parametrize("backend", every_backend())
+def test_a_gate_far_out_is_open_or_shut(backend: str) -> None:
     gate = torch.tensor([-1e30, -1000.0, -100.0, -88.8, 0.0, 88.8, 1000.0, 1e30, torch.nan]).repeat(8)
-    gate_up = torch.cat((gate, torch.full_like(gate, 2.0)))[None].to(place_to_try(way))
-    found = SWIGLU.load(way)(gate_up).cpu()[0]
+    gate_up = torch.cat((gate, torch.full_like(gate, 2.0)))[None].to(device_of(backend))
+    found = SWIGLU.load(backend)(gate_up).cpu()[0]
     wanted = gate.double() / (1 + (-gate.double()).exp()) * 2
     torch.testing.assert_close(found.double(), wanted, atol=1e-30, rtol=1e-5, equal_nan=True)

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from transformers import AutoConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from phase2_prefill_decode.config import ModelConfig
+from phase2_prefill_decode.config import ROPE_TYPES, ModelConfig, RopeParameters
 from phase2_prefill_decode.fields import ConfigError
-from phase2_prefill_decode.rope import USES, Rope
-from phase2_prefill_decode.rope_tables import frequencies, tables
+from phase2_prefill_decode.rope import attention_scaling, frequencies, tables
 from tests.phase2_prefill_decode.models import ROPES
 
 MAX_LENGTH = 4096
@@ -31,9 +30,9 @@ def theirs(written: dict[str, Any], head_dim: int) -> LlamaRotaryEmbedding:
 
 
 def assert_same(written: dict[str, Any], head_dim: int) -> None:
-    rope, module = Rope.from_dict(written, MAX_LENGTH), theirs(written, head_dim)
+    rope, module = RopeParameters.from_dict(written, MAX_LENGTH), theirs(written, head_dim)
     torch.testing.assert_close(frequencies(rope, head_dim), module.inv_freq, rtol=5e-7, atol=0)
-    assert rope.scaling == pytest.approx(module.attention_scaling, rel=1e-12)
+    assert attention_scaling(rope) == pytest.approx(module.attention_scaling, rel=1e-12)
 
 
 def optional(**strategies: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
@@ -89,12 +88,14 @@ def test_where_both_bounds_of_yarn_are_one_the_line_between_them_is_a_step(turns
 
 def test_the_factor_of_yarn_may_be_what_the_lengths_say() -> None:
     written = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 16.0, "original_max_position_embeddings": 256}
-    assert Rope.from_dict(written | {"factor": None}, MAX_LENGTH) == Rope.from_dict(written, MAX_LENGTH)
+    assert RopeParameters.from_dict(written | {"factor": None}, MAX_LENGTH) == RopeParameters.from_dict(
+        written, MAX_LENGTH
+    )
 
 
 @pytest.mark.parametrize("kind", ROPES)
 def test_tables_are_bit_for_bit_those_of_transformers(kind: str) -> None:
-    cos, sin = tables(Rope.from_dict(ROPES[kind], MAX_LENGTH), 64, 3000)
+    cos, sin = tables(RopeParameters.from_dict(ROPES[kind], MAX_LENGTH), 64, 3000)
     assert cos.dtype == sin.dtype == torch.float32
     assert cos.shape == sin.shape == (3000, 32)
     wanted = theirs(ROPES[kind], 64)(torch.zeros(1), torch.arange(3000)[None])
@@ -104,7 +105,7 @@ def test_tables_are_bit_for_bit_those_of_transformers(kind: str) -> None:
 
 
 def test_the_last_positions_of_a_long_context_too() -> None:
-    cos, sin = tables(Rope(theta=500_000.0), 16, 131_072)
+    cos, sin = tables(RopeParameters(rope_theta=500_000.0), 16, 131_072)
     module = theirs({"rope_type": "default", "rope_theta": 500_000.0}, 16)
     wanted = module(torch.zeros(1), torch.arange(131_000, 131_072)[None])
     assert torch.equal(cos[131_000:], wanted[0][0, :, :8])
@@ -138,17 +139,17 @@ def test_earlier_forms_mean_what_transformers_takes_them_for(family: str, writte
     config = ModelConfig.from_dict({"model_type": family, **given})
     theirs: Any = AutoConfig.for_model(family, **deepcopy(given))
     module = LlamaRotaryEmbedding(theirs)
-    torch.testing.assert_close(frequencies(config.rope, config.head_dim), module.inv_freq, rtol=5e-7, atol=0)
-    assert config.rope.scaling == pytest.approx(module.attention_scaling, rel=1e-12)
+    torch.testing.assert_close(frequencies(config.rope_parameters, config.head_dim), module.inv_freq, rtol=5e-7, atol=0)
+    assert attention_scaling(config.rope_parameters) == pytest.approx(module.attention_scaling, rel=1e-12)
 
 
 def test_a_pair_is_kept_slowed_or_between() -> None:
     """Over 1,000 positions the first pair turns 159 times and is left alone, the last one 0.02 times and is slowed."""
     for rope in (
-        Rope(kind="llama3", factor=8, original_length=1000),
-        Rope(kind="yarn", factor=8, original_length=1000),
+        RopeParameters(rope_type="llama3", factor=8, original_max_position_embeddings=1000),
+        RopeParameters(rope_type="yarn", factor=8, original_max_position_embeddings=1000),
     ):
-        ratio = frequencies(Rope(), 64) / frequencies(rope, 64)
+        ratio = frequencies(RopeParameters(), 64) / frequencies(rope, 64)
         assert ratio[0] == 1
         assert ratio[-1] == pytest.approx(8)
         assert bool((ratio.diff() >= -1e-6).all())
@@ -158,33 +159,42 @@ def test_a_pair_is_kept_slowed_or_between() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"kind": "dynamic"}, "the kind of rope must be one of default, linear, llama3, yarn, got 'dynamic'"),
-        ({"kind": "longrope"}, "got 'longrope'"),
-        ({"theta": 1}, "rope theta must be a number above 1, got 1"),
-        ({"theta": "10000"}, "rope theta must be a number above 1, got '10000'"),
-        ({"factor": 2}, "rope factor has no meaning for the kind 'default', got 2"),
-        ({"kind": "linear", "factor": 2, "beta_fast": 4}, "rope beta_fast has no meaning for the kind 'linear', got 4"),
-        ({"kind": "linear", "factor": 0.5}, "rope factor must be a number from 1, got 0.5"),
-        ({"kind": "llama3", "factor": 8}, "rope original_length must be an integer from 1 to .*, got 0"),
+        ({"rope_type": "dynamic"}, "rope_type must be one of default, linear, llama3, yarn, got 'dynamic'"),
+        ({"rope_type": "longrope"}, "got 'longrope'"),
+        ({"rope_theta": 1}, "rope_theta must be a number above 1, got 1"),
+        ({"rope_theta": "10000"}, "rope_theta must be a number above 1, got '10000'"),
+        ({"factor": 2}, "rope_type 'default' has no parameter factor, got 2"),
+        ({"rope_type": "linear", "factor": 2, "beta_fast": 4}, "rope_type 'linear' has no parameter beta_fast, got 4"),
+        ({"rope_type": "linear", "factor": 0.5}, "rope factor must be a number from 1, got 0.5"),
         (
-            {"kind": "llama3", "factor": 8, "original_length": 64, "low_freq_factor": 4.0},
+            {"rope_type": "llama3", "factor": 8},
+            "rope original_max_position_embeddings must be an integer from 1 to .*, got 0",
+        ),
+        (
+            {"rope_type": "llama3", "factor": 8, "original_max_position_embeddings": 64, "low_freq_factor": 4.0},
             "rope high_freq_factor must be a number above 4.0, got 4.0",
         ),
-        ({"kind": "yarn", "factor": 8, "original_length": 64, "beta_slow": 40}, "beta_fast must be a number from 40"),
-        ({"kind": "yarn", "factor": 8, "original_length": 64, "truncate": 1}, "truncate must be true or false, got 1"),
         (
-            {"kind": "yarn", "factor": 8, "original_length": 64, "attention_factor": 0},
+            {"rope_type": "yarn", "factor": 8, "original_max_position_embeddings": 64, "beta_slow": 40},
+            "beta_fast must be a number from 40",
+        ),
+        (
+            {"rope_type": "yarn", "factor": 8, "original_max_position_embeddings": 64, "truncate": 1},
+            "truncate must be true or false, got 1",
+        ),
+        (
+            {"rope_type": "yarn", "factor": 8, "original_max_position_embeddings": 64, "attention_factor": 0},
             "must be a number above 0, got 0",
         ),
     ],
 )
 def test_bad_values_are_refused_by_name(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Rope(**fields)
+        RopeParameters(**fields)
 
 
 @pytest.mark.parametrize("kind", ["linear", "llama3", "yarn"])
 def test_a_kind_without_what_it_needs_is_refused(kind: str) -> None:
-    needed = {"factor", "low_freq_factor", "high_freq_factor"} & set(USES[kind])
-    with pytest.raises(ConfigError, match=f"rope of the kind '{kind}' needs {', '.join(sorted(needed))}, got"):
-        Rope.from_dict({"rope_type": kind}, MAX_LENGTH)
+    needed = {"factor", "low_freq_factor", "high_freq_factor"} & set(ROPE_TYPES[kind])
+    with pytest.raises(ConfigError, match=f"rope_type '{kind}' needs {', '.join(sorted(needed))}, got"):
+        RopeParameters.from_dict({"rope_type": kind}, MAX_LENGTH)

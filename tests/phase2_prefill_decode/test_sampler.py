@@ -116,7 +116,7 @@ def test_only_what_is_asked_is_packed() -> None:
     assert draws.top_p is None
     assert draws.top_k is not None
     assert draws.min_p is not None
-    assert (draws.top_k.rows.tolist(), draws.top_k.values.tolist(), draws.top_k.most) == ([1], [5], 5)  # type: ignore[union-attr]
+    assert (draws.top_k.rows.tolist(), draws.top_k.values.tolist(), draws.top_k.largest) == ([1], [5], 5)  # type: ignore[union-attr]
     assert (draws.min_p.rows.tolist(), draws.min_p.values.tolist()) == ([2], [0.1])  # type: ignore[union-attr]
 
 
@@ -405,3 +405,45 @@ def test_company_changes_nothing_in_a_vocabulary_of_real_size() -> None:
         alone = run(sampler, logits[row : row + 1], [request])
         assert together.tokens[row] == alone.tokens[0]
         assert together.logprobs[row] == alone.logprobs[0]
+
+
+# Models pad their vocabularies: lm_head has rows from which no token may be drawn.
+
+
+def padded_logits() -> Tensor:
+    """Logits of 20 tokens and 4 padded ids, which are by far the likeliest."""
+    logits = some_logits(6, vocab=24)
+    logits[:, 20:] += 50
+    return logits
+
+
+@pytest.mark.parametrize(
+    "params", [{"temperature": 0}, {"seed": 3}, {"seed": 3, "top_k": 21, "top_p": 0.9, "min_p": 0.01}]
+)
+def test_a_padded_id_is_drawn_as_if_it_had_no_row(params: dict[str, Any]) -> None:
+    """Also where a penalty touches it, and beside a request that raises one."""
+    logits = padded_logits()
+    requests = [request_of(f"{n}", prompt=(1, 21), **params, repetition_penalty=1.5 if n % 2 else 1) for n in range(6)]
+    without = [request_of(f"{n}", prompt=(1, 1), **params, repetition_penalty=1.5 if n % 2 else 1) for n in range(6)]
+    wanted = run(Sampler((), 20, seed=0), logits[:, :20], without).tokens
+    sampler = Sampler((), 24, seed=0, num_tokens=20)
+    assert run(sampler, logits, requests).tokens == wanted
+    beside = [*requests[:5], request_of("5", logit_bias={22: 1.0}, **params)]
+    found = run(sampler, logits, beside)
+    assert found.tokens[:5] == wanted[:5]
+    assert found.tokens[5] == 22
+
+
+def test_only_a_positive_bias_makes_a_padded_id_drawable() -> None:
+    sampler = Sampler((), 24, num_tokens=20)
+    requests = [request_of(f"{n}", temperature=0, logit_bias={23: bias}) for n, bias in enumerate((-1.0, 0.0, 100.0))]
+    tokens = run(sampler, padded_logits()[:3], requests).tokens
+    assert [token is not None and token < 20 for token in tokens] == [True, True, False]
+    assert tokens[2] == 23
+
+
+def test_the_logprob_of_a_padded_id_is_the_models_own() -> None:
+    logits = padded_logits()[:1]
+    request = request_of(temperature=0, logprobs=1, logit_bias={23: 100.0})
+    found = run(Sampler((), 24, num_tokens=20), logits, [request]).logprobs[0]
+    assert found.logprob == pytest.approx(float(logits.log_softmax(-1)[0, 23]))

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from phase2_prefill_decode.draws import key_of, mix, uniform
+from phase2_prefill_decode.sampling import key_of, mix, uniform
 
 N = 100_000
 

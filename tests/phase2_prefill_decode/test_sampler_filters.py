@@ -21,9 +21,9 @@ from transformers.generation.logits_process import (
 
 from phase0_request import Request, SamplingParams
 from phase2_prefill_decode import filters
-from phase2_prefill_decode.draws import uniform
 from phase2_prefill_decode.filters import draw
 from phase2_prefill_decode.sampler import Sampler, weights_of
+from phase2_prefill_decode.sampling import uniform
 from tests.phase1_kv_pool.support import needs_gpu
 from tests.phase2_prefill_decode.test_sampler_draws import z_of_chi_square
 
@@ -203,7 +203,7 @@ def test_a_large_vocabulary_is_drawn_as_a_small_one_would_be(monkeypatch: pytest
     """Two strides over blocks end where one running sum does, exactly, for peaked, flat and sparse weights."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(60, 20_011, generator=generator) * torch.arange(60)[:, None] / 10
-    heavy = filters.weigh(logits, logits.amax(-1), torch.ones(60))
+    heavy = filters.weigh(logits, logits.amax(-1), torch.ones(60), logits.shape[1])
     heavy[::3] *= torch.rand(20, 20_011, generator=generator) < 0.01
     uniforms = torch.rand(60, dtype=torch.float64, generator=generator)
     uniforms[:3], uniforms[3:6] = 0.0, 1 - 2.0**-53  # the ends of what `uniform` gives
@@ -218,11 +218,11 @@ def test_a_large_vocabulary_is_drawn_as_a_small_one_would_be(monkeypatch: pytest
 def test_sums_of_weights_are_exact(vocab: int) -> None:
     """Whole numbers, and even a flat distribution, which is the heaviest, sums to less than 2^53."""
     flat = torch.zeros(1, vocab)
-    heavy = filters.weigh(flat, flat.amax(-1), torch.ones(1)).double()
+    heavy = filters.weigh(flat, flat.amax(-1), torch.ones(1), flat.shape[1]).double()
     assert float(heavy.max()) * vocab < 2**53
     assert float(heavy.max()) * vocab >= 2**51  # nor is resolution given away
     spread = torch.randn(1, vocab, generator=torch.Generator().manual_seed(0)) * 5
-    heavy = filters.weigh(spread, spread.amax(-1), torch.ones(1)).double()
+    heavy = filters.weigh(spread, spread.amax(-1), torch.ones(1), spread.shape[1]).double()
     assert torch.equal(heavy, heavy.round())
     p = spread.double().softmax(-1)
     assert torch.allclose(heavy / heavy.sum(), p, rtol=0, atol=3e-7 * float(p.max()))

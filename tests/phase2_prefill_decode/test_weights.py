@@ -21,7 +21,18 @@ from tests.phase2_prefill_decode.models import FAMILIES, VARIANTS, saved, tiny_m
 from tests.terminal import on_a_terminal
 
 SHARDS = "20KB"
-SMALL = ModelConfig(vocab_size=300, n_layer=2, n_head=4, n_embd=64, qk_norm=True, qkv_bias=True, dtype="float32")
+SMALL = ModelConfig(
+    vocab_size=300,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    hidden_size=64,
+    qk_norm=True,
+    qkv_bias=True,
+    dtype="float32",
+)
+
+
+ENDS = {"embed_tokens": "model.embed_tokens", "lm_head": "lm_head", "norm": "model.norm"}
 
 
 def load(directory: Path, **options: Any) -> Weights:
@@ -36,19 +47,18 @@ def fused(model: PreTrainedModel) -> dict[str, Tensor | None]:
         parts = [state.get(f"model.layers.{layer}.{module}.{kind}") for module in modules]
         return None if parts[0] is None else torch.cat(parts)  # type: ignore[arg-type]
 
-    found: dict[str, Tensor | None] = {"embedding": state["model.embed_tokens.weight"], "head": state["lm_head.weight"]}
-    found["norm"] = state["model.norm.weight"]
+    found: dict[str, Tensor | None] = {name: state[f"{module}.weight"] for name, module in ENDS.items()}
     for n in range(model.config.num_hidden_layers):
         for ours, modules in {
-            "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-            "out": ("self_attn.o_proj",),
-            "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-            "down": ("mlp.down_proj",),
+            "qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            "o_proj": ("self_attn.o_proj",),
+            "gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+            "down_proj": ("mlp.down_proj",),
         }.items():
             found[f"{n}.{ours}"] = together(n, "weight", *modules)
             found[f"{n}.{ours}_bias"] = together(n, "bias", *modules)
-        found[f"{n}.input_norm"] = together(n, "weight", "input_layernorm")
-        found[f"{n}.post_norm"] = together(n, "weight", "post_attention_layernorm")
+        found[f"{n}.input_layernorm"] = together(n, "weight", "input_layernorm")
+        found[f"{n}.post_attention_layernorm"] = together(n, "weight", "post_attention_layernorm")
         found[f"{n}.q_norm"] = together(n, "weight", "self_attn.q_norm")
         found[f"{n}.k_norm"] = together(n, "weight", "self_attn.k_norm")
     return found
@@ -56,7 +66,7 @@ def fused(model: PreTrainedModel) -> dict[str, Tensor | None]:
 
 def flat(weights: Weights) -> dict[str, Tensor | None]:
     """The same names, of what was loaded."""
-    found: dict[str, Tensor | None] = {name: getattr(weights, name) for name in ("embedding", "head", "norm")}
+    found: dict[str, Tensor | None] = {name: getattr(weights, name) for name in ENDS}
     for n, layer in enumerate(weights.layers):
         found |= {f"{n}.{name}": getattr(layer, name) for name in layer.__slots__}
     return found
@@ -81,7 +91,7 @@ def test_every_number_is_where_it_belongs(name: str, shards: str, tmp_path: Path
     assert (tmp_path / INDEX).exists() == (shards == SHARDS)
     weights = load(tmp_path)
     assert_equal(flat(weights), fused(model))
-    assert (weights.head is weights.embedding) == model.config.tie_word_embeddings
+    assert (weights.lm_head is weights.embed_tokens) == model.config.tie_word_embeddings
 
 
 DTYPES = torch.float64, torch.float32, torch.bfloat16, torch.float16
@@ -99,7 +109,7 @@ def test_any_dtype_becomes_any_other(kept: torch.dtype, wanted: torch.dtype, tmp
 
 def test_the_dtype_is_the_configurations_if_none_is_asked_for(tmp_path: Path) -> None:
     saved(variant("llama", dtype=torch.float16), tmp_path)
-    assert load(tmp_path).embedding.dtype == torch.float16
+    assert load(tmp_path).embed_tokens.dtype == torch.float16
 
 
 class Made(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -159,7 +169,7 @@ def test_one_error_lists_all_that_is_missing_unexpected_or_misshapen(tmp_path: P
     with pytest.raises(WeightsError) as caught:
         load(tmp_path)
     first, *lines = str(caught.value).splitlines()
-    assert first == f"{tmp_path} does not hold the weights that its configuration asks for:"
+    assert first == f"{tmp_path} does not hold the weights of its configuration:"
     assert sorted(line.strip() for line in lines) == [
         "model.layers.0.mlp.down_proj.bias is unexpected: found [64]",
         "model.layers.0.mlp.up_proj.weight is misshapen: wanted [80, 64], found [64, 80]",
@@ -234,7 +244,7 @@ def test_a_directory_without_weights_says_what_was_looked_for(tmp_path: Path) ->
     with pytest.raises(WeightsError, match=f"holds neither {SINGLE} nor {INDEX}$"):
         Checkpoint(tmp_path)
     (tmp_path / "pytorch_model.bin").touch()
-    with pytest.raises(WeightsError, match=r"pickled weights .* are not read, because to read a pickle is to run it"):
+    with pytest.raises(WeightsError, match=r"pickled weights .* are not read, because loading a pickle runs code"):
         Checkpoint(tmp_path)
 
 
@@ -309,8 +319,8 @@ def test_an_index_that_is_none(content: bytes, message: str, tmp_path: Path) -> 
 def test_random_weights_are_those_of_their_seed() -> None:
     one, same, other = flat(random_weights(SMALL, seed=3)), random_weights(SMALL, seed=3), random_weights(SMALL, seed=4)
     assert_equal(one, flat(same))
-    assert not torch.equal(same.embedding, other.embedding)
-    assert not torch.equal(same.layers[0].qkv, same.layers[1].qkv)
+    assert not torch.equal(same.embed_tokens, other.embed_tokens)
+    assert not torch.equal(same.layers[0].qkv_proj, same.layers[1].qkv_proj)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -340,7 +350,7 @@ def test_random_weights_leave_no_number_unmade(name: str, tmp_path: Path) -> Non
         n: None if t is None else t.shape for n, t in wanted.items()
     }
     assert [n for n, t in made.items() if t is not None and not bool(t.isfinite().all())] == []
-    assert (made["head"] is made["embedding"]) == config.tied
+    assert (made["lm_head"] is made["embed_tokens"]) == config.tie_word_embeddings
     assert sum(place.numel() for place in places(random_weights(config), config).values()) == config.parameters
 
 

@@ -14,8 +14,7 @@ from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool.cache import PagedCache
-from phase2_prefill_decode.engine import Engine
-from phase2_prefill_decode.stepper import Step
+from phase2_prefill_decode.engine import Engine, Step
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.engine import chunked, load
 from tests.phase2_prefill_decode.models import saved, variant

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from phase1_kv_pool.kernels import prepare_triton
 from phase1_kv_pool.lab import report
-from phase2_prefill_decode.kernels import attention, decode_triton
-from phase2_prefill_decode.kernels.attention import Ragged
+from phase2_prefill_decode.kernels import attention
+from phase2_prefill_decode.kernels.attention import AttentionMetadata
+from phase2_prefill_decode.kernels.triton import decode
 from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase3_chunked_prefill.kernels.plan import FEW, Plan, plan
 from tests.phase1_kv_pool.support import bits, needs_gpu
@@ -50,7 +51,7 @@ def check(case: Case, inputs: Inputs) -> None:
 def told(case: Case, inputs: Inputs) -> Inputs:
     """The same batch, packed by a host that says what it packed."""
     sizes = tuple(zip(case.new, case.lengths, strict=True))
-    return replace(inputs, ragged=replace(inputs.ragged, sizes=sizes))
+    return replace(inputs, metadata=replace(inputs.metadata, sizes=sizes))
 
 
 @pytest.mark.parametrize("case", CHUNKS.values(), ids=CHUNKS.keys())
@@ -109,14 +110,14 @@ def test_a_chunk_and_a_decode_are_the_same_to_the_bit_in_any_company() -> None:
     together = case.run(attend, inputs).split(case.new)
     queries = inputs.query.split(case.new)
     for number, (length, new) in enumerate(zip(case.lengths, case.new, strict=True)):
-        ragged = Ragged(
-            starts=torch.tensor([0, new], dtype=torch.int32, device=inputs.query.device),
-            lengths=inputs.ragged.lengths[number : number + 1],
-            pages=inputs.ragged.pages[number : number + 1],
-            longest_query=new,
-            longest=length,
+        metadata = AttentionMetadata(
+            cu_seqlens_q=torch.tensor([0, new], dtype=torch.int32, device=inputs.query.device),
+            seq_lens=inputs.metadata.seq_lens[number : number + 1],
+            page_table=inputs.metadata.page_table[number : number + 1],
+            max_seqlen_q=new,
+            max_seqlen_k=length,
         )
-        alone = attend(queries[number], inputs.keys, inputs.values, ragged, case.scaling, None)
+        alone = attend(queries[number], inputs.keys, inputs.values, metadata, case.scaling, None)
         assert torch.equal(bits(alone), bits(together[number]))
 
 
@@ -124,10 +125,10 @@ def test_a_chunk_and_a_decode_are_the_same_to_the_bit_in_any_company() -> None:
     "case", [decodes(40, 600, 33), Case([40, 90], [8, 1]), decodes(700, window=50)], ids=["decodes", "drafts", "window"]
 )
 def test_of_a_short_step_that_may_be_captured_nothing_is_asked(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    def waits(ragged: Ragged) -> None:
+    def waits(metadata: AttentionMetadata) -> None:
         raise AssertionError("the device was asked")
 
-    monkeypatch.setattr(Ragged, "host_sizes", waits)
+    monkeypatch.setattr(AttentionMetadata, "host_sizes", waits)
     check(case, case.inputs("triton", torch.float32))
 
 
@@ -135,8 +136,8 @@ def test_a_step_is_planned_once_for_all_layers_of_a_kind() -> None:
     inputs = told(case := Case([130, 33], [100, 1]), Case([130, 33], [100, 1]).inputs("triton", torch.float32))
     for window in (None, 40, None, 40):
         check(replace(case, window=window), inputs)
-    assert len(inputs.ragged.plans) == 2
-    assert replace(inputs.ragged).plans == {}
+    assert len(inputs.metadata.plans) == 2
+    assert replace(inputs.metadata).plans == {}
 
 
 def test_one_long_context_takes_no_room_for_splits_of_the_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +148,7 @@ def test_one_long_context_takes_no_room_for_splits_of_the_short_ones(monkeypatch
         def __getitem__(self, grid: object) -> Callable[..., None]:
             return lambda result, parts, *others, **options: found.append(parts.numel())
 
-    monkeypatch.setattr(decode_triton, "join_kernel", Join())
+    monkeypatch.setattr(decode, "join_kernel", Join())
     case = Case([1100, *[40] * 7], [4, *[1] * 7])
     inputs = told(case, case.inputs("triton", torch.float32))
     case.run(ATTEND.load("triton"), inputs)
@@ -155,8 +156,8 @@ def test_one_long_context_takes_no_room_for_splits_of_the_short_ones(monkeypatch
 
 
 def test_the_other_ways_are_those_of_phase_2() -> None:
-    for way in ("reference", "cpu"):
-        assert ATTEND.load(way) is attention.ATTEND.load(way)
+    for backend in ("reference", "cpu"):
+        assert ATTEND.load(backend) is attention.ATTEND.load(backend)
 
 
 # The plan
@@ -286,11 +287,11 @@ def test_a_long_step_on_a_gpu() -> None:
 
 
 def test_prompts_alone_need_no_decode_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    from phase3_chunked_prefill.kernels import ragged_triton
+    from phase3_chunked_prefill.kernels.triton import ragged
 
     def refuses(*arguments: object, **options: object) -> None:
         raise AssertionError("nothing here is short")
 
-    monkeypatch.setattr(ragged_triton, "decode", refuses)
+    monkeypatch.setattr(ragged, "decode", refuses)
     case = prompts(40, 90)
     check(case, told(case, case.inputs("triton", torch.float32)))

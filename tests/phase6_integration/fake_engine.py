@@ -82,7 +82,9 @@ class FakeEngine(AsyncEngine):
             if isinstance(one, FinishReason):
                 return self._give_up(submit, one)
             last = i + 1 >= len(said) or i + 1 >= submit.params.max_tokens
-            reason = FinishReason.STOP if one in self.config.eos_ids or one in submit.params.stop_token_ids else None
+            reason = (
+                FinishReason.STOP if one in self.config.eos_token_id or one in submit.params.stop_token_ids else None
+            )
             if reason is None and last:
                 reason = FinishReason.LENGTH
             self._tell(

@@ -12,7 +12,14 @@ from phase2_prefill_decode.lab.comparison import Workload
 from phase2_prefill_decode.lab.shapes import SHAPES
 
 TINY = ModelConfig(
-    vocab_size=64, n_layer=1, n_head=2, n_embd=16, max_length=64, tied=True, qk_norm=True, dtype="float32"
+    vocab_size=64,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    hidden_size=16,
+    max_position_embeddings=64,
+    tie_word_embeddings=True,
+    qk_norm=True,
+    dtype="float32",
 )
 THEIRS = """engine version v1.2.3
 theirs requests=1 prompt=4 output=3 shared=0: 0.50 s, 6.0 output tok/s

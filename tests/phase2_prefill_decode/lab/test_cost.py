@@ -24,12 +24,35 @@ from phase2_prefill_decode.lab.cost import Cost, CostModel, Load, Part, seen
 from phase2_prefill_decode.packed import pack
 from phase2_prefill_decode.weights import random_weights
 
-SMALL = ModelConfig(vocab_size=300, n_layer=3, n_head=6, n_embd=48, n_kv_head=2, head_dim=16, n_inner=80)
-WINDOWED = replace(SMALL, windows=(None, 7, 20))
-QWEN3_8B = ModelConfig(
-    vocab_size=151936, n_layer=36, n_head=32, n_embd=4096, n_kv_head=8, head_dim=128, n_inner=12288, qk_norm=True
+SMALL = ModelConfig(
+    vocab_size=300,
+    num_hidden_layers=3,
+    num_attention_heads=6,
+    hidden_size=48,
+    num_key_value_heads=2,
+    head_dim=16,
+    intermediate_size=80,
 )
-LLAMA_8B = ModelConfig(vocab_size=128256, n_layer=32, n_head=32, n_embd=4096, n_kv_head=8, head_dim=128, n_inner=14336)
+WINDOWED = replace(SMALL, sliding_windows=(None, 7, 20))
+QWEN3_8B = ModelConfig(
+    vocab_size=151936,
+    num_hidden_layers=36,
+    num_attention_heads=32,
+    hidden_size=4096,
+    num_key_value_heads=8,
+    head_dim=128,
+    intermediate_size=12288,
+    qk_norm=True,
+)
+LLAMA_8B = ModelConfig(
+    vocab_size=128256,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    hidden_size=4096,
+    num_key_value_heads=8,
+    head_dim=128,
+    intermediate_size=14336,
+)
 
 starts, lengths = st.integers(0, 60), st.integers(1, 60)
 windows = st.none() | st.integers(1, 130)
@@ -57,7 +80,9 @@ def test_pairs_and_keys_are_those_of_brute_force(start: int, length: int, window
 def test_a_load_is_summed_over_layers_and_slices(
     pieces: Sequence[tuple[int, int]], one: int | None, two: int | None
 ) -> None:
-    config = ModelConfig(vocab_size=9, n_layer=3, n_head=2, n_embd=16, windows=(one, two, one))
+    config = ModelConfig(
+        vocab_size=9, num_hidden_layers=3, num_attention_heads=2, hidden_size=16, sliding_windows=(one, two, one)
+    )
     each = [every_pair(start, length, window) for start, length in pieces for window in (one, two, one)]
     load = CostModel(config).load(pieces, 1)
     assert load.tokens == sum(length for _, length in pieces)
@@ -71,7 +96,7 @@ def test_attention_is_counted_number_by_number() -> None:
     model = CostModel(WINDOWED, dtype="float32", kv_dtype="bfloat16")
     pieces = [(0, 9), (30, 1), (4, 11)]
     operations = read = written = moved = 0
-    for window in WINDOWED.windows:
+    for window in WINDOWED.sliding_windows:
         for start, length in pieces:
             pairs = every_pair(start, length, window)
             for _head in range(6):
@@ -91,27 +116,27 @@ def test_pointwise_moves_the_tensors_that_its_operators_take_and_give(yields: in
     """The references themselves, in the order of a forward pass; what is counted is what goes in and what comes out."""
     tokens, c = 11, SMALL
     slots, positions, angles = torch.arange(tokens), torch.arange(tokens), torch.ones(tokens, c.head_dim // 2)
-    pages = torch.zeros(2, 1, c.n_kv_head, 16, c.head_dim)
-    qkv = torch.ones(tokens, (c.n_head + 2 * c.n_kv_head) * c.head_dim)
-    norm = torch.ones(c.n_embd)
+    pages = torch.zeros(2, 1, c.num_key_value_heads, 16, c.head_dim)
+    qkv = torch.ones(tokens, (c.num_attention_heads + 2 * c.num_key_value_heads) * c.head_dim)
+    norm = torch.ones(c.hidden_size)
     moved = weights = 0
 
     def add_norm(rows: int) -> None:
         nonlocal moved, weights
-        x, residual = torch.ones(rows, c.n_embd), torch.ones(rows, c.n_embd)
+        x, residual = torch.ones(rows, c.hidden_size), torch.ones(rows, c.hidden_size)
         moved += sum(t.nbytes for t in (x, residual, *add_norm_reference(x, residual, norm, 1e-6)))
         weights += norm.nbytes if rows else 0
 
-    x = embedding(slots, torch.ones(c.vocab_size, c.n_embd))
+    x = embedding(slots, torch.ones(c.vocab_size, c.hidden_size))
     moved += x.nbytes
     weights += x.nbytes
-    for layer in range(c.n_layer):
-        rows = tokens if layer < c.n_layer - 1 else yields
+    for layer in range(c.num_hidden_layers):
+        rows = tokens if layer < c.num_hidden_layers - 1 else yields
         add_norm(tokens)
         q = rotate_store_reference(qkv, angles, angles, positions, slots, *pages, None, 1e-6)
         moved += qkv.nbytes + q.nbytes
         add_norm(rows)
-        gate_up = torch.ones(rows, 2 * c.n_inner)
+        gate_up = torch.ones(rows, 2 * c.intermediate_size)
         moved += gate_up.nbytes + swiglu_reference(gate_up).nbytes
     add_norm(yields)
     pointwise = CostModel(c, dtype="float32").pieces([(0, 1), (0, tokens - 1)], yields).pointwise
@@ -193,15 +218,15 @@ def test_a_step_reads_every_parameter_once(family: str, tied: bool) -> None:
     )
     config = ModelConfig(
         vocab_size=300,
-        n_layer=3,
-        n_head=6,
-        n_embd=48,
-        n_kv_head=2,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        hidden_size=48,
+        num_key_value_heads=2,
         head_dim=8 if family == "qwen2" else 16,
-        n_inner=80,
+        intermediate_size=80,
         qkv_bias=family == "qwen2",
         qk_norm=family == "qwen3",
-        tied=tied,
+        tie_word_embeddings=tied,
     )
     parameters = sum(p.numel() for p in theirs.parameters())
     embedding = 300 * 48
@@ -251,7 +276,7 @@ def test_a_decode_meets_the_pairs_of_the_prefill_it_stands_for(model: CostModel,
 def test_in_company_only_the_weights_are_shared(model: CostModel, pieces: list[tuple[int, int]]) -> None:
     alone = sum((model.pieces([piece]) for piece in pieces), Cost())
     together = model.pieces(pieces)
-    rows = sum(length for _, length in pieces) * SMALL.n_embd * 2  # of the embedding: every token has its own
+    rows = sum(length for _, length in pieces) * SMALL.hidden_size * 2  # of the embedding: every token has its own
     assert alone.operations == together.operations
     assert alone.total.weights - rows == len(pieces) * (together.total.weights - rows)
     assert alone.bytes - alone.total.weights == together.bytes - together.total.weights
@@ -277,7 +302,9 @@ def test_a_batch_costs_what_its_slices_say() -> None:
 
 
 def test_a_window_bounds_what_decode_reads() -> None:
-    model = CostModel(ModelConfig(vocab_size=9, n_layer=2, n_head=2, n_embd=16, windows=(16, 16)))
+    model = CostModel(
+        ModelConfig(vocab_size=9, num_hidden_layers=2, num_attention_heads=2, hidden_size=16, sliding_windows=(16, 16))
+    )
     assert model.pieces([(5000, 1)]) == model.pieces([(15, 1)])
     assert model.pieces([(14, 1)]).total.kv_read < model.pieces([(15, 1)]).total.kv_read
 

@@ -17,7 +17,7 @@ from phase0_request.request import FinishReason, Request
 from phase0_request.tokenizer import BUNDLED
 from phase2_prefill_decode import threads
 from phase2_prefill_decode.config import ModelConfig
-from phase2_prefill_decode.kernels import kept_cpu
+from phase2_prefill_decode.kernels.cpu import cache
 from phase2_prefill_decode.lab.demo import main, picture
 from phase2_prefill_decode.lab.shapes import SHAPES
 from tests.terminal import on_a_terminal
@@ -160,7 +160,7 @@ def test_whoever_sets_the_number_of_threads_knows_why(asked: list[int], monkeypa
 def test_who_waits_for_the_compiler_is_told_so(
     kept: bool, asked: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(kept_cpu, "has_kept", lambda: kept)
+    monkeypatch.setattr(cache, "has_kept", lambda: kept)
     monkeypatch.setattr("phase2_prefill_decode.model.default_device", lambda: torch.device("cpu"))
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     assert main(["Hello!", "--max-tokens", "2"]) == 0

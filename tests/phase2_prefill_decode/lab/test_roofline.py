@@ -13,7 +13,14 @@ from phase2_prefill_decode.lab.cost import Cost, CostModel, Part
 from phase2_prefill_decode.lab.roofline import DEVICES, Device, crossover, measured, named, predict
 
 QWEN3_8B = ModelConfig(
-    vocab_size=151936, n_layer=36, n_head=32, n_embd=4096, n_kv_head=8, head_dim=128, n_inner=12288, qk_norm=True
+    vocab_size=151936,
+    num_hidden_layers=36,
+    num_attention_heads=32,
+    hidden_size=4096,
+    num_key_value_heads=8,
+    head_dim=128,
+    intermediate_size=12288,
+    qk_norm=True,
 )
 TEN = Device("ten operations a byte", 1000.0, 100.0, overhead=0.5)
 
@@ -85,7 +92,9 @@ def test_the_crossover_is_the_first_batch_whose_linears_wait_for_arithmetic(name
 
 
 def test_some_models_never_cross() -> None:
-    narrow = CostModel(ModelConfig(vocab_size=9, n_layer=1, n_head=1, n_embd=8, n_inner=16))
+    narrow = CostModel(
+        ModelConfig(vocab_size=9, num_hidden_layers=1, num_attention_heads=1, hidden_size=8, intermediate_size=16)
+    )
     assert crossover(narrow, named("H200")) is None
 
 

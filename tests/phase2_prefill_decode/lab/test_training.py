@@ -91,5 +91,5 @@ def test_a_short_run_saves_what_this_phase_loads_and_the_same_seed_makes_the_sam
     config = ModelConfig.from_pretrained(tmp_path / "a")
     assert config == ModelConfig.from_pretrained(BUNDLED)
     first, second = (load_weights(tmp_path / name, config) for name in ("a", "b"))
-    assert torch.equal(first.embedding, second.embedding)
-    assert shape(TOKENIZER).num_hidden_layers == config.n_layer
+    assert torch.equal(first.embed_tokens, second.embed_tokens)
+    assert shape(TOKENIZER).num_hidden_layers == config.num_hidden_layers

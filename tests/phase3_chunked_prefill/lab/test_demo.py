@@ -6,7 +6,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from phase2_prefill_decode.stepper import Step
+from phase2_prefill_decode.engine import Step
 from phase3_chunked_prefill.lab import view
 from phase3_chunked_prefill.lab.demo import main
 from phase3_chunked_prefill.lab.stall import Outcome, Played

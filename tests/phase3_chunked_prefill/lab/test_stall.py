@@ -18,8 +18,9 @@ from phase3_chunked_prefill.lab import stall
 from phase3_chunked_prefill.lab.stall import CHUNKS, WHOLE, Outcome, Played, Scene, Stage, judge
 
 SMALL = ModelConfig(
-    family="qwen3", vocab_size=97, n_layer=2, n_embd=32, n_inner=48, n_head=4, n_kv_head=2, head_dim=16, qk_norm=True,
-    tied=True, max_length=256, dtype="float32",
+    model_type="qwen3", vocab_size=97, num_hidden_layers=2, hidden_size=32, intermediate_size=48,
+    num_attention_heads=4, num_key_value_heads=2, head_dim=16, qk_norm=True,
+    tie_word_embeddings=True, max_position_embeddings=256, dtype="float32",
 )  # fmt: skip
 SCENE = Scene(decodes=3, context=5, answer=30, arrives=4, prompt=200)
 
@@ -117,7 +118,7 @@ def test_the_best_of_each_chunk_size_is_the_run_that_took_least(stage: Stage, mo
 
 def test_the_measured_scene_lasts_at_every_chunk_size() -> None:
     """What `main` plays: with the smallest chunk too, decodes outlast the longest prompt the shape takes."""
-    scene, longest = Scene(), SHAPES["17m"].max_length - 1
+    scene, longest = Scene(), SHAPES["17m"].max_position_embeddings - 1
     steps = -(-longest // min(chunk for chunk in CHUNKS if chunk != WHOLE))
     assert 1 + scene.arrives + steps <= scene.answer
 
@@ -125,8 +126,9 @@ def test_the_measured_scene_lasts_at_every_chunk_size() -> None:
 def test_the_cost_model_says_what_chunks_buy_on_a_large_gpu() -> None:
     """At 2,048 tokens a step, an 8B model's worst step on an H100 is five times shorter and the sum hardly larger."""
     qwen3_8b = ModelConfig(
-        family="qwen3", vocab_size=151_936, n_layer=36, n_head=32, n_kv_head=8, head_dim=128, n_embd=4096,
-        n_inner=12_288, qk_norm=True,
+        model_type="qwen3", vocab_size=151_936, num_hidden_layers=36,
+        num_attention_heads=32, num_key_value_heads=8, head_dim=128, hidden_size=4096,
+        intermediate_size=12_288, qk_norm=True,
     )  # fmt: skip
     cost, device, decodes = CostModel(qwen3_8b), named("H100 SXM"), [(512, 1)] * 8
 

@@ -12,7 +12,15 @@ from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase4_radix.lab import study
 
 TINY = ModelConfig(
-    family="llama", vocab_size=64, n_layer=1, n_embd=16, n_inner=16, n_head=2, n_kv_head=1, head_dim=8, max_length=1024
+    model_type="llama",
+    vocab_size=64,
+    num_hidden_layers=1,
+    hidden_size=16,
+    intermediate_size=16,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=8,
+    max_position_embeddings=1024,
 )
 
 

@@ -15,7 +15,7 @@ from phase5_continuous.lab.virtual import StepTimes, VirtualClock, VirtualRunner
 from phase5_continuous.scheduler import Scheduler
 from tests.phase5_continuous.support import request
 
-MODELS = (CostModel(SHAPES["17m"]), CostModel(replace(SHAPES["596m"], windows=(128,) * 28)))
+MODELS = (CostModel(SHAPES["17m"]), CostModel(replace(SHAPES["596m"], sliding_windows=(128,) * 28)))
 
 
 def test_what_is_computed_again_after_a_preemption_says_nothing_before_its_end() -> None:

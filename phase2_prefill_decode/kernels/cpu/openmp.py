@@ -1,15 +1,15 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 """Compiled functions on torch's own threads.
 
-torch multiplies matrices on the threads of an OpenMP library, and after each product they spin for milliseconds in wait
-of the next. Other threads, as numba's, would fight them for the cores several times a layer. So the kernels here run on
-the same ones. It takes one call: GOMP_parallel(body, work, threads, 0) calls body(work) on each.
+torch runs matrix products on the threads of an OpenMP library, and after each product these spin for milliseconds,
+waiting for the next. Other threads, as numba's, would compete with them for the cores several times a layer. So the
+kernels here run on the same threads, with one call: GOMP_parallel(body, work, threads, 0) calls body(work) on each.
 
-Spinning has a price: where other programs want the cores too, a step can take fifty times as long. `threads.py` has the
-way out for a small model, which is one thread; OMP_WAIT_POLICY=passive in the environment has the threads sleep.
+Spinning has a price: where other programs need the cores too, a step can take fifty times as long. `threads.py` runs
+small models on one thread; OMP_WAIT_POLICY=passive in the environment makes the threads sleep.
 
-A body is compiled by `on_each_thread`. `work` is the address of its arguments, of which the first is a counter: each
-thread takes a number, does that part, and takes another, until none are left.
+`on_each_thread` compiles a body. `work` is the address of its arguments, of which the first is a counter: each thread
+takes a number, does that part, and takes the next, until none are left.
 """
 
 import ctypes
@@ -25,18 +25,18 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from phase2_prefill_decode.kernels.kept_cpu import keeping
-from phase2_prefill_decode.kernels.numbers_cpu import FAST, compiled
+from phase2_prefill_decode.kernels.cpu.cache import keeping
+from phase2_prefill_decode.kernels.cpu.intrinsics import FAST, compiled
 
-LITTLE = 20.0  # microseconds of work; it is done before other threads have begun
+LITTLE = 20.0  # microseconds of work that one thread finishes before others have started
 
 INT, ADDRESS = ir.IntType(32), ir.IntType(64)
 
 
 def _openmp() -> int:
-    """The address of GOMP_parallel in the library that torch runs on. 0: there is none, and one thread does it all.
+    """The address of GOMP_parallel in torch's OpenMP library. 0: there is none, and kernels run on one thread.
 
-    GNU's library has it, and LLVM's has it for programs that were made for GNU's.
+    GNU's library has it, and LLVM's has it for compatibility.
     """
     ending = "dylib" if sys.platform == "darwin" else "so"
     try:
@@ -50,12 +50,12 @@ OPENMP = _openmp()
 
 
 def threads_for(microseconds: float) -> int:
-    """How many threads to use for so much work: as many as torch does, or one."""
+    """The number of threads for an amount of work: torch's, or one."""
     return torch.get_num_threads() if microseconds > LITTLE and OPENMP else 1
 
 
 def on_each_thread(body: Callable[[Any], None]) -> int:
-    """Compile a body, and give its address."""
+    """Compile a body and return its address."""
     made = keeping(
         lambda cache: numba.cfunc(types.void(types.int64), cache=cache, fastmath=FAST, error_model="numpy")(body)
     )
@@ -63,12 +63,12 @@ def on_each_thread(body: Callable[[Any], None]) -> int:
     return int(made.address)
 
 
-_KEPT: list[Any] = []  # machine code whose addresses are in use
+_KEPT: list[Any] = []  # keeps alive the machine code whose addresses are in use
 
 
 @intrinsic
 def spread(context, body, work, threads, openmp):
-    """Run a body on so many threads, and come back when all are done. `work` is an array here."""
+    """Run a body on several threads and wait for all of them. `work` is an array here."""
 
     def generate(context, builder, signature, args):
         body, array, threads, openmp = args
@@ -87,13 +87,13 @@ def spread(context, body, work, threads, openmp):
 
 @compiled()
 def launch(body, arguments, number, threads, openmp):
-    """Run a body whose arguments are integers and, last, one that is not."""
+    """Run a body whose arguments are integers and, last, a float."""
     spread(body, np.array((0, *arguments, np.float64(number).view(np.int64))), threads, openmp)
 
 
 @intrinsic
 def take(context, work):
-    """The next number of the counter. No two threads get the same."""
+    """Take the next number of the counter, atomically."""
 
     def generate(context, builder, signature, args):
         return builder.atomic_rmw("add", builder.inttoptr(args[0], ADDRESS.as_pointer()), ADDRESS(1), "monotonic")

@@ -1,17 +1,17 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 """A product of small matrices whose sums stay in registers: where a prefill on a CPU spends its time.
 
-In loops, `sums[r, c] += left[r, i] * right[i, c]` reads and writes each sum at every step, and waits for that and not
-for the arithmetic. Here a tile of the sums is read once. At each step a line of `right` comes in and is multiplied by
-one number for each row of the tile, and only at the end do the sums go back. LLVM does not make this of loops, so it
-is spelled out in its vectors. They are longer than those of most processors: LLVM cuts them up to fit.
+In a loop, `sums[r, c] += left[r, i] * right[i, c]` loads and stores each sum in every step, and waits for memory rather
+than arithmetic. Here a tile of the sums is loaded once. Each step loads one line of `right` and multiplies it by one
+number for each row of the tile; the sums are stored at the end. LLVM does not generate this from loops, so it is
+written in LLVM vectors. They are longer than most processors' registers: LLVM splits them to fit.
 """
 
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from phase2_prefill_decode.kernels.numbers_cpu import compiled
+from phase2_prefill_decode.kernels.cpu.intrinsics import compiled
 
 ROWS, COLUMNS = 4, 16  # of a tile: eight registers of AVX2, four of AVX-512
 STEP = 4  # bytes
@@ -21,8 +21,8 @@ BYTES, NUMBER, LINE = ir.IntType(64), ir.FloatType(), ir.VectorType(ir.FloatType
 
 @compiled()
 def add_product(sums, left, right):
-    """sums += left @ right. `sums` has a multiple of ROWS rows; the rows of `sums` and `right` lie in one piece, and
-    are a multiple of COLUMNS long. `left` may be a transpose."""
+    """sums += left @ right. `sums` has a multiple of ROWS rows; the rows of `sums` and `right` are contiguous and
+    a multiple of COLUMNS long. `left` may be a transpose."""
     step, (down, along) = right.strides[0], left.strides
     for column in range(0, sums.shape[1], COLUMNS):
         start = right.ctypes.data + column * STEP
@@ -77,7 +77,7 @@ def add_tile(context, sums, sums_down, left, left_down, left_along, right, right
 
 
 def broadcast(builder, number):
-    """A line of one number."""
+    """A vector of one number repeated."""
     nothing, places = ir.Constant(LINE, ir.Undefined), ir.VectorType(ir.IntType(32), COLUMNS)
     first = builder.insert_element(nothing, number, ir.IntType(32)(0))
     return builder.shuffle_vector(first, nothing, ir.Constant(places, [0] * COLUMNS))

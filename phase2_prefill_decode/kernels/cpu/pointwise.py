@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""What stands between the matrix products, on a CPU: each one pass over memory, rounded where the reference rounds.
+"""The operations between the matrix products on a CPU: each one pass over memory, rounded where the reference rounds.
 
-A body does a block of rows at a time. One decode of a small model is done by the thread that asks; the rows of a prompt
-are shared out.
+A body computes blocks of rows. The one row of a small decode runs on the calling thread; the rows of a prompt are
+shared between threads.
 """
 
 import math
@@ -13,8 +13,8 @@ import torch
 from numba.np.unsafe.ndarray import to_fixed_tuple
 from torch import Tensor
 
-from phase2_prefill_decode.kernels.numbers_cpu import TAGS, array, compiled, exp2, narrow, widen
-from phase2_prefill_decode.kernels.threads_cpu import OPENMP, launch, on_each_thread, spread, take, threads_for
+from phase2_prefill_decode.kernels.cpu.intrinsics import TAGS, array, compiled, exp2, narrow, widen
+from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, launch, on_each_thread, spread, take, threads_for
 
 BLOCK = 16  # rows
 FLOAT32, INT64 = np.dtype(np.float32), np.dtype(np.int64)
@@ -107,12 +107,12 @@ def rotate_store(
 
 @compiled()
 def rotate_store_kernel(body, inputs, others, sizes, eps, threads, openmp):
-    """Look at all positions and slots before anything is written anywhere."""
+    """Check all positions and slots before anything is written."""
     tokens, _, _, _, most_positions, pages, _, page_size = sizes
     positions, slots = array(inputs[3], (tokens,), INT64), array(inputs[4], (tokens,), INT64)
     for token in range(tokens):
         if positions[token] < 0 or positions[token] >= most_positions:
-            raise IndexError("a position is outside of the tables of angles")
+            raise IndexError("a position is outside of the rotary tables")
         if slots[token] >= pages * page_size:
             raise IndexError("a slot is outside of the pool")
     spread(body, np.array((0, *inputs, *others, *sizes, np.float64(eps).view(np.int64))), threads, openmp)
@@ -165,7 +165,7 @@ def rotate_store_body(dtype: torch.dtype) -> int:
 
 @compiled()
 def rotate(x, angles, turned):
-    """Turn each pair (i, i + half) by its angle."""
+    """Rotate each pair (i, i + half) by its angle."""
     cos, sin = angles
     half = len(cos)
     for i in range(half):

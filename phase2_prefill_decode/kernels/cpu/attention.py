@@ -1,17 +1,17 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""Attention over pages on a CPU: what is launched for a batch, whatever it mixes.
+"""Attention over pages on a CPU: plans the work of a batch and runs it on all threads.
 
-It is written as for a GPU. The new tokens of a slice are cut into tiles; a program does one tile for one KV head, with
-all query heads that share it: a key or a value is read from its page once for all rows of the tile. A slice with few
-rows is a tile of its own. There are few of those, so a long context is split between programs, and what they found is
-combined at the end.
+The structure is that of a GPU kernel. The new tokens of a sequence are cut into tiles; a program computes one tile for
+one KV head, with all query heads that share it, so that a key or a value is read from its page once for all rows of the
+tile. A sequence with few rows is one tile. To use all threads, its context is split between programs (split-KV), and
+the partial results are combined at the end.
 
-few     Up to FEW rows, which are new tokens times the query heads of a group: a decode, a draft, a last token. It is
-        bound by memory: row by row, by dot products (decode_cpu).
-many    All others: chunks and whole prompts. They are bound by arithmetic: products of matrices in registers
-        (prefill_cpu). Rows come there in lines of 16. It is faster from half a line on, whatever is left over.
+few     Up to FEW rows (new tokens times the query heads of a group): a decode, a draft, the last token of a prompt.
+        Memory-bound: dot products row by row (`decode`).
+many    All others: chunks and whole prompts. Compute-bound: matrix products in registers (`prefill`). Rows are padded
+        to lines of 16, which pays from half a line on.
 
-Which it is, and where it is cut, depends on the slice alone: nobody's numbers change with the company they are in.
+Kernel and cuts depend on the sequence alone, so its result does not depend on the rest of the batch.
 """
 
 import math
@@ -22,39 +22,39 @@ import torch
 from numba.np.unsafe.ndarray import to_fixed_tuple
 from torch import Tensor
 
-from phase2_prefill_decode.kernels.attention import Ragged, refuse_misfits
-from phase2_prefill_decode.kernels.decode_cpu import FEW, attend_few, room_for_few
-from phase2_prefill_decode.kernels.numbers_cpu import TAGS, array, compiled, exp2, narrow
-from phase2_prefill_decode.kernels.prefill_cpu import ROWS, attend_many, room_for_many
-from phase2_prefill_decode.kernels.threads_cpu import OPENMP, on_each_thread, spread, take, threads_for
-from phase2_prefill_decode.kernels.tiles_cpu import LOWEST, TILE, width
+from phase2_prefill_decode.kernels.attention import AttentionMetadata, check_shapes
+from phase2_prefill_decode.kernels.cpu.decode import FEW, attend_few, room_for_few
+from phase2_prefill_decode.kernels.cpu.intrinsics import TAGS, array, compiled, exp2, narrow
+from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, on_each_thread, spread, take, threads_for
+from phase2_prefill_decode.kernels.cpu.prefill import ROWS, attend_many, room_for_many
+from phase2_prefill_decode.kernels.cpu.tiles import LOWEST, TILE, width
 
-SPLIT = 512  # keys for one program, where they are split
+SPLIT = 512  # keys of one program, where a sequence is split
 
 FLOAT32, INT32, INT64 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
 
 
 def attend(
-    query: Tensor, keys: Tensor, values: Tensor, ragged: Ragged, scale: float, window: int | None = None
+    query: Tensor, keys: Tensor, values: Tensor, metadata: AttentionMetadata, scale: float, window: int | None = None
 ) -> Tensor:
-    """Any ragged batch. Its geometry is contiguous, as the runner makes it."""
-    refuse_misfits(query, keys, values)
+    """Compute any ragged batch. The tensors of its metadata are contiguous, as `pack` makes them."""
+    check_shapes(query, keys, values)
     query = query.contiguous()
     result = torch.empty_like(query)
     tokens, heads, head_dim = query.shape
     attend_kernel(
-        (query.data_ptr(), keys.data_ptr(), values.data_ptr(), result.data_ptr(), ragged.pages.data_ptr()),
-        ragged.starts.data_ptr(),
-        ragged.lengths.data_ptr(),
+        (query.data_ptr(), keys.data_ptr(), values.data_ptr(), result.data_ptr(), metadata.page_table.data_ptr()),
+        metadata.cu_seqlens_q.data_ptr(),
+        metadata.seq_lens.data_ptr(),
         (tokens, heads, head_dim),
         tuple(keys.shape),
-        tuple(ragged.pages.shape),
-        ragged.longest,
-        window or ragged.longest + 1,
+        tuple(metadata.page_table.shape),
+        metadata.max_seqlen_k,
+        window or metadata.max_seqlen_k + 1,
         scale * math.log2(math.e),  # 2 ** (x log2 e) is e ** x
         TAGS[query.dtype],
         attend_body(query.dtype),
-        threads_for(tokens * heads * head_dim * ragged.longest / 15e3),
+        threads_for(tokens * heads * head_dim * metadata.max_seqlen_k / 15e3),
         OPENMP,
     )
     return result
@@ -62,13 +62,13 @@ def attend(
 
 @compiled()
 def attend_kernel(
-    addresses, starts, lengths, query_shape, pool_shape, table_shape, longest, window, scale, like, body, threads,
-    openmp,
+    addresses, cu_seqlens_q, seq_lens, query_shape, pool_shape, table_shape, max_seqlen_k, window, scale, like, body,
+    threads, openmp,
 ):  # fmt: skip
-    """Plan the programs, have them run, and combine what was split."""
+    """Plan the programs, run them, and combine the splits."""
     sequences, kv_heads, (_, heads, head_dim) = table_shape[0], pool_shape[1], query_shape
-    starts, lengths = array(starts, (sequences + 1,), INT32), array(lengths, (sequences,), INT32)
-    tiles, splits, split_rows = plan(starts, lengths, longest, window, heads // kv_heads)
+    cu_seqlens_q, seq_lens = array(cu_seqlens_q, (sequences + 1,), INT32), array(seq_lens, (sequences,), INT32)
+    tiles, splits, split_rows = plan(cu_seqlens_q, seq_lens, max_seqlen_k, window, heads // kv_heads)
     partial = np.empty((splits, kv_heads, split_rows, width(head_dim)), np.float32)
     scratch = np.empty((threads, room_of(heads // kv_heads, head_dim)), np.float32)
     own = np.int64(tiles.ctypes.data), len(tiles), np.int64(partial.ctypes.data), splits, split_rows
@@ -79,26 +79,26 @@ def attend_kernel(
     spread(body, work, threads, openmp)
     if splits > 0:
         combine(tiles, partial, array(addresses[3], query_shape, like))
-    return len(scratch)  # it lives until here
+    return len(scratch)  # keeps it alive until here
 
 
 # region plan
 @compiled()
-def plan(starts, lengths, longest, window, group):
-    """The tiles of a batch, how many of them are splits, and the rows of the largest of those."""
-    tiles = np.empty(starts[len(lengths)] + len(lengths) * (longest // SPLIT + 1), TILE)
+def plan(cu_seqlens_q, seq_lens, max_seqlen_k, window, group):
+    """Return the tiles of a batch, the number of splits among them, and the most rows of a split."""
+    tiles = np.empty(cu_seqlens_q[len(seq_lens)] + len(seq_lens) * (max_seqlen_k // SPLIT + 1), TILE)
     most = max(ROWS // group, 1)  # tokens in a tile
     count, splits, split_rows = 0, 0, 0
-    for sequence in range(len(lengths)):
-        new = starts[sequence + 1] - starts[sequence]
+    for sequence in range(len(seq_lens)):
+        new = cu_seqlens_q[sequence + 1] - cu_seqlens_q[sequence]
         for done in range(0, new, most):
-            tokens, position = min(new - done, most), lengths[sequence] - new + done
+            tokens, position = min(new - done, most), seq_lens[sequence] - new + done
             begin, end = max(position + 1 - window, 0), max(position + tokens, 0)
             is_split = new <= most and end - begin > SPLIT
             step = SPLIT if is_split else max(end - begin, 1)
             for start in range(begin, max(end, begin + 1), step):
                 tile = tiles[count]
-                tile.sequence, tile.first, tile.tokens = sequence, starts[sequence] + done, tokens
+                tile.sequence, tile.first, tile.tokens = sequence, cu_seqlens_q[sequence] + done, tokens
                 tile.position, tile.begin, tile.end, tile.split = position, start, min(start + step, end), -1
                 tile.is_long = new * group > FEW
                 count += 1
@@ -113,14 +113,14 @@ def plan(starts, lengths, longest, window, group):
 
 @compiled()
 def room_of(group, head_dim):
-    """How many float32 a thread works in, from a cache line on, in whole lines of what is found."""
+    """The float32 of scratch memory per thread, in whole lines of results and with room for alignment."""
     most = max(room_for_few(head_dim), room_for_many(group, head_dim))
     return (-(-most // width(head_dim)) + 1) * width(head_dim)
 
 
 @cache
 def attend_body(dtype: torch.dtype) -> int:
-    """What each thread does: programs, one after the other, until there are none left."""
+    """Compile the body of a thread: it runs one program after the other until none are left."""
     like = TAGS[dtype]
 
     def body(work):
@@ -162,12 +162,12 @@ def keep(found, partial):
 
 @compiled()
 def write(tile, head, group, found, result):
-    """The sums by their total are the weighted mean of the values. A row that saw no key is zero."""
+    """Divide the sums by l_i: the weighted mean of the values. A row without visible keys is zero."""
     head_dim = result.shape[2]
     for row in range(tile.tokens * group):
         mean = result[tile.first + row // group, head * group + row % group]
-        total = found[row, head_dim + 1]
-        factor = np.float32(1) / total if total != 0 else np.float32(0)
+        l_i = found[row, head_dim + 1]
+        factor = np.float32(1) / l_i if l_i != 0 else np.float32(0)
         for i in range(head_dim):
             mean[i] = narrow(found[row, i] * factor, mean[i])
 
@@ -175,7 +175,7 @@ def write(tile, head, group, found, result):
 # region combine
 @compiled()
 def combine(tiles, partial, result):
-    """The splits of a tile become one: each is scaled from its own top score to the highest, then they add up."""
+    """Join the splits of each tile: rescale them to the largest m_i and add them up."""
     kv_heads, head_dim = partial.shape[1], result.shape[2]
     group = result.shape[1] // kv_heads
     for number in range(len(tiles)):
@@ -194,19 +194,19 @@ def combine(tiles, partial, result):
 
 @compiled()
 def merge(parts, head_dim):
-    """Into the first."""
-    top = LOWEST
+    """Join the splits of one row into the first."""
+    m_i = LOWEST
     for part in parts:
-        top = max(top, part[head_dim])
+        m_i = max(m_i, part[head_dim])
     first = parts[0]
-    shrink = exp2(first[head_dim] - top)
+    alpha = exp2(first[head_dim] - m_i)
     for i in range(head_dim + 2):
-        first[i] *= shrink
+        first[i] *= alpha
     for part in parts[1:]:
-        shrink = exp2(part[head_dim] - top)
+        alpha = exp2(part[head_dim] - m_i)
         for i in range(head_dim):
-            first[i] += part[i] * shrink
-        first[head_dim + 1] += part[head_dim + 1] * shrink
+            first[i] += part[i] * alpha
+        first[head_dim + 1] += part[head_dim + 1] * alpha
 
 
 # endregion

@@ -1,12 +1,12 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""Store keys and values in pages: the Triton kernel, and the function that launches it."""
+"""Store keys and values in pages: the Triton kernel, and its launch."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-BYTES = 4096  # of K, and as many of V, in one program: two accesses of 16 bytes each for each of its 128 threads
+BYTES = 4096  # of K, and as many of V, per program: two 16-byte accesses for each of 128 threads
 
 
 @triton.jit(do_not_specialize=["tokens", "k_token_eights", "k_head_eights", "v_token_eights", "v_head_eights"])
@@ -17,36 +17,36 @@ def store_kernel(
     k,
     v,
     tokens,
-    k_token_eights,  # strides in steps of eight numbers, so that the compiler sees every row start on 16 bytes
+    k_token_eights,  # strides in units of eight numbers, which tells the compiler that rows are aligned to 16 bytes
     k_head_eights,
     v_token_eights,
     v_head_eights,
     kv_heads: tl.constexpr,
     page_size: tl.constexpr,
     head_dim: tl.constexpr,
-    block_dim: tl.constexpr,  # head_dim, up to a power of two
+    block_dim: tl.constexpr,  # head_dim, rounded up to a power of two
     block_tokens: tl.constexpr,
 ):
-    """A program writes one head of block_tokens tokens: K and V together, since they go to the same place."""
+    """Each program writes one head of block_tokens tokens: K and V together, since they have the same slots."""
     token = tl.program_id(0).to(tl.int64) * block_tokens + tl.arange(0, block_tokens)
     head = tl.program_id(1)
     dim = tl.arange(0, block_dim)
-    slot = tl.load(slots + token, mask=token < tokens, other=-1).to(tl.int64)  # a pool may pass 2^31 numbers
+    slot = tl.load(slots + token, mask=token < tokens, other=-1).to(tl.int64)  # a pool may have more than 2^31 elements
     # region exercise 1.6
     row = (slot // page_size * kv_heads + head) * page_size + slot % page_size
-    there = row[:, None] * head_dim + dim[None, :]
+    offsets = row[:, None] * head_dim + dim[None, :]
     stored = (slot >= 0)[:, None] & (dim < head_dim)[None, :]
-    k_here = (token * k_token_eights + head * k_head_eights)[:, None] * 8 + dim[None, :]
-    v_here = (token * v_token_eights + head * v_head_eights)[:, None] * 8 + dim[None, :]
-    key = tl.load(k + k_here, mask=stored)
-    value = tl.load(v + v_here, mask=stored)
-    tl.store(keys + there, key, mask=stored)
-    tl.store(values + there, value, mask=stored)
+    k_offsets = (token * k_token_eights + head * k_head_eights)[:, None] * 8 + dim[None, :]
+    v_offsets = (token * v_token_eights + head * v_head_eights)[:, None] * 8 + dim[None, :]
+    key = tl.load(k + k_offsets, mask=stored)
+    value = tl.load(v + v_offsets, mask=stored)
+    tl.store(keys + offsets, key, mask=stored)
+    tl.store(values + offsets, value, mask=stored)
     # endregion
 
 
 def constants(kv_heads: int, page_size: int, head_dim: int, itemsize: int) -> dict[str, int]:
-    """What the kernel is compiled for: the shape of a pool, and how many tokens a program then takes."""
+    """The constants that the kernel is compiled for: the shape of the pool, and the tokens of a program."""
     block_dim = triton.next_power_of_2(head_dim)
     return {
         "kv_heads": kv_heads,
@@ -58,7 +58,7 @@ def constants(kv_heads: int, page_size: int, head_dim: int, itemsize: int) -> di
 
 
 def store(keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
-    """One launch writes K and V. Views are read as they lie, if their rows start on 16 bytes."""
+    """Store K and V in one launch. Strided views are read in place if their rows are aligned to 16 bytes."""
     _, kv_heads, page_size, head_dim = keys.shape
     if head_dim % 8:
         raise ValueError(f"the Triton store takes heads of a multiple of 8 numbers, got {head_dim}")
@@ -73,7 +73,7 @@ def store(keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> 
 
 
 def _eights(name: str, rows: Tensor) -> tuple[int, int]:
-    """Strides of tokens and of heads in steps of eight numbers. Where there is only one, its stride says nothing."""
+    """Strides of tokens and heads in units of eight numbers. The stride of a dimension of size 1 is irrelevant."""
     tokens, heads, stride = rows.stride()
     tokens, heads = tokens * (rows.shape[0] > 1), heads * (rows.shape[1] > 1)
     if stride != 1 or tokens % 8 or heads % 8 or rows.data_ptr() % 16:

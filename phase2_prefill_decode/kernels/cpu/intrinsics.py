@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""What Triton has built in and numba lacks: pointers, 16-bit numbers, a power of two that runs on whole vectors.
+"""What Triton has built in and numba lacks: pointers, 16-bit floats, and an exp2 that vectorizes.
 
-A kernel gets addresses, as in Triton, because to wrap a tensor as a NumPy array costs a microsecond and to ask for its
-address a twentieth of one. bfloat16 and float16 are unknown to NumPy or slow there: they are read as bare 16 bits.
-`TAGS` gives each dtype a number of another type, by which a kernel is compiled for each.
+Kernels get addresses, as in Triton, because wrapping a tensor as a NumPy array costs a microsecond, twenty times as
+much as asking for its address. NumPy has no bfloat16 and a slow float16: both are read as 16-bit integers. `TAGS` maps
+each dtype to a number of another type, so that numba compiles a kernel for each.
 """
 
 from collections.abc import Callable
@@ -17,23 +17,23 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
 
-from phase2_prefill_decode.kernels.kept_cpu import keeping
+from phase2_prefill_decode.kernels.cpu.cache import keeping
 
 TAGS = {torch.float32: np.float32(0), torch.bfloat16: np.uint16(0), torch.float16: np.int16(0)}
 
-# What the compiler may do to float32: reorder sums, fuse a product and a sum. It may not assume that there is no NaN.
+# Allowed float32 optimizations: reorder sums, fuse multiply and add. NaN must be respected.
 FAST = {"reassoc", "contract", "arcp", "nsz"}
 
 
 def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """numba.njit, for floats as a model has them."""
+    """numba.njit with these optimizations and the on-disk cache."""
     options = {"nogil": True, "error_model": "numpy", "fastmath": FAST, **options}
     return lambda function: keeping(partial(numba.njit, function, **options))
 
 
 @intrinsic
 def pointer(context, address, like):
-    """An address as one of numbers of the type of `like`, a number or a NumPy dtype."""
+    """An address as a pointer to the type of `like`, a number or a NumPy dtype."""
     kind = types.CPointer(like.dtype if isinstance(like, types.DType) else like)
 
     def generate(context, builder, signature, args):
@@ -43,7 +43,7 @@ def pointer(context, address, like):
 
 
 def _reinterpreting(source, target):
-    """The same bits as another type."""
+    """An intrinsic that reinterprets the bits as another type."""
 
     @intrinsic
     def reinterpret(context, x):
@@ -77,13 +77,13 @@ def half_from_float(context, x):
 
 @compiled()
 def array(address, shape, like):
-    """Numbers at an address as an array. The type of `like`, a number or a NumPy dtype, is theirs."""
+    """The memory at an address as an array of the type of `like`, a number or a NumPy dtype."""
     return numba.carray(pointer(address, like), shape)
 
 
 @compiled()
 def bfloat_from_float(x):
-    """The upper 16 bits, rounded to the nearest, to the even one of two; a NaN stays a NaN."""
+    """The upper 16 bits, rounded to nearest, ties to even; a NaN stays a NaN."""
     bits = as_bits(x)
     rounded = np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
     return rounded if x == x else np.uint16(0x7FC0)
@@ -119,7 +119,7 @@ def _narrow(x, like):
 
 @compiled()
 def exp2(x):
-    """2 ** x in float32, to one last place: a polynomial for the fraction, the exponent's own bits for the rest."""
+    """2 ** x in float32, to one ulp: a polynomial for the fraction, exponent bits for the integer."""
     near = min(max(x, np.float32(-126)), np.float32(127)) if x == x else x
     whole = np.floor(near + np.float32(0.5))
     rest = near - whole

@@ -1,12 +1,12 @@
 # mypy: allow-untyped-defs
-"""What numba compiled is kept for the next start, by however many processes at once.
+"""The on-disk cache of compiled kernels, safe for any number of processes at once.
 
-numba's own files of a function are an index of its kinds and the code of each, and nothing is locked: of two processes
-that compile at once, one could lose the code of the other, or take it for its own. Here a kind has one file, named by
-all that the code depends on, and it is there as a whole or not at all. At worst two processes compile the same.
+numba's own cache has an index file and a code file for each function, without a lock: of two processes that compile at
+once, one could lose the other's code or load it as its own. Here each compiled signature is one file, named by a hash
+of everything the code depends on, and written atomically. At worst two processes compile the same.
 
-A kernel calls what stands in other files, and numba looks at the file of the kernel alone. So what is kept is kept
-apart for every state of all of them.
+numba looks for changes in a kernel's own file only, but a kernel calls functions of other files. So the cache directory
+is named by a hash of all files of this package.
 """
 
 import hashlib
@@ -22,10 +22,10 @@ from numba.core import caching
 
 
 def place(sources: Path) -> Path:
-    """The folder for what is compiled of the CPU kernels in a folder: as NUMBA_CACHE_DIR says, beside them, or at home,
-    and of another name after any change of theirs."""
+    """The cache directory of the kernels in `sources`: in NUMBA_CACHE_DIR, beside them, or in the home directory. Any
+    change of a source gives another directory."""
     beside, home = sources / "__pycache__", Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "numba"
-    state = b"".join(file.read_bytes() for file in sorted(sources.glob("*_cpu.py")))
+    state = b"".join(file.read_bytes() for file in sorted(sources.glob("*.py")))
     folder = numba.config.CACHE_DIR or (beside if os.access(sources, os.W_OK) else home)
     return Path(folder) / f"kernels-{hashlib.sha256(state).hexdigest()[:12]}"
 
@@ -34,19 +34,19 @@ PLACE = place(Path(__file__).parent)
 
 
 def has_kept() -> bool:
-    """Whether anything was compiled before."""
+    """Whether the cache holds anything."""
     return any(PLACE.rglob("*.nbc"))
 
 
 class Files:
-    """The compiled kinds of one function, in place of numba's own index and files."""
+    """The compiled signatures of one function; replaces numba's IndexDataCacheFile."""
 
     def __init__(self, cache_path: str, filename_base: str, source_stamp: Any) -> None:
         self.folder, self.function = Path(cache_path), filename_base
         self.state = numba.__version__, source_stamp
 
     def load(self, key: Any) -> Any:
-        """What was saved for a kind: its types, the processor, and what the function encloses. None: nothing was."""
+        """Load the code of a key (types, processor, closure), or None."""
         try:
             return pickle.loads(self._file(key).read_bytes())
         except FileNotFoundError:
@@ -64,13 +64,13 @@ class Files:
 
 
 def keeping(compile_it: Callable[..., Any]) -> Any:
-    """compile_it(cache=True), with the machine code kept for the next start wherever there is a place to keep it."""
+    """Call compile_it(cache=True) with this cache; without the cache if no directory is writable."""
     given = numba.config.CACHE_DIR, getattr(caching, "IndexDataCacheFile", None)
-    # numba takes both when it is asked to compile
+    # numba reads both when it compiles
     numba.config.CACHE_DIR, caching.IndexDataCacheFile = str(PLACE), Files
     try:
         return compile_it(cache=True)
-    except RuntimeError:  # neither where this is installed nor at home can anything be written
+    except RuntimeError:  # no directory is writable
         return compile_it(cache=False)
     finally:
         numba.config.CACHE_DIR, caching.IndexDataCacheFile = given

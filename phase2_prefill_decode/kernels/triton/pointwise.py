@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""What stands between the matrix products, as Triton kernels: each reads its input once and writes its result once.
+"""The operations between the matrix products as Triton kernels: each reads its input once and writes its result once.
 
 They round to the dtype where the references do, and compute in float32 in between.
 """
@@ -27,19 +27,19 @@ def add_norm_kernel(
     width: tl.constexpr,
     block_width: tl.constexpr,
 ):
-    """A program takes one token."""
+    """Each program computes one token."""
     dim = tl.arange(0, block_width)
-    here = tl.program_id(0).to(tl.int64) * width + dim
-    is_here = dim < width
-    wide = tl.load(x + here, mask=is_here, other=0.0).to(tl.float32)
+    offsets = tl.program_id(0).to(tl.int64) * width + dim
+    mask = dim < width
+    wide = tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32)
     if residual is not None:
-        wide += tl.load(residual + here, mask=is_here, other=0.0).to(tl.float32)
+        wide += tl.load(residual + offsets, mask=mask, other=0.0).to(tl.float32)
         rounded = wide.to(total.dtype.element_ty)
-        tl.store(total + here, rounded, mask=is_here)
-        wide = rounded.to(tl.float32)  # the norm is of the sum as it is kept
+        tl.store(total + offsets, rounded, mask=mask)
+        wide = rounded.to(tl.float32)  # norm the sum as it is stored
     scaled = (wide * tl.rsqrt(tl.sum(wide * wide) / width + eps)).to(normed.dtype.element_ty)
-    scaled = scaled.to(tl.float32) * tl.load(weight + dim, mask=is_here, other=0.0).to(tl.float32)
-    tl.store(normed + here, scaled.to(normed.dtype.element_ty), mask=is_here)
+    scaled = scaled.to(tl.float32) * tl.load(weight + dim, mask=mask, other=0.0).to(tl.float32)
+    tl.store(normed + offsets, scaled.to(normed.dtype.element_ty), mask=mask)
 
 
 # endregion
@@ -71,10 +71,10 @@ def rotate_store_kernel(
     """A program takes one head of block_tokens tokens: a head of q, or of k, or of v."""
     token = tl.program_id(0).to(tl.int64) * block_tokens + tl.arange(0, block_tokens)
     head, dim = tl.program_id(1), tl.arange(0, block_half)
-    is_half = (token < tokens)[:, None] & (dim < half)
-    here = token[:, None] * stride + head * 2 * half + dim
-    first = tl.load(qkv + here, mask=is_half, other=0.0)
-    second = tl.load(qkv + here + half, mask=is_half, other=0.0)
+    mask = (token < tokens)[:, None] & (dim < half)
+    offsets = token[:, None] * stride + head * 2 * half + dim
+    first = tl.load(qkv + offsets, mask=mask, other=0.0)
+    second = tl.load(qkv + offsets + half, mask=mask, other=0.0)
     if head < heads + kv_heads:  # v is stored as it is
         a, b = first.to(tl.float32), second.to(tl.float32)
         if q_norm is not None:
@@ -85,23 +85,23 @@ def rotate_store_kernel(
             a = weighted(a * scale, tl.load(norm + dim, mask=dim < half, other=0.0))
             b = weighted(b * scale, tl.load(norm + half + dim, mask=dim < half, other=0.0))
         position = tl.load(positions + token, mask=token < tokens, other=0)[:, None]
-        c = tl.load(cos + position * half + dim, mask=is_half, other=0.0)
-        s = tl.load(sin + position * half + dim, mask=is_half, other=0.0)
+        c = tl.load(cos + position * half + dim, mask=mask, other=0.0)
+        s = tl.load(sin + position * half + dim, mask=mask, other=0.0)
         first, second = (a * c - b * s).to(first.dtype), (b * c + a * s).to(second.dtype)
     if head < heads:
-        there = (token * heads + head)[:, None] * 2 * half + dim
-        tl.store(query + there, first, mask=is_half)
-        tl.store(query + there + half, second, mask=is_half)
+        out = (token * heads + head)[:, None] * 2 * half + dim
+        tl.store(query + out, first, mask=mask)
+        tl.store(query + out + half, second, mask=mask)
     else:
         side = keys
         if head >= heads + kv_heads:
             side = values
         slot = tl.load(slots + token, mask=token < tokens, other=-1).to(tl.int64)
         row = (slot // page_size * kv_heads + (head - heads) % kv_heads) * page_size + slot % page_size
-        there = row[:, None] * 2 * half + dim
+        out = row[:, None] * 2 * half + dim
         is_stored = (slot >= 0)[:, None] & (dim < half)
-        tl.store(side + there, first, mask=is_stored)
-        tl.store(side + there + half, second, mask=is_stored)
+        tl.store(side + out, first, mask=is_stored)
+        tl.store(side + out + half, second, mask=is_stored)
 
 
 @triton.jit
@@ -121,15 +121,15 @@ def swiglu_kernel(
     inner: tl.constexpr,
     block_inner: tl.constexpr,
 ):
-    """A program makes block_inner numbers of one token."""
+    """Each program computes block_inner numbers of one token."""
     token = tl.program_id(0).to(tl.int64)
     dim = tl.program_id(1) * block_inner + tl.arange(0, block_inner)
     gate = tl.load(gate_up + token * 2 * inner + dim, mask=dim < inner, other=0.0)
     up = tl.load(gate_up + token * 2 * inner + inner + dim, mask=dim < inner, other=0.0)
     wide = gate.to(tl.float32)
-    small = tl.exp(-tl.abs(wide))  # of two forms of the sigmoid, each where its power is below 1
-    opened = (wide * tl.where(wide < 0, small, 1.0) / (1.0 + small)).to(gate.dtype)
-    tl.store(result + token * inner + dim, (opened.to(tl.float32) * up.to(tl.float32)).to(gate.dtype), mask=dim < inner)
+    small = tl.exp(-tl.abs(wide))  # the form of the sigmoid that cannot overflow, on either side of 0
+    gated = (wide * tl.where(wide < 0, small, 1.0) / (1.0 + small)).to(gate.dtype)
+    tl.store(result + token * inner + dim, (gated.to(tl.float32) * up.to(tl.float32)).to(gate.dtype), mask=dim < inner)
 
 
 # endregion
@@ -140,7 +140,7 @@ def add_norm_constants(width: int) -> dict[str, int]:
 
 
 def add_norm_options(width: int) -> dict[str, int]:
-    """Sixteen numbers a thread, as far as threads go."""
+    """Sixteen numbers per thread, up to 16 warps."""
     return {"num_warps": min(max(triton.next_power_of_2(width) // 512, 1), 16)}
 
 

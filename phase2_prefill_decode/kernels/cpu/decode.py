@@ -1,28 +1,28 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""Attention on a CPU for a tile of few rows, as of a decode: row by row, each by dot products with the keys.
+"""Attention on a CPU for a tile of few rows, as of a decode: row by row, by dot products with the keys.
 
 A key or a value is read from its page once for all rows of the tile.
 """
 
 import numpy as np
 
-from phase2_prefill_decode.kernels.numbers_cpu import FAST, compiled, exp2
-from phase2_prefill_decode.kernels.tiles_cpu import LOWEST, load, load_pages, width
+from phase2_prefill_decode.kernels.cpu.intrinsics import FAST, compiled, exp2
+from phase2_prefill_decode.kernels.cpu.tiles import LOWEST, load, load_pages, width
 
 FEW = 8  # rows, at most
-KEYS = 16  # at a time, a multiple of four: they and the rows fit the fastest cache
+KEYS = 16  # loaded at once, a multiple of four; they and the rows fit the L1 cache
 
 
 @compiled()
 def room_for_few(head_dim):
-    """How many float32 `attend_few` works in."""
+    """The float32 of scratch memory that `attend_few` needs."""
     return (3 * FEW + 2 * KEYS) * width(head_dim)
 
 
 # region few
 @compiled()
 def attend_few(tile, head, query, cached, window, scale, room):
-    """The queries of a tile against its keys, KEYS at a time. Returns what it finds for each row, a line each."""
+    """Attend a tile's queries to its keys, KEYS at a time. Returns a line of results for each row, see `tiles`."""
     head_dim, group = query.shape[2], query.shape[1] // cached[0].shape[1]
     rows = tile.tokens * group
     lines = room.reshape((-1, width(head_dim)))
@@ -47,7 +47,7 @@ def attend_few(tile, head, query, cached, window, scale, room):
 
 @compiled()
 def score(q, k, scores, keys, head_dim):
-    """The products of a query with the keys of a tile, four at a time: the query is read once for four."""
+    """Dot products of a query with KEYS keys, four at a time: the query is read once for four keys."""
     for key in range(0, keys, 4):
         a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
         for i in range(head_dim):
@@ -60,7 +60,7 @@ def score(q, k, scores, keys, head_dim):
 
 @compiled()
 def hide(scores, first, behind, keys):
-    """Keys before the window, and keys after the row's own position."""
+    """Mask keys before the window and keys after the row's own position."""
     for key in range(min(first, keys)):
         scores[key] = -np.inf
     for key in range(behind, keys):
@@ -70,15 +70,15 @@ def hide(scores, first, behind, keys):
 # region online_softmax
 @compiled()
 def absorb(scores, v, found, keys, head_dim):
-    """The online softmax: what was found so far, the sums and their top score and total, takes in one more tile."""
-    top = max(found[head_dim], highest(scores, keys))
-    shrink = exp2(found[head_dim] - top)
-    total = found[head_dim + 1] * shrink
+    """One step of the online softmax: add KEYS keys to the running sums, m_i and l_i of a row."""
+    m_i = max(found[head_dim], highest(scores, keys))
+    alpha = exp2(found[head_dim] - m_i)
+    l_i = found[head_dim + 1] * alpha
     for key in range(keys):
-        scores[key] = exp2(scores[key] - top)
-        total += scores[key]
-    found[head_dim], found[head_dim + 1] = top, total
-    add_weighted(found, shrink, scores, v, keys, head_dim)
+        scores[key] = exp2(scores[key] - m_i)
+        l_i += scores[key]
+    found[head_dim], found[head_dim + 1] = m_i, l_i
+    add_weighted(found, alpha, scores, v, keys, head_dim)
 
 
 # endregion
@@ -86,18 +86,18 @@ def absorb(scores, v, found, keys, head_dim):
 
 @compiled(fastmath=FAST | {"nnan"})
 def highest(scores, keys):
-    """The compiler may look at many at once, since it may overlook a NaN. The total will not."""
-    top = LOWEST
+    """The maximum of the scores. It may ignore a NaN, which lets the compiler vectorize; l_i propagates it."""
+    m_i = LOWEST
     for key in range(keys):
-        top = max(top, scores[key])
-    return top
+        m_i = max(m_i, scores[key])
+    return m_i
 
 
 @compiled()
-def add_weighted(sums, shrink, weights, v, keys, head_dim):
-    """sums * shrink + weights @ v, four values at a time: the sums are read and written once for four."""
+def add_weighted(sums, alpha, weights, v, keys, head_dim):
+    """sums * alpha + weights @ v, four values at a time: the sums are read and written once for four."""
     for i in range(head_dim):
-        sums[i] *= shrink
+        sums[i] *= alpha
     for key in range(0, keys, 4):
         a, b, c, d = weights[key], weights[key + 1], weights[key + 2], weights[key + 3]
         for i in range(head_dim):

@@ -1,0 +1,20 @@
+"""Store keys and values in pages on a CPU: one indexed assignment in torch."""
+
+from torch import Tensor
+
+
+# region store
+def store(keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
+    """Store all tokens in one indexed assignment per tensor. k and v may be strided views; they are not copied."""
+    if len(slots) == 0:
+        return
+    if slots.min().item() < 0:  # check for padding once per call, not once per token
+        stored = slots >= 0
+        slots, k, v = slots[stored], k[stored], v[stored]
+    page_size = keys.shape[2]
+    where = slots // page_size, slots % page_size
+    keys.transpose(1, 2).index_put_(where, k)
+    values.transpose(1, 2).index_put_(where, v)
+
+
+# endregion

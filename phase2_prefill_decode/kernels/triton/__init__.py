@@ -1,0 +1,8 @@
+"""The Triton kernels.
+
+attention   picks the kernel for a batch
+decode      few new tokens, many keys: each sequence is split (split-KV, as in FlashDecoding)
+prefill     many new tokens that share the keys they read
+tiles       shared by both: page look-up and one step of the online softmax
+pointwise   the operations between the matrix products
+"""
