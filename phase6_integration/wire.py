@@ -14,8 +14,8 @@ import msgspec
 from phase0_request.logprobs import TokenLogprobs
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason
-from phase6_integration.gauges import Gauges
 from phase6_integration.options import EngineOptions
+from phase6_integration.stats import Gauges
 
 HEADER = 4
 CHUNK = 1 << 16
