@@ -98,27 +98,6 @@ def test_prompts_are_arguments_or_lines_of_a_file(tmp_path: Path, monkeypatch: p
     file.write_text("one\n  \ntwo \n")
     assert read_prompts(["a", "b"], None) == ["a", "b"]
     assert read_prompts([], str(file)) == ["one", "two "]
-    with pytest.raises(ValueError, match="prompts or --file, not both"):
-        read_prompts(["a"], str(file))
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ([], "no prompt: there is no line with text in it"),
-        (["", "a"], "a prompt is empty"),
-        (["a", "--temperature", "-1"], "temperature must be a number from 0 to 100, got -1.0"),
-        (["a", "--url", "nowhere"], "a server's URL looks like"),
-        (["a", "--url", "http://127.0.0.1:1", "--threads", "2"], "--threads is for a local model"),
-        (["--file", "no-such-file"], "No such file"),
-        (["a", "--max-length", "5"], "no such flag: --max-length"),
-    ],
-)
-def test_invalid_arguments_are_one_line(options: list[str], words: str) -> None:
-    done = run(*options)
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,10 @@ class Work(NamedTuple):
     max_tokens: int
 
 
+def _kind(_: str, value: str) -> None:
+    one_of("workload", value, tuple(KINDS))
+
+
 def _rate(name: str, value: float) -> None:
     if not value > 0:
         raise ConfigError(f"{name} must be above 0, or inf for all at once, got {value}")
@@ -37,7 +41,7 @@ class Workload:
     """Prompts and their arrival times. Lengths are in tokens. With a request rate arrivals are Poisson; without one all
     requests arrive at the start. The same seed gives the same workload."""
 
-    kind: str = option("fixed", ", ".join(KINDS), "KIND", partial(one_of, allowed=tuple(KINDS)), ("--workload",))
+    kind: str = option("fixed", ", ".join(KINDS), "KIND", _kind, ("--workload",))
     num_prompts: int = option(200, "requests", check=at_least(1))
     request_rate: float = option(math.inf, "mean requests/s, Poisson arrivals; inf: all at once", "RATE", _rate)
     input_len: int = option(128, "prompt tokens; the median for long-tail", check=at_least(1))

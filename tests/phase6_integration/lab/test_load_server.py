@@ -218,22 +218,3 @@ def test_the_command_prints_a_table_and_writes_the_figures(tmp_path: Path) -> No
         assert figures.keys() >= VLLM_NAMES
         assert (figures["completed"], figures["total_input_tokens"], figures["total_output_tokens"]) == (10, 50, 30)
         assert figures["request_goodput"] == pytest.approx(figures["request_throughput"])
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--url", "nowhere"], "a server's URL looks like http://127.0.0.1:8000, got 'nowhere'"),
-        (["--concurrency", "0"], "concurrency must be an integer from 1"),
-        (["--goodput", "fast:1"], "an SLO is one of ttft, tpot, itl, e2el"),
-        (["--no-stream", "--goodput", "ttft:1"], "without streaming there is no TTFT"),
-        (["--json", "/no/such/place"], "No such file or directory: '/no/such/place'"),
-        (["--workload", "random"], "kind must be one of fixed, long-tail, shared-prefix, got 'random'"),
-        (["--input-length", "5"], "input-length"),
-    ],
-)
-def test_invalid_flags_are_one_line(options: list[str], words: str) -> None:
-    done = subprocess.run([*BENCH, *options], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
-    assert words in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr

@@ -61,7 +61,7 @@ def test_arrivals_are_poisson() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"kind": "random"}, "kind must be one of fixed, long-tail, shared-prefix, got 'random'"),
+        ({"kind": "random"}, "workload must be one of fixed, long-tail, shared-prefix, got 'random'"),
         ({"num_prompts": 0}, "num_prompts must be an integer from 1"),
         ({"request_rate": 0.0}, "request_rate must be above 0"),
         ({"request_rate": math.nan}, "request_rate must be above 0"),
