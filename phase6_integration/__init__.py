@@ -1,4 +1,4 @@
-"""Phase 6, serving: an engine of all the phases, in this process or in one of its own, and a server before it."""
+"""Phase 6, integration: the engine as a Python object, in a process of its own, and behind an OpenAI-compatible API."""
 
 from phase0_request.lazy import lazy_names
 

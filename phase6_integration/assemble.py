@@ -1,15 +1,17 @@
-"""From options to an engine: the model of phase 2 with phase 3's attention, the pool of phase 1, the cache of phase 4,
-the scheduler and the loop of phase 5. Each part is told what it needs, here and nowhere else."""
+"""Build an engine from its options: model, KV pool, cache, scheduler and runner, with a pool sized to the memory."""
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
 from phase0_request.batch import Batch, Slice
 from phase0_request.request import Request
 from phase1_kv_pool.cache import KVCache, PagedCache
+from phase1_kv_pool.layout import KVLayout
+from phase1_kv_pool.memory import free_bytes
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.fields import ConfigError
 from phase2_prefill_decode.model import Model, default_device
@@ -23,43 +25,44 @@ from phase5_continuous.scheduler import Scheduler
 from phase6_integration.hub import directory_of
 from phase6_integration.isolation import Attempt, IsolatingRunner
 from phase6_integration.options import EngineOptions
-from phase6_integration.sizing import pages_that_fit, peak_bytes
-from phase6_integration.stats import CountedCore
+from phase6_integration.stats import ObservedCore
+
+MAX_BYTES_ON_CPU = 4 << 30  # of KV cache: a CPU takes minutes to fill that much
+PROFILE_PAGE = 16  # tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """An engine in its parts."""
+    """The parts of an engine."""
 
-    model: Model  # its config says how long a request may become here
+    model: Model  # its config's max_length is this engine's context length
     scheduler: Scheduler
-    core: CountedCore[Attempt[PackedStep]]
+    core: ObservedCore[Attempt[PackedStep]]
 
 
 # region assemble
 def assemble(
-    options: EngineOptions, given: Model | None = None, *, clock: Callable[[], float] = time.monotonic
+    options: EngineOptions, loaded: Model | None = None, *, clock: Callable[[], float] = time.monotonic
 ) -> Assembled:
-    """Load the model unless it is given, measure a step, size the pool, put the parts together."""
+    """Load the model unless it is given, profile the largest step, size the KV pool, and connect the parts."""
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    model = given or load_model(options)
+    model = loaded or load_model(options)
     device, on_gpu = model.decoder.device, model.decoder.device.type == "cuda"
-    wanted = options.max_model_len or model.config.max_position_embeddings
-    if wanted > model.config.max_position_embeddings:
+    context = options.max_model_len or model.config.max_position_embeddings
+    if context > model.config.max_position_embeddings:
         raise ConfigError(
-            f"max_model_len must be at most {model.config.max_position_embeddings}, this model's context; got {wanted}"
+            f"max_model_len must be at most {model.config.max_position_embeddings}, this model's context; got {context}"
         )
-    budget, running = options.budget(on_gpu, wanted), options.running(on_gpu)
+    budget, running = options.budget(on_gpu, context), options.running(on_gpu)
     sampler = Sampler.of(model, options.seed)
-    activations = peak_bytes(lambda: largest_step(model, sampler, budget.max_batched_tokens, running), device)
+    activations = peak_bytes(lambda: profile_step(model, sampler, budget.max_batched_tokens, running), device)
     layout = model.config.kv_layout(options.page_size, str(model.decoder.dtype).removeprefix("torch."))
     pages = options.kv_cache_pages or pages_that_fit(
-        layout, device, options.gpu_memory_utilization, activations, useful_tokens=running * wanted
+        layout, device, options.gpu_memory_utilization, activations, max_tokens=running * context
     )
-    pool = room_for(model, pages, options.page_size)
-    kind = PrefixCache if options.enable_prefix_caching else PagedCache
-    cache = kind(pages, options.page_size)
+    pool = allocate_pool(model, pages, options.page_size)
+    cache = (PrefixCache if options.enable_prefix_caching else PagedCache)(pages, options.page_size)
     scheduler = Scheduler(
         cache,
         model.eos_ids,
@@ -69,36 +72,23 @@ def assemble(
         deadlines=Deadlines(total=options.request_timeout),
     )
     runner = IsolatingRunner(ModelRunner(model.decoder, pool, cache, sampler), cache)
-    model = replace(model, config=replace(model.config, max_position_embeddings=_context(options, wanted, cache)))
-    return Assembled(model, scheduler, CountedCore(scheduler, runner, clock, check=options.check_invariants))
+    core = ObservedCore(scheduler, runner, clock, check_invariants=options.check_invariants)
+    model = replace(
+        model, config=replace(model.config, max_position_embeddings=_context_length(options, context, cache))
+    )
+    return Assembled(model, scheduler, core)
 
 
 # endregion
 
 
 def load_model(options: EngineOptions) -> Model:
-    place = default_device() if options.device is None else torch.device(options.device)
-    return load(directory_of(options.model), device=place, dtype=options.dtype)
+    device = default_device() if options.device is None else torch.device(options.device)
+    return load(directory_of(options.model), device=device, dtype=options.dtype)
 
 
-def largest_step(model: Model, sampler: Sampler, tokens: int, running: int) -> None:
-    """As many tokens as a step may have, as many requests that each want one drawn. It also makes the kernels ready."""
-    many = min(tokens, running)
-    each = min(tokens // many, model.config.max_position_embeddings)
-    page = 16
-    cache = PagedCache(-(-each // page) * many, page)
-    runner = ModelRunner(model.decoder, room_for(model, cache.usage.total, page), cache, sampler)
-    requests = [Request(f"{number}", (0,) * each) for number in range(many)]
-    for start, length in ((0, each - 1), (each - 1, 1)) if each > 1 else ((0, 1),):
-        for request in requests:
-            if not start:
-                cache.attach(request)
-            cache.grow(request, start + length)
-        runner.run(runner.pack(Batch(tuple(Slice(request, start, length) for request in requests))))
-
-
-def room_for(model: Model, pages: int, page_size: int) -> KVPool:
-    """The pool, with its memory really there: what is missing is better missed now than in the middle of a request."""
+def allocate_pool(model: Model, pages: int, page_size: int) -> KVPool:
+    """Allocate the pool. On a CPU every byte is written, so that memory that is missing is noticed now."""
     decoder = model.decoder
     pool = KVPool(model.config.kv_layout(page_size), pages, decoder.device, decoder.dtype)
     if decoder.device.type == "cpu":
@@ -107,8 +97,78 @@ def room_for(model: Model, pages: int, page_size: int) -> KVPool:
     return pool
 
 
-def _context(options: EngineOptions, wanted: int, cache: KVCache) -> int:
-    """The longest a request may become: it has to fit into the pool alone."""
+def profile_step(model: Model, sampler: Sampler, tokens: int, running: int) -> None:
+    """Run the largest possible step on dummy tokens: the whole budget, with as many requests sampling as can run. It
+    also compiles the kernels."""
+    requests = min(tokens, running)
+    length = min(tokens // requests, model.config.max_position_embeddings)
+    cache = PagedCache(-(-length // PROFILE_PAGE) * requests, PROFILE_PAGE)
+    runner = ModelRunner(model.decoder, allocate_pool(model, cache.usage.total, PROFILE_PAGE), cache, sampler)
+    dummies = [Request(f"{number}", (0,) * length) for number in range(requests)]
+    for request in dummies:
+        cache.attach(request)
+    for start, count in ((0, length - 1), (length - 1, 1)) if length > 1 else ((0, 1),):
+        for request in dummies:
+            cache.grow(request, start + count)
+        runner.run(runner.pack(Batch(tuple(Slice(request, start, count) for request in dummies))))
+
+
+# region pages_that_fit
+def pages_that_fit(layout: KVLayout, device: torch.device, share: float, activations: int, max_tokens: int) -> int:
+    """The number of KV pages that fit beside the weights and the activations. `share` is of the device's whole memory.
+    On a CPU, whose memory other programs use too, it is of the free memory, and no more than `max_tokens` need."""
+    free = free_bytes(device)
+    if free is None:
+        raise ConfigError("this system does not report its free memory; set kv_cache_pages")
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        room = total * share - (total - free) - activations
+    else:
+        needed = -(-max_tokens // layout.page_size) * layout.bytes_per_page
+        room = min(free * share - activations, MAX_BYTES_ON_CPU, needed)
+    pages = int(room) // layout.bytes_per_page
+    if pages < 1:
+        raise ConfigError(
+            f"no memory is left for keys and values: {free / 1e9:.1f} GB are free beside the weights, and a step takes "
+            f"{activations / 1e9:.1f} GB; use a smaller max_num_batched_tokens or a higher gpu_memory_utilization"
+        )
+    return pages
+
+
+# endregion
+
+
+def peak_bytes(work: Callable[[], None], device: torch.device) -> int:
+    """The peak memory of `work` beyond what was allocated before it, measured by running it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        work()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    before = _reset_peak()
+    work()
+    return max(_process_bytes("VmHWM:") - before, 0)
+
+
+def _reset_peak() -> int:
+    """Reset the process's peak memory; return its memory now, or its old peak where that cannot be reset."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return _process_bytes("VmHWM:")
+    return _process_bytes("VmRSS:")
+
+
+def _process_bytes(name: str) -> int:
+    file = Path("/proc/self/status")
+    lines = file.read_text().splitlines() if file.exists() else []
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), 0)
+
+
+def _context_length(options: EngineOptions, wanted: int, cache: KVCache) -> int:
+    """The longest request: limited by the model, by max_model_len, and by the whole pool."""
     if wanted <= cache.max_tokens:
         return wanted
     if options.max_model_len is not None:

@@ -21,11 +21,10 @@ from phase2_prefill_decode.config import ModelConfig
 from phase2_prefill_decode.threads import threads_for
 from phase5_continuous.deadlines import Deadlines
 from phase6_integration.answers import Answer, AnswerState, Ask
-from phase6_integration.gauges import Gauges
 from phase6_integration.hub import directory_of
-from phase6_integration.options import EngineOptions
+from phase6_integration.options import EngineOptions, openmp_environment
 from phase6_integration.reply import Reply
-from phase6_integration.threads import environment
+from phase6_integration.stats import Gauges
 from phase6_integration.watchdog import Watchdog
 from phase6_integration.wire import Dead, Finish, Frames, Load, Logged, Ready, Submit, ToEngine, ToFront, Update, frame
 
@@ -126,7 +125,7 @@ class AsyncEngine:
                 pass_fds=[end.fileno()],
                 stdin=subprocess.DEVNULL,
                 process_group=0,  # Ctrl-C is for the front; this one could not even ignore it before it has begun
-                env={**os.environ, **environment(self.options.threads or 1), "PYTHONPATH": path},
+                env={**os.environ, **openmp_environment(self.options.threads or 1), "PYTHONPATH": path},
             )
 
     async def ready(self) -> None:

@@ -1,4 +1,4 @@
-"""NanoServingEngine: all seven phases behind one object. Prompts in, answers out; or step by step, by hand."""
+"""NanoServingEngine: the whole engine as one object for offline use. Call `generate`, or drive it step by step."""
 
 import itertools
 import sys
@@ -20,16 +20,16 @@ from phase2_prefill_decode.weights import Weights, weights_from
 from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase5_continuous.core import Step
 from phase5_continuous.engine import ContinuousEngine
-from phase6_integration import gauges
 from phase6_integration.assemble import Assembled, assemble
 from phase6_integration.options import EngineOptions
+from phase6_integration.stats import Gauges
 
 Prompts = Prompt | Sequence[Prompt]
 
 
 class NanoServingEngine:
-    """An engine in this process. `generate` and `stream` are for most; `add_request`, `step` and `abort` are for those
-    who drive it themselves. It serves one thread; AsyncEngine is for everyone at once."""
+    """An engine in this process, for one thread. `generate` and `stream` run prompts to completion; `add_request`,
+    `step` and `abort` are for callers that drive the loop themselves. AsyncEngine serves concurrent callers."""
 
     def __init__(
         self,
@@ -38,48 +38,49 @@ class NanoServingEngine:
         tokenizer: Tokenizer | None = None,
         **options: Any,
     ) -> None:
-        """Of a model in memory; `weights` may be a checkpoint's tensors by name. `options` are EngineOptions'."""
-        whole = weights if isinstance(weights, Weights) else weights_from(weights, config)
-        decoder = Decoder(config, whole, attend=ATTEND.on(whole.embed_tokens.device))
+        """From a model in memory; `weights` may be a checkpoint's tensors by name. `options` are those of
+        EngineOptions."""
+        loaded = weights if isinstance(weights, Weights) else weights_from(weights, config)
+        decoder = Decoder(config, loaded, attend=ATTEND.on(loaded.embed_tokens.device))
         self._open(EngineOptions(**options), Model(config, decoder, tokenizer))
 
     @classmethod
     def from_pretrained(cls, model: str | Path = BUNDLED, **options: Any) -> "NanoServingEngine":
-        """Of a directory in Hugging Face layout, or of a repository on the hub; the bundled model if none is named."""
+        """From a directory in Hugging Face layout or a repository on the hub; by default the bundled model."""
         engine = cls.__new__(cls)
         engine._open(EngineOptions(model=str(model), **options))
         return engine
 
     def _open(self, options: EngineOptions, model: Model | None = None) -> None:
         self._parts: Assembled | None = assemble(options, model)
-        self._texts = ContinuousEngine(self._parts.model, self._parts.core)
+        self._texts: ContinuousEngine | None = ContinuousEngine(self._parts.model, self._parts.core)
         self._names = (f"added-{number}" for number in itertools.count(1))
 
     @property
     def parts(self) -> Assembled:
-        """What it is made of: the model, the scheduler, the loop."""
+        """The model, the scheduler and the engine loop."""
         if self._parts is None:
             raise RuntimeError("this engine was closed")
         return self._parts
 
-    # Prompts in, answers out.
+    # Run prompts to completion.
 
     def generate(self, prompts: Prompts, params: Params = None, *, progress: bool | None = None) -> list[Completion]:
-        """The answers, in the order of the prompts. A prompt is a text or a list of token ids; one params serves all,
-        or there is one for each. `progress` is a bar; None: on a terminal."""
+        """Run all prompts and return their completions in order. A prompt is a text or a list of token ids; `params` is
+        one for all prompts or one for each. `progress` shows a bar; None means: if stderr is a terminal."""
         show = sys.stderr.isatty() if progress is None else progress
-        return self._open_texts.generate(_several(prompts), params, progress=show)
+        return self._continuous().generate(_as_list(prompts), params, progress=show)
 
     def stream(self, prompts: Prompts, params: Params = None) -> Generator[Delta]:
-        """The answers piece by piece, as steps yield them. Closing the generator aborts what still runs."""
-        return self._open_texts.stream(_several(prompts), params)
+        """Yield text as steps produce it. Closing the generator aborts the requests that still run."""
+        return self._continuous().stream(_as_list(prompts), params)
 
-    # By hand.
+    # Drive the loop.
 
     def add_request(
         self, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0, cache_salt: str = ""
     ) -> Request:
-        """Let a request wait for its turn. `step` moves it on, together with all others."""
+        """Queue a request. Each call of `step` advances all queued and running requests."""
         core, name = self.parts.core, next(self._names)
         made = make_request(prompt, params or SamplingParams(), self.parts.model, core.clock(), name)
         request = Request(name, made.prompt_tokens, made.params, priority, made.arrival, cache_salt)
@@ -91,25 +92,23 @@ class NanoServingEngine:
         return self.parts.core.has_work
 
     def step(self) -> Step | None:
-        """One step: who was in it, what it cost, what came of it. None if there was nothing to do."""
+        """Run one step and return its batch, its times and its events. None if there was nothing to run."""
         return self.parts.core.step()
 
     def abort(self, request: Request) -> bool:
-        """End a request, wherever it is. False if it had ended before."""
+        """Abort a request in any state. False if it had finished before."""
         return self.parts.core.abort(request)
 
     def get_stats(self) -> dict[str, Any]:
-        """What it has done since it was made, and where it stands."""
-        parts = self.parts
-        return parts.core.stats.report(gauges.read(parts.scheduler))
+        """Statistics since the engine was made, and its current state."""
+        return self.parts.core.stats.report(Gauges.read(self.parts.scheduler))
 
     def close(self) -> None:
-        """Let go of the model and of all memory; what still runs is aborted. May be called again."""
+        """Abort all requests and release the model and all memory. May be called again."""
         if self._parts is not None:
             for seat in list(self._parts.scheduler.seats):
                 self._parts.core.abort(seat.request)
-            self._parts = None
-            del self._texts
+            self._parts = self._texts = None
 
     def __enter__(self) -> "NanoServingEngine":
         return self
@@ -117,14 +116,14 @@ class NanoServingEngine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def _open_texts(self) -> ContinuousEngine:
-        _ = self.parts
+    def _continuous(self) -> ContinuousEngine:
+        if self._texts is None:
+            raise RuntimeError("this engine was closed")
         return self._texts
 
 
-def _several(prompts: Prompts) -> Sequence[Prompt]:
-    """A single text, or a single list of token ids, is one prompt."""
+def _as_list(prompts: Prompts) -> Sequence[Prompt]:
+    """A single text or a single list of token ids becomes a list of one prompt."""
     if isinstance(prompts, str):
         return [prompts]
     if prompts and isinstance(prompts[0], int):

@@ -19,9 +19,10 @@ from phase0_request.request import FinishReason, Request
 from phase5_continuous.core import EngineCore, Step
 from phase5_continuous.deadlines import Deadlines
 from phase5_continuous.scheduler import Scheduler
-from phase6_integration import gauges, loaded
+from phase6_integration.gc_freeze import gc_freeze
 from phase6_integration.isolation import BrokenError
 from phase6_integration.options import EngineOptions
+from phase6_integration.stats import Gauges
 from phase6_integration.wire import (
     Dead,
     Ended,
@@ -83,7 +84,7 @@ class Loop:
             log.error("request %s is refused: %s", ask.id, error)
             request.finish(FinishReason.ERROR, self.core.clock(), str(error))
             ended = [Ended(request.id, FinishReason.ERROR, request.error)]
-            self.line.send(Update(self.core.clock(), 0.0, 0, 0, [], [], ended, gauges.read(self.scheduler)))
+            self.line.send(Update(self.core.clock(), 0.0, 0, 0, [], [], ended, Gauges.read(self.scheduler)))
             return
         self._requests[ask.id] = self._unannounced[ask.id] = request
 
@@ -98,7 +99,7 @@ class Loop:
                 ended.append(Ended(request.id, reason, request.error))
                 self._requests.pop(request.id, None)
                 self._unannounced.pop(request.id, None)
-        now = gauges.read(self.scheduler)
+        now = Gauges.read(self.scheduler)
         seconds = sum(step.spent)
         return Update(self.core.clock(), seconds, step.prefill_tokens, step.decode_tokens, started, outputs, ended, now)
 
@@ -155,7 +156,7 @@ def serve(line: Line) -> int:
         first, *others = line.receive(wait=True)
         if not isinstance(first, Load):
             raise ValueError(f"the first word must be Load, got {type(first).__name__}")
-        with loaded.for_good():
+        with gc_freeze():
             made = _made(first, line)
         if made is None:
             return 1

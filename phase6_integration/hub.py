@@ -1,14 +1,14 @@
-"""Where a model's files are: in a directory, or fetched from the Hugging Face hub into its cache."""
+"""Find a model's files: in a local directory, or downloaded from the Hugging Face hub into its cache."""
 
 from pathlib import Path
 
 from phase2_prefill_decode.fields import ConfigError
 
-WANTED = ["*.json", "*.safetensors", "*.jinja"]  # no code, no pickles
+PATTERNS = ["*.json", "*.safetensors", "*.jinja"]  # no code, no pickles
 
 
 def directory_of(model: str) -> Path:
-    """A directory as it is; anything else is the name of a repository."""
+    """The directory of a model, given as a directory or as the name of a repository on the hub."""
     directory = Path(model)
     if directory.is_dir():
         return directory
@@ -18,7 +18,7 @@ def directory_of(model: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(model, allow_patterns=WANTED))
+        return Path(snapshot_download(model, allow_patterns=PATTERNS))
     except HFValidationError as error:
         raise ConfigError(f"{model} is neither a directory nor the name of a repository: {error}") from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:

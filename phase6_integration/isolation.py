@@ -1,4 +1,4 @@
-"""IsolatingRunner: a step that raises costs those who made it raise their answer, and nobody else."""
+"""IsolatingRunner: when a step raises, only the requests that cause the error fail; the others get their tokens."""
 
 import logging
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ BLAMED = "it made a step of the engine fail"
 
 
 class BrokenError(RuntimeError):
-    """It is not one request's fault: nothing can be computed any more."""
+    """No request is at fault: the engine cannot compute any step."""
 
 
 class Attempt(Generic[P]):
-    """A step that may have failed already. `packed` is None if it did."""
+    """A packed step. `packed` is None if packing failed."""
 
     def __init__(self, batch: Batch, packed: P | None) -> None:
         self.batch = batch
@@ -29,14 +29,13 @@ class Attempt(Generic[P]):
 
 
 class IsolatingRunner(Generic[P]):
-    """A runner around another. When a step raises, its slices are run again one by one: to compute the same keys and
-    values twice changes nothing. Those that raise alone are failures of their requests, the others have their tokens.
-    If all of them raise, a slice of nobody's is tried. If that raises too, the engine is broken."""
+    """Wraps a runner. When a step raises, its slices run again one by one; computing the same keys and values twice
+    changes nothing. A slice that raises alone fails its request. If every slice raises, a probe request is run; if that
+    raises too, the engine is broken."""
 
     def __init__(self, runner: Runner[P], cache: KVCache) -> None:
         self.runner = runner
         self.cache = cache
-        self.isolated = 0  # steps that had to be run slice by slice
 
     def pack(self, batch: Batch) -> Attempt[P]:
         try:
@@ -45,18 +44,18 @@ class IsolatingRunner(Generic[P]):
             log.exception("packing a step of %d slices failed", len(batch))
             return Attempt(batch, None)
 
-    def launch(self, attempt: Attempt[P]) -> "InHand[P]":
+    def launch(self, attempt: Attempt[P]) -> "IsolatedStep[P]":
         launched = None
         if attempt.packed is not None:
             try:
                 launched = self.runner.launch(attempt.packed)
             except Exception:
                 log.exception("a step of %d slices failed", attempt.slices)
-        return InHand(self, attempt, launched)
+        return IsolatedStep(self, attempt, launched)
 
     # region one_by_one
     def one_by_one(self, batch: Batch) -> StepOutput:
-        self.isolated += 1
+        """Run each slice of a failed step as a step of its own, and collect tokens and failures."""
         tokens: list[int | None] = [None] * len(batch)
         failed: dict[int, str] = {}
         logprobs: dict[int, TokenLogprobs] = {}
@@ -89,7 +88,7 @@ class IsolatingRunner(Generic[P]):
         return self.runner.launch(packed).output(packed.drawn, packed.slices)
 
     def _probe(self) -> None:
-        """One token of nobody's. Nothing is proven if there is no page for it."""
+        """Run one token of a probe request. Without a free page for it the probe is skipped."""
         request = Request("\0probe", (0,))
         self.cache.attach(request)
         try:
@@ -102,8 +101,8 @@ class IsolatingRunner(Generic[P]):
             self.cache.release(request)
 
 
-class InHand(Generic[P]):
-    """A step that is on the device, or that could not be brought there."""
+class IsolatedStep(Generic[P]):
+    """A launched step, or one whose launch failed. `output` falls back to running its slices one by one."""
 
     def __init__(self, runner: IsolatingRunner[P], attempt: Attempt[P], launched: Launched | None) -> None:
         self._runner = runner

@@ -1,82 +1,117 @@
-"""EngineOptions: what an engine is told before it loads anything. Checked here, once; nothing of it changes after."""
+"""EngineOptions: the settings of an engine, checked once, before anything is loaded.
 
+Each field carries its check and the help text of its command-line flag: `cli.common.add_fields` builds the flags.
+"""
+
+import os
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Any
 
 from phase0_request.tokenizer import BUNDLED
 from phase2_prefill_decode.fields import ConfigError, flag, integer, number, one_of
+from phase2_prefill_decode.threads import cores
 from phase3_chunked_prefill.budget import TokenBudget
 from phase5_continuous.policies import POLICIES
 
 DTYPES = ("float32", "bfloat16", "float16")
 DEVICE = re.compile(r"cpu|cuda(:\d+)?")
-MOST = 1 << 30
+MAX_INT = 1 << 30
+Check = Callable[[str, Any], object]  # (name, value); raises ConfigError
+
+
+def option(default: Any, help: str, metavar: str = "N", check: Check | None = None, flags: tuple[str, ...] = ()) -> Any:
+    """A dataclass field with its check and its command-line flag. `flags` replaces the one made from its name."""
+    return field(default=default, metadata={"help": help, "metavar": metavar, "check": check, "flags": flags})
+
+
+def check_fields(options: Any) -> None:
+    """Run the check of every field of a dataclass. None is allowed where it is the default."""
+    for one in fields(options):
+        value, check = getattr(options, one.name), one.metadata.get("check")
+        if check is not None and not (value is None and one.default is None):
+            check(one.name, value)
+
+
+def _model(name: str, value: object) -> None:
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{name} must be a directory or the name of a repository, got {value!r}")
+
+
+def _device(name: str, value: object) -> None:
+    if not isinstance(value, str) or not DEVICE.fullmatch(value):
+        raise ConfigError(f"{name} must be cpu, cuda or cuda:N, got {value!r}")
+
+
+def _fraction(name: str, value: Any) -> None:
+    number(name, value, 0, open_below=True)
+    if value > 1:
+        raise ConfigError(f"{name} must be at most 1, got {value!r}")
+
+
+def _eager(name: str, value: object) -> None:
+    if not flag(name, value):
+        raise ConfigError(f"{name} must be true: this engine captures no graphs yet")
+
+
+def at_least(low: int) -> Check:
+    return partial(integer, low=low, high=MAX_INT)
+
+
+positive: Check = partial(number, low=0, open_below=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """None is: what suits the model and the machine."""
+    """The settings of an engine. None means: chosen from the model and the machine."""
 
-    model: str = str(BUNDLED)  # a directory in Hugging Face layout, or the name of a repository there
-    dtype: str | None = None  # None: as the weights were saved
-    device: str | None = None  # None: a GPU if there is one
-    max_model_len: int | None = None  # tokens of a prompt and its answer together
-    max_num_seqs: int | None = None  # requests that run at once; None: 256 on a GPU, 64 on a CPU
-    max_num_batched_tokens: int | None = None  # tokens of a step; None: 2,048 on a GPU, 512 on a CPU
-    max_chunk_size: int | None = None  # tokens of one prompt in a step; None: as many as the step has
-    page_size: int = 16
-    kv_cache_pages: int | None = None  # None: what fits into memory
-    gpu_memory_utilization: float = 0.9  # of the device's memory, for weights, activations and pages together
-    enable_prefix_caching: bool = True
-    enable_chunked_prefill: bool = True
-    scheduling_policy: str = "fcfs"
-    max_num_queued_reqs: int = 2048  # requests that may wait in a server; one more is refused
-    request_timeout: float | None = None  # seconds from arrival to the end
-    seed: int | None = None  # for requests that bring none
-    threads: int | None = None  # of the processor; None: as many as torch takes, or in a server what `threads.py` says
-    enforce_eager: bool = True  # steps are launched kernel by kernel; there is no other way yet
-    check_invariants: bool = False  # after every step; slow
-    hang_timeout: float = 300.0  # seconds without a word from an engine that has work, and it counts as hung
+    model: str = field(default=str(BUNDLED), metadata={"check": _model})  # a directory, or a repository on the hub
+    dtype: str | None = option(
+        None, f"{', '.join(DTYPES)}; auto: as the weights were saved", "DTYPE", partial(one_of, allowed=DTYPES)
+    )
+    device: str | None = option(None, "cpu, cuda or cuda:N; auto: a GPU if there is one", "DEVICE", _device)
+    max_model_len: int | None = option(None, "context length: tokens of prompt and answer together", check=at_least(1))
+    max_num_seqs: int | None = option(None, "most requests in a step (256 on a GPU, 64 on a CPU)", check=at_least(1))
+    max_num_batched_tokens: int | None = option(
+        None, "token budget of a step (2048 on a GPU, 512 on a CPU)", check=at_least(2)
+    )
+    max_chunk_size: int | None = option(None, "most prompt tokens of one request in a step", check=at_least(1))
+    page_size: int = option(
+        16, "tokens of a KV cache page", check=partial(integer, low=1, high=1024), flags=("--page-size", "--block-size")
+    )
+    kv_cache_pages: int | None = option(None, "pages of the KV cache; default: all that fit", check=at_least(1))
+    gpu_memory_utilization: float = option(
+        0.9, "share of the device's memory for weights, activations and KV cache", "SHARE", _fraction
+    )
+    enable_prefix_caching: bool = option(True, "reuse the KV cache of shared prefixes", check=flag)
+    enable_chunked_prefill: bool = option(True, "split long prompts over several steps", check=flag)
+    scheduling_policy: str = option("fcfs", ", ".join(POLICIES), "POLICY", partial(one_of, allowed=tuple(POLICIES)))
+    max_num_queued_reqs: int = option(2048, "most waiting requests in a server; one more is a 429", check=at_least(1))
+    request_timeout: float | None = option(
+        None, "from arrival to the end of a request; then a 408", "SECONDS", positive
+    )
+    seed: int | None = option(None, "sampling seed of requests without one")
+    threads: int | None = option(
+        None, "CPU threads (1 for a small model, else all cores)", check=partial(integer, low=1, high=1024)
+    )
+    enforce_eager: bool = option(True, "launch kernels one by one; there are no graphs yet", check=_eager)
+    check_invariants: bool = option(False, "check the scheduler's invariants after every step; slow", check=flag)
+    hang_timeout: float = option(300.0, "of silence before a busy engine counts as hung", "SECONDS", positive)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.model, str) or not self.model:
-            raise ConfigError(f"model must be a directory or the name of a repository, got {self.model!r}")
-        if self.dtype is not None:
-            one_of("dtype", self.dtype, DTYPES)
-        if self.device is not None and not (isinstance(self.device, str) and DEVICE.fullmatch(self.device)):
-            raise ConfigError(f"device must be cpu, cuda or cuda:N, got {self.device!r}")
-        for name in ("max_model_len", "max_num_seqs", "max_chunk_size", "kv_cache_pages"):
-            if getattr(self, name) is not None:
-                integer(name, getattr(self, name), 1, MOST)
-        if self.max_num_batched_tokens is not None:
-            integer("max_num_batched_tokens", self.max_num_batched_tokens, 2, MOST)
-        if self.threads is not None:
-            integer("threads", self.threads, 1, 1024)
-        integer("max_num_queued_reqs", self.max_num_queued_reqs, 1, MOST)
-        integer("page_size", self.page_size, 1, 1024)
-        number("gpu_memory_utilization", self.gpu_memory_utilization, 0, open_below=True)
-        if self.gpu_memory_utilization > 1:
-            raise ConfigError(f"gpu_memory_utilization must be at most 1, got {self.gpu_memory_utilization!r}")
-        for name in ("enable_prefix_caching", "enable_chunked_prefill", "enforce_eager", "check_invariants"):
-            flag(name, getattr(self, name))
-        one_of("scheduling_policy", self.scheduling_policy, tuple(POLICIES))
-        if self.request_timeout is not None:
-            number("request_timeout", self.request_timeout, 0, open_below=True)
-        number("hang_timeout", self.hang_timeout, 0, open_below=True)
-        if not self.enforce_eager:
-            raise ConfigError("enforce_eager must be true: this engine captures no graphs yet")
+        check_fields(self)
         if not self.enable_chunked_prefill and self.max_chunk_size is not None:
             raise ConfigError("max_chunk_size is for chunked prefill, which enable_chunked_prefill=False turns off")
 
-    def batched_tokens(self, on_gpu: bool) -> int:
-        return self.max_num_batched_tokens or (2048 if on_gpu else 512)
-
     def running(self, on_gpu: bool) -> int:
+        """The most requests in a step."""
         return self.max_num_seqs or (256 if on_gpu else 64)
 
     def budget(self, on_gpu: bool, max_model_len: int) -> TokenBudget:
-        """The tokens of a step. Without chunks a step must have room for the longest prompt, whole."""
-        tokens = self.batched_tokens(on_gpu)
+        """The token budget of a step. Without chunked prefill it must hold the longest prompt."""
+        tokens = self.max_num_batched_tokens or (2048 if on_gpu else 512)
         if self.enable_chunked_prefill:
             return TokenBudget(min(self.max_chunk_size or tokens, tokens), tokens)
         if self.max_num_batched_tokens is not None and tokens < max_model_len:
@@ -86,3 +121,10 @@ class EngineOptions:
             )
         tokens = max(tokens, max_model_len)
         return TokenBudget(tokens, tokens)
+
+
+def openmp_environment(threads: int) -> dict[str, str]:
+    """Environment variables for an engine's process: threads that use all cores sleep while they wait, so that they
+    leave the cores to the HTTP server. Variables that are set already are kept."""
+    policy = {"OMP_WAIT_POLICY": "passive"} if threads >= cores() > 1 else {}
+    return {name: value for name, value in policy.items() if name not in os.environ}

@@ -1,25 +1,65 @@
-"""Stats: what an engine has done, in numbers that do not grow with it."""
+"""What an engine has done and how it stands, in numbers whose size does not grow with the number of requests."""
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from phase0_request.batch import Event
 from phase0_request.request import FinishReason, Request
+from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous import invariants
 from phase5_continuous.core import EngineCore, Packed, Runner, Step
 from phase5_continuous.scheduler import Scheduler
 from phase5_continuous.tally import Histogram
-from phase6_integration.gauges import Gauges
 
 QUANTILES = (50, 90, 99)
 P = TypeVar("P", bound=Packed)
 
 
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """The state of a scheduler and its cache at one moment."""
+
+    running: int = 0
+    waiting: int = 0  # preempted requests included
+    pages_total: int = 0
+    pages_free: int = 0
+    pages_used: int = 0  # referenced by live requests
+    pages_cached: int = 0
+
+    # Counters since the engine was made.
+    preemptions: int = 0
+    queries: int = 0  # prefix cache look-ups
+    query_tokens: int = 0  # prompt tokens looked up
+    hit_tokens: int = 0  # of these, found
+    evictions: int = 0
+
+    @classmethod
+    def read(cls, scheduler: Scheduler) -> "Gauges":
+        residents, cache = scheduler.residents, scheduler.cache
+        usage = cache.usage
+        running, waiting = len(residents.running), len(scheduler.admission.waiting) + len(residents.preempted)
+        now = running, waiting, usage.total, usage.free, usage.referenced, usage.cached, residents.preemptions
+        if not isinstance(cache, PrefixCache):
+            return cls(*now)
+        counts = cache.counts
+        return cls(*now, counts.queries, counts.query_tokens, counts.hit_tokens, counts.evictions)
+
+    @property
+    def hit_rate(self) -> float:
+        """The share of looked-up prompt tokens that the prefix cache had."""
+        return self.hit_tokens / self.query_tokens if self.query_tokens else 0.0
+
+    @property
+    def usage(self) -> float:
+        """The share of the pages that live requests reference."""
+        return self.pages_used / self.pages_total if self.pages_total else 0.0
+
+
 @dataclass(slots=True)
 class Stats:
-    """Counts steps and requests as they end. Percentiles are right to 1 %."""
+    """Counts steps, tokens and finished requests. Percentiles are accurate to 1 %."""
 
     steps: int = 0
     prefill_tokens: int = 0
@@ -32,24 +72,25 @@ class Stats:
     itl: Histogram = field(default_factory=Histogram)
     e2e: Histogram = field(default_factory=Histogram)
 
-    def step(self, step: Step) -> None:
+    def add_step(self, step: Step) -> None:
         if step.batch:
             self.steps += 1
             self.prefill_tokens += step.prefill_tokens
             self.decode_tokens += step.decode_tokens
             self.busy += sum(step.spent)
-        self.events(step.events)
+        self.add_events(step.events)
 
-    def events(self, events: list[Event]) -> None:
+    def add_events(self, events: list[Event]) -> None:
         for event in events:
             self.generated_tokens += event.token is not None
             if event.finish_reason is not None:
-                self._end(event.request)
+                self.finished[event.finish_reason.value] += 1
+                self._add_times(event.request)
 
-    def report(self, gauges: Gauges) -> dict[str, float | int | dict[str, float] | dict[str, int]]:
-        """All of it by name. Rates are of the time spent in steps; latencies in milliseconds."""
-        tokens = self.prefill_tokens + self.decode_tokens
+    def report(self, gauges: Gauges) -> dict[str, Any]:
+        """All figures by name. `throughput` is generated tokens per second of step time, idle time excluded."""
         latencies = {"queue": self.queue, "ttft": self.ttft, "itl": self.itl, "e2e": self.e2e}
+        tokens = self.prefill_tokens + self.decode_tokens
         return {
             "steps": self.steps,
             "avg_tokens_per_step": tokens / self.steps if self.steps else 0.0,
@@ -74,10 +115,8 @@ class Stats:
             },
         }
 
-    def _end(self, request: Request) -> None:
-        times, reason = request.times, request.finish_reason
-        if reason is not None:
-            self.finished[reason.value] += 1
+    def _add_times(self, request: Request) -> None:
+        times = request.times
         for histogram, seconds in ((self.queue, times.queue_time), (self.ttft, times.ttft), (self.e2e, times.e2e)):
             if seconds is not None:
                 histogram.add(seconds)
@@ -85,8 +124,8 @@ class Stats:
             self.itl.add(gap)
 
 
-class CountedCore(EngineCore[P]):
-    """The loop, with all it does counted; and with `check`, every invariant held up after each step."""
+class ObservedCore(EngineCore[P]):
+    """The engine loop with statistics, and with `check_invariants` after every step."""
 
     def __init__(
         self,
@@ -94,21 +133,21 @@ class CountedCore(EngineCore[P]):
         runner: Runner[P],
         clock: Callable[[], float] = time.monotonic,
         *,
-        check: bool = False,
+        check_invariants: bool = False,
     ) -> None:
         super().__init__(scheduler, runner, clock)
         self.stats = Stats()
-        self._checked = scheduler if check else None
+        self._checked = scheduler if check_invariants else None
 
     def step(self) -> Step | None:
         step = super().step()
         if self._checked is not None:
             invariants.check(self._checked)
         if step is not None:
-            self.stats.step(step)
+            self.stats.add_step(step)
         return step
 
     def drain(self) -> list[Event]:
         events = super().drain()
-        self.stats.events(events)
+        self.stats.add_events(events)
         return events

@@ -13,8 +13,8 @@ import msgspec
 
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, TokenLogprobs
-from phase6_integration.gauges import Gauges
 from phase6_integration.options import EngineOptions
+from phase6_integration.stats import Gauges
 
 HEADER = 4
 CHUNK = 1 << 16

@@ -44,7 +44,7 @@ TENSORS = {
     "phase3_chunked_prefill": ("engine", "kernels", "lab"),
     "phase4_radix": ("engine", "lab.study"),
     "phase5_continuous": ("engine", "lab.study"),
-    "phase6_integration": ("assemble", "engine", "sizing", "cli.checks", "lab"),
+    "phase6_integration": ("assemble", "engine", "cli.doctor", "lab"),
 }
 INTEGERS_OF_PHASE_2 = ("config", "families", "fields", "lab.cost", "lab.roofline")
 

@@ -68,7 +68,7 @@ def _conclusion(whole: Outcome, cut: Outcome) -> str:
     shorter, longer = whole.worst_gap_ms / cut.worst_gap_ms, cut.total_ms / whole.total_ms - 1
     times, share = round(max(shorter, 1 / shorter), 1), round(abs(longer), 2)
     gap = f"{times:.1f} times {'shorter' if shorter > 1 else 'longer'}" if times > 1 else "as long"
-    total = f"{share:.0%} {'longer' if longer > 0 else 'less'}" if share else "as long"
+    total = f"{share:.0%} {'longer' if longer > 0 else 'less'}" if share >= 0.05 else "as long"  # less is noise
     return (
         f"Undisturbed, a decode waits {whole.calm_gap_ms:.1f} ms for its next token. In chunks of {cut.chunk} the "
         f"worst gap is {gap}, and everything takes {total}."

@@ -1,4 +1,4 @@
-"""The `nanoserve` command. Each subcommand is a module that loads what it needs when it runs."""
+"""The `nanoserve` command. Each subcommand is a module, imported only when it is the one that runs."""
 
 from typing import NoReturn
 

@@ -1,35 +1,39 @@
-"""main: one parser, a subcommand for each module of COMMANDS."""
+"""Parse `nanoserve COMMAND ...` and run the command."""
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.metadata import version
 
-from phase6_integration.cli import (
-    bench_command,
-    chat_command,
-    doctor_command,
-    generate_command,
-    models_command,
-    serve_command,
-)
-from phase6_integration.cli.parsing import Parser
+from phase6_integration.cli.common import Parser
 
-# Each has add(subparsers), which sets `run`: a function of the options, to an exit code.
-COMMANDS = (serve_command, chat_command, generate_command, bench_command, models_command, doctor_command)
+# Each module has add_flags(parser) and run(given, parser) -> exit code. Only the chosen one is imported.
+COMMANDS = {
+    "serve": ("phase6_integration.cli.serve", "serve a model over an OpenAI-compatible API"),
+    "chat": ("phase6_integration.cli.chat", "chat in the terminal, with a local model or a server"),
+    "generate": ("phase6_integration.cli.generate", "complete prompts, with a local model or a server"),
+    "bench": ("phase6_integration.cli.bench", "put a server under load and measure it"),
+    "models": ("phase6_integration.cli.models", "list the models on this machine"),
+    "doctor": ("phase6_integration.cli.doctor", "check this machine and run the bundled model on it"),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 0 fine, 1 failed, 2 wrong arguments, 130 stopped by Ctrl-C, 141 by a pipe that nobody reads."""
+    """The exit code: 0 success, 1 failure, 2 wrong arguments, 130 Ctrl-C, 141 closed pipe."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
     parser = Parser(prog="nanoserve", description="An LLM serving engine in seven phases.")
     parser.add_argument("--version", action="version", version=f"nano-serving {version('nano-serving')}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
-    for command in COMMANDS:
-        command.add(subparsers)
-    options, unknown = parser.parse_known_args(arguments)
+    commands = {name: subparsers.add_parser(name, help=help) for name, (_, help) in COMMANDS.items()}
+    if arguments[:1] and arguments[0] in COMMANDS:
+        module = import_module(COMMANDS[arguments[0]][0])
+        module.add_flags(commands[arguments[0]])
+    given, unknown = parser.parse_known_args(arguments)
+    command = commands[given.command]
     if unknown:
-        subparsers.choices[options.command].refuse(unknown)
+        command.refuse(unknown)
     try:
-        return int(options.run(options))
+        return int(module.run(given, command))
     except KeyboardInterrupt:
-        print(f"{subparsers.choices[options.command].prog}: stopped", file=sys.stderr)
+        print(f"{command.prog}: stopped", file=sys.stderr)
         return 130

@@ -1,7 +1,7 @@
-"""What HTTP costs: one trace through the engine alone and through the server, and what clients see of it.
+"""What HTTP costs: the throughput of one trace offline and through the server, and the latencies that clients see.
 
-The engine alone has all requests at once. The server has so many clients, of which each asks when it has its answer.
-On a processor the clients and the front take their time from the engine: this is the worst case there is.
+Offline, the engine has all requests at once. The server has a number of clients, and each sends its next request when
+it has its answer. On a CPU the clients and the HTTP server take processor time from the engine: the worst case.
 """
 
 import argparse
@@ -25,7 +25,6 @@ from phase0_request.machine import record
 from phase0_request.params import SamplingParams
 from phase0_request.tokenizer import BUNDLED
 from phase6_integration.engine import NanoServingEngine
-from phase6_integration.http_client import Target
 from phase6_integration.lab.load.client import Load, run
 from phase6_integration.lab.load.report import Report
 from phase6_integration.lab.load.workload import Workload
@@ -35,7 +34,7 @@ STARTUP = 600.0  # seconds for a model to load
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """One model, one trace, so many threads for the engine."""
+    """One model, one trace, one number of engine threads."""
 
     model: str
     threads: int
@@ -47,7 +46,7 @@ class Bench:
         return Workload(kind="long-tail", num_prompts=requests, input_len=64, output_len=64, max_input_len=512)
 
     def offline(self) -> float:
-        """Tokens a second of the engine alone; the best of the runs."""
+        """Tokens per second of the engine alone; the best of the runs."""
         torch.set_num_threads(self.threads)
         works = list(self.workload(self.requests).works())
         prompts = [work.prompt for work in works]
@@ -66,7 +65,7 @@ class Bench:
 
     @contextmanager
     def served(self) -> Iterator[str]:
-        """The address of a server of this model, for as long as the body runs."""
+        """Run a server of this model; its URL."""
         flags = [self.model, "--port", "0", "--threads", f"{self.threads}", "--max-num-seqs", f"{self.running}"]
         with tempfile.TemporaryFile("w+") as log:
             command = [sys.executable, "-m", "phase6_integration.cli", "serve", *flags, "--no-enable-prefix-caching"]
@@ -78,10 +77,10 @@ class Bench:
                 server.wait()
 
     def through_http(self, url: str, clients: int, stream: bool) -> Report:
-        """The best of the runs. Fewer clients get fewer requests: they take as long."""
+        """The best of the runs. Fewer clients send fewer requests, so that all runs take about as long."""
         requests = max(self.requests * clients // self.running, 4 * clients)
         load = Load(
-            target=Target.of(url),
+            url=url,
             workload=self.workload(min(requests, self.requests)),
             concurrency=clients,
             stream=stream,
@@ -91,19 +90,19 @@ class Bench:
 
 
 def _address(server: subprocess.Popen[bytes], log: Any) -> str:
-    """Once it is ready, from what it says."""
+    """Wait until the server logs that it is ready; return the URL from that line."""
     deadline = time.monotonic() + STARTUP
     while time.monotonic() < deadline and server.poll() is None:
         log.seek(0)
-        said = log.read()
-        if " ready " in said:
-            return str(said.split(" ready ")[1].split("url=")[1].split()[0])
+        text = log.read()
+        if " ready " in text:
+            return str(text.split(" ready ")[1].split("url=")[1].split()[0])
         time.sleep(0.1)
-    raise RuntimeError(f"the server did not start: {said}")
+    raise RuntimeError(f"the server did not start: {text}")
 
 
 def measure(bench: Bench, clients: list[int], console: Console) -> dict[str, Any]:
-    alone = bench.offline()
+    offline = bench.offline()
     cases = [(many, stream) for stream in (True, False) for many in clients]
     with bench.served() as url:
         found = {
@@ -111,7 +110,7 @@ def measure(bench: Bench, clients: list[int], console: Console) -> dict[str, Any
             for many, stream in track(cases, f"{bench.threads} threads", console=console, transient=True)
         }
     table = Table(header_style="dim", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("clients", "", "tokens/s", "of the engine alone", "TTFT p50", "p99", "ITL p50", "p99"):
+    for name in ("clients", "", "tokens/s", "of offline", "TTFT p50", "p99", "ITL p50", "p99"):
         table.add_column(name, justify="right" if name else "left")
     for (many, stream), report in zip(cases, found.values(), strict=True):
         seen = [report.latencies[f"{q}_{what}_ms"] for what in ("ttft", "itl") for q in ("p50", "p99")]
@@ -119,15 +118,15 @@ def measure(bench: Bench, clients: list[int], console: Console) -> dict[str, Any
             f"{many}",
             "streamed" if stream else "whole",
             f"{report.output_throughput:,.0f}",
-            f"{report.output_throughput / alone:.0%}",
+            f"{report.output_throughput / offline:.0%}",
             *("" if ms is None else f"{ms:,.1f} ms" for ms in seen),
         )
-    console.print(f"{bench.threads} threads; the engine alone, {bench.running} running: {alone:,.0f} tokens/s")
+    console.print(f"{bench.threads} threads; offline, {bench.running} running: {offline:,.0f} tokens/s")
     console.print(table)
     return {
-        "offline": alone,
+        "offline": offline,
         "http": {
-            name: report.as_json() | {"share": report.output_throughput / alone} for name, report in found.items()
+            name: report.as_json() | {"share": report.output_throughput / offline} for name, report in found.items()
         },
     }
 

@@ -1,8 +1,7 @@
-"""A thread or a process? The engine in either, behind the same server and the same line, under the same load.
+"""Compare the engine on a thread and in its own process, behind the same server, under the same load.
 
-What is compared is the throughput that clients see, and how late the event loop comes to what it was to do: a front
-that is late is late for everyone, for health checks too. And, for the same reason, how long the garbage collector takes
-to walk over what is new since the start, and over everything.
+Measured are the throughput that clients see, the delay of the server's event loop, and the time of a garbage collection
+over the objects made since the start and over all objects.
 """
 
 import argparse
@@ -25,20 +24,20 @@ from rich.table import Table
 
 from phase0_request.machine import record
 from phase0_request.metrics import percentile
-from phase6_integration import loaded
 from phase6_integration.async_engine import AsyncEngine
 from phase6_integration.engine_process import serve
+from phase6_integration.gc_freeze import freeze
 from phase6_integration.options import EngineOptions
 from phase6_integration.server.app import create_app
 from phase6_integration.server.connection import connections
 from phase6_integration.server.settings import ServerSettings
 from phase6_integration.wire import Line
 
-TICK = 0.002  # seconds between two looks at the clock
+TICK = 0.002  # seconds
 
 
 class OnAThread(AsyncEngine):
-    """The other way: one interpreter for both."""
+    """The engine on a thread of the server's process."""
 
     def spawn(self, end: socket.socket) -> None:
         self.thread = threading.Thread(target=serve, args=(Line(end),))
@@ -54,8 +53,7 @@ HOSTS = {"process": AsyncEngine, "thread": OnAThread}
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one host. Tokens a second that clients got; milliseconds that the event loop was late by, and that the
-    collector takes once the load is over."""
+    """The figures of one host. `late` is the delay of the event loop, `walk` the time of a garbage collection."""
 
     tokens_per_second: float
     ttft_p99_ms: float
@@ -67,7 +65,7 @@ class Outcome:
 
 
 async def measure(host: str, clients: int, requests: int) -> Outcome:
-    """Serve on a free port, and let another process be the clients."""
+    """Serve on a free port; the clients are another process."""
     listener = socket.create_server(("127.0.0.1", 0))
     async with HOSTS[host](EngineOptions(max_num_seqs=clients, threads=1)) as engine:
         settings = ServerSettings()
@@ -76,7 +74,7 @@ async def measure(host: str, clients: int, requests: int) -> Outcome:
             app, http=connections(settings), ws="none", log_config=None, access_log=False, lifespan="off"
         )
         config.load()
-        loaded.put_aside()
+        freeze()
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         late: list[float] = []
@@ -100,7 +98,7 @@ async def measure(host: str, clients: int, requests: int) -> Outcome:
 
 
 async def watch(late: list[float]) -> None:
-    """How much later than asked this is woken, again and again."""
+    """Record again and again how late the event loop wakes this task."""
     while True:
         before = time.perf_counter()
         await asyncio.sleep(TICK)
@@ -108,7 +106,7 @@ async def watch(late: list[float]) -> None:
 
 
 def walk() -> float:
-    """Seconds that the garbage collector takes now, for all that it looks at."""
+    """Seconds of a full garbage collection."""
     start = time.perf_counter()
     gc.collect()
     return time.perf_counter() - start

@@ -15,9 +15,9 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from phase0_request.request import FinishReason
 from phase6_integration.answers import AnswerState, Ask
 from phase6_integration.async_engine import StepReport
-from phase6_integration.gauges import Gauges
 from phase6_integration.server.histogram import Histogram, one_two_five
 from phase6_integration.server.recent import WINDOW, Latencies, Rate
+from phase6_integration.stats import Gauges
 
 LABELS = ("model_name", "engine")
 STEP = [float(1), *(float(8 << i) for i in range(12))]  # tokens

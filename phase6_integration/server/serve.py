@@ -16,8 +16,8 @@ import time
 from collections.abc import Awaitable, Iterator
 from typing import Any, NoReturn
 
-from phase6_integration import loaded
 from phase6_integration.async_engine import AsyncEngine, UnavailableError
+from phase6_integration.gc_freeze import gc_freeze
 from phase6_integration.options import EngineOptions
 from phase6_integration.server import logs
 from phase6_integration.server.listening import BACKLOG, bind, more_files
@@ -144,7 +144,7 @@ class _Front:
     async def _serve_until(self, asked: asyncio.Event, start: float) -> str | None:
         """Load, then serve, until the event is set. Why the engine could not be loaded, if it could not."""
         try:
-            with loaded.for_good():
+            with gc_freeze():
                 ready = await _unless(asked, self.engine.ready())
             if ready:
                 self._say_ready(time.monotonic() - start)

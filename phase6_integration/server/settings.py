@@ -1,61 +1,66 @@
-"""ServerSettings: what the HTTP front is told, once, before it starts. The engine's side is EngineOptions."""
+"""ServerSettings: the settings of the HTTP server, checked once. Those of the engine are EngineOptions."""
 
 import re
 from dataclasses import dataclass, field
+from functools import partial
 
 from phase0_request.params import MAX_LOGPROBS
 from phase2_prefill_decode.fields import ConfigError, integer, number, one_of
+from phase6_integration.options import at_least, check_fields, option, positive
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("human", "json")
-MOST = 1 << 30
-
 _NAME = re.compile(r"[!-~]{1,256}")  # printable ASCII without spaces
+
+
+_port = partial(integer, low=0, high=65535)
+
+
+def _host(name: str, value: object) -> None:
+    if not value:
+        raise ConfigError(f"{name} must be an address or a name, such as 127.0.0.1, got nothing")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Limits and names of the front. A bad value is a ConfigError that names the field and what is allowed."""
+    """Limits and names of the server. A bad value is a ConfigError that names the field and what is allowed."""
 
-    host: str = "127.0.0.1"
-    port: int = 8000  # 0: any free one
-    served_model_names: tuple[str, ...] = ("tiny_chat",)  # the first is the one that answers carry
-    api_keys: tuple[str, ...] = field(default=(), repr=False)  # none: no key is asked for
-    max_body_bytes: int = 4 << 20
-    max_header_bytes: int = 32 << 10  # names and values of one request together
+    host: str = option("127.0.0.1", "address to listen on", "ADDRESS", _host)
+    port: int = option(8000, "port to listen on; 0: any free one, which the log names", "PORT", _port)
+    served_model_names: tuple[str, ...] = ("tiny_chat",)  # responses carry the first
+    api_keys: tuple[str, ...] = field(default=(), repr=False)  # none: no key is required
+    max_body_bytes: int = option(4 << 20, "largest request body; more is a 413", "BYTES", at_least(1))
+    max_header_bytes: int = option(32 << 10, "largest request header; more is a 431", "BYTES", at_least(1))
     max_headers: int = 100
-    max_choices: int = 128  # n x prompts of one request
-    max_messages: int = 1024
-    max_logprobs: int = MAX_LOGPROBS
-    max_scores: int = 1 << 20  # of the prompts of one request: echoed tokens and their alternatives
+    max_choices: int = option(128, "most choices of one request: prompts times n", check=at_least(1))
+    max_messages: int = option(1024, "most messages of one chat", check=at_least(1))
+    max_logprobs: int = option(
+        MAX_LOGPROBS, "most alternatives per token", check=partial(integer, low=0, high=MAX_LOGPROBS)
+    )
+    max_scores: int = option(1 << 20, "most logprobs of an echoed prompt, alternatives included", check=at_least(1))
     chat_template: str | None = None  # Jinja text; None: the model's own
-    keepalive: float = 15.0  # seconds of silence in a stream before a comment is sent
-    send_timeout: float = 30.0  # seconds a client may leave what it was sent unread
-    receive_timeout: float = 60.0  # seconds a client may take to send a request
-    idle_timeout: float = 65.0  # seconds a connection is kept between two requests
+    keepalive: float = option(15.0, "of silence in a stream before a comment is sent", "SECONDS", positive)
+    send_timeout: float = option(30.0, "a client may leave sent data unread", "SECONDS", positive)
+    receive_timeout: float = option(60.0, "a client may take to send a request", "SECONDS", positive)
+    idle_timeout: float = 65.0  # seconds a connection is kept open between two requests
     template_timeout: float = 2.0  # seconds a chat template may take to render
-    shutdown_timeout: float = 25.0  # seconds running requests are given to finish; supervisors often kill after 30
-    log_level: str = "info"
-    log_format: str = "human"
+    shutdown_timeout: float = option(  # supervisors often kill after 30 seconds
+        25.0, "that running requests may take after SIGTERM", "SECONDS", partial(number, low=0)
+    )
+    log_level: str = option("info", ", ".join(LOG_LEVELS), "LEVEL", partial(one_of, allowed=LOG_LEVELS))
+    log_format: str = option("human", " or ".join(LOG_FORMATS), "FORMAT", partial(one_of, allowed=LOG_FORMATS))
 
     def __post_init__(self) -> None:
-        if not self.host:
-            raise ConfigError("host must be an address or a name, such as 127.0.0.1, got nothing")
-        integer("port", self.port, 0, 65535)
-        for name in ("max_body_bytes", "max_header_bytes", "max_headers", "max_choices", "max_messages", "max_scores"):
-            integer(name, getattr(self, name), 1, MOST)
-        integer("max_logprobs", self.max_logprobs, 0, MAX_LOGPROBS)
-        for name in ("keepalive", "send_timeout", "receive_timeout", "idle_timeout", "template_timeout"):
-            number(name, getattr(self, name), 0, open_below=True)
-        number("shutdown_timeout", self.shutdown_timeout, 0)
+        check_fields(self)
+        at_least(1)("max_headers", self.max_headers)
+        for name in ("idle_timeout", "template_timeout"):
+            positive(name, getattr(self, name))
         if not self.served_model_names or not all(map(_NAME.fullmatch, self.served_model_names)):
             raise ConfigError("served_model_names must be names of 1 to 256 printable ASCII characters without spaces")
-        if not all(map(_NAME.fullmatch, self.api_keys)):  # which is not said: it would be logged
+        if not all(map(_NAME.fullmatch, self.api_keys)):  # the message must not repeat a key
             raise ConfigError("an API key must have 1 to 256 printable ASCII characters without spaces")
-        one_of("log_level", self.log_level, LOG_LEVELS)
-        one_of("log_format", self.log_format, LOG_FORMATS)
 
     @property
     def model_name(self) -> str:
-        """The name that answers and metrics carry."""
+        """The name in responses and metrics."""
         return self.served_model_names[0]

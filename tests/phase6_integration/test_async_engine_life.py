@@ -18,8 +18,7 @@ from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.threads import threads_for
 from phase6_integration.answers import Ask
 from phase6_integration.async_engine import AsyncEngine, Health, UnavailableError
-from phase6_integration.options import EngineOptions
-from phase6_integration.threads import environment
+from phase6_integration.options import EngineOptions, openmp_environment
 from tests.phase6_integration.faults import POISON
 from tests.phase6_integration.real_engine import FAULTS, GREEDY, PROMPTS, answer, engine, idle, read
 from tests.phase6_integration.running import run
@@ -78,10 +77,10 @@ def test_a_small_model_has_one_thread_and_a_large_one_all_that_sleep_while_they_
     assert threads_for(SHAPES["17m"]) == 4
     assert AsyncEngine(EngineOptions()).options.threads == 1
     assert AsyncEngine(EngineOptions(threads=3)).options.threads == 3
-    assert environment(4) == {"OMP_WAIT_POLICY": "passive"}
-    assert environment(3) == {}, "a core is left to the front"
+    assert openmp_environment(4) == {"OMP_WAIT_POLICY": "passive"}
+    assert openmp_environment(3) == {}, "a core is left to the front"
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
-    assert environment(4) == {}, "whoever sets it knows why"
+    assert openmp_environment(4) == {}, "whoever sets it knows why"
 
 
 # It ends.

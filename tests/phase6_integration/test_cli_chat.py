@@ -1,4 +1,4 @@
-"""The chat: what it tells a model, what it shows of it, and that a person can stop an answer and go on."""
+"""`nanoserve chat`: what it sends, what it shows, and that Ctrl-C stops an answer and not the chat."""
 
 import asyncio
 import contextlib
@@ -10,8 +10,9 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+import threading
+from collections.abc import Generator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,10 @@ from rich.console import Console
 
 from phase0_request.lab.corpus.facts import read
 from phase0_request.params import SamplingParams
-from phase6_integration.cli.chat import Chat
-from phase6_integration.cli.conversation import AnswerError, Facts, Local, Messages, Remote
-from phase6_integration.http_client import Target
+from phase6_integration.cli.chat import AnswerError, Chat, LocalModel, Messages, Server, Usage
+from phase6_integration.cli.common import http_settings
 from phase6_integration.options import EngineOptions
-from tests.phase6_integration.scripted import Body, Heard, Said, in_a_thread, said, scripted, stream
+from tests.phase6_integration.scripted import Body, Heard, Said, in_a_thread, said, stream
 
 CHAT = [sys.executable, "-m", "phase6_integration.cli", "chat"]
 USAGE: Body = {"prompt_tokens": 21, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 16}}
@@ -39,29 +39,23 @@ def speech(*texts: str, reason: str = "stop") -> Said:
     return stream([head, *map(piece, texts), ": keep-alive", piece(reason=reason), {"choices": [], "usage": USAGE}], 9)
 
 
-# A server as the one who speaks.
+# A server.
 
 
-def heard_from(answer: Said, params: SamplingParams = GREEDY) -> tuple[list[str | Facts], Heard]:
-    async def play() -> tuple[list[str | Facts], Heard]:
-        async with scripted(lambda heard: answer if heard.method == "POST" else None) as server:
-            speaker = await Remote.open(Target.of(server.url + "/v1", "key-1"), None)
-            try:
-                pieces = [one async for one in speaker.answer([{"role": "user", "content": "hi"}], params)]
-            finally:
-                await speaker.close()
-                heard_from.last = server.asked[-1]  # type: ignore[attr-defined]
-            return pieces, server.asked[-1]
-
-    return asyncio.run(play())
+def answer_of(response: Said, params: SamplingParams = GREEDY) -> tuple[list[str | Usage], Heard]:
+    """What `Server` makes of a response, and what it sent."""
+    with in_a_thread(lambda heard: response if heard.method == "POST" else None) as server:
+        settings = http_settings({"url": server.url + "/v1", "api_key": "key-1"})
+        with closing(Server(settings, None)) as model:
+            return list(model.answer([{"role": "user", "content": "hi"}], params)), server.asked[-1]
 
 
-def test_a_server_is_asked_as_it_expects_and_heard_to_its_end() -> None:
-    pieces, asked = heard_from(speech("caf\u00e9 ", "\u4e16\u754c"))
-    assert pieces == ["caf\u00e9 ", "\u4e16\u754c", Facts(21, 16, 2, cut=False)]
-    assert asked.path == "/v1/chat/completions"
-    assert asked.headers["authorization"] == "Bearer key-1"
-    assert asked.body == {
+def test_a_server_gets_an_openai_request_and_its_stream_is_read_to_the_end() -> None:
+    pieces, sent = answer_of(speech("caf\u00e9 ", "\u4e16\u754c"))
+    assert pieces == ["caf\u00e9 ", "\u4e16\u754c", Usage(21, 16, 2, truncated=False)]
+    assert sent.path == "/v1/chat/completions"
+    assert sent.headers["authorization"] == "Bearer key-1"
+    assert sent.body == {
         "model": "tiny",
         "messages": [{"role": "user", "content": "hi"}],
         "temperature": 0,
@@ -69,60 +63,94 @@ def test_a_server_is_asked_as_it_expects_and_heard_to_its_end() -> None:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    pieces, asked = heard_from(speech("cut", reason="length"), SamplingParams(seed=7))
-    assert pieces[-1] == Facts(21, 16, 2, cut=True)
-    assert asked.body["seed"] == 7
+    pieces, sent = answer_of(speech("cut", reason="length"), SamplingParams(seed=7))
+    assert pieces[-1] == Usage(21, 16, 2, truncated=True)
+    assert sent.body["seed"] == 7
 
 
 @pytest.mark.parametrize(
-    ("answer", "words"),
+    ("response", "words"),
     [
         (said({"error": {"message": "a valid API key is needed"}}, 401), "401: a valid API key is needed"),
         (stream([piece("half"), {"error": {"message": "the engine died"}}]), "the engine died"),
-        (Said(speech("half", "more").body, kind="text/event-stream", cut=250), "lost in the middle of the answer"),
-        (Said(b"data: " + b'{"choices": []}\n\n', kind="text/event-stream"), "ended before the answer did"),
-        (Said(b"<html>", 502, "text/html"), "answered 502 with something that is no event of a chat"),
+        (Said(speech("half", "more").body, kind="text/event-stream", cut=250), "the connection was lost"),
+        (Said(b'data: {"choices": []}\n\n', kind="text/event-stream"), "ended before the answer did"),
+        (Said(b"data: {broken\n\n", kind="text/event-stream"), "no chat completion chunk"),
+        (Said(b"<html>", 502, "text/html"), "502: a response that is no JSON error"),
     ],
 )
-def test_what_a_server_does_wrong_is_said(answer: Said, words: str) -> None:
+def test_a_failed_answer_says_why(response: Said, words: str) -> None:
     with pytest.raises(AnswerError, match=words):
-        heard_from(answer)
+        answer_of(response)
 
 
-def test_to_stop_an_answer_is_to_hang_up() -> None:
-    async def play() -> bool:
-        gone = asyncio.Event()
+def test_closing_an_answer_closes_its_connection() -> None:
+    started, gone = threading.Event(), threading.Event()
 
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            try:
-                await reader.readuntil(b"\r\n\r\n")
-                body = b'data: {"choices": [{"delta": {"content": "first"}}]}\n\n'
-                head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
-                writer.write(head + f"{len(body):x}\r\n".encode() + body + b"\r\n")
-                with contextlib.suppress(ConnectionResetError):  # one way of leaving; to end the line is the other
-                    while await reader.read(1 << 16):
-                        pass
-            finally:
-                gone.set()
-                writer.close()
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        body = b'data: {"choices": [{"delta": {"content": "first"}}]}\n\n'
+        head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+        writer.write(head + f"{len(body):x}\r\n".encode() + body + b"\r\n")
+        with contextlib.suppress(ConnectionResetError):
+            while await reader.read(1 << 16):
+                pass
+        gone.set()
+        writer.close()
 
+    async def live() -> None:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        speaker = await Remote.open(Target.of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"), "m")
-        async with aclosing(speaker.answer([{"role": "user", "content": "hi"}], GREEDY)) as pieces:
-            assert await anext(pieces) == "first"
-            assert not gone.is_set()
-        await asyncio.wait_for(gone.wait(), 30)
+        ports.append(server.sockets[0].getsockname()[1])
+        started.set()
+        await asyncio.to_thread(gone.wait, 30)
         server.close()
-        return gone.is_set()
 
-    assert asyncio.run(play())
+    ports: list[int] = []
+    thread = threading.Thread(target=lambda: asyncio.run(live()))
+    thread.start()
+    assert started.wait(30)
+    with closing(Server(http_settings({"url": f"http://127.0.0.1:{ports[0]}"}), "m")) as model:
+        with closing(model.answer([{"role": "user", "content": "hi"}], GREEDY)) as pieces:
+            assert next(pieces) == "first"
+            assert not gone.is_set()
+        assert gone.wait(30)
+    thread.join(30)
+
+
+# A local model.
+
+
+def test_a_stopped_local_answer_is_aborted_and_the_next_one_is_right() -> None:
+    """Ctrl-C in the middle of an answer, then a whole answer, then a prompt that is too long."""
+    fact = next(fact for fact in read() if "What is a KV cache?" in fact.questions)
+    messages = [{"role": "user", "content": "What is a KV cache?"}]
+    with closing(LocalModel(EngineOptions(kv_cache_pages=64, max_num_seqs=1))) as model:
+        with closing(model.answer(messages, SamplingParams(temperature=0, max_tokens=900, ignore_eos=True))) as pieces:
+            assert isinstance(next(pieces), str)
+            signal.raise_signal(signal.SIGINT)
+            with pytest.raises(KeyboardInterrupt):
+                list(pieces)
+        assert not model.engine.has_work
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        *texts, usage = model.answer(messages, SamplingParams(temperature=0))
+        assert "".join(map(str, texts)) == fact.answer
+        assert isinstance(usage, Usage)
+        assert usage.output_tokens > 10
+        assert not usage.truncated
+        longer, one_token = [{"role": "user", "content": "page " * 40}], SamplingParams(max_tokens=1, ignore_eos=True)
+        _, (*_, again) = list(model.answer(longer, one_token)), model.answer(longer, one_token)
+        assert isinstance(again, Usage)
+        assert 32 <= again.cached_tokens < again.prompt_tokens
+        assert again.truncated
+        with pytest.raises(ValueError, match="fit into the context"):
+            next(model.answer([{"role": "user", "content": "word " * 3000}], GREEDY))
 
 
 # The conversation.
 
 
 class Parrot:
-    """Says what it is told to, and keeps what it was asked."""
+    """A model with scripted answers that records its messages."""
 
     name = "parrot"
 
@@ -130,16 +158,15 @@ class Parrot:
         self.answers = list(answers)
         self.asked: list[Messages] = []
 
-    async def answer(self, messages: Messages, params: SamplingParams) -> AsyncGenerator[str | Facts]:
+    def answer(self, messages: Messages, params: SamplingParams) -> Generator[str | Usage]:
         self.asked.append([dict(message) for message in messages])
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
-        for word in re.findall(r"\S+\s*", answer):
-            yield word
-        yield Facts(30, 16, 5, cut=False)
+        yield from re.findall(r"\S+\s*", answer)
+        yield Usage(30, 16, 5, truncated=False)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         pass
 
 
@@ -147,16 +174,15 @@ def chatted(parrot: Parrot, *lines: str, system: str | None = None) -> tuple[Cha
     shown = io.StringIO()
     console = Console(file=shown, width=200, soft_wrap=True)
     chat = Chat(parrot, GREEDY, system, console)
-    with asyncio.Runner() as runner:
-        for line in lines:
-            if line.startswith("/"):
-                assert chat.command(line)
-            else:
-                chat.ask(runner, line)
+    for line in lines:
+        if line.startswith("/"):
+            assert chat.command(line)
+        else:
+            chat.ask(line)
     return chat, shown.getvalue()
 
 
-def test_each_turn_tells_all_that_was_said() -> None:
+def test_each_turn_sends_the_whole_conversation() -> None:
     parrot = Parrot("one", "two words")
     chat, shown = chatted(parrot, "first", "second", system="be brief")
     system, first = {"role": "system", "content": "be brief"}, {"role": "user", "content": "first"}
@@ -168,7 +194,7 @@ def test_each_turn_tells_all_that_was_said() -> None:
     assert chat.messages[-1] == {"role": "assistant", "content": "two words"}
 
 
-def test_reset_and_system_begin_anew() -> None:
+def test_reset_and_system_start_a_new_conversation() -> None:
     parrot = Parrot("a", "b", "c")
     chat, _ = chatted(parrot, "one", "/reset", "two", "/system be kind", "three", system="be brief")
     assert [len(asked) for asked in parrot.asked] == [2, 2, 2]
@@ -178,7 +204,7 @@ def test_reset_and_system_begin_anew() -> None:
     assert chat.messages == []
 
 
-def test_a_question_that_was_not_answered_is_not_part_of_the_conversation() -> None:
+def test_a_failed_question_is_not_kept_in_the_conversation() -> None:
     parrot = Parrot("one", AnswerError("the queue is full"), "three")
     _, shown = chatted(parrot, "first", "second", "third")
     assert "error: the queue is full" in shown
@@ -186,14 +212,14 @@ def test_a_question_that_was_not_answered_is_not_part_of_the_conversation() -> N
     assert contents == ["first", "one", "third"]
 
 
-def test_an_unknown_command_is_no_message() -> None:
+def test_an_unknown_command_is_not_sent() -> None:
     parrot = Parrot()
     _, shown = chatted(parrot, "/restart now")
-    assert shown.startswith("there is no /restart: /reset forgets")
+    assert shown.startswith("there is no /restart: /reset starts over")
     assert parrot.asked == []
 
 
-def test_what_a_model_says_cannot_steer_the_terminal_or_be_taken_for_markup() -> None:
+def test_model_output_cannot_control_the_terminal() -> None:
     _, shown = chatted(Parrot("\x1b[2J\x07[bold]x[/bold]\r \x9b31m\ttab"), "hi")
     assert shown == "\ufffd[2J\ufffd[bold]x[/bold]\ufffd \ufffd31m\ttab\n"
 
@@ -219,13 +245,13 @@ def test_piped_lines_are_messages_and_answers_are_plain_text() -> None:
             [*CHAT, "--url", server.url], input="fail\n", capture_output=True, text=True, timeout=60
         )
     assert (done.returncode, done.stderr) == (0, "")
-    said_lines = "you said hello, message 2\nyou said again, message 4\nthe conversation is forgotten\n"
+    said_lines = "you said hello, message 2\nyou said again, message 4\na new conversation\n"
     assert done.stdout == said_lines + "you said anew, message 2\n"
     assert failing.returncode == 1
     assert "error: 429: the queue is full" in failing.stdout
 
 
-def test_bytes_that_are_no_text_are_one_clear_line() -> None:
+def test_input_that_is_not_utf8_is_one_line() -> None:
     with in_a_thread(chat_server) as server:
         command = [*CHAT, "--url", server.url]
         environment = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}
@@ -235,7 +261,7 @@ def test_bytes_that_are_no_text_are_one_clear_line() -> None:
 
 
 def at_a_terminal(command: list[str], *script: tuple[bytes, bytes | signal.Signals]) -> tuple[int, bytes]:
-    """Wait for each text in turn, and then type, or send a signal."""
+    """Run on a pseudo terminal: wait for each text in turn, then type, or send a signal."""
     ours, theirs = pty.openpty()
     environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "120", "LINES": "24"}
     process = subprocess.Popen(
@@ -266,7 +292,7 @@ def at_a_terminal(command: list[str], *script: tuple[bytes, bytes | signal.Signa
     return process.wait(30), seen
 
 
-def test_a_person_sees_what_an_answer_took_and_leaves_with_quit() -> None:
+def test_a_terminal_shows_usage_and_quit_leaves() -> None:
     with in_a_thread(chat_server) as server:
         status, seen = at_a_terminal(
             [*CHAT, "--url", server.url], (b"> ", b"hello\n"), (b"tokens cached", b""), (b"> ", b"/quit\n")
@@ -278,7 +304,7 @@ def test_a_person_sees_what_an_answer_took_and_leaves_with_quit() -> None:
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_chat() -> None:
-    """The server says the beginning of an answer, and never the rest."""
+    """The server sends the beginning of an answer and then hangs."""
 
     def answer(heard: Heard) -> Said | None:
         if heard.method == "POST" and heard.body["messages"][-1]["content"] == "long":
@@ -301,25 +327,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat() -> None:
     assert b"Traceback" not in seen
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--temperature", "-1"], "temperature must be a number from 0 to 100, got -1.0"),
-        (["--url", "nowhere"], "a server's URL is such as"),
-        (["--api-key", "secret-1"], "--api-key is for a server; say which with --url"),
-        (["--url", "http://127.0.0.1:1", "--device", "cpu"], "--device is for a model that is run here"),
-        (["--max-length", "5"], "no such flag: --max-length"),
-    ],
-)
-def test_bad_options_are_named(options: list[str], words: str) -> None:
-    done = subprocess.run([*CHAT, *options], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert "secret" not in done.stderr
-
-
-def test_a_model_that_cannot_chat_is_one_clear_line(tmp_path: Path) -> None:
+def test_an_unknown_model_is_one_line(tmp_path: Path) -> None:
     done = subprocess.run([*CHAT, str(tmp_path / "none")], input="hi\n", capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
@@ -331,28 +339,4 @@ def test_the_bundled_model_answers_here() -> None:
     lines = f"What is a KV cache?\n/reset\n{fact.questions[0]}\n"
     done = subprocess.run([*CHAT, "--temperature", "0"], input=lines, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"{fact.answer}\nthe conversation is forgotten\n{fact.answer}\n"
-
-
-def test_an_answer_stopped_here_is_let_go_of_and_the_next_one_is_right() -> None:
-    fact = next(fact for fact in read() if "What is a KV cache?" in fact.questions)
-    message = [{"role": "user", "content": "What is a KV cache?"}]
-
-    async def play() -> tuple[str, Facts]:
-        speaker = await Local.open(EngineOptions(kv_cache_pages=64, max_num_seqs=1))
-        try:
-            endless = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
-            async with aclosing(speaker.answer(message, endless)) as pieces:
-                assert isinstance(await anext(pieces), str)
-            *texts, facts = [one async for one in speaker.answer(message, SamplingParams(temperature=0))]
-            with pytest.raises(AnswerError, match="the context ends at"):
-                await anext(speaker.answer([{"role": "user", "content": "word " * 3000}], GREEDY))
-            assert isinstance(facts, Facts)
-            return "".join(map(str, texts)), facts
-        finally:
-            await speaker.close()
-
-    text, facts = asyncio.run(play())
-    assert text == fact.answer
-    assert facts.output_tokens > 10
-    assert not facts.cut
+    assert done.stdout == f"{fact.answer}\na new conversation\n{fact.answer}\n"

@@ -1,6 +1,8 @@
-"""The engine of all phases in this process: says what transformers says, counts what it does, lets go of everything."""
+"""NanoServingEngine: greedy identity with transformers, statistics, memory sizing, options and clean-up."""
 
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,9 @@ from phase0_request import FinishReason, SamplingParams, Tokenizer
 from phase2_prefill_decode.checkpoint import WeightsError
 from phase2_prefill_decode.config import ModelConfig
 from phase2_prefill_decode.fields import ConfigError
+from phase6_integration.assemble import peak_bytes
 from phase6_integration.engine import NanoServingEngine
 from phase6_integration.options import EngineOptions
-from phase6_integration.sizing import peak_bytes
 from tests.phase2_prefill_decode.models import FAMILIES, saved, variant
 from tests.phase2_prefill_decode.test_identity import follows, prompts
 
@@ -28,7 +30,7 @@ def engine() -> Any:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_its_greedy_tokens_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+def test_greedy_tokens_equal_transformers(family: str, tmp_path: Path) -> None:
     """With chunks, a prefix cache and a pool so small that requests are preempted."""
     oracle = variant(family)
     asked = [prompt * 2 for prompt in prompts(300)]
@@ -50,7 +52,7 @@ def test_its_greedy_tokens_are_those_of_transformers(family: str, tmp_path: Path
         assert follows(oracle, prompt, answer.output_tokens)
 
 
-def test_prompts_are_texts_or_tokens_one_or_many(engine: NanoServingEngine) -> None:
+def test_generate_takes_texts_or_token_ids_one_or_many(engine: NanoServingEngine) -> None:
     text = "A KV cache keeps"
     tokens = engine.parts.model.tokenizer.encode(text)  # type: ignore[union-attr]
     (one,) = engine.generate(text, GREEDY)
@@ -63,17 +65,17 @@ def test_prompts_are_texts_or_tokens_one_or_many(engine: NanoServingEngine) -> N
     assert len(one.request.times.itl) == 23
 
 
-def test_what_it_streams_is_what_it_generates(engine: NanoServingEngine) -> None:
+def test_stream_yields_the_text_of_generate_and_closing_it_aborts(engine: NanoServingEngine) -> None:
     (whole,) = engine.generate(["Paging"], GREEDY)
     assert "".join(delta.text for delta in engine.stream("Paging", GREEDY)) == whole.text
     stream = engine.stream("Paging", GREEDY)
     first = next(stream)
     stream.close()
-    assert not engine.has_work, "whoever stops listening is let go of"
+    assert not engine.has_work, "closing the stream aborts the request"
     assert first.request.finish_reason is FinishReason.ABORT
 
 
-def test_it_is_driven_by_hand(engine: NanoServingEngine) -> None:
+def test_step_drives_added_requests_and_abort_ends_one(engine: NanoServingEngine) -> None:
     (alone,) = engine.generate("Paging", GREEDY)
     first, second = engine.add_request("Paging", GREEDY), engine.add_request("A radix tree", GREEDY, priority=-1)
     tokens = 0
@@ -90,7 +92,7 @@ def test_it_is_driven_by_hand(engine: NanoServingEngine) -> None:
     assert engine.parts.scheduler.cache.usage.referenced == 0
 
 
-def test_it_counts_what_it_does() -> None:
+def test_stats_count_tokens_cache_hits_and_finished_requests() -> None:
     with NanoServingEngine.from_pretrained(kv_cache_pages=64, max_num_seqs=4) as made:
         shared = list(range(50, 98))
         made.generate([[*shared, n] for n in range(8)], SamplingParams(max_tokens=10, temperature=0, ignore_eos=True))
@@ -106,8 +108,8 @@ def test_it_counts_what_it_does() -> None:
     assert 0 < stats["ttft_ms"]["p50"] <= stats["ttft_ms"]["p99"] <= stats["e2e_ms"]["p99"]
 
 
-def test_of_a_config_and_tensors_in_memory() -> None:
-    """As the weights of a file that somebody has loaded, or trained."""
+def test_an_engine_from_a_config_and_tensors_in_memory() -> None:
+    """The tensors of a checkpoint that the caller has loaded."""
     directory = Path(EngineOptions().model)
     config, tensors = ModelConfig.from_pretrained(directory), load_file(directory / "model.safetensors")
     with NanoServingEngine(
@@ -131,34 +133,34 @@ def test_a_closed_engine_says_so() -> None:
         made.generate("Paging")
 
 
-def test_the_pool_has_what_memory_there_is_and_context_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pool_is_sized_to_free_memory_and_limits_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
     with NanoServingEngine.from_pretrained(max_num_seqs=2, max_num_batched_tokens=16) as made:
         layout = made.parts.model.config.kv_layout(16)
-        assert made.parts.scheduler.cache.usage.total == 2 * 2048 // 16, "no more than two requests can fill"
-    monkeypatch.setattr("phase6_integration.sizing.free_bytes", lambda device: 2 * 20 * layout.bytes_per_page)
+        assert made.parts.scheduler.cache.usage.total == 2 * 2048 // 16, "two requests cannot use more"
+    monkeypatch.setattr("phase6_integration.assemble.free_bytes", lambda device: 2 * 20 * layout.bytes_per_page)
     monkeypatch.setattr("phase6_integration.assemble.peak_bytes", lambda work, device: 10 * layout.bytes_per_page)
     with NanoServingEngine.from_pretrained(gpu_memory_utilization=0.5) as made:
         assert made.parts.scheduler.cache.usage.total == 10
         with pytest.raises(ValueError, match="at most 159 fit into the context of 160"):
             made.generate([[5] * 160])
     with NanoServingEngine.from_pretrained(gpu_memory_utilization=0.5, dtype="float32") as made:
-        assert made.parts.scheduler.cache.usage.total == 5, "numbers twice as wide"
+        assert made.parts.scheduler.cache.usage.total == 5, "float32 is twice as wide"
     with pytest.raises(ConfigError, match="max_model_len is 200 tokens, and the cache has room for 160"):
         NanoServingEngine.from_pretrained(gpu_memory_utilization=0.5, max_model_len=200)
-    monkeypatch.setattr("phase6_integration.sizing.free_bytes", lambda device: 12 * layout.bytes_per_page)
+    monkeypatch.setattr("phase6_integration.assemble.free_bytes", lambda device: 12 * layout.bytes_per_page)
     with pytest.raises(ConfigError, match="no memory is left for keys and values"):
         NanoServingEngine.from_pretrained()
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux tells a process's peak")
-def test_a_peak_is_what_was_there_at_the_worst_moment() -> None:
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux reports a process's peak memory")
+def test_peak_bytes_measures_the_peak_of_the_work_alone() -> None:
     kept = []
 
     def work() -> None:
-        torch.ones(16 << 20)  # 64 MiB, and gone again
+        torch.ones(16 << 20)  # 64 MiB, freed at once
         kept.append(torch.ones(2 << 20))
 
-    torch.ones(64 << 20)  # a higher peak before is forgotten
+    torch.ones(64 << 20)  # an earlier, higher peak does not count
     assert 60 << 20 <= peak_bytes(work, torch.device("cpu")) < 96 << 20
 
 
@@ -180,12 +182,12 @@ def test_a_peak_is_what_was_there_at_the_worst_moment() -> None:
         ({"request_timeout": 0}, "request_timeout must be a number above 0"),
     ],
 )
-def test_bad_options_are_named(options: dict[str, Any], words: str) -> None:
+def test_invalid_options_are_refused_by_name(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         NanoServingEngine.from_pretrained(**options)
 
 
-def test_without_chunks_prompts_are_computed_whole() -> None:
+def test_without_chunked_prefill_a_prompt_is_one_step() -> None:
     with NanoServingEngine.from_pretrained(enable_chunked_prefill=False, max_model_len=700, kv_cache_pages=128) as made:
         made.add_request(list(range(600)), GREEDY)
         step = made.step()
@@ -193,7 +195,7 @@ def test_without_chunks_prompts_are_computed_whole() -> None:
         assert step.prefill_tokens == 600
 
 
-def test_without_a_prefix_cache_nothing_is_found_again() -> None:
+def test_without_prefix_caching_a_repeated_prompt_is_computed_again() -> None:
     with NanoServingEngine.from_pretrained(enable_prefix_caching=False, kv_cache_pages=64) as made:
         for _ in range(2):
             made.generate([list(range(40))], GREEDY)
@@ -201,10 +203,26 @@ def test_without_a_prefix_cache_nothing_is_found_again() -> None:
     assert (stats["cache_hit_rate"], stats["prefill_tokens"], stats["pages"]["free"]) == (0, 80, 64)
 
 
-def test_seeds_hold_in_any_company(engine: NanoServingEngine) -> None:
+def test_seeded_sampling_does_not_depend_on_the_batch(engine: NanoServingEngine) -> None:
     rng = random.Random(5)
     params = [SamplingParams(max_tokens=12, seed=n, ignore_eos=True) for n in range(4)]
     alone = [engine.generate("Paging", one)[0].output_tokens for one in params]
     order = rng.sample(range(4), 4)
     together = engine.generate(["Paging"] * 4, [params[n] for n in order])
     assert [answer.output_tokens for answer in together] == [alone[n] for n in order]
+
+
+def test_the_engine_needs_no_server_packages() -> None:
+    """Offline use works where msgspec, fastapi and uvicorn are not installed."""
+    program = """
+import sys
+for name in ("msgspec", "fastapi", "uvicorn"):
+    sys.modules[name] = None  # importing it raises ImportError
+from phase6_integration import NanoServingEngine, SamplingParams
+with NanoServingEngine.from_pretrained(kv_cache_pages=16, max_num_seqs=2) as engine:
+    (answer,) = engine.generate("A KV cache", SamplingParams(max_tokens=4, temperature=0), progress=False)
+    assert len(answer.output_tokens) == 4
+    assert engine.get_stats()["generated_tokens"] == 4
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Who made a step raise is found, and nobody else pays for it."""
+"""IsolatingRunner: an exception in a step fails only the requests that cause it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -61,7 +61,7 @@ STAGES = pytest.mark.parametrize("stage", ["pack", "launch", "output"])
 
 
 @STAGES
-def test_nobody_is_blamed_when_nothing_fails(stage: str) -> None:
+def test_a_step_that_succeeds_runs_once_as_a_batch(stage: str) -> None:
     runner = Runner(stage, set())
     found = outcome(runner, ["a", "nan", "chunk", "d"])
     assert (found.tokens, dict(found.failed)) == ([1, 2, None, 4], {1: "no token can be drawn"})
@@ -70,7 +70,7 @@ def test_nobody_is_blamed_when_nothing_fails(stage: str) -> None:
 
 @pytest.mark.proof
 @STAGES
-def test_the_one_to_blame_fails_alone(stage: str) -> None:
+def test_only_the_request_that_raises_fails(stage: str) -> None:
     found = outcome(Runner(stage, {"c"}), ["a", "nan", "c", "chunk", "e"])
     assert found.tokens == [1, 2, None, None, 5]
     assert found.failed == {1: "no token can be drawn", 2: BLAMED}
@@ -79,18 +79,18 @@ def test_the_one_to_blame_fails_alone(stage: str) -> None:
 
 
 @STAGES
-def test_if_all_fail_and_nobody_fails_it_is_their_fault(stage: str) -> None:
+def test_all_requests_fail_if_all_raise_and_the_probe_succeeds(stage: str) -> None:
     found = outcome(Runner(stage, {"a", "b"}), ["a", "b"])
     assert found.failed == {0: BLAMED, 1: BLAMED}
 
 
 @STAGES
-def test_if_even_nobody_fails_the_engine_is_broken(stage: str) -> None:
+def test_the_engine_is_broken_if_the_probe_raises_too(stage: str) -> None:
     with pytest.raises(BrokenError, match=r"no step can be computed any more \(RuntimeError\)"):
         outcome(Runner(stage, {"a", "b", "\0probe"}), ["a", "b"])
 
 
-def test_the_probe_leaves_nothing_behind_and_does_without_a_page() -> None:
+def test_the_probe_frees_its_page_and_is_skipped_without_one() -> None:
     runner, cache = Runner("launch", {"a"}), PagedCache(1, 4)
     held = Request("holder", (1,))
     cache.attach(held)

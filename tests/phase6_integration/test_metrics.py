@@ -12,10 +12,10 @@ from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason
 from phase6_integration.answers import AnswerState, AnswerTimes, Ask
 from phase6_integration.async_engine import StepReport
-from phase6_integration.gauges import Gauges
 from phase6_integration.server.histogram import Histogram, one_two_five
 from phase6_integration.server.metrics import Metrics
 from phase6_integration.server.recent import KEPT, WINDOW, Latencies, Rate
+from phase6_integration.stats import Gauges
 
 # The series that the panels of vLLM's dashboard read, and those that the contract adds to them.
 READ_BY_THE_DASHBOARD = {

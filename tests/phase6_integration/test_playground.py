@@ -10,11 +10,11 @@ import pytest
 from fastapi import FastAPI
 from httpx import ASGITransport, AsyncClient, Response
 
-from phase6_integration.gauges import Gauges
 from phase6_integration.server.app import create_app
 from phase6_integration.server.metrics import Metrics
 from phase6_integration.server.playground import playground_routes
 from phase6_integration.server.settings import ServerSettings
+from phase6_integration.stats import Gauges
 from tests.phase6_integration.fake_engine import FakeEngine
 
 VOID = {"meta", "link", "input", "br", "img", "hr"}

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phase0_request import FinishReason, SamplingParams, TokenLogprobs
-from phase6_integration.gauges import Gauges
 from phase6_integration.options import EngineOptions
+from phase6_integration.stats import Gauges
 from phase6_integration.wire import (
     Dead,
     Ended,

@@ -1,5 +1,5 @@
-"""A load generator for any OpenAI-style server: what to ask, how to ask it cheaply, and what came of it.
+"""A load generator for OpenAI-compatible servers: workload, connections, responses and report.
 
-The cost of asking counts, for on a small machine it is taken from the server: a connection is a protocol over
-httptools, msgspec decodes of an event the few fields that matter, and nothing is kept of its text.
+It runs on the machine of the server and takes its processor time from it. So it is built to be cheap: connections over
+httptools, and msgspec parses only the fields that matter.
 """

@@ -1,48 +1,50 @@
-"""The run: every request of a workload is made at its time, with no more of them at once than allowed."""
+"""The client: sends each request of a workload at its time, with a limit on concurrency."""
 
 import asyncio
-import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
+import httpx
 import msgspec
 
-from phase6_integration.http_client import LostError, Pool, RefusedError, Target, UnreachableError, first_model
-from phase6_integration.lab.load.answer import Answer, Outcome
-from phase6_integration.lab.load.report import Bounds, Report, report
+from phase2_prefill_decode.fields import flag, number
+from phase6_integration.cli.common import first_model
+from phase6_integration.lab.load.connection import ConnectionLostError, Pool, UnreachableError
+from phase6_integration.lab.load.report import SLO, Report, report
+from phase6_integration.lab.load.response import Outcome, Response
 from phase6_integration.lab.load.workload import Work, Workload
+from phase6_integration.options import at_least, check_fields, option, positive
 
 PATH = "/v1/completions"
-Ask = Callable[[bytes], Awaitable[Outcome]]
+Send = Callable[[bytes], Awaitable[Outcome]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What is asked of which server, and how. `concurrency` None: as many at once as come."""
+    """A workload for one server, and how to send it."""
 
-    target: Target
+    url: str  # without /v1
+    api_key: str | None = field(default=None, repr=False)
     workload: Workload = field(default_factory=Workload)
-    model: str | None = None  # None: the first that the server names
-    concurrency: int | None = None
-    stream: bool = True
-    temperature: float = 0.0
-    warmups: int = 1  # requests before, which do not count
-    timeout: float = 600.0  # seconds for one request
-    bounds: Bounds = field(default_factory=Bounds)
+    slo: SLO = field(default_factory=SLO)
+    model: str | None = option(None, "name of the model there; default: the first that the server lists", "NAME")
+    concurrency: int | None = option(
+        None, "most requests at once; default: no limit", "N", at_least(1), ("--concurrency", "--max-concurrency")
+    )
+    stream: bool = option(True, "stream the answers", check=flag)
+    temperature: float = option(0.0, "sampling temperature", "T", partial(number, low=0))
+    warmups: int = option(1, "requests before the measurement", check=at_least(0))
+    timeout: float = option(600.0, "for one request", "SECONDS", positive)
 
     def __post_init__(self) -> None:
-        if self.concurrency is not None and self.concurrency < 1:
-            raise ValueError(f"concurrency must be at least 1, got {self.concurrency}")
-        if self.warmups < 0:
-            raise ValueError(f"warmups must be at least 0, got {self.warmups}")
-        if not 0 < self.timeout < math.inf:
-            raise ValueError(f"timeout must be above 0 and finite, got {self.timeout}")
-        if not self.stream and self.bounds.of_streams:
-            raise ValueError("without streaming there is no TTFT, TPOT or ITL to bound; e2el is left")
+        check_fields(self)
+        if not self.stream and self.slo.needs_stream:
+            raise ValueError("without streaming there is no TTFT, TPOT or ITL to limit, only e2el")
 
     def body(self, model: str, work: Work) -> bytes:
-        """A request as JSON. Its length is exact: tokens in, and no end before max_tokens out."""
+        """A request as JSON. The prompt is token ids and the EOS token is ignored, so both lengths are exact."""
         fields = {
             "model": model,
             "prompt": work.prompt,
@@ -58,76 +60,85 @@ class Load:
 async def run(
     load: Load, ended: Callable[[Outcome], None] | None = None, clock: Callable[[], float] = time.perf_counter
 ) -> Report:
-    """UnreachableError if there is no server, RefusedError if it refuses a warm-up. `ended` is told of every other."""
-    pool = Pool(load.target, clock)
+    """Run the load. OSError if there is no server, ValueError if it refuses a warm-up. `ended` is called with the
+    outcome of every measured request."""
+    pool = Pool(load.url, load.api_key, clock)
     try:
-        await pool.reach()
-        model = load.model or await first_model(pool)
+        model = load.model or await _first_model(load)
 
         def request(work: Work) -> bytes:
-            return load.target.request("POST", PATH, load.body(model, work))
+            return pool.request("POST", PATH, load.body(model, work))
 
-        async def ask(written: bytes) -> Outcome:
-            outcome = await _ask(pool, written, load, clock)
+        async def send(written: bytes) -> Outcome:
+            outcome = await _send(pool, written, load, clock)
             if ended is not None:
                 ended(outcome)
             return outcome
 
         works = list(load.workload.works())
         requests = [(work.time, request(work)) for work in works]
-        backwards = works[0]._replace(prompt=works[0].prompt[::-1])  # so that no prefix is known before it counts
+        reversed_prompt = works[0]._replace(prompt=works[0].prompt[::-1])  # leaves no prefix of the run in the cache
         for _ in range(load.warmups):
-            first = await _ask(pool, request(backwards), load, clock)
+            first = await _send(pool, request(reversed_prompt), load, clock)
             if first.error is not None:
-                raise RefusedError(f"{load.target.origin} {first.error}")
+                raise ValueError(f"{load.url} {first.error}")
         start = clock()
-        outcomes = await made(requests, ask, load.concurrency, clock)
+        outcomes = await send_all(requests, send, load.concurrency, clock)
         seconds = max((outcome.ended for outcome in outcomes), default=start) - start
-        return report(outcomes, seconds, load.bounds, model, load.workload, load.concurrency)
+        return report(outcomes, seconds, load.slo, model, load.workload, load.concurrency)
     finally:
         pool.close()
 
 
-async def made(
+async def send_all(
     requests: Sequence[tuple[float, bytes]],
-    ask: Ask,
+    send: Send,
     concurrency: int | None,
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> list[Outcome]:
-    """The outcomes of all, in the order in which they were due.
+    """Send requests at their times and return their outcomes in the same order.
 
-    Each caller takes the next request when it has done with its last. With a bound there are as many callers, and one
-    that is late for a request makes it at once; without one there is a caller for each.
+    Without a limit the loop is open: each request has a worker, and is sent at its time. With a limit there are as many
+    workers, and each takes the next request when it has finished the last; one that is late sends at once.
     """
     start, todo = clock(), iter(enumerate(requests))
     outcomes: dict[int, Outcome] = {}
 
-    async def caller(mine: Iterator[tuple[int, tuple[float, bytes]]]) -> None:
-        for number, (due, written) in mine:
+    async def worker(mine: Iterator[tuple[int, tuple[float, bytes]]]) -> None:
+        for index, (due, written) in mine:
             wait = start + due - clock()
             if wait > 0:
                 await sleep(wait)
-            outcomes[number] = await ask(written)
+            outcomes[index] = await send(written)
 
-    async with asyncio.TaskGroup() as callers:
+    async with asyncio.TaskGroup() as workers:
         if concurrency is None:
             for numbered in todo:
-                callers.create_task(caller(iter([numbered])))
+                workers.create_task(worker(iter([numbered])))
         else:
             for _ in range(min(concurrency, len(requests))):
-                callers.create_task(caller(todo))
-    return [outcomes[number] for number in range(len(requests))]
+                workers.create_task(worker(todo))
+    return [outcomes[index] for index in range(len(requests))]
 
 
-async def _ask(pool: Pool, written: bytes, load: Load, clock: Callable[[], float]) -> Outcome:
-    """A connection that is lost, and a server that is gone in the middle of the run, are outcomes as well."""
-    answer = Answer(clock(), load.stream)
+async def _send(pool: Pool, written: bytes, load: Load, clock: Callable[[], float]) -> Outcome:
+    """Send one request. A time-out and a lost connection are outcomes, not exceptions."""
+    response = Response(clock(), load.stream)
     try:
         async with asyncio.timeout(load.timeout):
-            await pool.exchange(written, answer)
+            await pool.exchange(written, response)
     except TimeoutError:
-        return Outcome(answer.sent, clock(), error=f"no whole answer within {load.timeout:g} s")
-    except (UnreachableError, LostError) as error:
-        return Outcome(answer.sent, clock(), error=str(error))
-    return answer.outcome(clock())
+        return Outcome(response.sent, clock(), error=f"no whole answer within {load.timeout:g} s")
+    except (UnreachableError, ConnectionLostError) as error:
+        return Outcome(response.sent, clock(), error=str(error))
+    return response.outcome(clock())
+
+
+async def _first_model(load: Load) -> str:
+    headers = {} if load.api_key is None else {"Authorization": f"Bearer {load.api_key}"}
+    async with httpx.AsyncClient(base_url=load.url, headers=headers) as client:
+        try:
+            return first_model(await client.get("/v1/models"))
+        except httpx.TransportError as error:
+            raise UnreachableError(f"no server answers at {load.url} ({error}); is it running?") from None

@@ -1,4 +1,4 @@
-"""Report: the figures of a run under the names that `vllm bench serve` gives them, and a table of them."""
+"""The figures of a run, named as `vllm bench serve` names them, as JSON or as a table."""
 
 import math
 from collections import Counter
@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from phase0_request.metrics import percentile
-from phase6_integration.lab.load.answer import Outcome
+from phase6_integration.lab.load.response import Outcome
 from phase6_integration.lab.load.workload import Workload
 
 LATENCIES = {
@@ -25,8 +25,8 @@ STATISTICS = ("mean", "median", "std", "p50", "p90", "p99")
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """What a request must keep to count as good: milliseconds, none of them exceeded. Of `itl` the request's mean."""
+class SLO:
+    """Upper limits, in milliseconds, that a request must keep to count as goodput. `itl` limits the request's mean."""
 
     ttft: float | None = None
     tpot: float | None = None
@@ -34,21 +34,19 @@ class Bounds:
     e2el: float | None = None
 
     @classmethod
-    def of(cls, pairs: Sequence[str]) -> "Bounds":
+    def of(cls, pairs: Sequence[str]) -> "SLO":
         """From `ttft:500` and the like."""
-        bounds: dict[str, float] = {}
+        limits: dict[str, float] = {}
         for pair in pairs:
             name, _, value = pair.partition(":")
             try:
-                bound = float(value)
+                limit = float(value)
             except ValueError:
-                bound = math.nan
-            if name not in LATENCIES or not 0 < bound < math.inf or name in bounds:
-                raise ValueError(
-                    f"a bound is {', '.join(LATENCIES)} once each, a colon and milliseconds above 0, got {pair!r}"
-                )
-            bounds[name] = bound
-        return cls(**bounds)
+                limit = math.nan
+            if name not in LATENCIES or not 0 < limit < math.inf or name in limits:
+                raise ValueError(f"an SLO is one of {', '.join(LATENCIES)}, a colon and milliseconds, got {pair!r}")
+            limits[name] = limit
+        return cls(**limits)
 
     @property
     def given(self) -> dict[str, float]:
@@ -56,11 +54,11 @@ class Bounds:
         return {name: value for name, value in values.items() if value is not None}
 
     @property
-    def of_streams(self) -> bool:
+    def needs_stream(self) -> bool:
         return bool(self.given.keys() - {"e2el"})
 
     def kept(self, outcome: Outcome) -> bool:
-        """Whether a request was good. One token has no time per token, and keeps any bound of it."""
+        """Whether a request kept all limits. A latency that it lacks, such as the TPOT of one token, is kept."""
         itl = outcome.itl
         values = {
             "ttft": outcome.ttft,
@@ -68,13 +66,13 @@ class Bounds:
             "itl": sum(itl) / len(itl) if itl else math.nan,
             "e2el": outcome.e2el,
         }
-        return not any(values[name] * 1e3 > bound for name, bound in self.given.items())
+        return not any(values[name] * 1e3 > limit for name, limit in self.given.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Throughputs are of whole requests: what failed counts nowhere but in `failed`. A latency that nothing was
-    measured of is None throughout, and goodput is None if there were no bounds."""
+    """The figures of a run. Failed requests count in `failed` only. A latency without measurements is None, and so is
+    goodput without an SLO."""
 
     model_id: str
     num_prompts: int
@@ -94,7 +92,7 @@ class Report:
     errors: dict[str, int]  # why, and how often
 
     def as_json(self) -> dict[str, Any]:
-        """One flat object of numbers. `total_cached_tokens` is ours, all other names are vLLM's."""
+        """One flat object. The names are vLLM's, except `total_cached_tokens`."""
         names = [name for name in self.__slots__ if name not in ("latencies", "errors")]
         figures = {name: getattr(self, name) for name in names} | self.latencies
         return figures | {"request_rate": "inf" if math.isinf(self.request_rate) else self.request_rate}
@@ -110,7 +108,7 @@ class Report:
             "of these cached": f"{self.total_cached_tokens:,}",
             "tokens out": f"{self.total_output_tokens:,}",
             "requests/s": f"{self.request_throughput:,.2f}",
-            "good requests/s": "" if self.request_goodput is None else f"{self.request_goodput:,.2f}",
+            "goodput, requests/s": "" if self.request_goodput is None else f"{self.request_goodput:,.2f}",
             "tokens out/s": f"{self.output_throughput:,.1f}",
             "tokens in and out/s": f"{self.total_token_throughput:,.1f}",
         }
@@ -129,12 +127,12 @@ class Report:
 def report(
     outcomes: Sequence[Outcome],
     duration: float,
-    bounds: Bounds,
+    slo: SLO,
     model: str,
     workload: Workload,
     concurrency: int | None,
 ) -> Report:
-    """All of it in figures."""
+    """Compute the figures of a run."""
     whole = [outcome for outcome in outcomes if outcome.error is None]
     tokens_in = sum(outcome.input_tokens for outcome in whole)
     tokens_out = sum(outcome.output_tokens for outcome in whole)
@@ -158,14 +156,14 @@ def report(
         request_throughput=len(whole) / seconds,
         output_throughput=tokens_out / seconds,
         total_token_throughput=(tokens_in + tokens_out) / seconds,
-        request_goodput=sum(map(bounds.kept, whole)) / seconds if bounds.given else None,
+        request_goodput=sum(map(slo.kept, whole)) / seconds if slo.given else None,
         latencies=latencies,
         errors=dict(Counter(outcome.error for outcome in outcomes if outcome.error is not None)),
     )
 
 
 def statistics(name: str, seconds: Sequence[float]) -> dict[str, float | None]:
-    """mean_<name>_ms and its like. The deviation is of these values, not an estimate for more of them."""
+    """mean_<name>_ms and so on. The standard deviation is the population's."""
     if not seconds:
         return {f"{statistic}_{name}_ms": None for statistic in STATISTICS}
     values = sorted(value * 1e3 for value in seconds)

@@ -1,71 +1,73 @@
-"""Workload: which prompts come when, and how long their answers will be. The same for the same seed."""
+"""Workload: the prompts of a run, their arrival times and output lengths."""
 
 import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
+from phase2_prefill_decode.fields import ConfigError, number, one_of
 from phase5_continuous.lab.traces import Trace
+from phase6_integration.options import at_least, check_fields, option
 
 KINDS = {
     "fixed": "every prompt and every answer is of one length",
     "long-tail": "lengths are log-normal, around the lengths given as medians",
     "shared-prefix": "fixed lengths, each prompt after one of a few prefixes",
 }
-FIRST, LAST = 300, 3999  # of the token ids drawn: words in every usual vocabulary, special in none
+FIRST, LAST = 300, 3999  # the range of prompt token ids: words in every usual vocabulary, special tokens in none
 
 
 class Work(NamedTuple):
-    """One request to be made."""
+    """One request to be sent."""
 
-    time: float  # seconds after the start; 0 if it may come as soon as there is room
+    time: float  # seconds after the start; 0: as soon as concurrency permits
     prompt: list[int]
     max_tokens: int
 
 
+def _kind(_: str, value: str) -> None:
+    one_of("workload", value, tuple(KINDS))
+
+
+def _rate(name: str, value: float) -> None:
+    if not value > 0:
+        raise ConfigError(f"{name} must be above 0, or inf for all at once, got {value}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Lengths in tokens. With a rate requests come whenever they like, so many a second on average; without one, all
-    are there at the start."""
+    """Prompts and their arrival times. Lengths are in tokens. With a request rate arrivals are Poisson; without one all
+    requests arrive at the start. The same seed gives the same workload."""
 
-    kind: str = "fixed"
-    num_prompts: int = 200
-    request_rate: float = math.inf
-    input_len: int = 128
-    output_len: int = 64
-    spread: float = 1.0  # long-tail: of the logarithm of a length
-    max_input_len: int = 1024  # long-tail: longer ones are cut
-    max_output_len: int = 512
-    prefix_len: int = 256  # shared-prefix: comes on top of the input length
-    num_prefixes: int = 4
-    seed: int = 0
+    kind: str = option("fixed", ", ".join(KINDS), "KIND", _kind, ("--workload",))
+    num_prompts: int = option(200, "requests", check=at_least(1))
+    request_rate: float = option(math.inf, "mean requests/s, Poisson arrivals; inf: all at once", "RATE", _rate)
+    input_len: int = option(128, "prompt tokens; the median for long-tail", check=at_least(1))
+    output_len: int = option(64, "output tokens; the median for long-tail", check=at_least(1))
+    spread: float = option(1.0, "long-tail: sigma of the log-normal lengths", "SIGMA", partial(number, low=0))
+    max_input_len: int = option(1024, "long-tail: longer prompts are cut", check=at_least(1))
+    max_output_len: int = option(512, "long-tail: longer outputs are cut", check=at_least(1))
+    prefix_len: int = option(256, "shared-prefix: tokens before each prompt", check=at_least(0))
+    num_prefixes: int = option(4, "shared-prefix: number of different prefixes", check=at_least(1))
+    seed: int = option(0, "of times, lengths and prompts")
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"a workload is one of {', '.join(KINDS)}, got {self.kind!r}")
-        for name in ("num_prompts", "input_len", "output_len", "max_input_len", "max_output_len", "num_prefixes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
-        if self.prefix_len < 0:
-            raise ValueError(f"prefix-len must be at least 0, got {self.prefix_len}")
-        if not self.request_rate > 0:
-            raise ValueError(f"request-rate must be above 0, or inf for all at once, got {self.request_rate}")
-        if not 0 <= self.spread < math.inf:
-            raise ValueError(f"spread must be at least 0 and finite, got {self.spread}")
+        check_fields(self)
 
     def works(self) -> Iterator[Work]:
-        """In the order of time."""
+        """The requests in the order of their times."""
         rng = random.Random(self.seed)
         prefixes: list[list[int]] = [[]]
         if self.kind == "shared-prefix":
             prefixes = [_tokens(rng, self.prefix_len) for _ in range(self.num_prefixes)]
-        for number, arrival in enumerate(self._trace().arrivals()):
-            prompt = prefixes[number % len(prefixes)] + _tokens(rng, len(arrival.prompt))
+        for index, arrival in enumerate(self._trace().arrivals()):
+            prompt = prefixes[index % len(prefixes)] + _tokens(rng, len(arrival.prompt))
             yield Work(arrival.time, prompt, arrival.answer)
 
     def _trace(self) -> Trace:
-        """Phase 5's, for its times and lengths. Fixed lengths are a tail without spread."""
+        """Times and lengths are those of phase 5's traces. Fixed lengths are a long tail without spread."""
         tail = self.kind == "long-tail"
         together = math.isinf(self.request_rate)
         return Trace(

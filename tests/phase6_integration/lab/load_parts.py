@@ -1,4 +1,4 @@
-"""What a load generator hears, piece by piece, a clock that tests move, and the names of the figures."""
+"""Pieces of a streamed response, a clock for tests, and the names of the figures."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The load generator: what it measures of an answer, against moments that are given and against numpy."""
+"""The load generator's measurements, against given arrival times and against numpy."""
 
 import asyncio
 import random
@@ -7,29 +7,29 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from phase6_integration.http_client import Connection
-from phase6_integration.lab.load.answer import Answer, Outcome
-from phase6_integration.lab.load.report import LATENCIES, STATISTICS, Bounds, report
+from phase6_integration.lab.load.connection import Connection
+from phase6_integration.lab.load.report import LATENCIES, SLO, STATISTICS, report
+from phase6_integration.lab.load.response import Outcome, Response
 from phase6_integration.lab.load.workload import Workload
 from tests.phase6_integration.lab.load_parts import END, HEAD, USAGE, VLLM_NAMES, Clock, chunk, word
 
 
-class Wire(asyncio.Transport):
-    """A transport that leads nowhere."""
+class NullTransport(asyncio.Transport):
+    """Discards what is written."""
 
     def write(self, data: bytes | bytearray | memoryview) -> None: ...
 
     def abort(self) -> None: ...
 
 
-def heard_at(script: list[tuple[float, bytes]], stream: bool = True) -> Outcome:
-    """The outcome when these bytes come at these moments after the request was sent."""
+def received(script: list[tuple[float, bytes]], stream: bool = True) -> Outcome:
+    """The outcome of bytes that arrive at these seconds after the request."""
 
     async def play() -> Outcome:
         clock = Clock()
         connection = Connection(clock)
-        connection.connection_made(Wire())
-        answer = Answer(clock(), stream)
+        connection.connection_made(NullTransport())
+        answer = Response(clock(), stream)
         exchange = asyncio.ensure_future(connection.exchange(b"ask", answer))
         await asyncio.sleep(0)
         for moment, data in script:
@@ -41,9 +41,9 @@ def heard_at(script: list[tuple[float, bytes]], stream: bool = True) -> Outcome:
     return asyncio.run(play())
 
 
-def test_latencies_are_from_the_moments_at_which_text_came() -> None:
+def test_latencies_count_from_the_arrival_of_text() -> None:
     whole = chunk(word("three tokens"))
-    outcome = heard_at(
+    outcome = received(
         [
             (0.2, HEAD + chunk(word(""))),  # the head, and a piece without text, are not the first token
             (0.5, chunk(word("one"))),
@@ -62,20 +62,20 @@ def test_latencies_are_from_the_moments_at_which_text_came() -> None:
     assert (outcome.input_tokens, outcome.output_tokens) == (9, 5)
 
 
-def test_any_cut_of_the_bytes_gives_the_same_outcome() -> None:
+def test_the_outcome_does_not_depend_on_how_bytes_are_split() -> None:
     whole = HEAD + b"".join(map(chunk, (word("a"), word("\u00e9 \u4e16"), word("", "length"), USAGE))) + END
-    reference = heard_at([(1.0, whole)])
+    reference = received([(1.0, whole)])
     rng = random.Random(0)
     for _ in range(50):
         cuts = sorted({0, *(rng.randrange(1, len(whole)) for _ in range(rng.randint(1, 12))), len(whole)})
         pieces = [(1.0, whole[start:stop]) for start, stop in pairwise(cuts)]
-        assert heard_at(pieces) == reference
+        assert received(pieces) == reference
     assert reference.error is None
     assert len(reference.deliveries) == 2
 
 
-def test_an_answer_without_text_has_its_first_token_at_its_end() -> None:
-    outcome = heard_at([(0.7, HEAD + chunk(word("", "length")) + chunk(USAGE) + END)])
+def test_without_text_the_first_token_is_at_the_end() -> None:
+    outcome = received([(0.7, HEAD + chunk(word("", "length")) + chunk(USAGE) + END)])
     assert outcome.error is None
     assert outcome.ttft == pytest.approx(0.7)
 
@@ -89,25 +89,25 @@ def test_an_answer_without_text_has_its_first_token_at_its_end() -> None:
         (["data: {broken\n\n"], "an event of the stream is not what it should be"),
     ],
 )
-def test_a_stream_that_is_not_whole_is_a_failure_that_says_why(events: list[object], why: str) -> None:
-    outcome = heard_at([(1.0, HEAD + b"".join(map(chunk, events)) + END)])
+def test_an_incomplete_stream_is_an_error(events: list[object], why: str) -> None:
+    outcome = received([(1.0, HEAD + b"".join(map(chunk, events)) + END)])
     assert outcome.error is not None
     assert why in outcome.error
 
 
-def test_a_stream_without_done_is_a_failure() -> None:
-    outcome = heard_at([(1.0, HEAD + chunk(word("a", "length")) + chunk(USAGE) + b"0\r\n\r\n")])
+def test_a_stream_without_done_is_an_error() -> None:
+    outcome = received([(1.0, HEAD + chunk(word("a", "length")) + chunk(USAGE) + b"0\r\n\r\n")])
     assert outcome.error == "the stream ended without [DONE]"
 
 
-def test_the_figures_are_those_of_numpy() -> None:
+def test_the_figures_equal_numpy() -> None:
     rng = random.Random(5)
     outcomes = []
     for _ in range(137):
         times = np.cumsum([rng.expovariate(3) for _ in range(rng.randint(1, 30))]).tolist()
         outcomes.append(Outcome(0.0, times[-1] + 0.01, times, rng.randint(1, 50), len(times) * 2, 3))
     outcomes.append(Outcome(0.0, 1e6, error="lost"))
-    got = report(outcomes, 20.0, Bounds(), "m", Workload(num_prompts=138), 8).as_json()
+    got = report(outcomes, 20.0, SLO(), "m", Workload(num_prompts=138), 8).as_json()
     whole = outcomes[:-1]
     oracle = {
         "ttft": [o.deliveries[0] for o in whole],
@@ -131,8 +131,8 @@ def test_the_figures_are_those_of_numpy() -> None:
     assert got["total_cached_tokens"] == 3 * 137
 
 
-def test_the_names_are_those_of_vllm() -> None:
-    got = report([], 1.0, Bounds(), "m", Workload(), None).as_json()
+def test_the_names_are_those_of_vllm_bench() -> None:
+    got = report([], 1.0, SLO(), "m", Workload(), None).as_json()
     assert got.keys() >= VLLM_NAMES
     assert got.keys() - VLLM_NAMES == {
         "model_id", "num_prompts", "request_rate", "max_concurrency", "total_cached_tokens",
@@ -141,7 +141,7 @@ def test_the_names_are_those_of_vllm() -> None:
     assert {f"{s}_{name}_ms" for s in STATISTICS for name in LATENCIES} <= got.keys()
 
 
-def test_a_good_request_keeps_every_bound() -> None:
+def test_goodput_counts_requests_that_keep_every_limit() -> None:
     def goodput(*bounds: str) -> float | None:
         outcomes = [
             Outcome(0, 1.0, [0.1, 0.4, 1.0], output_tokens=3),
@@ -149,7 +149,7 @@ def test_a_good_request_keeps_every_bound() -> None:
             Outcome(0, 0.2, [0.2], output_tokens=1),
             Outcome(0, 0.1, error="lost"),
         ]
-        return report(outcomes, 2.0, Bounds.of(bounds), "m", Workload(), None).request_goodput
+        return report(outcomes, 2.0, SLO.of(bounds), "m", Workload(), None).request_goodput
 
     assert goodput() is None
     assert goodput("ttft:1000") == 1.5
@@ -161,6 +161,6 @@ def test_a_good_request_keeps_every_bound() -> None:
 
 
 @pytest.mark.parametrize("bound", ["ttft", "ttft:", "ttft:fast", "speed:5", "itl:0", "itl:-1", "itl:nan", "itl:inf"])
-def test_a_bound_that_is_none_is_refused(bound: str) -> None:
-    with pytest.raises(ValueError, match=r"a bound is ttft, tpot, itl, e2el"):
-        Bounds.of([bound])
+def test_an_invalid_slo_is_refused(bound: str) -> None:
+    with pytest.raises(ValueError, match=r"an SLO is one of ttft, tpot, itl, e2el"):
+        SLO.of([bound])

@@ -1,4 +1,4 @@
-"""The load generator: what it asks, and when."""
+"""The load generator: the requests that it sends, and their times."""
 
 import asyncio
 import json
@@ -9,23 +9,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from phase6_integration.http_client import Target
-from phase6_integration.lab.load.answer import Outcome
-from phase6_integration.lab.load.client import Load, made
+from phase6_integration.lab.load.client import Load, send_all
+from phase6_integration.lab.load.response import Outcome
 from phase6_integration.lab.load.workload import FIRST, LAST, Work, Workload
 from tests.phase6_integration.lab.load_parts import Clock
 
-# What is asked.
+# The requests.
 
 
-def test_the_same_seed_asks_the_same_at_the_same_moments() -> None:
+def test_a_seed_determines_prompts_and_times() -> None:
     for kind in ("fixed", "long-tail", "shared-prefix"):
         one = Workload(kind=kind, num_prompts=20, request_rate=5, seed=3)
         assert list(one.works()) == list(one.works())
         assert list(one.works()) != list(replace(one, seed=4).works())
 
 
-def test_fixed_lengths_are_exact_and_tokens_are_words() -> None:
+def test_fixed_lengths_are_exact() -> None:
     works = list(Workload(num_prompts=50, input_len=37, output_len=11).works())
     assert {(work.time, len(work.prompt), work.max_tokens) for work in works} == {(0.0, 37, 11)}
     tokens = {token for work in works for token in work.prompt}
@@ -34,7 +33,7 @@ def test_fixed_lengths_are_exact_and_tokens_are_words() -> None:
     assert len(tokens) > 1000
 
 
-def test_a_long_tail_has_the_median_given_and_is_cut_where_said() -> None:
+def test_long_tail_lengths_are_log_normal_around_the_median_up_to_the_maximum() -> None:
     works = list(Workload(kind="long-tail", num_prompts=2000, input_len=100, output_len=20, max_input_len=900).works())
     lengths = [len(work.prompt) for work in works]
     assert 90 < float(np.median(lengths)) < 110
@@ -43,7 +42,7 @@ def test_a_long_tail_has_the_median_given_and_is_cut_where_said() -> None:
     assert 18 <= float(np.median([work.max_tokens for work in works])) <= 22
 
 
-def test_shared_prefixes_are_shared_by_turns_and_the_rest_is_not() -> None:
+def test_prompts_take_turns_with_the_shared_prefixes() -> None:
     works = list(Workload(kind="shared-prefix", num_prompts=9, prefix_len=64, num_prefixes=3, input_len=16).works())
     prefixes = [tuple(work.prompt[:64]) for work in works]
     assert prefixes[:3] == prefixes[3:6] == prefixes[6:]
@@ -52,7 +51,7 @@ def test_shared_prefixes_are_shared_by_turns_and_the_rest_is_not() -> None:
     assert {len(work.prompt) for work in works} == {80}
 
 
-def test_arrivals_at_a_rate_are_poisson() -> None:
+def test_arrivals_are_poisson() -> None:
     works = list(Workload(num_prompts=4000, request_rate=20, input_len=1).works())
     gaps = np.diff([work.time for work in works])
     assert abs(gaps.mean() * 20 - 1) < 0.05
@@ -62,29 +61,29 @@ def test_arrivals_at_a_rate_are_poisson() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"kind": "random"}, "fixed, long-tail, shared-prefix, got 'random'"),
-        ({"num_prompts": 0}, "num-prompts must be at least 1, got 0"),
-        ({"request_rate": 0.0}, "request-rate must be above 0"),
-        ({"request_rate": math.nan}, "request-rate must be above 0"),
-        ({"spread": math.inf}, "spread must be at least 0 and finite"),
+        ({"kind": "random"}, "workload must be one of fixed, long-tail, shared-prefix, got 'random'"),
+        ({"num_prompts": 0}, "num_prompts must be an integer from 1"),
+        ({"request_rate": 0.0}, "request_rate must be above 0"),
+        ({"request_rate": math.nan}, "request_rate must be above 0"),
+        ({"spread": math.inf}, "spread must be a number from 0"),
     ],
 )
-def test_a_workload_that_makes_no_sense_is_refused(options: dict[str, object], words: str) -> None:
+def test_invalid_workloads_are_refused(options: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Workload(**options)  # type: ignore[arg-type]
 
 
-def test_work_is_what_the_body_says() -> None:
-    body = json.loads(Load(target=Target.of("http://x"), temperature=0.5).body("m", Work(0.0, [7, 8], 3)))
+def test_the_body_has_exact_lengths() -> None:
+    body = json.loads(Load(url="http://x", temperature=0.5).body("m", Work(0.0, [7, 8], 3)))
     assert body["prompt"] == [7, 8]
     assert (body["max_tokens"], body["temperature"], body["ignore_eos"]) == (3, 0.5, True)
 
 
-# When it is asked.
+# Their times.
 
 
 class Sleeper:
-    """Time passes only where somebody sleeps: the one who wakes first is woken first."""
+    """A simulated clock: when all tasks sleep, it moves to the first that wakes."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -108,7 +107,7 @@ class Sleeper:
 
 
 def paced(times: Sequence[float], service: float, concurrency: int | None) -> list[Outcome]:
-    """Requests that take `service` seconds each, in a time of their own."""
+    """Send requests that take `service` seconds each, in simulated time."""
 
     async def play() -> list[Outcome]:
         sleeper = Sleeper()
@@ -119,20 +118,20 @@ def paced(times: Sequence[float], service: float, concurrency: int | None) -> li
             return Outcome(sent, sleeper.clock.now)
 
         requests = [(time, b"") for time in times]
-        task = asyncio.ensure_future(made(requests, ask, concurrency, sleeper.clock, sleeper.sleep))
+        task = asyncio.ensure_future(send_all(requests, ask, concurrency, sleeper.clock, sleeper.sleep))
         return await sleeper.pass_time(task)
 
     return asyncio.run(play())
 
 
-def test_an_open_loop_waits_for_nobody() -> None:
+def test_an_open_loop_sends_every_request_at_its_time() -> None:
     times = [0.0, 0.5, 0.6, 7.0]
     assert [one.sent - 100 for one in paced(times, 3.0, None)] == pytest.approx(times)
 
 
-def test_a_closed_loop_keeps_as_many_going_as_allowed() -> None:
+def test_a_closed_loop_keeps_to_the_concurrency() -> None:
     assert [one.sent - 100 for one in paced([0.0] * 5, 3.0, 2)] == [0, 0, 3, 3, 6]
 
 
-def test_a_bound_delays_what_comes_too_fast_and_nothing_else() -> None:
+def test_limited_concurrency_delays_only_requests_that_come_too_fast() -> None:
     assert [one.sent - 100 for one in paced([0.0, 1.0, 20.0], 3.0, 1)] == pytest.approx([0, 3, 20])

@@ -1,4 +1,4 @@
-"""What a server has loaded is no work for its garbage collector."""
+"""gc_freeze: objects that exist after start-up are not walked by the garbage collector."""
 
 import gc
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from phase6_integration import loaded
+from phase6_integration.gc_freeze import gc_freeze
 from tests.phase6_integration.life import PATIENCE, life
 
 REPORTER = """
@@ -27,8 +27,8 @@ class Node:
     pass
 
 
-def test_what_is_loaded_is_put_aside_and_what_is_new_is_still_collected() -> None:
-    with loaded.for_good():
+def test_loaded_objects_are_frozen_and_new_garbage_is_still_collected() -> None:
+    with gc_freeze():
         assert not gc.isenabled()
         kept = [Node() for _ in range(1000)]
     try:
@@ -45,14 +45,14 @@ def test_what_is_loaded_is_put_aside_and_what_is_new_is_still_collected() -> Non
         gc.unfreeze()
 
 
-def test_after_a_load_that_failed_the_collector_works_on() -> None:
-    with pytest.raises(ValueError, match="no such model"), loaded.for_good():
+def test_a_failed_load_enables_the_collector_again() -> None:
+    with pytest.raises(ValueError, match="no such model"), gc_freeze():
         raise ValueError("no such model")
     assert gc.isenabled()
     assert gc.get_freeze_count() == 0
 
 
-def test_both_processes_of_a_server_put_aside_what_they_loaded(tmp_path: Path) -> None:
+def test_both_processes_of_a_server_freeze_what_they_loaded(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(REPORTER.replace("{directory}", str(tmp_path)))
     with life(PYTHONPATH=str(tmp_path)) as server:
         server.until("ready")
@@ -60,7 +60,7 @@ def test_both_processes_of_a_server_put_aside_what_they_loaded(tmp_path: Path) -
             os.kill(pid, signal.SIGUSR1)
             told, deadline = tmp_path / str(pid), time.monotonic() + PATIENCE
             while not (told.exists() and told.read_text().endswith("\n")):
-                assert time.monotonic() < deadline, f"{pid} says nothing"
+                assert time.monotonic() < deadline, f"{pid} does not report"
                 os.sched_yield()
             count, enabled = told.read_text().split()
             assert int(count) > 20_000

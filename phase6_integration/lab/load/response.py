@@ -1,4 +1,4 @@
-"""Answer: what one request has got so far, from the bytes of its response and the moments they came."""
+"""Parse the response to one request into its Outcome: token counts, and the moments at which text arrived."""
 
 import math
 from collections.abc import Sequence
@@ -9,14 +9,14 @@ import msgspec
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One request once it is over. Seconds on the client's clock; token counts are the server's own."""
+    """One finished request. Times are seconds on the client's clock; token counts are from the server's usage."""
 
     sent: float
     ended: float
-    deliveries: Sequence[float] = ()  # when text came, if it was streamed; one may carry several tokens
+    deliveries: Sequence[float] = ()  # arrivals of streamed text; one may carry several tokens
     input_tokens: int = 0
     output_tokens: int = 0
-    cached_tokens: int = 0  # of the input, if the server says so
+    cached_tokens: int = 0  # of the input, if the server reports them
     error: str | None = None
 
     @property
@@ -25,19 +25,19 @@ class Outcome:
 
     @property
     def ttft(self) -> float:
-        """To the first text. NaN if nothing was streamed."""
+        """Time to first token. NaN without streaming."""
         return self.deliveries[0] - self.sent if self.deliveries else math.nan
 
     @property
     def tpot(self) -> float:
-        """Per token after the first. NaN if there was none, or nothing was streamed."""
+        """Time per output token after the first. NaN for a single token or without streaming."""
         if not self.deliveries or self.output_tokens < 2:
             return math.nan
         return (self.e2el - self.ttft) / (self.output_tokens - 1)
 
     @property
     def itl(self) -> list[float]:
-        """Gaps between deliveries."""
+        """Inter-token latencies: the gaps between deliveries."""
         return [later - earlier for earlier, later in zip(self.deliveries, self.deliveries[1:], strict=False)]
 
 
@@ -61,7 +61,7 @@ class _Error(msgspec.Struct):
 
 
 class _Chunk(msgspec.Struct):
-    """A completion or a piece of one; what else is in it is skipped."""
+    """The fields of a completion, or of a chunk of one, that matter here. Others are skipped unparsed."""
 
     choices: list[_Choice] = msgspec.field(default_factory=list)
     usage: _Usage | None = None
@@ -72,8 +72,8 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 
 
 @dataclass(slots=True)
-class Answer:
-    """Fed by a connection. `outcome` is what it came to; an answer that is not whole is a failure that says why."""
+class Response:
+    """Receives a body from a connection. `outcome` gives the result; an incomplete response is an error."""
 
     sent: float
     streamed: bool
@@ -83,10 +83,10 @@ class Answer:
     _error: str | None = None
     _reason: str | None = None
     _done: bool = False
-    _rest: bytes = b""  # of the body: a line that is not whole yet, or all that is no stream
+    _rest: bytes = b""  # an incomplete line, or the whole body if it is no stream
 
     def feed(self, data: bytes, now: float) -> None:
-        """More of the body. What a server says each event in is one line, `data: ...`; other lines are comments."""
+        """Take a piece of the body. Each event is one line, `data: ...`; other lines are comments."""
         if not self.streamed or self.status != 200:
             self._rest += data
             return
@@ -96,13 +96,8 @@ class Answer:
             if line.startswith(b"data:"):
                 self._event(line[5:].strip(), now)
 
-    @property
-    def body(self) -> bytes:
-        """All of it, if it is no stream."""
-        return self._rest
-
     def outcome(self, ended: float) -> Outcome:
-        """The response is over."""
+        """The result, once the response has ended."""
         if self.status != 200 or not self.streamed:
             self._take_whole()
         elif self._error is None and not self._done:
@@ -133,9 +128,9 @@ class Answer:
             self._error = f"an event of the stream is not what it should be: {error}"
             return
         self._take(chunk)
-        said = any(choice.text for choice in chunk.choices)
-        # An answer may have no text at all; its first token was then there when it ended.
-        if said or (not self.deliveries and any(choice.finish_reason for choice in chunk.choices)):
+        text = any(choice.text for choice in chunk.choices)
+        # An answer without any text counts as delivered when it ends.
+        if text or (not self.deliveries and any(choice.finish_reason for choice in chunk.choices)):
             self.deliveries.append(now)
 
     def _take_whole(self) -> None:

@@ -1,0 +1,196 @@
+"""What the commands share: flags made from dataclass fields, the choice of a local model or a server, HTTP errors."""
+
+import argparse
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_type_hints
+from urllib.parse import urlsplit
+
+from phase6_integration.options import EngineOptions
+
+if TYPE_CHECKING:
+    import httpx
+
+    from phase6_integration.engine import NanoServingEngine
+
+WRONG_ARGUMENTS = 2
+API_KEYS = ("NANOSERVE_API_KEY", "VLLM_API_KEY")  # environment variables
+LOCAL = ("dtype", "device", "max_model_len", "kv_cache_pages", "threads")  # engine options of a local model
+SAMPLING = {
+    "max_tokens": ("N", "most tokens of an answer"),
+    "temperature": ("T", "0: always the most likely token"),
+    "top_p": ("P", "sample from the most likely tokens of this total probability"),
+    "top_k": ("K", "sample from this many of the most likely tokens; 0: from all"),
+    "seed": ("N", "sampling seed"),
+}
+UNPRINTABLE = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "\ufffd")
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser without abbreviated flags. Its errors are one line and never repeat a value given to a flag
+    it does not know, which may be an API key."""
+
+    def __init__(self, **keywords: Any) -> None:
+        super().__init__(
+            allow_abbrev=False,
+            argument_default=argparse.SUPPRESS,
+            formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=42, width=120),
+            **keywords,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(WRONG_ARGUMENTS, f"{self.prog}: {message}\n")
+
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        flags = [argument.partition("=")[0] for argument in unknown if argument.startswith("-")]
+        self.error(f"no such flag: {', '.join(flags)}" if flags else f"{len(unknown)} arguments too many")
+
+
+# Flags from dataclass fields.
+
+
+def add_fields(group: argparse._ActionsContainer, options: type, only: Collection[str] | None = None) -> None:
+    """Add a flag for each field of a dataclass that has a help text. A flag that is not given leaves the default."""
+    hints = get_type_hints(options)
+    for field in fields(options):
+        if "help" not in field.metadata or (only is not None and field.name not in only):
+            continue
+        flags = field.metadata["flags"] or (f"--{field.name.replace('_', '-')}",)
+        hint = hints[field.name]
+        kind = next((one for one in get_args(hint) if one is not type(None)), hint)
+        if kind is bool:
+            add_switch(group, flags[0], f"{field.metadata['help']} ({'on' if field.default else 'off'})", field.name)
+            continue
+        default = "" if field.default is None else f" ({field.default})"
+        help = field.metadata["help"] + default
+        group.add_argument(*flags, dest=field.name, type=kind, metavar=field.metadata["metavar"], help=help)
+
+
+def add_switch(group: argparse._ActionsContainer, flag: str, help: str, dest: str) -> None:
+    """Add --flag and --no-flag."""
+    group.add_argument(flag, dest=dest, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=help)
+
+
+def values_of(options: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that are fields of a dataclass."""
+    return {field.name: given[field.name] for field in fields(options) if field.name in given}
+
+
+def engine_options(given: Mapping[str, Any]) -> EngineOptions:
+    """EngineOptions from arguments. `auto` stands for the default of dtype and device."""
+    values = values_of(EngineOptions, given)
+    return EngineOptions(**{n: v for n, v in values.items() if not (n in ("dtype", "device") and v == "auto")})
+
+
+def add_sampling(group: argparse._ActionsContainer, names: Sequence[str], **defaults: Any) -> None:
+    """Add flags for fields of SamplingParams."""
+    from phase0_request.params import SamplingParams
+
+    known = {field.name: field.default for field in fields(SamplingParams)}
+    for name in names:
+        metavar, help = SAMPLING[name]
+        default = defaults.get(name, known[name])
+        shown = "" if default is None else f" ({default})"
+        kind = float if name in ("temperature", "top_p") else int
+        group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=help + shown)
+
+
+# A local model, or a server.
+
+
+def add_local_model(group: argparse._ActionsContainer) -> None:
+    add_fields(group, EngineOptions, LOCAL)
+
+
+def add_server(group: argparse._ActionsContainer, default: str | None = None) -> None:
+    help = f"of the server ({default})" if default else "of a server, such as http://127.0.0.1:8000"
+    group.add_argument("--url", metavar="URL", default=default, help=help)
+    group.add_argument("--api-key", metavar="KEY", help=f"for the server; also from {' or '.join(API_KEYS)}")
+
+
+def local_options(given: Mapping[str, Any]) -> EngineOptions | None:
+    """The options of the local model; None if --url names a server. Flags of the other kind are an error."""
+    if given["url"] is None:
+        if "api_key" in given:
+            raise ValueError("--api-key is for a server; name it with --url")
+        return engine_options({name: given[name] for name in ("model", *LOCAL) if name in given})
+    for name in LOCAL:
+        if name in given:
+            raise ValueError(f"--{name.replace('_', '-')} is for a local model, and --url names a server")
+    return None
+
+
+def open_engine(options: EngineOptions) -> "NanoServingEngine":
+    """A local engine on as many threads as suit the model. ValueError if the model has no tokenizer."""
+    from dataclasses import asdict
+
+    from phase2_prefill_decode.config import ModelConfig
+    from phase2_prefill_decode.threads import threads_for
+    from phase6_integration.hub import directory_of
+
+    directory = directory_of(options.model)
+    if not (directory / "tokenizer.json").is_file():
+        raise ValueError(f"{options.model} has no tokenizer.json, so it takes no text")
+    threads = options.threads or threads_for(ModelConfig.from_pretrained(directory))
+    from phase6_integration.engine import NanoServingEngine  # loads torch
+
+    return NanoServingEngine.from_pretrained(**asdict(replace(options, model=str(directory), threads=threads)))
+
+
+# HTTP.
+
+
+def server_url(url: str) -> str:
+    """A server's URL as people write it, with or without /v1. ValueError if it is none."""
+    parts = urlsplit(url)
+    try:
+        valid = parts.port != 0 and parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        valid = False
+    if not valid or parts.username or parts.query or parts.fragment:
+        raise ValueError(f"a server's URL looks like http://127.0.0.1:8000, got {url!r}")
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def api_key(given: Mapping[str, Any]) -> str | None:
+    """The key from --api-key or the environment."""
+    key = given.get("api_key") or next((os.environ[name] for name in API_KEYS if os.environ.get(name)), None)
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise ValueError("an API key must be printable ASCII")
+    return key
+
+
+def http_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments for an httpx client of the server. An answer may take any time; a connection may not."""
+    import httpx
+
+    key = api_key(given)
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    return {"base_url": server_url(given["url"]), "headers": headers, "timeout": httpx.Timeout(None, connect=30)}
+
+
+def first_model(response: "httpx.Response") -> str:
+    """The first model in the response of GET /v1/models. ValueError if there is none."""
+    try:
+        content = response.json()
+        if response.status_code == 200:
+            return str(content["data"][0]["id"])
+        message = content["error"]["message"]
+    except (ValueError, LookupError, TypeError):
+        message = "no model is listed at /v1/models"
+    raise ValueError(f"{response.url} answered {response.status_code}: {message}")
+
+
+def http_error(error: "httpx.TransportError", url: str) -> str:
+    """What to tell a user."""
+    import httpx
+
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        return f"no server answers at {server_url(url)} ({error}); is it running?"
+    return f"the connection was lost: {error}"
+
+
+def printable(text: str) -> str:
+    """Text of a model without control characters, which could move the cursor or ring the bell."""
+    return text.translate(UNPRINTABLE)

@@ -1,0 +1,177 @@
+"""`nanoserve doctor`: check what this machine has, run the bundled model on it, and say what to do about problems."""
+
+import argparse
+import re
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from statistics import median
+
+from phase0_request.machine import Machine, describe
+from phase6_integration.cli.common import Parser
+
+NEEDED = ("torch", "transformers", "tokenizers")
+LOW_MEMORY = 2 << 30  # bytes
+PORT = 8000
+QUESTION = "What is a KV cache?"
+
+
+class State(Enum):
+    OK = "ok"
+    WARNING = "warning"  # it works, but not as well as it could
+    FAULT = "fault"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report. `advice` says what to do."""
+
+    state: State
+    name: str
+    words: str
+    advice: str = ""
+
+
+def add_flags(parser: Parser) -> None:
+    parser.description = "Check this machine and run the bundled model on it. The exit code is 1 if there is a fault."
+
+
+def run(_: argparse.Namespace, parser: Parser) -> int:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(soft_wrap=True)
+    styles = {State.OK: "green", State.WARNING: "yellow", State.FAULT: "bold red"}
+    states = []
+    with console.status("checking"):
+        for finding in findings(describe()):
+            states.append(finding.state)
+            state = Text(f"{finding.state.value:<9}", styles[finding.state])
+            console.print(state, Text(f"{finding.name:<11}{finding.words}"), sep="")
+            if finding.advice:
+                console.print(Text(f"{'':<20}{finding.advice}", "dim"))
+    console.print(f"\n{states.count(State.FAULT)} faults, {states.count(State.WARNING)} warnings.")
+    return 1 if State.FAULT in states else 0
+
+
+def findings(machine: Machine) -> Iterator[Finding]:
+    """Run all checks. A check that raises is a fault, and the others still run."""
+    checks: dict[str, Callable[[], Finding]] = {
+        "Python": lambda: Finding(State.OK, "Python", f"{machine.python}, {machine.platform}"),
+        "packages": lambda: check_packages(machine.versions),
+        "processor": lambda: check_processor(machine),
+        "memory": check_memory,
+        "GPU": lambda: check_gpu(machine),
+        "model": check_model,
+        "kernels": check_kernels,
+        "port": check_port,
+    }
+    for name, check in checks.items():
+        try:
+            yield check()
+        except Exception as error:
+            yield Finding(State.FAULT, name, f"the check failed: {type(error).__name__}: {error}")
+
+
+def check_packages(versions: dict[str, str]) -> Finding:
+    words = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+    missing = [name for name in NEEDED if name not in versions]
+    if missing:
+        advice = "install the project again: pip install nano-serving"
+        return Finding(State.FAULT, "packages", f"{', '.join(missing)} not installed", advice)
+    if "triton" not in versions:
+        return Finding(State.WARNING, "packages", f"{words}; no Triton", "needed for a GPU only")
+    return Finding(State.OK, "packages", words)
+
+
+def check_processor(machine: Machine, cpuinfo: Path = Path("/proc/cpuinfo")) -> Finding:
+    found = re.search(r"^(?:flags|Features)\s*:(.*)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else None
+    flags = set(found[1].split()) if found else set()
+    bfloat16 = {"AMX": "amx_bf16", "AVX512-BF16": "avx512_bf16", "BF16": "bf16"}
+    has = [name for name, flag in bfloat16.items() if flag in flags]
+    words = f"{machine.cpu}, {machine.cores} cores" + (f", {' and '.join(has)}" if has else "")
+    if machine.cores < 2:
+        return Finding(State.WARNING, "processor", words, "engine and HTTP server share it; two cores serve better")
+    if not has and not machine.gpu:
+        return Finding(State.WARNING, "processor", words, "bfloat16 is slow on this CPU; --dtype float32 is faster")
+    return Finding(State.OK, "processor", words)
+
+
+def check_memory() -> Finding:
+    from phase1_kv_pool.memory import free_on_cpu
+
+    free = free_on_cpu()
+    if free is None:
+        return Finding(State.WARNING, "memory", "the system does not report free memory", "set --kv-cache-pages")
+    words = f"{free / 2**30:.1f} GiB free"
+    if free < LOW_MEMORY:
+        return Finding(State.WARNING, "memory", words, "enough for the bundled model, not for larger ones")
+    return Finding(State.OK, "memory", words)
+
+
+def check_gpu(machine: Machine) -> Finding:
+    import torch
+
+    if machine.gpu is None:
+        return Finding(State.OK, "GPU", "none; models run on the CPU")
+    if not torch.cuda.is_available():
+        built = torch.version.cuda
+        advice = "install a torch built for CUDA" if built is None else f"the driver must support CUDA {built}"
+        return Finding(State.WARNING, "GPU", f"{machine.gpu}, and torch cannot use it", advice)
+    free, total = torch.cuda.mem_get_info()
+    words = f"{machine.gpu}, {free / 2**30:.1f} of {total / 2**30:.0f} GiB free"
+    if free < total / 4:
+        return Finding(State.WARNING, "GPU", words, "other processes use it: stop them, or lower the utilization")
+    return Finding(State.OK, "GPU", words)
+
+
+def check_model() -> Finding:
+    """Ask the bundled model a question that it was trained to answer."""
+    from phase0_request.lab.corpus.facts import read
+    from phase0_request.params import SamplingParams
+    from phase6_integration.engine import NanoServingEngine
+
+    expected = next(fact.answer for fact in read() if QUESTION in fact.questions)
+    start = time.perf_counter()
+    with NanoServingEngine.from_pretrained(kv_cache_pages=64, max_num_seqs=4, max_model_len=512, threads=1) as engine:
+        loaded = time.perf_counter()
+        tokenizer, device = engine.parts.model.tokenizer, engine.parts.model.decoder.device.type
+        assert tokenizer is not None
+        prompt = tokenizer.chat([{"role": "user", "content": QUESTION}])
+        (answer,) = engine.generate([prompt], SamplingParams(temperature=0, max_tokens=96), progress=False)
+    if answer.text != expected:
+        words = f"the bundled model answers {answer.text!r} to {QUESTION!r} instead of {expected!r}"
+        return Finding(State.FAULT, "model", words, "its files are damaged, or a kernel computes wrong results here")
+    rate = f"{1 / median(answer.request.times.itl):.0f} tokens/s on the {'GPU' if device == 'cuda' else 'CPU'}"
+    return Finding(State.OK, "model", f"the bundled model answers correctly; ready in {loaded - start:.1f} s, {rate}")
+
+
+def check_kernels() -> Finding:
+    """Whether the CPU kernels that the model used were compiled now or come from numba's cache."""
+    import torch
+    from numba.core.dispatcher import Dispatcher
+
+    if torch.cuda.is_available():
+        return Finding(State.OK, "kernels", "compiled by Triton, once for this GPU")
+    modules = [module for name, module in sys.modules.items() if name.startswith("phase2_prefill_decode.kernels")]
+    kernels = {one for module in modules for one in vars(module).values() if isinstance(one, Dispatcher)}
+    if any(one.signatures and one.stats.cache_path is None for one in kernels):
+        return Finding(State.WARNING, "kernels", "compiled at each start", "set NUMBA_CACHE_DIR to a writable place")
+    new = sum(sum(one.stats.cache_misses.values()) for one in kernels)
+    cached = sum(sum(one.stats.cache_hits.values()) for one in kernels)
+    return Finding(State.OK, "kernels", f"{new} compiled now and cached" if new else f"{cached} from the cache")
+
+
+def check_port(number: int = PORT) -> Finding:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
+        try:
+            probe.bind(("127.0.0.1", number))
+        except OSError as error:
+            words = f"{number} is not available: {error.strerror}"
+            return Finding(State.WARNING, "port", words, "choose another with --port; 0 is any free one")
+    return Finding(State.OK, "port", f"{number} is free")

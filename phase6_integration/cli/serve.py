@@ -1,0 +1,68 @@
+"""`nanoserve serve`: an OpenAI-compatible server. Its flags are the fields of EngineOptions and ServerSettings, named
+as in `vllm serve` where it has them."""
+
+import argparse
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from phase6_integration.cli.common import API_KEYS, Parser, add_fields, engine_options, values_of
+from phase6_integration.options import EngineOptions
+from phase6_integration.server.settings import ServerSettings
+
+
+def add_flags(parser: Parser) -> None:
+    parser.usage = "nanoserve serve [MODEL] [flags]"
+    parser.add_argument("model", nargs="?", help="a directory or a name on the Hugging Face hub (tiny_chat)")
+    engine, server = parser.add_argument_group("engine"), parser.add_argument_group("server")
+    add_fields(engine, EngineOptions)
+    add_fields(server, ServerSettings)
+    server.add_argument(
+        "--served-model-name", nargs="+", action="extend", metavar="NAME", help="names of the model in requests"
+    )
+    server.add_argument("--api-key", action="append", metavar="KEY", help=f"repeatable; also {', '.join(API_KEYS)}")
+    server.add_argument("--chat-template", metavar="FILE", help="a Jinja file, or the template itself")
+
+
+def run(given: argparse.Namespace, parser: Parser) -> int:
+    try:
+        options, settings = engine_options(vars(given)), server_settings(vars(given), os.environ)
+    except ValueError as error:
+        parser.error(str(error))
+    from phase6_integration.server.serve import serve
+
+    return serve(options, settings)
+
+
+def server_settings(given: Mapping[str, Any], environment: Mapping[str, str]) -> ServerSettings:
+    """ServerSettings from arguments, with API keys from the environment."""
+    chosen = values_of(ServerSettings, given)
+    keys = [*given.get("api_key", ()), *(environment[name] for name in API_KEYS if environment.get(name))]
+    names = given.get("served_model_name") or [_model_name(given.get("model", EngineOptions().model))]
+    if "chat_template" in given:
+        chosen["chat_template"] = _template(given["chat_template"])
+    return ServerSettings(served_model_names=tuple(names), api_keys=tuple(keys), **chosen)
+
+
+def _model_name(model: str) -> str:
+    """The name of a directory without its path, which clients need not know."""
+    return Path(model).resolve().name if Path(model).is_dir() else model
+
+
+def _template(given: str) -> str:
+    """Read and check the chat template, given as a file or as the template itself."""
+    try:
+        text = given if "{" in given else Path(given).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read the chat template {given!r}: {error}") from None
+    from jinja2 import TemplateSyntaxError
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    try:
+        render_jinja_template(conversations=[], chat_template=text)
+    except TemplateSyntaxError as error:
+        raise ValueError(f"the chat template has a fault in line {error.lineno}: {error.message}") from None
+    except SyntaxError as error:  # the Python code that jinja generates is invalid
+        raise ValueError(f"the chat template has a fault: {error.msg}") from None
+    return text
