@@ -1,4 +1,4 @@
-"""The book as it stands: its listings, its numbers, its charts, its notebooks and its links."""
+"""The book: listings, figures, charts, notebooks and links."""
 
 import itertools
 import json
