@@ -1,18 +1,21 @@
-"""`python -m chapters.charts`: every chart of the book, drawn from the result files and from nothing else."""
+"""`python -m chapters.charts`: draws every chart of the book from the result files."""
 
 import hashlib
+import itertools
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 RESULTS = Path(__file__).parent / "results"
 FIGURES = Path(__file__).parent / "figures"
-CONTEXT = 256  # of the decodes on the roofline
+MAP = Path(__file__).parent / "map.md"
+CONTEXT = 256  # tokens of context of the decodes on the roofline
 BLUE, RED, GREEN, GREY = "#1d6996", "#c0392b", "#2e8b57", "#667788"
 
 STYLE: Any = {
-    "svg.hashsalt": "nano-serving",  # the same chart is the same file
+    "svg.hashsalt": "nano-serving",  # the same chart makes the same file
     "svg.fonttype": "none",
     "font.family": "sans-serif",
     "font.size": 10,
@@ -28,17 +31,17 @@ STYLE: Any = {
 
 
 def batching(figure: Any, result: dict[str, Any]) -> None:
-    """What a larger batch buys, and what it costs."""
+    """Throughput and ITL by batch size."""
     rows = sorted(result["figures"]["batching"].values(), key=lambda row: row["batch_size"])
     sizes = [row["batch_size"] for row in rows]
     left, right = figure.subplots(1, 2)
     left.plot(sizes, [row["tokens_per_second"] for row in rows], "o-", color=BLUE)
-    left.set(title="Throughput, tokens a second", xlabel="batch size", ylim=0)
+    left.set(title="Throughput, tokens/s", xlabel="batch size", ylim=0)
     for key, name, color in (("itl_p50_ms", "p50", BLUE), ("itl_p99_ms", "p99", RED)):
         values = [row[key] for row in rows]
         right.plot(sizes, values, "o-", color=color)
         right.annotate(name, (sizes[-1], values[-1]), (6, -3), textcoords="offset points", color=color)
-    right.set(title="Between two tokens (ITL), ms", xlabel="batch size", ylim=0)
+    right.set(title="Inter-token latency (ITL), ms", xlabel="batch size", ylim=0)
     for axes in (left, right):
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, map(str, sizes))
@@ -51,7 +54,7 @@ def _policy_order(name: str) -> tuple[str, int]:
 
 
 def fragmentation(figure: Any, result: dict[str, Any]) -> None:
-    """What is in the memory while somebody waits for it, under each way to give it out."""
+    """What the memory holds while requests wait for it, under each allocation policy."""
     outcomes = dict(sorted(result["figures"]["policies"].items(), key=lambda item: _policy_order(item[0])))
     axes = figure.subplots()
     blocks = {"contiguous_max": "a block of the longest", "contiguous_pow2": "a block, doubled"}
@@ -60,18 +63,18 @@ def fragmentation(figure: Any, result: dict[str, Any]) -> None:
     empty = [o["reserved_share"] - o["memory_share"] for o in outcomes.values()]
     free = [1 - o["reserved_share"] for o in outcomes.values()]
     axes.barh(names, tokens, color=GREEN, label="tokens")
-    axes.barh(names, empty, left=tokens, color=RED, label="reserved and empty")
+    axes.barh(names, empty, left=tokens, color=RED, label="reserved, empty")
     axes.barh(names, free, left=[t + e for t, e in zip(tokens, empty, strict=True)], color="#d5dbe0", label="free")
     for row, outcome in enumerate(outcomes.values()):
         axes.text(0.01, row, f"{outcome['mean_running']:.0f} requests at once", color="white", va="center", fontsize=9)
-    axes.set(title="Share of the memory, while somebody waits for some", xlim=(0, 1))
+    axes.set(title="Share of the KV pool, while requests wait for pages", xlim=(0, 1))
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.legend(frameon=False, ncols=3, loc="upper left", bbox_to_anchor=(0, -0.07))
 
 
 def roofline(figure: Any, result: dict[str, Any]) -> None:
-    """Prefill and decode under the roofs of the machine they were measured on, beside what the cost model says."""
+    """Measured prefills and decodes on the machine's roofline, beside the cost model's predictions."""
     from phase2_prefill_decode.lab import chart
     from phase2_prefill_decode.lab.roofline import measured
 
@@ -94,7 +97,7 @@ def roofline(figure: Any, result: dict[str, Any]) -> None:
 
 
 def stall(figure: Any, result: dict[str, Any]) -> None:
-    """What a chunk size does to those who decode, and to the long prompt."""
+    """ITL of the decodes and TTFT of the long prompt, by chunk size."""
     outcomes = sorted(result["figures"]["outcomes"].values(), key=lambda o: o["chunk"] or 1 << 30)
     names = [f"{o['chunk']:,}" if o["chunk"] else "whole" for o in outcomes]
     left, right = figure.subplots(1, 2)
@@ -103,20 +106,20 @@ def stall(figure: Any, result: dict[str, Any]) -> None:
         left.annotate(name, (names[1], outcomes[1][key]), (0, below), textcoords="offset points", color=color)
     calm = outcomes[-1]["calm_gap_ms"]
     left.axhline(calm, color=GREY, linestyle="--", linewidth=1)
-    left.annotate("before it came", (names[-1], calm), (-70, 5), textcoords="offset points", color=GREY)
-    left.set(title="Between two tokens of a decode, ms", xlabel="chunk size", yscale="log")
+    left.annotate("before it arrived", (names[-1], calm), (-70, 5), textcoords="offset points", color=GREY)
+    left.set(title="ITL of the decoding requests, ms", xlabel="chunk size", yscale="log")
     for key, name, color, below in (
-        ("ttft_ms", "its first token", GREEN, -17),
-        ("total_ms", "all have ended", GREY, 9),
+        ("ttft_ms", "its TTFT", GREEN, -17),
+        ("total_ms", "all finished", GREY, 9),
     ):
         right.plot(names, [o[key] for o in outcomes], "o-", color=color)
         right.annotate(name, (names[-1], outcomes[-1][key]), (-75, below), textcoords="offset points", color=color)
     top = 1.15 * max(o["total_ms"] for o in outcomes)
-    right.set(title="After the long prompt's arrival, ms", xlabel="chunk size", ylim=(0, top))
+    right.set(title="Since the long prompt arrived, ms", xlabel="chunk size", ylim=(0, top))
 
 
 def prefix(figure: Any, result: dict[str, Any]) -> None:
-    """What a prefix that is there already saves, and how much memory it takes to have it there."""
+    """TTFT by the length of the cached prefix, and hit rate by cache size."""
     left, right = figure.subplots(1, 2)
     common = sorted(result["figures"]["common"].values(), key=lambda row: row["common"])
     tokens = [row["common"] for row in common]
@@ -127,17 +130,15 @@ def prefix(figure: Any, result: dict[str, Any]) -> None:
         times = [row[key] for row in common]
         left.plot(tokens, times, "o-", color=color)
         left.annotate(name, (tokens[5], times[5]), offset, textcoords="offset points", color=color)
-    left.set(
-        title="TTFT of a prompt of 544 tokens, ms", xlabel="tokens that it begins with and that are cached", ylim=0
-    )
+    left.set(title="TTFT of a prompt of 544 tokens, ms", xlabel="tokens of its prefix that are cached", ylim=0)
     chats = sorted((int(name.split("_")[0]), sizes) for name, sizes in result["figures"]["chats"].items())
     places = ((GREEN, 3, (-52, 5)), (BLUE, 4, (6, -13)), (RED, 4, (6, -13)))  # of the names
     for (people, sizes), (color, at, offset) in zip(chats, places, strict=True):
         rows = sorted(sizes.values(), key=lambda row: row["pages"])
         pages, found = [row["pages"] for row in rows], [100 * row["hit_rate"] for row in rows]
         right.plot(pages, found, "o-", color=color)
-        right.annotate(f"{people} people", (pages[at], found[at]), offset, textcoords="offset points", color=color)
-    right.set(title="Chats: tokens found, %", xlabel="pages of the memory", xscale="log", ylim=(0, 100))
+        right.annotate(f"{people} users", (pages[at], found[at]), offset, textcoords="offset points", color=color)
+    right.set(title="Chats: hit rate, %", xlabel="pages of the cache", xscale="log", ylim=(0, 100))
     right.set_xticks(ticks := [256, 512, 1024, 2048, 4096], [f"{tick:,}" for tick in ticks])
     right.minorticks_off()
 
@@ -153,13 +154,13 @@ CHARTS: dict[str, Chart] = {
 
 
 def fingerprint(name: str, results: Path = RESULTS) -> str:
-    """What a chart was drawn from. It stands in the file, so that a chart older than its figures can be told."""
+    """Identify the result file that a chart was drawn from. Stored in the SVG, it reveals an outdated chart."""
     source = CHARTS[name][0]
     return f"{source} {hashlib.sha256((results / source).read_bytes()).hexdigest()[:16]}"
 
 
 def draw(name: str, results: Path = RESULTS, figures: Path = FIGURES) -> Path:
-    """Draw one chart and return its file."""
+    """Draw one chart and return its path."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -171,6 +172,64 @@ def draw(name: str, results: Path = RESULTS, figures: Path = FIGURES) -> Path:
     return figures / name
 
 
+PHASE_COLORS = ("#8fbfc6", "#6aa9bb", "#4a94b1", "#2f7fa6", "#1d6996", "#14527a", "#0b3c5d")
+PHASE_NAMES = ("request", "KV pool", "compute", "chunking", "prefix cache", "scheduling", "serving")
+
+
+class Stop(NamedTuple):
+    """A row of the table in map.md: one module on the way of a chat request."""
+
+    process: str
+    phase: int
+    module: str
+    path: str
+
+
+def stops(page: Path = MAP) -> list[Stop]:
+    """The rows of the table in map.md, in order."""
+    row = re.compile(r"^\| (server|engine) \| (\d) \| \[(\w+)\]\(\.\./([^)]+)\) \| [^|]+ \|$", re.MULTILINE)
+    return [
+        Stop(process, int(phase), name, path) for process, phase, name, path in row.findall(page.read_text("utf-8"))
+    ]
+
+
+def request_map(page: Path = MAP) -> str:
+    """The figure of map.md as SVG: a column per phase, a row per module, and a line along the request's way."""
+    way, left, column, top, row = stops(page), 84, 112, 54, 27
+    width, bottom = left + 7 * column + 12, top + row * len(way)
+    x = [left + (6 - stop.phase) * column + column // 2 for stop in way]
+    y = [top + row * number + row // 2 for number in range(len(way))]
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {bottom + 10}" width="{width}" '
+        f'height="{bottom + 10}" role="img" aria-label="The way of a chat request through the modules of each phase" '
+        'font-family="Helvetica, Arial, sans-serif">',
+        f'<rect width="{width}" height="{bottom + 10}" rx="10" fill="#ffffff"/>',
+    ]
+    for process, group in itertools.groupby(range(len(way)), key=lambda number: way[number].process):
+        rows = list(group)
+        shade = "#f4f7f9" if process == "server" else "#e3edf3"
+        start, height = top + row * rows[0], row * len(rows)
+        out.append(f'<rect x="8" y="{start}" width="{width - 16}" height="{height}" fill="{shade}"/>')
+        out.append(f'<text x="18" y="{start + 18}" font-size="12" font-weight="bold" fill="#445">{process}</text>')
+        out.append(f'<text x="18" y="{start + 33}" font-size="11" fill="#667">process</text>')
+    for phase, name in enumerate(PHASE_NAMES):
+        middle = left + (6 - phase) * column + column // 2
+        place = f'x="{middle}" text-anchor="middle"'
+        out.append(f'<text {place} y="24" font-size="14" font-weight="bold" fill="#123">{phase}</text>')
+        out.append(f'<text {place} y="42" font-size="12" fill="#445">{name}</text>')
+    points = " ".join(f"{a},{b}" for a, b in zip(x, y, strict=True))
+    out.append(f'<polyline points="{points}" fill="none" stroke="#c0392b" stroke-width="1.5" stroke-opacity="0.55"/>')
+    for stop, a, b in zip(way, x, y, strict=True):
+        ink = "#123" if stop.phase == 0 else "#ffffff"
+        out.append(
+            f'<rect x="{a - 51}" y="{b - 10}" width="102" height="20" rx="4" fill="{PHASE_COLORS[stop.phase]}"/>'
+        )
+        out.append(f'<text x="{a}" y="{b + 4}" font-size="12" fill="{ink}" text-anchor="middle">{stop.module}</text>')
+    return "\n".join([*out, "</svg>\n"])
+
+
 if __name__ == "__main__":
     for chart in CHARTS:
         print(draw(chart).name)
+    (FIGURES / "map.svg").write_text(request_map(), "utf-8")
+    print("map.svg")

@@ -1,4 +1,4 @@
-"""`python -m chapters`: its arguments, its exit codes, and where its output goes."""
+"""`python -m chapters`: arguments and exit codes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from chapters.course import Course, CourseError
 
 
 def console() -> Console:
-    """Colours on a terminal only; piped, a width that keeps most lines whole."""
+    """A console without markup; piped, it is wide enough for most lines."""
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120
     return Console(width=width, markup=False, highlight=False, emoji=False)
 
@@ -47,28 +47,28 @@ def _parser() -> argparse.ArgumentParser:
             "--timeout", type=_seconds, default=seconds, metavar="S", help=f"{what} (default {seconds:g} s)"
         )
 
-    start = command("start", commands.start, "lay a phase's exercises in workspace/")
+    start = command("start", commands.start, "put a phase's exercises into workspace/")
     start.add_argument("phase", type=int)
-    start.add_argument("--fresh", action="store_true", help="begin anew; old files move to .course/backups/")
+    start.add_argument("--fresh", action="store_true", help="start over; old files move to .course/backups/")
     for name, run, help in (
-        ("check", commands.check, "judge the workspace by the phase's tests"),
+        ("check", commands.check, "run the phase's tests against the workspace"),
         ("watch", commands.watch, "check again whenever a file of the workspace changes"),
     ):
         sub = command(name, run, help)
         sub.add_argument("phase", type=int, nargs="?", help="default: every phase in the workspace")
         timeout(sub, 120, "end a phase's tests after this time")
-    sub = command("run", commands.run, "run a phase with your workspace in the place of the reference")
+    sub = command("run", commands.run, "run a phase with your workspace in place of the reference")
     sub.add_argument("phase", type=int)
-    sub.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARG", help="handed on to `python -m phaseN_...`")
+    sub.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARG", help="passed on to `python -m phaseN_...`")
     for name, run, help in (
         ("hint", commands.hint, "one more hint"),
-        ("solution", commands.solution, "the difference between your region and the reference"),
+        ("solution", commands.solution, "a diff between your region and the reference"),
     ):
         command(name, run, help).add_argument("exercise", metavar="N.M")
     command("status", commands.status, "every phase: exercises, passed, hints used")
-    sub = command("exercises", commands.exercises, "list the exercises, or prove that the tests notice each of them")
+    sub = command("exercises", commands.exercises, "list the exercises, or prove that tests catch each of them")
     sub.add_argument("phases", type=int, nargs="*", metavar="N", help="default: every phase")
-    sub.add_argument("--gate", action="store_true", help="blank each exercise alone: its tests must notice")
+    sub.add_argument("--gate", action="store_true", help="blank each exercise on its own: its tests must fail")
     sub.add_argument("--timeout", type=_seconds, metavar="S", help="with --gate: end each run after this time (120 s)")
     sub = command("weave", commands.weave, "write listings and measured figures into the chapters and the README")
     sub.add_argument("--check", action="store_true", help="write nothing; exit 1 if something drifted")
@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None, course: Course | None = None) -> int:
-    """Run one command. 0: well. 1: the command found something wrong. 2: it was asked for what it cannot do."""
+    """Run one command. Exit codes: 0 success, 1 the command found a problem, 2 wrong usage."""
     args = _parser().parse_args(argv)
     course = course or Course.here()
     out = console()

@@ -1,4 +1,4 @@
-"""What each command of `python -m chapters` does, and how it shows what it found. Each returns its exit code."""
+"""The commands of `python -m chapters`: each prints its results and returns its exit code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from rich.text import Text
 
 from chapters import checking, overlay, testing, workspace
 from chapters import exercises as exercise_files
-from chapters import gate as gates
 from chapters import notebooks as notebook_files
 from chapters import weave as weaving
 from chapters.course import Course, CourseError, Phase
@@ -46,37 +45,37 @@ def start(course: Course, args: argparse.Namespace, out: Console) -> int:
         out.print(f"Your old files are in {course.name(backup)}/.")
     its = exercise_files.load(course, phase)
     for path in files:
-        held = ", ".join(each.id for each in its if path == course.workspace / each.file)
-        out.print(f"{course.name(path)}: exercise {held}", soft_wrap=True)
-    out.print(f"\nOpen a file, find `# region exercise {its[0].id}`, and write what its question asks for. Then:")
-    out.print(f"  python -m chapters check {phase.number}      judge what is written (watch {phase.number} repeats it)")
+        ids = ", ".join(each.id for each in its if path == course.workspace / each.file)
+        out.print(f"{course.name(path)}: exercise {ids}", soft_wrap=True)
+    out.print(f"\nOpen a file, find `# region exercise {its[0].id}`, and answer its question there. Then:")
+    out.print(f"  python -m chapters check {phase.number}      run the tests (watch {phase.number} repeats it)")
     out.print(f"  python -m chapters hint {its[0].id}     when you are stuck")
     return 0
 
 
 def check(course: Course, args: argparse.Namespace, out: Console) -> int:
     reports = []
-    for phase in _laid(course, args.phase):
+    for phase in _started(course, args.phase):
         out.print(Text(f"Phase {phase.number}, {phase.package}", style="bold"))
         report = checking.check(course, phase, args.timeout, lambda line: out.print(line, soft_wrap=True))
         rows = [(row.exercise.id, row.exercise.title, row.status, row.note) for row in report.rows]
         rows += [("", "(another test)", "failed", result.line) for result in report.others]
         out.print(_results(rows))
         if report.run:
-            out.print(f"Everything pytest said is in {course.name(report.log)}.", soft_wrap=True)
+            out.print(f"The output of pytest is in {course.name(report.log)}.", soft_wrap=True)
         else:
             out.print("No exercise is written yet, so no test was run.")
         reports.append(report)
     return 0 if all(report.ok for report in reports) else 1
 
 
-def _laid(course: Course, number: int | None) -> tuple[Phase, ...]:
-    """The phases of the workspace: the one asked for, or all."""
-    laid = workspace.laid_phases(course)
-    wanted = laid if number is None else (course.phase(number),)
-    if not wanted or wanted[0] not in laid:
+def _started(course: Course, number: int | None) -> tuple[Phase, ...]:
+    """The phases in the workspace: the given one, or all."""
+    started = workspace.started_phases(course)
+    wanted = started if number is None else (course.phase(number),)
+    if not wanted or wanted[0] not in started:
         what = "there is no workspace yet" if number is None else f"phase {number} is not in the workspace"
-        raise CourseError(f"{what}: `python -m chapters start {'N' if number is None else number}` lays it")
+        raise CourseError(f"{what}: `python -m chapters start {'N' if number is None else number}` creates it")
     return wanted
 
 
@@ -92,15 +91,15 @@ def watch(course: Course, args: argparse.Namespace, out: Console) -> int:
 def _snapshot(course: Course) -> dict[str, tuple[int, int]]:
     seen = {}
     for path in course.workspace.rglob("*.py"):
-        with suppress(FileNotFoundError):  # an editor may swap files while we look
+        with suppress(FileNotFoundError):  # an editor may replace files in between
             stat = path.stat()
             seen[str(path)] = (stat.st_mtime_ns, stat.st_size)
     return seen
 
 
 def run(course: Course, args: argparse.Namespace, out: Console) -> int:
-    """Becomes `python -m phaseN_...` in this very process, so that terminal, signals and exit code are the phase's."""
-    (phase,) = _laid(course, args.phase)
+    """Run `python -m phaseN_...` in this process, so that terminal, signals and exit code are the phase's."""
+    (phase,) = _started(course, args.phase)
     folder = workspace.fresh_folder(course, "run", phase)
     attempts = workspace.assemble(course, phase, folder)
     broken = [each for each in attempts if each.stage in ("syntax error", "region missing")]
@@ -129,7 +128,7 @@ def hint(course: Course, args: argparse.Namespace, out: Console) -> int:
 def solution(course: Course, args: argparse.Namespace, out: Console) -> int:
     lines = workspace.solution(course, exercise_files.find(course, args.exercise))
     styles = {"+": "green", "-": "red", "@": "cyan"}
-    for line in lines or ["What you wrote is the reference, to the letter."]:
+    for line in lines or ["Your region equals the reference."]:
         out.print(Text(line, style=styles.get(line[:1], "")), soft_wrap=True)
     return 0
 
@@ -143,8 +142,8 @@ def status(course: Course, args: argparse.Namespace, out: Console) -> int:
         passed = f"{sum(progress.passed for progress in known.values())}/{len(its)}"
         last = ", ".join(f"{id} {progress.result}" for id, progress in known.items() if progress.result)
         hints = str(sum(progress.hints for progress in known.values()))
-        laid = "yes" if phase in workspace.laid_phases(course) else ""
-        table.add_row(str(phase.number), phase.package, str(len(its)), passed, last, hints, laid)
+        started = "yes" if phase in workspace.started_phases(course) else ""
+        table.add_row(str(phase.number), phase.package, str(len(its)), passed, last, hints, started)
     out.print(table)
     return 0
 
@@ -155,7 +154,7 @@ def exercises(course: Course, args: argparse.Namespace, out: Console) -> int:
     if args.gate:
         return _gate(course, its, args.timeout or 120, out)
     if args.timeout:
-        raise CourseError("--timeout is for --gate; a list runs nothing")
+        raise CourseError("--timeout needs --gate: a list runs no tests")
     table = _table("exercise", "title", "file", "hints", "tests")
     for each in its:
         table.add_row(each.id, each.title, each.file, str(len(each.hints)), "\n".join(each.tests))
@@ -167,10 +166,10 @@ def _gate(course: Course, its: Sequence[exercise_files.Exercise], timeout: float
     if not its:
         raise CourseError("no phase has exercises")
     ok = True
-    for verdict in gates.gate(course, its, timeout):
+    for verdict in checking.gate(course, its, timeout):
         ok = ok and verdict.ok
-        told = f"passed: noticed by {verdict.test}" if verdict.ok else f"failed: {verdict.problem}"
-        out.print(f"{verdict.exercise.id} {told} ({verdict.seconds:.1f} s)", soft_wrap=True)
+        result = f"passed: caught by {verdict.test}" if verdict.ok else f"failed: {verdict.problem}"
+        out.print(f"{verdict.exercise.id} {result} ({verdict.seconds:.1f} s)", soft_wrap=True)
     return 0 if ok else 1
 
 
@@ -187,9 +186,9 @@ def weave(course: Course, args: argparse.Namespace, out: Console) -> int:
     for problem in problems:
         out.print(problem, soft_wrap=True)
     if drifted and args.check:
-        out.print(f"{len(drifted)} drifted; `python -m chapters weave` writes them anew.")
+        out.print(f"{len(drifted)} differ from their source; `python -m chapters weave` rewrites them.")
     elif not drifted and not problems:
-        out.print("Every listing and figure is what its source says.")
+        out.print("Every listing and figure equals its source.")
     return 1 if problems or (args.check and drifted) else 0
 
 
@@ -210,7 +209,7 @@ def notebooks(course: Course, args: argparse.Namespace, out: Console) -> int:
             out.print(f"{path.name}: executed")
         except notebook_files.NotebookError as error:
             failed = True
-            out.print(f"{error}\n{path.name} is left as it was.", soft_wrap=True)
+            out.print(f"{error}\n{path.name} was not changed.", soft_wrap=True)
     return 1 if failed else 0
 
 
@@ -227,7 +226,7 @@ def doctor(course: Course, args: argparse.Namespace, out: Console) -> int:
     for line in tier.skipped:
         out.print(f"skipped here: {line}")
     course.need_checkout("doctor's proof")
-    with out.status("the proof runs"):
+    with out.status("running the proof"):
         files = doctor.files(course) or ["tests"]
         run = testing.run_tests(course, files, timeout=args.timeout, options=["-m", "proof"])
     reasons = Counter(result.line.partition(": ")[2] for result in run.results if result.outcome == "skipped")

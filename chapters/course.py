@@ -1,4 +1,4 @@
-"""Where the course lies: phases, tests, chapters, and the folders that belong to the learner."""
+"""The paths of the course: phases, tests, chapters, workspace."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 
 
 class CourseError(Exception):
-    """Something the person at the keyboard can put right; its text says what was given and what is allowed."""
+    """A mistake that the user can correct. The message says what was given and what is allowed."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One floor: its number and its package, for example 0 and `phase0_request`."""
+    """A phase: its number and its package, for example 0 and `phase0_request`."""
 
     number: int
     package: str
@@ -27,7 +27,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Course:
-    """The layout under one root. Nothing is read before it is asked for."""
+    """The paths under one root. Nothing is read until it is needed."""
 
     root: Path
 
@@ -50,7 +50,7 @@ class Course:
 
     @property
     def private(self) -> Path:
-        """What the tool remembers, apart from the workspace so that it outlives it."""
+        """The tool's own state, outside the workspace so that it survives it."""
         return self.root / ".course"
 
     def need_checkout(self, command: str) -> None:
@@ -76,14 +76,14 @@ class Course:
         raise CourseError(f"there is no phase {number}; the phases are: {known}")
 
     def pick(self, numbers: Iterable[int]) -> tuple[Phase, ...]:
-        """The phases asked for, or all of them when none is named."""
+        """The phases with these numbers, or all phases if there are none."""
         return tuple(self.phase(number) for number in sorted(set(numbers))) or self.phases()
 
     def exercises_file(self, phase: Phase) -> Path:
         return self.chapters / f"{phase.number:02d}_exercises.toml"
 
     def documents(self) -> tuple[Path, ...]:
-        """The Markdown that is woven: the README and the chapters."""
+        """The Markdown files that are woven: the README and the chapters."""
         readme = self.root / "README.md"
         return (*([readme] if readme.is_file() else []), *sorted(self.chapters.glob("*.md")))
 
@@ -94,12 +94,12 @@ class Course:
         return tuple(path for phase in self.phases() for path in sorted((self.root / phase.package).rglob("*.py")))
 
     def name(self, path: Path) -> str:
-        """A path as a reader writes it, from the root."""
+        """A path relative to the root."""
         return path.relative_to(self.root).as_posix()
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Put `data` at `path` whole or not at all."""
+    """Write `data` to `path` completely or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     part.write_bytes(data)

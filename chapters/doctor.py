@@ -1,4 +1,4 @@
-"""What this machine is, what it will run, and a short proof that the reference works on it."""
+"""Describes this machine: what it has, and which kernels and tests run on it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from phase0_request.machine import Machine
 
 @dataclass(frozen=True)
 class Tier:
-    """How kernels run here, and what is skipped because of it, each with its reason."""
+    """How kernels run on this machine, and what is skipped for which reason."""
 
     name: str
     meaning: str
@@ -36,7 +36,7 @@ def tier(machine: Machine) -> Tier:
     if machine.gpu and not cpu_build:
         return Tier("gpu", "Triton kernels compiled, everything on the GPU", tuple(skipped))
     return Tier(
-        "interpreter", "plain torch, and Triton kernels interpreted on the CPU (slow, same answers)", tuple(skipped)
+        "interpreter", "plain torch, and Triton kernels interpreted on the CPU (slow, same results)", tuple(skipped)
     )
 
 
@@ -52,6 +52,6 @@ def describe(machine: Machine) -> list[tuple[str, str]]:
 
 
 def files(course: Course) -> list[str]:
-    """Where the tests of the proof are: to read all the others first would take longer than the proof."""
+    """The test files with proofs: collecting all the others would take longer than the proof itself."""
     tests = sorted((course.root / "tests").glob("*/**/test_*.py"))
     return [course.name(test) for test in tests if "pytest.mark.proof" in test.read_text("utf-8")]

@@ -1,4 +1,4 @@
-"""What an exercise is: a marked region of the real source, a question, hints, and the tests that judge it."""
+"""Exercises: a marked region of the source, a question, hints, and the tests that judge it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WIDTH = 100
 
 @dataclass(frozen=True)
 class Exercise:
-    """One exercise as its chapter defines it. `tests` are test files or node ids, from the root."""
+    """One exercise, as its TOML file defines it. `tests` are test files or node ids, relative to the root."""
 
     id: str
     title: str
@@ -41,19 +41,19 @@ class Exercise:
         return any(nodeid == test or nodeid.startswith((f"{test}::", f"{test}[")) for test in self.tests)
 
     def blank(self, indent: str) -> list[str]:
-        """The lines that stand in the place of the solution: the question, and an error that names the exercise."""
+        """The lines that replace the solution: the question, and an error that names the exercise."""
         comments = [f"{indent}# {line}".rstrip() for line in _wrap(self.question, _WIDTH - len(indent) - 2)]
         message = json.dumps(f"{self.region}: {self.title}", ensure_ascii=False)
         return [*comments, f"{indent}raise NotImplementedError({message})"]
 
     def is_blank(self, body: Iterable[str]) -> bool:
-        """Whether nothing was written yet: but for comments, only the error is there."""
+        """Whether nothing was written yet: besides comments, there is only the error."""
         code = [line.strip() for line in body if line.strip() and not line.strip().startswith("#")]
         return len(code) == 1 and code[0].startswith(f'raise NotImplementedError("{self.region}:')
 
 
 def _wrap(markdown: str, width: int) -> list[str]:
-    """Paragraphs wrapped; lists, quotes, indented lines and fenced code as they are."""
+    """Wrap paragraphs; keep lists, quotes, indented lines and fenced code."""
     lines: list[str] = []
     paragraph: list[str] = []
     fenced = False
@@ -70,7 +70,7 @@ def _wrap(markdown: str, width: int) -> list[str]:
 
 
 def blanked(course: Course, file: str, exercises: Iterable[Exercise]) -> str:
-    """The text of `file` with the regions of those exercises blank."""
+    """The text of `file` with the regions of these exercises blanked."""
     text = (course.root / file).read_text(encoding="utf-8")
     regions = find_regions(text, file)
     bodies = {exercise.region: exercise.blank(regions[exercise.region].indent) for exercise in exercises}
@@ -78,7 +78,7 @@ def blanked(course: Course, file: str, exercises: Iterable[Exercise]) -> str:
 
 
 def load(course: Course, phase: Phase) -> tuple[Exercise, ...]:
-    """The exercises of a phase in the order of their file, each one checked; none when there is no file."""
+    """The exercises of a phase, each validated; none if there is no file."""
     path = course.exercises_file(phase)
     if not path.is_file():
         return ()
@@ -137,7 +137,7 @@ def _validate(course: Course, phase: Phase, exercise: Exercise, earlier: Iterabl
 
 
 def need(course: Course, phase: Phase) -> tuple[Exercise, ...]:
-    """As `load`, but a phase without exercises is an error."""
+    """Like `load`, but a phase without exercises is an error."""
     exercises = load(course, phase)
     if not exercises:
         having = ", ".join(str(other.number) for other in course.phases() if course.exercises_file(other).is_file())
@@ -146,7 +146,7 @@ def need(course: Course, phase: Phase) -> tuple[Exercise, ...]:
 
 
 def find(course: Course, id: str) -> Exercise:
-    """The exercise with this id; an error that lists the ids when there is none."""
+    """The exercise with this id, or an error that lists the ids."""
     everything = [exercise for phase in course.phases() for exercise in load(course, phase)]
     for exercise in everything:
         if exercise.id == id:

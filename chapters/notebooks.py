@@ -1,4 +1,4 @@
-"""Notebooks: executed from a clean kernel of this Python, and written so that a second run changes little."""
+"""Executes notebooks in a clean kernel of this Python, and removes what differs from run to run."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class NotebookError(Exception):
 
 
 def summary(path: Path) -> tuple[int, int]:
-    """(cells with code, those of them that were executed)."""
+    """The number of code cells, and of those that were executed."""
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     return len(code), sum(cell.get("execution_count") is not None for cell in code)
 
 
 def execute(path: Path, root: Path | None = None, timeout: float = 600) -> Any:
-    """The notebook with fresh outputs; the file is not written. It runs in `root`, so that the packages import, and
-    reads no configuration of IPython. `timeout` is for each cell."""
+    """Execute a notebook and return it with its outputs; the file is not changed. It runs in `root`, so that imports
+    work, and without IPython's configuration. `timeout` is per cell."""
     try:
         import nbformat
         from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
@@ -38,7 +38,7 @@ def execute(path: Path, root: Path | None = None, timeout: float = 600) -> Any:
         raise CourseError(f"notebooks need more packages ({error.name}): pip install nano-serving[course]") from None
 
     class ThisPython(KernelSpecManager):
-        """Whatever kernels the machine has registered, the one that runs is this interpreter."""
+        """Always runs this interpreter, whatever kernels the machine has registered."""
 
         def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
             argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
@@ -68,7 +68,7 @@ def execute(path: Path, root: Path | None = None, timeout: float = 600) -> Any:
     except CellTimeoutError as error:
         raise NotebookError(f"{path.name}, cell {at + 1}: not done after {timeout:g} s") from error
     except AssertionError:
-        if client.km is None:  # at a Ctrl-C nbclient shuts the kernel down, then finds that it is gone
+        if client.km is None:  # after a Ctrl-C nbclient shuts the kernel down and then misses it
             raise KeyboardInterrupt from None
         raise
     except DeadKernelError as error:
@@ -77,7 +77,7 @@ def execute(path: Path, root: Path | None = None, timeout: float = 600) -> Any:
 
 
 def _stable(notebook: Any) -> Any:
-    """Without what differs from run to run or from editor to editor: times, widths, versions, widget state."""
+    """Remove what differs between runs or editors: times, widths, versions, widget state."""
     notebook.metadata.clear()
     notebook.metadata["kernelspec"] = {"display_name": "Python 3", "language": "python", "name": "python3"}
     notebook.metadata["language_info"] = {"name": "python"}

@@ -1,6 +1,6 @@
-"""Modules taken from another folder that mirrors the root: the learner's code in the place of the reference.
+"""Imports modules from a folder that mirrors the root: the workspace's code in place of the reference.
 
-They are replaced in this process only; another Python that it starts sees the reference.
+It works in this process only; a Python process that it starts imports the reference.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from types import CodeType, ModuleType
 
 
 class OverlayLoader(SourceFileLoader):
-    """Runs another file's code in the place of the reference. `__file__` stays the reference's, so that data lying
-    beside a module is still found; line numbers and tracebacks are those of the code that really runs."""
+    """Runs another file's code in place of the reference. `__file__` stays the reference's, so that data files next
+    to the module are found; line numbers and tracebacks are those of the code that runs."""
 
     def __init__(self, name: str, reference: Path, replacement: Path) -> None:
         super().__init__(name, str(reference))
@@ -27,7 +27,7 @@ class OverlayLoader(SourceFileLoader):
 
 
 class OverlayFinder(MetaPathFinder):
-    """Finds the modules whose file is in the overlay folder, and no others."""
+    """Finds the modules in the overlay folder, and no others."""
 
     def __init__(self, root: Path, overlay: Path) -> None:
         self._files = {_module_name(path.relative_to(overlay)): path for path in overlay.rglob("*.py")}
@@ -53,5 +53,5 @@ def _module_name(path: Path) -> str:
 
 
 def install(root: Path, overlay: Path) -> None:
-    """From now on, modules found in `overlay` come from there. None of them may have been imported."""
+    """From now on, import modules that are in `overlay` from there. None of them may have been imported before."""
     sys.meta_path.insert(0, OverlayFinder(root, overlay))

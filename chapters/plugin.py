@@ -1,10 +1,10 @@
-"""A pytest plugin (`-p chapters.plugin`): lay an overlay, and write down why tests fail and where an endless one is.
-It acts only on what `chapters.testing` puts in the environment:
+"""A pytest plugin (`-p chapters.plugin`): installs an overlay, and records why tests fail and where one hangs.
+Its options come from `chapters.testing` through the environment:
 
 NANO_COURSE_ROOT      the root of the course
 NANO_COURSE_OVERLAY   a folder for `chapters.overlay` (may be absent)
-NANO_COURSE_REPORT    a folder: `events.jsonl`, an object a line, each flushed so that a killed run still tells its
-                      story, and `stack.txt`, where each thread was when the process crashed or its time was over
+NANO_COURSE_REPORT    a folder: `events.jsonl`, one object per line, flushed so that they survive a killed run, and
+                      `stack.txt`, the stacks of all threads when the process crashed or its time was over
 NANO_COURSE_TIMEOUT   after this many seconds the process ends itself
 NANO_COURSE_STOP      an exercise id: end the run at the first failure that this exercise caused (may be absent)
 """
@@ -27,7 +27,7 @@ _EXERCISE = re.compile(r"\bexercise (\d+\.\d+)\b")
 
 
 def _chain(error: BaseException | None, seen: set[int]) -> Iterator[BaseException]:
-    """The error, its causes and contexts, and the members of groups among them."""
+    """The error, its causes and contexts, and the members of exception groups among them."""
     if error is None or id(error) in seen:
         return
     seen.add(id(error))
@@ -38,7 +38,7 @@ def _chain(error: BaseException | None, seen: set[int]) -> Iterator[BaseExceptio
 
 
 class Recorder:
-    """Writes what happens: the tests collected, each start, each report with the exercises its failure names."""
+    """Records the collected tests, each start, and each report with the exercises that its failure names."""
 
     def __init__(self, path: Path, stop_at: str | None) -> None:
         self._file = path.open("a", encoding="utf-8", buffering=1)
@@ -84,13 +84,13 @@ class Recorder:
         values = {"outcome": report.outcome, "seconds": report.duration, "error": error, "exercises": exercises}
         self._write("report", id=item.nodeid, when=report.when, **values)
         if self._stop_at in exercises:
-            item.session.shouldstop = f"exercise {self._stop_at} was noticed"
+            item.session.shouldstop = f"exercise {self._stop_at} was caught"
         return report
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Before any conftest or test is imported, and with them what was written for the exercises."""
+    """Set up before any conftest or test, and so any module of an exercise, is imported."""
     given = {name: os.environ.get(f"NANO_COURSE_{name}") for name in ("ROOT", "OVERLAY", "REPORT", "TIMEOUT", "STOP")}
     if given["REPORT"] and given["TIMEOUT"]:
         early_config.pluginmanager.register(Recorder(Path(given["REPORT"], "events.jsonl"), given["STOP"]))

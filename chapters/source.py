@@ -1,7 +1,7 @@
-"""Pieces of a source file, found by region markers or by Python name. Listings and exercises both use this.
+"""Finds pieces of a source file by region markers or by Python name, for listings and exercises.
 
-A region is what stands between `# region NAME` and its `# endregion`, each alone on a line. NAME is one word, or
-`exercise N.M`. Regions nest; within a file a name is used once.
+A region is the text between `# region NAME` and its `# endregion`, each on a line of its own. NAME is one word, or
+`exercise N.M`. Regions can be nested; a name is unique in its file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NAME = re.compile(r"[A-Za-z_][\w.-]*|exercise \d+\.\d+")
 
 @dataclass(frozen=True)
 class Region:
-    """A region by the indexes of its two marker lines, and the indentation of the first."""
+    """A region: the indexes of its two marker lines, and the indentation of the first."""
 
     name: str
     first: int
@@ -33,7 +33,7 @@ class Region:
 
 
 def find_regions(text: str, where: str) -> dict[str, Region]:
-    """Every region of `text` by name. A marker that is stray, doubled or never closed is an error at `where`:line."""
+    """All regions of `text` by name. A stray, repeated or unclosed marker is an error at `where`:line."""
     found: dict[str, Region] = {}
     open_: list[tuple[str, int, str]] = []
     for index, line in enumerate(text.split("\n")):
@@ -61,7 +61,7 @@ def find_regions(text: str, where: str) -> dict[str, Region]:
 
 
 def replace_bodies(text: str, where: str, bodies: Mapping[str, Sequence[str]]) -> str:
-    """`text` with the body of each named region replaced; the markers stay."""
+    """Replace the body of each named region of `text`; the markers stay."""
     lines = text.split("\n")
     regions = find_regions(text, where)
     for name in sorted(bodies, key=lambda name: regions[name].first, reverse=True):
@@ -70,7 +70,7 @@ def replace_bodies(text: str, where: str, bodies: Mapping[str, Sequence[str]]) -
 
 
 def listing(root: Path, anchor: str) -> str:
-    """What `path#name` names: the region, or else the class, function or `Class.method`; dedented, without markers."""
+    """The source that `path#name` names: a region, class, function or `Class.method`; dedented, without markers."""
     path, _, name = anchor.partition("#")
     if not name or not (root / path).is_file():
         raise CourseError(f"'{anchor}': " + (f"there is no file {path}" if name else "an anchor is path#name"))

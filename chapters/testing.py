@@ -1,4 +1,4 @@
-"""Running tests with an overlay, in a process of their own that cannot outlive its time."""
+"""Runs tests with an overlay in a process of their own, with a time limit."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from typing import Any
 from chapters.course import Course
 
 _OPTIONS = "-q --color=no --tb=short --maxfail=0 --continue-on-collection-errors -p no:cacheprovider -p chapters.plugin"
-_OWN_LIMIT = "-p no:faulthandler"  # pytest's own would forget our time limit at the first failure
+_OWN_LIMIT = "-p no:faulthandler"  # pytest's own would cancel our time limit at the first failure
 _running: set[subprocess.Popen[bytes]] = set()
 
 
 def shorten(text: str, width: int = 160) -> str:
-    """What fits on a line or two of a terminal; failures quote whole objects."""
+    """Shorten a text to a line or two; failures may quote whole objects."""
     text = " ".join(text.split())
     return text if len(text) <= width else f"{text[: width - 3]}..."
 
 
 @dataclass(frozen=True)
 class Result:
-    """A test that ran, or a file that could not be collected. `error` is the first line of what was raised, or the
+    """The result of a test, or of a file that could not be collected. `error` is the first line of the exception or the
     reason of a skip; `exercises` are those that the failure names."""
 
     id: str
@@ -46,9 +46,8 @@ class Result:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of pytest: the tests that ran to their end, and the files that could not be collected. `stopped` says
-    why the run itself did not reach its end, if so, `current` which test it was in, and `stack` where its threads
-    were, if that is known."""
+    """One run of pytest: the completed tests, and the files that could not be collected. If the run was cut short,
+    `stopped` says why, `current` names the test it was in, and `stack` holds the stacks of its threads, if known."""
 
     results: tuple[Result, ...]
     broken: tuple[Result, ...]
@@ -81,8 +80,8 @@ def run_tests(
     stop_at: str | None = None,
     options: Sequence[str] = (),
 ) -> Run:
-    """Run `tests` from the root, without those marked slow unless `options` choose by another mark. After `timeout`
-    seconds the process ends itself, what it started is killed, and the run says so."""
+    """Run `tests` from the root, without those marked slow unless `options` select by another mark. After `timeout`
+    seconds the process ends itself, and the processes that it started are killed."""
     command = [sys.executable, "-m", "pytest", *_OPTIONS.split(), *_OWN_LIMIT.split(), "-m", "not slow"]
     command += [f"--rootdir={course.root}", *options, *tests]
     with tempfile.TemporaryDirectory(prefix="course-") as scratch:
@@ -91,13 +90,13 @@ def run_tests(
         _execute(command, course.root, _environment(course.root, given), Path(scratch, "output.txt"))
         seconds = time.monotonic() - began
         events, stack, output = (_read(Path(scratch, name)) for name in ("events.jsonl", "stack.txt", "output.txt"))
-    whole = events[: events.rfind("\n") + 1].splitlines()  # a killed run may leave half a line
+    whole = events[: events.rfind("\n") + 1].splitlines()  # a killed run may leave an incomplete line
     late = f"did not end within {timeout:g} s" if stack.startswith("Timeout") else ""
     return _run([json.loads(line) for line in whole], late, seconds, output, stack)
 
 
 def _execute(command: list[str], cwd: Path, environment: dict[str, str], output: Path) -> None:
-    """Run one command to its end, in a process group of its own so that its children end with it."""
+    """Run a command in a process group of its own, so that its children end with it."""
     with output.open("wb") as sink:
         process = subprocess.Popen(
             command,
@@ -116,13 +115,13 @@ def _execute(command: list[str], cwd: Path, environment: dict[str, str], output:
 
 
 def stop_all() -> None:
-    """Kill what still runs: a Ctrl-C reaches us but not the process groups we started."""
+    """Kill all running tests: a Ctrl-C does not reach their process groups."""
     for process in list(_running):
         _kill(process)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End the group, the test's own children included; a group that is gone already is what we want."""
+    """Kill the process group, if it still exists."""
     if hasattr(os, "killpg"):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -133,8 +132,8 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _environment(root: Path, given: dict[str, Any]) -> dict[str, str]:
-    """The caller's environment with what the plugin is given, and without what would steer pytest from outside. Plugins
-    that are installed here are not loaded: no test of the course needs one, and with them a start takes two seconds."""
+    """The caller's environment with the plugin's options and without pytest's. Installed plugins are not loaded: no
+    test of the course needs one, and they add two seconds to every start."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "NANO_COURSE_"))}
     home = Path(__file__).resolve().parent.parent
     kept["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), str(home), kept.get("PYTHONPATH")]))
@@ -147,12 +146,12 @@ def _read(path: Path) -> str:
 
 
 def _last_line(output: str) -> str:
-    return (output.strip().splitlines() or ["pytest said nothing"])[-1]
+    return (output.strip().splitlines() or ["no output"])[-1]
 
 
 def _run(events: list[dict[str, Any]], late: str, seconds: float, output: str, stack: str) -> Run:
-    """Put the events of one run together. Setup, call and teardown of a test become one result, the worst of them; a
-    test without its teardown has no result, since the process ended in it."""
+    """Combine the events of one run. Setup, call and teardown of a test become one result, the worst of the three; a
+    test without a teardown has no result, since the process ended in it."""
     results: dict[str, Result] = {}
     broken: list[Result] = []
     collected: tuple[str, ...] = ()
@@ -168,8 +167,7 @@ def _run(events: list[dict[str, Any]], late: str, seconds: float, output: str, s
         elif event["event"] == "broken":
             broken.append(Result(event["id"], "failed", error=event["error"]))
         else:
-            told = (event["outcome"], event["seconds"], event["error"], tuple(event["exercises"]))
-            new = Result(event["id"], *told)
+            new = Result(event["id"], event["outcome"], event["seconds"], event["error"], tuple(event["exercises"]))
             old = results.get(new.id, Result(new.id, "passed"))
             worst = max(old, new, key=lambda result: ("passed", "skipped", "failed").index(result.outcome))
             results[new.id] = replace(worst, seconds=old.seconds + new.seconds)

@@ -1,8 +1,8 @@
-"""Listings and figures in the prose, made from the source and from the results so that they cannot drift.
+"""Copies listings from the source and figures from the results into the text, so that they always agree.
 
-`<!-- weave: path#name -->` alone on a line owns the fenced block that follows it. A figure is written between
+`<!-- weave: path#name -->` on a line of its own owns the fenced block that follows it. A figure is between
 `<!-- measured: file.json#dotted.key FORMAT -->` and `<!-- /measured -->`, on one line; its key is looked up in the
-result's `figures`, then in the whole result. Markers inside fenced blocks or inline code are text.
+result's `figures`, then in the whole result. Markers inside fenced blocks or inline code are ignored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ANY_MARKER = re.compile(r"<!--\s*(weave|/?measured)\b")
 
 @dataclass
 class Woven:
-    """One document: what it says, what it should say, and what stands in the way."""
+    """One document before and after weaving, and the problems found."""
 
     name: str
     before: str
@@ -42,7 +42,7 @@ class Woven:
 
 
 def weave_all(course: Course) -> list[Woven]:
-    """Every document woven, nothing written. Markers of sources that no document names are checked as well."""
+    """Weave every document without writing. The markers of all sources are checked, too."""
     woven = [weave(course, path) for path in course.documents()]
     markers = Woven("region markers", "")
     for path in course.sources():
@@ -54,7 +54,7 @@ def weave_all(course: Course) -> list[Woven]:
 
 
 def weave(course: Course, path: Path) -> Woven:
-    """`path` with each listing and figure made anew. What cannot be made stays as it is and is a problem."""
+    """Weave each listing and figure of `path`. One that cannot be woven stays as it is and is a problem."""
     text = path.read_bytes().decode("utf-8")
     woven = Woven(course.name(path), text)
     lines = text.split("\n")
@@ -79,7 +79,7 @@ def weave(course: Course, path: Path) -> Woven:
 
 
 def _closing(lines: list[str], opener: int) -> int:
-    """The index of the line that closes the fence opened at `opener`; the last line if nothing does."""
+    """The index of the line that closes the fence opened at `opener`, or of the last line."""
     match = _FENCE.fullmatch(lines[opener])
     fence = match[1] if match else ""
     for index in range(opener + 1, len(lines)):
@@ -90,7 +90,7 @@ def _closing(lines: list[str], opener: int) -> int:
 
 
 def _block_end(lines: list[str], start: int) -> int:
-    """Where the fenced block at `start` ends (exclusive); `start` itself when there is none."""
+    """The end (exclusive) of the fenced block at `start`; `start` itself if there is none."""
     return _closing(lines, start) + 1 if start < len(lines) and _FENCE.fullmatch(lines[start]) else start
 
 
@@ -132,12 +132,12 @@ def _figures(course: Course, woven: Woven, number: int, line: str) -> str:
     rest = _MEASURED.sub(lambda match: " " * len(match[0]), line)
     for match in _ANY_MARKER.finditer(rest):
         if not in_code(match.start()):
-            woven.problems.append(f"{woven.name}:{number}: a `{match[1]}` marker that is not written as it should be")
+            woven.problems.append(f"{woven.name}:{number}: a malformed `{match[1]}` marker")
     return _MEASURED.sub(figure, line)
 
 
 def _at(value: Any, key: str) -> Any:
-    """What stands at a dotted key, or None. The last name may have dots of its own: figures are named by functions."""
+    """The value at a dotted key, or None. The last part may contain dots: figures may be named after methods."""
     if isinstance(value, dict) and key in value:
         return value[key]
     first, dot, rest = key.partition(".")
@@ -149,7 +149,7 @@ def _at(value: Any, key: str) -> Any:
 
 
 def measured(course: Course, file: str, key: str, spec: str) -> str:
-    """The figure at the dotted `key` of a result, formatted by `spec`."""
+    """The figure at the dotted `key` of a result, formatted with `spec`."""
     path = course.results / file
     if not path.is_file():
         raise CourseError(f"there is no result chapters/results/{file}")

@@ -1,4 +1,4 @@
-"""The learner's side: files laid with blank regions, what was written there, and what the tool remembers of it."""
+"""The workspace: files with blank regions, the answers written there, and the stored progress."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Stage = Literal["attempted", "not started", "region missing", "syntax error"]
 
 @dataclass(frozen=True)
 class Attempt:
-    """How far an exercise is, before any test has run; `note` says what is wrong with the file, if something is."""
+    """The stage of an exercise before any test runs; `note` says what is wrong with its file, if anything."""
 
     exercise: Exercise
     stage: Stage
@@ -28,7 +28,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Progress:
-    """What is remembered of an exercise: hints seen, the last result, and whether it has ever passed."""
+    """The stored progress of an exercise: hints seen, the last result, and whether it has ever passed."""
 
     hints: int = 0
     result: str | None = None
@@ -36,7 +36,7 @@ class Progress:
 
 
 class State:
-    """`.course/state.json`. Each change is written at once and whole."""
+    """`.course/state.json`. Each change is written immediately and atomically."""
 
     def __init__(self, course: Course) -> None:
         self._path = course.private / "state.json"
@@ -46,7 +46,7 @@ class State:
             return Progress(**self._read().get(id, {}))
         except (TypeError, ValueError, AttributeError) as error:
             where = ".course/state.json"
-            raise CourseError(f"{where} cannot be read ({error}); mend it, or move it away to begin anew") from None
+            raise CourseError(f"{where} cannot be read ({error}); repair it, or move it away to start over") from None
 
     def update(self, id: str, **changes: Any) -> Progress:
         progress = replace(self.of(id), **changes)
@@ -66,21 +66,21 @@ def by_file(exercises: Iterable[Exercise]) -> dict[str, list[Exercise]]:
     return files
 
 
-def laid_phases(course: Course) -> tuple[Phase, ...]:
+def started_phases(course: Course) -> tuple[Phase, ...]:
     """The phases that have a folder in the workspace."""
     return tuple(phase for phase in course.phases() if (course.workspace / phase.package).is_dir())
 
 
 def start(course: Course, phase: Phase, fresh: bool = False) -> tuple[list[Path], Path | None]:
-    """Lay the phase's files with their exercises blank, and return them with the backup if one was made. Edited files
-    are never overwritten: without `fresh` they are an error, with it the folder moves to `.course/backups/<n>/`."""
+    """Copy the phase's files with blank exercises into the workspace. Returns them, and the backup if one was made.
+    Edited files are never overwritten: they are an error; with `fresh` the folder moves to `.course/backups/<n>/`."""
     texts = {course.workspace / file: blanked(course, file, its) for file, its in by_file(need(course, phase)).items()}
     folder = course.workspace / phase.package
     edited = [course.name(path) for path, text in texts.items() if path.exists() and path.read_bytes() != text.encode()]
     if edited and not fresh:
         raise CourseError(
-            f"the workspace holds your work in {', '.join(edited)}. `python -m chapters check {phase.number}` judges "
-            f"it; `start {phase.number} --fresh` begins anew and moves the old files to .course/backups/"
+            f"the workspace holds your work in {', '.join(edited)}. `python -m chapters check {phase.number}` tests "
+            f"it; `start {phase.number} --fresh` starts over and moves the old files to .course/backups/"
         )
     backup = _back_up(course, folder) if fresh and folder.exists() else None
     for path, text in texts.items():
@@ -98,7 +98,7 @@ def _back_up(course: Course, folder: Path) -> Path:
 
 
 def fresh_folder(course: Course, command: str, phase: Phase) -> Path:
-    """An empty place for what a command makes of a phase's workspace."""
+    """An empty folder for the files that a command assembles."""
     folder = course.private / command / phase.package
     if folder.exists():
         shutil.rmtree(folder)
@@ -107,9 +107,8 @@ def fresh_folder(course: Course, command: str, phase: Phase) -> Path:
 
 
 def assemble(course: Course, phase: Phase, into: Path, only: Exercise | None = None) -> list[Attempt]:
-    """Write the learner's files under `into`, with the reference in regions still blank, or in all but that of `only`,
-    so that they do not break the others. A file that is gone, does not parse or has broken markers is left out: there
-    the reference stands in."""
+    """Write the workspace's files under `into`, with the reference in regions that are still blank, or in all but that
+    of `only`. A file that is missing, does not parse or has broken markers is left out, so the reference is used."""
     attempts: list[Attempt] = []
     for file, its in by_file(load(course, phase)).items():
         path = course.workspace / file
@@ -141,8 +140,8 @@ def assemble(course: Course, phase: Phase, into: Path, only: Exercise | None = N
     return attempts
 
 
-def learners_line(course: Course, assembled: Path, file: Path, line: int) -> str:
-    """The `file:line` of the workspace that an assembled file has at `line`; nothing where that is the reference's."""
+def workspace_line(course: Course, assembled: Path, file: Path, line: int) -> str:
+    """The workspace's `file:line` for a line of an assembled file; empty if that line is the reference's."""
     theirs, ours = ((folder / file).read_text(encoding="utf-8").split("\n") for folder in (course.workspace, assembled))
     for match in difflib.SequenceMatcher(None, ours, theirs, autojunk=False).get_matching_blocks():
         if match.a < line <= match.a + match.size:
@@ -155,7 +154,7 @@ def region_body(text: str, where: str, exercise: Exercise) -> list[str]:
 
 
 def solution(course: Course, exercise: Exercise) -> list[str]:
-    """A unified diff from the learner's region, or from the blank when there is none to read, to the reference."""
+    """A unified diff from the workspace's region, or from the blank if there is none, to the reference."""
     reference = (course.root / exercise.file).read_text(encoding="utf-8")
     path = course.workspace / exercise.file
     before, label = region_body(blanked(course, exercise.file, [exercise]), exercise.file, exercise), "blank"

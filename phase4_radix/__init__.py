@@ -1,4 +1,4 @@
-"""Phase 4, remembering: the radix tree of what has been computed, and the cache that shares it."""
+"""Phase 4, the prefix cache: a radix tree of cached prefixes, and the KV cache that shares their pages."""
 
 from phase0_request.lazy import lazy_names
 

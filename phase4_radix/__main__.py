@@ -1,4 +1,4 @@
-"""`python -m phase4_radix`: watch the tree of prefixes grow, split and lose leaves; with --type, by your prompts."""
+"""`python -m phase4_radix`: watch a radix tree grow, split and evict its leaves. `--type` reads your own prompts."""
 
 from phase0_request.entry import run
 

@@ -1,10 +1,9 @@
-"""The engine of this phase: phase 3's over a cache that remembers. With the prefix cache off it is phase 3's.
+"""The engine of this phase: phase 3's engine over a prefix cache.
 
-A static batch opens the page tables of all its requests before any of them has computed a token. So its requests find
-what earlier batches left behind, and nothing of each other: what several of them begin with, each computes. It is
-laid together when it is published, and takes the memory of one from then on. To find each other, requests have to come
-one after the other: in calls of their own, or with `batch_size=1`. Phase 5 admits at any step, and makes the second
-wait for what the first is about to compute.
+Its batches are static: all requests of a batch are attached before any of them has computed a token. So they find what
+earlier batches left in the cache, but not each other, and a prefix that they share is computed by each of them. Once
+published, it is stored once. Phase 5 admits requests at every step, and lets one wait for a prefix that another is
+computing.
 """
 
 from phase1_kv_pool.cache import PagedCache
@@ -25,6 +24,6 @@ def cached(
     batch_size: int = 64,
     seed: int | None = None,
 ) -> Engine:
-    """An engine that computes no prefix again that it still has. It forgets only what it needs the room of."""
+    """Build phase 3's engine with a prefix cache, or with the plain one if `prefix_cache` is false."""
     cache = PrefixCache(num_pages, page_size) if prefix_cache else PagedCache(num_pages, page_size)
     return chunked(model, budget, cache=cache, batch_size=batch_size, seed=seed)

@@ -1,4 +1,4 @@
-"""PrefixCache: a KVCache whose pages outlive their requests. What was computed is found by whoever begins alike."""
+"""PrefixCache: a paged KV cache that keeps computed pages when their request ends, for other requests to share."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from phase4_radix.radix_tree import Match, RadixTree
 
 @dataclass(slots=True)
 class Counts:
-    """What the cache was asked and what came of it, since it was made."""
+    """Statistics of the cache since it was created."""
 
-    queries: int = 0  # requests that came and got room; one that was preempted comes again
-    query_tokens: int = 0  # the tokens they had then
-    hit_tokens: int = 0  # those of them that were there already
-    evictions: int = 0  # pages forgotten to make room
-    duplicates: int = 0  # pages given back because another request had published the same before
+    queries: int = 0  # admitted requests; a preempted request counts again when it resumes
+    query_tokens: int = 0  # their tokens at that moment
+    hit_tokens: int = 0  # of these, tokens found in the cache
+    evictions: int = 0  # pages evicted to make room
+    duplicates: int = 0  # pages freed because another request had published the same tokens before
 
     @property
     def hit_rate(self) -> float:
@@ -26,24 +26,24 @@ class Counts:
 
 
 @dataclass(slots=True)
-class Held:
-    """What a request holds of the tree: a locked path, in whose pages its first tokens lie."""
+class CacheHandle:
+    """A request's lock on the tree: the path that holds the first pages of its page table."""
 
-    node: int  # where the path ends
-    published: int  # pages; the first so many of its table are the path's
-    asked: int  # tokens it had when it came
-    found: int  # those of them that were there already
-    counted: bool = False
+    node: int  # the locked node, where the path ends
+    published: int  # pages of the table that are in the tree
+    total: int  # tokens of the request when it was attached
+    found: int  # of these, tokens found in the cache
+    counted: bool = False  # whether it is in Counts
 
 
 class PrefixCache(PagedCache):
-    """A PagedCache that remembers. The tree is one more user of every page that it names.
+    """A PagedCache whose pages can be shared and outlive their request. Each page is in one of three states:
 
-        free        count 0
-        cached      count 1, the tree's: named by no table, and evicted when room is needed
-        referenced  a table names it; if the tree does too, the table's request has the path to it locked
+        free        reference count 0
+        cached      count 1, held by the tree alone: evicted when pages are needed
+        referenced  in at least one page table; if it is in the tree too, that request has locked the path to it
 
-    A page is published when it is full and all of it is computed, and is never written again.
+    A page is published, that is, added to the tree, once all its tokens are computed. From then on it is read-only.
     """
 
     shares = True
@@ -52,29 +52,29 @@ class PrefixCache(PagedCache):
         super().__init__(num_pages, page_size)
         self.tree = RadixTree(page_size)
         self.counts = Counts()
-        self._held: dict[str, Held] = {}
+        self._handles: dict[str, CacheHandle] = {}
 
     def attach(self, request: Request) -> int:
-        """Open a page table with the longest cached prefix in it, in whole pages, and lock it. Returns its tokens; the
-        request advances over them."""
+        """Open a page table that starts with the longest cached prefix, in whole pages, and lock that prefix. Returns
+        how many tokens it holds; the request advances over them."""
         super().attach(request)
         match = self._match(request)
-        node = self.tree.cut(match)
+        node = self.tree.split(match)
         self.tree.lock(node)
         self.allocator.share(match.pages)
         self._tables[request.id] = match.pages
         found = len(match.pages) * self.page_size
-        self._held[request.id] = Held(node, len(match.pages), request.total, found)
+        self._handles[request.id] = CacheHandle(node, len(match.pages), request.total, found)
         return found
 
     def cached_tokens(self, request: Request) -> int:
-        """How many of its tokens `attach` would find now. Changes nothing."""
+        """How many tokens `attach` would find now. Read-only."""
         return len(self._match(request).pages) * self.page_size
 
     def found(self, request: Request) -> int:
-        """How many of its tokens were there when it came. Asked while it has a page table."""
+        """How many tokens `attach` found for this request, which must still have its page table."""
         self.table(request)
-        return self._held[request.id].found
+        return self._handles[request.id].found
 
     def can_grow(self, request: Request, tokens: int) -> bool:
         return self._missing(request, tokens) <= self.allocator.num_free + self.tree.num_evictable
@@ -84,49 +84,59 @@ class PrefixCache(PagedCache):
         room = self.allocator.num_free + self.tree.num_evictable
         if missing > room:
             raise OutOfPagesError(missing, room)
-        self.counts.evictions += self._forget(missing - self.allocator.num_free)
+        self.counts.evictions += self._evict(missing - self.allocator.num_free)
         super().grow(request, tokens)
-        self._count(self._held[request.id])
+        self._count(self._handles[request.id])
 
     def slots(self, piece: Slice) -> list[int]:
-        table, held = self.table(piece.request), self._held[piece.request.id]
-        if piece.start < held.published * self.page_size:
+        table, handle = self.table(piece.request), self._handles[piece.request.id]
+        if piece.start < handle.published * self.page_size:
             page = table[piece.start // self.page_size]
             raise PageError(f"request {piece.request.id} cannot write token {piece.start}: page {page} is published")
         return super().slots(piece)
 
+    # Ownership of pages. The allocator counts references: one for each page table that names the page, one if the tree
+    # holds it. A page is free when its count is 0, so no page needs to be freed explicitly.
+    #
+    #   attach    +1 for each page of the cached prefix: the new table names it
+    #   grow       1 for each page allocated; if too few are free, the tree evicts
+    #   publish   +1 for each page that is new to the tree
+    #             for a duplicate: +1 for the tree's page, which replaces the request's own in the table; -1 for that
+    #   release   -1 for each page of the table; the pages in the tree stay cached
+    #   evict     -1 for each page that leaves the tree; it was unlocked, so no table names it
+
     def publish(self, request: Request) -> None:
-        """Share the pages that have become full. Where the tree knows the same tokens already, its pages take the place
-        of the request's own, which are given back once nothing names them."""
-        table, held = self.table(request), self._held[request.id]
+        """Add the pages that are full now to the tree. Where the tree already has the same tokens, the table switches
+        to the tree's pages and the request's own are released."""
+        table, handle = self.table(request), self._handles[request.id]
         full = request.computed // self.page_size
-        if full <= held.published:
+        if full <= handle.published:
             return
         if full > len(table):
             raise PageError(f"request {request.id} has computed {request.computed} tokens, with {len(table)} pages")
-        tokens = request.tokens(held.published * self.page_size, full * self.page_size)
+        tokens = request.tokens(handle.published * self.page_size, full * self.page_size)
         # region exercise 4.4
-        own = table[held.published : full]
-        node, _, known = self.tree.insert(tokens, own, request.cache_salt, after=held.node)
-        self.allocator.share([*known, *own[len(known) :]])  # known: one more table; the others: the tree
-        table[held.published : held.published + len(known)] = known
+        own = table[handle.published : full]
+        node, _, known = self.tree.insert(tokens, own, request.cache_salt, after=handle.node)
+        self.allocator.share([*known, *own[len(known) :]])  # known pages: this table; the others: the tree
+        table[handle.published : handle.published + len(known)] = known
         self.allocator.release(own[: len(known)])
         # endregion
         self.tree.lock(node)
-        self.tree.unlock(held.node, used=False)  # the insert was the use
-        held.node, held.published = node, full
+        self.tree.unlock(handle.node, used=False)  # insert has marked the path as used
+        handle.node, handle.published = node, full
         self.counts.duplicates += len(known)
 
     def release(self, request: Request) -> None:
-        """Close the page table. What was published stays, and can be evicted once nobody has it locked. Of a request
-        that never got room nothing stays: the cache is as it was before it came."""
+        """Close the page table and unlock its prefix. Published pages stay cached, and can be evicted once no request
+        has them locked. A request that was attached but never grew leaves the cache unchanged."""
         super().release(request)
-        held = self._held.pop(request.id)
-        self.tree.unlock(held.node, used=held.counted)
+        handle = self._handles.pop(request.id)
+        self.tree.unlock(handle.node, used=handle.counted)
 
     def reset(self) -> int:
-        """Forget everything that no request uses. Returns how many pages that freed."""
-        return self._forget(self.tree.num_evictable)
+        """Evict every page that no request uses. Returns how many pages that freed."""
+        return self._evict(self.tree.num_evictable)
 
     @property
     def usage(self) -> Usage:
@@ -134,45 +144,44 @@ class PrefixCache(PagedCache):
         return Usage(total=total, free=free, referenced=total - free - cached, cached=cached)
 
     def check(self) -> None:
-        """Raise PageError unless pages, tables and tree agree: who names a page is who is counted as its user."""
+        """Raise PageError unless every page's reference count equals the tables that name it, plus one if the tree
+        holds it, and every node's reference count equals the requests that have locked it."""
         self.allocator.check()
         self.tree.check()
-        branches = {branch.node: branch for branch in self.tree.branches()}
-        shared = {page for branch in branches.values() for page in branch.pages}
-        users = Counter(page for table in self._tables.values() for page in table) + Counter(shared)
+        nodes = {view.node: view for view in self.tree.nodes()}
+        shared = {page for view in nodes.values() for page in view.pages}
+        references = Counter(page for table in self._tables.values() for page in table) + Counter(shared)
         for page in range(self.allocator.num_pages):
-            if self.allocator.count(page) != users[page]:
-                raise PageError(f"page {page} is named {users[page]} times and has {self.allocator.count(page)} users")
-        own = [page for name, held in self._held.items() for page in self._tables[name][held.published :]]
+            if (count := self.allocator.count(page)) != references[page]:
+                raise PageError(f"page {page} has {references[page]} references and a count of {count}")
+        own = [page for name, handle in self._handles.items() for page in self._tables[name][handle.published :]]
         if len(own) != len(set(own)) or not shared.isdisjoint(own):
-            raise PageError("a page that is not published is named twice")
+            raise PageError("a page that is not published has two owners")
         locks: Counter[int] = Counter()
-        for name, held in self._held.items():
-            path = self.tree.path(held.node)
+        for name, handle in self._handles.items():
+            path = self.tree.path(handle.node)
             locks.update(path)
-            if self._tables[name][: held.published] != [page for node in path for page in branches[node].pages]:
+            if self._tables[name][: handle.published] != [page for node in path for page in nodes[node].pages]:
                 raise PageError(f"request {name} has locked other pages than those its table begins with")
-        for branch in branches.values():
-            if branch.locks != locks[branch.node]:
-                raise PageError(
-                    f"node {branch.node} has {branch.locks} locks, and {locks[branch.node]} requests hold it"
-                )
+        for view in nodes.values():
+            if view.ref_count != locks[view.node]:
+                raise PageError(f"node {view.node} has {view.ref_count} references, from {locks[view.node]} requests")
 
     def _match(self, request: Request) -> Match:
-        """The longest cached prefix that the request may use: something is left for it to compute."""
-        settled = request.cacheable_tokens  # so many of its first tokens others may compute for it
+        """The longest cached prefix that leaves the request at least one token to compute."""
+        cacheable = request.cacheable_tokens
         # region exercise 4.5
-        last = request.total - 1  # computing this one yields the next token, so it is computed whatever is cached
-        return self.tree.match(request.tokens(0, min(last, settled)), request.cache_salt)
+        last = request.total - 1  # its logits yield the next token, so it is computed even if it is cached
+        return self.tree.match(request.tokens(0, min(last, cacheable)), request.cache_salt)
         # endregion
 
-    def _forget(self, pages: int) -> int:
+    def _evict(self, pages: int) -> int:
         return self.allocator.release(self.tree.evict(pages)) if pages > 0 else 0
 
-    def _count(self, held: Held) -> None:
-        """A request that has been given room is a query: one that was only tried, and put back, is none."""
-        if not held.counted:
-            held.counted = True
+    def _count(self, handle: CacheHandle) -> None:
+        """Count a query when the request first gets pages: a request that found no room was never admitted."""
+        if not handle.counted:
+            handle.counted = True
             self.counts.queries += 1
-            self.counts.query_tokens += held.asked
-            self.counts.hit_tokens += held.found
+            self.counts.query_tokens += handle.total
+            self.counts.hit_tokens += handle.found

@@ -1,5 +1,6 @@
-"""The book as it stands: its listings, its numbers, its charts, its notebooks and its links."""
+"""The book: listings, figures, charts, notebooks and links."""
 
+import itertools
 import json
 import re
 import shutil
@@ -45,6 +46,29 @@ def test_charts_are_drawn_from_the_figures_that_are_there(name: str, tmp_path: P
     drawn = charts.draw(name, figures=tmp_path).read_text()
     assert drawn == charts.draw(name, figures=tmp_path).read_text()
     assert "<path" in drawn
+
+
+def test_the_map_follows_a_request_from_the_server_to_the_engine_and_back() -> None:
+    """That every module of its table exists is the test of links. The figure shows the table as it is."""
+    stops = charts.stops()
+    rows = re.findall(r"^\| (?:server|engine) \|.*$", charts.MAP.read_text(), re.MULTILINE)
+    assert len(stops) == len(rows) > 20
+    assert [process for process, _ in itertools.groupby(stop.process for stop in stops)] == [
+        "server",
+        "engine",
+        "server",
+    ]
+    assert {stop.phase for stop in stops} == set(range(7))
+    assert all(stop.path.startswith(f"phase{stop.phase}_") for stop in stops)
+    assert charts.request_map() == (charts.FIGURES / "map.svg").read_text(), "run python -m chapters.charts"
+
+
+def test_every_name_in_the_glossary_is_in_its_file() -> None:
+    rows = re.findall(r"\[`([\w.]+)`\]\(([^)]+\.py)\)", (CHAPTERS / "glossary.md").read_text())
+    assert len(rows) > 30
+    named = [(name, part, CHAPTERS / file) for name, file in rows for part in name.split(".")]
+    missing = [name for name, part, file in named if part not in (file.stem, *re.findall(r"\w+", file.read_text()))]
+    assert missing == []
 
 
 def test_every_result_names_what_it_depends_on() -> None:

@@ -1,4 +1,4 @@
-"""The rules of the house, held by machine: who may import whom, what needs no torch, what stands where."""
+"""The rules of CONTRIBUTING.md: direction of imports, engine and lab, modules without torch, tests that can fail."""
 
 import ast
 import graphlib
@@ -15,15 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
-PHASES = [
-    "phase0_request",
-    "phase1_kv_pool",
-    "phase2_prefill_decode",
-    "phase3_chunked_prefill",
-    "phase4_radix",
-    "phase5_continuous",
-    "phase6_integration",
-]
+PHASES = sorted(folder.name for folder in ROOT.glob("phase[0-6]_*"))
 PACKAGES = [*PHASES, "chapters"]
 TOP_LEVEL = {
     *PACKAGES,
@@ -36,17 +28,8 @@ TOP_LEVEL = {
     "CHANGELOG.md",
 }
 
-# Tensors are held here; what else these phases have decides with integers, and never loads torch. A name stands for
-# what is below it, too. Phase 2 computes: there it is the other way round.
-TENSORS = {
-    "phase0_request": (),
-    "phase1_kv_pool": ("memory", "pool", "kernels", "lab.bench", "lab.catalog", "lab.timing"),
-    "phase3_chunked_prefill": ("engine", "kernels", "lab"),
-    "phase4_radix": ("engine", "lab.study"),
-    "phase5_continuous": ("engine", "lab.study"),
-    "phase6_integration": ("assemble", "engine", "cli.doctor", "lab"),
-}
-INTEGERS_OF_PHASE_2 = ("config", "families", "fields", "lab.cost", "lab.roofline")
+# Modules of phases 0 to 5 that work with tensors. All others there schedule and manage memory, with integers only.
+TENSORS = {"engine", "kernels", "memory", "pool"}
 
 
 @cache
@@ -61,7 +44,7 @@ def modules() -> dict[str, Path]:
 
 
 def imports(name: str) -> Iterator[tuple[str, int]]:
-    """What a module imports, wherever in it the import stands: dotted names and line numbers."""
+    """All imports of a module, also those inside functions: dotted names and line numbers."""
     for node in ast.walk(ast.parse(modules()[name].read_text())):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
@@ -73,24 +56,24 @@ def imports(name: str) -> Iterator[tuple[str, int]]:
 
 
 def floor(name: str) -> int:
-    """How high a module stands: its phase's number; the course tool stands above all phases."""
+    """The number of a module's phase; the course tool is above all phases."""
     return PACKAGES.index(name.split(".")[0])
 
 
-def test_imports_run_downward_only() -> None:
+def test_imports_go_downward_only() -> None:
     project = [(name, other, line) for name in modules() for other, line in imports(name) if other in modules()]
     assert len(project) > 20
     upward = [f"{name}:{line} imports {other}" for name, other, line in project if floor(other) > floor(name)]
     assert upward == []
 
 
-def test_there_is_no_circle_of_imports() -> None:
+def test_there_are_no_import_cycles() -> None:
     graph = {name: {other for other, _ in imports(name) if other in modules()} for name in modules()}
-    order = list(graphlib.TopologicalSorter(graph).static_order())  # CycleError names the circle
+    order = list(graphlib.TopologicalSorter(graph).static_order())  # CycleError names the cycle
     assert sorted(order) == sorted(modules())
 
 
-# The engine, and the lab beside it.
+# Engine and lab
 
 
 def of_the_lab(name: str) -> bool:
@@ -98,7 +81,7 @@ def of_the_lab(name: str) -> bool:
 
 
 def engine() -> list[str]:
-    """What stands in the phases outside their labs. `__main__` of a phase starts its demo, and only names it."""
+    """The modules of the phases outside their labs. `__main__` of a phase only names the demo that it starts."""
     return [name for name in modules() if name.split(".")[0] in PHASES and not of_the_lab(name)]
 
 
@@ -107,7 +90,7 @@ def of_the_cli(name: str) -> bool:
 
 
 def named_as_text(name: str) -> Iterator[str]:
-    """Modules that a module names as text, to load them when they are needed: "module" or "module:function"."""
+    """Modules that a module names in a string, to import them when needed: "module" or "module:function"."""
     for node in ast.walk(ast.parse(modules()[name].read_text())):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             module = node.value.partition(":")[0]
@@ -122,7 +105,7 @@ def public(package: str) -> dict[str, str]:
 
 
 def test_no_engine_module_imports_a_lab_or_draws() -> None:
-    """Neither rich nor matplotlib: what is shown to people is drawn by labs, and by the commands of the cli."""
+    """Neither rich nor matplotlib: only labs and the commands of the CLI draw."""
     assert {name.split(".")[0] for name in modules() if of_the_lab(name)} == set(PHASES)
     wrong = [
         f"{name}:{line} imports {other}"
@@ -134,7 +117,7 @@ def test_no_engine_module_imports_a_lab_or_draws() -> None:
     assert wrong == []
 
 
-def test_the_cli_loads_a_lab_only_inside_the_command_that_needs_it() -> None:
+def test_the_cli_imports_labs_only_inside_functions() -> None:
     at_once = [
         f"{name}:{node.lineno}"
         for name in filter(of_the_cli, modules())
@@ -144,14 +127,14 @@ def test_the_cli_loads_a_lab_only_inside_the_command_that_needs_it() -> None:
     assert at_once == []
 
 
-def test_no_public_name_is_of_a_lab() -> None:
+def test_no_public_name_comes_from_a_lab() -> None:
     assert [
         f"{package}.{name}" for package in PHASES for name, home in public(package).items() if of_the_lab(home)
     ] == []
 
 
 def test_the_engine_holds_only_what_serving_needs() -> None:
-    """Every module outside the labs is reached from the commands, or from the engine of a phase."""
+    """Every module outside the labs is imported, directly or not, by the commands or by the engine of a phase."""
     start = ["phase6_integration.cli.__main__", *(f"{package}.engine" for package in PHASES)]
     start += [f"{package}.__main__" for package in PHASES]
     todo, reached = [name for name in start if name in modules()], set[str]()
@@ -164,38 +147,35 @@ def test_the_engine_holds_only_what_serving_needs() -> None:
     assert sorted(set(engine()) - reached) == []
 
 
-def host_only() -> list[str]:
-    """What decides with integers."""
-    chosen = [f"phase2_prefill_decode.{name}" for name in INTEGERS_OF_PHASE_2]
-    for name in modules():
-        package, _, module = name.partition(".")
-        if package in TENSORS and not any(f"{module}.".startswith(f"{top}.") for top in TENSORS[package]):
-            chosen.append(name)
-    return chosen
+def without_torch() -> list[str]:
+    """The modules that schedule and manage memory, the simulator, the server's process and the commands."""
+    phases = set(PHASES[:6]) - {"phase2_prefill_decode"}
+    integers = [name for name in engine() if name.split(".")[0] in phases and not TENSORS & set(name.split(".")[1:2])]
+    named = ("phase5_continuous.lab.simulator", "phase6_integration.server", "phase6_integration.cli.main")
+    return [*integers, *(name for name in modules() if name.startswith(named))]
 
 
-def test_host_only_modules_load_no_torch() -> None:
-    names = host_only()
-    for package, tops in TENSORS.items():
-        assert {f"{package}.{top}" for top in tops} <= modules().keys()
+def test_scheduling_and_serving_load_no_torch() -> None:
+    """With everything that they import, phase 2's modules included."""
+    names = [name for name in without_torch() if not name.endswith("__main__")]
+    assert {"phase1_kv_pool.allocator", "phase4_radix.radix_tree", "phase5_continuous.scheduler"} <= set(names)
     program = "import sys, importlib\nfor name in sys.argv[1:]:\n    importlib.import_module(name)\n"
     program += "    heavy = {'torch', 'triton', 'transformers'} & set(sys.modules)\n"
     program += "    assert not heavy, f'importing {name} loads {heavy}'"
-    names = [name for name in names if not name.endswith("__main__")]
     done = subprocess.run([sys.executable, "-c", program, *names], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
 
-def test_host_only_modules_name_no_torch_even_inside_functions() -> None:
+def test_scheduling_and_serving_name_no_torch_even_inside_functions() -> None:
     named = [
-        f"{name}:{line}" for name in host_only() for other, line in imports(name) if other.split(".")[0] == "torch"
+        f"{name}:{line}" for name in without_torch() for other, line in imports(name) if other.split(".")[0] == "torch"
     ]
     assert named == []
 
 
 @cache
 def tracked() -> tuple[Path, ...]:
-    """The files that git tracks: a log or a note that lies in the checkout is nobody's rule."""
+    """The files that git tracks."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return tuple(ROOT / name for name in listed.split("\0") if name and (ROOT / name).is_file())
 
@@ -208,7 +188,7 @@ def test_nothing_else_is_at_the_top_level() -> None:
 
 @pytest.mark.parametrize("package", PHASES)
 def test_importing_a_phase_loads_only_what_its_public_names_need(package: str) -> None:
-    """`import phase6_integration` is free; a name loads its module, which the stub beside it states."""
+    """`import phase6_integration` imports nothing else; a name imports its module, as the stub says."""
     home = public(package)
     program = f"""
 import sys
@@ -225,7 +205,7 @@ assert sorted(phase.__all__) == sorted(home)
     assert done.returncode == 0, done.stderr
 
 
-# Tests that test.
+# Tests that can fail
 
 
 def named_as_tests(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -235,8 +215,8 @@ def named_as_tests(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunc
 
 
 def can_fail(function: ast.AST, helpers: frozenset[str] = frozenset()) -> bool:
-    """Whether something in it compares: an assert of more than a constant, a context that expects an exception, torch's
-    comparison of tensors, or one of the file's own helpers that can fail."""
+    """Whether it checks something: an assert of more than a constant, `pytest.raises`, `warns` or `assert_close`, or a
+    call of a helper in the same file that can fail."""
     for node in ast.walk(function):
         if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("assert_close", *helpers):
             return True
@@ -250,7 +230,7 @@ def can_fail(function: ast.AST, helpers: frozenset[str] = frozenset()) -> bool:
 
 
 def idle_tests(source: str) -> list[str]:
-    """Tests, and state machines, that would pass whatever the code under them did."""
+    """Tests and state machines that pass whatever the code does."""
     tree = ast.parse(source)
     tests = {f.name for f in named_as_tests(tree)}
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name not in tests]
@@ -290,26 +270,26 @@ def test_every_test_can_fail(file: Path) -> None:
         ("with pytest.raises(ValueError):\n        f()", False),
     ],
 )
-def test_an_idle_test_is_told_from_one_that_can_fail(body: str, idle: bool) -> None:
+def test_idle_tests_are_found(body: str, idle: bool) -> None:
     assert (idle_tests(f"def test_it():\n    {body}\n") == ["test_it"]) == idle
     machine = f"class Machine(RuleBasedStateMachine):\n  def step(self):\n    {body}\n"
     assert (idle_tests(machine) == ["Machine"]) == idle
 
 
-def test_no_test_is_skipped_for_want_of_an_install() -> None:
-    """A skip may name a GPU that is not there. A package that is not there is a failure."""
+def test_no_test_is_skipped_because_of_a_missing_package() -> None:
+    """A missing GPU is a reason to skip. A missing package is a failure."""
     files = [p for p in (ROOT / "tests").rglob("*.py") if p != Path(__file__)]
     assert [str(p) for p in files if "importorskip" in p.read_text()] == []
 
 
-def test_ci_swallows_no_failure() -> None:
+def test_ci_ignores_no_failure() -> None:
     for file in (".ci/run", "Makefile"):
         text = (ROOT / file).read_text()
         assert not re.search(r"\|\|\s*(true|echo|:)|--exitfirst|continue-on-error|^\t@?-", text, re.MULTILINE), file
     assert "set -euo pipefail" in (ROOT / ".ci/run").read_text()
 
 
-# What is said about the outside.
+# Dependencies and private data
 
 
 def requirements() -> dict[str, Requirement]:
@@ -319,13 +299,13 @@ def requirements() -> dict[str, Requirement]:
 
 
 def pins() -> list[Requirement]:
-    """The pins for this machine: some hold for one platform or for some Pythons only."""
+    """The pins for this machine: some are for one platform or for some Python versions only."""
     lines = (ROOT / ".ci/constraints.txt").read_text().splitlines()
     every = [Requirement(line) for line in lines if not line.startswith("#")]
     return [pin for pin in every if pin.marker is None or pin.marker.evaluate()]
 
 
-def test_the_ranges_admit_the_pins_and_what_the_gpu_machine_has() -> None:
+def test_the_version_ranges_include_the_pins_and_the_gpu_machine() -> None:
     pinned = {canonicalize_name(pin.name): next(iter(pin.specifier)).version for pin in pins()}
     asked = requirements()
     assert set(asked) - set(pinned) - {"nano-serving", "sphinx", "myst-nb"} == set()
@@ -337,7 +317,7 @@ def test_the_ranges_admit_the_pins_and_what_the_gpu_machine_has() -> None:
 
 
 def test_the_project_names_no_machine() -> None:
-    """No file tells where or on what it was written: not in code, not in the output of a notebook."""
+    """No file contains a path or address of the machine on which it was written, nor does a notebook's output."""
     private = re.compile(
         r"/(?:work|root|home|Users|tmp|opt)/[a-z]|site-packages|pypi\.org/simple|(?<!==)\b10\.\d+\.\d+\.\d+\b"
     )

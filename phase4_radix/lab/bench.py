@@ -1,7 +1,8 @@
-"""`python -m phase4_radix.lab bench`: what it costs to remember.
+"""`python -m phase4_radix.lab bench`: what the prefix cache costs on the host.
 
-Matching: tokens a second that are looked up, and looked up and inserted, in trees of any size. Evicting: microseconds a
-page, with few leaves and with many. Decoding: what a step costs a request in a plain cache and in one that shares.
+Matching: tokens per second that are looked up, and looked up and inserted, by the size of the tree. Evicting:
+microseconds per page, by the number of leaves. Decoding: microseconds per running request and step, in a plain cache
+and in a prefix cache.
 """
 
 import argparse
@@ -27,8 +28,8 @@ PAGE = 16
 NODES = (1_000, 10_000, 100_000)
 LEAVES = (1_000, 10_000, 100_000)
 PAGES_EACH = (1, 8)
-BEGINNINGS = 200  # prompts that many begin with, each of so many pages
-BEGINNING_PAGES = 16
+PREFIXES = 200  # that prompts share, each of so many pages
+PREFIX_PAGES = 16
 VOCABULARY = 50_000
 PROMPTS = 25  # in a timed round
 EVICTED = 50  # pages in a timed round
@@ -39,28 +40,28 @@ ROUNDS = 60
 
 @dataclass(frozen=True, slots=True)
 class Matching:
-    """Million tokens a second, in a tree of so many nodes. Half of each prompt is new to it, or nothing."""
+    """Million tokens per second, by the number of nodes. Half of each prompt is new, or none of it."""
 
     nodes: int
     pages: int
-    match: float  # half new
+    match: float  # half of the tokens new
     match_and_insert: float
-    again: float  # matched and inserted once more: all known
+    again: float  # matched and inserted a second time: all cached
 
 
 @dataclass(frozen=True, slots=True)
 class Evicting:
-    """Microseconds a page, one at a time, from a tree of so many leaves under a tenth as many nodes."""
+    """Microseconds per page, evicted one at a time from a tree of so many leaves under a tenth as many nodes."""
 
     leaves: int
     pages_each: int
-    oldest_first: float  # in the order in which they came
-    any_first: float  # used in any order since: memory is touched at random
+    oldest_first: float  # leaves used in the order of insertion
+    any_first: float  # leaves used in random order: random memory accesses
 
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """Microseconds that a running request costs in a step: grow, slots, publish."""
+    """Microseconds per running request and step: grow, slots, publish."""
 
     running: int
     plain: float
@@ -68,19 +69,19 @@ class Decoding:
 
 
 class Prompts:
-    """Prompts that begin like others: a part of one of a few beginnings, then as many tokens of their own."""
+    """Prompts with shared prefixes: a part of one of a few prefixes, then as many tokens of their own."""
 
     def __init__(self) -> None:
         self._rng = random.Random(0)
         self._pages = 0
-        self._beginnings = [self._tokens(BEGINNING_PAGES) for _ in range(BEGINNINGS)]
+        self._prefixes = [self._tokens(PREFIX_PAGES) for _ in range(PREFIXES)]
 
     def one(self, own: int | None = None) -> list[int]:
-        pages = self._rng.randint(1, BEGINNING_PAGES)
-        return self._rng.choice(self._beginnings)[: pages * PAGE] + self._tokens(own or pages)
+        pages = self._rng.randint(1, PREFIX_PAGES)
+        return self._rng.choice(self._prefixes)[: pages * PAGE] + self._tokens(own or pages)
 
     def insert(self, tree: RadixTree, prompt: list[int]) -> None:
-        """In pages that were never used before."""
+        """Insert a prompt, in new pages."""
         first, self._pages = self._pages, self._pages + len(prompt) // PAGE
         tree.insert(prompt, range(first, self._pages))
 
@@ -89,7 +90,7 @@ class Prompts:
 
 
 def matching(nodes: int) -> Matching:
-    """The best of the rounds. A round adds about two nodes a prompt."""
+    """The best of the rounds. A round adds about two nodes per prompt."""
     tree, prompts = RadixTree(PAGE), Prompts()
     while len(tree) < nodes:
         prompts.insert(tree, prompts.one(own=4))
@@ -111,7 +112,7 @@ def matching(nodes: int) -> Matching:
 
 
 def evicting(leaves: int, pages_each: int) -> Evicting:
-    """The best of the rounds. After each as many leaves come as went."""
+    """The best of the rounds. After each, as many leaves are added as were evicted."""
 
     def leaf(number: int) -> None:
         above, first = number % (leaves // 10), number * (pages_each + 1)
@@ -135,7 +136,7 @@ def evicting(leaves: int, pages_each: int) -> Evicting:
 
 
 def decoding(running: int, rounds: int = 5) -> Decoding:
-    """The best of the rounds, both caches by turns. Every request decodes from one prompt, so its answer is its own."""
+    """The best of the rounds, alternating between the caches. All requests share a prompt; their answers differ."""
     best = {PagedCache: float("inf"), PrefixCache: float("inf")}
     for _ in range(rounds):
         for kind in best:

@@ -1,4 +1,4 @@
-"""`python -m phase4_radix`: watch the tree of prefixes grow, split and lose leaves; with --type, by your prompts."""
+"""`python -m phase4_radix`: watch a radix tree grow, split and evict its leaves. `--type` reads your own prompts."""
 
 import argparse
 import time
@@ -11,8 +11,8 @@ from phase4_radix.lab.draw import counted
 from phase4_radix.lab.world import Setting, World, play
 
 HOW = (
-    "Type a prompt and press Enter; it is computed, answered, and keeps its pages in use. @name before it is its salt. "
-    "Enter alone lets the oldest finish. End with Ctrl-D."
+    "Type a prompt and press Enter: it is computed and answered, and keeps its pages. @name before it is its salt. "
+    "Enter alone finishes the oldest request. Ctrl-D ends."
 )
 
 
@@ -20,21 +20,21 @@ def parser() -> argparse.ArgumentParser:
     """The command line, with its defaults from Setting."""
     default = Setting()
     p = argparse.ArgumentParser(prog="python -m phase4_radix", description=__doc__)
-    p.add_argument("--type", action="store_true", help="read prompts, a line each, and play no scenes")
-    p.add_argument("--pages", type=int, default=default.pages, help="in the memory (%(default)s)")
-    p.add_argument("--page-size", type=int, default=default.page_size, help="tokens in a page (%(default)s)")
+    p.add_argument("--type", action="store_true", help="read prompts, one per line, instead of playing the scenes")
+    p.add_argument("--pages", type=int, default=default.pages, help="in the cache (%(default)s)")
+    p.add_argument("--page-size", type=int, default=default.page_size, help="tokens per page (%(default)s)")
     p.add_argument(
         "--steps-per-second",
         type=float,
         default=default.steps_per_second,
         metavar="S",
-        help="on a terminal; elsewhere time is not waited for (%(default)s)",
+        help="on a terminal; piped, the demo does not wait (%(default)s)",
     )
     return p
 
 
 def animate(world: World, console: Console, rate: float) -> None:
-    """Every step as it comes, with a pause at the end of a scene."""
+    """Show every step, with a pause after each scene."""
     due, last = time.monotonic(), None
     with Live(console=console, auto_refresh=False, transient=True) as screen:
         for scene in play(world):
@@ -45,20 +45,20 @@ def animate(world: World, console: Console, rate: float) -> None:
 
 
 def snapshots(world: World, console: Console) -> None:
-    """A picture a scene: when the first of it is done."""
+    """Print one picture per scene, when its first request is complete."""
     shown = None
     for scene in play(world):
-        if scene is not shown and any(not talk.answer for talk in world.running):
+        if scene is not shown and any(not each.answer for each in world.running):
             shown = scene
             console.print(view.picture(world, scene.caption), "", sep="\n")
 
 
 def typed(world: World, console: Console) -> None:
-    """A picture a line: the line's request stays, and holds what it uses, until it is let go."""
+    """Print one picture per line typed. Its request keeps running, and its pages locked, until it is finished."""
     console.print(HOW, style="dim")
     for line in iter(lambda: _line(console), None):
         world.mark()
-        caption = "The oldest has finished." if world.running else "Nobody is there."
+        caption = "The oldest request has finished." if world.running else "No request is running."
         if line:
             salt, _, prompt = line[1:].partition(" ") if line.startswith("@") else ("", "", line)
             try:
@@ -68,19 +68,19 @@ def typed(world: World, console: Console) -> None:
                 continue
             caption = (
                 f"{request.id} has {counted(request.total, 'token')}, "
-                f"{world.cache.cached_tokens(request)} of them there already."
+                f"{world.cache.cached_tokens(request)} of them cached."
             )
         elif world.running:
             world.finish(world.running[0])
         while world.step():
             pass
         if world.waiting:
-            caption += " It waits for room: Enter alone lets the oldest finish."
+            caption += " It waits for free pages: Enter alone finishes the oldest request."
         console.print(view.picture(world, caption), "", sep="\n")
 
 
 def _line(console: Console) -> str | None:
-    """The next line, None at the end of them."""
+    """The next line, or None at the end of the input."""
     try:
         return console.input("> " if console.is_terminal else "").strip()
     except EOFError:

@@ -1,4 +1,4 @@
-"""A radix tree drawn: what each node holds, where it lies, and who has locked it."""
+"""Draws a radix tree in the terminal: the tokens, pages and locks of each node."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,42 +6,42 @@ from rich.text import Text
 from rich.tree import Tree
 
 from phase1_kv_pool.lab.page_map import contiguous_runs
-from phase4_radix.radix_tree import Branch, RadixTree
+from phase4_radix.radix_tree import NodeView, RadixTree
 
-Describe = Callable[[Branch], Text]
+Describe = Callable[[NodeView], Text]
 
 
-def plainly(branch: Branch) -> Text:
-    """A node in one line: tokens, pages, locks."""
+def plainly(node: NodeView) -> Text:
+    """One node as a line: tokens, pages, locks."""
     return Text.assemble(
-        (f"{branch.salt}: " if branch.salt else "", "cyan"),
-        shortened([str(token) for token in branch.tokens]),
-        (f"  {where(branch.pages)}", "dim"),
-        (f"  {counted(branch.locks, 'lock')}" if branch.locks else "", "bold yellow"),
+        (f"{node.salt}: " if node.salt else "", "cyan"),
+        shortened([str(token) for token in node.tokens]),
+        (f"  {where(node.pages)}", "dim"),
+        (f"  {counted(node.ref_count, 'lock')}" if node.ref_count else "", "bold yellow"),
         no_wrap=True,
         overflow="ellipsis",
     )
 
 
 def draw(tree: RadixTree, describe: Describe = plainly) -> Tree:
-    """The tree for a terminal, a line a node."""
+    """The whole tree, one line per node."""
     head = f"{counted(tree.num_pages, 'page')} in {counted(len(tree), 'node')}, {tree.num_locked} locked"
     path = [Tree(Text(head, "bold"), guide_style="dim")]
-    for branch in tree.branches():  # each before those below it
-        del path[branch.depth :]
-        path.append(path[-1].add(describe(branch)))
+    for node in tree.nodes():  # parents before children
+        del path[node.depth :]
+        path.append(path[-1].add(describe(node)))
     return path[0]
 
 
 def shortened(words: Sequence[str], most: int = 12) -> str:
-    """The first and the last of many words."""
+    """Join words; if there are too many, only the first and the last ones."""
     if len(words) <= most:
         return " ".join(words)
     return " ".join([*words[: most // 2], "\u2026", *words[-(most // 2) :]])
 
 
 def where(pages: Sequence[int]) -> str:
-    """Page numbers, neighbours taken together."""
+    """Page numbers, with ranges for consecutive ones."""
     pieces = [str(first) if n == 1 else f"{first}-{first + n - 1}" for first, n in contiguous_runs(pages)]
     return f"{'page' if len(pages) == 1 else 'pages'} {shortened(pieces, 6)}"
 

@@ -1,73 +1,73 @@
-"""A radix tree as a picture. It needs axes of matplotlib, and only a notebook or the book has some to give."""
+"""Draws a radix tree on matplotlib axes, for notebooks."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from phase4_radix.lab.draw import counted
-from phase4_radix.radix_tree import Branch
+from phase4_radix.radix_tree import NodeView
 
 LOCKED, KEPT, INK, GREY = "#f6d98f", "#cfe0ea", "#112233", "#556677"
-MARGIN = 0.12  # of a page, beside the words
+MARGIN = 0.12  # of a page, left and right of the text
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A node as an area: as wide as its pages, as high as the leaves below it."""
+    """A node as a rectangle: as wide as its pages, as high as its number of leaves."""
 
-    branch: Branch
-    start: int  # pages above it
-    row: int  # its topmost leaf
+    node: NodeView
+    start: int  # pages before it
+    row: int  # of its first leaf
     rows: int
 
 
-def blocks(branches: Iterable[Branch]) -> list[Block]:
-    """The nodes side by side as they follow each other, in the order of the branches: each before those below it."""
-    order = list(branches)
+def blocks(nodes: Iterable[NodeView]) -> list[Block]:
+    """Lay out the nodes, given with parents before children, without overlap: children to the right of their parent."""
+    order = list(nodes)
     starts: list[int] = []
     rows = [0] * len(order)
-    path: list[int] = []  # from below the root to the last node
-    for number, branch in enumerate(order):
-        del path[branch.depth - 1 :]
+    path: list[int] = []  # from the root, which is left out, to the last node
+    for number, node in enumerate(order):
+        del path[node.depth - 1 :]
         above = path[-1] if path else None
         starts.append(0 if above is None else starts[above] + len(order[above].pages))
         path.append(number)
-        if number + 1 == len(order) or order[number + 1].depth <= branch.depth:  # a leaf
-            for node in path:
-                rows[node] += 1
-    tops: dict[int, int] = {0: 0}  # by depth: where the next node there begins
+        if number + 1 == len(order) or order[number + 1].depth <= node.depth:  # a leaf
+            for ancestor in path:
+                rows[ancestor] += 1
+    tops: dict[int, int] = {0: 0}  # by depth: the first row of the next node
     found = []
-    for branch, start, high in zip(order, starts, rows, strict=True):
-        top = tops[branch.depth - 1]
-        found.append(Block(branch, start, top, high))
-        tops[branch.depth - 1] = top + high
-        tops[branch.depth] = top
+    for node, start, high in zip(order, starts, rows, strict=True):
+        top = tops[node.depth - 1]
+        found.append(Block(node, start, top, high))
+        tops[node.depth - 1] = top + high
+        tops[node.depth] = top
     return found
 
 
-def picture(axes: Any, branches: Iterable[Branch], describe: Callable[[Branch], str]) -> None:
-    """Every path from left to right is a prefix. Nodes in use are yellow, those that are only kept are blue."""
+def picture(axes: Any, nodes: Iterable[NodeView], describe: Callable[[NodeView], str]) -> None:
+    """Draw the tree so that every path from left to right is a prefix. Locked nodes are yellow, cached ones blue."""
     from matplotlib.patches import Rectangle
     from matplotlib.ticker import MaxNLocator
 
-    laid = blocks(branches)
-    end = max((block.start + len(block.branch.pages) for block in laid), default=1)
+    laid = blocks(nodes)
+    end = max((block.start + len(block.node.pages) for block in laid), default=1)
     axes.set(xlim=(0, end), ylim=(max((block.row + block.rows for block in laid), default=1), 0), yticks=[])
     axes.set_xlabel("pages from the start of the prompt")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.spines["left"].set_visible(False)
     axes.grid(visible=False)
-    axes.figure.draw_without_rendering()  # from now on it is known how wide a page is
+    axes.figure.draw_without_rendering()  # determines how many pixels a page is wide
     pixels = axes.get_window_extent().width / end
     for block in laid:
-        branch, width = block.branch, len(block.branch.pages)
-        color = LOCKED if branch.locks else KEPT
+        node, width = block.node, len(block.node.pages)
+        color = LOCKED if node.ref_count else KEPT
         area = Rectangle((block.start, block.row), width, block.rows, facecolor=color, edgecolor="white", linewidth=2)
         axes.add_patch(area)
         middle = block.row + block.rows / 2
-        amounts = counted(width, "page") + (f", {counted(branch.locks, 'lock')}" if branch.locks else "")
+        amounts = counted(width, "page") + (f", {counted(node.ref_count, 'lock')}" if node.ref_count else "")
         for text, y, side, size, ink in (
-            (describe(branch), middle - 0.06, "bottom", 8.5, INK),
+            (describe(node), middle - 0.06, "bottom", 8.5, INK),
             (amounts, middle + 0.08, "top", 7, GREY),
         ):
             fit(
@@ -77,7 +77,7 @@ def picture(axes: Any, branches: Iterable[Branch], describe: Callable[[Branch], 
 
 
 def fit(written: Any, room: float) -> None:
-    """Cut a text on axes to so many pixels; what is cut ends in an ellipsis."""
+    """Shorten a text on axes to `room` pixels, with an ellipsis."""
     text = written.get_text()
     while text and (width := written.get_window_extent().width) > room:
         text = text[: min(len(text) - 1, int(len(text) * room / width))].rstrip()

@@ -1,4 +1,4 @@
-"""Replay: prompts and answers through a cache, with no model. What a memory of some size would have found of them."""
+"""Replays a trace of prompts and answers through a prefix cache, without a model: hit rates by cache size."""
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +15,7 @@ GROUP_PAGES = (40, 56, 72, 88, 104, 112, 120, 128, 136, 152)
 
 
 class Turn(NamedTuple):
-    """One request that was answered."""
+    """One request with its answer."""
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
@@ -23,10 +23,11 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chats:
-    """People who chat at the same time, each going on from all that was said. Who has ended begins again.
+    """Concurrent multi-turn chats. Each request repeats the whole conversation so far; after its last turn the
+    user starts a new conversation.
 
-    Every conversation starts with one of a few instructions. Lengths are spread evenly around their means, and each
-    next request comes from any of the people.
+    Every conversation starts with one of a few instructions. Lengths are uniform around their means, and each request
+    comes from a random user.
     """
 
     people: int = 16
@@ -53,13 +54,13 @@ class Chats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Groups:
-    """Requests of a few groups. Those of a group begin alike and end each in its own way."""
+    """Requests of a few groups. All requests of a group share a prefix and have a suffix of their own."""
 
     groups: int = 4
     requests: int = 400
     common: int = 512  # tokens
     own: int = 32
-    in_turn: bool = True  # one group after the other, round and round; else at random
+    in_turn: bool = True  # round robin; otherwise at random
 
     def turns_in_order(self, seed: int = 0) -> Iterator[Turn]:
         rng = random.Random(seed)
@@ -71,10 +72,10 @@ class Groups:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """After one request: what it found, and where the pages are."""
+    """The state after one request: its hits, and the cache's pages."""
 
     prompt: int  # tokens
-    found: int  # of them
+    found: int  # of these, tokens found in the cache
     evicted: int  # pages, to make room for it
     cached: int  # pages
     free: int
@@ -82,16 +83,16 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of all requests in a memory of so many pages."""
+    """The totals of a replay through a cache of so many pages."""
 
     pages: int
     hit_rate: float
     evictions: int  # pages
-    evictions_each: float  # a request
+    evictions_each: float  # pages per request
 
 
 def play(turns: Iterable[Turn], cache: PrefixCache) -> Iterator[Moment]:
-    """One request after the other, each step of it as in an engine."""
+    """Replay the requests one after the other, with the cache calls of every step of an engine."""
     for number, turn in enumerate(turns):
         before = cache.counts.evictions
         request = Request(f"r{number}", turn.prompt, SamplingParams(max_tokens=len(turn.answer)))
@@ -111,7 +112,7 @@ def play(turns: Iterable[Turn], cache: PrefixCache) -> Iterator[Moment]:
 
 
 def outcome(turns: Iterable[Turn], pages: int, page_size: int = 16) -> Outcome:
-    """All of it, in numbers."""
+    """Replay all requests and return the totals."""
     cache = PrefixCache(pages, page_size)
     requests = sum(1 for _ in play(turns, cache))
     counts = cache.counts
@@ -119,13 +120,13 @@ def outcome(turns: Iterable[Turn], pages: int, page_size: int = 16) -> Outcome:
 
 
 def chats(people: int, sizes: Sequence[int] = CHAT_PAGES) -> list[Outcome]:
-    """One trace of people who chat, in memories of several sizes."""
+    """One chat trace, replayed through caches of several sizes."""
     turns = list(Chats(people=people).turns_in_order())
     return [outcome(turns, pages) for pages in sizes]
 
 
 def pressure(in_turn: bool, sizes: Sequence[int] = GROUP_PAGES) -> list[Outcome]:
-    """One trace of four groups, in memories most of which are too small for what the groups have in common."""
+    """One trace of four groups, replayed through caches most of which are too small for the four prefixes."""
     turns = list(Groups(in_turn=in_turn).turns_in_order())
     return [outcome(turns, pages) for pages in sizes]
 

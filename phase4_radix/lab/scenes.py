@@ -1,4 +1,4 @@
-"""What the demo plays: who asks what, together, and what to look at."""
+"""The scenes of the demo: which requests arrive together, and a caption."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ INSTRUCTION = "Answer in one short sentence.\n"
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Questions of the corpus, put by one person one after the other. All but the last have been answered."""
+    """A conversation of questions from the corpus. All but the last have been answered."""
 
     questions: tuple[str, ...]
     instruction: str = INSTRUCTION
@@ -17,7 +17,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Some who come together, and what there is to see."""
+    """Requests that arrive together, and a caption."""
 
     caption: str
     asks: tuple[Ask, ...]
@@ -25,19 +25,19 @@ class Scene:
 
 SCENES = (
     Scene(
-        "One asks. Pages enter the tree once they are full and computed.",
+        "One request. Its pages enter the tree once they are full and computed.",
         (Ask(("What is a desert?",)),),
     ),
     Scene(
-        "Two begin like the first. Its run is split where they part.",
+        "Two requests share its prefix. Its node is split where they diverge.",
         (Ask(("What is a comet?",)), Ask(("What is a star?",))),
     ),
     Scene(
-        "The first asks on. Its own answer is found as well.",
+        "The next turn of the first conversation. Its own answer is cached, too.",
         (Ask(("What is a desert?", "What is an island?")),),
     ),
     Scene(
-        "Three ask the same at once. All compute it, the pages of one are kept; the answers differ.",
+        "The same prompt three times at once. All compute it; duplicate pages are freed.",
         tuple(
             Ask(("What is a glacier?",), answer=answer)
             for answer in (
@@ -48,11 +48,11 @@ SCENES = (
         ),
     ),
     Scene(
-        "The same words with another salt share nothing.",
+        "The same prompt with another salt. It shares nothing.",
         (Ask(("What is a desert?",), salt="tenant"),),
     ),
     Scene(
-        "Strangers need room. The leaves least recently used go.",
+        "Unrelated prompts need pages. The least recently used leaves are evicted.",
         (
             Ask(("How does a rainbow work?",), instruction=""),
             Ask(("How does a volcano work?",), instruction=""),
@@ -60,7 +60,7 @@ SCENES = (
         ),
     ),
     Scene(
-        "One more begins like the first. What many used is still there.",
+        "Again the first prefix. It was used often, so it is still cached.",
         (Ask(("What is a planet?",)),),
     ),
 )

@@ -1,4 +1,4 @@
-"""What a cache that remembers is worth: found tokens, prefill that is not done, first tokens that come earlier.
+"""Measures what the prefix cache saves: hit rates, prefill tokens not computed, and TTFT.
 
 python -m phase4_radix.lab study --json FILE     # measured on this machine; the hit rates are the same on any
 """
@@ -29,9 +29,9 @@ from phase4_radix.engine import cached
 from phase4_radix.lab.replay import Outcome, chats, pressure
 from phase4_radix.prefix_cache import Counts, PrefixCache
 
-EXAMPLE = ((1, 2, 3, 4, 5), (1, 2, 3, 6, 7), (10, 20, 30))  # two begin alike
+EXAMPLE = ((1, 2, 3, 4, 5), (1, 2, 3, 6, 7), (10, 20, 30))  # the first two share a prefix
 PROMPT = 544  # tokens
-COMMON = 512  # of them, where all requests begin alike
+COMMON = 512  # of these, the prefix that all requests share
 REQUESTS = 16
 COMMONS = (0, 64, 128, 192, 256, 320, 384, 448, 512)
 PAGE_SIZES = (1, 4, 16)
@@ -40,7 +40,7 @@ PEOPLE = (8, 16, 64)
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A few conversations that go on, turn by turn."""
+    """A few multi-turn conversations."""
 
     page_size: int
     turns: int
@@ -51,10 +51,10 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """How a set of requests was served."""
+    """The totals of serving a set of requests."""
 
     prefill_tokens: int  # computed
-    duplicates: int  # pages computed more than once, and given back
+    duplicates: int  # pages computed more than once, and freed
     hit_rate: float
     ttft_ms: float  # the mean of all requests, each from its own arrival
     later_ttft_ms: float  # of all but the first
@@ -62,7 +62,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Requests of PROMPT tokens that have the first `common` in common, one after the other."""
+    """Requests of PROMPT tokens that share the first `common`, one after the other."""
 
     common: int
     hit_rate: float  # of those after the first
@@ -71,7 +71,7 @@ class Shared:
 
 
 class Meter:
-    """Counts what the steps of an engine compute."""
+    """Counts the prefill tokens that an engine computes."""
 
     def __init__(self, engine: Engine) -> None:
         self.prefill_tokens = 0
@@ -85,13 +85,13 @@ class Meter:
 
 
 def model_of(shape: str) -> Model:
-    """A random model of one of SHAPES."""
+    """A model of one of SHAPES, with random weights."""
     device = default_device()
     return Model.random(SHAPES[shape], device=device, attend=ATTEND.on(device))
 
 
 def loop(model: Model, page_size: int = 16, turns: int = 8) -> Loop:
-    """EXAMPLE as a chat: who has been answered says the same again, after all that was said."""
+    """EXAMPLE as multi-turn chats: every turn appends the same prompt to the conversation so far."""
     engine = cached(model, num_pages=2048 // page_size, page_size=page_size)
     params = [SamplingParams(max_tokens=10, temperature=0.7, seed=n, ignore_eos=True) for n in range(len(EXAMPLE))]
     said: list[list[int]] = [[] for _ in EXAMPLE]
@@ -104,7 +104,7 @@ def loop(model: Model, page_size: int = 16, turns: int = 8) -> Loop:
 
 
 def prompts_with(common: int, count: int, vocabulary: int, seed: int = 0) -> list[list[int]]:
-    """Prompts of PROMPT tokens that begin alike and go on each in its own way."""
+    """Prompts of PROMPT tokens with a common prefix and suffixes of their own."""
     rng = random.Random(seed)
     tokens = range(8, vocabulary)
     beginning = rng.choices(tokens, k=common)
@@ -112,8 +112,8 @@ def prompts_with(common: int, count: int, vocabulary: int, seed: int = 0) -> lis
 
 
 def serve(model: Model, *, prefix_cache: bool, together: bool = False, warm: bool = False, answer: int = 8) -> Served:
-    """REQUESTS that have COMMON tokens in common: each when the last has ended, or all in one batch. With `warm`,
-    another one that begins like them was there before."""
+    """Serve REQUESTS that share COMMON tokens, one after the other or `together` in one batch. With `warm`, an earlier
+    request has put the prefix into the cache."""
     engine = cached(model, num_pages=REQUESTS * 40, prefix_cache=prefix_cache)
     first, *prompts = prompts_with(COMMON, REQUESTS + 1, model.config.vocab_size)
     params = SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)
@@ -134,7 +134,7 @@ def serve(model: Model, *, prefix_cache: bool, together: bool = False, warm: boo
 
 
 def shared(model: Model, common: int, requests: int = 7) -> Shared:
-    """The same prompts with the cache and without, by turns, so that both meet the same machine."""
+    """The same prompts with the cache and without, alternating, so that both run under the same conditions."""
     engines = [cached(model, prefix_cache=on) for on in (True, False)]
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
     first, *prompts = prompts_with(common, requests + 1, model.config.vocab_size, seed=common)
@@ -159,14 +159,14 @@ WAYS: dict[str, dict[str, bool]] = {
 
 
 def served(model: Model, runs: int = 3) -> dict[str, Served]:
-    """REQUESTS served in each of WAYS, by turns; of each way the run that was slowed down least."""
-    serve(model, prefix_cache=True, together=True)  # what is slow once is not what is measured
+    """Serve REQUESTS in each of WAYS, alternating; the fastest run of each way counts."""
+    serve(model, prefix_cache=True, together=True)  # warm-up
     rounds = [{name: serve(model, **way) for name, way in WAYS.items()} for _ in range(runs)]
     return {name: min((each[name] for each in rounds), key=lambda one: one.ttft_ms) for name in WAYS}
 
 
 def gains(ways: dict[str, Served]) -> dict[str, float]:
-    """What the cache is worth to requests that come one after the other."""
+    """What the cache saves for requests that arrive one after the other."""
     off, on = ways["off"], ways["on"]
     return {
         "prefill_saved": 1 - on.prefill_tokens / off.prefill_tokens,
@@ -183,7 +183,7 @@ def _ttft_ms(done: Completion) -> float:
 
 
 def _counts(engine: Engine) -> Counts:
-    """A copy, for it goes on counting; all zero for a cache that does not remember."""
+    """A copy of the counters; all zero for a cache without prefixes."""
     cache = engine.cache
     if not isinstance(cache, PrefixCache):
         return Counts()
@@ -224,7 +224,7 @@ def _alike(alike: Sequence[Shared]) -> Group:
 
 
 def _outcomes(title: str, columns: dict[str, list[Outcome]]) -> Group:
-    """Hit rates, a row for each size of the memory."""
+    """Hit rates, one row per cache size."""
     rows = zip(*columns.values(), strict=True)
     return _table(
         title, ("pages", *columns), [(f"{row[0].pages:,}", *(f"{one.hit_rate:.1%}" for one in row)) for row in rows]
@@ -234,7 +234,7 @@ def _outcomes(title: str, columns: dict[str, list[Outcome]]) -> Group:
 def main(arguments: list[str] | None = None) -> int:
     p = argparse.ArgumentParser(prog="python -m phase4_radix.lab study", description=__doc__)
     p.add_argument("--shape", choices=SHAPES, default="17m", help="(%(default)s)")
-    p.add_argument("--runs", type=int, default=3, help="of which the best counts (%(default)s)")
+    p.add_argument("--runs", type=int, default=3, help="the fastest of so many counts (%(default)s)")
     p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     options = p.parse_args(arguments)
     if options.runs < 1:
@@ -250,9 +250,9 @@ def main(arguments: list[str] | None = None) -> int:
     alike = [shared(model, common) for common in track(COMMONS, "TTFT", transient=True, console=console)]
     console.print(_alike(alike))
     talks = {f"{people} people": chats(people) for people in track(PEOPLE, "chats", transient=True, console=console)}
-    console.print(_outcomes("Chats: found, by the size of the memory", talks))
+    console.print(_outcomes("Chats: found, by cache size", talks))
     groups = {"in turn": pressure(in_turn=True), "at random": pressure(in_turn=False)}
-    console.print(_outcomes("Four groups with 128 pages in common: found, by the size of the memory", groups))
+    console.print(_outcomes("Four groups with 128 pages in common: found, by cache size", groups))
 
     if options.json is not None:
         machine = describe()

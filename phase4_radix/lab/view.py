@@ -1,4 +1,4 @@
-"""The demo drawn: the tree, the pages, and how much was found."""
+"""The demo's terminal view: the tree, the pages, and the hit rate."""
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -6,20 +6,20 @@ from rich.text import Text
 
 from phase4_radix.lab.draw import counted, draw, where
 from phase4_radix.lab.world import World
-from phase4_radix.radix_tree import Branch
+from phase4_radix.radix_tree import NodeView
 
-MARKS = {"in use": ("\u2588", "yellow"), "kept": ("\u2592", "cyan"), "free": ("\u00b7", "dim")}
+MARKS = {"in use": ("\u2588", "yellow"), "cached": ("\u2592", "cyan"), "free": ("\u00b7", "dim")}
 
 
 def picture(world: World, caption: str) -> RenderableType:
-    """The moment: what is to be seen, the pages in order, the counts, what is new, the tree."""
+    """One moment: the caption, the pages, the counters, the changes since the mark, the tree."""
     news, fresh = world.news, world.fresh
     return Group(
         Text(caption, "bold"),
         _pages(world),
         _counts(world),
-        Text(", ".join(news) or "the tree stays as it is", "green" if news else "dim"),
-        draw(world.cache.tree, lambda branch: _branch(world, branch, not fresh.isdisjoint(branch.pages))),
+        Text(", ".join(news) or "no change in the tree", "green" if news else "dim"),
+        draw(world.cache.tree, lambda node: _node(world, node, not fresh.isdisjoint(node.pages))),
     )
 
 
@@ -28,12 +28,12 @@ def summary(world: World) -> RenderableType:
     table = Table(header_style="dim", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     figures = {
         "queries": counts.queries,
-        "their tokens": counts.query_tokens,
-        "found": counts.hit_tokens,
+        "tokens": counts.query_tokens,
+        "hits": counts.hit_tokens,
         "hit rate": f"{counts.hit_rate:.0%}",
         "duplicates": counts.duplicates,
         "evicted": counts.evictions,
-        "kept": usage.cached,
+        "cached": usage.cached,
     }
     for name in figures:
         table.add_column(name, justify="right")
@@ -41,31 +41,31 @@ def summary(world: World) -> RenderableType:
     return table
 
 
-def _branch(world: World, branch: Branch, new: bool) -> Text:
-    text = world.tokenizer.decode(branch.tokens).replace("\n", "\u21b5")
+def _node(world: World, node: NodeView, new: bool) -> Text:
+    text = world.tokenizer.decode(node.tokens).replace("\n", "\u21b5")
     return Text.assemble(
-        (f"{where(branch.pages)} ", "dim"),
-        (f"{counted(branch.locks, 'lock')} " if branch.locks else "", "bold yellow"),
-        (f"[{branch.salt}] " if branch.salt else "", "magenta"),
-        (text, "green" if new else "yellow" if branch.locks else ""),
+        (f"{where(node.pages)} ", "dim"),
+        (f"{counted(node.ref_count, 'lock')} " if node.ref_count else "", "bold yellow"),
+        (f"[{node.salt}] " if node.salt else "", "magenta"),
+        (text, "green" if new else "yellow" if node.ref_count else ""),
         no_wrap=True,
         overflow="ellipsis",
     )
 
 
 def _pages(world: World) -> Text:
-    """A character a page."""
-    kept = {page for branch in world.cache.tree.branches() if not branch.locks for page in branch.pages}
+    """One character per page."""
+    cached = {page for node in world.cache.tree.nodes() if not node.ref_count for page in node.pages}
     strip = Text("pages ", no_wrap=False)
     for page in range(world.cache.allocator.num_pages):
-        state = "kept" if page in kept else "in use" if world.cache.allocator.count(page) else "free"
+        state = "cached" if page in cached else "in use" if world.cache.allocator.count(page) else "free"
         strip.append(*MARKS[state])
     return strip
 
 
 def _counts(world: World) -> Text:
     usage, counts = world.cache.usage, world.cache.counts
-    numbers = {"in use": usage.referenced, "kept": usage.cached, "free": usage.free}
+    numbers = {"in use": usage.referenced, "cached": usage.cached, "free": usage.free}
     pieces = [(f"{MARKS[name][0]} {number} {name}  ", MARKS[name][1]) for name, number in numbers.items()]
-    rate = f"found {counts.hit_tokens}/{counts.query_tokens} ({counts.hit_rate:.0%})"
+    rate = f"hits {counts.hit_tokens}/{counts.query_tokens} ({counts.hit_rate:.0%})"
     return Text.assemble(*pieces, f"{len(world.running)} running  {len(world.waiting)} waiting  {rate}")

@@ -1,4 +1,5 @@
-"""The demo: people ask, alike and unlike, of a memory of few pages. No model computes; all else is as in the engine."""
+"""The demo's engine: requests with and without common prefixes, over a small cache. Answers come from the corpus, not
+from a model; queue, cache and preemption work as in the engine."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ UNKNOWN = "That is more than I know."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """How large the memory is, and how fast time goes."""
+    """The size of the cache, and the speed of the demo."""
 
     pages: int = 60
     page_size: int = 4
@@ -31,15 +32,15 @@ class Setting:
         if self.pages * self.page_size < 128:
             raise ValueError(
                 f"pages must be at least {-(-128 // self.page_size)} of {self.page_size} tokens, "
-                f"to hold the longest talk; got {self.pages}"
+                f"to hold the longest conversation; got {self.pages}"
             )
         if not 0 < self.steps_per_second < float("inf"):
             raise ValueError(f"steps-per-second must be above 0 and finite, got {self.steps_per_second}")
 
 
 @dataclass(slots=True, eq=False)
-class Talk:
-    """A request, and what is still to be said in answer to it."""
+class Running:
+    """A request, and the tokens of its answer that it has not produced yet."""
 
     request: Request
     answer: deque[int]
@@ -47,44 +48,44 @@ class Talk:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The tree as it was at some moment."""
+    """A snapshot of the tree, to compare with later."""
 
-    pages: dict[int, tuple[int, ...]]  # with their tokens
+    pages: dict[int, tuple[int, ...]]  # each with its tokens
     nodes: int
     counts: Counts
 
 
 class World:
-    """A cache and those who use it, step by step. Whoever came first is served first; who came last gives way."""
+    """A prefix cache and its requests, step by step. First come, first served; the last admitted is preempted first."""
 
     def __init__(self, setting: Setting) -> None:
         self.tokenizer = Tokenizer.from_pretrained()
         self.cache = PrefixCache(setting.pages, setting.page_size)
-        self.waiting: deque[Talk] = deque()
-        self.running: list[Talk] = []
+        self.waiting: deque[Running] = deque()
+        self.running: list[Running] = []
         self.steps = self.asked = 0
         self._answers = {question: fact.answer for fact in load().facts for question in fact.questions}
         self.mark()
 
     def mark(self) -> None:
-        """From now on is what `news` and `fresh` tell of."""
+        """Take the snapshot that `news` and `fresh` compare with."""
         self._marked = Mark(self._in_tree(), len(self.cache.tree), replace(self.cache.counts))
 
     @property
     def news(self) -> list[str]:
-        """What has become of the tree since the mark."""
+        """What changed in the tree since the mark."""
         marked, counts, nodes = self._marked, self.cache.counts, len(self.cache.tree) - self._marked.nodes
         changes = [
             (abs(nodes), "node", "more" if nodes > 0 else "fewer"),
             (len(self.fresh), "page", "new"),
             (counts.evictions - marked.counts.evictions, "page", "evicted"),
-            (counts.duplicates - marked.counts.duplicates, "duplicate", "given back"),
+            (counts.duplicates - marked.counts.duplicates, "duplicate", "freed"),
         ]
         return [f"{counted(number, name)} {what}" for number, name, what in changes if number]
 
     @property
     def fresh(self) -> set[int]:
-        """The pages that have come into the tree since the mark, those too that went and came with other tokens."""
+        """Pages that entered the tree since the mark, or hold other tokens now."""
         return {page for page, tokens in self._in_tree().items() if self._marked.pages.get(page) != tokens}
 
     def ask(self, ask: Ask) -> Request:
@@ -93,45 +94,45 @@ class World:
         return self.say(f"{ask.instruction}{said}Q: {last}\nA:", f" {ask.answer or self._answer(last)}", ask.salt)
 
     def say(self, prompt: str, answer: str = "", salt: str = "") -> Request:
-        """Put a prompt in the queue. ValueError if it could never fit."""
+        """Add a prompt to the waiting queue. ValueError if it does not fit into the cache."""
         tokens, reply = self.tokenizer.encode(prompt), self.tokenizer.encode(answer or f" {self._answer(prompt)}")
         if len(tokens) + len(reply) > self.cache.max_tokens:
-            raise ValueError(f"{len(tokens)} tokens and the answer to them do not fit; {self.cache.max_tokens} do")
+            raise ValueError(f"{len(tokens)} tokens and their answer do not fit into {self.cache.max_tokens}")
         self.asked += 1
         request = Request(f"r{self.asked}", tuple(tokens), SamplingParams(max_tokens=len(reply)), cache_salt=salt)
-        self.waiting.append(Talk(request, deque(reply)))
+        self.waiting.append(Running(request, deque(reply)))
         return request
 
     def step(self) -> bool:
-        """Everyone computes a piece, then everyone publishes. False if nobody could compute anything."""
+        """Run one step: every running request computes a chunk, then publishes. Returns whether any did."""
         self._admit()
-        pieces = [piece for talk in list(self.running) if (piece := self._piece(talk))]
-        batch = [piece for piece in pieces if any(piece.request is talk.request for talk in self.running)]
+        pieces = [piece for each in list(self.running) if (piece := self._piece(each))]
+        batch = [piece for piece in pieces if any(piece.request is each.request for each in self.running)]
         for piece in batch:
             piece.request.advance(piece.start, piece.length)
         for piece in batch:
             self.cache.publish(piece.request)
-        for talk in self.running:
-            if talk.answer and talk.request.computed == talk.request.total:
-                talk.request.append(talk.answer.popleft(), float(self.steps))
+        for each in self.running:
+            if each.answer and each.request.computed == each.request.total:
+                each.request.append(each.answer.popleft(), float(self.steps))
         self.steps += 1
         return bool(batch)
 
-    def finish(self, talk: Talk) -> None:
-        self.running.remove(talk)
-        talk.request.finish(FinishReason.LENGTH, float(self.steps))
-        self.cache.release(talk.request)
+    def finish(self, each: Running) -> None:
+        self.running.remove(each)
+        each.request.finish(FinishReason.LENGTH, float(self.steps))
+        self.cache.release(each.request)
 
     def _answer(self, question: str) -> str:
         return self._answers.get(question, UNKNOWN)
 
     def _in_tree(self) -> dict[int, tuple[int, ...]]:
-        """The tokens of every page."""
+        """The tokens of every page in the tree."""
         size = self.cache.page_size
         return {
-            page: tuple(branch.tokens[at * size : (at + 1) * size])
-            for branch in self.cache.tree.branches()
-            for at, page in enumerate(branch.pages)
+            page: tuple(node.tokens[at * size : (at + 1) * size])
+            for node in self.cache.tree.nodes()
+            for at, page in enumerate(node.pages)
         }
 
     def _admit(self) -> None:
@@ -146,11 +147,11 @@ class World:
                 request.advance(0, found)
             self.running.append(self.waiting.popleft())
 
-    def _piece(self, talk: Talk) -> Slice | None:
-        """What it computes in this step, with room made for it, if need be by those who came last."""
-        request = talk.request
+    def _piece(self, each: Running) -> Slice | None:
+        """The slice that the request computes in this step. If pages are missing, the last admitted are preempted."""
+        request = each.request
         length = min(request.total - request.computed, CHUNK)
-        while length and talk in self.running:
+        while length and each in self.running:
             if self.cache.can_grow(request, request.computed + length):
                 self.cache.grow(request, request.computed + length)
                 return Slice(request, request.computed, length)
@@ -162,7 +163,7 @@ class World:
 
 
 def play(world: World) -> Iterator[Scene]:
-    """Scene after scene, and the scene again after each of its steps."""
+    """Play the scenes in order, and yield the current one after each step."""
     for scene in SCENES:
         world.mark()
         for ask in scene.asks:
@@ -170,5 +171,5 @@ def play(world: World) -> Iterator[Scene]:
         while world.waiting or world.running:
             world.step()
             yield scene
-            for talk in [talk for talk in world.running if not talk.answer]:
-                world.finish(talk)
+            for each in [each for each in world.running if not each.answer]:
+                world.finish(each)

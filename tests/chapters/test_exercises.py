@@ -1,4 +1,4 @@
-"""Definitions, blanks, and what is refused."""
+"""Definitions of exercises, blanks, and errors."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a result says of its machine."""
+"""The machine's description in a result file."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""run: the phase as its `python -m` shows it, with what the learner wrote."""
+"""run: the phase's own `python -m`, with the workspace's code."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ def command(*arguments: str) -> list[str]:
 
 @pytest.fixture
 def written(standalone: Course, solve: Solve) -> Course:
-    """A course whose workspace pushes twice the item; what is blank there is the reference."""
+    """A course whose workspace pushes twice the item; its other exercises are blank."""
     start(standalone, standalone.phase(0))
     solve("0.1", "self.items.append(2 * item)")
     return standalone
@@ -44,7 +44,7 @@ def test_the_phase_has_the_terminal_and_its_signals(written: Course) -> None:
         with os.fdopen(ours, "rb", buffering=0) as terminal:
             assert terminal.readline() == b"[6], a terminal: True\r\n"
             process.send_signal(signal.SIGINT)
-            while b"told to stop" not in (line := terminal.readline()):
+            while b"interrupted" not in (line := terminal.readline()):
                 assert line in (b"^C", b"^C\r\n")
         assert process.wait(50) == 6
     finally:
@@ -54,10 +54,10 @@ def test_the_phase_has_the_terminal_and_its_signals(written: Course) -> None:
 
 def test_without_a_workspace_it_says_how_to_get_one(tool: Tool) -> None:
     said = tool("run", "0", "--item", "3")
-    assert (said.code, "`python -m chapters start 0` lays it" in said.err) == (2, True)
+    assert (said.code, "`python -m chapters start 0` creates it" in said.err) == (2, True)
 
 
-def test_a_file_that_cannot_run_is_told_as_in_check(course: Course, tool: Tool, solve: Solve) -> None:
+def test_a_broken_file_is_reported_as_in_check(course: Course, tool: Tool, solve: Solve) -> None:
     start(course, course.phase(0))
     solve("0.3", "return min(value,, top)")
     said = tool("run", "0")

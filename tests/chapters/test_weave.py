@@ -49,7 +49,7 @@ def test_the_fence_after_a_marker_is_made_from_the_source(course: Course, before
         "```sh\nls\t \n\n```\ntext  \n\n\n```\nopen to the end\n",
     ],
 )
-def test_what_is_not_a_marker_stays_as_it_is(course: Course, text: str) -> None:
+def test_text_without_markers_is_unchanged(course: Course, text: str) -> None:
     assert woven(course, text) == text
 
 
@@ -68,7 +68,7 @@ def test_a_listing_with_a_fence_inside_gets_a_longer_one(course: Course) -> None
         ("host.json#steps.us.1 d", "2"),
         ("host.json#figures.steps.us.0 .0%", "84%"),
         ("host.json#device s", "a CPU"),
-        ("host.json#own.Seat.plan .2f", "0.50"),
+        ("host.json#own.Queue.pop .2f", "0.50"),
     ],
 )
 def test_figures_are_made_from_results(course: Course, marker: str, value: str) -> None:
@@ -82,17 +82,17 @@ def test_figures_are_made_from_results(course: Course, marker: str, value: str) 
     ("line", "message"),
     [
         ("<!-- weave: phase0_request/queue.py#nothing -->", "there is no such region or definition"),
-        ("<!-- weave phase0_request/queue.py#pop -->", "a `weave` marker that is not written as it should be"),
-        ("text <!-- weave: phase0_request/queue.py#pop -->", "a `weave` marker that is not written as it should be"),
-        (f"    {MARK}", "a `weave` marker that is not written as it should be"),
+        ("<!-- weave phase0_request/queue.py#pop -->", "a malformed `weave` marker"),
+        ("text <!-- weave: phase0_request/queue.py#pop -->", "a malformed `weave` marker"),
+        (f"    {MARK}", "a malformed `weave` marker"),
         (f"{MARK}\n```python\nnever closed", "is never closed"),
-        ("<!-- measured: host.json#steps.us.0 .2f -->1", "a `measured` marker that is not written as it should be"),
+        ("<!-- measured: host.json#steps.us.0 .2f -->1", "a malformed `measured` marker"),
         ("<!-- measured: no.json#a d -->1<!-- /measured -->", "there is no result chapters/results/no.json"),
         ("<!-- measured: host.json#steps.ms d -->1<!-- /measured -->", "has no number or text at 'steps.ms'"),
         ("<!-- measured: host.json#steps.us.0 d -->1<!-- /measured -->", "'d' cannot format 0.837"),
     ],
 )
-def test_what_cannot_be_made_is_a_problem_and_stays(course: Course, line: str, message: str) -> None:
+def test_a_marker_that_cannot_be_woven_is_a_problem(course: Course, line: str, message: str) -> None:
     path = course.chapters / "00_request.md"
     path.write_text(f"one\n{line}\n")
     result = weave(course, path)

@@ -1,4 +1,4 @@
-"""start, hint, solution, status, and what is remembered."""
+"""start, hint, solution, status, and the stored progress."""
 
 import json
 import shutil
@@ -10,7 +10,7 @@ import pytest
 
 from chapters.course import Course, CourseError
 from chapters.exercises import load
-from chapters.workspace import State, assemble, learners_line, solution, start
+from chapters.workspace import State, assemble, solution, start, workspace_line
 
 Tool = Callable[..., Any]
 Solve = Callable[[str, str], None]
@@ -20,7 +20,7 @@ def stages(course: Course, into: Path) -> dict[str, str]:
     return {attempt.exercise.id: attempt.stage for attempt in assemble(course, course.phase(0), into)}
 
 
-def test_start_lays_only_files_with_exercises_all_blank(course: Course, tool: Tool) -> None:
+def test_start_copies_only_files_with_exercises_all_blank(course: Course, tool: Tool) -> None:
     said = tool("start", "0")
     assert said.code == 0
     laid = sorted(course.name(path) for path in course.workspace.rglob("*.py"))
@@ -71,7 +71,7 @@ def test_assembly_fills_blanks_and_keeps_what_was_written(course: Course, tmp_pa
     assert "NotImplementedError" not in text
 
 
-def test_the_others_can_be_the_reference_and_lines_lead_back(course: Course, tmp_path: Path, solve: Solve) -> None:
+def test_one_exercise_alone_and_its_lines_in_the_workspace(course: Course, tmp_path: Path, solve: Solve) -> None:
     start(course, course.phase(0))
     solve("0.1", "self.items = [item]")
     solve("0.2", "return self.items[0]")
@@ -84,11 +84,11 @@ def test_the_others_can_be_the_reference_and_lines_lead_back(course: Course, tmp
     mine = lines.index("        return self.items[0]") + 1
     assert mine != workspace.index(lines[mine - 1]) + 1
     place = f"workspace/{second.file}:{workspace.index(lines[mine - 1]) + 1}"
-    assert learners_line(course, tmp_path, file, mine) == place
-    assert learners_line(course, tmp_path, file, lines.index("        self.items.append(item)") + 1) == ""
+    assert workspace_line(course, tmp_path, file, mine) == place
+    assert workspace_line(course, tmp_path, file, lines.index("        self.items.append(item)") + 1) == ""
 
 
-def test_a_lost_region_or_file_is_said_and_the_rest_goes_on(
+def test_a_missing_region_or_file_does_not_affect_the_others(
     course: Course, tmp_path: Path, edit: Callable[[str, str, str], None]
 ) -> None:
     start(course, course.phase(0))
@@ -123,7 +123,7 @@ def test_solution_is_the_difference_to_the_reference(course: Course, tool: Tool,
     solve("0.2", "return self.items.pop()")
     assert "-        return self.items.pop()" in tool("solution", "0.2").out
     (course.workspace / exercise.file).write_text((course.root / exercise.file).read_text())
-    assert "to the letter" in tool("solution", "0.2").out
+    assert "equals the reference" in tool("solution", "0.2").out
 
 
 def test_hints_come_one_at_a_time(course: Course, tool: Tool) -> None:
@@ -144,7 +144,7 @@ def test_status_counts(course: Course, tool: Tool) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"0.1": {"unknown": 1}}', '{"0.1": 3}'])
-def test_a_state_that_cannot_be_read_is_not_thrown_away(course: Course, text: str) -> None:
+def test_a_corrupt_state_file_is_kept(course: Course, text: str) -> None:
     course.private.mkdir()
     (course.private / "state.json").write_text(text)
     with pytest.raises(CourseError, match=r"\.course/state\.json cannot be read"):

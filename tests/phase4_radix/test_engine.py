@@ -1,4 +1,4 @@
-"""A prefix that is found changes no token: cache on and off, cold and warm, and with hardly any room to remember in."""
+"""The prefix cache changes no token: on and off, cold and warm, and in pools so small that it always evicts."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -25,46 +25,48 @@ SMALL_STEPS = TokenBudget(max_chunk_size=8, max_batched_tokens=20)
 
 
 class Case(NamedTuple):
-    """A model, prompts that begin alike, and what transformers says to each of them."""
+    """A model, prompts with shared prefixes, and what transformers generates for each."""
 
     model: Model
     prompts: list[list[int]]
     wanted: list[list[int]]
 
 
-def alike(vocabulary: int, lengths: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Prompts of one beginning: how many tokens of it each has, and how many of its own."""
+def sharing(vocabulary: int, lengths: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """Prompts that share a prefix: how many tokens of it each has, and how many of its own."""
     draw = torch.Generator().manual_seed(3)
 
     def tokens(count: int) -> list[int]:
         return torch.randint(3, vocabulary, (count,), generator=draw).tolist()
 
-    beginning = tokens(max(common for common, _ in lengths))
-    return [beginning[:common] + tokens(own) for common, own in lengths]
+    prefix = tokens(max(common for common, _ in lengths))
+    return [prefix[:common] + tokens(own) for common, own in lengths]
 
 
 @pytest.fixture(scope="module", params=["qwen3", "llama-biases", "mistral-window"])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    """Around and over page borders; one prompt is the beginning of others, two are the same."""
+    """Lengths around page borders; one prompt is a prefix of others, two are equal."""
     oracle = variant(request.param)
     model = load(saved(oracle, tmp_path_factory.mktemp("model")), device="cpu", dtype="float32")
-    prompts = alike(oracle.config.vocab_size, [(48, 0), (48, 0), (48, 9), (31, 20), (32, 1), (17, 30), (0, 40), (1, 0)])
+    prompts = sharing(
+        oracle.config.vocab_size, [(48, 0), (48, 0), (48, 9), (31, 20), (32, 1), (17, 30), (0, 40), (1, 0)]
+    )
     return Case(model, prompts, [theirs(oracle, prompt, ANSWER) for prompt in prompts])
 
 
-def said(engine: Engine, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+def generated(engine: Engine, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
     return [answer.output_tokens for answer in engine.generate(prompts, GREEDY)]
 
 
-def remembering(engine: Engine) -> PrefixCache:
+def prefix_cache_of(engine: Engine) -> PrefixCache:
     assert isinstance(engine.cache, PrefixCache)
     return engine.cache
 
 
 def watched(engine: Engine) -> list[int]:
-    """How many pages each step evicts, from now on. After each, pages, tables and tree agree; and what lies in a free
-    page is no number, so that whoever reads one says nothing more."""
-    cache, stepper, evictions = remembering(engine), engine.stepper, list[int]()
+    """Check the cache after each step and fill freed pages with NaN, so that reading one shows. Returns a list that
+    collects how many pages each step evicts."""
+    cache, stepper, evictions = prefix_cache_of(engine), engine.stepper, list[int]()
     step, release, pool = stepper.step, cache.allocator.release, stepper.runner.pool
 
     def checked() -> Any:
@@ -87,64 +89,63 @@ def watched(engine: Engine) -> list[int]:
 
 
 class TestInvariance:
-    """Float32, greedy: token for token what transformers generates, whatever is found."""
+    """Float32, greedy: token for token what transformers generates, whatever the cache finds."""
 
     def test_off(self, case: Case) -> None:
         engine = cached(case.model, prefix_cache=False)
-        assert [said(engine, case.prompts) for _ in range(2)] == [case.wanted] * 2
+        assert [generated(engine, case.prompts) for _ in range(2)] == [case.wanted] * 2
 
     @pytest.mark.parametrize("batch_size", [1, 3, 64])
     @pytest.mark.parametrize("budget", [None, SMALL_STEPS], ids=["whole", "chunks"])
     def test_on_cold_then_warm(self, case: Case, budget: TokenBudget | None, batch_size: int) -> None:
         engine = cached(case.model, budget, num_pages=64, batch_size=batch_size)
         watched(engine)
-        counts = remembering(engine).counts
-        assert said(engine, case.prompts) == case.wanted
+        counts = prefix_cache_of(engine).counts
+        assert generated(engine, case.prompts) == case.wanted
         cold = counts.hit_tokens
         assert (cold > 0) is (batch_size < 64)  # those of one batch do not find each other
-        assert said(engine, case.prompts) == case.wanted
+        assert generated(engine, case.prompts) == case.wanted
         assert counts.hit_tokens - cold == sum((len(prompt) - 1) // 16 * 16 for prompt in case.prompts)
 
     @pytest.mark.parametrize("page_size", [1, 5])
     def test_pages_of_other_sizes(self, case: Case, page_size: int) -> None:
         engine = cached(case.model, num_pages=640 // page_size, page_size=page_size, batch_size=2)
         watched(engine)
-        assert [said(engine, case.prompts) for _ in range(2)] == [case.wanted] * 2
-        assert remembering(engine).counts.hit_tokens > 0
+        assert [generated(engine, case.prompts) for _ in range(2)] == [case.wanted] * 2
+        assert prefix_cache_of(engine).counts.hit_tokens > 0
 
     @pytest.mark.parametrize("num_pages", [19, 38])
     @pytest.mark.parametrize("budget", [None, SMALL_STEPS], ids=["whole", "chunks"])
-    def test_on_with_hardly_any_room(self, case: Case, budget: TokenBudget | None, num_pages: int) -> None:
-        """The longest fits, once or twice, and hardly anything beside it."""
+    def test_on_in_a_small_pool(self, case: Case, budget: TokenBudget | None, num_pages: int) -> None:
+        """The pool holds the longest request once or twice, and little else."""
         engine = cached(case.model, budget, num_pages=num_pages, page_size=4)
         evictions = watched(engine)
         orders = (case.prompts, case.prompts[::-1])
         for order, wanted in zip(orders, (case.wanted, case.wanted[::-1]), strict=True):
-            assert said(engine, order) == wanted
+            assert generated(engine, order) == wanted
         assert sum(evictions) > num_pages
-        assert remembering(engine).counts.hit_tokens > 50
+        assert prefix_cache_of(engine).counts.hit_tokens > 50
 
     def test_on_when_every_step_evicts(self, case: Case) -> None:
-        """Pages of one token, in a pool that one request fills: whoever comes next takes a page, and so a token that
-        is remembered, with each step."""
-        prompts = alike(case.model.config.vocab_size, [(40, 0), (24, 16), (39, 1), (0, 40), (24, 16), (40, 0)])
-        wanted = said(cached(case.model, prefix_cache=False), prompts)
+        """Pages of one token, in a pool that one request fills: every later step has to evict a cached token."""
+        prompts = sharing(case.model.config.vocab_size, [(40, 0), (24, 16), (39, 1), (0, 40), (24, 16), (40, 0)])
+        wanted = generated(cached(case.model, prefix_cache=False), prompts)
         engine = cached(case.model, SMALL_STEPS, num_pages=40 + ANSWER - 1, page_size=1, batch_size=1)
         evictions = watched(engine)
-        assert said(engine, prompts[:1]) == wanted[:1]
+        assert generated(engine, prompts[:1]) == wanted[:1]
         assert sum(evictions) == 0
         first = len(evictions)
-        assert said(engine, prompts[1:]) == wanted[1:]
+        assert generated(engine, prompts[1:]) == wanted[1:]
         assert len(evictions) > 6 * ANSWER
         assert min(evictions[first:]) >= 1
-        assert remembering(engine).counts.hit_tokens == 24 + 24 + 0 + 0 + 24
+        assert prefix_cache_of(engine).counts.hit_tokens == 24 + 24 + 0 + 0 + 24
 
 
-def test_draws_do_not_depend_on_what_is_found(case: Case) -> None:
+def test_sampling_does_not_depend_on_cache_hits(case: Case) -> None:
     params = [SamplingParams(temperature=1.1, max_tokens=12, seed=n, ignore_eos=True) for n in range(len(case.prompts))]
     engine = cached(case.model)
     cold, warm = ([answer.output_tokens for answer in engine.generate(case.prompts, params)] for _ in range(2))
-    assert remembering(engine).counts.hit_tokens > 0
+    assert prefix_cache_of(engine).counts.hit_tokens > 0
     assert cold == warm
 
 
@@ -159,42 +160,42 @@ def test_the_bundled_model_finds_its_own_answer_in_the_next_turn() -> None:
     engine = cached(model)
     prompt = model.tokenizer.chat([{"role": "user", "content": "What is a KV cache?"}])
     (first,) = engine.generate([prompt], SamplingParams(temperature=0, max_tokens=64))
-    told = [*prompt, *first.output_tokens]
-    after = [*told, *model.tokenizer.encode("\n"), *prompt]
-    assert remembering(engine).counts.hit_tokens == 0
+    said = [*prompt, *first.output_tokens]
+    after = [*said, *model.tokenizer.encode("\n"), *prompt]
+    assert prefix_cache_of(engine).counts.hit_tokens == 0
     (second,) = engine.generate([after], GREEDY)
-    assert remembering(engine).counts.hit_tokens == (len(told) - 1) // 16 * 16  # its last token was never computed
+    assert prefix_cache_of(engine).counts.hit_tokens == (len(said) - 1) // 16 * 16  # its last token was never computed
     oracle = AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32).eval()
     assert follows(oracle, after, second.output_tokens)
 
 
-def test_two_with_the_same_uncached_prompt_end_up_on_one_set_of_pages(case: Case) -> None:
+def test_equal_prompts_of_one_batch_end_up_on_one_set_of_pages(case: Case) -> None:
     engine = cached(case.model, num_pages=32)
-    cache = remembering(engine)
+    cache = prefix_cache_of(engine)
     watched(engine)
     prompt, answer = case.prompts[2], case.wanted[2]
-    assert said(engine, [prompt] * 3) == [answer] * 3
+    assert generated(engine, [prompt] * 3) == [answer] * 3
     assert cache.counts.hit_tokens == 0
-    assert cache.counts.duplicates == 2 * ((len(prompt) + ANSWER - 1) // 16)  # they say the same, too
+    assert cache.counts.duplicates == 2 * ((len(prompt) + ANSWER - 1) // 16)  # their answers are equal, too
     assert cache.usage == Usage(total=32, free=32 - 4, referenced=0, cached=4)
     assert cache.reset() == 4
     assert cache.usage.free == 32
 
 
-def test_who_leaves_early_leaves_what_was_computed(case: Case) -> None:
+def test_a_stream_closed_early_leaves_its_computed_pages_cached(case: Case) -> None:
     engine = cached(case.model, num_pages=32)
-    cache = remembering(engine)
+    cache = prefix_cache_of(engine)
     stream = engine.stream([case.prompts[2]], GREEDY)
     next(stream)
     stream.close()
     cache.check()
     assert cache.usage == Usage(total=32, free=32 - 3, referenced=0, cached=3)
-    assert said(engine, [case.prompts[2]]) == [case.wanted[2]]
+    assert generated(engine, [case.prompts[2]]) == [case.wanted[2]]
     assert cache.counts.hit_tokens == 48
 
 
 @pytest.mark.parametrize(("prefix_cache", "kind"), [(True, PrefixCache), (False, PagedCache)])
-def test_one_argument_is_all_the_difference(case: Case, prefix_cache: bool, kind: type[PagedCache]) -> None:
+def test_the_flag_chooses_the_cache_and_nothing_else(case: Case, prefix_cache: bool, kind: type[PagedCache]) -> None:
     arguments: dict[str, Any] = {"num_pages": 24, "page_size": 8, "batch_size": 2, "seed": 4}
     engine = cached(case.model, SMALL_STEPS, prefix_cache=prefix_cache, **arguments)
     assert type(engine.cache) is kind
@@ -208,7 +209,7 @@ def test_one_argument_is_all_the_difference(case: Case, prefix_cache: bool, kind
     assert drawn != [answer.output_tokens for answer in other.generate(case.prompts[:3], sampled)]
 
 
-def test_no_step_computes_more_than_the_budget_has(case: Case) -> None:
+def test_no_step_exceeds_the_budget(case: Case) -> None:
     engine = cached(case.model, SMALL_STEPS)
     sizes: list[int] = []
     plan = engine.stepper.plan
@@ -219,11 +220,11 @@ def test_no_step_computes_more_than_the_budget_has(case: Case) -> None:
         return batch
 
     engine.stepper.plan = counted
-    said(engine, case.prompts)
+    generated(engine, case.prompts)
     assert max(sizes) == SMALL_STEPS.max_batched_tokens
 
 
-def test_what_a_failed_slice_left_in_its_pages_is_not_remembered() -> None:
+def test_pages_of_a_failed_slice_are_not_cached() -> None:
     cache, request = PrefixCache(8, 4), Request("r", (5,) * 9)
     request.admit(0)
     cache.attach(request)

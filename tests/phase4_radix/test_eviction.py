@@ -1,3 +1,5 @@
+"""The eviction queue against a dict of times."""
+
 import random
 
 import pytest
@@ -19,32 +21,32 @@ def test_an_empty_queue_has_no_oldest() -> None:
 
 @pytest.mark.parametrize("live", [1, 10, 1000])
 def test_stale_entries_never_outgrow_the_queue(live: int) -> None:
-    """Nodes used again and again leave an entry behind each time, and the heap stays within its bound all the same."""
+    """Every use leaves a stale entry behind, and the queue stays within its bound."""
     queue = EvictionQueue()
     for time in range(20 * live + 1000):
         queue.add(time % live, time)
-        assert len(queue._line) + len(queue._late) <= 2 * len(queue) + SLACK
+        assert len(queue._deque) + len(queue._heap) <= 2 * len(queue) + SLACK
     for time in range(live):
         queue.discard(time % live)
     queue.add(7, 10**6)
-    assert len(queue._line) + len(queue._late) <= 2 * len(queue) + SLACK
+    assert len(queue._deque) + len(queue._heap) <= 2 * len(queue) + SLACK
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_the_oldest_is_known_through_many_uses_in_any_order(late: bool) -> None:
-    """Far more uses than nodes, so the line is laid anew many times; with times long past too."""
+def test_oldest_is_right_across_rebuilds(late: bool) -> None:
+    """Far more uses than nodes, so the deque is rebuilt many times; with old times, too."""
     queue, rng, times = EvictionQueue(), random.Random(0), dict[int, int]()
     for number, time in enumerate(rng.sample(range(3000), 3000) if late else range(3000)):
         node = rng.randrange(20)
         queue.add(node, time)
         times[node] = time
-        assert len(queue._line) + len(queue._late) <= 2 * len(queue) + SLACK
+        assert len(queue._deque) + len(queue._heap) <= 2 * len(queue) + SLACK
         if number % 10 == 0:
             assert queue.oldest() == min(times, key=lambda node: times[node])
 
 
 class AgainstADict(RuleBasedStateMachine):
-    """The model is a dict of times, searched for its smallest."""
+    """The model is a dict of times; its oldest node is found by a search."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Requests that come, compute, publish and leave in any order, against what was written to each slot."""
+"""Requests admitted, computed, published, preempted and finished in any order, against the content of slots."""
 
 import itertools
 
@@ -17,14 +17,14 @@ from hypothesis.stateful import (
 from phase0_request import Request, Slice
 from phase1_kv_pool import OutOfPagesError, Usage
 from phase4_radix.prefix_cache import Counts, PrefixCache
-from tests.phase4_radix.lives import resume
+from tests.phase4_radix.steps import resume
 
-Content = tuple[str, tuple[int, ...]]  # what lies in a slot: whose keys and values, and of which prefix
+Content = tuple[str, tuple[int, ...]]  # of a slot: the salt and the prefix that it was computed for
 
 
 class AgainstTheContentOfSlots(RuleBasedStateMachine):
-    """The pool is pretended: a slot remembers for which salt and prefix it was written. Whatever requests do, each
-    finds in every slot of its table what it would have computed there itself."""
+    """A model of the pool: each slot records the salt and prefix that it was written for. Every request must find in
+    every slot of its table what it would have computed there itself."""
 
     rules_run = 0
     seen = Counts()  # over all runs
@@ -41,13 +41,13 @@ class AgainstTheContentOfSlots(RuleBasedStateMachine):
         self.made = self.came = 0
 
     def in_tree(self) -> set[int]:
-        return {page for branch in self.cache.tree.branches() for page in branch.pages}
+        return {page for node in self.cache.tree.nodes() for page in node.pages}
 
     def in_tables(self) -> set[int]:
         return {page for request in self.running for page in self.cache.table(request)}
 
     def published(self) -> dict[Content, int]:
-        """Every prefix that the tree holds, by what was written where it ends."""
+        """The prefixes in the tree, by the content of their last slot."""
         pages = self.in_tree()
         ends = {self.slots[(page + 1) * self.size - 1]: page for page in pages}
         assert len(ends) == len(pages)  # no prefix twice
@@ -75,7 +75,7 @@ class AgainstTheContentOfSlots(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(which=pick)
     def submit_again(self, which: int) -> None:
-        """What another is being asked, and some of what it has answered."""
+        """A prefix of a running request's prompt and answer."""
         model = self.running[which % len(self.running)]
         self.submit(model.tokens(0, model.total - which % model.total), model.cache_salt)
 
@@ -90,7 +90,7 @@ class AgainstTheContentOfSlots(RuleBasedStateMachine):
         self.step(lengths, answer)
 
     def step(self, lengths: list[int], answer: int) -> None:
-        """A step of an engine: everyone computes something, then everyone publishes. Who came last gives way."""
+        """A step of an engine: all requests compute, then publish. The last admitted is preempted first."""
         batch = list(zip(self.running, itertools.cycle(lengths), strict=False))
         for request, length in batch:
             while request in self.running and not self.compute(request, length):
@@ -118,7 +118,7 @@ class AgainstTheContentOfSlots(RuleBasedStateMachine):
         self.publish(self.running[which % len(self.running)])
 
     def compute(self, request: Request, length: int) -> bool:
-        """Growing succeeds exactly if the free pages, and those that only the tree names, are enough."""
+        """`grow` succeeds exactly if the free and the cached pages are enough."""
         piece = Slice(request, request.computed, min(length, request.total - request.computed))
         missing = max(-(-piece.stop // self.size) - len(self.cache.table(request)), 0)
         free = sum(self.cache.allocator.count(page) == 0 for page in self.all_pages)
@@ -143,8 +143,8 @@ class AgainstTheContentOfSlots(RuleBasedStateMachine):
         return True
 
     def publish(self, request: Request) -> None:
-        """The tree holds then what it held and every full page that the request has computed, and no prefix twice. The
-        table names the tree's pages, and behind them what it named before."""
+        """The tree then holds what it held before and every full page that the request has computed, no prefix twice.
+        The table names the tree's pages, and after them its own."""
         before, table = self.published(), list(self.cache.table(request))
         full = self.prefixes(request, request.computed)
         self.cache.publish(request)
@@ -154,7 +154,7 @@ class AgainstTheContentOfSlots(RuleBasedStateMachine):
 
     @precondition(lambda self: self.running)
     @rule(which=pick, preempt=st.booleans())
-    def leave(self, which: int, preempt: bool) -> None:
+    def finish(self, which: int, preempt: bool) -> None:
         self.drop(self.running[which % len(self.running)], preempt)
 
     def drop(self, request: Request, preempt: bool) -> None:
@@ -186,7 +186,7 @@ class AgainstTheContentOfSlots(RuleBasedStateMachine):
         if not hasattr(self, "cache"):
             return
         self.cache.check()
-        assert len(self.cache.tree) <= 2 * self.came  # where one parts from the others, and where it ends
+        assert len(self.cache.tree) <= 2 * self.came  # one where it diverges, and one where it ends
         cached, referenced = self.in_tree() - self.in_tables(), self.in_tables()
         free = {page for page in self.all_pages if self.cache.allocator.count(page) == 0}
         assert not free & (self.in_tree() | referenced)
@@ -195,7 +195,7 @@ class AgainstTheContentOfSlots(RuleBasedStateMachine):
         for page in self.all_pages:
             tables = sum(page in self.cache.table(request) for request in self.running)
             assert self.cache.allocator.count(page) == tables + (page in self.in_tree())
-        for page in free:  # whoever reads it from now on reads nothing
+        for page in free:  # from now on its content counts as undefined
             for slot in range(page * self.size, (page + 1) * self.size):
                 self.slots.pop(slot, None)
         for request in self.running:
@@ -206,8 +206,7 @@ class AgainstTheContentOfSlots(RuleBasedStateMachine):
 
 
 def test_at_least_ten_thousand_rules_hold() -> None:
-    """The promise is counted, not assumed: every rule is followed by every invariant. And what the cache is for came to
-    pass: tokens found, pages computed twice, pages evicted."""
+    """Every rule is followed by every invariant, and the rules are counted. So are hits, duplicates and evictions."""
     AgainstTheContentOfSlots.rules_run, AgainstTheContentOfSlots.seen = 0, Counts()
     run_state_machine_as_test(
         AgainstTheContentOfSlots, settings=settings(max_examples=300, stateful_step_count=60, derandomize=True)

@@ -1,4 +1,4 @@
-"""The pages of a cache: growing, evicting and leaving, what is counted, and what a check finds."""
+"""Pages of the prefix cache: growing, evicting, releasing, statistics, and `check`."""
 
 from collections.abc import Callable
 
@@ -7,13 +7,13 @@ import pytest
 from phase0_request import Request, Slice
 from phase1_kv_pool import KVCache, OutOfPagesError, PagedCache, PageError, Usage
 from phase4_radix.prefix_cache import PrefixCache
-from tests.phase4_radix.lives import SIZE, come, compute, leave
+from tests.phase4_radix.steps import SIZE, admit, compute, finish
 
-# Growing and evicting.
+# Growing and evicting
 
 
-def test_a_page_is_added_when_an_answer_outgrows_the_last(cache: PrefixCache) -> None:
-    a = come(cache, "a", range(3))
+def test_a_page_is_allocated_when_the_last_one_is_full(cache: PrefixCache) -> None:
+    a = admit(cache, "a", range(3))
     lengths = []
     for token in range(10):
         compute(cache, a)
@@ -22,9 +22,9 @@ def test_a_page_is_added_when_an_answer_outgrows_the_last(cache: PrefixCache) ->
     assert lengths == [1, 1, 2, 2, 2, 2, 3, 3, 3, 3]
 
 
-def test_what_outgrows_the_pool_is_told_so(cache: PrefixCache) -> None:
+def test_a_request_larger_than_the_pool_is_refused(cache: PrefixCache) -> None:
     assert cache.max_tokens == 48
-    a = come(cache, "a", range(60))
+    a = admit(cache, "a", range(60))
     assert cache.can_grow(a, 48)
     assert not cache.can_grow(a, 49)
     with pytest.raises(OutOfPagesError, match="13 pages wanted, 12 free"):
@@ -33,18 +33,18 @@ def test_what_outgrows_the_pool_is_told_so(cache: PrefixCache) -> None:
     cache.check()
 
 
-def test_what_a_request_reads_is_never_evicted(cache: PrefixCache) -> None:
-    a = come(cache, "a", range(16))
+def test_locked_pages_are_never_evicted(cache: PrefixCache) -> None:
+    a = admit(cache, "a", range(16))
     compute(cache, a)
-    leave(cache, a)
-    b = come(cache, "b", [*range(8), 50])
+    finish(cache, a)
+    b = admit(cache, "b", [*range(8), 50])
     pages = list(cache.table(b))
-    c = come(cache, "c", range(100, 104))
+    c = admit(cache, "c", range(100, 104))
     assert cache.can_grow(c, 10 * SIZE)
     assert not cache.can_grow(c, 10 * SIZE + 1)
     with pytest.raises(OutOfPagesError, match="11 pages wanted, 10 free"):
         cache.grow(c, 10 * SIZE + 1)
-    assert cache.counts.evictions == 0  # what cannot succeed forgets nothing
+    assert cache.counts.evictions == 0  # a grow that fails evicts nothing
     cache.grow(c, 10 * SIZE)
     assert cache.counts.evictions == 2
     assert list(cache.table(b)) == pages
@@ -53,10 +53,10 @@ def test_what_a_request_reads_is_never_evicted(cache: PrefixCache) -> None:
     cache.check()
 
 
-def test_growing_forgets_no_more_than_it_must(cache: PrefixCache) -> None:
-    compute(cache, a := come(cache, "a", range(40)))
-    leave(cache, a)
-    b = come(cache, "b", range(50, 60))
+def test_grow_evicts_only_the_missing_pages(cache: PrefixCache) -> None:
+    compute(cache, a := admit(cache, "a", range(40)))
+    finish(cache, a)
+    b = admit(cache, "b", range(50, 60))
     for tokens, evictions in ((8, 0), (9, 1), (12, 1), (17, 3)):
         cache.grow(b, tokens)
         assert cache.counts.evictions == evictions
@@ -64,21 +64,20 @@ def test_growing_forgets_no_more_than_it_must(cache: PrefixCache) -> None:
 
 
 @pytest.mark.parametrize("kind", [PagedCache, PrefixCache])
-def test_a_scheduler_cannot_tell_which_it_has(kind: type[PagedCache]) -> None:
-    """Requests with nothing in common get the same slots from both."""
+def test_without_shared_prefixes_both_caches_give_the_same_slots(kind: type[PagedCache]) -> None:
     cache: KVCache = kind(8, SIZE)
-    first, second = come(cache, "a", range(6)), come(cache, "b", range(10, 15))
+    first, second = admit(cache, "a", range(6)), admit(cache, "b", range(10, 15))
     slots = [compute(cache, first, 3), compute(cache, second), compute(cache, first)]
     assert slots == [[0, 1, 2], [4, 5, 6, 7, 8], [3, 12, 13]]
     cache.check()
 
 
-# Leaving.
+# Releasing
 
 
-def test_leaving_at_any_moment_leaks_no_page(cache: PrefixCache) -> None:
+def test_an_abort_at_any_moment_leaks_no_page(cache: PrefixCache) -> None:
     for computed in range(11):
-        request = come(cache, f"r{computed}", range(computed * 100, computed * 100 + 10))
+        request = admit(cache, f"r{computed}", range(computed * 100, computed * 100 + 10))
         if computed:
             compute(cache, request, computed)
         cache.grow(request, 10)
@@ -90,46 +89,46 @@ def test_leaving_at_any_moment_leaks_no_page(cache: PrefixCache) -> None:
     assert cache.usage.free == 12
 
 
-def test_who_never_got_room_leaves_no_trace(cache: PrefixCache) -> None:
-    """No node, and no use: who was only tried makes nothing younger."""
+def test_a_request_that_never_grew_leaves_the_cache_unchanged(cache: PrefixCache) -> None:
+    """No node, and no update of the LRU order."""
     for name, first in (("a", 0), ("b", 100)):
-        request = come(cache, name, range(first, first + 20))
+        request = admit(cache, name, range(first, first + 20))
         compute(cache, request)
-        leave(cache, request)
-    before = list(cache.tree.branches())
+        finish(cache, request)
+    before = list(cache.tree.nodes())
     for length in range(1, 21):
         tried = Request("tried", tuple(range(length)))
         cache.attach(tried)
         cache.release(tried)
         cache.check()
-        assert list(cache.tree.branches()) == before
-    cache.grow(come(cache, "c", [200]), 7 * SIZE)
-    assert cache.cached_tokens(Request("probe", tuple(range(20)))) == 0  # a's went first, as it had come first
+        assert list(cache.tree.nodes()) == before
+    cache.grow(admit(cache, "c", [200]), 7 * SIZE)
+    assert cache.cached_tokens(Request("probe", tuple(range(20)))) == 0  # a was evicted first, since it was used first
     assert cache.cached_tokens(Request("probe", tuple(range(100, 120)))) == 16
 
 
-def test_a_reset_frees_what_nobody_uses(cache: PrefixCache) -> None:
-    compute(cache, a := come(cache, "a", range(10)))
-    compute(cache, b := come(cache, "b", [*range(4), *range(50, 60)]))
-    leave(cache, a)
+def test_reset_frees_the_unused_pages(cache: PrefixCache) -> None:
+    compute(cache, a := admit(cache, "a", range(10)))
+    compute(cache, b := admit(cache, "b", [*range(4), *range(50, 60)]))
+    finish(cache, a)
     assert cache.usage == Usage(total=12, free=7, referenced=4, cached=1)
     assert cache.reset() == 1
     assert cache.usage == Usage(total=12, free=8, referenced=4, cached=0)
     assert cache.counts.evictions == 0
     cache.check()
-    leave(cache, b)
+    finish(cache, b)
     assert cache.reset() == 3
     assert cache.usage == Usage(total=12, free=12, referenced=0, cached=0)
 
 
-# What is counted, and what is wrong.
+# Statistics and errors
 
 
-def test_the_counts_say_what_came_of_it(cache: PrefixCache) -> None:
+def test_counts(cache: PrefixCache) -> None:
     assert cache.counts.hit_rate == 0.0
-    a = come(cache, "a", range(10))
+    a = admit(cache, "a", range(10))
     compute(cache, a)
-    b = come(cache, "b", range(20))
+    b = admit(cache, "b", range(20))
     compute(cache, b, 6)
     compute(cache, b)
     assert (cache.found(a), cache.found(b)) == (0, 8)
@@ -137,13 +136,13 @@ def test_the_counts_say_what_came_of_it(cache: PrefixCache) -> None:
     assert (counts.queries, counts.query_tokens, counts.hit_tokens) == (2, 30, 8)
     assert counts.hit_rate == 8 / 30
     tried = Request("tried", tuple(range(10)))
-    for _ in range(3):  # a scheduler tries, has no room, and puts it back
+    for _ in range(3):  # a scheduler without room for it tries again
         cache.attach(tried)
         cache.release(tried)
     assert counts.queries == 2
 
 
-def test_a_request_without_a_table_has_nothing(cache: PrefixCache) -> None:
+def test_a_request_without_a_page_table_is_an_error(cache: PrefixCache) -> None:
     a = Request("a", (1, 2))
     for act in (
         lambda: cache.grow(a, 1),
@@ -163,8 +162,8 @@ def test_a_request_without_a_table_has_nothing(cache: PrefixCache) -> None:
     assert cache.usage.free == 12
 
 
-def test_computed_tokens_without_pages_are_a_fault(cache: PrefixCache) -> None:
-    a = come(cache, "a", range(10))
+def test_computed_tokens_without_pages_are_an_error(cache: PrefixCache) -> None:
+    a = admit(cache, "a", range(10))
     cache.grow(a, 4)
     a.advance(0, 8)
     with pytest.raises(PageError, match="request a has computed 8 tokens, with 1 pages"):
@@ -174,26 +173,26 @@ def test_computed_tokens_without_pages_are_a_fault(cache: PrefixCache) -> None:
 @pytest.mark.parametrize(
     ("breakage", "message"),
     [
-        (lambda c: c.allocator.share([0]), "page 0 is named 3 times and has 4 users"),
-        (lambda c: c._tables["b"].reverse(), "has locked other pages|named twice"),
-        (lambda c: c.tree.lock(c._held["a"].node), "requests hold it"),
-        (lambda c: c.tree.unlock(c._held["b"].node), "requests hold it"),
-        (lambda c: setattr(c._held["b"], "published", 1), "named twice"),
+        (lambda c: c.allocator.share([0]), "page 0 has 3 references and a count of 4"),
+        (lambda c: c._tables["b"].reverse(), "has locked other pages|two owners"),
+        (lambda c: c.tree.lock(c._handles["a"].node), "references, from"),
+        (lambda c: c.tree.unlock(c._handles["b"].node), "references, from"),
+        (lambda c: setattr(c._handles["b"], "published", 1), "two owners"),
     ],
 )
-def test_check_finds_what_is_wrong(cache: PrefixCache, breakage: Callable[[PrefixCache], object], message: str) -> None:
-    compute(cache, come(cache, "a", range(14)))
-    compute(cache, come(cache, "b", [*range(8), 60, 61, 62, 63, 64]))
+def test_check_finds_corruption(cache: PrefixCache, breakage: Callable[[PrefixCache], object], message: str) -> None:
+    compute(cache, admit(cache, "a", range(14)))
+    compute(cache, admit(cache, "b", [*range(8), 60, 61, 62, 63, 64]))
     cache.check()
     breakage(cache)
     with pytest.raises(PageError, match=message):
         cache.check()
 
 
-def test_a_page_in_two_tables_that_nobody_published_is_found(cache: PrefixCache) -> None:
-    a, b = come(cache, "a", range(3)), come(cache, "b", range(3))
+def test_check_finds_an_unpublished_page_in_two_tables(cache: PrefixCache) -> None:
+    a, b = admit(cache, "a", range(3)), admit(cache, "b", range(3))
     cache.grow(a, 3)
     cache._tables["b"] += cache.table(a)
     cache.allocator.share(cache.table(b))
-    with pytest.raises(PageError, match="not published is named twice"):
+    with pytest.raises(PageError, match="not published has two owners"):
         cache.check()

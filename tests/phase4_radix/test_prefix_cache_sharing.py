@@ -1,4 +1,4 @@
-"""A prefix computed once: what a request finds, what it publishes, and whose pages it reads."""
+"""A shared prefix is computed once: hits, publishing, and the pages that a request reads."""
 
 from collections.abc import Sequence
 
@@ -8,18 +8,18 @@ from phase0_request import Request, SamplingParams, Slice
 from phase1_kv_pool import PageError, Usage
 from phase4_radix import radix_tree
 from phase4_radix.prefix_cache import PrefixCache
-from tests.phase4_radix.lives import SIZE, come, compute, leave, resume
+from tests.phase4_radix.steps import SIZE, admit, compute, finish, resume
 
-# What is found.
+# Hits
 
 
 @pytest.mark.proof
-def test_a_prefix_seen_before_is_there_already(cache: PrefixCache) -> None:
-    a = come(cache, "a", range(10))
+def test_a_prefix_computed_before_is_a_hit(cache: PrefixCache) -> None:
+    a = admit(cache, "a", range(10))
     assert compute(cache, a) == list(range(10))
-    leave(cache, a)
+    finish(cache, a)
     assert cache.usage == Usage(total=12, free=10, referenced=0, cached=2)
-    b = come(cache, "b", [*range(8), 77, 78])
+    b = admit(cache, "b", [*range(8), 77, 78])
     assert (b.computed, list(cache.table(b))) == (8, [0, 1])
     assert compute(cache, b) == [2 * SIZE, 2 * SIZE + 1]
     assert cache.usage == Usage(total=12, free=9, referenced=3, cached=0)
@@ -27,31 +27,31 @@ def test_a_prefix_seen_before_is_there_already(cache: PrefixCache) -> None:
 
 
 @pytest.mark.proof
-def test_a_prompt_is_shared_while_its_first_reader_still_runs(cache: PrefixCache) -> None:
-    a = come(cache, "a", range(10))
+def test_a_prompt_is_shared_while_its_first_request_still_runs(cache: PrefixCache) -> None:
+    a = admit(cache, "a", range(10))
     compute(cache, a)
     a.append(99, 0.0)
-    b = come(cache, "b", range(10))
+    b = admit(cache, "b", range(10))
     assert b.computed == 8
     assert list(cache.table(b)) == list(cache.table(a))[:2]
     assert cache.allocator.count(cache.table(a)[0]) == 3  # two tables and the tree
     cache.check()
 
 
-def test_answers_are_shared_too(cache: PrefixCache) -> None:
-    """The next turn of a chat begins with the last one's question and answer."""
-    a = come(cache, "a", range(6))
+def test_answers_are_cached_too(cache: PrefixCache) -> None:
+    """The next turn of a chat starts with the last question and answer."""
+    a = admit(cache, "a", range(6))
     for token in range(6, 10):
         compute(cache, a)
         a.append(token, 0.0)
-    leave(cache, a)
-    assert come(cache, "b", [*range(10), 50, 51]).computed == 8
+    finish(cache, a)
+    assert admit(cache, "b", [*range(10), 50, 51]).computed == 8
 
 
 @pytest.mark.parametrize(("prompt", "found"), [(1, 0), (4, 0), (5, 4), (8, 4), (9, 8), (10, 8)])
-def test_a_wholly_cached_prompt_has_something_left_to_compute(cache: PrefixCache, prompt: int, found: int) -> None:
-    compute(cache, come(cache, "a", range(12)))
-    b = come(cache, "b", range(prompt))
+def test_a_wholly_cached_prompt_leaves_one_token_to_compute(cache: PrefixCache, prompt: int, found: int) -> None:
+    compute(cache, admit(cache, "a", range(12)))
+    b = admit(cache, "b", range(prompt))
     assert b.computed == found < b.total
     assert cache.cached_tokens(b) == cache.found(b) == found
     compute(cache, b)
@@ -61,9 +61,9 @@ def test_a_wholly_cached_prompt_has_something_left_to_compute(cache: PrefixCache
 
 
 @pytest.mark.parametrize(("scored", "found"), [(0, 0), (7, 4), (8, 8), (11, 8)])
-def test_a_prompt_that_is_to_be_scored_finds_what_is_scored(cache: PrefixCache, scored: int, found: int) -> None:
-    """It came before, had so many scores, and comes again. The others come out of computing its tokens."""
-    compute(cache, come(cache, "a", range(12)))
+def test_prompt_logprobs_limit_the_hit_to_scored_tokens(cache: PrefixCache, scored: int, found: int) -> None:
+    """A preempted request has some of its scores; the others can only come from computing its tokens."""
+    compute(cache, admit(cache, "a", range(12)))
     b = Request("b", tuple(range(12)), SamplingParams(prompt_logprobs=0))
     b.prompt_logprobs.extend([{}] * scored)
     assert cache.cached_tokens(b) == found
@@ -71,7 +71,7 @@ def test_a_prompt_that_is_to_be_scored_finds_what_is_scored(cache: PrefixCache, 
 
 
 def test_a_preempted_request_finds_its_pages_again(cache: PrefixCache) -> None:
-    a = come(cache, "a", range(6))
+    a = admit(cache, "a", range(6))
     for token in range(100, 105):
         compute(cache, a)
         a.append(token, 0.0)
@@ -85,48 +85,48 @@ def test_a_preempted_request_finds_its_pages_again(cache: PrefixCache) -> None:
     cache.check()
 
 
-def test_tenants_share_nothing(cache: PrefixCache) -> None:
-    compute(cache, come(cache, "a", range(10), salt="one"))
-    assert come(cache, "b", range(10), salt="two").computed == 0
-    assert come(cache, "c", range(10)).computed == 0
-    assert come(cache, "d", range(10), salt="one").computed == 8
+def test_different_salts_share_nothing(cache: PrefixCache) -> None:
+    compute(cache, admit(cache, "a", range(10), salt="one"))
+    assert admit(cache, "b", range(10), salt="two").computed == 0
+    assert admit(cache, "c", range(10)).computed == 0
+    assert admit(cache, "d", range(10), salt="one").computed == 8
 
 
-def test_a_request_reads_its_own_prefix_not_the_first_ones(cache: PrefixCache) -> None:
+def test_unrelated_prompts_have_their_own_pages(cache: PrefixCache) -> None:
     for name, first in (("a", 0), ("b", 20), ("c", 40)):
-        compute(cache, come(cache, name, range(first, first + 9)))
+        compute(cache, admit(cache, name, range(first, first + 9)))
     tables = [tuple(cache.tree.match(range(first, first + 9)).pages) for first in (0, 20, 40)]
     assert len({page for table in tables for page in table}) == 6
 
 
-def test_a_loop_of_prompts_reaches_the_hit_rate_of_the_seed() -> None:
-    """Three prompts, two with a common beginning, asked again and again: 60 % is promised."""
+def test_hit_rate_of_three_prompts_asked_repeatedly() -> None:
+    """Three prompts, two of which share a prefix, four times each."""
     cache = PrefixCache(num_pages=64, page_size=1)
     for turn in range(4):
         for number, prompt in enumerate(([1, 2, 3, 4, 5], [1, 2, 3, 6, 7], [10, 20, 30])):
-            request = come(cache, f"{turn}.{number}", prompt)
+            request = admit(cache, f"{turn}.{number}", prompt)
             compute(cache, request)
-            leave(cache, request)
+            finish(cache, request)
     assert cache.counts.hit_tokens == 3 + 3 * (4 + 4 + 2)
     assert cache.counts.hit_rate == 33 / 52 > 0.6
 
 
 def test_sixteen_requests_on_one_prompt_compute_it_once() -> None:
-    """512 of 544 tokens in common: at least 85 % less to compute."""
+    """With 512 of 544 tokens in common, at least 85 % of the prefill is saved."""
     cache, computed = PrefixCache(num_pages=256), 0
     for number in range(16):
-        request = come(cache, f"r{number}", [*range(512), *range(1000 * number + 1000, 1000 * number + 1032)])
+        request = admit(cache, f"r{number}", [*range(512), *range(1000 * number + 1000, 1000 * number + 1032)])
         computed += request.total - request.computed
         compute(cache, request)
     assert computed == 512 + 16 * 32
     assert computed < 0.15 * 16 * 544
 
 
-# What is published.
+# Publishing
 
 
-def test_nothing_is_shared_before_it_is_computed_and_its_page_full(cache: PrefixCache) -> None:
-    a = come(cache, "a", range(10))
+def test_only_full_and_computed_pages_are_shared(cache: PrefixCache) -> None:
+    a = admit(cache, "a", range(10))
     probe = Request("probe", tuple(range(10)))
     cache.grow(a, 10)
     assert cache.cached_tokens(probe) == 0
@@ -138,9 +138,9 @@ def test_nothing_is_shared_before_it_is_computed_and_its_page_full(cache: Prefix
     cache.check()
 
 
-def test_two_alike_at_once_end_up_on_the_same_pages(cache: PrefixCache) -> None:
-    """Both compute, since neither could know. Whoever is second takes over the first one's pages and frees its own."""
-    a, b = come(cache, "a", range(10)), come(cache, "b", range(10))
+def test_two_requests_that_compute_the_same_prompt_end_up_on_the_same_pages(cache: PrefixCache) -> None:
+    """Neither could find the other's pages. The second to publish switches to the first one's and frees its own."""
+    a, b = admit(cache, "a", range(10)), admit(cache, "b", range(10))
     slots = compute(cache, a, publish=False), compute(cache, b, publish=False)
     assert not set(slots[0]) & set(slots[1])
     assert cache.usage.free == 12 - 6
@@ -151,34 +151,34 @@ def test_two_alike_at_once_end_up_on_the_same_pages(cache: PrefixCache) -> None:
     assert cache.usage.free == 12 - 4
     assert cache.counts.duplicates == 2
     cache.check()
-    leave(cache, a)
+    finish(cache, a)
     cache.check()
-    cache.grow(b, (12 - 3 + 3) * SIZE)  # every free page, and what is evictable: none of it is b's
+    cache.grow(b, (12 - 3 + 3) * SIZE)  # all free and evictable pages: none of them is b's
     assert len(set(cache.table(b))) == 12
-    leave(cache, b)
+    finish(cache, b)
     cache.check()
 
 
 @pytest.mark.parametrize("lag", [0, 1, 5])
 @pytest.mark.parametrize("people", [2, 3])
-def test_the_same_answer_to_several_is_one_run(people: int, lag: int) -> None:
-    """All compute all of it, each some steps after the one before: no trace of the steps is left in the tree."""
+def test_requests_that_decode_the_same_answer_leave_one_node(people: int, lag: int) -> None:
+    """All of them compute it, each some steps after the one before, and the tree shows no trace of the steps."""
     cache = PrefixCache(num_pages=1000, page_size=SIZE)
-    everyone = [come(cache, f"r{number}", range(10)) for number in range(people)]
+    requests = [admit(cache, f"r{number}", range(10)) for number in range(people)]
     for step in range(200 + lag * people):
-        for number, request in enumerate(everyone):
+        for number, request in enumerate(requests):
             if number * lag <= step < number * lag + 200:
                 compute(cache, request)
                 request.append(request.total, 0.0)
         assert len(cache.tree) <= people
-    for request in everyone:
-        leave(cache, request)
+    for request in requests:
+        finish(cache, request)
     assert (len(cache.tree), cache.tree.num_pages) == (1, 209 // SIZE)
     cache.check()
 
 
-def test_the_same_prompt_in_chunks_is_one_run(cache: PrefixCache) -> None:
-    a, b = come(cache, "a", range(22)), come(cache, "b", range(22))
+def test_the_same_prompt_in_chunks_is_one_node(cache: PrefixCache) -> None:
+    a, b = admit(cache, "a", range(22)), admit(cache, "b", range(22))
     for length in (8, 8, 6):
         for request in (a, b):
             compute(cache, request, length, publish=False)
@@ -188,8 +188,8 @@ def test_the_same_prompt_in_chunks_is_one_run(cache: PrefixCache) -> None:
     cache.check()
 
 
-def test_the_table_names_the_canonical_pages_before_its_own_are_freed(cache: PrefixCache) -> None:
-    a, b = come(cache, "a", range(10)), come(cache, "b", range(10))
+def test_the_table_switches_to_the_shared_pages_before_its_own_are_freed(cache: PrefixCache) -> None:
+    a, b = admit(cache, "a", range(10)), admit(cache, "b", range(10))
     compute(cache, a)
     compute(cache, b, publish=False)
     own, original = list(cache.table(b)), cache.allocator.release
@@ -206,8 +206,8 @@ def test_the_table_names_the_canonical_pages_before_its_own_are_freed(cache: Pre
     assert [cache.allocator.count(page) for page in own] == [0, 0, 1]
 
 
-def test_a_duplicate_of_a_part_keeps_the_rest(cache: PrefixCache) -> None:
-    a, b = come(cache, "a", range(6)), come(cache, "b", [*range(4), *range(20, 26)])
+def test_a_partial_duplicate_keeps_the_other_pages(cache: PrefixCache) -> None:
+    a, b = admit(cache, "a", range(6)), admit(cache, "b", [*range(4), *range(20, 26)])
     compute(cache, b, publish=False)
     own = list(cache.table(b))
     compute(cache, a)
@@ -216,31 +216,30 @@ def test_a_duplicate_of_a_part_keeps_the_rest(cache: PrefixCache) -> None:
     cache.check()
 
 
-def test_published_pages_are_not_written(cache: PrefixCache) -> None:
-    a = come(cache, "a", range(10))
+def test_published_pages_are_read_only(cache: PrefixCache) -> None:
+    a = admit(cache, "a", range(10))
     compute(cache, a)
     with pytest.raises(PageError, match="request a cannot write token 7: page 1 is published"):
         cache.slots(Slice(a, 7, 2))
     assert cache.slots(Slice(a, 8, 2)) == [8, 9]
     b = Request("b", tuple(range(10)))
-    cache.attach(b)  # and then nobody advances it
+    cache.attach(b)  # without advancing it over the cached tokens
     with pytest.raises(PageError, match="request b cannot write token 0: page 0 is published"):
         cache.slots(Slice(b, 0, 10))
 
 
-def test_publishing_costs_the_same_at_the_end_of_a_long_answer_as_at_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only new tokens are looked at: nothing is done again from the root."""
+def test_publishing_looks_only_at_new_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = PrefixCache(num_pages=300, page_size=1)
-    request = come(cache, "a", range(200))
+    request = admit(cache, "a", range(200))
     compute(cache, request, 50)
     packed: list[int] = []
-    original = radix_tree.in_pages
+    original = radix_tree.page_keys
 
-    def in_pages(tokens: Sequence[int], page_size: int, salt: str = "") -> list[bytes]:
+    def page_keys(tokens: Sequence[int], page_size: int, salt: str = "") -> list[bytes]:
         packed.append(len(tokens))
         return original(tokens, page_size, salt)
 
-    monkeypatch.setattr(radix_tree, "in_pages", in_pages)
+    monkeypatch.setattr(radix_tree, "page_keys", page_keys)
     for _ in range(150):
         compute(cache, request, 1)
     assert packed == [1] * 150

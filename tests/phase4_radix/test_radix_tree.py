@@ -1,4 +1,4 @@
-"""What a tree finds, what it keeps of what is inserted, and what every operation costs."""
+"""Matching, inserting, and the cost of every operation."""
 
 import copy
 import sys
@@ -15,7 +15,7 @@ from tests.phase4_radix.trees import A, B, C, D, flat, shape
 
 
 @pytest.mark.proof
-def test_prefixes_part_where_they_differ(tree: RadixTree) -> None:
+def test_prefixes_split_where_they_diverge(tree: RadixTree) -> None:
     assert shape(tree) == [
         (1, flat(A, B), [10, 11], 1),
         (2, flat(C), [12], 0),
@@ -33,8 +33,8 @@ def test_prefixes_part_where_they_differ(tree: RadixTree) -> None:
         (flat(A, B, D, A), [10, 11, 22]),
         (flat(A, B), [10, 11]),
         (flat(A, C), [10]),
-        (flat(A, (3, 9)), [10]),  # half a page alike is not alike
-        (flat(A, (3,)), [10]),  # half a page is none
+        (flat(A, (3, 9)), [10]),  # half a page does not match
+        (flat(A, (3,)), [10]),  # an incomplete page is ignored
         (flat(B), []),
         ([1], []),
         ([], []),
@@ -46,35 +46,35 @@ def test_a_match_is_the_longest_prefix_in_whole_pages(tree: RadixTree, tokens: l
 
 
 def test_a_match_changes_nothing(tree: RadixTree) -> None:
-    """Not even a time of use: looking is not using."""
+    """Not even the time of last use."""
     before = copy.deepcopy(vars(tree) | {"_leaves": vars(tree._leaves)})
     for tokens in (flat(A), flat(A, B, C), flat(A, D), flat(D)):
         tree.match(tokens)
     assert vars(tree) | {"_leaves": vars(tree._leaves)} == before
 
 
-def test_what_was_there_already_is_returned_and_not_replaced(tree: RadixTree) -> None:
-    held = tree.insert(flat(A, B, C, D), [30, 31, 32, 33])
-    assert held.pages == [10, 11, 12]
+def test_insert_returns_the_known_pages_and_keeps_them(tree: RadixTree) -> None:
+    first = tree.insert(flat(A, B, C, D), [30, 31, 32, 33])
+    assert first.pages == [10, 11, 12]
     assert tree.match(flat(A, B, C, D)).pages == [10, 11, 12, 33]
     again = tree.insert(flat(A, B, C, D), [40, 41, 42, 43])
-    assert (again.node, again.pages) == (held.node, [10, 11, 12, 33])
+    assert (again.node, again.pages) == (first.node, [10, 11, 12, 33])
     assert tree.num_pages == 5
-    inner = tree.insert(flat(A), [50])  # ends inside a run
+    inner = tree.insert(flat(A), [50])  # ends inside a node
     assert inner.pages == [10]
-    assert tree.branches().__next__().tokens == flat(A)
+    assert tree.nodes().__next__().tokens == flat(A)
     tree.check()
 
 
 def test_equal_hashes_are_not_equal_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Were every page to fall into one bucket of the children, tokens would still be told apart: they are compared."""
+    """Every page falls into one bucket of `children`, and tokens are still compared."""
 
     class Colliding(bytes):
         def __hash__(self) -> int:
             return 7
 
-    original = radix_tree.in_pages
-    monkeypatch.setattr(radix_tree, "in_pages", lambda *given: [Colliding(page) for page in original(*given)])
+    original = radix_tree.page_keys
+    monkeypatch.setattr(radix_tree, "page_keys", lambda *given: [Colliding(page) for page in original(*given)])
     tree = RadixTree(2)
     for number, page in enumerate((A, B, C, D)):
         tree.insert(page, [number])
@@ -90,8 +90,8 @@ def test_salts_share_nothing() -> None:
         assert tree.insert(flat(A, B), [2 * number, 2 * number + 1], salt).pages == []
     for number, salt in enumerate(salts):
         assert tree.match(flat(A, B), salt).pages == [2 * number, 2 * number + 1]
-    assert [branch.salt for branch in tree.branches()] == salts
-    # A salt cannot be chosen so that it reads like the tokens of somebody else.
+    assert [node.salt for node in tree.nodes()] == salts
+    # A salt whose bytes equal the bytes of a token does not match that token.
     small = RadixTree(1)
     small.insert([0x61616161, 5], [0, 1])
     assert small.match([5], "aaaa").pages == []
@@ -109,14 +109,14 @@ def test_misuse_is_an_error(tree: RadixTree) -> None:
     with pytest.raises(PageError, match=f"node {leaf} is not locked"):
         tree.insert(flat(D), [50], after=leaf)
     for tokens, pages in ((flat(A), [1, 2]), ([1, 2, 3], [1]), (flat(A, B), [1])):
-        with pytest.raises(ValueError, match=f"{len(pages)} pages of 2 cannot hold just {len(tokens)} tokens"):
+        with pytest.raises(ValueError, match=f"{len(tokens)} tokens do not fill {len(pages)} pages of 2"):
             tree.insert(tokens, pages)
     tree.check()
 
 
 @pytest.mark.parametrize("act", ["evict", "match", "insert", "lock", "unlock"])
 def test_no_operation_walks_the_tree(act: str) -> None:
-    """The lines of Python that run are counted: as many in a tree of ten thousand leaves as in one of a hundred."""
+    """As many lines of Python run in a tree of ten thousand leaves as in one of a hundred."""
 
     def lines(leaves: int) -> int:
         tree = RadixTree(1)
@@ -147,46 +147,46 @@ def test_no_operation_walks_the_tree(act: str) -> None:
     assert 0 < lines(10_000) == lines(100)
 
 
-def test_a_tree_deeper_than_the_stack_of_python() -> None:
+def test_a_tree_deeper_than_the_recursion_limit() -> None:
     tree, node, deep = RadixTree(1), ROOT, sys.getrecursionlimit() + 100
     for token in range(deep):
         node = tree.insert([token], [token], after=node).node
         tree.lock(node)
-        tree.lock(node)  # two who count on where it ends: what follows gets a node of its own
+        tree.lock(node)  # two locks: the next page gets a node of its own
     assert len(tree) == deep
     tree.check()
     assert tree.match(range(deep)).pages == list(range(deep))
-    assert [branch.depth for branch in tree.branches()] == list(range(1, deep + 1))
+    assert [node.depth for node in tree.nodes()] == list(range(1, deep + 1))
 
 
 @pytest.mark.parametrize(
     ("breakage", "message"),
     [
-        (lambda t: t._unused.append(2), "1 unused"),
-        (lambda t: t._nodes[1].pages.append(5), "has no pages for its run"),
-        (lambda t: setattr(t._nodes[2], "parent", 1), "does not hang where node"),
-        (lambda t: t._nodes[1].run.__setitem__(0, b"12"), "does not hang|not full"),
+        (lambda t: t._free.append(2), "1 free"),
+        (lambda t: t._nodes[1].pages.append(5), "has 2 pages for a key of 1"),
+        (lambda t: setattr(t._nodes[2], "parent", 1), "is not the child that node"),
+        (lambda t: t._nodes[1].key.__setitem__(0, b"12"), "is not the child|not full"),
         (lambda t: t._nodes[1].pages.__setitem__(0, 22), "twice"),
         (lambda t: setattr(t, "num_pages", 5), "counts 5 pages"),
         (lambda t: setattr(t, "num_locked", 2), "2 locked ones"),
-        (lambda t: setattr(t._nodes[3], "locks", 2), "fewer locks than those below"),
-        (lambda t: t._leaves.discard(1), "not to be evicted"),
-        (lambda t: t._leaves.add(3, 9), "not to be evicted"),
-        (lambda t: setattr(t._nodes[3], "locks", 0) or setattr(t._nodes[2], "locks", 0), "of them locked"),
+        (lambda t: setattr(t._nodes[3], "ref_count", 2), "fewer references than its children"),
+        (lambda t: t._leaves.discard(1), "eviction queue differs"),
+        (lambda t: t._leaves.add(3, 9), "eviction queue differs"),
+        (lambda t: setattr(t._nodes[3], "ref_count", 0) or setattr(t._nodes[2], "ref_count", 0), "of them locked"),
     ],
 )
-def test_check_finds_what_is_wrong(tree: RadixTree, breakage: Callable[[RadixTree], object], message: str) -> None:
+def test_check_finds_corruption(tree: RadixTree, breakage: Callable[[RadixTree], object], message: str) -> None:
     tree.check()
     breakage(tree)
     with pytest.raises(PageError, match=message):
         tree.check()
 
 
-def test_check_finds_a_use_that_was_not_told_to_the_parent() -> None:
+def test_check_finds_a_child_used_after_its_parent() -> None:
     tree = RadixTree(2)
     tree.insert(flat(A, B), [0, 1])
     tree.insert(flat(A, C), [2, 3])
     child = tree.match(flat(A, C)).node
-    tree._nodes[child].used += 1
+    tree._nodes[child].last_used += 1
     with pytest.raises(PageError, match=f"node {child} was used after"):
         tree.check()

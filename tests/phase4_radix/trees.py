@@ -1,4 +1,4 @@
-"""Pages of two tokens, what they make together, and what a tree looks like."""
+"""Pages of two tokens, and the shape of a tree."""
 
 from collections.abc import Sequence
 
@@ -12,5 +12,5 @@ def flat(*pages: Sequence[int]) -> list[int]:
 
 
 def shape(tree: RadixTree) -> list[tuple[int, list[int], list[int], int]]:
-    """Depth, tokens, pages and locks of every node."""
-    return [(b.depth, b.tokens, b.pages, b.locks) for b in tree.branches()]
+    """Depth, tokens, pages and reference count of every node."""
+    return [(node.depth, node.tokens, node.pages, node.ref_count) for node in tree.nodes()]

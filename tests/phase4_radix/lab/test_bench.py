@@ -1,3 +1,5 @@
+"""The benchmark: what it times, and what it records."""
+
 import json
 from pathlib import Path
 
@@ -25,13 +27,13 @@ def test_it_records_what_it_measured(
         for row in group.values():
             assert min(x for x in row.values() if isinstance(x, float)) > 0
     printed = capsys.readouterr().out
-    assert all(word in printed for word in ("Matching", "Evicting", "Decoding", "all known"))
+    assert all(word in printed for word in ("Matching", "Evicting", "Decoding"))
 
 
-def test_prompts_begin_like_others_and_end_like_none() -> None:
-    """What is timed is what the table says: half of a prompt is known when it comes, all of it when it comes again."""
+def test_half_of_each_prompt_is_cached() -> None:
+    """Half of a prompt is cached when it is first matched, and all of it the second time."""
     tree, prompts = bench.RadixTree(bench.PAGE), bench.Prompts()
-    for _ in range(4000):
+    for _ in range(1500):
         prompts.insert(tree, prompts.one(own=4))
     known = total = 0
     for _ in range(200):

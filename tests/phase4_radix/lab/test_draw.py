@@ -1,4 +1,4 @@
-"""The tree drawn for a terminal."""
+"""The tree drawn in the terminal."""
 
 from rich.console import Console
 
@@ -6,7 +6,7 @@ from phase4_radix.lab.draw import draw
 from phase4_radix.radix_tree import RadixTree
 
 
-def test_a_line_shows_a_node(tree: RadixTree) -> None:
+def test_every_node_is_a_line(tree: RadixTree) -> None:
     tree.insert(list(range(100, 140)), list(range(40, 60)), "tenant")
     console = Console(width=100, no_color=True)
     with console.capture() as captured:

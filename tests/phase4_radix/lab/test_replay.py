@@ -1,4 +1,4 @@
-"""Replays against a plain list of all that was said, and what they say about memories of several sizes."""
+"""Replays against a plain list of all prompts and answers, and hit rates by cache size."""
 
 import random
 
@@ -12,14 +12,14 @@ SIZE = 4
 
 
 def longest(seen: list[tuple[int, ...]], prompt: tuple[int, ...]) -> int:
-    """How many tokens, in whole pages, of a prompt but its last token some earlier one began with."""
+    """How many tokens of a prompt, in whole pages and without its last token, an earlier sequence started with."""
     found = 0
     while found + SIZE < len(prompt) and any(one[: found + SIZE] == prompt[: found + SIZE] for one in seen):
         found += SIZE
     return found
 
 
-def test_with_room_for_everything_all_is_found_that_was_computed() -> None:
+def test_a_large_cache_finds_everything_that_was_computed() -> None:
     turns = list(Chats(people=3, requests=60, instruction=10, question=5, answer=7, turns=3).turns_in_order())
     cache = PrefixCache(4096, SIZE)
     seen: list[tuple[int, ...]] = []
@@ -33,7 +33,7 @@ def test_with_room_for_everything_all_is_found_that_was_computed() -> None:
     assert cache.counts.hit_rate > 0.6
 
 
-def test_who_chats_goes_on_from_all_that_was_said() -> None:
+def test_every_turn_repeats_the_conversation_so_far() -> None:
     turns = list(Chats(people=5, requests=200).turns_in_order())
     ends = {turn.prompt + turn.answer for turn in turns}
     lengths = [len(turn.prompt) + len(turn.answer) for turn in turns]
@@ -49,17 +49,17 @@ def test_who_chats_goes_on_from_all_that_was_said() -> None:
     )
 
 
-def test_more_memory_finds_more_until_all_is_found_that_there_is() -> None:
+def test_hit_rate_grows_with_the_cache_until_all_conversations_fit() -> None:
     sizes = (192, 512, 4096)
     rates = {people: [one.hit_rate for one in chats(people, sizes)] for people in (8, 64)}
     for found in rates.values():
         assert found == sorted(found)
-    assert rates[8][1] > 0.9 > 0.6 > rates[64][1]  # what few people say fits sooner
+    assert rates[8][1] > 0.9 > 0.6 > rates[64][1]  # fewer conversations fit sooner
     assert min(found[-1] for found in rates.values()) > 0.93
 
 
-def test_a_loop_that_does_not_fit_finds_nothing_where_chance_finds_some() -> None:
-    """Least recently used is what a loop needs next."""
+def test_lru_finds_nothing_in_a_loop_that_does_not_fit() -> None:
+    """The least recently used prefix is the one that the loop needs next. At random, some are still cached."""
     sizes = (64, 96, 136)
     in_turn, at_random = pressure(in_turn=True, sizes=sizes), pressure(in_turn=False, sizes=sizes)
     assert [one.hit_rate for one in in_turn[:2]] == [0.0, 0.0]
@@ -70,14 +70,14 @@ def test_a_loop_that_does_not_fit_finds_nothing_where_chance_finds_some() -> Non
     assert in_turn[2].evictions_each < 2
 
 
-def test_what_all_begin_with_outlives_what_each_says() -> None:
-    """One group, in a memory that holds what it has in common and one request's own: leaves go, the run above stays."""
+def test_the_shared_prefix_outlives_the_suffixes() -> None:
+    """One group, in a cache that holds its prefix and one suffix: the leaves are evicted, the prefix stays."""
     turns = list(Groups(groups=1, requests=50).turns_in_order())
     found = [moment.found for moment in play(turns, PrefixCache(32 + 3, 16))]
     assert found == [0] + [512] * 49
 
 
-def test_an_outcome_adds_up() -> None:
+def test_an_outcome_sums_its_moments() -> None:
     rng = random.Random(1)
     turns = [Turn(tuple(rng.choices(range(3), k=9)), (7, 7)) for _ in range(100)]
     one = outcome(turns, 5, page_size=2)
@@ -89,9 +89,9 @@ def test_an_outcome_adds_up() -> None:
 
 
 @pytest.mark.parametrize("in_turn", [True, False])
-def test_groups_begin_alike_and_end_each_in_its_own_way(in_turn: bool) -> None:
+def test_requests_of_a_group_share_a_prefix_and_nothing_else(in_turn: bool) -> None:
     turns = list(Groups(groups=3, requests=30, common=20, own=5, in_turn=in_turn).turns_in_order())
-    beginnings = [turn.prompt[:20] for turn in turns]
-    assert len(set(beginnings)) == 3
+    prefixes = [turn.prompt[:20] for turn in turns]
+    assert len(set(prefixes)) == 3
     assert len({turn.prompt[20:] for turn in turns}) == 30
-    assert (beginnings == beginnings[:3] * 10) is in_turn
+    assert (prefixes == prefixes[:3] * 10) is in_turn

@@ -1,4 +1,4 @@
-"""The figures of the study that are the same on every machine, and what its file holds."""
+"""The figures of the study that do not depend on the machine, and what it records."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ def model() -> Model:
 
 
 @pytest.mark.proof
-def test_requests_that_begin_alike_cost_a_small_part_of_their_prefill(model: Model) -> None:
+def test_a_shared_prefix_saves_most_of_the_prefill(model: Model) -> None:
     """16 requests that share 512 of 544 tokens, one after the other: the first computes all, the others their own."""
     ways = {name: study.serve(model, **study.WAYS[name], answer=2) for name in ("off", "on")}
     off, on = ways["off"], ways["on"]
@@ -41,15 +41,15 @@ def test_requests_that_begin_alike_cost_a_small_part_of_their_prefill(model: Mod
     assert off.duplicates == on.duplicates == 0
 
 
-def test_in_one_batch_they_find_only_what_was_there_before(model: Model) -> None:
+def test_requests_of_one_batch_find_only_earlier_prefixes(model: Model) -> None:
     cold = study.serve(model, **study.WAYS["on_together"], answer=1)
     assert (cold.prefill_tokens, cold.duplicates, cold.hit_rate) == (16 * 544, 15 * 32, 0.0)
     warm = study.serve(model, **study.WAYS["on_together_warm"], answer=1)
     assert (warm.prefill_tokens, warm.duplicates, warm.hit_rate) == (16 * 32, 0, 512 / 544)
 
 
-def test_the_example_as_a_chat_finds_what_it_was_promised_to_find(model: Model) -> None:
-    """Three prompts, two of which begin alike: at least 60 % of what they ask for, over eight turns."""
+def test_hit_rate_of_the_example_by_page_size(model: Model) -> None:
+    """Three prompts, two of which share a prefix: a hit rate of at least 60 % over eight turns."""
     loops = [study.loop(model, page_size) for page_size in study.PAGE_SIZES]
     assert all(one.hit_rate >= 0.6 for one in loops)
     assert [one.hit_rate for one in loops] == sorted((one.hit_rate for one in loops), reverse=True)
@@ -58,13 +58,13 @@ def test_the_example_as_a_chat_finds_what_it_was_promised_to_find(model: Model) 
 
 
 @pytest.mark.parametrize(("common", "found"), [(0, 0), (100, 96), (512, 512)])
-def test_the_share_that_is_found_is_the_share_in_common_in_whole_pages(model: Model, common: int, found: int) -> None:
+def test_the_hit_rate_is_the_shared_prefix_in_whole_pages(model: Model, common: int, found: int) -> None:
     one = study.shared(model, common, requests=2)
     assert one.hit_rate == found / study.PROMPT
     assert min(one.ttft_ms, one.plain_ttft_ms) > 0
 
 
-def test_no_run_is_no_study(capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_must_be_positive(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         study.main(["--runs", "0"])
     assert "--runs must be at least 1, got 0" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The life of a request over a cache, as a scheduler leads it."""
+"""The cache calls that a scheduler makes for a request."""
 
 from collections.abc import Sequence
 
@@ -8,8 +8,8 @@ from phase1_kv_pool import KVCache
 SIZE = 4
 
 
-def come(cache: KVCache, name: str, tokens: Sequence[int], salt: str = "") -> Request:
-    """A request that is admitted and attached, as a scheduler does it."""
+def admit(cache: KVCache, name: str, tokens: Sequence[int], salt: str = "") -> Request:
+    """Admit a new request and attach it to the cache."""
     request = Request(name, tuple(tokens), cache_salt=salt)
     resume(cache, request)
     return request
@@ -23,7 +23,7 @@ def resume(cache: KVCache, request: Request) -> None:
 
 
 def compute(cache: KVCache, request: Request, length: int | None = None, publish: bool = True) -> list[int]:
-    """One step of one request. Returns the slots that it wrote."""
+    """One step of one request. Returns the slots that it writes."""
     piece = Slice(request, request.computed, request.total - request.computed if length is None else length)
     cache.grow(request, piece.stop)
     slots = cache.slots(piece)
@@ -33,6 +33,6 @@ def compute(cache: KVCache, request: Request, length: int | None = None, publish
     return slots
 
 
-def leave(cache: KVCache, request: Request) -> None:
+def finish(cache: KVCache, request: Request) -> None:
     request.finish(FinishReason.LENGTH, 0.0)
     cache.release(request)
