@@ -7,18 +7,23 @@ module of `main` is imported, which takes seconds if it imports torch.
 import os
 import signal
 import sys
-import threading
 from importlib import import_module
+from types import FrameType
 from typing import NoReturn
 
 INTERRUPTED = 128 + signal.SIGINT
+LATER = 0.05  # seconds until an interrupt that came at a bad moment is raised again
 
 
 def run(main: str, *arguments: str) -> NoReturn:
     """Import and call "module:function", then exit with the code it returns."""
-    sys.unraisablehook = _raise_again
     code: object = 1
     try:
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell's background job ignores Ctrl-C
+            signal.default_int_handler = _interrupt  # type: ignore[assignment]  # asyncio takes over from this alone
+            signal.signal(signal.SIGINT, _interrupt)
+            signal.signal(signal.SIGALRM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+        sys.unraisablehook = _unraisable
         try:
             module, _, function = main.partition(":")
             code = getattr(import_module(module), function)(*arguments)
@@ -50,13 +55,19 @@ def interrupted(error: BaseException | None) -> bool:
     return False
 
 
-def _raise_again(unraisable: "sys.UnraisableHookArgs") -> None:
-    """Resend SIGINT after an interrupt inside a destructor or a garbage collector callback, which Python only prints.
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt, but not inside an import: libraries swallow it there, or stay imported by half."""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            signal.setitimer(signal.ITIMER_REAL, LATER)
+            return
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
-    It is sent a moment later, because one raised while this function runs would be lost as well."""
+
+def _unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
+    """Raise an interrupt again that came inside a destructor, where Python prints and forgets it."""
     if issubclass(unraisable.exc_type, KeyboardInterrupt):
-        again = threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT))
-        again.daemon = True
-        again.start()
+        signal.setitimer(signal.ITIMER_REAL, LATER)
     else:
         sys.__unraisablehook__(unraisable)

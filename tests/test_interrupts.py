@@ -17,8 +17,8 @@ def count(frame, event, argument):
     global calls, counting
     if event != "call":
         return
-    counting = counting or (frame.f_code.co_name == "run" and frame.f_code.co_filename.endswith("entry.py"))
     calls += counting
+    counting = counting or (frame.f_code.co_name == "run" and frame.f_code.co_filename.endswith("entry.py"))
     if calls == press_at > 0:
         sys.setprofile(None)
         signal.raise_signal(signal.SIGINT)

@@ -29,8 +29,8 @@ logger = logging.getLogger("nanoserve")
 
 
 def serve(options: EngineOptions, settings: ServerSettings) -> int:
-    """Serve until a signal: 0 after an orderly end, 1 if it could not begin, 128 + n if signal n cut the end short. A
-    server that has begun takes this process with it at its end."""
+    """Serve until a signal: 0 after an orderly end by SIGTERM, 130 by Ctrl-C, 1 if it could not begin, 128 + n if a
+    second signal n cut the end short. A server that has begun takes this process with it at its end."""
     logs.configure(settings)
     try:
         listener = bind(settings.host, settings.port)
@@ -82,8 +82,9 @@ class _Signals:
             asyncio.get_running_loop().add_signal_handler(number, self._heard, number)
 
     def _heard(self, number: int) -> None:
-        if self.asked.is_set():
+        if number == signal.SIGINT or self.asked.is_set():
             self.code = 128 + number
+        if self.asked.is_set():
             self.insisted.set()
         self.asked.set()
 

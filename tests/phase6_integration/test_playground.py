@@ -1,5 +1,6 @@
 """The playground: what a browser would hold it to. Nothing from elsewhere, nothing inline, everything has a name."""
 
+import asyncio
 import base64
 import hashlib
 import re
@@ -7,8 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 from fastapi import FastAPI
-from fastapi.testclient import TestClient
-from httpx import Response
+from httpx import ASGITransport, AsyncClient, Response
 
 from phase6_integration.gauges import Gauges
 from phase6_integration.server.app import create_app
@@ -57,12 +57,20 @@ class Page(HTMLParser):
         return self.texts[number]
 
 
+def ask(app: FastAPI, method: str, path: str, **body: object) -> Response:
+    async def asked() -> Response:
+        async with AsyncClient(transport=ASGITransport(app), base_url="http://testserver") as http:
+            return await http.request(method, path, **body)  # type: ignore[arg-type]
+
+    return asyncio.run(asked())
+
+
 @pytest.fixture(scope="module")
 def answer() -> Response:
     app = FastAPI()
     app.include_router(playground_routes())
     assert "/" not in app.openapi()["paths"]
-    return TestClient(app).get("/")
+    return ask(app, "GET", "/")
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +167,7 @@ def test_the_strip_reads_what_stats_says(page: Page) -> None:
 
 def test_a_chat_that_has_no_room_left_is_offered_a_new_one(page: Page) -> None:
     body = {"messages": [{"role": "user", "content": "one more word " * 1000}]}
-    response = TestClient(create_app(FakeEngine(), ServerSettings())).post("/v1/chat/completions", json=body)
+    response = ask(create_app(FakeEngine(), ServerSettings()), "POST", "/v1/chat/completions", json=body)
     assert response.status_code == 400
     assert f'fault.code === "{response.json()["error"]["code"]}"' in page.text("script")
     assert 'full ? wrong(fault, "New chat", anew)' in page.text("script")
