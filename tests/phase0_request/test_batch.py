@@ -1,6 +1,9 @@
 from collections.abc import Callable
+from typing import Any
 
-from phase0_request import Batch, Request, Slice
+import pytest
+
+from phase0_request import Batch, FinishReason, Request, SamplingParams, Slice, reason_to_finish
 
 
 def running(request: Request, computed: int, output: int = 0) -> Request:
@@ -52,3 +55,41 @@ def test_a_batch_counts_its_tokens_by_kind(make_request: Callable[..., Request])
     assert (len(batch), batch.num_tokens, batch.num_decode_tokens, batch.num_prefill_tokens) == (3, 6, 2, 4)
     assert tuple(batch) == slices
     assert not Batch()
+
+
+EOS = (0, 2)  # models have several
+
+
+def after_output(tokens: list[int], **params: Any) -> Request:
+    request = Request("r", (1,), SamplingParams(**params))
+    request.admit(0.0)
+    for token in tokens:
+        request.advance(request.computed, 1)
+        request.append(token, 0.0)
+    return request
+
+
+@pytest.mark.parametrize(
+    ("tokens", "params", "reason"),
+    [
+        ([5], {}, None),
+        ([5, 0], {}, FinishReason.STOP),
+        ([5, 2], {}, FinishReason.STOP),
+        ([5, 6], {"max_tokens": 2}, FinishReason.LENGTH),
+        ([5, 2], {"max_tokens": 2}, FinishReason.STOP),
+        ([2], {"max_tokens": 1}, FinishReason.STOP),
+        ([5, 2], {"ignore_eos": True}, None),
+        ([5, 2], {"ignore_eos": True, "max_tokens": 2}, FinishReason.LENGTH),
+        ([5, 7], {"stop_token_ids": [7]}, FinishReason.STOP),
+        ([5, 7], {"stop_token_ids": [7], "ignore_eos": True}, FinishReason.STOP),
+        ([7, 5], {"stop_token_ids": [7]}, None),  # only the newest token counts
+        ([5, 2], {"min_tokens": 2}, None),
+        ([5, 6, 2], {"min_tokens": 2}, FinishReason.STOP),
+        ([5, 7], {"min_tokens": 2, "stop_token_ids": [7]}, None),
+        ([5, 2], {"min_tokens": 2, "max_tokens": 2}, FinishReason.LENGTH),
+    ],
+)
+def test_reason_to_finish_after_the_newest_token(
+    tokens: list[int], params: dict[str, Any], reason: FinishReason | None
+) -> None:
+    assert reason_to_finish(after_output(tokens, **params), EOS) is reason

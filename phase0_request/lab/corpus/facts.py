@@ -13,12 +13,12 @@ from typing import Any
 
 FOLDER = Path(__file__).parent
 ARTICLES = ("a", "an", "the", "")
-COURTESIES = ("greeting", "thanks", "goodbye")  # what opens or closes a chat rather than asks for something
+COURTESIES = ("greeting", "thanks", "goodbye")  # messages that open or close a chat and ask no question
 PAIR_KINDS = ("pair", *COURTESIES)
 ASKS = range(3, 6)
-ANSWER_WORDS = range(8, 46)  # shorter teaches no sentence; longer is more than a very small model can hold
+ANSWER_WORDS = range(8, 46)  # shorter answers teach no sentence; longer ones are too long for a very small model
 
-# {x} is the name with its article, {name} the name alone, as people in a hurry type it.
+# {x} is the name with its article, {name} the name alone.
 TEMPLATES = {
     "what": (
         "What is {x}?",
@@ -65,7 +65,7 @@ class CorpusError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One answer and every way to ask for it."""
+    """One answer and all questions for it."""
 
     where: str  # the file and the entry, for error messages
     source: str  # the file's name without its suffix
@@ -76,7 +76,7 @@ class Fact:
 
 
 def read(folder: Path = FOLDER) -> tuple[Fact, ...]:
-    """Every *.toml of a folder. CorpusError names the file and the entry that is wrong, and what is allowed."""
+    """Read every *.toml of a folder. CorpusError names the file, the entry and what is allowed."""
     files = sorted(folder.glob("*.toml"))
     if not files:
         raise CorpusError(f"no *.toml file in {str(folder)!r}; a corpus needs at least one")
@@ -86,13 +86,13 @@ def read(folder: Path = FOLDER) -> tuple[Fact, ...]:
 
 
 def topic_questions(kind: str, article: str, name: str) -> tuple[str, ...]:
-    """The ways to ask the what, why or how of a topic."""
+    """The questions for the what, why or how of a topic."""
     x = f"{article} {name}".strip()
     return expand(template.format(x=x, name=name) for template in TEMPLATES[kind])
 
 
 def expand(questions: Iterable[str]) -> tuple[str, ...]:
-    """Each question as written and as typed in haste. What differs only by case is kept once, as first written."""
+    """Each question as written and in lower case without punctuation. Duplicates up to case are dropped."""
     kept: dict[str, str] = {}
     for question in questions:
         hasty = question.lower().rstrip("?.!").replace(",", "")
@@ -172,7 +172,7 @@ def _answer(where: str, entry: Mapping[str, Any], key: str) -> str:
 
 
 def _refuse_repeats(facts: Iterable[Fact]) -> None:
-    """One question cannot have two answers, however it is punctuated; a very small model could not tell them apart."""
+    """Raise CorpusError if one question, ignoring case and punctuation, has two answers."""
     asked: dict[tuple[str, ...] | str, Fact] = {}
     for fact in facts:
         for question in fact.questions:

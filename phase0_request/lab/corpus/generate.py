@@ -16,8 +16,8 @@ from typing import TypedDict
 
 from phase0_request.lab.corpus.facts import COURTESIES, FOLDER, Fact, read, words
 
-SMALL_TALK = "smalltalk"  # the file whose pairs speak in the first person and so make no running text
-# The same questions once the topic is known from the turn before.
+SMALL_TALK = "smalltalk"  # its pairs are in the first person, so documents leave them out
+# Follow-up questions, when the topic is known from the previous turn.
 FOLLOW_UPS = {
     "what": ("And what is it?", "What is it, exactly?", "But what is it?"),
     "why": ("Why does it matter?", "Why is that important?", "And why does that matter?", "Why should I care?"),
@@ -28,7 +28,7 @@ SYSTEM_PROMPTS = (
     "You are a helpful assistant.",
     "Answer in one or two short sentences.",
 )
-# How often a chat has each part beside its first question; with these, three chats in five are a single turn.
+# Probability of each optional part of a chat; with these, three chats in five have a single turn.
 SYSTEM_SHARE = 0.15
 SECOND_SHARE = 0.25
 SAME_TOPIC_SHARE = 0.8  # of the second questions
@@ -38,7 +38,7 @@ PAIRS_A_DOCUMENT = 6
 
 
 class Message(TypedDict):
-    """One message of a chat, as chat templates take it."""
+    """One message of a chat, in the format of chat templates."""
 
     role: str
     content: str
@@ -46,7 +46,7 @@ class Message(TypedDict):
 
 @dataclass(frozen=True)
 class Corpus:
-    """All facts, in the order of the files. No question stands for two of them."""
+    """All facts, in the order of the files. No question belongs to two facts."""
 
     facts: tuple[Fact, ...]
 
@@ -55,7 +55,7 @@ class Corpus:
         return ((question, fact.answer) for fact in self.facts for question in fact.questions)
 
     def conversations(self, seed: int, count: int) -> Iterator[list[Message]]:
-        """So many chats of one to four turns, decided by the seed. Every fact has its chat before any has two."""
+        """Chats of one to four turns, deterministic for a seed. Every fact has one chat before any has two."""
         rng = random.Random(seed)
         deck: list[Fact] = []
         for _ in range(count):
@@ -64,7 +64,7 @@ class Corpus:
             yield self._chat(rng, deck.pop())
 
     def documents(self, seed: int) -> Iterator[str]:
-        """Titled paragraphs that state every fact once, small talk aside, in an order and grouping set by the seed."""
+        """Titled paragraphs that state every fact once, without small talk; order and grouping depend on the seed."""
         rng = random.Random(seed)
         facts = [fact for fact in self.facts if not fact.topic and fact.source != SMALL_TALK]
         texts = [f"{topic}\n\n{_paragraph(parts)}\n" for topic, parts in self._topics.items()]
@@ -110,7 +110,7 @@ class Corpus:
         return chat
 
     def _second_turn(self, rng: random.Random, fact: Fact) -> list[tuple[str, str]]:
-        """More on the same topic, asked as a follow-up; or another subject; or none, when there is no other."""
+        """A follow-up on the same topic, or a question on another one; None if there is no other."""
         siblings = [other for other in self._topics.get(fact.topic, ()) if other.kind != fact.kind]
         if siblings and rng.random() < SAME_TOPIC_SHARE:
             sibling = rng.choice(siblings)
@@ -120,7 +120,7 @@ class Corpus:
 
 
 def load(folder: Path = FOLDER) -> Corpus:
-    """The corpus of a folder of *.toml files. CorpusError names the file and the entry that is wrong."""
+    """Load the corpus of a folder of *.toml files. CorpusError names the file and the wrong entry."""
     return Corpus(read(folder))
 
 
@@ -133,7 +133,7 @@ def _paragraph(facts: Sequence[Fact]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print what the corpus holds, and a few samples."""
+    """Print counts and a few samples of the corpus."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""Train the bundled tokenizer: a byte-level BPE of exactly 4,096 tokens, from the corpus and nothing else.
+"""Train the bundled tokenizer: a byte-level BPE of exactly 4,096 tokens, from the corpus alone.
 
 Training is a function of the corpus files: run again, it writes the same bytes. Whoever changes a corpus file trains
 the tokenizer again, and then whatever model was trained on its ids.
@@ -20,7 +20,7 @@ VOCAB_SIZE = 4096
 MAX_LENGTH = 2048
 END_OF_TEXT, START, END = SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # ids 0, 1 and 2
 
-# Where a text may be cut before bytes are merged. No token crosses a cut, and together the pieces are the whole text.
+# Pre-tokenization: tokens never cross these boundaries, and the pieces joined are the whole text.
 PIECES = (
     r"'(?i:s|t|re|ve|m|ll|d)\b",  # the end of a contraction: what's, don't
     r" ?[\p{L}\p{M}]+",  # a word, with the space before it: most tokens are then a whole word in running text
@@ -28,8 +28,8 @@ PIECES = (
     # few of them often enough to learn; ten digits are all met, and a number is read by place as people write it.
     r"\p{N}",
     r" ?[^\s\p{L}\p{M}\p{N}]+",  # punctuation and symbols
-    r"\s*[\r\n]+",  # the ends of lines, with blanks before them
-    r"\s+(?!\S)",  # blanks, but the last one stays with the word that follows
+    r"\s*[\r\n]+",  # line ends, with whitespace before them
+    r"\s+(?!\S)",  # whitespace, except the last one, which belongs to the next word
     r"\s+",
 )
 
@@ -44,7 +44,7 @@ CHAT_TEMPLATE = """\
 
 
 def training_texts(corpus: Corpus) -> Iterator[str]:
-    """What a model trained on the corpus reads: every question and every answer after its role, and the documents."""
+    """The training texts: every question and answer after its role, and the documents."""
     for fact in corpus.facts:
         for question in fact.questions:
             yield f"user\n{question}\n"
@@ -55,9 +55,9 @@ def training_texts(corpus: Corpus) -> Iterator[str]:
 
 
 def train(texts: Iterable[str], show_progress: bool = False) -> Tokenizer:
-    """A tokenizer whose decode(encode(text)) is the text, whatever the text. ValueError if the texts are too few."""
+    """Train a tokenizer with lossless decode(encode(text)). ValueError if there are too few texts."""
     tokenizer = Tokenizer(models.BPE())
-    # No normalizer: one that composed characters would not give back the text that came in.
+    # No normalizer: composing characters would not round-trip.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex("|".join(PIECES)), behavior="isolated"),
@@ -79,7 +79,7 @@ def train(texts: Iterable[str], show_progress: bool = False) -> Tokenizer:
 
 
 def write(tokenizer: Tokenizer, folder: Path) -> None:
-    """The tokenizer's half of a model directory, as Hugging Face lays it out."""
+    """Write the tokenizer files of a model directory in Hugging Face layout."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
@@ -99,12 +99,12 @@ def write(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def characters_per_token(tokenizer: Tokenizer, texts: Sequence[str]) -> float:
-    """How many characters of these texts one token stands for, on average."""
+    """The mean number of characters for each token in these texts."""
     return sum(map(len, texts)) / sum(len(encoding.ids) for encoding in tokenizer.encode_batch(texts))
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Train the bundled tokenizer on the corpus and print what came out."""
+    """Train the bundled tokenizer on the corpus and print its statistics."""
     from rich.console import Console
     from rich.table import Table
 
