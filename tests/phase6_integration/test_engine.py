@@ -15,7 +15,7 @@ from phase2_prefill_decode.fields import ConfigError
 from phase6_integration.engine import NanoServingEngine
 from phase6_integration.options import EngineOptions
 from phase6_integration.sizing import peak_bytes
-from tests.phase2_prefill_decode.models import FAMILIES, saved, variant
+from tests.phase2_prefill_decode.models import FAMILIES, padded_bundle, saved, variant
 from tests.phase2_prefill_decode.test_identity import follows, prompts
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
@@ -208,3 +208,12 @@ def test_seeds_hold_in_any_company(engine: NanoServingEngine) -> None:
     order = rng.sample(range(4), 4)
     together = engine.generate(["Paging"] * 4, [params[n] for n in order])
     assert [answer.output_tokens for answer in together] == [alone[n] for n in order]
+
+
+def test_a_padded_id_is_generated_only_if_a_positive_logit_bias_asks_for_it(tmp_path: Path) -> None:
+    with NanoServingEngine.from_pretrained(padded_bundle(tmp_path), kv_cache_pages=64) as padded:
+        answers = padded.generate(["What is a KV cache?", "Hello!"], GREEDY)
+        assert all(token < 4096 for answer in answers for token in answer.output_tokens)
+        asked = SamplingParams(max_tokens=3, temperature=0, logit_bias={4100: 100.0})
+        (answer,) = padded.generate("Hello!", asked)
+    assert (answer.output_tokens, answer.text) == ([4100] * 3, "")
