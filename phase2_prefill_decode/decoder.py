@@ -47,7 +47,7 @@ class Attention:
     def __call__(
         self, x: Tensor, rope: tuple[Tensor, Tensor], packed: Packed, keys: Tensor, values: Tensor, rows: Tensor | None
     ) -> Tensor:
-        """`rows` are those that the result is wanted of; None: all."""
+        """`rows` selects the rows to return; None: all."""
         qkv = self.qkv_proj(x)
         q = self._rotate_store(qkv, *rope, packed.positions, packed.slots, keys, values, self.qk_norm, self.eps)
         x = self.attend(q, keys, values, packed.metadata, self.scale, self.window).flatten(1)
@@ -55,6 +55,8 @@ class Attention:
 
 
 class MLP:
+    """The gated MLP: down(silu(gate(x)) * up(x))."""
+
     def __init__(self, weights: LayerWeights) -> None:
         self.gate_up_proj = Linear(weights.gate_up_proj, weights.gate_up_proj_bias)
         self.down_proj = Linear(weights.down_proj, weights.down_proj_bias)
@@ -65,6 +67,8 @@ class MLP:
 
 
 class DecoderLayer:
+    """Attention and MLP, each after a norm and with a residual."""
+
     def __init__(self, config: ModelConfig, weights: LayerWeights, window: int | None, attend: Attend) -> None:
         self.input_layernorm = RMSNorm(weights.input_layernorm, config.rms_norm_eps)
         self.self_attn = Attention(config, weights, window, attend)

@@ -53,7 +53,7 @@ def ours(directory: Path, device: torch.device) -> Callable[[list[list[int]], in
 
 
 def save_random(shape: str, directory: Path) -> None:
-    """Weights by chance, as transformers lays them out."""
+    """Random weights, in the layout of transformers."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     ours = SHAPES[shape]
@@ -69,7 +69,7 @@ def save_random(shape: str, directory: Path) -> None:
 
 
 def measure(shape: str, device: torch.device, runs: int, console: Console) -> Iterator[Result]:
-    """Every workload by both engines, in turn."""
+    """Run every workload on both engines, in turn."""
     with tempfile.TemporaryDirectory() as folder, Progress(console=console, transient=True) as bar:
         task = bar.add_task(f"{shape}: weights", total=len(WORKLOADS) * (runs + 1))
         save_random(shape, Path(folder))

@@ -1,7 +1,7 @@
-"""The kernels of this phase as they are launched.
+"""The kernels of this phase as they are launched, for compilation ahead of time.
 
-CATALOG is what a minute is enough for: every kernel, size of head, page size and group at least once. everything()
-has them crossed, and takes many minutes.
+CATALOG takes a minute: every kernel, head size, page size and group at least once. everything() crosses them, and takes
+many minutes.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ WINDOW = 4096
 def attention_spec(
     kernel: str, function: Any, dtype: str, tiles: Tiling, constants: dict[str, int | None], more: dict[str, str]
 ) -> KernelSpec:
-    """What the kernels of attention have in common: K and V come by asynchronous copies, with buffers for both."""
+    """The specification of an attention kernel: K and V are loaded by asynchronous copies, with buffers for both."""
     window = f", window {constants['window']}" if constants["window"] else ""
     shape = f"x {constants['head_dim']}, pages of {constants['page_size']}, group {constants['group']}{window}"
     buffers = 2 * (tiles.num_stages - 1) * tiles.tile * block(constants["head_dim"] or 0) * TYPES[dtype]

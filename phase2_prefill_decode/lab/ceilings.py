@@ -1,4 +1,4 @@
-"""`python -m phase2_prefill_decode.lab ceilings`: what this machine can do, whatever the program.
+"""`python -m phase2_prefill_decode.lab ceilings`: the limits of this machine.
 
 How fast it multiplies matrices, how fast it copies and reads memory that no cache holds, and what it costs to start an
 operator that has nothing to do. No step is faster than these allow; the cost model's predictions stand on them.
@@ -30,7 +30,7 @@ Figures = dict[str, Any]
 
 
 def measure(device: torch.device) -> Figures:
-    """Every ceiling, and the best of each kind. Each is the best of several runs, for others use the machine too."""
+    """Every ceiling, and the best of each kind. Each is the best of several runs, because the machine may be shared."""
     products = {f"{dtype}_{size}": _product(device, dtype, size) for dtype in DTYPES for size in SIZES[device.type]}
     memory = dict(_memory(device))
     best = {f"gflops_{dtype}": max(v for k, v in products.items() if k.startswith(dtype)) for dtype in DTYPES}
@@ -49,7 +49,7 @@ def _product(device: torch.device, dtype: str, size: int) -> float:
 
 @torch.inference_mode()
 def _memory(device: torch.device) -> Iterator[tuple[str, float]]:
-    """GB/s, of bytes read and written, by what moves them. Ones, for a page of fresh zeros need not exist."""
+    """GB/s, of bytes read and written, by operation. Of ones, because pages of fresh zeros may not be allocated."""
     size = OUT_OF_CACHE[device.type]
     source = torch.ones(size // 4, device=device)
     copy = partial(torch.empty_like(source).copy_, source)

@@ -1,4 +1,4 @@
-"""The roofline as a picture. It needs axes of matplotlib, and only a notebook or the book has some to give."""
+"""The roofline as a chart, on axes of matplotlib."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Mark:
 
 
 def roofline(axes: Any, device: Device, marks: Iterable[Mark]) -> None:
-    """Both roofs of the device, and under them what was measured (filled) and what the model predicts (hollow)."""
+    """Draw both roofs of the device, the measured steps (filled) and the predicted ones (hollow)."""
     marks = list(marks)
     axes.set_xscale("log")
     axes.set_yscale("log")

@@ -1,4 +1,4 @@
-"""Engines side by side: the workloads they run, what came of it, and how that is shown.
+"""Comparison of engines: workloads, results and tables.
 
 Of another engine, only what it printed is there: lines such as `requests=8 prompt=128 output=64 …: 7.02 s`.
 """
@@ -21,7 +21,7 @@ VERSION = re.compile(r"\bversion[ :=]+v?(\d\S*)")
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """So many requests at once, each of a prompt and an answer of these lengths."""
+    """Concurrent requests with prompts and outputs of these lengths."""
 
     requests: int
     prompt: int
@@ -54,7 +54,7 @@ class Result:
 
 
 class Beside(NamedTuple):
-    """Another engine and what it printed."""
+    """The results of another engine, from what it printed."""
 
     shape: str
     name: str
@@ -100,7 +100,7 @@ class Beside(NamedTuple):
 
 
 def compared(results: Sequence[Result]) -> dict[str, dict[str, float]]:
-    """By workload: tokens a second of each engine, and what the first one is to each of the others."""
+    """By workload: tokens a second of each engine, and the ratios of the first to each of the others."""
     figures: dict[str, dict[str, float]] = {}
     first = results[0].engine
     for result in results:
@@ -112,7 +112,7 @@ def compared(results: Sequence[Result]) -> dict[str, dict[str, float]]:
 
 
 def table(shape: str, results: Sequence[Result]) -> Table:
-    """A row a workload, a column an engine, and what this one is to each of the others."""
+    """One row per workload, one column per engine, and the ratios of this engine to each of the others."""
     engines = list(dict.fromkeys(result.engine for result in results))
     rates: Mapping[tuple[str, str], float] = {(r.workload, r.engine): r.tokens_per_second for r in results}
     drawn = Table(title=f"{shape}: tokens a second", header_style="dim", box=None, padding=(0, 2, 0, 0))

@@ -1,4 +1,4 @@
-"""CostModel: the operations and the bytes of a step, counted before it runs. Integers only; nothing is measured.
+"""CostModel: counts the operations and the bytes of a step before it runs. Integers only; nothing is measured.
 
 A step is known by four sums over its slices (`Load`), and its cost is linear in them. The counts are those of a perfect
 machine: a kernel reads from memory what it needs once and writes what it makes once, and a weight is read once a step,
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # only its numbers are used, and a configuration may load tor
 
 
 class Load(NamedTuple):
-    """All that the cost of a step depends on."""
+    """The four sums that the cost of a step depends on."""
 
     tokens: int = 0  # that it computes
     pairs: int = 0  # of a query and a key that it sees, in all layers
@@ -31,7 +31,7 @@ class Load(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one kind of kernel does in a step, in all layers."""
+    """The operations and bytes of one kind of kernel in a step, in all layers."""
 
     operations: int = 0
     weights: int = 0  # bytes, as all that follow
@@ -45,7 +45,7 @@ class Part:
 
     @property
     def intensity(self) -> float:
-        """Operations for each byte moved."""
+        """Arithmetic intensity: operations per byte."""
         return self.operations / self.bytes if self.bytes else 0.0
 
     def __add__(self, other: Part) -> Part:
@@ -63,7 +63,7 @@ NOTHING = Part()
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a step costs, by part. The cost of several steps is their sum."""
+    """The cost of a step, by part. The cost of several steps is their sum."""
 
     qkv: Part = NOTHING
     attention: Part = NOTHING  # queries with keys, and weights with values; causal pairs only
@@ -145,7 +145,7 @@ class CostModel:
         return 9 * self.config.num_hidden_layers + 5
 
     def step(self, batch: Batch) -> Cost:
-        """What a batch will cost, asked before it is committed."""
+        """The cost of a batch. Ask before the batch is committed."""
         return self.cost(self.load(((s.start, s.length) for s in batch), sum(s.completes for s in batch)))
 
     def pieces(self, pieces: Iterable[tuple[int, int]], yields: int | None = None) -> Cost:
@@ -153,7 +153,7 @@ class CostModel:
         return self.cost(self.load(pieces, yields))
 
     def load(self, pieces: Iterable[tuple[int, int]], yields: int | None = None) -> Load:
-        """The four sums. They may as well be kept up to date from step to step, or added up."""
+        """The four sums of a step. They are additive."""
         tokens = pairs = keys = count = 0
         for start, length in pieces:
             count += 1
@@ -165,7 +165,7 @@ class CostModel:
         return Load(tokens, pairs, keys, count if yields is None else yields)
 
     def cost(self, load: Load) -> Cost:
-        """What a step with this load costs."""
+        """The cost of a step with this load."""
         if not load.tokens:
             return Cost()
         c, rows = self.config, self._rows(load)

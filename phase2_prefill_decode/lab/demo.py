@@ -39,7 +39,9 @@ def parser() -> argparse.ArgumentParser:
 
 def answer(options: argparse.Namespace, params: SamplingParams) -> Iterator[str | Request]:
     """The pieces of the answer's text, then the request itself."""
-    from phase2_prefill_decode.engine import Engine  # torch, Triton and numba load here, after a typing error is told
+    from phase2_prefill_decode.engine import (
+        Engine,  # torch, Triton and numba load here, after the arguments are checked
+    )
     from phase2_prefill_decode.kernels.cpu.cache import has_kept
     from phase2_prefill_decode.model import Model
 
@@ -52,7 +54,7 @@ def answer(options: argparse.Namespace, params: SamplingParams) -> Iterator[str 
     engine, watcher = Engine(model), Console(stderr=True)
     if watcher.is_terminal and model.decoder.device.type == "cpu" and not has_kept():
         watcher.print("Compiling the kernels for this machine, once.", style="dim")
-    engine.generate([prompt], SamplingParams(max_tokens=2, ignore_eos=True))  # what is slow once is not what is shown
+    engine.generate([prompt], SamplingParams(max_tokens=2, ignore_eos=True))  # warm up
     with closing(engine.stream([prompt], params)) as deltas:
         for delta in deltas:
             yield delta.text

@@ -1,4 +1,4 @@
-"""`python -m phase2_prefill_decode.lab kernels`: what the compiler makes of the kernels of this phase."""
+"""`python -m phase2_prefill_decode.lab kernels`: compile this phase's kernels ahead of time, and inspect the result."""
 
 from phase1_kv_pool.lab import report
 

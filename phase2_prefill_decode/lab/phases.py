@@ -1,4 +1,4 @@
-"""`python -m phase2_prefill_decode.lab phases`: what prefill costs and what decode costs, measured and predicted.
+"""`python -m phase2_prefill_decode.lab phases`: the cost of prefill and of decode, measured and predicted.
 
 Prefill against the length of the prompt; decode against the batch and against the context. Of each step: the time, the
 operations and bytes that the cost model counts, and so the speeds at which the machine did them.
@@ -40,7 +40,7 @@ SECONDS = 0.5  # a point: the best of all steps that fit
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One kind of step. A decode has a new token a sequence; a prefill has one sequence and all its tokens."""
+    """One measured step. A decode has one new token per sequence; a prefill has all tokens of one sequence."""
 
     phase: str
     batch: int
@@ -65,11 +65,11 @@ class Point:
 
     @property
     def token_seconds(self) -> float:
-        """Of a step, for each token computed in it."""
+        """The time of the step per computed token."""
         return self.seconds / (self.batch * self.tokens)
 
     def figures(self) -> dict[str, Any]:
-        """All of it, in the units that people read."""
+        """The figures for the result file."""
         return {
             **asdict(self),
             "ms": self.seconds * 1e3,
@@ -82,7 +82,7 @@ class Point:
 
 
 class Laboratory:
-    """A model with a pool, to time single steps in. No answer is read and nothing is committed."""
+    """A model with a pool, to time single steps. Nothing is committed."""
 
     def __init__(self, model: Model, device: Device, num_pages: int = 2304, page_size: int = 16) -> None:
         decoder = model.decoder
@@ -102,7 +102,7 @@ class Laboratory:
         return self.step("decode", batch, 1, context)
 
     def step(self, phase: str, batch: int, tokens: int, context: int) -> Point:
-        """The best of as many steps as SECONDS allow, from packing to the tokens drawn."""
+        """Time a step from packing to the drawn tokens: the best of as many runs as SECONDS allow."""
         requests = [self._request(number, context, context - tokens) for number in range(batch)]
         step = Batch(tuple(Slice(request, context - tokens, tokens) for request in requests))
         cost = self.cost.step(step)

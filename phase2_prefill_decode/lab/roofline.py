@@ -1,4 +1,4 @@
-"""What a device can do, and how long a step takes on it at best.
+"""The roofline of a device, and the least time of a step on it.
 
 A kernel waits for arithmetic or for memory, whichever takes longer. Its intensity says which: the operations it has
 for each byte. Below the device's ridge memory is the roof, above it arithmetic.
@@ -16,7 +16,7 @@ from phase2_prefill_decode.lab.cost import Cost, CostModel, Part
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Two ceilings, and what every step costs before it begins."""
+    """Two ceilings, and the overhead of every step."""
 
     name: str
     flops: float  # operations a second
@@ -90,7 +90,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """How long a step takes at best. Its parts run one after the other, each at its own roof."""
+    """The least time of a step. Its parts run one after the other, each at its own roof."""
 
     parts: Mapping[str, Timing]
     overhead: float = 0.0

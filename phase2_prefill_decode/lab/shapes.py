@@ -1,8 +1,8 @@
-"""Shapes of models to measure with: nothing learned, as large as ones that have."""
+"""Model shapes for benchmarks, with random weights."""
 
 from phase2_prefill_decode.config import ModelConfig
 
-# Qwen3's architecture in two sizes: one that is all memory traffic, one that shows what an engine itself costs.
+# Qwen3's architecture in two sizes: the small one shows the overhead of the engine, the large one is memory-bound.
 SHAPES = {
     "17m": ModelConfig(
         model_type="qwen3", vocab_size=8192, num_hidden_layers=8, hidden_size=384, intermediate_size=1152,

@@ -30,7 +30,7 @@ def test_without_a_gpu_kernels_are_interpreted(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_without_a_gpu_it_is_an_error_to_come_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_preparing_after_the_import_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setitem(sys.modules, "triton", sys)
     with pytest.raises(RuntimeError, match=r"imported before it was set .* Call prepare_triton\(\) first"):
@@ -48,7 +48,7 @@ def test_with_a_gpu_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("a_gpu")
-def test_with_a_gpu_only_triton_is_tried_on_it() -> None:
+def test_with_a_gpu_triton_is_tested_on_it() -> None:
     assert {backend: device_of(backend).type for backend in BACKENDS} == {
         "reference": "cpu",
         "cpu": "cpu",
@@ -57,7 +57,7 @@ def test_with_a_gpu_only_triton_is_tried_on_it() -> None:
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_without_a_gpu_all_is_tried_on_the_cpu() -> None:
+def test_without_a_gpu_all_backends_are_tested_on_the_cpu() -> None:
     assert {device_of(backend).type for backend in BACKENDS} == {"cpu"}
 
 

@@ -76,7 +76,9 @@ EDGES = {
 
 @pytest.mark.parametrize("case", EDGES.values(), ids=EDGES.keys())
 @pytest.mark.parametrize(("backend", "dtype"), every_backend_and_dtype())
-def test_tokens_are_where_they_belong_and_nothing_else_is_touched(backend: str, dtype: torch.dtype, case: Case) -> None:
+def test_tokens_are_stored_in_their_slots_and_nothing_else_changes(
+    backend: str, dtype: torch.dtype, case: Case
+) -> None:
     found, wanted = case.run(backend, dtype)
     assert torch.equal(bits(found[0]), bits(wanted[0]))
     assert torch.equal(bits(found[1]), bits(wanted[1]))
@@ -85,7 +87,7 @@ def test_tokens_are_where_they_belong_and_nothing_else_is_touched(backend: str, 
 @pytest.mark.proof
 @pytest.mark.parametrize("fused", ["k", "v", "kv"])
 @pytest.mark.parametrize(("backend", "dtype"), every_backend_and_dtype())
-def test_views_of_a_fused_projection_are_read_as_they_lie(backend: str, dtype: torch.dtype, fused: str) -> None:
+def test_views_of_a_fused_projection_are_read_in_place(backend: str, dtype: torch.dtype, fused: str) -> None:
     found, wanted = Case([40, -1, 3, 4, 5], kv_heads=2, head_dim=80).run(backend, dtype, fused)
     assert torch.equal(bits(found[0]), bits(wanted[0]))
     assert torch.equal(bits(found[1]), bits(wanted[1]))

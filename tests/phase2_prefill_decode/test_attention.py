@@ -1,4 +1,4 @@
-"""Every way to attend over pages, over the edges, against torch's attention in float64 on keys in one piece."""
+"""Every backend of attention over pages, over the edges, against torch's attention in float64 on contiguous keys."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,13 +13,16 @@ from phase2_prefill_decode.kernels.attention import ATTEND
 from tests.phase1_kv_pool.support import bits, every_backend, every_backend_and_dtype
 from tests.phase2_prefill_decode.attention_cases import EDGES, TOLERANCE, Case, decodes, prompts
 
+KINDS = ("long_beside_short", "prompts_of_any_length", "all_kinds", "decodes_gqa_3", "mixture_window_40")
+
 
 def every_backend_and_case() -> list[Any]:
-    """Parameters (backend, dtype, case)."""
+    """Parameters (backend, dtype, case). Triton is interpreted slowly: in float16 it runs one case of each kind."""
     return [
         pytest.param(*param.values, case, marks=param.marks, id=f"{param.id}-{name}")
         for param in every_backend_and_dtype()
         for name, case in EDGES.items()
+        if param.values[:2] != ("triton", torch.float16) or name in KINDS
     ]
 
 
@@ -30,7 +33,7 @@ def check(backend: str, dtype: torch.dtype, case: Case) -> None:
 
 
 @pytest.mark.parametrize(("backend", "dtype", "case"), every_backend_and_case())
-def test_each_token_sees_what_its_sequence_has_in_its_pages(backend: str, dtype: torch.dtype, case: Case) -> None:
+def test_each_token_attends_to_its_sequence_in_pages(backend: str, dtype: torch.dtype, case: Case) -> None:
     check(backend, dtype, case)
 
 
@@ -57,7 +60,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @pytest.mark.parametrize("backend", every_backend())
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(case=cases())
 def test_any_batch_in_any_pool(backend: str, case: Case) -> None:
     check(backend, torch.float32, case)
@@ -115,7 +118,7 @@ COMPANY = Case([130, 33, 200, 64, 9, 1100], [100, 1, 2, 64, 5, 1])
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("backend", [backend for backend in BACKENDS if backend != "triton"])
-def test_on_a_cpu_company_does_not_change_a_bit(backend: str, dtype: torch.dtype, window: int | None) -> None:
+def test_on_a_cpu_the_batch_does_not_change_a_bit(backend: str, dtype: torch.dtype, window: int | None) -> None:
     case = replace(COMPANY, window=window)
     inputs = case.inputs(backend, dtype)
     together = case.run(ATTEND.load(backend), inputs).split(case.new)
@@ -134,7 +137,7 @@ def test_on_a_cpu_company_does_not_change_a_bit(backend: str, dtype: torch.dtype
 
 
 @pytest.mark.parametrize("backend", every_backend()[1:])
-def test_what_does_not_fit_together_is_refused(backend: str) -> None:
+def test_mismatched_shapes_dtypes_and_strides_are_refused(backend: str) -> None:
     case = decodes(20, 3)
     inputs = case.inputs(backend, torch.float32)
     attend = ATTEND.load(backend)

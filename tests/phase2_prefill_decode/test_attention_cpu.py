@@ -39,7 +39,7 @@ def test_few_rows_and_many(case: Case, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("new", [1, 20], ids=["few", "many"])
-def test_both_ways_are_taken(new: int) -> None:
+def test_both_kernels_are_used(new: int) -> None:
     """What a slice is served by: its rows say so, and neither its context nor its company."""
     starts, lengths = np.array([0, new, new + 5], np.int32), np.array([600, 5], np.int32)
     tiles, _, _ = attention.plan(starts, lengths, 600, 601, GROUP)

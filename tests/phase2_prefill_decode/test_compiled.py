@@ -20,7 +20,7 @@ from phase2_prefill_decode.kernels.cpu.intrinsics import compiled
 from phase2_prefill_decode.kernels.pointwise import SWIGLU
 
 
-def test_what_is_kept_is_forgotten_when_any_file_of_the_kernels_changes(tmp_path: Path) -> None:
+def test_any_change_of_a_kernel_file_invalidates_the_cache(tmp_path: Path) -> None:
     """numba itself looks at the file of the kernel alone, not at those of the functions that it calls."""
     for name in ("attention.py", "intrinsics.py"):
         (tmp_path / name).write_text("1")
@@ -32,7 +32,9 @@ def test_what_is_kept_is_forgotten_when_any_file_of_the_kernels_changes(tmp_path
     assert place(tmp_path).parent == before.parent == tmp_path / "__pycache__"
 
 
-def test_it_is_kept_at_home_where_it_cannot_be_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_in_the_home_directory_if_the_sources_are_read_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     assert place(tmp_path).parent == tmp_path / "home" / "numba"
@@ -40,7 +42,7 @@ def test_it_is_kept_at_home_where_it_cannot_be_beside(tmp_path: Path, monkeypatc
     assert place(tmp_path).parent == tmp_path / "given"
 
 
-def test_every_kernel_is_kept_in_that_place() -> None:
+def test_every_kernel_is_cached() -> None:
     given = numba.config.CACHE_DIR
     made = compiled()(lambda x: x + 1)
     assert PLACE in Path(made.stats.cache_path).parents
@@ -49,7 +51,7 @@ def test_every_kernel_is_kept_in_that_place() -> None:
     assert has_kept()
 
 
-def test_what_many_save_at_once_is_found_by_each(tmp_path: Path) -> None:
+def test_concurrent_saves_are_all_found(tmp_path: Path) -> None:
     """Each has files of its own to ask by, as if it were a process."""
     keys = range(48)
     with ThreadPoolExecutor(4) as pool:
@@ -99,7 +101,7 @@ def refuses_to_keep(make: Callable[..., Any]) -> Callable[..., Any]:
     return make_or_refuse
 
 
-def test_kernels_run_where_nothing_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_run_without_a_writable_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numba, "njit", refuses_to_keep(numba.njit))
     monkeypatch.setattr(numba, "cfunc", refuses_to_keep(numba.cfunc))
     assert compiled()(lambda x: x + 1)(np.float32(2)) == 3
@@ -109,7 +111,7 @@ def test_kernels_run_where_nothing_can_be_kept(monkeypatch: pytest.MonkeyPatch) 
     torch.testing.assert_close(pointwise.swiglu(x), SWIGLU.load("reference")(x))
 
 
-def test_without_an_openmp_library_one_thread_does_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_openmp_kernels_run_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call to address 0 would end the process."""
     for module in (openmp, pointwise):
         monkeypatch.setattr(module, "OPENMP", 0)
@@ -119,7 +121,7 @@ def test_without_an_openmp_library_one_thread_does_it_all(monkeypatch: pytest.Mo
     torch.testing.assert_close(pointwise.swiglu(x), SWIGLU.load("reference")(x))
 
 
-def test_where_torch_has_no_such_library_the_address_is_0(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_openmp_the_address_is_0(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(name: str) -> None:
         raise OSError(f"{name}: no such file")
 

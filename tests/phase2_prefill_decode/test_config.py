@@ -289,7 +289,7 @@ def test_files_that_are_not_what_they_should_be(tmp_path: Path) -> None:
         ModelConfig.from_dict([])  # type: ignore[arg-type]
 
 
-def test_four_numbers_make_a_model() -> None:
+def test_four_sizes_make_a_config() -> None:
     config = ModelConfig(**FOUR)
     assert (config.num_key_value_heads, config.head_dim, config.intermediate_size) == (4, 16, 192)
     assert config.sliding_windows == (None, None)

@@ -30,7 +30,7 @@ def alone(model: Model, prompt: str, params: SamplingParams) -> list[int]:
 
 
 @pytest.mark.proof
-def test_a_question_is_answered_in_words_and_the_answer_ends_by_itself(model: Model) -> None:
+def test_a_question_is_answered_and_the_answer_ends_by_itself(model: Model) -> None:
     assert model.tokenizer is not None
     chat = model.tokenizer.chat([{"role": "user", "content": "What is a KV cache?"}])
     answer = Engine(model).generate([chat], SamplingParams(temperature=0, max_tokens=96))[0]
@@ -43,7 +43,7 @@ def test_answers_come_in_the_order_of_the_prompts_and_are_those_of_each_alone(mo
     assert together_ == [alone(model, prompt, GREEDY) for prompt in PROMPTS]
 
 
-def test_nobodys_answer_depends_on_a_crowd(model: Model) -> None:
+def test_an_output_does_not_depend_on_the_batch(model: Model) -> None:
     """Prompts of one token to several hundred, answers of any length, greedy and drawn: each as if it were alone."""
     draw = random.Random(0)
     prompts = [[draw.randrange(5, 4000) for _ in range(draw.choice((1, 7, 16, 33, 90, 300)))] for _ in range(24)]
@@ -58,7 +58,7 @@ def test_nobodys_answer_depends_on_a_crowd(model: Model) -> None:
     assert [len(answer) for answer in together_] == [one.max_tokens for one in params]
 
 
-def test_what_a_request_draws_depends_on_its_seed_and_not_on_its_company(model: Model) -> None:
+def test_a_draw_depends_on_the_seed_and_not_on_the_batch(model: Model) -> None:
     params = [SamplingParams(temperature=1.2, top_p=0.9, max_tokens=8, seed=n, ignore_eos=True) for n in range(4)]
     together_ = [c.output_tokens for c in Engine(model, seed=1).generate(PROMPTS, params)]
     assert together_ == [alone(model, prompt, one) for prompt, one in zip(PROMPTS, params, strict=True)]

@@ -90,7 +90,7 @@ def test_any_chunk_gives_the_answer(chunk: int) -> None:
     assert_near(launch(case, inputs, chunk=chunk), case.oracle(inputs), HALF)
 
 
-def test_splits_are_joined_whichever_has_the_highest_scores() -> None:
+def test_splits_are_joined_whichever_has_the_maximum() -> None:
     """More splits than are read at once, and queries so large that one key wins: for most heads in a late split."""
     case = decodes(3000, 4100, heads=8, spread=8.0)
     inputs = case.inputs("triton", torch.float32)
@@ -130,7 +130,7 @@ def alone(inputs: Inputs, case: Case) -> Iterator[tuple[Case, Inputs]]:
         ("prefill", Case([90, 40, 150], [3, 40, 70], window=50)),
     ],
 )
-def test_company_does_not_change_a_bit(kernel: str, case: Case) -> None:
+def test_the_batch_does_not_change_a_bit(kernel: str, case: Case) -> None:
     """Nor do grids for longer sequences than there are, as a captured launch has them."""
     inputs = case.inputs("triton", HALF)
     together = launch(case, inputs, kernel)

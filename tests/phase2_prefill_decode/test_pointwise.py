@@ -179,7 +179,7 @@ EDGES = {
 
 @pytest.mark.parametrize("case", EDGES.values(), ids=EDGES.keys())
 @pytest.mark.parametrize(("backend", "dtype"), every_backend_and_dtype())
-def test_q_and_k_are_normed_and_turned_and_k_and_v_stored(backend: str, dtype: torch.dtype, case: Case) -> None:
+def test_q_and_k_are_normed_and_rotated_and_k_and_v_stored(backend: str, dtype: torch.dtype, case: Case) -> None:
     case.check(backend, dtype)
 
 
@@ -204,9 +204,9 @@ def test_any_tokens_in_any_pool(backend: str, case: Case) -> None:
 @pytest.mark.parametrize(
     ("slots", "positions", "message"),
     [
-        ([5, 6], [3, -1], "a position is outside of the tables of angles"),
-        ([5, 6], [200, 3], "a position is outside of the tables of angles"),
-        ([-1, 6], [-5, 3], "a position is outside of the tables of angles"),
+        ([5, 6], [3, -1], "a position is outside of the rotary tables"),
+        ([5, 6], [200, 3], "a position is outside of the rotary tables"),
+        ([-1, 6], [-5, 3], "a position is outside of the rotary tables"),
         ([5, 80], [3, 4], "a slot is outside of the pool"),
         ([10**15, 5], [3, 4], "a slot is outside of the pool"),
     ],
@@ -251,7 +251,7 @@ def test_norm_and_rotation_are_those_of_transformers(backend: str, dtype: torch.
 @pytest.mark.parametrize("tokens", [0, 1, 3, 300])
 @pytest.mark.parametrize("inner", [64, 1152, 1000])
 @pytest.mark.parametrize(("backend", "dtype"), every_backend_and_dtype())
-def test_the_gate_opens_smoothly(backend: str, dtype: torch.dtype, inner: int, tokens: int) -> None:
+def test_swiglu(backend: str, dtype: torch.dtype, inner: int, tokens: int) -> None:
     torch.manual_seed(tokens)
     gate, up = (torch.randn(2, tokens, inner) * 4).to(dtype)
     found = SWIGLU.load(backend)(torch.cat((gate, up), 1).to(device_of(backend)))
@@ -259,7 +259,7 @@ def test_the_gate_opens_smoothly(backend: str, dtype: torch.dtype, inner: int, t
 
 
 @pytest.mark.parametrize("backend", every_backend())
-def test_a_gate_far_out_is_open_or_shut(backend: str) -> None:
+def test_swiglu_of_large_gates(backend: str) -> None:
     gate = torch.tensor([-1e30, -1000.0, -100.0, -88.8, 0.0, 88.8, 1000.0, 1e30, torch.nan]).repeat(8)
     gate_up = torch.cat((gate, torch.full_like(gate, 2.0)))[None].to(device_of(backend))
     found = SWIGLU.load(backend)(gate_up).cpu()[0]

@@ -105,7 +105,7 @@ def test_a_step_in_which_all_are_greedy_is_one_operator() -> None:
     assert calls.names == ["max"]
 
 
-def test_only_what_is_asked_is_packed() -> None:
+def test_only_requested_parameters_are_packed() -> None:
     """Row by row: who asks for nothing is in no tensor."""
     sampler = Sampler((), VOCAB)
     requests = [request_of(temperature=0), request_of(), request_of(top_k=5), request_of(min_p=0.1, top_k=VOCAB)]
@@ -157,7 +157,7 @@ def test_biases_are_those_of_transformers_and_come_before_the_repetition_penalty
     assert torch.equal(found, wanted)
 
 
-def test_a_bias_of_100_decides() -> None:
+def test_a_logit_bias_of_100_decides() -> None:
     logits, sampler = some_logits(300).clamp_(-10, 10), Sampler((), VOCAB)
     likeliest = int(logits[0].argmax())
     forced = [request_of(seed=i, logit_bias={11: 100}) for i in range(300)]
@@ -169,7 +169,7 @@ def test_a_bias_of_100_decides() -> None:
 
 @pytest.mark.parametrize("output", [0, 2, 3, 4])
 @pytest.mark.parametrize("ignore_eos", [False, True])
-def test_before_min_tokens_nothing_may_come_that_would_end_the_request(output: int, ignore_eos: bool) -> None:
+def test_before_min_tokens_no_token_ends_the_request(output: int, ignore_eos: bool) -> None:
     """Of every token it is asked what the event would say of it, and transformers has the same opinion of EOS."""
     logits, eos = some_logits(1), (3, 5)
     said = [1] * output
@@ -222,7 +222,7 @@ SICK = {
 @pytest.mark.parametrize(
     "asked", [{"temperature": 0}, {}, {"top_p": 0.5, "top_k": 2, "min_p": 0.1, "logprobs": 2}, {"logit_bias": {0: 3.0}}]
 )
-def test_a_sick_row_fails_alone_and_says_of_what(
+def test_a_row_of_nan_or_inf_fails_alone_with_its_reason(
     asked: dict[str, Any], sick: str, small: bool, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if small:
@@ -336,7 +336,7 @@ def test_a_seed_reproduces_and_another_does_not() -> None:
 
 
 @pytest.mark.parametrize("seed", [None, 5])
-def test_a_request_that_was_preempted_goes_on_as_it_would_have(seed: int | None) -> None:
+def test_a_preempted_request_draws_the_same_tokens(seed: int | None) -> None:
     sampler = Sampler((), 1000, seed=0)
     whole = tokens_over_time(sampler, request_of(seed=seed), 20)
     first = request_of(seed=seed)
@@ -366,7 +366,7 @@ ONE_REQUEST = st.fixed_dictionaries(
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @given(crowd=st.lists(ONE_REQUEST, min_size=2, max_size=7), seed=st.integers(0, 99), data=st.data())
-def test_company_changes_nothing(
+def test_the_batch_changes_no_draw(
     dtype: torch.dtype, device: str, crowd: list[dict[str, Any]], seed: int, data: st.DataObject
 ) -> None:
     """Alone, in any company and in any row: the same tokens, failures and log-probabilities, to the last bit."""
@@ -387,7 +387,7 @@ def test_company_changes_nothing(
         assert found.logprobs.get(row) == alone.logprobs.get(0)
 
 
-def test_company_changes_nothing_in_a_vocabulary_of_real_size() -> None:
+def test_the_batch_changes_no_draw_from_a_real_vocabulary() -> None:
     vocab = 151_936
     logits = some_logits(6, vocab=vocab) * torch.tensor([[0.0], [0.2], [1.0], [1.0], [2.0], [4.0]])
     asked: list[dict[str, Any]] = [

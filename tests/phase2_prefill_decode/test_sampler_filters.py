@@ -135,7 +135,7 @@ def stays(logits: Tensor, params: SamplingParams) -> Tensor:
     p=st.sampled_from([1e-6, 0.1, 0.5, 0.9, 0.999, 1.0]),
     small=st.booleans(),
 )
-def test_the_tokens_that_stay_are_those_of_transformers(
+def test_filters_keep_the_tokens_that_transformers_keeps(
     seed: int, temperature: float, min_p: float, k: int, p: float, small: bool
 ) -> None:
     logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(seed)) * 2
@@ -172,7 +172,7 @@ def test_a_tie_at_the_edge_stays_whole() -> None:
     assert stays(logits, SamplingParams(min_p=1.0)).tolist() == [[False, True, False, False, False]]
 
 
-def test_top_p_is_a_share_of_what_the_filters_before_it_left() -> None:
+def test_top_p_is_a_share_of_what_earlier_filters_kept() -> None:
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
     assert stays(logits, SamplingParams(top_p=0.6)).sum() == 2
     assert stays(logits, SamplingParams(top_p=0.6, top_k=3)).sum() == 2  # 0.4 + 0.3 of 0.9

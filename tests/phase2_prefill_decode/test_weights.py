@@ -85,7 +85,7 @@ def assert_equal(mine: dict[str, Tensor | None], wanted: dict[str, Tensor | None
 
 @pytest.mark.parametrize("shards", ["1GB", SHARDS])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_every_number_is_where_it_belongs(name: str, shards: str, tmp_path: Path) -> None:
+def test_every_parameter_is_where_it_belongs(name: str, shards: str, tmp_path: Path) -> None:
     model = variant(name)
     saved(model, tmp_path, shards_of=shards)
     assert (tmp_path / INDEX).exists() == (shards == SHARDS)

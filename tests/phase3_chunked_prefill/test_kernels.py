@@ -98,13 +98,13 @@ def test_any_mixture(case: Case, sizes: bool) -> None:
 
 @pytest.mark.proof
 @pytest.mark.parametrize("window", [None, 40])
-def test_a_host_that_says_nothing_changes_no_bit(window: int | None) -> None:
+def test_a_batch_without_host_sizes_has_the_same_bits(window: int | None) -> None:
     case = Case([130, 33, 200, 64, 600], [100, 1, 30, 64, 1], window=window)
     inputs, attend = case.inputs("triton", HALF), ATTEND.load("triton")
     assert torch.equal(bits(case.run(attend, inputs)), bits(case.run(attend, told(case, inputs))))
 
 
-def test_a_chunk_and_a_decode_are_the_same_to_the_bit_in_any_company() -> None:
+def test_a_chunk_and_a_decode_are_bit_identical_in_any_batch() -> None:
     case = Case([130, 33, 200, 64, 600], [100, 1, 30, 64, 1])
     inputs, attend = case.inputs("triton", HALF), ATTEND.load("triton")
     together = case.run(attend, inputs).split(case.new)
@@ -124,7 +124,7 @@ def test_a_chunk_and_a_decode_are_the_same_to_the_bit_in_any_company() -> None:
 @pytest.mark.parametrize(
     "case", [decodes(40, 600, 33), Case([40, 90], [8, 1]), decodes(700, window=50)], ids=["decodes", "drafts", "window"]
 )
-def test_of_a_short_step_that_may_be_captured_nothing_is_asked(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_step_does_not_read_sizes_from_the_device(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     def waits(metadata: AttentionMetadata) -> None:
         raise AssertionError("the device was asked")
 
@@ -155,7 +155,7 @@ def test_one_long_context_takes_no_room_for_splits_of_the_short_ones(monkeypatch
     assert found == [(3 + 7) * 4 * case.heads * case.head_dim]
 
 
-def test_the_other_ways_are_those_of_phase_2() -> None:
+def test_the_other_backends_are_those_of_phase_2() -> None:
     for backend in ("reference", "cpu"):
         assert ATTEND.load(backend) is attention.ATTEND.load(backend)
 

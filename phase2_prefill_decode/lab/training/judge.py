@@ -1,4 +1,4 @@
-"""The examination of a model trained on the corpus: which questions it answers right, by a rule no one can bend.
+"""The examination of a model trained on the corpus: which questions it answers right, by a fixed rule.
 
 python -m phase2_prefill_decode.lab training.judge        # the bundled model
 """

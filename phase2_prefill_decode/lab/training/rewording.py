@@ -1,4 +1,4 @@
-"""Rewording: the same question as other people would put it, so that the model learns the subject and not the template.
+"""Rewording: variants of the same question, so that the model learns the subject and not the template.
 
 The held-out examination is written by hand and shares no sentence with what is made here.
 """
