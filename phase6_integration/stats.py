@@ -1,4 +1,4 @@
-"""What an engine has done and how it stands, in numbers whose size does not grow with the number of requests."""
+"""Statistics of an engine: counters, latency histograms and current state, in constant memory."""
 
 import time
 from collections.abc import Callable

@@ -71,8 +71,8 @@ def test_an_engine_whose_front_is_gone_when_it_looks_does_not_begin() -> None:
 def test_a_small_model_has_one_thread_and_a_large_one_all_that_sleep_while_they_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in ("phase2_prefill_decode", "phase6_integration"):
-        monkeypatch.setattr(f"{module}.threads.cores", lambda: 4)
+    for module in ("phase2_prefill_decode.threads", "phase6_integration.options"):
+        monkeypatch.setattr(f"{module}.cores", lambda: 4)
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     assert threads_for(SHAPES["17m"]) == 4
     assert AsyncEngine(EngineOptions()).options.threads == 1
