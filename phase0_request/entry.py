@@ -1,7 +1,7 @@
 """Entry points: run a command's `main` so that Ctrl-C at any moment ends it with exit code 130 and no traceback.
 
-`__main__` modules import only this and name their `main` as text: an interrupt while `main`'s module is imported, which
-takes seconds where torch is among its imports, is caught too.
+`__main__` modules import only this module and name their `main` as a string. So an interrupt is also caught while the
+module of `main` is imported, which takes seconds if it imports torch.
 """
 
 import os
@@ -16,7 +16,7 @@ LATER = 0.05  # seconds until an interrupt that came at a bad moment is raised a
 
 
 def run(main: str, *arguments: str) -> NoReturn:
-    """Import and call "module:function", and exit with the code that it returns."""
+    """Import and call "module:function", then exit with the code it returns."""
     code: object = 1
     try:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell's background job ignores Ctrl-C
@@ -28,22 +28,22 @@ def run(main: str, *arguments: str) -> NoReturn:
             module, _, function = main.partition(":")
             code = getattr(import_module(module), function)(*arguments)
             sys.stdout.flush()
-        except BrokenPipeError:  # the reader of a pipe went away: `nanoserve models | head -1`
+        except BrokenPipeError:  # the reader closed the pipe: `nanoserve models | head -1`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail again
             code = 128 + signal.SIGPIPE
         except BaseException as error:
             if not interrupted(error):
                 raise
             code = INTERRUPTED
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # from here on Ctrl-C ends the process at once, in silence
-    except KeyboardInterrupt:  # between two of the lines above
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # from here on Ctrl-C kills the process silently
+    except KeyboardInterrupt:  # arrived between two of the lines above
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         code = INTERRUPTED
     sys.exit(code)  # type: ignore[arg-type]
 
 
 def interrupted(error: BaseException | None) -> bool:
-    """Whether Ctrl-C is behind an exception: libraries turn it into errors of their own."""
+    """Whether an exception was caused by Ctrl-C: libraries wrap it in exceptions of their own."""
     seen = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
