@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from phase0_request.lab.corpus.facts import read
 from phase6_integration.cli.generate import Result, read_prompts
+from phase6_integration.cli.main import main
 from tests.phase6_integration.scripted import Heard, Said, in_a_thread, said
 
 GENERATE = [sys.executable, "-m", "phase6_integration.cli", "generate"]
@@ -52,9 +54,10 @@ def test_a_local_model_answers_prompts_in_order(tmp_path: Path) -> None:
         assert one["output_tokens"] > 5
 
 
-def test_sampling_flags_reach_the_engine() -> None:
-    done = run("The Sun is", "--max-tokens", "5", "--json", "--stop", "zzz", "--dtype", "float32")
-    (one,) = map(json.loads, done.stdout.splitlines())
+def test_sampling_flags_reach_the_engine(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # for the tests after this
+    assert main(["generate", "The Sun is", "--max-tokens", "5", "--json", "--stop", "zzz", "--dtype", "float32"]) == 0
+    one = json.loads(capsys.readouterr().out)
     assert (one["output_tokens"], one["finish_reason"]) == (5, "length")
 
 

@@ -118,18 +118,10 @@ def test_preempted_requests_are_shown_as_preempted() -> None:
     assert states == {"waiting", "prefill", "decode", "preempted", "stop"}
 
 
-@pytest.mark.parametrize(
-    ("option", "words"),
-    [
-        ("--requests=0", "requests must be an integer from 1"),
-        ("--budget=1", "max_num_batched_tokens must be an integer from 2"),
-    ],
-)
-def test_invalid_flags_are_named(option: str, words: str) -> None:
-    done = subprocess.run([*DEMO, option], capture_output=True, text=True, timeout=60)
+def test_invalid_flags_are_named() -> None:
+    done = subprocess.run([*DEMO, "--requests=0"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert words in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
+    assert done.stderr.endswith(": requests must be an integer from 1 to 1073741824, got 0\n")
 
 
 def test_the_command_prints_snapshots_answers_and_figures_when_piped() -> None:
@@ -148,9 +140,3 @@ def test_ctrl_c_in_the_middle_leaves_a_clean_terminal() -> None:
     assert status == 130
     assert re.search(rb"Stopped at step \d+\.\r\n$", after_the_view(seen))
     assert b"Traceback" not in seen
-
-
-def test_a_run_on_a_terminal_ends_by_itself_with_the_figures() -> None:
-    status, seen = on_a_terminal(*DEMO, "--requests", "4")
-    assert status == 0
-    assert b"cache hit rate" in after_the_view(seen)
