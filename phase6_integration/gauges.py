@@ -34,11 +34,13 @@ class Gauges:
 
 
 def read(scheduler: Scheduler) -> Gauges:
-    residents, cache = scheduler.residents, scheduler.cache
+    running_set, cache = scheduler.running_set, scheduler.cache
     usage = cache.usage
-    running, waiting = len(residents.running), len(scheduler.admission.waiting) + len(residents.preempted)
+    running, waiting = len(running_set.running), len(scheduler.admission.waiting) + len(running_set.preempted)
     now = running, waiting, usage.total, usage.free, usage.referenced, usage.cached
     if not isinstance(cache, PrefixCache):
-        return Gauges(*now, residents.preemptions)
+        return Gauges(*now, running_set.num_preemptions)
     counts = cache.counts
-    return Gauges(*now, residents.preemptions, counts.queries, counts.query_tokens, counts.hit_tokens, counts.evictions)
+    return Gauges(
+        *now, running_set.num_preemptions, counts.queries, counts.query_tokens, counts.hit_tokens, counts.evictions
+    )

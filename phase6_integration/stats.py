@@ -9,8 +9,8 @@ from phase0_request.events import Event
 from phase0_request.request import FinishReason, Request
 from phase5_continuous import invariants
 from phase5_continuous.core import EngineCore, Packed, Runner, Step
+from phase5_continuous.histogram import Histogram
 from phase5_continuous.scheduler import Scheduler
-from phase5_continuous.tally import Histogram
 from phase6_integration.gauges import Gauges
 
 QUANTILES = (50, 90, 99)

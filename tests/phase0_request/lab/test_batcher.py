@@ -89,7 +89,7 @@ def test_one_aborted_while_waiting_leaves_the_queue(make_request: Callable[..., 
         batcher.submit(request)
     batcher.plan(0.0)
     batcher.finish(second, FinishReason.ABORT, 0.5)
-    assert list(batcher.waiting) == [third]
+    assert [entry.request for entry in batcher.waiting] == [third]
 
 
 def test_what_cannot_be_taken_in_is_refused(make_request: Callable[..., Request]) -> None:
@@ -99,7 +99,7 @@ def test_what_cannot_be_taken_in_is_refused(make_request: Callable[..., Request]
     batcher.plan(0.0)
     with pytest.raises(ValueError, match="r1 is running"):
         batcher.submit(seated)
-    with pytest.raises(ValueError, match="r1 is running already"):
+    with pytest.raises(ValueError, match="r1 is here already"):
         batcher.submit(Request("r1", (1,)))
     batcher.submit(make_request())
     refused = make_request()
