@@ -1,85 +1,77 @@
-"""RequestQueue: those who wait. First in, first out within a priority; any of them may leave at any time."""
+"""RequestQueue: requests in the order in which they are served. A request may leave from any place, at any time."""
 
-import heapq
-import itertools
+import bisect
 from collections.abc import Iterator
+from operator import attrgetter
+from typing import Generic, Protocol, TypeVar
 
 from phase0_request.request import Request
 
-_Entry = tuple[int, int, Request]  # priority, ticket, request: heap order is queue order, tickets are never equal
+Key = tuple[float, int]
+"""(rank, number): lower ranks go first; within a rank, first in, first out. Numbers are unique."""
+
+_KEY = attrgetter("key")
+
+
+class Entry(Protocol):
+    """What a queue holds: a request, and the key that says where it stands."""
+
+    @property
+    def key(self) -> Key: ...
+
+    @property
+    def request(self) -> Request: ...
+
+
+E = TypeVar("E", bound=Entry)
 
 
 class QueueFullError(RuntimeError):
-    """The queue holds as many as it may. Nothing was changed; the client may try again later."""
+    """The queue is at its limit. Nothing was changed; the client may try again later."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"the queue is full: {limit} requests wait already; try again later")
 
 
-class RequestQueue:
-    """A heap of tickets. `remove` only forgets a ticket; the heap drops forgotten ones when they surface, or all at
-    once when they outnumber the live ones. So every operation is O(log n), amortised, and memory stays O(n)."""
+class RequestQueue(Generic[E]):
+    """A list that is kept sorted by key. Adding and removing take a binary search, O(log n) comparisons; moving the
+    pointers behind that place is one `memmove`."""
 
     def __init__(self, limit: int | None = None) -> None:
         if limit is not None and limit < 1:
             raise ValueError(f"limit must be at least 1 or None, got {limit}")
         self.limit = limit
-        self._heap: list[_Entry] = []
-        self._tickets: dict[str, int] = {}  # request id -> its live ticket
-        self._back = itertools.count(0, 1)
-        self._front = itertools.count(-1, -1)
+        self._entries: list[E] = []
 
     def __len__(self) -> int:
-        return len(self._tickets)
+        return len(self._entries)
 
-    def __contains__(self, request: Request) -> bool:
-        return request.id in self._tickets
+    def __iter__(self) -> Iterator[E]:
+        return iter(self._entries)
 
-    def __iter__(self) -> Iterator[Request]:
-        """In the order in which they would be popped."""
-        return (entry[2] for entry in sorted(self._heap, key=lambda e: e[:2]) if self._is_live(entry))
+    def first(self, n: int) -> list[E]:
+        """The first n entries, or all if there are fewer."""
+        return self._entries[:n]
 
-    def push(self, request: Request) -> None:
-        """To the back of its priority. QueueFullError when the limit is reached."""
-        if self.limit is not None and len(self) >= self.limit:
+    @property
+    def last(self) -> E:
+        return self._entries[-1]
+
+    def add(self, entry: E) -> None:
+        """Insert an entry at the place of its key. QueueFullError if the queue is at its limit."""
+        if self.limit is not None and len(self._entries) >= self.limit:
             raise QueueFullError(self.limit)
-        self._insert(request, next(self._back))
+        bisect.insort(self._entries, entry, key=_KEY)
 
-    def push_front(self, request: Request) -> None:
-        """To the front of its priority: a preempted request comes back. It was let in once, so no limit applies."""
-        self._insert(request, next(self._front))
-
-    def peek(self) -> Request | None:
-        """Who is next; None if nobody waits."""
+    def remove(self, entry: E) -> None:
+        """Take an entry out, wherever it stands. ValueError if it is not in the queue."""
         # region exercise 0.5
-        while self._heap and not self._is_live(self._heap[0]):
-            heapq.heappop(self._heap)
-        return self._heap[0][2] if self._heap else None
+        place = bisect.bisect_left(self._entries, entry.key, key=_KEY)
+        if place == len(self._entries) or self._entries[place] is not entry:
+            raise ValueError(f"request {entry.request.id} is not in this queue")
+        del self._entries[place]
         # endregion
 
-    def pop(self) -> Request:
-        """Take who is next. IndexError if nobody waits."""
-        request = self.peek()
-        if request is None:
-            raise IndexError("pop from an empty queue")
-        heapq.heappop(self._heap)
-        del self._tickets[request.id]
-        return request
-
-    def remove(self, request: Request) -> bool:
-        """Let one go that will not wait longer. False if it was not waiting."""
-        if self._tickets.pop(request.id, None) is None:
-            return False
-        if len(self._heap) > 2 * len(self._tickets) + 8:
-            self._heap = [entry for entry in self._heap if self._is_live(entry)]
-            heapq.heapify(self._heap)
-        return True
-
-    def _insert(self, request: Request, ticket: int) -> None:
-        if request.id in self._tickets:
-            raise ValueError(f"request {request.id} is in the queue already")
-        heapq.heappush(self._heap, (request.priority, ticket, request))
-        self._tickets[request.id] = ticket
-
-    def _is_live(self, entry: _Entry) -> bool:
-        return self._tickets.get(entry[2].id) == entry[1]
+    def pop(self) -> E:
+        """Take the first entry out. IndexError if the queue is empty."""
+        return self._entries.pop(0)

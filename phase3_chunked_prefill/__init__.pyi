@@ -1,3 +1,2 @@
 from phase3_chunked_prefill.budget import TokenBudget as TokenBudget
 from phase3_chunked_prefill.chunker import Chunker as Chunker
-from phase3_chunked_prefill.chunker import Share as Share

@@ -1,14 +1,15 @@
-"""TokenBudget: how many tokens a step may compute. What a step costs, and so how long everyone waits for it."""
+"""TokenBudget: how many tokens a step may compute, which bounds its time. StepBudget: what is left of one step's."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBudget:
-    """A decode costs a step one token of `max_batched_tokens`, a chunk of a prompt as many as it has.
+    """The limits of a step: `max_batched_tokens` in all, `max_chunk_size` for one request.
 
-    A request computes at most `max_chunk_size` tokens in a step. With the two equal and as long as the longest prompt,
-    nothing is ever cut.
+    A decode takes one token of the step, a chunk of a prompt takes its length. With both limits as large as the longest
+    prompt, no prompt is ever cut.
     """
 
     max_chunk_size: int = 256
@@ -29,5 +30,76 @@ class TokenBudget:
 
     @property
     def prompt_floor(self) -> int:
-        """The tokens of a step that decodes leave to prompts while there are any: an eighth, and at least one."""
+        """The tokens of a step that are reserved for prompts while there are any: an eighth, and at least one."""
         return max(self.max_batched_tokens // 8, 1)
+
+
+def cut(start: int, pending: int, room: int, page_size: int) -> int:
+    """The length of the next chunk of a prompt: of `pending` tokens from position `start` on, at most `room`.
+
+    A chunk that does not reach the end of its prompt ends at a page boundary, so that its last page is full and can be
+    shared. If there is no boundary within reach, the chunk takes all the room there is.
+    """
+    # region exercise 3.1
+    length = min(pending, room)
+    if length < pending:
+        boundary = (start + length) // page_size * page_size
+        if boundary > start:
+            length = boundary - start
+    return length
+    # endregion
+
+
+@dataclass(slots=True)
+class StepBudget:
+    """What is left of one step: places for decodes, and tokens for prompts.
+
+    For each prompt in order, `fit` says how many tokens it may compute, and `consume` takes them off the budget. A
+    prompt is long while it needs more than one chunk, otherwise short. Some tokens are reserved for short prompts, so
+    that a long prompt does not block the short ones behind it.
+    """
+
+    limits: TokenBudget
+    page_size: int
+    decodes: int  # how many decodes fit into the step
+    left: int  # tokens left for prompts
+    reserved_for_short: int  # of those; below 0 once short prompts have taken more
+
+    @classmethod
+    def of_step(cls, limits: TokenBudget, page_size: int, num_decodes: int, pending: Sequence[int]) -> "StepBudget":
+        """Split a step between so many decodes and prompts with so many pending tokens each.
+
+        Decodes come first, and leave `prompt_floor` tokens if there are prompts. Of the rest, as much as the short
+        prompts can use is reserved for them, up to half.
+        """
+        total = limits.max_batched_tokens
+        if not pending:
+            decodes = min(num_decodes, total)
+            return cls(limits, page_size, decodes, total - decodes, 0)
+        decodes = min(num_decodes, total - limits.prompt_floor)
+        left = total - decodes
+        short = sum(length for length in pending if length <= limits.max_chunk_size)
+        return cls(limits, page_size, decodes, left, min(short, left // 2))
+
+    def fit(self, start: int, pending: int) -> int:
+        """How many of its `pending` tokens a prompt may compute in this step, from position `start` on; may be 0."""
+        # region exercise 3.2
+        room = min(self.left, self.limits.max_chunk_size)
+        if self.is_long(pending):
+            room = min(room, self.left - self.reserved_for_short)
+        # endregion
+        return cut(start, pending, room, self.page_size)
+
+    def consume(self, pending: int, length: int) -> None:
+        """Take off the `length` tokens that a prompt with `pending` tokens computes."""
+        self.left -= length
+        if not self.is_long(pending):
+            self.reserved_for_short -= length
+
+    def is_long(self, pending: int) -> bool:
+        return pending > self.limits.max_chunk_size
+
+    @property
+    def fits_long(self) -> bool:
+        """Whether a long prompt can have a token of this step."""
+        return self.left - self.reserved_for_short > 0

@@ -1,77 +1,69 @@
-"""Chunker: who gets how much of a step. Integers only; one rule for a fixed set of requests and for a scheduler."""
+"""Chunker: plans a step. Splits its token budget between decodes and prompts. Integers only."""
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from phase0_request.batch import Batch, Slice
 from phase0_request.request import Request
-from phase3_chunked_prefill.budget import TokenBudget
-
-T = TypeVar("T", bound=Hashable)
+from phase3_chunked_prefill.budget import StepBudget, TokenBudget
 
 
-def cut(start: int, pending: int, room: int, page_size: int) -> int:
-    """How many of `pending` tokens from position `start` on to compute when there is room for so many.
+class Schedulable(Protocol):
+    """A running request as the chunker sees it. It is a decode if one token is pending, a prompt if more are."""
 
-    All of them if they fit. What must be cut is cut at a page border, where its last page is full and can be shared,
-    unless that would leave nothing.
-    """
-    # region exercise 3.1
-    length = min(pending, room)
-    if length < pending:
-        border = (start + length) // page_size * page_size
-        if border > start:
-            length = border - start
-    return length
-    # endregion
+    @property
+    def request(self) -> Request: ...
+
+    @property
+    def num_tokens(self) -> int: ...  # prompt and output tokens
+
+    @property
+    def num_scheduled(self) -> int: ...  # those that are computed or in flight; the others are pending
+
+
+class Running(NamedTuple):
+    """A request with nothing in flight."""
+
+    request: Request
+    num_tokens: int
+    num_scheduled: int
+
+
+S = TypeVar("S", bound=Schedulable)
 
 
 @dataclass(slots=True)
-class Share:
-    """What a step has to give: `decodes` requests their one token, and `left` tokens to prompts.
+class StepPlan(Generic[S]):
+    """The step that is being planned: its slices so far, the sequence of each, and what is left of its budget."""
 
-    Ask `offer` for each prompt in order, and `take` what is used of it.
-    """
+    budget: StepBudget
+    slices: list[Slice]
+    sequences: list[S]
 
-    budget: TokenBudget
-    page_size: int
-    decodes: int
-    left: int
-    kept: int  # of those left, for short prompts alone; below 0 once these have had more
-
-    def offer(self, start: int, pending: int) -> int:
-        """How many of its `pending` tokens a prompt may compute now, from position `start` on; it may be none."""
-        # region exercise 3.2
-        room = min(self.left, self.budget.max_chunk_size)
-        if self.is_long(pending):
-            room = min(room, self.left - self.kept)
-        # endregion
-        return cut(start, pending, room, self.page_size)
-
-    def take(self, pending: int, length: int) -> None:
-        """A prompt with so many tokens pending computes `length` of them."""
-        self.left -= length
-        if not self.is_long(pending):
-            self.kept -= length
-
-    def is_long(self, pending: int) -> bool:
-        return pending > self.budget.max_chunk_size
+    def add_prompt(self, sequence: S) -> None:
+        """Schedule as much of a prompt as fits; nothing if nothing does."""
+        pending = sequence.num_tokens - sequence.num_scheduled
+        length = self.budget.fit(sequence.num_scheduled, pending)
+        if length:
+            self.budget.consume(pending, length)
+            self.slices.append(Slice(sequence.request, sequence.num_scheduled, length))
+            self.sequences.append(sequence)
 
 
 class Chunker:
-    """Splits every step between decodes and prompts, and among each of them.
+    """Splits every step between decodes and prompts.
 
-    A request with one token to compute is a decode, with more a prompt: one that is new, that is half done, or that
-    comes back from a preemption. A prompt is long while it needs more than one chunk (`max_chunk_size`), else short.
+    A request with one pending token is a decode. With more it is a prompt: a new one, one that is half computed, or one
+    that resumes after a preemption. A prompt is long while it needs more than one chunk (`max_chunk_size`), else short.
 
-    - Decodes come first. While there are prompts, decodes leave them `budget.prompt_floor` tokens of the step.
-    - If not all decodes fit, those who wait longest run: of n with room for k, each runs once in ceil(n / k) steps.
-    - What decodes leave goes to prompts in order, each at most a chunk. Long ones leave to short ones what these can
-      use, up to half: a long prompt does not stop short ones behind it, and they cannot have the half that is its.
+    - Decodes come first. While there are prompts, `budget.prompt_floor` tokens of the step are left to them.
+    - If not all decodes fit, they rotate: of n with room for k, each runs once in ceil(n / k) steps.
+    - Prompts get the rest in order, each at most a chunk. Long ones leave to short ones what these can use, up to half:
+      a long prompt does not block the short ones behind it, and they cannot take its half.
 
-    So in every step some decode moves on, the first prompt, and the first short one, and whoever is before a prompt
-    ends one day: nobody starves. (A single token that is left to prompts goes to the first of them, long or short.)
+    So some decode, the first prompt and the first short prompt advance in every step, and no request starves. (A single
+    token that is left for prompts goes to the first of them, long or short.)
     """
 
     def __init__(self, budget: TokenBudget, page_size: int = 1) -> None:
@@ -79,42 +71,53 @@ class Chunker:
             raise ValueError(f"page_size must be an integer from 1, got {page_size!r}")
         self.budget = budget
         self.page_size = page_size
-        self._left_out: list[Hashable] = []  # the decodes that did not run in the last step, who waits longest first
+        self._skipped: list[Request] = []  # the decodes that did not run in the last step, longest waiting first
 
-    def begin(self, decodes: int, prompts: Iterable[int]) -> Share:
-        """The share of a step with so many decodes and with prompts of so many pending tokens each."""
-        budget = self.budget
-        pending = list(prompts)
-        room = budget.max_batched_tokens - (budget.prompt_floor if pending else 0)
-        running = min(decodes, room)
-        left = budget.max_batched_tokens - running
-        short = sum(n for n in pending if n <= budget.max_chunk_size)
-        return Share(budget, self.page_size, running, left, min(short, left // 2))
+    def schedule(
+        self,
+        running: Iterable[S],
+        waiting: Iterable[int] = (),
+        allocate_slots: Callable[[Sequence[S]], Sequence[S]] = list,
+    ) -> StepPlan[S]:
+        """Plan a step for the running sequences, in their order.
 
-    def turns(self, decodes: Sequence[T], room: int) -> Sequence[T]:
-        """Which decodes run if there is room for so many, in the order in which they stand. Once a step."""
-        if len(decodes) <= room:
-            self._left_out = []
-            return decodes
-        # region exercise 3.3
-        rank = {decode: place for place, decode in enumerate(self._left_out)}
-        behind = len(rank)
-        queue = sorted(decodes, key=lambda decode: rank.get(decode, behind))  # a stable sort: the others in order
-        self._left_out = list(queue[room:])
-        chosen = set(queue[:room])
-        return [decode for decode in decodes if decode in chosen]
-        # endregion
+        `waiting` are the pending tokens of requests that may be admitted to this step after it: the budget is split
+        with them in mind. `allocate_slots` makes sure that the next tokens of sequences have slots in memory, and
+        returns those of which that is true.
+        """
+        decodes: list[S] = []
+        prompts: list[S] = []
+        for sequence in running:
+            pending = sequence.num_tokens - sequence.num_scheduled
+            if pending == 1:
+                decodes.append(sequence)
+            elif pending:
+                prompts.append(sequence)
+        pending_lengths = [prompt.num_tokens - prompt.num_scheduled for prompt in prompts] if prompts else []
+        pending_lengths += waiting
+        budget = StepBudget.of_step(self.budget, self.page_size, len(decodes), pending_lengths)
+        ready = allocate_slots(self.rotate_decodes(decodes, budget.decodes))
+        step = StepPlan(budget, [Slice(decode.request, decode.num_scheduled, 1) for decode in ready], [*ready])
+        if prompts:
+            for sequence in allocate_slots(prompts):
+                step.add_prompt(sequence)
+        return step
 
     def plan(self, running: Iterable[Request]) -> Batch:
-        """A step for a fixed set of requests, in their order: decodes first, then as much of the prompts as fits."""
-        todo = [(request, request.total - request.computed) for request in running]
-        decodes = [request for request, pending in todo if pending == 1]
-        prompts = [(request, pending) for request, pending in todo if pending > 1]
-        share = self.begin(len(decodes), (pending for _, pending in prompts))
-        slices = [Slice(request, request.computed, 1) for request in self.turns(decodes, share.decodes)]
-        for request, pending in prompts:
-            length = share.offer(request.computed, pending)
-            if length:
-                share.take(pending, length)
-                slices.append(Slice(request, request.computed, length))
-        return Batch(tuple(slices))
+        """Plan a step for a fixed set of requests that have nothing in flight."""
+        step = self.schedule([Running(request, request.total, request.computed) for request in running])
+        return Batch(tuple(step.slices))
+
+    def rotate_decodes(self, decodes: Sequence[S], room: int) -> Sequence[S]:
+        """Choose the decodes that run if `room` of them fit, in their own order. Called once a step."""
+        if len(decodes) <= room:
+            self._skipped = []
+            return decodes
+        # region exercise 3.3
+        place = {request: place for place, request in enumerate(self._skipped)}
+        behind = len(place)
+        queue = sorted(decodes, key=lambda decode: place.get(decode.request, behind))  # stable: the others in order
+        self._skipped = [decode.request for decode in queue[room:]]
+        skipped = set(self._skipped)
+        return [decode for decode in decodes if decode.request not in skipped]
+        # endregion

@@ -1,94 +1,151 @@
-"""Admission: who waits, and who of them enters a step."""
+"""Admission control: picks waiting requests for the next step."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from phase0_request.queue import QueueFullError
-from phase0_request.request import Request
-from phase3_chunked_prefill.chunker import Share
+from phase0_request.queue import RequestQueue
+from phase1_kv_pool.cache import KVCache
+from phase3_chunked_prefill.chunker import StepPlan
 from phase5_continuous.policies import Policy
-from phase5_continuous.residents import Residents
-from phase5_continuous.seat import Line, Seat
-from phase5_continuous.sharing import Prefilling
+from phase5_continuous.running import RunningSet, SequenceState
 
-LOOK = 8  # how many that may enter are looked at in a row
-FAR = 256  # and how far down a line they are looked for
+CANDIDATES = 8  # requests that are considered in one round
+SEARCHED = 256  # and how far down the queue they are looked for
 
 
 @dataclass(slots=True)
 class Admission:
-    """Those who were preempted enter first, by rank; then those who wait, in the order of the policy.
+    """A request is admitted when the step has a token left for it, and the pool can hold all its tokens with the
+    watermark free.
 
-    Who waits for a prefix that is being computed lets others pass, and so does a long prompt that cannot have a token
-    of this step because long ones before it have used up what is theirs: those among the first FAR of the line. Who
-    finds too few pages lets nobody pass: pages that come free are saved for it.
+    Preempted requests come first, by rank, then waiting ones in the order of the policy. A request that waits for a
+    prefix in progress is passed over, and so is a long prompt when the step has no tokens left for long ones: of the
+    first SEARCHED of the queue. One that does not fit into the pool is not passed by any: pages that become free are
+    kept for it.
     """
 
     policy: Policy
-    residents: Residents
+    running_set: RunningSet
     max_running: int
-    max_chunk: int  # a prompt with more tokens is long
-    queue_limit: int | None
-    waiting: Line = field(default_factory=Line)
-    prefilling: Prefilling = field(init=False)
+    max_chunk_size: int  # a prompt with more tokens is long
+    waiting: RequestQueue[SequenceState]
+    prefixes: "PrefixesInProgress" = field(init=False)
 
     def __post_init__(self) -> None:
-        self.prefilling = Prefilling(self.residents.cache)
+        self.prefixes = PrefixesInProgress(self.running_set.cache)
 
-    def wait(self, seat: Seat) -> None:
-        """A new request joins those who wait. QueueFullError if too many do."""
-        if self.queue_limit is not None and len(self.waiting) >= self.queue_limit:
-            raise QueueFullError(self.queue_limit)
-        self.waiting.add(seat)
-        self.residents.full = False  # it may go before the one that did not fit
+    def add(self, sequence: SequenceState) -> None:
+        """Queue a new request. QueueFullError if the queue is at its limit."""
+        self.waiting.add(sequence)
+        self.running_set.pool_full = False  # it may rank before the one that did not fit
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a place, and a chance of pages, and someone to have them."""
-        residents = self.residents
-        if residents.full and (residents.running or residents.landing):
+        """Whether a request waits, and there is a place for it and a chance of pages."""
+        running_set = self.running_set
+        if running_set.pool_full and (running_set.running or running_set.finished_in_flight):
             return False
-        return len(residents.running) < self.max_running and bool(residents.preempted or self.waiting)
+        return len(running_set.running) < self.max_running and bool(running_set.preempted or self.waiting)
 
-    def wanted(self) -> Iterator[int]:
-        """The tokens of the first who may enter the next step: of short prompts if there are any."""
-        if self.is_open:
-            line = self._line()
-            for seat in self._first(line, longs=False) or self._first(line, longs=True):
-                yield seat.known
+    def pending_lengths(self) -> list[int]:
+        """The tokens of the requests that the next step may admit: of short prompts if there are any."""
+        if not self.is_open:
+            return []
+        queue = self._queue
+        candidates = self._candidates(queue, long=False) or self._candidates(queue, long=True)
+        return [sequence.num_tokens for sequence in candidates]
 
-    def admit(self, share: Share, now: float) -> Iterator[Seat]:
-        """One after the other, as long as there are places and pages, and tokens are left."""
-        moved = True
-        while moved and self.is_open and share.left:
-            moved, line = False, self._line()
-            for seat in self._in_order(line, self._first(line, longs=share.offer(0, self.max_chunk + 1) > 0)):
-                if not share.left or not self.is_open:
+    def admit(self, step: StepPlan[SequenceState], now: float) -> None:
+        """Add requests to a step in order, as long as there are places, pages and tokens left."""
+        admitted = True
+        while admitted and self.is_open and step.budget.left:
+            admitted, queue = False, self._queue
+            for sequence in self._in_order(queue, self._candidates(queue, long=step.budget.fits_long)):
+                if not self.is_open or not step.budget.left:
                     return
-                if not share.offer(0, seat.known) or self.prefilling.is_coming(seat):
+                if not step.budget.fit(0, sequence.num_tokens) or self.prefixes.in_progress(sequence):
                     continue
-                if self.residents.enter(seat, now):
-                    line.remove(seat)
-                    self.prefilling.add(seat)
-                    moved = True
-                    yield seat
+                if self.running_set.allocate(sequence, now):
+                    queue.remove(sequence)
+                    self.prefixes.add(sequence)
+                    step.add_prompt(sequence)
+                    admitted = True
 
-    def _line(self) -> Line:
-        return self.residents.preempted or self.waiting
+    @property
+    def _queue(self) -> RequestQueue[SequenceState]:
+        return self.running_set.preempted or self.waiting
 
-    def _first(self, line: Line, longs: bool) -> list[Seat]:
-        """The first few who may enter, for all that is known: also long prompts, or only short ones."""
-        may_enter = (
-            seat
-            for seat in line.first(FAR)
-            if (longs or seat.known <= self.max_chunk) and not self.prefilling.is_known_to_come(seat)
+    def _candidates(self, queue: RequestQueue[SequenceState], long: bool) -> list[SequenceState]:
+        """The first requests that do not wait for a prefix, as far as known; with long prompts or without."""
+        ready = (
+            sequence
+            for sequence in queue.first(SEARCHED)
+            if (long or sequence.num_tokens <= self.max_chunk_size) and not self.prefixes.known_in_progress(sequence)
         )
-        return list(islice(may_enter, LOOK))
+        return list(islice(ready, CANDIDATES))
 
-    def _in_order(self, line: Line, first: list[Seat]) -> Sequence[Seat]:
-        if line is not self.waiting:
-            return first
-        requests: list[Request] = [seat.request for seat in first]
-        seats = {seat.request.id: seat for seat in first}
-        return [seats[request.id] for request in self.policy.order(requests, self.residents.cache)]
+    def _in_order(self, queue: RequestQueue[SequenceState], candidates: list[SequenceState]) -> Sequence[SequenceState]:
+        """Preempted requests stay in the order of their ranks; waiting ones are ordered by the policy."""
+        if queue is not self.waiting:
+            return candidates
+        by_id = {sequence.request.id: sequence for sequence in candidates}
+        ordered = self.policy.order([sequence.request for sequence in candidates], self.running_set.cache)
+        return [by_id[request.id] for request in ordered]
+
+
+@dataclass(slots=True)
+class PrefixesInProgress:
+    """The prompts that are being computed, so that a shared prefix is computed once.
+
+    A request waits on a running one that is about to compute its next page of prompt, until all the pages they have in
+    common are cached; it stops waiting if the other one leaves. No request waits if the cache does not share, and none
+    waits for pages that it could not use, because its own prompt logprobs are wanted.
+    """
+
+    cache: KVCache
+    _sequences: list[SequenceState] = field(default_factory=list)
+
+    def add(self, sequence: SequenceState) -> None:
+        """Note an admitted request, whose prompt is computed from now on."""
+        if self.cache.shares:
+            self._sequences = [
+                other for other in self._sequences if _will_compute(other, len(other.request.prompt_tokens))
+            ]
+            self._sequences.append(sequence)
+
+    def in_progress(self, sequence: SequenceState) -> bool:
+        """Whether the first page that a request lacks is being computed for another. Notes which one."""
+        sequence.waiting_on = self._computed_by(sequence) if self._sequences else None
+        return sequence.waiting_on is not None
+
+    def known_in_progress(self, sequence: SequenceState) -> bool:
+        """The same as far as it was noted before, without a lookup."""
+        other = sequence.waiting_on
+        return other is not None and _will_compute(other, sequence.waiting_until)
+
+    def _computed_by(self, sequence: SequenceState) -> SequenceState | None:
+        request, page = sequence.request, self.cache.page_size
+        prompt, first_page = request.prompt_tokens, request.prompt_tokens[:page]
+        alike = [
+            other
+            for other in self._sequences
+            if other.request.prompt_tokens[:page] == first_page and other.request.cache_salt == request.cache_salt
+        ]
+        if not alike:
+            return None
+        until = self.cache.cached_tokens(request) + page
+        usable = min(len(prompt) - 1, request.cacheable_tokens)  # a request computes its last prompt token itself
+        for other in alike:
+            theirs = other.request.prompt_tokens
+            if until <= usable and _will_compute(other, until) and theirs[:until] == prompt[:until]:
+                while until + page <= usable and theirs[until : until + page] == prompt[until : until + page]:
+                    until += page
+                sequence.waiting_until = until
+                return other
+        return None
+
+
+def _will_compute(sequence: SequenceState, until: int) -> bool:
+    """Whether a request runs, and has not computed its first `until` tokens yet."""
+    return sequence.schedulable and sequence.request.computed < until

@@ -1,7 +1,7 @@
-"""EngineCore: the loop. Plan, pack, run, commit, again and again; and what each step did.
+"""EngineCore: the engine's loop. Plan, pack, run and commit a step, again and again.
 
-It knows neither models nor time. A runner computes, a clock says when: phase 2's ModelRunner and a real clock make it
-an engine, a cost model in the place of both makes it a simulator.
+It knows neither models nor time: a runner computes, and a clock tells the time. With phase 2's ModelRunner and a real
+clock it is an engine; with a cost model in place of both it is a simulator.
 """
 
 import time
@@ -16,7 +16,7 @@ from phase5_continuous.deadlines import Deadlines
 
 
 class Packed(Protocol):
-    """A batch made ready: which of its slices complete, and how many there are."""
+    """A batch that is ready to run: which of its slices complete their requests, and how many slices there are."""
 
     @property
     def drawn(self) -> Sequence[int]: ...
@@ -35,15 +35,15 @@ P = TypeVar("P", bound=Packed)
 
 
 class Runner(Protocol[P]):
-    """What computes: phase 2's ModelRunner is one."""
+    """Computes steps: phase 2's ModelRunner, for example."""
 
     def pack(self, batch: Batch) -> P: ...
 
     def launch(self, step: P) -> Launched: ...
 
 
-class Decider(Protocol):
-    """What plans and commits: Scheduler is one, static batching another."""
+class SchedulerInterface(Protocol):
+    """Plans and commits steps: Scheduler does, and static batching in the lab."""
 
     @property
     def cache(self) -> KVCache: ...
@@ -64,11 +64,11 @@ class Decider(Protocol):
 
     def drain(self) -> list[Event]: ...
 
-    def void(self) -> None: ...
+    def discard_in_flight(self) -> None: ...
 
 
 class Spent(NamedTuple):
-    """Seconds of a step, by part. `run` is from the launch until its tokens are on the host."""
+    """Seconds of a step, by part. `run` lasts from the launch until the tokens are on the host."""
 
     plan: float
     pack: float
@@ -79,10 +79,10 @@ class Spent(NamedTuple):
 class Step(NamedTuple):
     """What one step did."""
 
-    batch: Batch  # its slices tell where they began; what they complete was to be asked before
+    batch: Batch  # committed: `completes` and `is_decode` of its slices no longer hold
     prefill_tokens: int
     decode_tokens: int
-    pages: int  # that live requests held while it ran
+    pages: int  # held by live requests while it ran
     spent: Spent
     events: list[Event]
 
@@ -98,13 +98,15 @@ class _InFlight(NamedTuple, Generic[P]):
 
 
 class EngineCore(Generic[P]):
-    """Moves everyone on, a step at a time.
+    """Serves requests, one step at a time.
 
-    With a scheduler that runs ahead, a step is launched before the one before it has landed; what `step` returns is of
-    the one that landed. The runner must then take tokens from the device that the host does not know yet.
+    With a scheduler that runs ahead, a step is launched before the previous one has been committed, and `step` returns
+    the previous one. The runner must then take tokens from the device that the host does not know yet.
     """
 
-    def __init__(self, scheduler: Decider, runner: Runner[P], clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, scheduler: SchedulerInterface, runner: Runner[P], clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self.scheduler = scheduler
         self.runner = runner
         self.clock = clock
@@ -117,7 +119,7 @@ class EngineCore(Generic[P]):
         return self.scheduler.has_work
 
     def submit(self, request: Request, deadlines: Deadlines | None = None) -> None:
-        """Let a request wait for its turn. ValueError if it could never have one, QueueFullError if too many wait."""
+        """Queue a request. ValueError if it could never be served, QueueFullError if the queue is at its limit."""
         self.scheduler.submit(request, deadlines)
 
     def finish(self, request: Request, reason: FinishReason, error: str | None = None) -> bool:
@@ -125,23 +127,23 @@ class EngineCore(Generic[P]):
         return self.scheduler.finish(request, reason, self.clock(), error)
 
     def abort(self, request: Request) -> bool:
-        """Its client has left. Legal at any moment."""
+        """End a request whose client has disconnected. Legal at any moment."""
         return self.finish(request, FinishReason.ABORT)
 
     # region step
     def step(self) -> Step | None:
-        """Plan, pack, launch; wait for the oldest step in flight, commit it. None if none has landed: there was nothing
-        to run, or it is the first that runs ahead.
+        """Plan, pack and launch a step, then wait for the oldest one in flight and commit it.
 
-        If the runner raises, what was in flight is planned again by the next step, and the error is the caller's.
+        Returns None if no step was committed: there was nothing to run, or the first step runs ahead. If the runner
+        raises, the error is passed on, and what was in flight is planned again by the next call.
         """
         try:
             launched = self._launch()
             if len(self._in_flight) > (self.scheduler.ahead if launched else 0):
-                return self._land()
+                return self._complete()
         except BaseException:
             self._in_flight.clear()
-            self.scheduler.void()
+            self.scheduler.discard_in_flight()
             raise
         events = self.scheduler.drain()
         return Step(Batch(), 0, 0, 0, Spent(0.0, 0.0, 0.0, 0.0), events) if events else None
@@ -159,24 +161,24 @@ class EngineCore(Generic[P]):
         self._in_flight.append(_InFlight(batch, packed, launched, pages, planned - start, ready - planned, ready))
         return True
 
-    def _land(self) -> Step:
+    def _complete(self) -> Step:
         batch, packed, launched, pages, planning, packing, since = self._in_flight.popleft()
         output = launched.output(packed.drawn, packed.slices)
-        landed = self.clock()
+        done = self.clock()
         prefill, decode = tokens_by_kind(batch.slices)
-        events = self.scheduler.commit(batch, output, landed)
+        events = self.scheduler.commit(batch, output, done)
         self.steps += 1
-        spent = Spent(planning, packing, landed - since, self.clock() - landed)
+        spent = Spent(planning, packing, done - since, self.clock() - done)
         return Step(batch, prefill, decode, pages, spent, events)
 
     # endregion
 
     def drain(self) -> list[Event]:
-        """What has happened since the last step, for who will not take another."""
+        """Return the events since the last step. For a caller that will not take another one."""
         return self.scheduler.drain()
 
     def run(self) -> Iterator[Step]:
-        """Step after step, until everyone has left. Who consumes it may submit and abort between two of them."""
+        """Step until no request is left. The caller may submit and abort between two steps."""
         while self.has_work:
             step = self.step()
             if step is not None:
@@ -184,7 +186,7 @@ class EngineCore(Generic[P]):
 
 
 def tokens_by_kind(slices: Sequence[Slice]) -> tuple[int, int]:
-    """(prefill, decode) tokens: a decode is the one token after a prompt, asked before the step is committed."""
+    """Count (prefill, decode) tokens of a step before it is committed. A decode is the one newest output token."""
     total = decode = 0
     for request, start, length in slices:
         total += length

@@ -1,4 +1,4 @@
-"""The engine of this phase: phase 4's with a batch that changes every step. Prompts in, answers out."""
+"""The engine of this phase: phase 4's, with continuous batching. Prompts in, answers out."""
 
 import itertools
 import time
@@ -33,8 +33,10 @@ def core(
     seed: int | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> EngineCore[PackedStep]:
-    """The loop over a model with a pool of its own. `cache` is by default one of 512 pages of 16 tokens that shares
-    prefixes; `seed` is of requests that have none."""
+    """Make the loop for a model, with a KV pool of its own.
+
+    `cache` is by default a prefix cache of 512 pages of 16 tokens. `seed` is for requests that have none.
+    """
     cache = cache or PrefixCache(512, 16)
     decoder = model.decoder
     layout = model.config.kv_layout(cache.page_size)
@@ -45,7 +47,7 @@ def core(
 
 
 class ContinuousEngine:
-    """A loop, and the text of what it says. It serves one caller at a time."""
+    """Generates text: an EngineCore and a transcript of its tokens. It serves one caller at a time."""
 
     def __init__(self, model: Model, loop: EngineCore[Any] | None = None) -> None:
         self.model = model
@@ -68,7 +70,7 @@ class ContinuousEngine:
         return self._run(requests, Transcript(requests, self.model.tokenizer))
 
     def _run(self, requests: Sequence[Request], transcript: Transcript) -> Generator[Delta]:
-        """Everyone at once: who runs is the scheduler's affair."""
+        """Submit all requests at once, and yield their text as steps produce it."""
         if self.core.has_work:
             raise RuntimeError("this engine is generating already; finish that first, or close it")
         going = set[str]()
@@ -79,7 +81,7 @@ class ContinuousEngine:
             for step in self.core.run():
                 for event in step.events:
                     if event.request.id not in going:
-                        continue  # its text ended it before this
+                        continue  # a stop string in its text has ended it
                     delta = transcript.add(event)
                     if delta.finish_reason is not None:
                         going.remove(event.request.id)

@@ -1,8 +1,9 @@
-"""What holds between any two calls of a scheduler. Slow, for tests and for a server told to check itself."""
+"""What holds between any two calls of a scheduler. Slow; for tests and for `--check-invariants`."""
 
+from phase0_request.queue import RequestQueue
 from phase0_request.request import RequestState
+from phase5_continuous.running import SequenceState
 from phase5_continuous.scheduler import Scheduler
-from phase5_continuous.seat import Line, Seat
 
 
 class SchedulerError(RuntimeError):
@@ -10,51 +11,55 @@ class SchedulerError(RuntimeError):
 
 
 def check(scheduler: Scheduler) -> None:
-    """Raise SchedulerError or PageError unless everyone is in one place, with what belongs there."""
-    cache, residents = scheduler.cache, scheduler.residents
+    """Raise SchedulerError or PageError unless each request is in one queue, with the counts and pages of its state."""
+    cache, running_set = scheduler.cache, scheduler.running_set
     cache.check()
     usage = cache.usage
     _hold(usage.free + usage.cached + usage.referenced == usage.total, f"pages are lost or counted twice: {usage}")
-    lines = {
-        RequestState.RUNNING: residents.running,
-        RequestState.PREEMPTED: residents.preempted,
+    queues = {
+        RequestState.RUNNING: running_set.running,
+        RequestState.PREEMPTED: running_set.preempted,
         RequestState.WAITING: scheduler.admission.waiting,
     }
-    for state, line in lines.items():
-        _check_line(state, line)
-    everyone = [seat for line in lines.values() for seat in line]
-    landing = [seat for seat in scheduler.seats if seat.request.finished]
-    _hold(residents.landing == len(landing), f"{residents.landing} are said to land, and {len(landing)} do")
-    _hold({*everyone, *landing} == {*scheduler.seats}, "the lines and the seats are not of the same requests")
-    _hold(len(everyone) + len(landing) == len(scheduler.seats), "a request stands in two lines")
-    _hold(len(residents.running) <= scheduler.admission.max_running, f"{len(residents.running)} are running")
-    for seat in residents.running:
-        _check_running(scheduler, seat)
-    for seat in landing:
-        _hold(seat.in_flight > 0, f"request {seat.request.id} has ended and landed, and is here")
-    if not residents.running and not landing:
-        _hold(usage.referenced == 0, f"nobody runs, and {usage.referenced} pages are held")
+    for state, queue in queues.items():
+        _check_queue(state, queue)
+    queued = [sequence for queue in queues.values() for sequence in queue]
+    finished = [sequence for sequence in scheduler.sequences if sequence.request.finished]
+    counted = running_set.finished_in_flight
+    _hold(counted == len(finished), f"{counted} are counted as finished in flight, and {len(finished)} are")
+    _hold({*queued, *finished} == {*scheduler.sequences}, "the queues and the sequences are not of the same requests")
+    _hold(len(queued) + len(finished) == len(scheduler.sequences), "a request is in two queues")
+    _hold(len(running_set.running) <= scheduler.admission.max_running, f"{len(running_set.running)} are running")
+    for sequence in running_set.running:
+        _check_running(scheduler, sequence)
+    for sequence in finished:
+        _hold(sequence.in_flight > 0, f"request {sequence.request.id} has ended, is not in flight, and is still here")
+    if not running_set.running and not finished:
+        _hold(usage.referenced == 0, f"no request runs, and {usage.referenced} pages are referenced")
 
 
-def _check_line(state: RequestState, line: Line) -> None:
-    seats = list(line)
-    _hold([seat.key for seat in seats] == sorted(seat.key for seat in seats), f"the {state.value} are out of order")
-    for seat in seats:
-        request = seat.request
+def _check_queue(state: RequestState, queue: RequestQueue[SequenceState]) -> None:
+    sequences = list(queue)
+    _hold(sequences == sorted(sequences, key=lambda one: one.key), f"the {state.value} are out of order")
+    for sequence in sequences:
+        request = sequence.request
         _hold(request.state is state, f"request {request.id} is {request.state.value} among the {state.value}")
         if state is not RequestState.RUNNING:
-            idle = not (seat.stays or seat.in_flight or seat.planned or request.computed)
+            idle = not (sequence.schedulable or sequence.in_flight or sequence.num_scheduled or request.computed)
             _hold(idle, f"request {request.id} is {state.value} and takes part in steps")
 
 
-def _check_running(scheduler: Scheduler, seat: Seat) -> None:
-    request, residents, page = seat.request, scheduler.residents, scheduler.cache.page_size
-    place = f"request {request.id}: computed {request.computed}, planned {seat.planned}, known {seat.known}"
-    _hold(request.computed <= seat.planned <= seat.known <= request.total + seat.in_flight, place)
-    _hold(seat.in_flight > 0 or seat.planned == request.computed, place)
-    _hold(seat.planned <= seat.room == len(scheduler.cache.table(request)) * page, f"{place}, room {seat.room}")
-    _hold(seat.room < seat.limit + page, f"{place}: it holds pages that it can never need")
-    _hold(seat.stays != (residents.leaving is seat), f"request {request.id} both leaves and stays, or neither")
+def _check_running(scheduler: Scheduler, sequence: SequenceState) -> None:
+    request, running_set, page_size = sequence.request, scheduler.running_set, scheduler.cache.page_size
+    num_scheduled, num_tokens, capacity = sequence.num_scheduled, sequence.num_tokens, sequence.capacity
+    counts = f"request {request.id}: computed {request.computed}, scheduled {num_scheduled}, of {num_tokens}"
+    _hold(request.computed <= num_scheduled <= num_tokens <= request.total + sequence.in_flight, counts)
+    _hold(sequence.in_flight > 0 or num_scheduled == request.computed, counts)
+    pages = len(scheduler.cache.table(request))
+    _hold(num_scheduled <= capacity == pages * page_size, f"{counts}, capacity {capacity}")
+    _hold(capacity < sequence.max_total_tokens + page_size, f"{counts}: it holds pages that it can never need")
+    pending = running_set.pending_preemption is sequence
+    _hold(sequence.schedulable != pending, f"request {request.id} is schedulable and to be preempted, or neither")
 
 
 def _hold(condition: bool, otherwise: str) -> None:

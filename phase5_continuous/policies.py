@@ -1,4 +1,4 @@
-"""Policies: in what order those who wait are admitted. By arrival, but for head starts, and none is without bound."""
+"""Policies: in which order waiting requests are admitted. By arrival, with head starts that are bounded."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,31 +11,32 @@ LEVELS = 8  # of priority either side of 0; what lies beyond counts as the outer
 
 
 class Policy(Protocol):
-    """A policy gives a request a head start of some seconds over those who came before it.
+    """A policy gives a request a head start of some seconds over requests that arrived before it.
 
-    None gives more than `bound`. So a request that could start is never passed by one that arrives more than `bound`
-    seconds after it: whoever waits ages, and in the end nobody is before it. Two cannot start yet, and meanwhile anyone
-    may pass them, since it costs them nothing:
+    No head start exceeds `bound`. So a request that could start is never passed by one that arrives more than `bound`
+    seconds after it: waiting requests age, and in the end none is ahead. Two kinds cannot start yet, and may be passed
+    in the meantime, since it costs them nothing:
 
-    - a long prompt behind others, until those have computed theirs: half of what a step gives to prompts is for them;
-    - who waits for a prefix, until the other has computed what they have in common, or leaves.
+    - a long prompt behind other long ones, until these are computed: half of a step's prompt tokens are for them;
+    - a request that waits on a prefix in progress, until the other request has computed it, or leaves.
     """
 
     @property
     def bound(self) -> float: ...
 
     def rank(self, request: Request) -> float:
-        """When the request counts as having arrived. Asked once, at submission. The last in rank is preempted first."""
+        """The time at which a request counts as having arrived. Called once, at submission. The last in rank is
+        preempted first."""
         ...
 
     def order(self, first: Sequence[Request], cache: KVCache) -> Sequence[Request]:
-        """The first few that may enter, by rank: in which order they are admitted now."""
+        """Order the first few requests that may be admitted now, given by rank."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FirstComeFirstServed:
-    """By arrival and nothing else."""
+    """Orders requests by arrival alone."""
 
     @property
     def bound(self) -> float:
@@ -50,7 +51,7 @@ class FirstComeFirstServed:
 
 @dataclass(frozen=True, slots=True)
 class ByPriority:
-    """A level of priority is worth so many seconds of waiting. Lower levels go first."""
+    """Orders requests by priority: a level is worth so many seconds of waiting. Lower levels go first."""
 
     seconds: float = 30.0
 
@@ -73,8 +74,10 @@ class ByPriority:
 
 @dataclass(frozen=True, slots=True)
 class LongestPrefixFirst:
-    """Prompts whose beginning is cached go first, while it is: one that is all cached is worth so many seconds. It
-    goes before the few that may enter next to it, not before a whole line: that would be to look it up for everyone."""
+    """Admits prompts first whose beginning is cached: a prompt that is all cached is worth so many seconds.
+
+    It passes only the few other candidates, not the whole queue: that would be a lookup for every waiting request.
+    """
 
     seconds: float = 30.0
 
@@ -103,7 +106,7 @@ POLICIES: dict[str, type[FirstComeFirstServed] | type[ByPriority] | type[Longest
 
 
 def policy(name: str) -> Policy:
-    """A policy by its name, as a command line gives it."""
+    """Make a policy by its name on the command line."""
     if name not in POLICIES:
         raise ValueError(f"a policy is one of {', '.join(POLICIES)}, got {name!r}")
     return POLICIES[name]()

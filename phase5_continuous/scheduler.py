@@ -1,10 +1,11 @@
-"""Scheduler: whose tokens are computed next, and what came of the last ones. Integers over a KVCache."""
+"""Scheduler: plans the tokens of the next step, and commits the results of the last. Integers over a KVCache."""
 
 from collections import deque
 from collections.abc import Collection
 from itertools import chain
 
 from phase0_request.batch import Batch, Event, Slice, StepOutput, reason_to_finish
+from phase0_request.queue import RequestQueue
 from phase0_request.request import FinishReason, Request, RequestState, TokenLogprobs
 from phase1_kv_pool.cache import KVCache
 from phase3_chunked_prefill.budget import TokenBudget
@@ -12,23 +13,21 @@ from phase3_chunked_prefill.chunker import Chunker
 from phase5_continuous.admission import Admission
 from phase5_continuous.deadlines import Alarms, Deadlines
 from phase5_continuous.policies import FirstComeFirstServed, Policy
-from phase5_continuous.residents import Residents
-from phase5_continuous.seat import Line, Seat
+from phase5_continuous.running import RunningSet, SequenceState
 
 
 class Scheduler:
-    """Owns every live request. Running ones go first, then those that were preempted, then those that wait.
+    """Owns every live request. Running ones are scheduled first, then preempted ones resume, then waiting ones start.
 
-    - Running: decodes, then prompts, as the Chunker shares a step among them, in the order of the policy's ranks.
-    - A decode that needs a page when none is left takes it from the last in rank, which is preempted: its pages are
-      released (a cache that shares keeps what was computed), and it is the first to come back. The first in rank is
-      never preempted, so it ends, and then the next is first: everyone ends.
-    - Admitted is who has a token in the step, and pages for all its known tokens with `watermark` of the pool to spare
-      for those who run; alone, without. While one that was preempted waits, nobody new is admitted.
+    - Running requests share a step as the Chunker splits it: decodes, then prompts, in the order of the policy's ranks.
+    - A decode that needs a page when none is free takes it from the last in rank, which is preempted: its pages are
+      freed (a cache that shares keeps what was computed), and it is the first to resume. The first in rank is never
+      preempted, so it ends, and then the next one is first: every request ends.
+    - No waiting request is admitted while a preempted one waits for pages.
 
-    With `ahead=1` a step may be planned while another is on the device, which then need not wait for the host. The
-    tokens of that other are known only there: a request that ends by one of them is in the later step for nothing, and
-    what comes of it is discarded.
+    With `ahead=1` a step may be planned while another is in flight, so that the device need not wait for the host. The
+    tokens of that other step are known only to the device. If one of them ends its request, the later step has computed
+    that request in vain, and its result is discarded.
     """
 
     def __init__(
@@ -56,143 +55,130 @@ class Scheduler:
         self.chunker = Chunker(budget or TokenBudget(), cache.page_size)
         self.deadlines = deadlines or Deadlines()
         self.ahead = ahead
-        self.residents = Residents(cache, spare=int(watermark * cache.usage.total) * cache.page_size)
-        max_chunk = self.chunker.budget.max_chunk_size
+        self.running_set = RunningSet(cache, watermark=int(watermark * cache.usage.total) * cache.page_size)
         self.admission = Admission(
-            policy or FirstComeFirstServed(), self.residents, max_running, max_chunk, queue_limit
+            policy or FirstComeFirstServed(),
+            self.running_set,
+            max_running,
+            self.chunker.budget.max_chunk_size,
+            RequestQueue(queue_limit),
         )
         self._alarms = Alarms()
-        self._seats: dict[str, Seat] = {}  # by request id, everyone of whom anything is left
+        self._sequences: dict[str, SequenceState] = {}  # by request id
         self._submitted = 0
-        self._in_flight: deque[tuple[Batch, list[Seat]]] = deque()  # oldest first
+        self._in_flight: deque[tuple[Batch, list[SequenceState]]] = deque()  # oldest first
         self._events: list[Event] = []
 
     @property
     def has_work(self) -> bool:
-        """Whether anyone is here, or an event waits to be delivered."""
-        return bool(self._seats or self._events)
+        """Whether there is a live request, or an event to deliver."""
+        return bool(self._sequences or self._events)
 
     @property
-    def seats(self) -> Collection[Seat]:
-        """Everyone of whom anything is left: who waits, runs, was preempted, or has ended and has yet to land."""
-        return self._seats.values()
+    def sequences(self) -> Collection[SequenceState]:
+        """All live requests: waiting, running, preempted, or finished in flight."""
+        return self._sequences.values()
 
-    # Requests come, and are ended from outside.
+    # Requests arrive, and are ended from outside.
 
     def submit(self, request: Request, deadlines: Deadlines | None = None) -> None:
-        """Let a request wait for its turn. ValueError if it could never have one, QueueFullError if too many wait."""
+        """Queue a request. ValueError if it could never be served, QueueFullError if the queue is at its limit."""
         if request.state is not RequestState.WAITING:
             raise ValueError(f"request {request.id} is {request.state.value}; only a new request can be submitted")
-        if request.id in self._seats:
+        if request.id in self._sequences:
             raise ValueError(f"request {request.id} is here already; ids are unique until their request has left")
         total = request.total
         if total > self.cache.max_tokens:
             room = f"the whole cache has room for {self.cache.max_tokens}"
             raise ValueError(f"request {request.id} can never be served: its prompt has {total} tokens, and {room}")
-        rank = self.admission.policy.rank(request)
-        seat = Seat(request, (rank, self._submitted), total, total + request.params.max_tokens)
-        self.admission.wait(seat)
+        key = (self.admission.policy.rank(request), self._submitted)
+        sequence = SequenceState(request, key, total, total + request.params.max_tokens)
+        self.admission.add(sequence)
         self._submitted += 1
-        self._seats[request.id] = seat
-        self._alarms.set(seat, deadlines or self.deadlines)
+        self._sequences[request.id] = sequence
+        self._alarms.set(sequence, deadlines or self.deadlines)
 
     def finish(self, request: Request, reason: FinishReason, now: float, error: str | None = None) -> bool:
-        """End a request from outside: by a stop string, say. False if it had ended before, or was never here."""
-        seat = self._seats.get(request.id)
-        if seat is None or seat.request is not request or request.finished:
+        """End a request from outside: by a stop string, say. False if it had ended before, or is not known here."""
+        sequence = self._sequences.get(request.id)
+        if sequence is None or sequence.request is not request or request.finished:
             return False
-        self._end(seat, reason, now, error)
+        self._finish(sequence, reason, now, error)
         return True
 
     def abort(self, request: Request, now: float) -> bool:
-        """Its client has left. Legal in every state, also while its tokens are in flight."""
+        """End a request whose client has disconnected. Legal in every state, also while its tokens are in flight."""
         return self.finish(request, FinishReason.ABORT, now)
 
     def drain(self) -> list[Event]:
-        """What has happened since the last commit or drain. For when there is no step to commit."""
+        """Return the events since the last commit or drain. For when there is no step to commit."""
         events, self._events = self._events, []
         return events
 
     # A step is planned.
 
     def plan(self, now: float) -> Batch:
-        """The next step. Empty if a step in flight must be committed first for anyone to move on, or nobody is here."""
+        """Plan the next step. Empty if there is no request, or if a step in flight must be committed first."""
         if len(self._in_flight) > self.ahead:
             raise RuntimeError(f"{len(self._in_flight)} steps are in flight; commit the oldest before planning another")
-        for seat in self._alarms.due(now):
-            self._end(seat, FinishReason.TIMEOUT, now)
-        preempted = self.residents.preemptions
-        slices, seats = self._fill(now)
-        while not slices and not self._in_flight and self._seats:
-            if self.residents.preemptions == preempted:  # else there is room now for those whose turn it was not
-                self._give_up(now)
-            preempted = self.residents.preemptions
-            slices, seats = self._fill(now)
-        batch = Batch(tuple(slices))
-        if slices:
-            self._in_flight.append((batch, seats))
+        for sequence in self._alarms.due(now):
+            self._finish(sequence, FinishReason.TIMEOUT, now)
+        preemptions = self.running_set.num_preemptions
+        batch = self._schedule(now)
+        while self._sequences and not self._in_flight:
+            if self.running_set.num_preemptions == preemptions:  # else a preemption has made room for the others
+                self._fail_first(now)
+            preemptions = self.running_set.num_preemptions
+            batch = self._schedule(now)
         return batch
 
-    def _fill(self, now: float) -> tuple[list[Slice], list[Seat]]:
-        """The slices of a step, and whose they are."""
-        slices: list[Slice] = []
-        seats: list[Seat] = []
-        decodes: list[Seat] = []
-        prompts: list[Seat] = []
-        for seat in self.residents.running:
-            pending = seat.known - seat.planned
-            if pending == 1:
-                decodes.append(seat)
-            elif pending:
-                prompts.append(seat)
-        wanted = chain((seat.known - seat.planned for seat in prompts), self.admission.wanted())
-        share = self.chunker.begin(len(decodes), wanted)
-        for seat in self.chunker.turns(decodes, share.decodes):
-            if seat.stays and (seat.planned < seat.room or self.residents.extend(seat)):
-                slices.append(Slice(seat.request, seat.planned, 1))
-                seats.append(seat)
-                seat.plan(1)
-        for seat in chain((seat for seat in prompts if seat.stays), self.admission.admit(share, now)):
-            pending = seat.known - seat.planned
-            length = share.offer(seat.planned, pending)
-            if length:
-                share.take(pending, length)
-                slices.append(Slice(seat.request, seat.planned, length))
-                seats.append(seat)
-                seat.plan(length)
-        return slices, seats
+    def _schedule(self, now: float) -> Batch:
+        """Schedule the running requests, then admit others into what is left of the step. Then it is in flight."""
+        running_set, admission = self.running_set, self.admission
+        waiting = admission.pending_lengths()
+        step = self.chunker.schedule(running_set.running, waiting, running_set.allocate_slots)
+        admission.admit(step, now)
+        batch = Batch(tuple(step.slices))
+        if step.slices:
+            for sequence, piece in zip(step.sequences, step.slices, strict=True):
+                sequence.schedule(piece.length)
+            self._in_flight.append((batch, step.sequences))
+        return batch
 
-    def _give_up(self, now: float) -> None:
-        """Nothing is in flight and nobody can move on: whoever is first has the whole pool, and it is too small."""
-        lines = self.residents.running, self.residents.preempted, self.admission.waiting
-        seat = next(seat for line in lines for seat in line)
+    def _fail_first(self, now: float) -> None:
+        """End the first request: it has the whole pool, nothing is in flight, and still its next token does not fit."""
+        running_set = self.running_set
+        sequence = next(chain(running_set.running, running_set.preempted, self.admission.waiting))
         room = f"the whole cache has room for {self.cache.max_tokens}"
-        self._end(seat, FinishReason.ERROR, now, f"out of memory: it needs {seat.known} tokens, and {room}")
+        error = f"out of memory: it needs {sequence.num_tokens} tokens, and {room}"
+        self._finish(sequence, FinishReason.ERROR, now, error)
 
     # A step has been computed.
 
     def commit(self, batch: Batch, output: StepOutput, now: float) -> list[Event]:
-        """Move the requests of the oldest step in flight on. Returns all that has happened since the last commit."""
-        for number, seat in enumerate(self._landed(batch, output)):
+        """Apply the output of the oldest step in flight. Returns all events since the last commit."""
+        sequences = self._check_output(batch, output)
+        failed, prompt_logprobs = output.failed, output.prompt_logprobs
+        for number, sequence in enumerate(sequences):
             # region exercise 5.5
-            seat.in_flight -= 1
-            if seat.request.finished:  # while this was in flight: nothing comes of it
-                if not seat.in_flight:
-                    self.residents.land(seat)
-                    del self._seats[seat.request.id]
+            sequence.in_flight -= 1
+            if sequence.request.finished:  # it ended in flight: its result is discarded
+                if not sequence.in_flight:
+                    self.running_set.flush(sequence)
+                    del self._sequences[sequence.request.id]
                 continue
             # endregion
-            if number in output.failed:
-                self._end(seat, FinishReason.ERROR, now, output.failed[number])
-            else:
-                if number in output.prompt_logprobs:
-                    seat.request.add_prompt_logprobs(batch.slices[number].start, output.prompt_logprobs[number])
-                self._advance(seat, batch.slices[number], output.tokens[number], output.logprobs.get(number), now)
-        self.residents.let_go()
+            if number in failed:
+                self._finish(sequence, FinishReason.ERROR, now, failed[number])
+                continue
+            if number in prompt_logprobs:
+                sequence.request.add_prompt_logprobs(batch.slices[number].start, prompt_logprobs[number])
+            self._advance(sequence, batch.slices[number], output.tokens[number], output.logprobs.get(number), now)
+        self.running_set.preempt_pending()
         return self.drain()
 
-    def _landed(self, batch: Batch, output: StepOutput) -> list[Seat]:
-        """Whose slices a step was, if it is the oldest in flight and all of it is there; else a ValueError."""
+    def _check_output(self, batch: Batch, output: StepOutput) -> list[SequenceState]:
+        """Take the oldest step out of flight. ValueError if it is another one, or if its output is not complete."""
         if len(output.tokens) != len(batch):
             raise ValueError(f"the step has {len(batch)} slices, and {len(output.tokens)} tokens came of it")
         if not batch:
@@ -205,9 +191,11 @@ class Scheduler:
                     raise ValueError(f"the step gave no token for request {piece.request.id}, which it completed")
         return self._in_flight.popleft()[1]
 
-    def _advance(self, seat: Seat, piece: Slice, token: int | None, logprobs: TokenLogprobs | None, now: float) -> None:
-        """A slice has been computed, and the next token with it if it completes its request."""
-        request = seat.request
+    def _advance(
+        self, sequence: SequenceState, piece: Slice, token: int | None, logprobs: TokenLogprobs | None, now: float
+    ) -> None:
+        """Advance a request by a computed slice, and append its next token if the slice completes it."""
+        request = sequence.request
         # region exercise 5.3
         request.advance(piece.start, piece.length)
         if request.computed % self.cache.page_size < piece.length:  # a page has become full
@@ -220,42 +208,36 @@ class Scheduler:
         # endregion
         if reason is not None:
             request.finish(reason, now)
-            self._leave(seat, self.residents.running)
+            if self.running_set.finish(sequence):
+                del self._sequences[request.id]
 
-    def void(self) -> None:
-        """What is in flight is lost, because a step raised: forget it, to plan it again. What is committed stands.
+    def discard_in_flight(self) -> None:
+        """Forget the steps in flight, because one of them raised: they are planned again. What is committed stands.
 
-        Whoever runs is caught up with what is computed of it, also if its slice is in no step: an interrupt may have
-        come among the slices of a plan or a commit.
+        Every running request is reset, also if its slice is in no step: an interrupt may have come in the middle of a
+        plan or of a commit.
         """
         self._in_flight.clear()
-        for seat in [*self._seats.values()]:
-            if seat.request.finished:
-                seat.in_flight = 0
-                self.residents.land(seat)
-                del self._seats[seat.request.id]
-            elif seat.request.state is RequestState.RUNNING:
-                seat.catch_up(len(self.cache.table(seat.request)) * self.cache.page_size)
-        self.residents.let_go()
+        for sequence in [*self._sequences.values()]:
+            if sequence.request.finished:
+                sequence.in_flight = 0
+                self.running_set.flush(sequence)
+                del self._sequences[sequence.request.id]
+            elif sequence.request.state is RequestState.RUNNING:
+                sequence.reset(capacity=len(self.cache.table(sequence.request)) * self.cache.page_size)
+        self.running_set.preempt_pending()
 
-    # A request leaves.
-
-    def _end(self, seat: Seat, reason: FinishReason, now: float, error: str | None = None) -> None:
-        """End a request between two of its tokens."""
-        line = self._line(seat)
-        seat.request.finish(reason, now, error)
-        self._events.append(Event(seat.request, None, reason))
-        self._leave(seat, line)
-
-    def _leave(self, seat: Seat, line: Line) -> None:
-        if line is not self.residents.running:
-            line.remove(seat)
-            self.residents.full = False  # it may have been the one that did not fit
-        elif not self.residents.end(seat):
-            return  # it is forgotten when what is in flight of it has landed
-        del self._seats[seat.request.id]
-
-    def _line(self, seat: Seat) -> Line:
-        """Where a live request is."""
-        lines = {RequestState.RUNNING: self.residents.running, RequestState.PREEMPTED: self.residents.preempted}
-        return lines.get(seat.request.state, self.admission.waiting)
+    def _finish(self, sequence: SequenceState, reason: FinishReason, now: float, error: str | None = None) -> None:
+        """End a request between two of its tokens, in whichever state it is."""
+        request, running_set = sequence.request, self.running_set
+        state = request.state
+        request.finish(reason, now, error)
+        self._events.append(Event(request, None, reason))
+        if state is RequestState.RUNNING:
+            if not running_set.finish(sequence):
+                return  # it stays known until nothing of it is in flight
+        else:
+            queue = running_set.preempted if state is RequestState.PREEMPTED else self.admission.waiting
+            queue.remove(sequence)
+            running_set.pool_full = False  # it may have been the one that did not fit
+        del self._sequences[request.id]

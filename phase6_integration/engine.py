@@ -106,8 +106,8 @@ class NanoServingEngine:
     def close(self) -> None:
         """Abort all requests and release the model and all memory. May be called again."""
         if self._parts is not None:
-            for seat in list(self._parts.scheduler.seats):
-                self._parts.core.abort(seat.request)
+            for sequence in list(self._parts.scheduler.sequences):
+                self._parts.core.abort(sequence.request)
             self._parts = self._texts = None
 
     def __enter__(self) -> "NanoServingEngine":

@@ -10,8 +10,8 @@ from phase0_request.request import FinishReason, Request
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous import invariants
 from phase5_continuous.core import EngineCore, Packed, Runner, Step
+from phase5_continuous.histogram import Histogram
 from phase5_continuous.scheduler import Scheduler
-from phase5_continuous.tally import Histogram
 
 QUANTILES = (50, 90, 99)
 P = TypeVar("P", bound=Packed)
@@ -37,10 +37,10 @@ class Gauges:
 
     @classmethod
     def read(cls, scheduler: Scheduler) -> "Gauges":
-        residents, cache = scheduler.residents, scheduler.cache
+        running_set, cache = scheduler.running_set, scheduler.cache
         usage = cache.usage
-        running, waiting = len(residents.running), len(scheduler.admission.waiting) + len(residents.preempted)
-        now = running, waiting, usage.total, usage.free, usage.referenced, usage.cached, residents.preemptions
+        running, waiting = len(running_set.running), len(scheduler.admission.waiting) + len(running_set.preempted)
+        now = running, waiting, usage.total, usage.free, usage.referenced, usage.cached, running_set.num_preemptions
         if not isinstance(cache, PrefixCache):
             return cls(*now)
         counts = cache.counts

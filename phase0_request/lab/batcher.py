@@ -5,10 +5,18 @@ lacks KV cache pages (phase 1), a token budget for a step (phase 3), and preempt
 """
 
 from collections.abc import Collection
+from typing import NamedTuple
 
 from phase0_request.batch import Batch, Event, Slice, StepTokens, reason_to_finish
-from phase0_request.queue import RequestQueue
+from phase0_request.queue import Key, RequestQueue
 from phase0_request.request import FinishReason, Request, RequestState
+
+
+class Entry(NamedTuple):
+    """A request and its place in the queue: first in, first out within a priority."""
+
+    key: Key
+    request: Request
 
 
 class Batcher:
@@ -19,22 +27,27 @@ class Batcher:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         self.eos_ids = frozenset(eos_ids)
         self.batch_size = batch_size
-        self.waiting = RequestQueue(queue_limit)
+        self.waiting: RequestQueue[Entry] = RequestQueue(queue_limit)
         self.running: dict[str, Request] = {}  # by id, in order of admission
+        self._entries: dict[str, Entry] = {}  # by id, of every live request
+        self._submitted = 0
 
     def submit(self, request: Request) -> None:
         """Add a request to the waiting queue. QueueFullError if the queue is full."""
         if request.state is not RequestState.WAITING:
             raise ValueError(f"request {request.id} is {request.state.value}; only a new request can be submitted")
-        if request.id in self.running:
-            raise ValueError(f"request {request.id} is running already")
-        self.waiting.push(request)
+        if request.id in self._entries:
+            raise ValueError(f"request {request.id} is here already; ids are unique until their request has left")
+        entry = Entry((request.priority, self._submitted), request)
+        self.waiting.add(entry)
+        self._entries[request.id] = entry
+        self._submitted += 1
 
     def plan(self, now: float) -> Batch:
         """Admit waiting requests up to `batch_size`, then schedule all missing tokens of the running requests."""
         # region exercise 0.3
         while self.waiting and len(self.running) < self.batch_size:
-            request = self.waiting.pop()
+            request = self.waiting.pop().request
             request.admit(now)
             self.running[request.id] = request
         return Batch(tuple(Slice(r, r.computed, r.total - r.computed) for r in self.running.values()))
@@ -71,5 +84,6 @@ class Batcher:
 
     def _end(self, request: Request, reason: FinishReason, now: float, error: str | None = None) -> None:
         request.finish(reason, now, error)
-        self.waiting.remove(request)
-        self.running.pop(request.id, None)
+        entry = self._entries.pop(request.id, None)
+        if entry is not None and self.running.pop(request.id, None) is None:
+            self.waiting.remove(entry)

@@ -62,7 +62,7 @@ def snapshots(world: World, console: Console) -> None:
     due = sorted({everyone * part // (SNAPSHOTS + 1) for part in range(1, SNAPSHOTS + 1)})
     while world.going:
         world.step()
-        if due and world.simulation.tally.ended >= due[0]:
+        if due and world.simulation.stats.ended >= due[0]:
             del due[0]
             console.print(view.picture(world, console.width), "", sep="\n")
 

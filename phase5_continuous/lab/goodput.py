@@ -37,7 +37,7 @@ class Point:
 def point(trace: Trace, setting: Setting) -> Point:
     o = simulate(trace.arrivals(), setting)
     times = (1e3 * seconds for seconds in (o.ttft_p50, o.ttft_p99, o.queue_max))
-    return Point(trace.requests, o.kept, trace.rate * o.kept, *times)
+    return Point(trace.requests, o.attainment, trace.rate * o.attainment, *times)
 
 
 def poisson(way: str, rate: int, seconds: int) -> Point:

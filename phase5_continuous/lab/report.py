@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from phase5_continuous.tally import Outcome
+from phase5_continuous.lab.stats import Outcome
 
 NAME = 14  # columns for the longest name of a way
 COLUMNS = (
@@ -29,7 +29,7 @@ def table(outcomes: dict[str, Outcome]) -> Table:
         rows[way] = [
             f"{o.tokens_per_second:,.0f}",
             f"{o.goodput:,.1f}",
-            f"{o.kept:.0%}",
+            f"{o.attainment:.0%}",
             *(f"{ms:,.0f}" if ms >= 100 else f"{ms:.1f}" for ms in times),
             f"{o.fairness:.2f}",
         ]

@@ -22,14 +22,14 @@ from phase2_prefill_decode.lab.roofline import DEVICES, Device, named
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
-from phase5_continuous.core import Decider, EngineCore, Step
+from phase5_continuous.core import EngineCore, SchedulerInterface, Step
 from phase5_continuous.lab.report import events, table
 from phase5_continuous.lab.static import StaticBatching
+from phase5_continuous.lab.stats import SLO, Outcome, Stats
 from phase5_continuous.lab.traces import EOS, KINDS, Arrival, Trace, load, request
 from phase5_continuous.lab.virtual import StepTimes, VirtualClock, VirtualRunner, VirtualStep
 from phase5_continuous.policies import policy
 from phase5_continuous.scheduler import Scheduler
-from phase5_continuous.tally import Outcome, Promise, Tally
 
 MODELS = SHAPES | {
     "8b": ModelConfig(
@@ -74,7 +74,7 @@ class Setting:
     def cache(self) -> KVCache:
         return (PrefixCache if self.prefix_cache else PagedCache)(self.pages, self.page_size)
 
-    def decider(self) -> Decider:
+    def scheduler(self) -> SchedulerInterface:
         if self.way == "static":
             return StaticBatching(self.cache(), [EOS], batch_size=self.max_running, queue_limit=self.queue_limit)
         whole = self.way == "whole"
@@ -98,14 +98,14 @@ class Simulation:
         self,
         arrivals: Iterable[Arrival],
         setting: Setting,
-        promise: Promise | None = None,
+        slo: SLO | None = None,
     ) -> None:
         self.setting = setting
         self.clock = VirtualClock()
         self.runner = VirtualRunner(setting.times(), self.clock)
-        self.decider = setting.decider()
-        self.core: EngineCore[VirtualStep] = EngineCore(self.decider, self.runner, self.clock)
-        self.tally = Tally(promise or Promise())
+        self.scheduler = setting.scheduler()
+        self.core: EngineCore[VirtualStep] = EngineCore(self.scheduler, self.runner, self.clock)
+        self.stats = Stats(slo or SLO())
         self._arrivals: Iterator[Arrival] = iter(arrivals)
         self._next = next(self._arrivals, None)
         self._came = 0
@@ -125,10 +125,10 @@ class Simulation:
             if self._next is not None:
                 self.clock.now = self._next.time
             return None
-        self.tally.step(step.prefill_tokens, len(step.batch), len(self.runner.answers))
+        self.stats.step(step.prefill_tokens, len(step.batch), len(self.runner.answers))
         for event in step.events:
             if event.finish_reason is not None:
-                self.tally.end(event.request)
+                self.stats.end(event.request)
                 del self.runner.answers[event.request.id]
         return step
 
@@ -141,41 +141,41 @@ class Simulation:
 
     def outcome(self) -> Outcome:
         """Up to now."""
-        return self.tally.outcome(self.clock.now, self.preemptions)
+        return self.stats.outcome(self.clock.now, self.preemptions)
 
     @property
     def preemptions(self) -> int:
-        return self.decider.residents.preemptions if isinstance(self.decider, Scheduler) else 0
+        return self.scheduler.running_set.num_preemptions if isinstance(self.scheduler, Scheduler) else 0
 
     def _submit(self, arrival: Arrival) -> None:
         one = request(self._came, arrival, self.setting.max_tokens)
         self._came += 1
-        self.tally.come(arrival.time)
+        self.stats.arrive(arrival.time)
         try:
             self.core.submit(one)
         except (ValueError, QueueFullError):  # too large for the pool, or too many wait: its client is told so
-            self.tally.refused += 1
+            self.stats.refused += 1
         else:
             self.runner.answers[one.id] = arrival.answer
 
 
 def simulate(
-    arrivals: Iterable[Arrival], setting: Setting, promise: Promise | None = None, bar: Progress | None = None
+    arrivals: Iterable[Arrival], setting: Setting, slo: SLO | None = None, bar: Progress | None = None
 ) -> Outcome:
     """All of it, to its end."""
-    simulation = Simulation(arrivals, setting, promise)
+    simulation = Simulation(arrivals, setting, slo)
     while simulation.going:
         for _ in range(EVERY):
             if simulation.going:
                 simulation.step()
         if bar is not None:
-            bar.update(bar.task_ids[-1], completed=simulation.tally.ended + simulation.tally.refused)
+            bar.update(bar.task_ids[-1], completed=simulation.stats.ended + simulation.stats.refused)
     return simulation.outcome()
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line, with its defaults from Trace and Setting. Of a trace it has only what is typed."""
-    trace, setting, promise = DEFAULT, Setting(), Promise()
+    trace, setting, slo = DEFAULT, Setting(), SLO()
     p = argparse.ArgumentParser(prog="python -m phase5_continuous.lab simulator", description=__doc__)
     p.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="(all)")
     p.add_argument("--trace", type=Path, metavar="FILE", help="arrivals as JSON, in place of the next group")
@@ -199,8 +199,8 @@ def parser() -> argparse.ArgumentParser:
     m.add_argument("--budget", type=int, default=setting.budget, help="tokens a step (%(default)s)")
     m.add_argument("--queue-limit", type=int, help="refuse who comes when so many wait (none)")
     m.add_argument("--no-prefix-cache", dest="prefix_cache", action="store_false", help="share nothing")
-    m.add_argument("--ttft", type=float, default=promise.ttft, help="seconds promised (%(default)s)")
-    m.add_argument("--gap", type=float, default=promise.gap, help="seconds from token to token (%(default)s)")
+    m.add_argument("--ttft", type=float, default=slo.ttft, help="seconds to the first token (SLO) (%(default)s)")
+    m.add_argument("--gap", type=float, default=slo.gap, help="mean seconds from token to token (SLO) (%(default)s)")
     p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     return p
 
@@ -218,7 +218,7 @@ def main(arguments: list[str] | None = None) -> int:
         longest = come.max_answer if isinstance(come, Trace) else max(one.answer for one in come)
         names = ("model", "pages", "page_size", "max_running", "chunk", "budget", "prefix_cache", "queue_limit")
         setting = Setting(device=named(given.device), max_tokens=longest, **{name: options[name] for name in names})
-        outcomes = compare(come, setting, Promise(given.ttft, given.gap), given.ways, console)
+        outcomes = compare(come, setting, SLO(given.ttft, given.gap), given.ways, console)
     except (ValueError, OSError) as error:
         p.error(str(error))
     except KeyboardInterrupt:
@@ -236,7 +236,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def compare(
-    come: Trace | Sequence[Arrival], setting: Setting, promise: Promise, ways: Sequence[str], console: Console
+    come: Trace | Sequence[Arrival], setting: Setting, slo: SLO, ways: Sequence[str], console: Console
 ) -> dict[str, Outcome]:
     """The same arrivals served in each way."""
     columns = TextColumn("{task.description:>15}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
@@ -245,7 +245,7 @@ def compare(
         for way in ways:
             bar.add_task(way, total=come.requests if isinstance(come, Trace) else len(come))
             arrivals = come.arrivals() if isinstance(come, Trace) else come
-            outcomes[way] = simulate(arrivals, replace(setting, way=way), promise, bar)
+            outcomes[way] = simulate(arrivals, replace(setting, way=way), slo, bar)
     return outcomes
 
 

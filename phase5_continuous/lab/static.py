@@ -102,7 +102,7 @@ class StaticBatching:
                 self.cache.release(self.running.pop(request.id))
         return self.drain()
 
-    def void(self) -> None:
+    def discard_in_flight(self) -> None:
         """Nothing was planned that `computed` does not tell: the next plan is the same again."""
 
     def _longest(self, request: Request) -> int:

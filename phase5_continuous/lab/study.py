@@ -93,7 +93,7 @@ def serve(model: Model, way: str, count: int) -> Measured:
         loop = core(model, BUDGET, cache=cache, max_running=BATCH)
         answers = ContinuousEngine(model, loop).generate(prompts, params)
         assert isinstance(loop.scheduler, Scheduler)
-        preemptions = loop.scheduler.residents.preemptions
+        preemptions = loop.scheduler.running_set.num_preemptions
     return judge([answer.request for answer in answers], preemptions)
 
 

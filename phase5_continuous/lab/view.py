@@ -36,7 +36,7 @@ def picture(world: World, width: int, height: int | None = None) -> RenderableTy
 
 def _weight(world: World) -> Callable[[Strip], tuple[int, int]]:
     """Who runs counts most, then who has lost its pages, then who waits; and of those who left, who left last."""
-    states = {seat.request.id: seat.request.state for seat in world.scheduler.seats}
+    states = {sequence.request.id: sequence.request.state for sequence in world.scheduler.sequences}
     order = (RequestState.RUNNING, RequestState.PREEMPTED, RequestState.WAITING)
 
     def weight(strip: Strip) -> tuple[int, int]:
@@ -75,16 +75,16 @@ def _fitting(width: int, parts: Sequence[Text]) -> Text:
 
 
 def _head(world: World) -> Sequence[Text]:
-    scheduler, tally = world.scheduler, world.simulation.tally
+    scheduler, stats = world.scheduler, world.simulation.stats
     return [
         Text(part, "bold")
         for part in (
             f"step {world.steps}",
             f"{world.simulation.clock.now:.2f} s",
-            f"{len(scheduler.residents.running)} running",
+            f"{len(scheduler.running_set.running)} running",
             f"{len(scheduler.admission.waiting)} waiting",
-            f"{len(scheduler.residents.preempted)} preempted",
-            f"{tally.ended} of {world.show.requests} done",
+            f"{len(scheduler.running_set.preempted)} preempted",
+            f"{stats.ended} of {world.show.requests} done",
         )
     ]
 

@@ -78,9 +78,9 @@ class World:
     def __init__(self, show: Show) -> None:
         self.show = show
         self.simulation = show.simulation()
-        decider = self.simulation.decider
-        assert isinstance(decider, Scheduler)
-        self.scheduler = decider
+        scheduler = self.simulation.scheduler
+        assert isinstance(scheduler, Scheduler)
+        self.scheduler = scheduler
         self.strips: dict[str, Strip] = {}  # in the order in which they came
         self.pages: deque[int] = deque(maxlen=WINDOW)  # in use, a figure a step
         self.tokens: deque[int] = deque(maxlen=WINDOW)  # computed
@@ -99,7 +99,7 @@ class World:
     def step(self) -> None:
         """The next step that computes something; time without anyone is passed over."""
         while self.going:
-            before = {seat.request.id: seat.request.state for seat in self.scheduler.seats}
+            before = {sequence.request.id: sequence.request.state for sequence in self.scheduler.sequences}
             step = self.simulation.step()
             if step is not None and step.batch:
                 self._remember(step, before)
@@ -122,7 +122,7 @@ class World:
             for request, start, length in step.batch
         }
         idle = {RequestState.PREEMPTED: PREEMPTED, RequestState.RUNNING: LEFT_OUT}
-        states = before | {seat.request.id: seat.request.state for seat in self.scheduler.seats}
+        states = before | {sequence.request.id: sequence.request.state for sequence in self.scheduler.sequences}
         for name, state in states.items():
             strip = self.strips.setdefault(name, Strip(name, self.steps - 1))
             strip.signs.append(took_part.get(name) or idle.get(state, WAITING))

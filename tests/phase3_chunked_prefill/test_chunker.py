@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phase0_request import Batch, Request, SamplingParams
-from phase3_chunked_prefill.budget import TokenBudget
-from phase3_chunked_prefill.chunker import Chunker, cut
+from phase3_chunked_prefill.budget import TokenBudget, cut
+from phase3_chunked_prefill.chunker import Chunker, Running
 
 
 def request(name: str, prompt: int, max_tokens: int = 4, computed: int = 0) -> Request:
@@ -154,20 +154,27 @@ def test_when_decodes_alone_are_too_many_they_take_turns() -> None:
     assert seen == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 8, 9], [2, 3, 4, 5], [0, 1, 6, 7]]
 
 
-def test_turns_begin_anew_once_all_fit() -> None:
-    chunker = Chunker(TokenBudget(1, 8))
-    assert [list(chunker.turns(decodes, 2)) for decodes in ([0, 1, 2], [1, 2], [0, 1, 2])] == [[0, 1], [1, 2], [0, 1]]
+def rotated(chunker: Chunker, numbers: list[int], decodes: dict[int, Running], room: int) -> list[int]:
+    """Which of the decodes with these numbers run."""
+    chosen = chunker.rotate_decodes([decodes.setdefault(n, Running(request(f"d{n}", 1), 1, 0)) for n in numbers], room)
+    return [int(decode.request.id[1:]) for decode in chosen]
+
+
+def test_rotation_begins_anew_once_all_decodes_fit() -> None:
+    chunker, decodes = Chunker(TokenBudget(1, 8)), dict[int, Running]()
+    steps = [rotated(chunker, numbers, decodes, 2) for numbers in ([0, 1, 2], [1, 2], [0, 1, 2])]
+    assert steps == [[0, 1], [1, 2], [0, 1]]
 
 
 @given(data=st.data(), room=st.integers(1, 6))
-def test_nobody_misses_a_turn_for_long_though_others_come_and_go(data: st.DataObject, room: int) -> None:
-    chunker = Chunker(TokenBudget(1, 8))
+def test_no_decode_waits_longer_than_one_rotation_though_others_come_and_go(data: st.DataObject, room: int) -> None:
+    chunker, known = Chunker(TokenBudget(1, 8)), dict[int, Running]()
     decodes = list(range(data.draw(st.integers(1, 12))))
-    waits: dict[int, tuple[int, int]] = {}  # who waits -> steps missed, and how many there were at the first
+    waits: dict[int, tuple[int, int]] = {}  # steps missed, and how many decodes there were at the first
     for step in range(30):
-        ran = chunker.turns(decodes, room)
+        ran = rotated(chunker, decodes, known, room)
         assert len(ran) == min(room, len(decodes))
-        assert list(ran) == [d for d in decodes if d in set(ran)]
+        assert ran == [d for d in decodes if d in set(ran)]
         for d in decodes:
             missed, there = waits.pop(d, (0, len(decodes)))
             if d not in ran:

@@ -6,8 +6,8 @@ from phase0_request import Batch
 from phase1_kv_pool import PagedCache
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
+from phase5_continuous.running import SequenceState
 from phase5_continuous.scheduler import Scheduler
-from phase5_continuous.seat import Seat
 from tests.phase5_continuous.support import EOS, Engine, request
 
 
@@ -52,17 +52,17 @@ def in_flight(one: Engine) -> None:
 
 def preempted(one: Engine) -> None:
     waiting(one)
-    while not one.scheduler.residents.preempted:
+    while not one.scheduler.running_set.preempted:
         one.step()
 
 
-def leaving(one: Engine) -> Seat:
+def preemption_pending(one: Engine) -> SequenceState:
     """Who is about to be preempted, and has a token in flight."""
     waiting(one)
-    while one.scheduler.residents.leaving is None:
+    while one.scheduler.running_set.pending_preemption is None:
         one.step()
         if len(one.in_flight) < 2:
             one.plan()
-        if one.scheduler.residents.leaving is None:
+        if one.scheduler.running_set.pending_preemption is None:
             one.commit()
-    return one.scheduler.residents.leaving
+    return one.scheduler.running_set.pending_preemption

@@ -101,7 +101,7 @@ class Engine:
         self.said: dict[str, list[int]] = {}
         self.ended: dict[str, FinishReason] = {}
         self.batches: list[Batch] = []
-        self.leavings = 0  # plans that wanted the pages of one with tokens in flight
+        self.pending_preemptions = 0  # plans that wanted the pages of one with tokens in flight
         self.now = 0.0
 
     def submit(self, *requests: Request, deadlines: Deadlines | None = None) -> None:
@@ -114,7 +114,7 @@ class Engine:
     def plan(self) -> Batch:
         scheduler = self.scheduler
         batch = scheduler.plan(self.now)
-        self.leavings += scheduler.residents.leaving is not None
+        self.pending_preemptions += scheduler.running_set.pending_preemption is not None
         budget = scheduler.chunker.budget
         assert batch.num_tokens <= budget.max_batched_tokens
         assert len(batch) <= scheduler.admission.max_running
@@ -125,7 +125,7 @@ class Engine:
             self.in_flight.append(batch)
             self.batches.append(batch)
         elif not self.in_flight:
-            assert not scheduler.seats, "nothing is in flight, someone is here, and the step is empty"
+            assert not scheduler.sequences, "nothing is in flight, someone is here, and the step is empty"
         return batch
 
     def commit(self, failed: dict[int, str] | None = None) -> list[Event]:
@@ -134,9 +134,9 @@ class Engine:
         self.deliver(events)
         return events
 
-    def void(self) -> None:
+    def discard_in_flight(self) -> None:
         """The step in flight raised."""
-        self.scheduler.void()
+        self.scheduler.discard_in_flight()
         self.in_flight.clear()
         self.device.steps.clear()
 
@@ -160,7 +160,7 @@ class Engine:
     def run(self, limit: int = 5000) -> "Engine":
         """To the end of everyone."""
         for _ in range(limit):
-            if not self.scheduler.seats:
+            if not self.scheduler.sequences:
                 break
             self.step()
         self.deliver(self.scheduler.drain())
@@ -171,7 +171,7 @@ class Engine:
     def check(self) -> None:
         """What must hold at any moment."""
         check(self.scheduler)
-        live = {seat.request.id for seat in self.scheduler.seats if not seat.request.finished}
+        live = {sequence.request.id for sequence in self.scheduler.sequences if not sequence.request.finished}
         assert live == {name for name, request in self.everyone.items() if not request.finished}
         for name, request in self.everyone.items():
             said = self.alone[name][0]

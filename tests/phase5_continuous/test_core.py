@@ -105,7 +105,7 @@ def test_in_any_company_each_says_what_transformers_says_of_it_alone(
     everyone = requests(rng, 12)
     said = play(loop, everyone, rng)
     assert isinstance(loop.scheduler, Scheduler)
-    assert loop.scheduler.residents.preemptions > 0
+    assert loop.scheduler.running_set.num_preemptions > 0
     if isinstance(cache, PrefixCache):
         assert cache.counts.hit_tokens > 0
     for request in everyone:
@@ -128,7 +128,7 @@ def test_the_bundled_model_answers_as_it_does_in_the_engine_of_phase_2(chatty: M
     found = [(answer.output_tokens, answer.text) for answer in ContinuousEngine(chatty, loop).generate(chats, params)]
     assert found == wanted
     assert isinstance(loop.scheduler, Scheduler)
-    assert loop.scheduler.residents.preemptions > 0
+    assert loop.scheduler.running_set.num_preemptions > 0
 
 
 def test_what_is_drawn_at_random_is_drawn_again_after_a_preemption(chatty: Model) -> None:
@@ -138,7 +138,7 @@ def test_what_is_drawn_at_random_is_drawn_again_after_a_preemption(chatty: Model
     tight = ContinuousEngine(chatty, loop).generate(PROMPTS, params)
     assert [answer.output_tokens for answer in tight] == [answer.output_tokens for answer in roomy]
     assert isinstance(loop.scheduler, Scheduler)
-    assert loop.scheduler.residents.preemptions > 0
+    assert loop.scheduler.running_set.num_preemptions > 0
 
 
 class TestSteps:

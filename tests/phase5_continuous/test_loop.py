@@ -11,6 +11,7 @@ import pytest
 
 from phase0_request import Batch, Request, StepOutput
 from phase3_chunked_prefill.budget import TokenBudget
+from phase3_chunked_prefill.chunker import Chunker
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.core import EngineCore
 from phase5_continuous.invariants import check
@@ -97,7 +98,7 @@ def test_what_was_in_flight_is_run_again_and_said_once(breaks: str, ahead: int) 
 def interrupting(line: int) -> Callable[[FrameType, str, object], object]:
     """Ctrl-C at the n-th line that a plan or a commit runs."""
     lines = itertools.count()
-    here = [function.__code__ for function in (Scheduler.plan, Scheduler._fill, Scheduler.commit)]
+    here = [function.__code__ for function in (Scheduler.plan, Scheduler._schedule, Chunker.schedule, Scheduler.commit)]
 
     def trace(frame: FrameType, event: str, argument: object) -> object:
         if event == "line" and next(lines) == line:

@@ -106,14 +106,14 @@ class Anything(RuleBasedStateMachine):
             with pytest.raises(ValueError, match="can never be served"):
                 engine.submit(one)
             return None
-        if len(queue.waiting) == queue.queue_limit:
+        if len(queue.waiting) == queue.waiting.limit:
             with pytest.raises(QueueFullError):
                 engine.submit(one)
             return None
         engine.submit(one, deadlines=deadlines)
         return one
 
-    @precondition(lambda self: self.engine.scheduler.seats)
+    @precondition(lambda self: self.engine.scheduler.sequences)
     @rule(turns=st.integers(1, 6))
     def steps(self, turns: int) -> None:
         for _ in range(turns):
@@ -137,7 +137,7 @@ class Anything(RuleBasedStateMachine):
     def mishap(self, data: st.DataObject, mishap: str) -> None:
         """To anyone at any moment, also to who has ended and has yet to land."""
         engine, scheduler = self.engine, self.engine.scheduler
-        here = [seat.request for seat in scheduler.seats]
+        here = [sequence.request for sequence in scheduler.sequences]
         one = data.draw(st.sampled_from(here or list(engine.everyone.values())))
         had_ended = one.finished
         if mishap == "abort":
@@ -147,14 +147,14 @@ class Anything(RuleBasedStateMachine):
         elif mishap == "late":
             engine.now += 3
         elif mishap == "lost":
-            engine.void()
+            engine.discard_in_flight()
         elif one in here or had_ended:
             with pytest.raises(ValueError, match=r"only a new request can be submitted|is here already"):
                 scheduler.submit(one)
 
     # What follows has rules of its own. Left to the others to come upon, it happens too seldom to be sure of.
 
-    @precondition(lambda self: self.engine.scheduler.seats)
+    @precondition(lambda self: self.engine.scheduler.sequences)
     @rule(data=st.data(), reason=st.sampled_from([FinishReason.ABORT, FinishReason.ERROR]))
     def end_in_flight(self, data: st.DataObject, reason: FinishReason) -> None:
         engine, scheduler = self.engine, self.engine.scheduler
@@ -164,7 +164,7 @@ class Anything(RuleBasedStateMachine):
             one = data.draw(st.sampled_from(running))
             scheduler.finish(one, reason, engine.now, "its text is broken" if reason is FinishReason.ERROR else None)
             assert one.finished
-            assert scheduler.residents.landing
+            assert scheduler.running_set.finished_in_flight
             Anything.seen["ended in flight"] += 1
 
     @rule(turns=st.integers(0, 8), queue=st.booleans())
@@ -180,17 +180,17 @@ class Anything(RuleBasedStateMachine):
         engine.plan()
         assert late is None or late.finished
 
-    @precondition(lambda self: len(self.engine.scheduler.seats) < 8)
+    @precondition(lambda self: len(self.engine.scheduler.sequences) < 8)
     @rule()
     def crowd(self) -> None:
         """Three come whose prompts leave no room to say much, and one of those who run has to go."""
-        engine, residents, cache = self.engine, self.engine.scheduler.residents, self.cache
-        pages = cache.usage.total - residents.spare // cache.page_size
+        engine, running_set, cache = self.engine, self.engine.scheduler.running_set, self.cache
+        pages = cache.usage.total - running_set.watermark // cache.page_size
         for _ in range(3):
-            self.arrive((), pages // 2 * cache.page_size, 2 * cache.page_size + residents.spare // 2)
-        preemptions = residents.preemptions
+            self.arrive((), pages // 2 * cache.page_size, 2 * cache.page_size + running_set.watermark // 2)
+        preemptions = running_set.num_preemptions
         for _ in range(40):
-            if residents.preemptions > preemptions:
+            if running_set.num_preemptions > preemptions:
                 break
             engine.step()
 
@@ -203,8 +203,8 @@ class Anything(RuleBasedStateMachine):
         if not self.cache.shares:  # one that shares may exchange a page for its twin while it is read
             for page in self.engine.device.pages_in_flight:
                 assert self.cache.allocator.count(page) > 0, f"page {page} is read in flight, and free"
-        residents = self.engine.scheduler.residents
-        Anything.seen += Counter(landing=residents.landing, full=residents.full)
+        running_set = self.engine.scheduler.running_set
+        Anything.seen += Counter(finished_in_flight=running_set.finished_in_flight, pool_full=running_set.pool_full)
 
     def teardown(self) -> None:
         if hasattr(self, "engine"):
@@ -212,8 +212,8 @@ class Anything(RuleBasedStateMachine):
                 self.engine.commit()
             self.engine.run().check_the_end()
             Anything.seen += Counter(reason.value for reason in self.engine.ended.values())
-            Anything.seen["preempted"] += self.engine.scheduler.residents.preemptions
-            Anything.seen["leaving"] += self.engine.leavings
+            Anything.seen["preempted"] += self.engine.scheduler.running_set.num_preemptions
+            Anything.seen["pending preemption"] += self.engine.pending_preemptions
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
@@ -230,6 +230,16 @@ def test_twenty_thousand_rules_hold(cache_type: type[PagedCache], ahead: int) ->
         Machine, settings=settings(max_examples=130, stateful_step_count=60, derandomize=True, deadline=None)
     )
     assert Anything.rules_run >= 5_000
-    strange = ["preempted", "landing", "full", "ended in flight", "stop", "length", "abort", "error", "timeout"]
-    strange += ["leaving"] * ahead
+    strange = [
+        "preempted",
+        "finished_in_flight",
+        "pool_full",
+        "ended in flight",
+        "stop",
+        "length",
+        "abort",
+        "error",
+        "timeout",
+    ]
+    strange += ["pending preemption"] * ahead
     assert {what: Anything.seen[what] for what in strange if Anything.seen[what] < 50} == {}

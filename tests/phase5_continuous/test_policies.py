@@ -68,9 +68,9 @@ def test_priorities_beyond_the_outermost_level_count_as_that() -> None:
 def test_the_least_important_loses_its_pages_first() -> None:
     one = Engine(Scheduler(PagedCache(9, 4), EOS, policy=ByPriority(10), watermark=0))
     one.submit(request("early", 8, 20, priority=1), request("late", 8, 20, priority=0))
-    while not one.scheduler.residents.preempted:
+    while not one.scheduler.running_set.preempted:
         one.step()
-    assert one.scheduler.residents.preempted.last.request.id == "early"
+    assert one.scheduler.running_set.preempted.last.request.id == "early"
     one.run().check_the_end()
 
 
@@ -170,10 +170,9 @@ def test_who_was_preempted_comes_back_by_rank_whatever_is_cached_of_it() -> None
     one = engine(LongestPrefixFirst(100), PrefixCache(200, 4), max_running=3)
     one.submit(request("a"), request("b", 3), request("c", [5] * 33))
     one.step()
-    running = {seat.request.id: seat for seat in one.scheduler.residents.running}
+    running = {sequence.request.id: sequence for sequence in one.scheduler.running_set.running}
     for name in "bc":
-        running[name].stays = False
-        one.scheduler.residents.preempt(running[name])
+        one.scheduler.running_set.preempt(running[name])
     batch = one.step()
     assert [piece.request.id for piece in batch] == ["a", "b", "c"]
     assert batch.slices[2].start == 32

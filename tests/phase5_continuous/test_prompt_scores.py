@@ -83,7 +83,7 @@ def test_a_preemption_repeats_no_score_and_loses_none(oracle: Any, model: Model,
     loop = core(model, TokenBudget(5, 16), cache=cache(14, 4))
     everyone = [Request(f"r{n}", prompt(20, n), asks) for n in range(3)]
     serve(loop, *everyone)
-    assert loop.scheduler.residents.preemptions > 0  # type: ignore[attr-defined]
+    assert loop.scheduler.running_set.num_preemptions > 0  # type: ignore[attr-defined]
     for request in everyone:
         check(oracle, request)
 

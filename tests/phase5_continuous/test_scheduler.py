@@ -33,7 +33,7 @@ def test_everyone_says_what_they_would_have_said_alone(cache: type[PagedCache], 
             one.scheduler.abort(rng.choice(list(one.everyone.values())), one.now)
         one.check()
     one.run().check_the_end()
-    assert one.scheduler.residents.preemptions > 20
+    assert one.scheduler.running_set.num_preemptions > 20
     reasons = list(one.ended.values())
     assert min(reasons.count(reason) for reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT)) > 3
 
@@ -59,7 +59,7 @@ def test_a_request_runs_from_its_prompt_to_its_last_token() -> None:
 def test_running_then_preempted_then_waiting() -> None:
     one = engine(pages=9, max_running=2)
     one.submit(request("a", 15, max_tokens=18), request("b", 15, max_tokens=18), request("c", 4, max_tokens=9))
-    while not one.scheduler.residents.preempted:
+    while not one.scheduler.running_set.preempted:
         assert "c" not in names(one.step())
     b, c = one.everyone["b"], one.everyone["c"]
     assert [b.state, c.state] == [RequestState.PREEMPTED, RequestState.WAITING]  # c would fit, and does not pass b
@@ -149,7 +149,7 @@ def test_a_short_prompt_does_not_wait_behind_however_many_that_cannot_start(
     one.run().check_the_end()
 
 
-def test_a_line_is_searched_so_far_and_no_further() -> None:
+def test_the_queue_is_searched_so_far_and_no_further() -> None:
     one = engine(9000, 16, TokenBudget(64, 64))
     one.submit(*(request(f"l{n}", 70, max_tokens=1) for n in range(256)), request("short", 10, max_tokens=1))
     one.step()
@@ -162,7 +162,7 @@ def test_the_sequence_limit_holds_for_those_who_run() -> None:
     one = engine(max_running=3)
     one.submit(*(request(f"r{n}", 4, max_tokens=3 + n) for n in range(7)))
     sizes = []
-    while one.scheduler.seats:
+    while one.scheduler.sequences:
         sizes.append(len(one.step()))
     assert max(sizes) == 3
     assert sizes[:5] == [3, 3, 3, 3, 3]
@@ -210,12 +210,15 @@ def test_what_cannot_be_a_scheduler(options: dict[str, Any], message: str) -> No
 @pytest.mark.parametrize(
     ("breakage", "message"),
     [
-        (lambda s: s.admission.waiting.add(s.residents.running.last), "r is running among the waiting"),
-        (lambda s: s.residents.running.remove(s.residents.running.last), "not of the same requests"),
-        (lambda s: setattr(s.residents.running.last, "planned", 3), "computed 4, planned 3, known 5"),
-        (lambda s: setattr(s.residents.running.last, "room", 16), "room 16"),
-        (lambda s: setattr(s.residents, "landing", 1), "1 are said to land, and 0 do"),
-        (lambda s: setattr(s.residents.running.last, "stays", False), "both leaves and stays, or neither"),
+        (lambda s: s.admission.waiting.add(s.running_set.running.last), "r is running among the waiting"),
+        (lambda s: s.running_set.running.remove(s.running_set.running.last), "not of the same requests"),
+        (lambda s: setattr(s.running_set.running.last, "num_scheduled", 3), "computed 4, scheduled 3, of 5"),
+        (lambda s: setattr(s.running_set.running.last, "capacity", 16), "capacity 16"),
+        (lambda s: setattr(s.running_set, "finished_in_flight", 1), "1 are counted as finished in flight, and 0 are"),
+        (
+            lambda s: setattr(s.running_set.running.last, "schedulable", False),
+            "to be preempted, or neither",
+        ),
         (lambda s: setattr(s.admission, "max_running", 0), "1 are running"),
     ],
 )

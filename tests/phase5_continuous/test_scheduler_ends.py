@@ -60,8 +60,8 @@ def test_an_end_from_outside_may_have_another_reason() -> None:
 def test_a_stop_string_may_be_found_in_the_text_of_one_that_has_been_preempted_since() -> None:
     one = engine(pages=9)
     preempted(one)
-    (seat,) = one.scheduler.residents.preempted
-    assert one.scheduler.finish(seat.request, FinishReason.STOP, one.now)
+    (sequence,) = one.scheduler.running_set.preempted
+    assert one.scheduler.finish(sequence.request, FinishReason.STOP, one.now)
     one.run()
     assert one.ended == {"other": FinishReason.LENGTH, "r": FinishReason.STOP}
 

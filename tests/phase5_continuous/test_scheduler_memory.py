@@ -7,7 +7,7 @@ from phase1_kv_pool import PagedCache
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.policies import ByPriority
-from tests.phase5_continuous.moments import engine, leaving, names
+from tests.phase5_continuous.moments import engine, names, preemption_pending
 from tests.phase5_continuous.support import request
 
 # Who enters.
@@ -39,7 +39,7 @@ def test_who_is_alone_but_for_one_that_lands_leaves_the_watermark() -> None:
 def test_alone_a_request_may_have_the_whole_pool() -> None:
     one = engine(pages=5, watermark=0.9)
     one.submit(request("a", 17, max_tokens=4), request("b", 17, max_tokens=4))
-    while one.scheduler.seats:
+    while one.scheduler.sequences:
         assert len(one.step()) == 1
     one.check_the_end()
     assert set(one.ended.values()) == {FinishReason.LENGTH}
@@ -70,7 +70,7 @@ def test_who_found_too_few_pages_enters_when_some_are_released_and_others_still_
 def test_when_nobody_runs_the_next_is_tried_whoever_failed_before() -> None:
     one = engine()
     one.submit(request("a"))
-    one.scheduler.residents.full = True
+    one.scheduler.running_set.pool_full = True
     one.run().check_the_end()
     assert one.ended["a"] is FinishReason.LENGTH
 
@@ -79,7 +79,7 @@ def test_one_that_may_go_before_the_one_that_did_not_fit_is_tried() -> None:
     one = engine(pages=10, policy=ByPriority(10))
     one.submit(request("runs", 16, max_tokens=20), request("large", 32))
     one.step()
-    assert one.scheduler.residents.full
+    assert one.scheduler.running_set.pool_full
     one.submit(request("urgent", 4, priority=-1))
     assert names(one.step()) == ["runs", "urgent"]
     one.run().check_the_end()
@@ -91,7 +91,7 @@ def test_one_that_may_go_before_the_one_that_did_not_fit_is_tried() -> None:
 def test_the_last_in_rank_is_preempted_and_comes_back_first() -> None:
     one = engine(pages=9)
     one.submit(*(request(name, 8, max_tokens=20) for name in "abc"))
-    while not one.scheduler.residents.preempted:
+    while not one.scheduler.running_set.preempted:
         one.step()
     one.submit(request("d", 1))
     c = one.everyone["c"]
@@ -108,12 +108,15 @@ def test_the_first_is_never_preempted_and_nobody_for_ever() -> None:
     """Six that would fill the pool alone, all at once. Each preemption is paid for by progress of one before."""
     one = engine(pages=10, max_running=6)
     one.submit(*(request(f"r{n}", 5, max_tokens=34) for n in range(6)))
-    while one.scheduler.seats:
-        first = min((seat for seat in one.scheduler.seats if not seat.request.finished), key=lambda seat: seat.key)
+    while one.scheduler.sequences:
+        first = min(
+            (sequence for sequence in one.scheduler.sequences if not sequence.request.finished),
+            key=lambda sequence: sequence.key,
+        )
         one.step()
         assert first.request.state in (RequestState.RUNNING, RequestState.FINISHED)
         assert one.now < 400
-    assert one.scheduler.residents.preemptions > 5
+    assert one.scheduler.running_set.num_preemptions > 5
     one.check_the_end()
 
 
@@ -123,7 +126,7 @@ def test_preemption_finds_its_pages_again_in_a_cache_that_shares() -> None:
         one = engine(pages=12, cache=cache)
         one.submit(request("a", 16, max_tokens=12), request("b", 16, max_tokens=20))
         one.run().check_the_end()
-        assert one.scheduler.residents.preemptions > 0
+        assert one.scheduler.running_set.num_preemptions > 0
         computed[cache] = sum(batch.num_tokens for batch in one.batches)
     assert computed[PagedCache] - computed[PrefixCache] == 5 * 4  # all that was full, but for one page that was evicted
 
@@ -133,7 +136,7 @@ def test_one_that_is_alone_is_not_preempted_for_pages_of_its_own() -> None:
     one.submit(request("a", 6, max_tokens=50))
     one.run().check_the_end()
     assert one.ended["a"] is FinishReason.ERROR
-    assert one.scheduler.residents.preemptions == 0
+    assert one.scheduler.running_set.num_preemptions == 0
 
 
 def test_nobody_is_preempted_for_pages_that_are_about_to_land() -> None:
@@ -143,27 +146,27 @@ def test_nobody_is_preempted_for_pages_that_are_about_to_land() -> None:
     while one.everyone["grows"].total < 8 or not one.in_flight:
         one.step()
     one.scheduler.abort(one.everyone["ends"], one.now)
-    assert (one.scheduler.residents.landing, one.scheduler.cache.usage.free) == (1, 0)
+    assert (one.scheduler.running_set.finished_in_flight, one.scheduler.cache.usage.free) == (1, 0)
     one.run().check_the_end()
-    assert one.scheduler.residents.preemptions == 0
+    assert one.scheduler.running_set.num_preemptions == 0
 
 
 def test_one_with_tokens_in_flight_is_preempted_when_they_have_landed_and_none_is_lost() -> None:
     one = engine(pages=9, ahead=1)
-    seat = leaving(one)
-    said = len(seat.request.output_tokens)
-    assert (seat.request.state, seat.in_flight) == (RequestState.RUNNING, 1)
+    sequence = preemption_pending(one)
+    said = len(sequence.request.output_tokens)
+    assert (sequence.request.state, sequence.in_flight) == (RequestState.RUNNING, 1)
     while one.in_flight:
         one.commit()
-    assert (seat.request.state, len(seat.request.output_tokens)) == (RequestState.PREEMPTED, said + 1)
+    assert (sequence.request.state, len(sequence.request.output_tokens)) == (RequestState.PREEMPTED, said + 1)
     one.run().check_the_end()
 
 
 def test_one_that_was_about_to_be_preempted_is_when_what_is_in_flight_is_lost() -> None:
     one = engine(pages=9, ahead=1)
-    seat = leaving(one)
-    one.void()
-    assert seat.request.state is RequestState.PREEMPTED
+    sequence = preemption_pending(one)
+    one.discard_in_flight()
+    assert sequence.request.state is RequestState.PREEMPTED
     one.run().check_the_end()
     assert set(one.ended.values()) == {FinishReason.LENGTH}
 
@@ -187,7 +190,7 @@ def test_nobody_ends_for_want_of_memory_because_it_was_not_its_turn() -> None:
     one = engine(pages=4, budget=TokenBudget(2, 2))
     one.submit(request("a", 2, max_tokens=9), request("b", 2, max_tokens=9), request("c", 4, max_tokens=4))
     one.run().check_the_end()
-    assert one.scheduler.residents.preemptions > 0
+    assert one.scheduler.running_set.num_preemptions > 0
     assert set(one.ended.values()) == {FinishReason.LENGTH}
 
 

@@ -108,10 +108,10 @@ def test_a_step_that_raised_is_planned_again() -> None:
     one = engine(pages=9, ahead=1, cache=PrefixCache)
     waiting(one)
     rng = random.Random(0)
-    while one.scheduler.seats:
+    while one.scheduler.sequences:
         one.step()
         if rng.random() < 0.3:
-            one.void()
+            one.discard_in_flight()
             one.check()
     one.run().check_the_end()
     assert set(one.ended.values()) == {FinishReason.LENGTH}

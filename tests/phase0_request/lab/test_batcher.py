@@ -93,7 +93,7 @@ def test_aborting_a_waiting_request_removes_it_from_the_queue(make_request: Call
         batcher.submit(request)
     batcher.plan(0.0)
     batcher.finish(second, FinishReason.ABORT, 0.5)
-    assert list(batcher.waiting) == [third]
+    assert [entry.request for entry in batcher.waiting] == [third]
 
 
 def test_invalid_submissions_are_refused(make_request: Callable[..., Request]) -> None:
@@ -103,7 +103,7 @@ def test_invalid_submissions_are_refused(make_request: Callable[..., Request]) -
     batcher.plan(0.0)
     with pytest.raises(ValueError, match="r1 is running"):
         batcher.submit(running)
-    with pytest.raises(ValueError, match="r1 is running already"):
+    with pytest.raises(ValueError, match="r1 is here already"):
         batcher.submit(Request("r1", (1,)))
     batcher.submit(make_request())
     refused = make_request()

@@ -39,7 +39,7 @@ def test_a_strip_is_what_a_request_did() -> None:
         if PREEMPTED not in life:
             assert life.count(DECODE) == answers[name] - 1
     assert seen >= {WAITING, PREFILL, DECODE, PREEMPTED}
-    assert world.scheduler.residents.preemptions > 0
+    assert world.scheduler.running_set.num_preemptions > 0
 
 
 def test_who_runs_and_has_no_tokens_of_a_step_is_left_out() -> None:
@@ -58,9 +58,9 @@ def test_the_picture_shows_the_moment() -> None:
     while world.simulation.preemptions == 0:
         world.step()
     lines = drawn(world)
-    residents = world.scheduler.residents
-    assert re.match(rf"step {world.steps} +[\d.]+ s +{len(residents.running)} running", lines[0])
-    assert f"{len(residents.preempted)} preempted" in lines[0]
+    running_set = world.scheduler.running_set
+    assert re.match(rf"step {world.steps} +[\d.]+ s +{len(running_set.running)} running", lines[0])
+    assert f"{len(running_set.preempted)} preempted" in lines[0]
     strips = [line for line in lines if re.match(r"r\d+ ", line)]
     assert len(strips) == sum(s.first + len(s.signs) > max(world.steps - 73, 0) for s in world.strips.values())
     assert any(line.endswith(PREEMPTED) for line in strips)
@@ -80,7 +80,7 @@ def test_whoever_runs_has_a_strip_in_a_usual_terminal(options: dict[str, Any]) -
             continue
         lines = drawn(world, 80, 23)
         names = {line.split()[0] for line in lines if re.match(r"r\d+ ", line)}
-        states = {seat.request.id: seat.request.state for seat in world.scheduler.seats}
+        states = {sequence.request.id: sequence.request.state for sequence in world.scheduler.sequences}
         assert {name for name, state in states.items() if state is RequestState.RUNNING} <= names
         shown = {states[name] for name in names if name in states} | ({None} if names - set(states) else set())
         hidden = {state for name, state in states.items() if name not in names}

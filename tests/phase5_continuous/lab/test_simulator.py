@@ -14,9 +14,9 @@ from phase2_prefill_decode.lab.cost import Load
 from phase2_prefill_decode.lab.roofline import DEVICES
 from phase5_continuous.invariants import check
 from phase5_continuous.lab.simulator import WAYS, Setting, Simulation, main, simulate
+from phase5_continuous.lab.stats import SLO
 from phase5_continuous.lab.traces import Arrival, Trace
 from phase5_continuous.scheduler import Scheduler
-from phase5_continuous.tally import Promise
 from tests.terminal import after_the_view, on_a_terminal
 
 SMALL = Setting(model="17m", device=DEVICES["L4"], pages=256, max_running=32, chunk=64, budget=128, max_tokens=64)
@@ -102,36 +102,36 @@ class TestTheSimulation:
         simulation, said = Simulation(arrivals, replace(SMALL, way=way)), dict[str, int]()
         while simulation.going:
             step = simulation.step()
-            if isinstance(simulation.decider, Scheduler):
-                check(simulation.decider)
+            if isinstance(simulation.scheduler, Scheduler):
+                check(simulation.scheduler)
             for event in step.events if step else ():
                 if event.finish_reason is not None:
                     assert event.finish_reason is FinishReason.STOP
                     said[event.request.id] = len(event.request.output_tokens)
         assert said == {f"r{number}": one.answer for number, one in enumerate(arrivals)}
-        assert simulation.decider.cache.usage.referenced == 0
+        assert simulation.scheduler.cache.usage.referenced == 0
         outcome = simulation.outcome()
         assert outcome.tokens == sum(one.answer for one in arrivals)
-        assert outcome.prefill_asked == sum(len(one.prompt) for one in arrivals)
+        assert outcome.prompt_tokens == sum(len(one.prompt) for one in arrivals)
 
     def test_a_small_pool_preempts_and_loses_nothing(self) -> None:
         outcome = simulate(TRACE.arrivals(), replace(SMALL, pages=40, prefix_cache=False))
         assert outcome.preemptions > 0
-        assert outcome.prefill_tokens > outcome.prefill_asked
+        assert outcome.prefill_tokens > outcome.prompt_tokens
         assert (outcome.requests, outcome.failed) == (120, 0)
         assert outcome.tokens == sum(one.answer for one in TRACE.arrivals())
 
     def test_a_chat_computes_what_the_cache_has_not(self) -> None:
         chat = replace(TRACE, kind="chat", rate=50.0)
         shared, plain = (simulate(chat.arrivals(), replace(SMALL, pages=4096, prefix_cache=on)) for on in (True, False))
-        assert plain.prefill_tokens == plain.prefill_asked == shared.prefill_asked
+        assert plain.prefill_tokens == plain.prompt_tokens == shared.prompt_tokens
         assert shared.prefill_tokens < 0.4 * plain.prefill_tokens
 
     def test_who_finds_a_full_queue_is_refused(self) -> None:
         outcome = simulate(TRACE.arrivals(), replace(SMALL, queue_limit=2, max_running=4))
         assert outcome.refused > 0
         assert outcome.requests + outcome.refused == 120
-        assert outcome.kept <= outcome.requests / 120
+        assert outcome.attainment <= outcome.requests / 120
 
     def test_who_can_never_be_served_is_refused(self) -> None:
         arrivals = [at(0.0, 30, 2, 7), at(0.0, 3, 2, 8)]
@@ -145,7 +145,7 @@ class TestTheSimulation:
         used = []
         tracemalloc.start()
         for ended in (400, 1600):
-            while simulation.going and simulation.tally.ended < ended:
+            while simulation.going and simulation.stats.ended < ended:
                 simulation.step()
             used.append(tracemalloc.get_traced_memory()[0])
         tracemalloc.stop()
@@ -161,8 +161,8 @@ class TestTheSimulation:
 
     def test_figures_are_those_of_the_requests(self) -> None:
         """Against the exact ones of phase 0, on a simulation that keeps its requests."""
-        promise = Promise(ttft=0.0005)
-        simulation, everyone = Simulation(TRACE.arrivals(), SMALL, promise), list[Request]()
+        slo = SLO(ttft=0.0005)
+        simulation, everyone = Simulation(TRACE.arrivals(), SMALL, slo), list[Request]()
         while simulation.going:
             step = simulation.step()
             everyone += [event.request for event in (step.events if step else ()) if event.finish_reason]
@@ -177,10 +177,10 @@ class TestTheSimulation:
         ):
             assert found == pytest.approx(percentile(values, q), rel=0.05)
         assert outcome.queue_max == max(request.times.queue_time or 0.0 for request in everyone)
-        kept = sum(promise.kept(request) for request in everyone)
-        assert 0 < kept < len(everyone) == 120
-        assert outcome.kept == kept / 120
-        assert outcome.goodput == pytest.approx(kept / max(request.arrival for request in everyone))
+        met = sum(slo.met(request) for request in everyone)
+        assert 0 < met < len(everyone) == 120
+        assert outcome.attainment == met / 120
+        assert outcome.goodput == pytest.approx(met / max(request.arrival for request in everyone))
 
 
 class TestTheCommand:
@@ -260,8 +260,8 @@ class TestTheCommand:
             ("--budget=1", "max_batched_tokens must be at least 2"),
             ("--max-running=0", "must be an integer from 1, got 0"),
             ("--trace=nowhere.json", "No such file"),
-            ("--ttft=nan", "ttft must be promised as seconds above 0, got nan"),
-            ("--gap=-1", "gap must be promised as seconds above 0, got -1.0"),
+            ("--ttft=nan", "ttft must be a number of seconds above 0, got nan"),
+            ("--gap=-1", "gap must be a number of seconds above 0, got -1.0"),
         ],
     )
     def test_bad_options_are_named(self, option: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,34 +28,34 @@ def test_nothing_comes_of_a_slice_whose_request_has_ended_meanwhile() -> None:
 
 
 def test_who_runs_has_room_to_its_end_and_nobody_enters_before_the_last_has_left() -> None:
-    decider = StaticBatching(PagedCache(8, 4), batch_size=3)
+    scheduler = StaticBatching(PagedCache(8, 4), batch_size=3)
     everyone = [request(f"r{n}", 4, max_tokens=9) for n in range(4)]
     for one in everyone:
-        decider.submit(one)
-    assert len(decider.plan(0.0)) == 2  # of three pages each, in eight
-    assert decider.cache.usage.referenced == 6
-    assert decider.finish(everyone[0], FinishReason.ABORT, 0.0)
-    assert decider.finish(everyone[2], FinishReason.ABORT, 0.0)
-    assert not decider.finish(everyone[0], FinishReason.ABORT, 0.0)
-    assert len(decider.plan(0.0)) == 1
-    assert [event.request.id for event in decider.drain()] == ["r0", "r2"]
-    assert decider.has_work
+        scheduler.submit(one)
+    assert len(scheduler.plan(0.0)) == 2  # of three pages each, in eight
+    assert scheduler.cache.usage.referenced == 6
+    assert scheduler.finish(everyone[0], FinishReason.ABORT, 0.0)
+    assert scheduler.finish(everyone[2], FinishReason.ABORT, 0.0)
+    assert not scheduler.finish(everyone[0], FinishReason.ABORT, 0.0)
+    assert len(scheduler.plan(0.0)) == 1
+    assert [event.request.id for event in scheduler.drain()] == ["r0", "r2"]
+    assert scheduler.has_work
 
 
 def test_it_refuses_what_it_cannot_keep() -> None:
-    decider = StaticBatching(PagedCache(8, 4))
+    scheduler = StaticBatching(PagedCache(8, 4))
     with pytest.raises(ValueError, match="may grow to 35 tokens, and the whole cache has room for 32"):
-        decider.submit(request("r", 4, max_tokens=32))
+        scheduler.submit(request("r", 4, max_tokens=32))
     with pytest.raises(ValueError, match="batch_size must be an integer from 1, got 0"):
         StaticBatching(PagedCache(8, 4), batch_size=0)
 
 
 def test_it_finds_what_earlier_batches_computed() -> None:
     cache = PrefixCache(64, 4)
-    decider = StaticBatching(cache, [EOS], batch_size=1)
+    scheduler = StaticBatching(cache, [EOS], batch_size=1)
     clock = VirtualClock()
     runner = VirtualRunner(StepTimes(CostModel(SHAPES["17m"]), DEVICES["L4"]), clock)
-    core: EngineCore[VirtualStep] = EngineCore(decider, runner, clock)
+    core: EngineCore[VirtualStep] = EngineCore(scheduler, runner, clock)
     for number in range(2):
         one = request(f"r{number}", range(5, 26), max_tokens=4, ignore_eos=False)
         runner.answers[one.id] = 3

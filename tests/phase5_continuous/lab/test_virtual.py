@@ -43,10 +43,10 @@ def test_step_times_are_what_the_roofline_predicts(model: CostModel, device: Dev
 def test_a_step_sets_the_clock_by_what_its_batch_costs() -> None:
     model, device, clock = CostModel(SHAPES["17m"]), DEVICES["L4"], VirtualClock()
     runner = VirtualRunner(StepTimes(model, device), clock)
-    decider = Scheduler(PagedCache(64, 16), [EOS])
-    core: EngineCore[VirtualStep] = EngineCore(decider, runner, clock)
+    scheduler = Scheduler(PagedCache(64, 16), [EOS])
+    core: EngineCore[VirtualStep] = EngineCore(scheduler, runner, clock)
     wanted = 0.0
-    plan = decider.plan
+    plan = scheduler.plan
 
     def watched(now: float) -> object:
         nonlocal wanted
@@ -54,7 +54,7 @@ def test_a_step_sets_the_clock_by_what_its_batch_costs() -> None:
         wanted += predict(model.step(batch), device).seconds
         return batch
 
-    decider.plan = watched  # type: ignore[method-assign, assignment]
+    scheduler.plan = watched  # type: ignore[method-assign, assignment]
     for number in range(3):
         one = request(f"r{number}", 300 + number, 9, ignore_eos=False)
         runner.answers[one.id] = 3 + number

@@ -1,51 +1,14 @@
-"""Tally: what became of requests, in memory that does not grow with them."""
+"""Stats: counts what a run has done, and the requests that met their SLO. Memory does not grow with the requests."""
 
-import math
 from dataclasses import dataclass, field
 
 from phase0_request.request import FinishReason, Request
-
-_PER_E = 100  # buckets for each factor of e: neighbours differ by 1 %
-
-
-@dataclass(slots=True)
-class Histogram:
-    """Durations, counted in buckets that each span 1 %. Percentiles are right to that; nothing grows."""
-
-    count: int = 0
-    total: float = 0.0
-    most: float = 0.0
-    _buckets: dict[int, int] = field(default_factory=dict)
-
-    def add(self, seconds: float) -> None:
-        bucket = math.floor(math.log(seconds) * _PER_E) if seconds > 1e-9 else -10_000
-        self._buckets[bucket] = self._buckets.get(bucket, 0) + 1
-        self.count += 1
-        self.total += seconds
-        if seconds > self.most:
-            self.most = seconds
-
-    def __len__(self) -> int:
-        """How many buckets there are."""
-        return len(self._buckets)
-
-    @property
-    def mean(self) -> float:
-        return self.total / self.count if self.count else 0.0
-
-    def percentile(self, q: float) -> float:
-        """The duration that q percent do not exceed; 0 of nothing."""
-        left = math.ceil(self.count * q / 100)
-        for bucket in sorted(self._buckets):
-            left -= self._buckets[bucket]
-            if left <= 0:
-                return min(math.exp((bucket + 1) / _PER_E), self.most)
-        return 0.0
+from phase5_continuous.histogram import Histogram
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
-    """What a served request was promised. Goodput counts those for whom it was kept."""
+class SLO:
+    """A service-level objective: the latency a request should have. Goodput counts the requests that met it."""
 
     ttft: float = 1.0  # seconds to the first token
     gap: float = 0.05  # seconds from one token to the next, on average over its answer
@@ -53,9 +16,9 @@ class Promise:
     def __post_init__(self) -> None:
         for name in ("ttft", "gap"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be promised as seconds above 0, got {getattr(self, name)}")
+                raise ValueError(f"{name} must be a number of seconds above 0, got {getattr(self, name)}")
 
-    def kept(self, request: Request) -> bool:
+    def met(self, request: Request) -> bool:
         times = request.times
         if not times.tokens or request.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):
             return False
@@ -70,35 +33,35 @@ class Outcome:
 
     requests: int  # that ended
     refused: int  # at submission
-    failed: int  # that ended otherwise than by a stop or their length
+    failed: int  # ended neither by a stop nor by length
     seconds: float
-    tokens: int  # said
+    tokens: int  # generated
     tokens_per_second: float
-    goodput: float  # requests for whom the promise was kept, a second of those in which they arrived
-    kept: float  # their share of all
+    goodput: float  # requests that met the SLO, per second of the time in which requests arrived
+    attainment: float  # their share of all requests
     ttft_p50: float
     ttft_p99: float
     itl_p50: float
     itl_p99: float
-    queue_max: float  # the longest that anybody waited to be admitted
-    fairness: float  # Jain's index of the tokens a second that each got: 1 is all alike, 1 / n is all for one
+    queue_max: float  # the longest time to admission
+    fairness: float  # Jain's index of the tokens a second of each request: 1 if all are equal, 1 / n if one has all
     preemptions: int
     prefill_tokens: int  # computed
-    prefill_asked: int  # in prompts
+    prompt_tokens: int  # of the requests
     steps: int
     mean_batch: float
     most_live: int  # requests in memory at once
 
 
 @dataclass(slots=True)
-class Tally:
-    """Counts as it goes."""
+class Stats:
+    """Counters of a run."""
 
-    promise: Promise = field(default_factory=Promise)
+    slo: SLO = field(default_factory=SLO)
     ended: int = 0
     refused: int = 0
     failed: int = 0
-    kept: int = 0
+    met: int = 0
     tokens: int = 0
     asked: int = 0
     prefill: int = 0
@@ -112,8 +75,8 @@ class Tally:
     _rates: float = 0.0
     _squares: float = 0.0
 
-    def come(self, time: float) -> None:
-        """A request has arrived, and may be refused."""
+    def arrive(self, time: float) -> None:
+        """Count an arrival. The request may yet be refused."""
         self.arrived = max(self.arrived, time)
 
     def step(self, prefill: int, slices: int, live: int) -> None:
@@ -123,11 +86,11 @@ class Tally:
         self.most_live = max(self.most_live, live)
 
     def end(self, request: Request) -> None:
-        """A request has ended: all of its times are known now, and are not needed again."""
+        """Count a request that has ended. Its times are not needed again."""
         times = request.times
         self.ended += 1
         self.failed += request.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH)
-        self.kept += self.promise.kept(request)
+        self.met += self.slo.met(request)
         self.tokens += len(times.tokens)
         self.asked += len(request.prompt_tokens)
         if times.tokens:
@@ -142,7 +105,7 @@ class Tally:
             self._squares += rate * rate
 
     def outcome(self, seconds: float, preemptions: int) -> Outcome:
-        """After so many seconds. If all were there at the start, goodput is of the whole time."""
+        """Summarise a run of so many seconds. If all requests were there at the start, goodput is of the whole run."""
         arriving = self.arrived or seconds
         n, asked = max(self.ended, 1), self.ended + self.refused
         return Outcome(
@@ -152,8 +115,8 @@ class Tally:
             seconds=seconds,
             tokens=self.tokens,
             tokens_per_second=self.tokens / seconds if seconds else 0.0,
-            goodput=self.kept / arriving if arriving else 0.0,
-            kept=self.kept / asked if asked else 0.0,
+            goodput=self.met / arriving if arriving else 0.0,
+            attainment=self.met / asked if asked else 0.0,
             ttft_p50=self.ttft.percentile(50),
             ttft_p99=self.ttft.percentile(99),
             itl_p50=self.itl.percentile(50),
@@ -162,7 +125,7 @@ class Tally:
             fairness=self._rates**2 / (n * self._squares) if self._squares else 1.0,
             preemptions=preemptions,
             prefill_tokens=self.prefill,
-            prefill_asked=self.asked,
+            prompt_tokens=self.asked,
             steps=self.steps,
             mean_batch=self.slices / self.steps if self.steps else 0.0,
             most_live=self.most_live,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
-from phase5_continuous.tally import Histogram, Promise, Tally
+from phase5_continuous.lab.stats import SLO, Histogram, Stats
 
 
 @given(st.lists(st.floats(1e-6, 1e4), min_size=1, max_size=300), st.sampled_from([1, 50, 90, 99, 100]))
@@ -45,43 +45,43 @@ def ended(arrival: float, tokens: list[float], reason: FinishReason = FinishReas
 
 
 def test_a_promise_is_kept_by_both_its_times() -> None:
-    promise = Promise(ttft=1.0, gap=0.5)
-    assert promise.kept(ended(0.0, [1.0, 1.1, 1.9]))
-    assert promise.kept(ended(0.0, [0.3]))
-    assert not promise.kept(ended(0.0, [1.01, 1.1]))
-    assert not promise.kept(ended(0.0, [0.5, 1.1]))
-    assert not promise.kept(ended(0.0, []))
-    assert not promise.kept(ended(0.0, [0.5], FinishReason.TIMEOUT))
+    slo = SLO(ttft=1.0, gap=0.5)
+    assert slo.met(ended(0.0, [1.0, 1.1, 1.9]))
+    assert slo.met(ended(0.0, [0.3]))
+    assert not slo.met(ended(0.0, [1.01, 1.1]))
+    assert not slo.met(ended(0.0, [0.5, 1.1]))
+    assert not slo.met(ended(0.0, []))
+    assert not slo.met(ended(0.0, [0.5], FinishReason.TIMEOUT))
 
 
 def test_fairness_is_jains_index() -> None:
     for rates in ([4, 4, 4], [1, 2, 6], [1, 0.001, 0.001]):
-        tally = Tally()
+        stats = Stats()
         for rate in rates:
-            tally.end(ended(0.0, [1 / rate]))
+            stats.end(ended(0.0, [1 / rate]))
         wanted = sum(rates) ** 2 / (3 * sum(rate * rate for rate in rates))
-        assert tally.outcome(1.0, 0).fairness == pytest.approx(wanted)
+        assert stats.outcome(1.0, 0).fairness == pytest.approx(wanted)
 
 
 def test_goodput_is_of_the_time_in_which_they_arrive() -> None:
-    """Not of that in which the last ones are served. Who is refused arrived, and was promised something."""
-    tally = Tally(Promise(ttft=1.0))
+    """Not of that in which the last ones are served. A refused request has arrived, too, and misses its SLO."""
+    stats = Stats(SLO(ttft=1.0))
     for number in range(4):
-        tally.come(2.0 * number)
+        stats.arrive(2.0 * number)
         if number != 3:
-            tally.end(ended(2.0 * number, [2.0 * number + (1.5 if number == 1 else 0.5)]))
-    tally.refused = 1
-    outcome = tally.outcome(100.0, 0)
-    assert (outcome.kept, outcome.goodput) == (2 / 4, 2 / 6.0)
-    together = Tally()
-    together.come(0.0)
+            stats.end(ended(2.0 * number, [2.0 * number + (1.5 if number == 1 else 0.5)]))
+    stats.refused = 1
+    outcome = stats.outcome(100.0, 0)
+    assert (outcome.attainment, outcome.goodput) == (2 / 4, 2 / 6.0)
+    together = Stats()
+    together.arrive(0.0)
     together.end(ended(0.0, [0.5]))
     assert together.outcome(4.0, 0).goodput == 1 / 4.0
 
 
 def test_a_step_that_computes_nothing_is_none() -> None:
-    tally = Tally()
+    stats = Stats()
     for slices in (3, 0, 5):
-        tally.step(0, slices, 1)
-    outcome = tally.outcome(1.0, 0)
+        stats.step(0, slices, 1)
+    outcome = stats.outcome(1.0, 0)
     assert (outcome.steps, outcome.mean_batch) == (2, 4.0)
