@@ -25,7 +25,7 @@ def test_it_records_what_it_measured(
         for row in figures[group].values():
             assert min(x for x in row.values() if isinstance(x, float)) > 0
     shares = figures["profile"]
-    assert "Chunker.schedule" in shares
+    assert "Scheduler._advance" in shares
     assert 0.5 < sum(shares.values()) <= 1
     printed = capsys.readouterr().out
     assert all(word in printed for word in ("Everyone decodes", "Whole lives", "Where the time goes", "prefix"))
