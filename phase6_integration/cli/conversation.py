@@ -12,9 +12,9 @@ import msgspec
 
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason
-from phase6_integration.answers import Ask
 from phase6_integration.async_engine import AsyncEngine
 from phase6_integration.http_client import LostError, Pool, Target, first_model
+from phase6_integration.messages import EngineRequest
 from phase6_integration.options import EngineOptions
 
 Messages = Sequence[Mapping[str, str]]
@@ -74,7 +74,7 @@ class Local:
             raise AnswerError(f"the conversation has {len(prompt)} tokens; the context ends at {engine.max_model_len}")
         params = replace(params, max_tokens=min(params.max_tokens, room))
         reason = None
-        with engine.submit([Ask(f"chat-{next(self._numbers)}", prompt, params)]) as reply:
+        with engine.submit([EngineRequest(f"chat-{next(self._numbers)}", prompt, params)]) as reply:
             async for deltas in reply:
                 for delta in deltas:
                     reason = delta.finish_reason or reason
@@ -82,7 +82,7 @@ class Local:
                         yield delta.text
         if reason not in (FinishReason.STOP, FinishReason.LENGTH):
             raise AnswerError(f"the answer ended by {reason.value if reason else 'nothing'}: {engine.reason}")
-        state = reply.answers[0]
+        state = reply.states[0]
         yield Facts(len(prompt), state.cached_tokens, state.generated, reason is FinishReason.LENGTH)
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""ServerSettings: what the HTTP front is told, once, before it starts. The engine's side is EngineOptions."""
+"""ServerSettings: the options of the HTTP server. Those of the engine are EngineOptions."""
 
 import re
 from dataclasses import dataclass, field
@@ -15,26 +15,26 @@ _NAME = re.compile(r"[!-~]{1,256}")  # printable ASCII without spaces
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Limits and names of the front. A bad value is a ConfigError that names the field and what is allowed."""
+    """Limits and names of the HTTP server. A bad value is a ConfigError that names the field and the allowed values."""
 
     host: str = "127.0.0.1"
     port: int = 8000  # 0: any free one
-    served_model_names: tuple[str, ...] = ("tiny_chat",)  # the first is the one that answers carry
-    api_keys: tuple[str, ...] = field(default=(), repr=False)  # none: no key is asked for
+    served_model_names: tuple[str, ...] = ("tiny_chat",)  # responses carry the first
+    api_keys: tuple[str, ...] = field(default=(), repr=False)  # empty: no key is needed
     max_body_bytes: int = 4 << 20
     max_header_bytes: int = 32 << 10  # names and values of one request together
     max_headers: int = 100
     max_choices: int = 128  # n x prompts of one request
     max_messages: int = 1024
     max_logprobs: int = MAX_LOGPROBS
-    max_scores: int = 1 << 20  # of the prompts of one request: echoed tokens and their alternatives
+    max_scores: int = 1 << 20  # prompt logprobs of one request, alternatives included
     chat_template: str | None = None  # Jinja text; None: the model's own
     keepalive: float = 15.0  # seconds of silence in a stream before a comment is sent
-    send_timeout: float = 30.0  # seconds a client may leave what it was sent unread
+    send_timeout: float = 30.0  # seconds a client may read nothing
     receive_timeout: float = 60.0  # seconds a client may take to send a request
-    idle_timeout: float = 65.0  # seconds a connection is kept between two requests
+    idle_timeout: float = 65.0  # seconds a connection may be idle between two requests
     template_timeout: float = 2.0  # seconds a chat template may take to render
-    shutdown_timeout: float = 25.0  # seconds running requests are given to finish; supervisors often kill after 30
+    shutdown_timeout: float = 25.0  # seconds running requests may take to finish; supervisors often kill after 30
     log_level: str = "info"
     log_format: str = "human"
 
@@ -50,12 +50,12 @@ class ServerSettings:
         number("shutdown_timeout", self.shutdown_timeout, 0)
         if not self.served_model_names or not all(map(_NAME.fullmatch, self.served_model_names)):
             raise ConfigError("served_model_names must be names of 1 to 256 printable ASCII characters without spaces")
-        if not all(map(_NAME.fullmatch, self.api_keys)):  # which is not said: it would be logged
+        if not all(map(_NAME.fullmatch, self.api_keys)):  # the key itself is not repeated: it would be logged
             raise ConfigError("an API key must have 1 to 256 printable ASCII characters without spaces")
         one_of("log_level", self.log_level, LOG_LEVELS)
         one_of("log_format", self.log_format, LOG_FORMATS)
 
     @property
     def model_name(self) -> str:
-        """The name that answers and metrics carry."""
+        """The name in responses and metrics."""
         return self.served_model_names[0]
