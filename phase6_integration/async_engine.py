@@ -1,4 +1,7 @@
-"""AsyncEngine: an engine in a process of its own, seen from an event loop. Ask, and read the answers as they come."""
+"""AsyncEngine: runs an engine in a process of its own and serves it on an asyncio event loop.
+
+Requests go in with `submit`; an OutputStream yields their text as the engine generates it.
+"""
 
 import asyncio
 import contextlib
@@ -14,37 +17,50 @@ from dataclasses import replace
 from enum import Enum
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from phase0_request.queue import QueueFullError
 from phase0_request.request import FinishReason, Request
 from phase0_request.tokenizer import Tokenizer
 from phase2_prefill_decode.config import ModelConfig
 from phase2_prefill_decode.threads import threads_for
 from phase5_continuous.deadlines import Deadlines
-from phase6_integration.answers import Answer, AnswerState, Ask
 from phase6_integration.hub import directory_of
+from phase6_integration.messages import (
+    Dead,
+    EngineRequest,
+    Finish,
+    Frames,
+    Load,
+    Logged,
+    Ready,
+    ToEngine,
+    ToFront,
+    Update,
+    frame,
+)
 from phase6_integration.options import EngineOptions, openmp_environment
-from phase6_integration.reply import Reply
+from phase6_integration.outputs import OutputProcessor, OutputState, OutputStream
 from phase6_integration.stats import Gauges
 from phase6_integration.watchdog import Watchdog
-from phase6_integration.wire import Dead, Finish, Frames, Load, Logged, Ready, Submit, ToEngine, ToFront, Update, frame
 
 log = logging.getLogger(__name__)
-engine_log = logging.getLogger(f"{__name__}.process")  # what the engine itself says
+engine_log = logging.getLogger(f"{__name__}.process")  # records of the engine process
 BUNDLED_ENGINE = "phase6_integration.engine_process:bundled_engine"
-LAST_WORDS = 5.0  # seconds that a process has to end by itself once nobody listens
+STOP_TIMEOUT = 5.0  # seconds the engine has to abort its requests, and its process to exit, before it is killed
 
 
 class Health(Enum):
     LOADING = "loading"
     READY = "ready"
-    DRAINING = "draining"  # no new requests; those that live are served to their end
-    HUNG = "hung"  # it has work, and has not said a word for too long
+    DRAINING = "draining"  # refuses new requests; running ones are completed
+    HUNG = "hung"  # has requests, and has sent nothing for too long
     DEAD = "dead"
-    STOPPED = "stopped"  # it was closed, or never started
+    STOPPED = "stopped"  # closed, or never started
 
 
 class UnavailableError(RuntimeError):
-    """There is no engine to ask, and why."""
+    """The engine cannot take requests: `health` and `reason` say why."""
 
     def __init__(self, health: Health, reason: str) -> None:
         super().__init__(f"the engine is {health.value}: {reason}")
@@ -53,29 +69,29 @@ class UnavailableError(RuntimeError):
 
 
 class StepReport(NamedTuple):
-    """What one step did."""
+    """Statistics of one step."""
 
     prefill_tokens: int
     decode_tokens: int
     seconds: float
     gauges: Gauges
-    answered: int = 0  # tokens of prompts whose first token it yielded
-    generated: int = 0  # tokens that it yielded
+    prompt_tokens: int = 0  # lengths of the prompts that got their first token
+    generated: int = 0  # tokens
 
 
 class Observer(Protocol):
-    """Who wants to know of everything, as metrics do."""
+    """Called after every step and every finished request; metrics are one."""
 
     def stepped(self, report: StepReport) -> None: ...
 
-    def finished(self, ask: Ask, state: AnswerState, reason: FinishReason) -> None: ...
+    def finished(self, request: EngineRequest, state: OutputState, reason: FinishReason) -> None: ...
 
 
 class AsyncEngine:
-    """The front's side of an engine. All of it happens on one event loop, and none of it waits."""
+    """The HTTP process's handle of an engine process. Everything runs on one event loop, without blocking it."""
 
     def __init__(self, options: EngineOptions | None = None, *, factory: str = BUNDLED_ENGINE) -> None:
-        """Reads what is known of the model without loading it. `factory` is what the process makes the engine with."""
+        """Read the model's config and tokenizer. `factory`, a `module:name`, builds the engine in its process."""
         options = options or EngineOptions()
         directory = directory_of(options.model)
         self.config = ModelConfig.from_pretrained(directory)
@@ -87,24 +103,24 @@ class AsyncEngine:
         self.health = Health.STOPPED
         self.reason = "it has not been started"
         self.gauges = Gauges()
-        self.ready_word: Ready | None = None
+        self.ready_info: Ready | None = None
         self.observers: list[Observer] = []
         self._factory = factory
         self._process: subprocess.Popen[bytes] | None = None
         self._transport: asyncio.Transport | None = None
-        self._warm: asyncio.Future[list[int]] | None = None  # the first chat loads what templates need: a second or two
-        self._settled = asyncio.Event()  # it is ready, or never will be
+        self._warm: asyncio.Future[list[int]] | None = None  # loads the template library, which takes a second or two
+        self._load_ended = asyncio.Event()  # ready, or failed
         self._idle = asyncio.Event()
-        self._live: dict[str, tuple[Answer, Reply]] = {}  # until the engine's last word on them
-        self._waiting: set[str] = set()  # those of them not known to be admitted
-        self._watchdog = Watchdog(self.options.hang_timeout, working=lambda: bool(self._live), bark=self._hung)
+        self._live: dict[str, tuple[OutputProcessor, OutputStream]] = {}  # by id, until the engine reports the end
+        self._waiting: set[str] = set()  # ids of live requests that are not admitted yet
+        self._watchdog = Watchdog(self.options.hang_timeout, has_work=lambda: bool(self._live), on_hang=self._hung)
 
-    # It starts.
+    # Start.
 
     async def start(self) -> None:
-        """Start the process, which loads the model. Returns at once; `ready` waits."""
-        if self.health is not Health.STOPPED or self._settled.is_set():
-            raise RuntimeError("an engine is started once")
+        """Start the engine process, which loads the model. Returns at once; `ready` waits for it."""
+        if self.health is not Health.STOPPED or self._load_ended.is_set():
+            raise RuntimeError("an engine can be started only once")
         ours, theirs = socket.socketpair()
         self.spawn(theirs)
         self.health, self.reason = Health.LOADING, "the model is being loaded"
@@ -112,25 +128,25 @@ class AsyncEngine:
         if self.tokenizer is not None and self.tokenizer.chat_template is not None:
             self._warm = loop.run_in_executor(None, self.tokenizer.chat, [{"role": "user", "content": "Hello"}])
             self._warm.add_done_callback(lambda warm: warm.cancelled() or warm.exception())
-        transport, _ = await loop.create_unix_connection(lambda: _Ear(self), sock=ours)
+        transport, _ = await loop.create_unix_connection(lambda: _EngineProtocol(self), sock=ours)
         self._transport = transport
-        self._say(Load(self.options, self._factory))
+        self._send(Load(self.options, self._factory))
 
     def spawn(self, end: socket.socket) -> None:
-        """Have the engine at the other end of the line: a process, which loads what a server needs and no more."""
+        """Start the engine process with its end of the socket pair."""
         path = os.pathsep.join(filter(None, sys.path))
         with end:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "phase6_integration.engine_process", str(end.fileno()), str(os.getpid())],
                 pass_fds=[end.fileno()],
                 stdin=subprocess.DEVNULL,
-                process_group=0,  # Ctrl-C is for the front; this one could not even ignore it before it has begun
+                process_group=0,  # so that Ctrl-C reaches this process only
                 env={**os.environ, **openmp_environment(self.options.threads or 1), "PYTHONPATH": path},
             )
 
     async def ready(self) -> None:
-        """Returns once requests can be taken; UnavailableError if that will never be."""
-        await self._settled.wait()
+        """Wait until the engine takes requests. UnavailableError if it has failed."""
+        await self._load_ended.wait()
         if self._warm is not None:
             await asyncio.wait([self._warm])
         if self.health is not Health.READY:
@@ -148,83 +164,84 @@ class AsyncEngine:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    # Requests come, and are let go of.
+    # Requests.
 
     # region submit
-    def submit(self, asks: Sequence[Ask]) -> Reply:
-        """Take them all in, or none: ValueError for what can never be served, QueueFullError if too many wait,
-        UnavailableError if there is no engine to serve them."""
+    def submit(self, requests: Sequence[EngineRequest]) -> OutputStream:
+        """Submit all requests, or none. ValueError if one can never be served, QueueFullError if too many wait,
+        UnavailableError if the engine is not ready."""
         if self.health is not Health.READY:
             raise UnavailableError(self.health, self.reason)
-        if not asks:
-            raise ValueError("there is nothing to answer")
+        if not requests:
+            raise ValueError("at least one request is needed")
         limit = self.options.max_num_queued_reqs
-        if len(asks) > limit:
-            raise ValueError(f"{len(asks)} answers are asked for at once; at most {limit} may wait")
-        if len(self._waiting) + len(asks) > limit:
+        if len(requests) > limit:
+            raise ValueError(f"{len(requests)} completions are requested at once; at most {limit} may wait")
+        if len(self._waiting) + len(requests) > limit:
             raise QueueFullError(limit)
-        for ask in asks:
-            self._check(ask)
-        if len({ask.id for ask in asks} | self._live.keys()) < len(asks) + len(self._live):
-            raise ValueError("ids of requests are unique among those that live")
+        for request in requests:
+            self._check(request)
+        if len({request.id for request in requests} | self._live.keys()) < len(requests) + len(self._live):
+            raise ValueError("a request id must be unique among unfinished requests")
         now = time.monotonic()
-        answers = [Answer(index, ask, now, self.tokenizer) for index, ask in enumerate(asks)]
-        reply = Reply(answers, self.abort)
+        stamped = [msgspec.structs.replace(request, arrival=now) for request in requests]
+        outputs = [OutputProcessor(index, request, self.tokenizer) for index, request in enumerate(stamped)]
+        stream = OutputStream(outputs, self.abort)
         if not self._live:
-            self._watchdog.hear()
+            self._watchdog.reset()
             self._idle.clear()
-        for answer in answers:
-            ask = answer.ask
-            self._live[ask.id] = answer, reply
-            self._waiting.add(ask.id)
-            self._say(Submit(ask.id, ask.prompt, ask.params, ask.priority, ask.cache_salt, now, ask.timeout))
-        return reply
+        for output in outputs:
+            request = output.request
+            self._live[request.id] = output, stream
+            self._waiting.add(request.id)
+            self._send(request)
+        return stream
 
     # endregion
 
-    def abort(self, answers: Sequence[Answer]) -> None:
-        """Nobody reads these any more."""
-        for answer in answers:
-            self._cut(answer, FinishReason.ABORT)
+    def abort(self, outputs: Sequence[OutputProcessor]) -> None:
+        """Abort requests, of which some may have finished."""
+        for output in outputs:
+            self._finish_early(output, FinishReason.ABORT)
 
-    def _cut(self, answer: Answer, reason: FinishReason, error: str | None = None) -> None:
-        """End an answer for its client here and now. The engine is told, and has the last word later."""
-        if not answer.done:
-            self._live[answer.ask.id][1].put(answer.end(reason, error))
-            self._say(Finish(answer.ask.id, FinishReason.ABORT))
+    def _finish_early(self, output: OutputProcessor, reason: FinishReason, error: str | None = None) -> None:
+        """Send the client its last chunk now, and have the engine abort the request."""
+        if not output.done:
+            self._live[output.request.id][1].put(output.finish(reason, error))
+            self._send(Finish(output.request.id, FinishReason.ABORT))
 
-    def _check(self, ask: Ask) -> None:
-        """What the engine would refuse later is refused now."""
-        Request(ask.id, ask.prompt, ask.params, ask.priority, cache_salt=ask.cache_salt)
-        Deadlines(total=ask.timeout)
-        for text in (ask.id, ask.cache_salt):
-            text.encode()  # half of a surrogate pair is a ValueError, as all else is
-        vocabulary, params = self.config.vocab_size, ask.params
-        for token in (max(ask.prompt), *params.stop_token_ids, *dict(params.logit_bias)):
+    def _check(self, request: EngineRequest) -> None:
+        """Refuse here what the engine would refuse: the request's own limits, the vocabulary and the context."""
+        Request(request.id, request.prompt, request.params, request.priority, cache_salt=request.cache_salt)
+        Deadlines(total=request.timeout)
+        for text in (request.id, request.cache_salt):
+            text.encode()  # a lone surrogate raises UnicodeEncodeError, a ValueError
+        vocabulary, params = self.config.vocab_size, request.params
+        for token in (max(request.prompt), *params.stop_token_ids, *dict(params.logit_bias)):
             if token >= vocabulary:
-                raise ValueError(f"token {token} is not of this model; its ids go to {vocabulary - 1}")
+                raise ValueError(f"token ids of this model run from 0 to {vocabulary - 1}, got {token}")
         if params.stop and self.tokenizer is None:
-            raise ValueError("stop strings are found in text, and this model has no tokenizer; use stop_token_ids")
-        if len(ask.prompt) + params.max_tokens > self.max_model_len:
+            raise ValueError("stop strings need a tokenizer, which this model has not; use stop_token_ids")
+        if len(request.prompt) + params.max_tokens > self.max_model_len:
             raise ValueError(
-                f"the prompt has {len(ask.prompt)} tokens and max_tokens is {params.max_tokens}; together they may be "
-                f"{self.max_model_len}"
+                f"the prompt has {len(request.prompt)} tokens and max_tokens is {params.max_tokens}; "
+                f"together they may be {self.max_model_len}"
             )
 
-    # The engine speaks.
+    # Messages of the engine.
 
-    def hear(self, message: ToFront) -> None:
-        self._watchdog.hear()
+    def handle(self, message: ToFront) -> None:
+        self._watchdog.reset()
         match message:
             case Update():
                 self._update(message)
             case Ready():
-                self.ready_word = message
+                self.ready_info = message
                 self.max_model_len = message.max_model_len
                 self.gauges = Gauges(pages_total=message.pages, pages_free=message.pages)
                 if self.health is Health.LOADING:
                     self.health, self.reason = Health.READY, "ready"
-                self._settled.set()
+                self._load_ended.set()
                 self._watchdog.start()
             case Logged(level=level, text=text):
                 engine_log.log(level, text)
@@ -233,82 +250,82 @@ class AsyncEngine:
 
     # region update
     def _update(self, update: Update) -> None:
-        """Hand out what a step has yielded. An answer may end here, by a stop string: then the engine is told."""
+        """Pass the results of a step to their streams. A stop string is found here, and then the engine is notified."""
         self.gauges = update.gauges
-        for name, admitted, cached in ((one.id, one.admitted, one.cached) for one in update.started):
-            answer, reply = self._live[name]
-            answer.state.times.admitted, answer.state.cached_tokens = admitted, cached
-            self._waiting.discard(name)
-            reply.admit()
-        reasons = {one.id: one.reason for one in update.ended}
-        answered = 0
-        for output in update.outputs:
-            answer, reply = self._live[output.id]
-            if answer.done:
+        for started in update.started:
+            output, stream = self._live[started.id]
+            output.state.times.admitted, output.state.cached_tokens = started.admitted, started.cached
+            self._waiting.discard(started.id)
+            stream.mark_admitted()
+        reasons = {ended.id: ended.reason for ended in update.ended}
+        prompt_tokens = 0
+        for new in update.outputs:
+            output, stream = self._live[new.id]
+            if output.done:
                 continue
-            if not answer.state.generated:
-                answered += len(answer.ask.prompt)
-            if output.prompt_logprobs is not None:
-                answer.state.prompt_logprobs = output.prompt_logprobs
+            if not output.state.generated:
+                prompt_tokens += len(output.request.prompt)
+            if new.prompt_logprobs is not None:
+                output.state.prompt_logprobs = new.prompt_logprobs
             try:
-                delta = answer.take(output.token, output.logprobs, reasons.get(output.id), update.at)
+                chunk = output.append(new.token, new.logprobs, reasons.get(new.id), update.at)
             except Exception:
-                log.exception("the text of request %s cannot be made", output.id)
-                delta = answer.end(FinishReason.ERROR, "its text cannot be made")
-            if delta is None:
+                log.exception("detokenizing request %s failed", new.id)
+                chunk = output.finish(FinishReason.ERROR, "its text cannot be made")
+            if chunk is None:
                 continue
-            reply.put(delta)
-            if delta.finish_reason is not None and output.id not in reasons:
-                stopped = delta.finish_reason is FinishReason.STOP
-                self._say(Finish(output.id, FinishReason.STOP if stopped else FinishReason.ABORT))
-        for one in update.ended:
-            self._end(one.id, one.reason, one.error, update.at)
+            stream.put(chunk)
+            if chunk.finish_reason is not None and new.id not in reasons:
+                stopped = chunk.finish_reason is FinishReason.STOP
+                self._send(Finish(new.id, FinishReason.STOP if stopped else FinishReason.ABORT))
+        for ended in update.ended:
+            self._end(ended.id, ended.reason, ended.error, update.at)
         tokens = update.prefill_tokens, update.decode_tokens
-        report = StepReport(*tokens, update.seconds, update.gauges, answered, len(update.outputs))
+        report = StepReport(*tokens, update.seconds, update.gauges, prompt_tokens, len(update.outputs))
         for observer in self.observers:
             observer.stepped(report)
 
     # endregion
 
-    def _end(self, name: str, reason: FinishReason, error: str | None, at: float) -> None:
-        """The last of a request."""
-        answer, reply = self._live.pop(name)
-        self._waiting.discard(name)
-        answer.state.times.finish(at)
-        if not answer.done:
-            reply.put(answer.end(reason, error))
+    def _end(self, id: str, reason: FinishReason, error: str | None, at: float) -> None:
+        """Remove a request after the engine's last message about it."""
+        output, stream = self._live.pop(id)
+        self._waiting.discard(id)
+        output.state.times.finish(at)
+        if not output.done:
+            stream.put(output.finish(reason, error))
         for observer in self.observers:
-            observer.finished(answer.ask, answer.state, answer.reason or reason)
+            observer.finished(output.request, output.state, output.reason or reason)
         if not self._live:
             self._idle.set()
 
-    def _say(self, message: ToEngine) -> None:
+    def _send(self, message: ToEngine) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frame(message))
 
-    # It ends, one way or another.
+    # Failure and shutdown.
 
     def lost(self) -> None:
-        """The line is closed: the process has ended, or is about to."""
+        """Called when the channel closes: the engine process has exited or is about to."""
         if self.health not in (Health.STOPPED, Health.DEAD, Health.HUNG):
             code = self._process.poll() if self._process else None
             self._fail(Health.DEAD, "its process has ended" + (f" with status {code}" if code is not None else ""))
 
     def _hung(self) -> None:
-        self._fail(Health.HUNG, f"it has work and has not said a word for {self._watchdog.limit:g} seconds")
+        self._fail(Health.HUNG, f"it has requests and has sent nothing for {self._watchdog.limit:g} seconds")
 
     def _fail(self, health: Health, reason: str) -> None:
-        """It will not say another word. Everyone who waits for one is told."""
+        """Kill the engine process and end every live request with an error."""
         log.error("the engine is %s: %s", health.value, reason)
         self.health, self.reason = health, reason
-        self._settled.set()
+        self._load_ended.set()
         self._kill()
         self._end_all(f"the engine is {health.value}")
 
     def _end_all(self, error: str) -> None:
         now = time.monotonic()
-        for name in list(self._live):
-            self._end(name, FinishReason.ERROR, error, now)
+        for id in list(self._live):
+            self._end(id, FinishReason.ERROR, error, now)
         self.gauges = replace(self.gauges, running=0, waiting=0, pages_used=0)
 
     def _kill(self) -> None:
@@ -319,54 +336,54 @@ class AsyncEngine:
             self._process.kill()
 
     async def drain(self, timeout: float) -> None:
-        """Take no more requests, and serve those that live to their end. Who lives after `timeout` ends in error."""
+        """Refuse new requests and wait for the live ones. Those that remain after `timeout` end with an error."""
         if self.health is Health.READY:
             self.health, self.reason = Health.DRAINING, "it is about to stop"
         if await self._is_idle(timeout):
             return
-        for answer, _ in list(self._live.values()):
-            self._cut(answer, FinishReason.ERROR, "the server is stopping")
-        await self._is_idle(LAST_WORDS)
+        for output, _ in list(self._live.values()):
+            self._finish_early(output, FinishReason.ERROR, "the server is stopping")
+        await self._is_idle(STOP_TIMEOUT)
 
     async def _is_idle(self, timeout: float) -> bool:
-        """Whether the engine has said its last word on everyone, now or before the time is up."""
+        """Whether the engine has ended every request, now or before the time is up."""
         if self._live:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), timeout)
         return not self._live
 
     async def close(self) -> None:
-        """End the process, and with it all that lives. May be called again."""
+        """End every live request and the engine process. May be called repeatedly."""
         if self.health is not Health.STOPPED:
             self.health, self.reason = Health.STOPPED, "it was closed"
-        self._settled.set()
+        self._load_ended.set()
         self._end_all("the engine was closed")
         self._watchdog.stop()
         if self._transport is not None:
-            self._transport.close()  # it hears that nobody listens, and ends
+            self._transport.close()  # the engine reads EOF and exits
         process = self._process
         if process is None or process.returncode is not None:
             return
         try:
-            if self.ready_word is not None:  # while it loads it hears nothing
+            if self.ready_info is not None:  # while loading it reads nothing
                 await _end_of(process)
         finally:
-            process.kill()  # unless it has ended; also if nobody waits any more
+            process.kill()  # no effect if it has exited; also on cancellation
         await _end_of(process)
 
 
 async def _end_of(process: "subprocess.Popen[bytes]") -> None:
-    """It has ended, or has had its time. A thread of its own waits: the loop's may all be in calls without end."""
+    """Wait STOP_TIMEOUT for the process to exit, in a thread of its own: the loop's executor may be blocked."""
     waiter = ThreadPoolExecutor(1)
     try:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            await asyncio.get_running_loop().run_in_executor(waiter, process.wait, LAST_WORDS)
+            await asyncio.get_running_loop().run_in_executor(waiter, process.wait, STOP_TIMEOUT)
     finally:
         waiter.shutdown(wait=False)
 
 
-class _Ear(asyncio.Protocol):
-    """What comes over the line, as messages."""
+class _EngineProtocol(asyncio.Protocol):
+    """Decodes the engine's messages and passes them to AsyncEngine."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
@@ -374,7 +391,7 @@ class _Ear(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for message in self._frames.feed(data):
-            self._engine.hear(message)
+            self._engine.handle(message)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._engine.lost()

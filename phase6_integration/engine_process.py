@@ -1,7 +1,7 @@
-"""The engine's process: hear what the front says, step, say what came of it. It knows no HTTP and no text.
+"""The engine process: reads requests, runs steps, sends their results. It handles token ids only, no HTTP and no text.
 
-It is a process of its own because both sides are Python. On threads of one process a step and the event loop would take
-turns at the interpreter; and a step that hangs inside a library could not be watched, nor ended, from the same process.
+It is a separate process because both sides are Python. In threads of one process, a step and the event loop would take
+turns at the interpreter lock; and a step that hangs inside a library could not be detected or killed.
 """
 
 import contextlib
@@ -21,72 +21,73 @@ from phase5_continuous.deadlines import Deadlines
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.gc_freeze import gc_freeze
 from phase6_integration.isolation import BrokenError
-from phase6_integration.options import EngineOptions
-from phase6_integration.stats import Gauges
-from phase6_integration.wire import (
+from phase6_integration.messages import (
+    Channel,
     Dead,
     Ended,
+    EngineRequest,
     Finish,
-    Line,
     Load,
     Logged,
     Output,
     Ready,
     Started,
-    Submit,
     ToEngine,
     Update,
 )
+from phase6_integration.options import EngineOptions
+from phase6_integration.stats import Gauges
 
 log = logging.getLogger(__name__)
 PR_SET_PDEATHSIG = 1
 
 
 class Loop:
-    """Steps while there is work, sleeps while there is none; every word of the front is heard between two steps."""
+    """The engine loop: runs steps while there is work and sleeps otherwise. Messages are read between two steps."""
 
-    def __init__(self, line: Line, core: EngineCore[Any], scheduler: Scheduler) -> None:
-        self.line = line
+    def __init__(self, channel: Channel, core: EngineCore[Any], scheduler: Scheduler) -> None:
+        self.channel = channel
         self.core = core
         self.scheduler = scheduler
-        self._requests: dict[str, Request] = {}  # everyone of whose end the front has not been told
-        self._unannounced: dict[str, Request] = {}  # those of them that were not admitted when last looked at
+        self._requests: dict[str, Request] = {}  # every request whose end is not sent yet
+        self._unannounced: dict[str, Request] = {}  # requests whose admission is not sent yet
 
     # region run
     def run(self) -> None:
-        """Until the front goes."""
+        """Until the HTTP process closes the channel."""
         while True:
-            for message in self.line.receive(wait=not self.core.has_work):
-                self.hear(message)
+            for message in self.channel.receive(wait=not self.core.has_work):
+                self.handle(message)
             step = self.core.step() if self.core.has_work else None
             if step is not None:
-                self.line.send(self._update(step))
+                self.channel.send(self._update(step))
 
     # endregion
 
-    def hear(self, message: ToEngine) -> None:
+    def handle(self, message: ToEngine) -> None:
         match message:
-            case Submit():
+            case EngineRequest():
                 self._submit(message)
-            case Finish(id=name, reason=reason):
-                request = self._requests.get(name)
+            case Finish(id=id, reason=reason):
+                request = self._requests.get(id)
                 if request is not None:
                     self.core.finish(request, reason)
             case Load():
-                raise ValueError("an engine is loaded once")
+                raise ValueError("an engine can be loaded only once")
 
-    def _submit(self, ask: Submit) -> None:
-        request = Request(ask.id, ask.prompt, ask.params, ask.priority, ask.arrival, ask.cache_salt)
-        deadlines = None if ask.timeout is None else Deadlines(total=ask.timeout)
+    def _submit(self, message: EngineRequest) -> None:
+        id, prompt, params = message.id, message.prompt, message.params
+        request = Request(id, prompt, params, message.priority, message.arrival, message.cache_salt)
+        deadlines = None if message.timeout is None else Deadlines(total=message.timeout)
         try:
             self.core.submit(request, deadlines)
-        except ValueError as error:  # the front has let by what can never be served
-            log.error("request %s is refused: %s", ask.id, error)
+        except ValueError as error:  # AsyncEngine should have refused it
+            log.error("request %s is refused: %s", id, error)
             request.finish(FinishReason.ERROR, self.core.clock(), str(error))
             ended = [Ended(request.id, FinishReason.ERROR, request.error)]
-            self.line.send(Update(self.core.clock(), 0.0, 0, 0, [], [], ended, Gauges.read(self.scheduler)))
+            self.channel.send(Update(self.core.clock(), 0.0, 0, 0, [], [], ended, Gauges.read(self.scheduler)))
             return
-        self._requests[ask.id] = self._unannounced[ask.id] = request
+        self._requests[id] = self._unannounced[id] = request
 
     def _update(self, step: Step) -> Update:
         started = self._started(step)
@@ -104,7 +105,7 @@ class Loop:
         return Update(self.core.clock(), seconds, step.prefill_tokens, step.decode_tokens, started, outputs, ended, now)
 
     def _started(self, step: Step) -> list[Started]:
-        """Whose first slice this was. It began after what the cache had of its prompt."""
+        """Requests that were admitted in this step. The first slice starts after the cached part of the prompt."""
         if not self._unannounced:
             return []
         started = []
@@ -118,7 +119,7 @@ Made = tuple[EngineCore[Any], Scheduler, Ready]
 
 
 def bundled_engine(options: EngineOptions) -> Made:
-    """What a server loads. Others can be named instead: tests have engines that fail in every way there is."""
+    """The default factory. Tests name others, which fail in various ways."""
     from phase6_integration.assemble import assemble
 
     parts = assemble(options)
@@ -128,50 +129,50 @@ def bundled_engine(options: EngineOptions) -> Made:
     return parts.core, parts.scheduler, ready
 
 
-class ToTheFront(logging.Handler):
-    """A log whose lines go to the front."""
+class ChannelHandler(logging.Handler):
+    """Sends log records to the HTTP process."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, channel: Channel) -> None:
         super().__init__()
-        self._line = line
+        self._channel = channel
 
     def emit(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(ConnectionError):  # nobody is left to tell
-            self._line.send(Logged(record.levelno, self.format(record)))
+        with contextlib.suppress(ConnectionError):  # the HTTP process has gone
+            self._channel.send(Logged(record.levelno, self.format(record)))
 
 
-def _made(load: Load, line: Line) -> Made | None:
-    """The engine. What a machine or a directory lacks is a reason, not a fault: it is said in a line."""
+def _build(load: Load, channel: Channel) -> Made | None:
+    """Build the engine. A missing file or too little memory is reported without a traceback."""
     try:
         return _function(load.factory)(load.options)
     except (ValueError, OSError, MemoryError) as error:
-        line.send(Dead(str(error)))
-        line.flush()
+        channel.send(Dead(str(error)))
+        channel.flush()
         return None
 
 
-def serve(line: Line) -> int:
-    """Load what the first word says, then serve. Whatever goes wrong is said to the front before this process ends."""
+def serve(channel: Channel) -> int:
+    """Load the model that the first message names, then serve. A failure is reported before this process exits."""
     try:
-        first, *others = line.receive(wait=True)
+        first, *others = channel.receive(wait=True)
         if not isinstance(first, Load):
-            raise ValueError(f"the first word must be Load, got {type(first).__name__}")
+            raise ValueError(f"the first message must be Load, got {type(first).__name__}")
         with gc_freeze():
-            made = _made(first, line)
+            made = _build(first, channel)
         if made is None:
             return 1
         core, scheduler, ready = made
-        line.send(ready)
-        loop = Loop(line, core, scheduler)
+        channel.send(ready)
+        loop = Loop(channel, core, scheduler)
         for message in others:
-            loop.hear(message)
+            loop.handle(message)
         loop.run()
-    except (EOFError, ConnectionError):  # the front has gone, and nobody is left to serve
+    except (EOFError, ConnectionError):  # the HTTP process has gone
         return 0
     except Exception as error:
         log.exception("the engine has failed")
-        line.send(Dead(str(error) if isinstance(error, BrokenError) else f"{type(error).__name__}: {error}"))
-        line.flush()
+        channel.send(Dead(str(error) if isinstance(error, BrokenError) else f"{type(error).__name__}: {error}"))
+        channel.flush()
         return 1
     return 0
 
@@ -183,21 +184,21 @@ def _function(name: str) -> Callable[[EngineOptions], Made]:
 
 
 def main() -> int:
-    """Signals are the front's affair: it drains the engine, then lets go of it. If the front itself dies, so does this,
-    even in the middle of a step."""
+    """Run the process. It ignores signals: the HTTP process drains it, then closes the channel. If the HTTP process
+    dies, the kernel kills this one, even in the middle of a step."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     descriptor, front = map(int, sys.argv[1:])
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != front:  # it died before that
+        if os.getppid() != front:  # it died before the call
             return 0
-    line = Line(socket.socket(fileno=descriptor))
-    logging.basicConfig(level=logging.WARNING, handlers=[ToTheFront(line)])
+    channel = Channel(socket.socket(fileno=descriptor))
+    logging.basicConfig(level=logging.WARNING, handlers=[ChannelHandler(channel)])
     logging.captureWarnings(True)
-    status = serve(line)
+    status = serve(channel)
     sys.stderr.flush()
-    os._exit(status)  # threads of libraries are not worth waiting for
+    os._exit(status)  # does not wait for threads of libraries
 
 
 if __name__ == "__main__":

@@ -1,51 +1,51 @@
-"""Notices that an engine with work has fallen silent."""
+"""Watchdog: detects an engine that has requests but sends nothing."""
 
 import asyncio
 import time
 from collections.abc import Callable
 
-STANDSTILL = 1.0  # seconds that a timer may be late by
+PAUSE = 1.0  # seconds a timer may be late before this process itself counts as paused
 
 
 class Watchdog:
-    """Barks once, when there is work and nothing has been heard for `limit` seconds. Until then it wakes up once in a
-    limit, however much is heard."""
+    """Calls `on_hang` once, when there is work and no message has arrived for `limit` seconds. A message only stores
+    the time: the timer fires about once per limit, not once per message."""
 
-    def __init__(self, limit: float, *, working: Callable[[], bool], bark: Callable[[], None]) -> None:
+    def __init__(self, limit: float, *, has_work: Callable[[], bool], on_hang: Callable[[], None]) -> None:
         self.limit = limit
-        self._working = working
-        self._bark = bark
-        self._heard = 0.0
-        self._due = 0.0  # when it meant to look again
+        self._has_work = has_work
+        self._on_hang = on_hang
+        self._last_message = 0.0
+        self._due = 0.0  # when the timer should fire
         self._timer: asyncio.Handle | None = None
 
     def start(self) -> None:
-        self.hear()
-        self._due = self._heard
-        self._look()
+        self.reset()
+        self._due = self._last_message
+        self._check()
 
-    def hear(self) -> None:
-        """A word, or the first work after a time without any: silence is counted from here."""
-        self._heard = time.monotonic()
+    def reset(self) -> None:
+        """A message has arrived, or the first request after an idle time: count the silence from now."""
+        self._last_message = time.monotonic()
 
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
 
-    # region look
-    def _look(self) -> None:
+    # region check
+    def _check(self) -> None:
         now = time.monotonic()
-        if now - self._due > STANDSTILL:
-            # This process stood still itself: what was said meanwhile is yet to be heard.
-            self._heard = now
+        if now - self._due > PAUSE:
+            # This process was paused itself: messages of that time are still unread in the socket.
+            self._last_message = now
         # region exercise 6.6
-        silence = now - self._heard
-        if self._working() and silence >= self.limit:
-            self._bark()
+        silence = now - self._last_message
+        if self._has_work() and silence >= self.limit:
+            self._on_hang()
             return
-        wait = self.limit - silence if self._working() else self.limit
+        wait = self.limit - silence if self._has_work() else self.limit
         # endregion
         self._due = now + wait
-        self._timer = asyncio.get_running_loop().call_later(wait, self._look)
+        self._timer = asyncio.get_running_loop().call_later(wait, self._check)
 
     # endregion

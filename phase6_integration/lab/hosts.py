@@ -27,11 +27,11 @@ from phase0_request.metrics import percentile
 from phase6_integration.async_engine import AsyncEngine
 from phase6_integration.engine_process import serve
 from phase6_integration.gc_freeze import freeze
+from phase6_integration.messages import Channel
 from phase6_integration.options import EngineOptions
 from phase6_integration.server.app import create_app
-from phase6_integration.server.connection import connections
 from phase6_integration.server.settings import ServerSettings
-from phase6_integration.wire import Line
+from phase6_integration.server.transport import connections
 
 TICK = 0.002  # seconds
 
@@ -40,7 +40,7 @@ class OnAThread(AsyncEngine):
     """The engine on a thread of the server's process."""
 
     def spawn(self, end: socket.socket) -> None:
-        self.thread = threading.Thread(target=serve, args=(Line(end),))
+        self.thread = threading.Thread(target=serve, args=(Channel(end),))
         self.thread.start()
 
     async def close(self) -> None:

@@ -1,27 +1,24 @@
-"""create_app: the routes of one server, put together."""
+"""create_app: the FastAPI application of one server."""
 
 from importlib.metadata import version
-from typing import Annotated
 
-from fastapi import APIRouter, FastAPI, Path, Request, Response
-from pydantic import BaseModel
+from fastapi import FastAPI
 
 from phase6_integration.async_engine import AsyncEngine
-from phase6_integration.server import documents, errors, models, responses
-from phase6_integration.server.chat import chat
-from phase6_integration.server.completions import complete
-from phase6_integration.server.documents import ASKED, READ, answer, body
-from phase6_integration.server.front import Front
-from phase6_integration.server.guard import Guard
-from phase6_integration.server.health import health_routes
-from phase6_integration.server.playground import playground_routes
-from phase6_integration.server.reading import read
+from phase6_integration.server import chat, completions, errors, health, model, openapi, playground, responses, schemas
+from phase6_integration.server.dependencies import ServerState
+from phase6_integration.server.middleware import middleware
 from phase6_integration.server.settings import ServerSettings
-from phase6_integration.server.tokens import detokenize, tokenize
+
+DESCRIBED = (
+    *(schemas.CompletionRequest, responses.CompletionResponse, responses.CompletionChunk),
+    *(schemas.ChatRequest, responses.ChatResponse, responses.ChatChunk),
+    *(schemas.TokenizeRequest, responses.TokenizeResponse, schemas.DetokenizeRequest, responses.DetokenizeResponse),
+)
 
 
 def create_app(engine: AsyncEngine, settings: ServerSettings) -> FastAPI:
-    """An OpenAI-style server over an engine, which may still be loading. Starting and ending that is the caller's."""
+    """An OpenAI-style server for an engine, which may still be loading. The caller starts and closes the engine."""
     app = FastAPI(
         title="nano-serving",
         version=version("nano-serving"),
@@ -30,72 +27,11 @@ def create_app(engine: AsyncEngine, settings: ServerSettings) -> FastAPI:
         redoc_url=None,
         separate_input_output_schemas=False,
         redirect_slashes=False,
+        middleware=middleware(settings),
     )
-    front = Front(engine, settings)
-    app.include_router(_asking(app, front))
-    app.include_router(_naming(front))
-    app.include_router(health_routes(engine, settings))
-    app.include_router(playground_routes())
-    app.add_middleware(Guard, settings=settings)
+    app.state.server = ServerState.of(engine, settings)
+    for module in (completions, chat, model, health, playground):
+        app.include_router(module.router)
+    openapi.install(app, DESCRIBED, app.state.server.limits, keys=bool(settings.api_keys))
     errors.install(app)
     return app
-
-
-def _asking(app: FastAPI, front: Front) -> APIRouter:
-    """The routes with a body. They read it themselves: see `reading`."""
-    routes = APIRouter(tags=["model"])
-    completion, conversation = front.bounds.completion, front.bounds.chat
-    text, tokens = front.bounds.tokenize, front.bounds.detokenize
-    described: list[type[BaseModel]] = [
-        *(completion, responses.CompletionResponse, responses.CompletionChunk),
-        *(conversation, responses.ChatResponse, responses.ChatChunk),
-        *(text, responses.TokenizeResponse, tokens, responses.DetokenizeResponse),
-    ]
-    documents.install(app, described, keys=bool(front.settings.api_keys))
-    asked, was_read = documents.errors(ASKED), documents.errors(READ)
-
-    completed = answer(responses.CompletionResponse, responses.CompletionChunk)
-
-    @routes.post("/v1/completions", responses={**completed, **asked}, openapi_extra=body(completion))
-    async def completions(request: Request) -> Response:
-        """A prompt, or several, continued."""
-        return await complete(front, await read(completion, request), request)
-
-    chatted = answer(responses.ChatResponse, responses.ChatChunk)
-
-    @routes.post("/v1/chat/completions", responses={**chatted, **asked}, openapi_extra=body(conversation))
-    async def chat_completions(request: Request) -> Response:
-        """A conversation, continued by the assistant."""
-        return await chat(front, await read(conversation, request), request)
-
-    tokenized = answer(responses.TokenizeResponse)
-
-    @routes.post("/tokenize", responses={**tokenized, **was_read}, openapi_extra=body(text))
-    async def tokenize_text(request: Request) -> Response:
-        """The tokens of a text or of a conversation."""
-        return await tokenize(front, (await read(text, request)).root)
-
-    detokenized = answer(responses.DetokenizeResponse)
-
-    @routes.post("/detokenize", responses={**detokenized, **was_read}, openapi_extra=body(tokens))
-    async def detokenize_tokens(request: Request) -> Response:
-        """The text of tokens."""
-        return await detokenize(front, await read(tokens, request))
-
-    return routes
-
-
-def _naming(front: Front) -> APIRouter:
-    routes = APIRouter(tags=["model"])
-
-    @routes.get("/v1/models", response_model=responses.ModelList)
-    async def list_models() -> object:
-        """The names that requests may give."""
-        return models.models(front)
-
-    @routes.get("/v1/models/{name:path}", response_model=responses.ServedModel, responses=documents.errors([404]))
-    async def one_model(name: Annotated[str, Path(json_schema_extra=front.bounds.named)]) -> object:
-        """What is known of one of them."""
-        return models.model(front, name)
-
-    return routes

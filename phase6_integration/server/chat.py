@@ -1,37 +1,53 @@
-"""POST /v1/chat/completions: a conversation, continued by the assistant."""
+"""POST /v1/chat/completions."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import Request
+from fastapi import APIRouter, Request, Response
 
-from phase6_integration.server.asking import answer_length, asks, check_lengths, check_samples, room
+from phase6_integration.server import openapi
+from phase6_integration.server.dependencies import Server, json_body
 from phase6_integration.server.errors import conflict
-from phase6_integration.server.exchange import Exchange
-from phase6_integration.server.front import Front
+from phase6_integration.server.formatter import Accumulator, Formatter
 from phase6_integration.server.logprobs import for_chat
-from phase6_integration.server.protocol import ChatRequest
-from phase6_integration.server.shape import Part, Shape
+from phase6_integration.server.parsing import (
+    check_lengths,
+    check_options,
+    engine_requests,
+    output_lengths,
+    requested_length,
+)
+from phase6_integration.server.responses import ChatChunk, ChatResponse
+from phase6_integration.server.schemas import ChatRequest
+from phase6_integration.server.streaming import GenerationResponse
+
+router = APIRouter(tags=["model"])
 
 
-async def chat(front: Front, body: ChatRequest, request: Request) -> Exchange:
-    """All that can be checked is checked before anything is rendered; the engine is asked last."""
-    front.model_name(body.model)
-    check_samples(body, 1, front.settings.max_choices)
+@router.post(
+    "/v1/chat/completions",
+    responses=openapi.answer(ChatResponse, ChatChunk) | openapi.errors(openapi.ENGINE),
+    openapi_extra=openapi.request_body(ChatRequest),
+)
+async def create_chat_completion(
+    body: Annotated[ChatRequest, json_body(ChatRequest)], request: Request, server: Server
+) -> Response:
+    """A conversation, continued by the assistant."""
+    check_options(server, body, 1)
     if body.top_logprobs is not None and not body.logprobs:
-        raise conflict("top_logprobs", "top_logprobs are told only with logprobs; set logprobs to true")
-    length = answer_length(body)
-    context = front.engine.max_model_len
-    said = "".join(message.text for message in body.messages)
-    check_lengths([said], front.texts.tokenizer.longest, context, "messages")
-    tokens = await front.texts.chat(body.messages, body.add_generation_prompt is not False)
-    rooms = room([tokens], length, None, context, "messages")
-    call = front.call("chatcmpl", body, request, [tokens])
+        raise conflict("top_logprobs", "top_logprobs need logprobs; set logprobs to true")
+    length, context, pool = requested_length(body), server.engine.max_model_len, server.tokenizers
+    check_lengths(["".join(one.text for one in body.messages)], pool.tokenizer.longest, context, "messages")
+    prompt = await pool.chat(body.messages, body.add_generation_prompt is not False)
+    lengths = output_lengths([prompt], length, None, context, "messages")
+    formatter = ChatFormatter(server, body, request.state.request_id, [prompt])
+    formatter.logprobs = bool(body.logprobs)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    shape = ChatShape(call, front.names, bool(body.logprobs))
-    return front.exchange(body, asks(body, call.id, [tokens], rooms, logprobs), shape)
+    requests = engine_requests(body, formatter.id, [prompt], lengths, logprobs)
+    return GenerationResponse(server, requests, formatter, body)
 
 
-class ChatShape(Shape):
+class ChatFormatter(Formatter):
+    prefix = "chatcmpl"
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
@@ -39,22 +55,22 @@ class ChatShape(Shape):
         delta = {"role": "assistant", "content": ""}
         return [
             {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, "stop_reason": None}
-            for index in range(self.call.n)
+            for index in range(self.n)
         ]
 
-    def choice(self, index: int, part: Part) -> dict[str, Any]:
-        message = {"role": "assistant", "content": part.text}
-        return {"index": index, "message": message, **self._rest(index, part)}
+    def choice(self, index: int, new: Accumulator) -> dict[str, Any]:
+        message = {"role": "assistant", "content": new.text}
+        return {"index": index, "message": message, **self._rest(index, new)}
 
-    def piece(self, index: int, part: Part) -> dict[str, Any]:
-        delta = {"content": part.text} if part.text else {}
-        return {"index": index, "delta": delta, **self._rest(index, part)}
+    def delta(self, index: int, new: Accumulator) -> dict[str, Any]:
+        delta = {"content": new.text} if new.text else {}
+        return {"index": index, "delta": delta, **self._rest(index, new)}
 
-    def _rest(self, index: int, part: Part) -> dict[str, Any]:
-        entries = for_chat(self.names, part.tokens, part.logprobs) if self.logprobs else None
-        stop = self.answers[index].stop_reason if part.finish_reason == "stop" else None
+    def _rest(self, index: int, new: Accumulator) -> dict[str, Any]:
+        entries = for_chat(self.names, new.tokens, new.logprobs) if self.logprobs else None
+        stop = self.outputs[index].stop_reason if new.finish_reason == "stop" else None
         return {
             "logprobs": None if entries is None else {"content": entries},
-            "finish_reason": part.finish_reason,
+            "finish_reason": new.finish_reason,
             "stop_reason": stop,
         }

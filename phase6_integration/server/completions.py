@@ -1,50 +1,66 @@
-"""POST /v1/completions: a prompt, or several, continued."""
+"""POST /v1/completions."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, cast
 
-from fastapi import Request
+from fastapi import APIRouter, Request, Response
 
 from phase0_request.request import TokenLogprobs
-from phase6_integration.server.asking import answer_length, asks, check_lengths, check_samples, check_scores, room
+from phase6_integration.server import openapi
+from phase6_integration.server.dependencies import Server, ServerState, json_body
 from phase6_integration.server.errors import conflict
-from phase6_integration.server.exchange import Exchange
-from phase6_integration.server.front import Front
-from phase6_integration.server.logprobs import Names, for_completion, prompt_offsets
-from phase6_integration.server.protocol import CompletionRequest, Prompt
-from phase6_integration.server.shape import Call, Part, Shape
-from phase6_integration.server.texts import Texts
+from phase6_integration.server.formatter import Accumulator, Formatter
+from phase6_integration.server.logprobs import for_completion, prompt_offsets
+from phase6_integration.server.parsing import (
+    check_lengths,
+    check_options,
+    check_scores,
+    engine_requests,
+    output_lengths,
+    requested_length,
+)
+from phase6_integration.server.responses import CompletionChunk, CompletionResponse
+from phase6_integration.server.schemas import CompletionRequest, Prompt
+from phase6_integration.server.streaming import GenerationResponse
+from phase6_integration.server.tokenization import TokenizerPool
 
-DEFAULT_MAX_TOKENS = 16  # as everywhere
+DEFAULT_MAX_TOKENS = 16  # as in OpenAI's API
+
+router = APIRouter(tags=["model"])
 
 
-async def complete(front: Front, body: CompletionRequest, request: Request) -> Exchange:
-    """All that can be checked is checked before anything is tokenized; the engine is asked last."""
-    front.model_name(body.model)
-    given = _split(body.prompt)
-    check_samples(body, len(given), front.settings.max_choices)
+@router.post(
+    "/v1/completions",
+    responses=openapi.answer(CompletionResponse, CompletionChunk) | openapi.errors(openapi.ENGINE),
+    openapi_extra=openapi.request_body(CompletionRequest),
+)
+async def create_completion(
+    body: Annotated[CompletionRequest, json_body(CompletionRequest)], request: Request, server: Server
+) -> Response:
+    """A prompt, or several, continued."""
+    given, context, pool = _split(body.prompt), server.engine.max_model_len, server.tokenizers
+    check_options(server, body, len(given))
     if body.max_tokens == 0 and not body.echo:
         raise conflict("max_tokens", "max_tokens may be 0 only with echo: there would be nothing to answer")
-    context = front.engine.max_model_len
-    prompts = await _read(front.texts, given, context)
+    prompts = await _tokenize(pool, given, context)
     tokens = [prompt.tokens for prompt in prompts]
-    rooms = room(tokens, answer_length(body), DEFAULT_MAX_TOKENS, context)
+    lengths = output_lengths(tokens, requested_length(body), DEFAULT_MAX_TOKENS, context)
     prompt_logprobs = body.logprobs if body.echo else None
     if prompt_logprobs is not None:
-        check_scores(body, tokens, prompt_logprobs, front.settings.max_scores)
-    call = front.call("cmpl", body, request, tokens, delivers=body.max_tokens != 0)
-    echoes = [await _echo(front.texts, prompt) for prompt in prompts] if body.echo else None
-    shape = CompletionShape(call, front.names, body.logprobs is not None, echoes)
-    return front.exchange(body, asks(body, call.id, tokens, rooms, body.logprobs, prompt_logprobs), shape)
+        check_scores(body, tokens, prompt_logprobs, server.settings.max_scores)
+    echoes = [await _echo(pool, prompt) for prompt in prompts] if body.echo else None
+    formatter = CompletionFormatter(server, body, request.state.request_id, tokens, echoes)
+    requests = engine_requests(body, formatter.id, tokens, lengths, body.logprobs, prompt_logprobs)
+    return GenerationResponse(server, requests, formatter, body)
 
 
 class _Prompt(NamedTuple):
     tokens: tuple[int, ...]
-    text: str | None  # None: it was given as tokens
+    text: str | None  # None: given as token ids
 
 
 class Echo(NamedTuple):
-    """A prompt as an answer begins with it."""
+    """A prompt as it is repeated at the start of the output."""
 
     text: str
     tokens: Sequence[int]
@@ -52,7 +68,7 @@ class Echo(NamedTuple):
 
 
 def _split(prompt: Prompt) -> list[str] | list[list[int]]:
-    """A list of prompts, whichever of its four forms this one has."""
+    """The list of prompts, whichever of the four forms was given."""
     match prompt:
         case str():
             return [prompt]
@@ -62,44 +78,58 @@ def _split(prompt: Prompt) -> list[str] | list[list[int]]:
             return cast(list[str] | list[list[int]], prompt)
 
 
-async def _read(texts: Texts, prompts: list[str] | list[list[int]], context: int) -> list[_Prompt]:
-    given = [prompt for prompt in prompts if isinstance(prompt, str)]
-    if given:
-        check_lengths(given, texts.tokenizer.longest, context)
-        return [_Prompt(*pair) for pair in zip(await texts.encode(given), given, strict=True)]
+async def _tokenize(pool: TokenizerPool, prompts: list[str] | list[list[int]], context: int) -> list[_Prompt]:
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if texts:
+        check_lengths(texts, pool.tokenizer.longest, context)
+        return [_Prompt(*pair) for pair in zip(await pool.encode(texts), texts, strict=True)]
     return [_Prompt(tuple(cast(list[int], prompt)), None) for prompt in prompts]
 
 
-async def _echo(texts: Texts, prompt: _Prompt) -> Echo:
-    text = await texts.decode(prompt.tokens, "prompt") if prompt.text is None else prompt.text
-    return Echo(text, prompt.tokens, prompt_offsets(texts.tokenizer, prompt.tokens, text))
+async def _echo(pool: TokenizerPool, prompt: _Prompt) -> Echo:
+    text = await pool.decode(prompt.tokens, "prompt") if prompt.text is None else prompt.text
+    return Echo(text, prompt.tokens, prompt_offsets(pool.tokenizer, prompt.tokens, text))
 
 
-class CompletionShape(Shape):
+class CompletionFormatter(Formatter):
+    prefix = "cmpl"
     object = chunk_object = "text_completion"
 
-    def __init__(self, call: Call, names: Names, logprobs: bool, echoes: Sequence[Echo] | None) -> None:
-        super().__init__(call, names, logprobs)
+    def __init__(
+        self,
+        server: ServerState,
+        body: CompletionRequest,
+        request_id: str,
+        prompts: Sequence[tuple[int, ...]],
+        echoes: Sequence[Echo] | None,
+    ) -> None:
+        super().__init__(server, body, request_id, prompts)
+        self.logprobs = body.logprobs is not None
+        self._echo_only = body.max_tokens == 0  # the one token that the engine samples is not sent
         self._echoes = echoes
-        self._silent = set(range(len(self._parts)))  # those of which nothing was told yet, not even the prompt
+        self._unsent = set(range(len(prompts) * self.n))  # choices of which nothing is sent, not even the prompt
 
-    def choice(self, index: int, part: Part) -> dict[str, Any]:
-        reason, stop = part.finish_reason, None
-        if not self.call.delivers:
-            part, reason = Part(), reason and "length"
+    def choice(self, index: int, new: Accumulator) -> dict[str, Any]:
+        reason, stop = new.finish_reason, None
+        if self._echo_only:
+            new, reason = Accumulator(), reason and "length"
         elif reason == "stop":
-            stop = self.answers[index].stop_reason
-        text, tokens, offsets = part.text, part.tokens, part.offsets
-        found: list[TokenLogprobs | None] = [*part.logprobs]
+            stop = self.outputs[index].stop_reason
+        text, tokens, offsets = new.text, new.tokens, new.offsets
+        found: list[TokenLogprobs | None] = [*new.logprobs]
         if self._echoes is not None:
-            echo = self._echoes[index // self.call.n]
+            echo = self._echoes[index // self.n]
             offsets = [offset + len(echo.text) for offset in offsets]
-            if index in self._silent:
+            if index in self._unsent:
                 text = echo.text + text
                 tokens, offsets = [*echo.tokens, *tokens], [*echo.offsets, *offsets]
-                found = [None, *(self.answers[index].prompt_logprobs or ()), *found]
-            self._silent.discard(index)
+                found = [None, *(self.outputs[index].prompt_logprobs or ()), *found]
+            self._unsent.discard(index)
         logprobs = for_completion(self.names, tokens, found, offsets) if self.logprobs else None
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason, "stop_reason": stop}
 
-    piece = choice
+    delta = choice
+
+    @property
+    def completion_tokens(self) -> int:
+        return 0 if self._echo_only else super().completion_tokens

@@ -1,4 +1,4 @@
-"""Errors as clients see them: one shape, whatever went wrong and wherever it did."""
+"""Errors in OpenAI's format, and the exception handlers that produce it."""
 
 import json
 import re
@@ -10,6 +10,8 @@ from fastapi.exceptions import RequestValidationError
 from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 
+from phase6_integration.async_engine import Health
+
 TYPES = {
     401: "authentication_error",
     408: "timeout_error",
@@ -18,7 +20,7 @@ TYPES = {
     503: "service_unavailable_error",
 }
 
-# What other servers know and this one does not. It is refused as what nobody knows is, in other words.
+# Fields of other servers. They are refused like unknown fields, with another message.
 UNSUPPORTED = frozenset(
     """
     add_special_tokens allowed_token_ids audio bad_words beam_search best_of chat_template chat_template_kwargs
@@ -31,12 +33,13 @@ UNSUPPORTED = frozenset(
     tool_choice tools truncate_prompt_tokens use_beam_search verbosity vllm_xargs web_search_options
     """.split()  # noqa: SIM905
 )
+RETRY_AFTER = {Health.LOADING: 2, Health.DRAINING: 10}  # seconds; 30 in every other state
 VOCABULARY = "token_outside_vocabulary"
 _WORD = re.compile(r"[a-z_]{1,32}")  # the name of a role, or of a kind of content
 
 
 class RequestError(Exception):
-    """A request that is not answered: with what status, in which words. `param` is the field at fault."""
+    """An error response. `param` is the field at fault."""
 
     def __init__(
         self,
@@ -66,20 +69,25 @@ class RequestError(Exception):
 
 
 def bad_value(param: str | None, message: str, code: str = "invalid_value") -> RequestError:
-    """What the schema of a request rules out."""
+    """A value that the schema of the request does not allow."""
     return RequestError(400, message, param=param, code=code)
 
 
 def conflict(param: str | None, message: str, code: str = "conflicting_values") -> RequestError:
-    """What its schema cannot say: each field is right, and they do not go together, or not with this model."""
+    """Valid fields that cannot be combined, or not with this model."""
     return RequestError(400, message, param=param, code=code)
 
 
+def unavailable(health: Health, reason: str | None = None) -> RequestError:
+    message = f"the engine is {health.value}" + ("; try again later" if reason is None else f": {reason}")
+    return RequestError(503, message, code=health.value, headers={"retry-after": str(RETRY_AFTER.get(health, 30))})
+
+
 def invalid(details: Sequence[ErrorDetails]) -> RequestError:
-    """What pydantic found wrong, in words: the first of it, and how much more there is."""
+    """The first of pydantic's errors, and the number of the others."""
     first = details[0]
     kind, path = first["type"], list(first["loc"])
-    own = [path.pop()] if kind == "extra_forbidden" else []  # the client's word, though it may look like a tag of ours
+    own = [path.pop()] if kind == "extra_forbidden" else []  # the name of a field may look like a tag
     path = [part for part in path if not (isinstance(part, str) and part[:1] in ("=", "["))] + own
     param = ".".join(str(part) for part in path)[:128]
     more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
@@ -94,21 +102,23 @@ def invalid(details: Sequence[ErrorDetails]) -> RequestError:
     if kind in ("too_long", "too_short"):
         return bad_value(param, f"{param}: {_count(kind, first['ctx'])}{more}")
     what = first["msg"].removeprefix("Value error, ")
-    code = kind if kind == VOCABULARY else "invalid_value"
-    return bad_value(param or None, f"{param or 'the body'}: {what}{_given(first['input'], kind)}{more}", code)
+    if kind == VOCABULARY:
+        return bad_value(param, f"{param}: {what}{more}", VOCABULARY)
+    return bad_value(param or None, f"{param or 'the body'}: {what}{_given(first['input'], kind)}{more}")
 
 
-def _count(kind: str, told: Mapping[str, Any]) -> str:
-    """How many there may be in a list or an object, and how many there are, if that was counted."""
+def _count(kind: str, context: Mapping[str, Any]) -> str:
+    """The allowed number of items, and the given one if it was counted."""
     bound = (
-        f"at most {told['max_length']} are allowed" if kind == "too_long" else f"at least {told['min_length']} needed"
+        f"at most {context['max_length']} are allowed"
+        if kind == "too_long"
+        else f"at least {context['min_length']} needed"
     )
-    return f"{bound}, got {'more' if told['actual_length'] is None else told['actual_length']}"
+    return f"{bound}, got {'more' if context['actual_length'] is None else context['actual_length']}"
 
 
 def _given(value: Any, kind: str) -> str:
-    """What was given, as far as it can be repeated: a number, a length, a word that is none of a list, or else
-    its kind."""
+    """The value that was given, where it is safe to repeat: a number, a length or a short word; otherwise its type."""
     if kind.startswith("string_too_"):
         return f", got {len(value)}"
     if isinstance(value, bool | None):
@@ -122,13 +132,13 @@ def _given(value: Any, kind: str) -> str:
     return next((f", got {name}" for kind, name in kinds if isinstance(value, kind)), "")
 
 
-async def _refused(_: Request, error: Exception) -> Response:
+async def _request_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     return error.response
 
 
 async def _http(request: Request, error: Exception) -> Response:
-    """What the router refuses: a path nobody serves, a method that a path does not take."""
+    """Errors of the router: an unknown path, a wrong method."""
     assert isinstance(error, HTTPException)
     words = {
         404: ("there is nothing at this path", "not_found"),
@@ -144,7 +154,7 @@ async def _parameters(_: Request, error: Exception) -> Response:
 
 
 def install(app: FastAPI) -> None:
-    """Give every error that a route or the router can raise the one shape."""
-    app.add_exception_handler(RequestError, _refused)
+    """Install the exception handlers."""
+    app.add_exception_handler(RequestError, _request_error)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(RequestValidationError, _parameters)

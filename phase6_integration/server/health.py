@@ -1,4 +1,4 @@
-"""What is asked about the server itself: /health, /version, /metrics, /stats."""
+"""Routes about the server: /health, /version, /metrics and /stats."""
 
 from importlib.metadata import version
 from typing import Any
@@ -6,51 +6,48 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
-from phase6_integration.async_engine import AsyncEngine, Health
-from phase6_integration.server import documents
-from phase6_integration.server.errors import RequestError
-from phase6_integration.server.metrics import Metrics
-from phase6_integration.server.settings import ServerSettings
+from phase6_integration.async_engine import Health
+from phase6_integration.server import openapi
+from phase6_integration.server.dependencies import Server, ServerState
+from phase6_integration.server.errors import unavailable
 
-RETRY_AFTER = {Health.LOADING: 2, Health.DRAINING: 10}  # seconds; of the other states nobody knows
 VERSION = version("nano-serving")
+router = APIRouter(tags=["server"])
 
 
-def health_routes(engine: AsyncEngine, settings: ServerSettings) -> APIRouter:
-    """The four routes. Their metrics begin to count here."""
-    metrics = Metrics(settings.model_name, engine.max_model_len, lambda: engine.gauges)
-    engine.observers.append(metrics)
-    routes = APIRouter(tags=["server"])
+@router.get("/health", responses=openapi.errors((503,)))
+async def health(server: Server) -> Response:
+    """Whether requests are served now."""
+    engine = server.engine
+    if engine.health is Health.READY:
+        return JSONResponse({"status": engine.health.value})
+    return unavailable(engine.health, _reason(server)).response
 
-    @routes.get("/health", responses=documents.errors((503,)))
-    async def health() -> Response:
-        """Whether requests are served now."""
-        if engine.health is Health.READY:
-            return JSONResponse({"status": engine.health.value})
-        later = {"retry-after": str(RETRY_AFTER.get(engine.health, 30))}
-        why = engine.reason.partition(":")[0]  # what follows would be an exception's own words: those are for the log
-        message = f"the engine is {engine.health.value}: {why}"
-        return RequestError(503, message, code=engine.health.value, headers=later).response
 
-    @routes.get("/version")
-    async def version() -> dict[str, str]:
-        """The version of this server."""
-        return {"version": VERSION}
+@router.get("/version")
+async def get_version() -> dict[str, str]:
+    """The version of this server."""
+    return {"version": VERSION}
 
-    @routes.get(
-        "/metrics",
-        response_class=Response,
-        responses={200: {"content": {"text/plain": {}}}},
-    )
-    async def prometheus() -> Response:
-        """What Prometheus reads, under the names that dashboards made for vLLM know."""
-        content, content_type = metrics.exposition()
-        return Response(content, media_type=content_type)
 
-    @routes.get("/stats")
-    async def stats() -> dict[str, Any]:
-        """The same for people: now, over the last minute, and the latest percentiles."""
-        state = {"model": settings.model_name, "health": engine.health.value, "reason": engine.reason.partition(":")[0]}
-        return state | metrics.stats()
+@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+async def metrics(server: Server) -> Response:
+    """Metrics for Prometheus, under the names that dashboards for vLLM read."""
+    content, content_type = server.metrics.exposition()
+    return Response(content, media_type=content_type)
 
-    return routes
+
+@router.get("/stats")
+async def stats(server: Server) -> dict[str, Any]:
+    """The same as JSON: current values, rates over the last minute, and recent percentiles."""
+    state = {
+        "model": server.settings.model_name,
+        "health": server.engine.health.value,
+        "reason": _reason(server),
+    }
+    return state | server.metrics.stats()
+
+
+def _reason(server: ServerState) -> str:
+    """The engine's reason without an exception's own words, which are only for the log."""
+    return server.engine.reason.partition(":")[0]

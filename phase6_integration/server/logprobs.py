@@ -1,4 +1,4 @@
-"""Logprobs as clients get them: tokens by name, with their bytes, and where in the text they begin."""
+"""Logprobs in OpenAI's two formats: token texts, their bytes, and their offsets in the text."""
 
 import codecs
 from collections.abc import Sequence
@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 from phase0_request.request import TokenLogprobs
 from phase0_request.tokenizer import Tokenizer
 
-LOWEST = -9999.0  # what minus infinity is called in JSON, which has no word for it
+LOWEST = -9999.0  # stands for minus infinity, which JSON cannot express
 
 
 class Name(NamedTuple):
     text: str
-    bytes: list[int] | None  # None: a special token, which stands for none
+    bytes: list[int] | None  # None: a special token
 
 
-class Names:
-    """What each token is called: its text; a special token's own name; `bytes:` and hexadecimals if it is no text."""
+class TokenNames:
+    """The name of each token: its text, the name of a special token, or `bytes:` and hex codes if it is not UTF-8."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
@@ -49,8 +49,8 @@ def special_name(tokenizer: Tokenizer, token: int) -> str:
     return tokenizer.name(token) or f"token_id:{token}"
 
 
-def for_chat(names: Names, tokens: Sequence[int], found: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
-    """An entry a token, each with its likeliest alternatives."""
+def for_chat(names: TokenNames, tokens: Sequence[int], found: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
+    """One entry per token, with its top alternatives."""
     return [
         {**_entry(names, token, one.logprob), "top_logprobs": [_entry(names, *other) for other in one.top]}
         for token, one in zip(tokens, found, strict=True)
@@ -58,9 +58,9 @@ def for_chat(names: Names, tokens: Sequence[int], found: Sequence[TokenLogprobs]
 
 
 def for_completion(
-    names: Names, tokens: Sequence[int], found: Sequence[TokenLogprobs | None], offsets: Sequence[int]
+    names: TokenNames, tokens: Sequence[int], found: Sequence[TokenLogprobs | None], offsets: Sequence[int]
 ) -> dict[str, Any]:
-    """Parallel arrays. A token is always among its own alternatives; the first of a prompt has neither."""
+    """Parallel arrays. Each token is among its own alternatives; the first token of a prompt has no logprob."""
     return {
         "tokens": [names[token].text for token in tokens],
         "token_logprobs": [one and _number(one.logprob) for one in found],
@@ -70,7 +70,7 @@ def for_completion(
 
 
 def prompt_offsets(tokenizer: Tokenizer, tokens: Sequence[int], text: str) -> list[int]:
-    """Where in the text of a prompt each of its tokens begins, in characters."""
+    """The offset of each prompt token in the text of the prompt, in characters."""
     utf8 = codecs.getincrementaldecoder("utf-8")("replace")
     first = tokenizer.token_bytes(tokens[0])
     at = -1 if first.startswith(b" ") and not text.startswith(" ") else 0  # a space that is put in front of a text
@@ -89,13 +89,13 @@ def _number(logprob: float) -> float:
     return max(logprob, LOWEST)
 
 
-def _entry(names: Names, token: int, logprob: float) -> dict[str, Any]:
+def _entry(names: TokenNames, token: int, logprob: float) -> dict[str, Any]:
     name = names[token]
     return {"token": name.text, "logprob": _number(logprob), "bytes": name.bytes}
 
 
-def _alternatives(names: Names, token: int, one: TokenLogprobs) -> dict[str, float]:
+def _alternatives(names: TokenNames, token: int, one: TokenLogprobs) -> dict[str, float]:
     found: dict[str, float] = {}
     for other, logprob in (*one.top, (token, one.logprob)):
-        found.setdefault(names[other].text, _number(logprob))  # of two tokens with one text the likelier is named
+        found.setdefault(names[other].text, _number(logprob))  # of two tokens with the same text, the likelier counts
     return found

@@ -1,18 +1,28 @@
-"""Logs: lines for people, or JSON for machines. uvicorn's own lines come in the same form."""
+"""Logging: formatters, as text or JSON, and the access log with one line per request."""
 
 import json
 import logging
 import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from phase6_integration.outputs import OutputState
 from phase6_integration.server.settings import ServerSettings
 
+CLIENT_LEFT = 499  # logged, never sent
+_POLLED = frozenset({"/health", "/metrics"})  # logged at debug level while they succeed
+_LONGEST_PATH = 200  # characters of a path in the log
+access = logging.getLogger("nanoserve.access")
 _OURS = ("nanoserve", "phase6_integration", "uvicorn", "asyncio")
 
 
 class HumanFormatter(logging.Formatter):
-    """Time, level, message; what belongs to it as name=value."""
+    """Time, level, message, and fields as name=value."""
 
     def format(self, record: logging.LogRecord) -> str:
         pairs = "".join(f" {name}={_short(value)}" for name, value in _fields(record).items())
@@ -21,7 +31,7 @@ class HumanFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line."""
+    """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -37,7 +47,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(settings: ServerSettings) -> None:
-    """To stderr, in the form and from the level that the settings name. Others' loggers are left alone."""
+    """Log to stderr in the format and from the level of the settings. Loggers of other libraries are left alone."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if settings.log_format == "json" else HumanFormatter())
     for name in _OURS:
@@ -46,7 +56,7 @@ def configure(settings: ServerSettings) -> None:
         logger.propagate = False
         logger.setLevel(settings.log_level.upper())
     if settings.log_level != "debug":
-        logging.getLogger("uvicorn").setLevel("ERROR")  # that it starts, and what is no HTTP, is said in our own words
+        logging.getLogger("uvicorn").setLevel("ERROR")  # its start and malformed requests are logged by this server
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
@@ -60,3 +70,83 @@ def _time(record: logging.LogRecord) -> datetime:
 def _short(value: object) -> str:
     text = f"{value:.3f}s" if isinstance(value, float) else str(value)
     return text if text.isprintable() and " " not in text else repr(text)
+
+
+@dataclass(slots=True)
+class Account:
+    """What a route reports about a request for the access log, through `request.state.account`."""
+
+    prompt_tokens: int = 0  # as in usage: each prompt counts once
+    outputs: Sequence[OutputState] = ()
+    n: int = 1  # outputs per prompt
+    user: str | None = None  # the field `user` of the request
+    finish_reasons: list[str] = field(default_factory=list)  # one for each finished output
+    error: str | None = None  # only for the log
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of the log line that are known."""
+        about = {"user": self.user, "error": self.error}
+        if not self.outputs:
+            return {name: value for name, value in about.items() if value is not None}
+        times = [output.times for output in self.outputs]
+        waits = [t.queue for t in times if t.queue is not None]
+        first_tokens = [t.ttft for t in times if t.ttft is not None]
+        known = {
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": sum(output.cached_tokens for output in self.outputs[:: self.n]),
+            "generated_tokens": sum(output.generated for output in self.outputs),
+            "queue": round(min(waits), 6) if waits else None,
+            "ttft": round(min(first_tokens), 6) if first_tokens else None,
+            "finish_reason": ",".join(sorted(set(self.finish_reasons))) or None,
+            **about,
+        }
+        return {name: value for name, value in known.items() if value is not None}
+
+
+class AccessLog:
+    """Sets `request.state.account` and logs it, with status and duration, when the request is over."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        start = time.perf_counter()
+        account = scope["state"]["account"] = Account()
+        status = 0
+        sent = left = False
+
+        async def counted(message: Message) -> None:
+            nonlocal status, sent
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                sent = True
+
+        async def watched() -> Message:
+            nonlocal left
+            message = await receive()
+            left = left or (message["type"] == "http.disconnect" and not sent)
+            return message
+
+        try:
+            await self.app(scope, watched, counted)
+        finally:
+            ended = status if sent and not left else CLIENT_LEFT
+            fields = {
+                "id": scope["state"]["request_id"],
+                "method": scope["method"],
+                "path": _path(scope),
+                "status": ended,
+                **account.fields(),
+                "total": round(time.perf_counter() - start, 6),
+            }
+            polled = fields["path"] in _POLLED and ended == 200
+            access.log(logging.DEBUG if polled else logging.INFO, "request", extra={"fields": fields})
+
+
+def _path(scope: Scope) -> str:
+    """The path as sent, still percent-encoded, so that it cannot contain a line break. The query is not logged."""
+    return bytes(scope.get("raw_path") or b"").decode("latin-1")[:_LONGEST_PATH] or str(scope["path"])[:_LONGEST_PATH]

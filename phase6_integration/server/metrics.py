@@ -1,25 +1,32 @@
-"""Metrics: what the engine does, under the names that dashboards made for vLLM read.
+"""Prometheus metrics under the names of vLLM, and the same numbers as JSON for /stats.
 
-It is an observer of the engine. What the engine itself counts is read when someone asks, so a gauge is never older than
-the engine's last word. No label has a value that a client chose: what is kept does not grow with what is served.
+`Metrics` is an observer of the engine. Gauges and the engine's own counters are read from its latest update on demand.
+No label takes a value from a client, so memory does not grow with the number of requests.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
+from phase0_request.metrics import percentile
 from phase0_request.request import FinishReason
-from phase6_integration.answers import AnswerState, Ask
 from phase6_integration.async_engine import StepReport
-from phase6_integration.server.histogram import Histogram, one_two_five
-from phase6_integration.server.recent import WINDOW, Latencies, Rate
+from phase6_integration.messages import EngineRequest
+from phase6_integration.outputs import OutputState
 from phase6_integration.stats import Gauges
 
+disable_created_metrics()  # type: ignore[no-untyped-call]  # vLLM has none
+
 LABELS = ("model_name", "engine")
+WINDOW = 60  # seconds of a rate
+KEPT = 4096  # values of which percentiles are made
+QUANTILES = (50, 90, 99)
 STEP = [float(1), *(float(8 << i) for i in range(12))]  # tokens
 # Bounds in seconds, as vLLM has them: dashboards of several servers can then be laid over each other.
 TTFT = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75]
@@ -40,8 +47,61 @@ COUNTERS: tuple[tuple[str, str, Callable[[Gauges], float]], ...] = (
 )
 
 
+def one_two_five(most: int) -> list[float]:
+    """1, 2, 5, 10, 20, 50, ... up to `most`."""
+    steps = (digit * 10**power for power in range(len(str(most))) for digit in (1, 2, 5))
+    return [step for step in steps if step <= most]
+
+
+class Rate:
+    """A rate per second over the last WINDOW whole seconds, from one sum for each of them."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._start = int(clock())
+        self._sums: deque[tuple[int, float]] = deque()  # second, sum of it; the oldest first
+
+    def add(self, amount: float) -> None:
+        second = int(self._clock())
+        if self._sums and self._sums[-1][0] == second:
+            amount += self._sums.pop()[1]
+        self._sums.append((second, amount))
+        self._forget(second)
+
+    def per_second(self) -> float:
+        now = int(self._clock())
+        self._forget(now)
+        seconds = min(WINDOW, now - self._start)
+        return sum(amount for second, amount in self._sums if second < now) / seconds if seconds else 0.0
+
+    def _forget(self, now: int) -> None:
+        while self._sums and self._sums[0][0] < now - WINDOW:
+            self._sums.popleft()
+
+
+class Latencies:
+    """The last KEPT values of one latency, in seconds."""
+
+    def __init__(self) -> None:
+        self._values = array("d")
+        self._oldest = 0  # where the next value goes, once there are KEPT
+
+    def extend(self, values: Iterable[float]) -> None:
+        for value in values:
+            if len(self._values) < KEPT:
+                self._values.append(value)
+            else:
+                self._values[self._oldest] = value
+                self._oldest = (self._oldest + 1) % KEPT
+
+    def quantiles(self) -> dict[str, float | None]:
+        """Percentiles by name; None without values."""
+        values = sorted(self._values)
+        return {f"p{q}": round(percentile(values, q), 6) if values else None for q in QUANTILES}
+
+
 class Metrics:
-    """Fills from what the engine tells its observers; `exposition` is what Prometheus reads, `stats` what people do."""
+    """Observes an engine. `exposition` is for Prometheus, `stats` for people."""
 
     def __init__(
         self,
@@ -57,47 +117,54 @@ class Metrics:
         self._prompt_tokens = self._generation_tokens = 0
         self._finished = dict.fromkeys(FinishReason, 0)
         lengths = one_two_five(max(max_model_len, 1))
-        self._histograms = {
-            "time_to_first_token_seconds": Histogram(TTFT),
-            "inter_token_latency_seconds": Histogram(TOKEN),
-            "request_time_per_output_token_seconds": Histogram(TOKEN),
-            "e2e_request_latency_seconds": Histogram(REQUEST),
-            "request_queue_time_seconds": Histogram(REQUEST),
-            "request_prefill_time_seconds": Histogram(REQUEST),
-            "request_decode_time_seconds": Histogram(REQUEST),
-            "request_prompt_tokens": Histogram(lengths),
-            "request_generation_tokens": Histogram(lengths),
-            "request_max_num_generation_tokens": Histogram(lengths),
-            "iteration_tokens_total": Histogram(STEP),
-        }
-        self._rates = {name: Rate(clock) for name in ("prefill_tokens", "decode_tokens", "requests")}
-        self._latencies = {name: Latencies() for name in ("ttft", "itl", "e2e", "queue")}
         self.registry = CollectorRegistry()
         self.registry.register(self)
+        buckets = {
+            "time_to_first_token_seconds": TTFT,
+            "inter_token_latency_seconds": TOKEN,
+            "request_time_per_output_token_seconds": TOKEN,
+            "e2e_request_latency_seconds": REQUEST,
+            "request_queue_time_seconds": REQUEST,
+            "request_prefill_time_seconds": REQUEST,
+            "request_decode_time_seconds": REQUEST,
+            "request_prompt_tokens": lengths,
+            "request_generation_tokens": lengths,
+            "request_max_num_generation_tokens": lengths,
+            "iteration_tokens_total": STEP,
+        }
+        self._histograms = {name: self._histogram(name, bounds) for name, bounds in buckets.items()}
+        self._rates = {name: Rate(clock) for name in ("prefill_tokens", "decode_tokens", "requests")}
+        self._latencies = {name: Latencies() for name in ("ttft", "itl", "e2e", "queue")}
 
-    # What the engine tells.
+    def _histogram(self, name: str, bounds: Sequence[float]) -> Histogram:
+        text = name.replace("_", " ").capitalize() + "."
+        histogram = Histogram(f"vllm:{name}", text, LABELS, registry=self.registry, buckets=bounds)
+        return histogram.labels(*self._labels)
+
+    # Called by the engine.
 
     def stepped(self, report: StepReport) -> None:
-        self._prompt_tokens += report.answered
+        self._prompt_tokens += report.prompt_tokens
         self._generation_tokens += report.generated
         if tokens := report.prefill_tokens + report.decode_tokens:
             self._histograms["iteration_tokens_total"].observe(tokens)
             self._rates["prefill_tokens"].add(report.prefill_tokens)
             self._rates["decode_tokens"].add(report.decode_tokens)
 
-    def finished(self, ask: Ask, state: AnswerState, reason: FinishReason) -> None:
-        """Latencies are those of answers that came to their end."""
+    def finished(self, request: EngineRequest, state: OutputState, reason: FinishReason) -> None:
+        """Latencies are of requests that were completed."""
         self._finished[reason] += 1
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
-            self._served(ask, state)
+            self._served(request, state)
 
-    def _served(self, ask: Ask, state: AnswerState) -> None:
+    def _served(self, request: EngineRequest, state: OutputState) -> None:
         times, into = state.times, self._histograms
-        into["request_prompt_tokens"].observe(len(ask.prompt))
+        into["request_prompt_tokens"].observe(len(request.prompt))
         into["request_generation_tokens"].observe(state.generated)
-        into["request_max_num_generation_tokens"].observe(ask.params.max_tokens)
+        into["request_max_num_generation_tokens"].observe(request.params.max_tokens)
         gaps = times.itl
-        into["inter_token_latency_seconds"].extend(gaps)
+        for gap in gaps:
+            into["inter_token_latency_seconds"].observe(gap)
         self._latencies["itl"].extend(gaps)
         per_token = times.decode / len(gaps) if times.decode is not None and gaps else None
         for name, lately, seconds in (
@@ -114,10 +181,10 @@ class Metrics:
                     self._latencies[lately].extend((seconds,))
         self._rates["requests"].add(1)
 
-    # What others read.
+    # Read by clients.
 
     def collect(self) -> Iterator[Metric]:
-        """All of it as Prometheus' own types. Names are those of vLLM; a counter's gets its `_total` when written."""
+        """Gauges and counters, for the registry. `_total` is added to the name of a counter."""
         gauges = self._gauges()
         for name, text, value in GAUGES:
             gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=LABELS)
@@ -134,14 +201,10 @@ class Metrics:
         for reason, count in self._finished.items():
             ends.add_metric((*self._labels, reason.value), count)
         yield ends
-        for name, histogram in self._histograms.items():
-            family = HistogramMetricFamily(f"vllm:{name}", name.replace("_", " ").capitalize() + ".", labels=LABELS)
-            family.add_metric(self._labels, histogram.buckets(), histogram.sum)
-            yield family
 
     def exposition(self) -> tuple[bytes, str]:
-        """The metrics as text, and its content type. It is the older of the two formats whoever asks: the newer one,
-        unless asked otherwise, writes `vllm_` for `vllm:`, and no dashboard would find a thing."""
+        """The metrics as text, and the content type. Always Prometheus' text format: OpenMetrics would write `vllm_`
+        for `vllm:`, and dashboards would not find the names."""
         return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
 
     def stats(self) -> dict[str, Any]:

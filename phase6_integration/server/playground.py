@@ -1,7 +1,7 @@
-"""The playground: one page, at /, that chats with this server and shows what it does.
+"""The playground at /: one HTML page that chats with this server and shows its state.
 
-The page is one file without anything from elsewhere. Its headers let it run its own script and style, known by their
-hashes, and talk to this server, and nothing more: what a model says could not do harm even if it were shown as HTML.
+The page loads nothing from elsewhere. Its Content-Security-Policy allows its own script and style, by their hashes, and
+connections to this server: model output could do no harm even if it were rendered as HTML.
 """
 
 import base64
@@ -14,6 +14,7 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 FILE = Path(__file__).with_name("playground.html")
+router = APIRouter()
 
 
 @cache
@@ -39,20 +40,14 @@ def page() -> tuple[bytes, dict[str, str]]:
     return html.encode(), headers
 
 
-def playground_routes() -> APIRouter:
-    """GET /. No part of the API: it is not in /openapi.json."""
-    routes = APIRouter()
-
-    @routes.get("/", include_in_schema=False)
-    async def playground() -> Response:
-        content, headers = page()
-        return Response(content, headers=headers, media_type="text/html")
-
-    return routes
+@router.get("/", include_in_schema=False)
+async def playground() -> Response:
+    content, headers = page()
+    return Response(content, headers=headers, media_type="text/html")
 
 
 def _hash(html: str, tag: str) -> str:
-    """The one element of this kind, as a policy names what it allows."""
+    """The CSP hash of the one element with this tag."""
     (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
     return f"'sha256-{digest}'"

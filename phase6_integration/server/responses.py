@@ -1,4 +1,4 @@
-"""What clients get. The routes write it as bytes; this is what those bytes say, for /openapi.json and for the tests."""
+"""Response schemas, for /openapi.json and tests. The routes write the same JSON as bytes."""
 
 from typing import Literal
 

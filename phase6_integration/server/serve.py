@@ -1,8 +1,8 @@
-"""serve: a server from its first line to its exit code.
+"""serve: the life of a server process, from its options to its exit code.
 
-The port is taken first, so that one in use is an error at once. The engine then loads in its own process while this one
-loads the HTTP front and says 503. At a signal the engine is drained before uvicorn is told to end: whoever asks in the
-meantime hears why, instead of finding a closed port. Nothing that is waited for at the end can take for ever.
+The port is bound first, so that a port in use is an error at once. The engine then loads in its own process, while this
+one imports FastAPI and answers 503. On a signal the engine is drained before uvicorn stops: a client that connects
+meanwhile gets a 503, not a closed port. Every wait during shutdown has a time limit.
 """
 
 import asyncio
@@ -20,17 +20,17 @@ from phase6_integration.async_engine import AsyncEngine, UnavailableError
 from phase6_integration.gc_freeze import gc_freeze
 from phase6_integration.options import EngineOptions
 from phase6_integration.server import logs
-from phase6_integration.server.listening import BACKLOG, bind, more_files
 from phase6_integration.server.settings import ServerSettings
 
-LINGER = 5  # seconds that responses are given to reach their clients, once all answers have ended
+BACKLOG = 2048  # connections that wait to be accepted
+LINGER = 5  # seconds for responses to reach their clients, once all requests have ended
 
 logger = logging.getLogger("nanoserve")
 
 
 def serve(options: EngineOptions, settings: ServerSettings) -> int:
-    """Serve until a signal: 0 after an orderly end by SIGTERM, 130 by Ctrl-C, 1 if it could not begin, 128 + n if a
-    second signal n cut the end short. A server that has begun takes this process with it at its end."""
+    """Serve until a signal. Exit status: 0 after SIGTERM, 130 after Ctrl-C, 1 if the server cannot start, 128 + n if a
+    second signal n interrupts the shutdown. Once the server has started, this function ends the process."""
     logs.configure(settings)
     try:
         listener = bind(settings.host, settings.port)
@@ -42,15 +42,14 @@ def serve(options: EngineOptions, settings: ServerSettings) -> int:
         except (OSError, ValueError) as error:
             return _failed(error)
         more_files()
-        return _run(_Front(engine, settings, listener))
+        return _run(_Lifecycle(engine, settings, listener))
 
 
-def _run(front: "_Front") -> NoReturn:
-    """To the end of this process. Left to themselves, a loop and an interpreter wait for their threads, and a template
-    may never leave the one it is in."""
+def _run(server: "_Lifecycle") -> NoReturn:
+    """Run the server and end the process without waiting for threads: a chat template may never return."""
     code = 1
     try:
-        code = _new_loop().run_until_complete(front.run())
+        code = _new_loop().run_until_complete(server.run())
     except Exception:
         logger.exception("the server has failed")
     logging.shutdown()
@@ -72,25 +71,25 @@ def _failed(error: object) -> int:
 
 
 class _Signals:
-    """SIGTERM and SIGINT: the first asks for an end, the second insists on it."""
+    """SIGTERM and SIGINT: the first one starts the shutdown, the second one skips its waits."""
 
     def __init__(self) -> None:
-        self.asked = asyncio.Event()
-        self.insisted = asyncio.Event()
+        self.stop = asyncio.Event()
+        self.stop_now = asyncio.Event()
         self.code = 0
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._heard, number)
+            asyncio.get_running_loop().add_signal_handler(number, self._received, number)
 
-    def _heard(self, number: int) -> None:
-        if number == signal.SIGINT or self.asked.is_set():
+    def _received(self, number: int) -> None:
+        if number == signal.SIGINT or self.stop.is_set():
             self.code = 128 + number
-        if self.asked.is_set():
-            self.insisted.set()
-        self.asked.set()
+        if self.stop.is_set():
+            self.stop_now.set()
+        self.stop.set()
 
 
 async def _unless(event: asyncio.Event, work: Awaitable[object]) -> bool:
-    """Do the work to its end and return True; or leave it, once the event is set. What the work raises is raised."""
+    """Await the work and return True, or cancel it and return False once the event is set."""
     doing, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
     try:
         await asyncio.wait({doing, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -103,8 +102,8 @@ async def _unless(event: asyncio.Event, work: Awaitable[object]) -> bool:
         await asyncio.gather(doing, waiting, return_exceptions=True)
 
 
-class _Front:
-    """One life of the server."""
+class _Lifecycle:
+    """Starts, serves and shuts down."""
 
     def __init__(self, engine: AsyncEngine, settings: ServerSettings, listener: socket.socket) -> None:
         self.engine = engine
@@ -114,41 +113,43 @@ class _Front:
     async def run(self) -> int:
         start = time.monotonic()
         signals = _Signals()
-        self._say("loading", model=self.settings.model_name, directory=self.engine.options.model)
+        self._log("loading", model=self.settings.model_name, directory=self.engine.options.model)
         failure = None
         try:
             await self.engine.start()
-            making = asyncio.ensure_future(asyncio.to_thread(self._server))  # a signal is heard while it imports
-            if await _unless(signals.asked, making):
-                failure = await self._live(making.result(), signals, start)
+            making = asyncio.ensure_future(
+                asyncio.to_thread(self._server)
+            )  # in a thread, so that signals are handled during the imports
+            if await _unless(signals.stop, making):
+                failure = await self._serve(making.result(), signals, start)
         finally:
-            await _unless(signals.insisted, self.engine.close())
+            await _unless(signals.stop_now, self.engine.close())
         if failure is not None:
             return _failed(failure)
-        self._say("stopped", at_once=signals.insisted.is_set())
+        self._log("stopped", at_once=signals.stop_now.is_set())
         return signals.code
 
-    async def _live(self, server: "Any", signals: _Signals, start: float) -> str | None:
-        """From the first connection to the last. Why the engine could not be loaded, if it could not."""
+    async def _serve(self, server: "Any", signals: _Signals, start: float) -> str | None:
+        """Serve connections until the end. Returns the reason if the engine could not be loaded."""
         serving = asyncio.create_task(server.serve(sockets=[self.listener]))
-        serving.add_done_callback(lambda _: signals.asked.set())  # should it fail, nothing is left to wait for
-        self._say("listening", url=self._url)
-        failure = await self._serve_until(signals.asked, start)
+        serving.add_done_callback(lambda _: signals.stop.set())  # also if uvicorn fails
+        self._log("listening", url=self._url)
+        failure = await self._serve_until(signals.stop, start)
         if failure is None:
-            self._say("draining", at_most=float(self.settings.shutdown_timeout))
-            await _unless(signals.insisted, self.engine.drain(self.settings.shutdown_timeout))
+            self._log("draining", at_most=float(self.settings.shutdown_timeout))
+            await _unless(signals.stop_now, self.engine.drain(self.settings.shutdown_timeout))
         server.should_exit = True
-        await _unless(signals.insisted, serving)
+        await _unless(signals.stop_now, serving)
         return failure
 
-    async def _serve_until(self, asked: asyncio.Event, start: float) -> str | None:
-        """Load, then serve, until the event is set. Why the engine could not be loaded, if it could not."""
+    async def _serve_until(self, stop: asyncio.Event, start: float) -> str | None:
+        """Wait for the engine to load, then for the event. Returns the reason if the engine could not be loaded."""
         try:
             with gc_freeze():
-                ready = await _unless(asked, self.engine.ready())
+                ready = await _unless(stop, self.engine.ready())
             if ready:
-                self._say_ready(time.monotonic() - start)
-                await asked.wait()
+                self._log_ready(time.monotonic() - start)
+                await stop.wait()
         except UnavailableError as error:
             return error.reason
         return None
@@ -157,10 +158,10 @@ class _Front:
         import uvicorn
 
         from phase6_integration.server.app import create_app
-        from phase6_integration.server.connection import connections
+        from phase6_integration.server.transport import connections
 
         class Server(uvicorn.Server):
-            """Signals are not its business: by its own rules it would close the port first."""
+            """Without uvicorn's signal handlers, which would close the port first."""
 
             @contextlib.contextmanager
             def capture_signals(self) -> Iterator[None]:
@@ -186,20 +187,49 @@ class _Front:
         host, port = self.listener.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
-    def _say(self, what: str, **fields: object) -> None:
+    def _log(self, what: str, **fields: object) -> None:
         logger.info(what, extra={"fields": fields})
 
-    def _say_ready(self, seconds: float) -> None:
-        word = self.engine.ready_word
-        assert word is not None
-        self._say(
+    def _log_ready(self, seconds: float) -> None:
+        info = self.engine.ready_info
+        assert info is not None
+        self._log(
             "ready",
             url=self._url,
             model=self.settings.model_name,
-            device=word.device,
-            dtype=word.dtype,
-            context=word.max_model_len,
-            pages=word.pages,
-            page_size=word.page_size,
+            device=info.device,
+            dtype=info.dtype,
+            context=info.max_model_len,
+            pages=info.pages,
+            page_size=info.page_size,
             after=seconds,
         )
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket, on any free port if that is 0; at `::` for IPv4 too. OSError with the bare reason if the
+    address is not available."""
+    try:
+        family, *_, (address, *_) = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        both = address == "::" and socket.has_dualstack_ipv6()
+        return socket.create_server((str(address), port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
+    except UnicodeError:
+        raise OSError("this is not the name of a host") from None
+    except socket.gaierror as error:
+        raise OSError(error.strerror) from None
+    except OSError as error:  # its own message repeats the address
+        raise OSError(os.strerror(error.errno) if error.errno else str(error)) from None
+
+
+def more_files() -> None:
+    """Raise the limit of open files to its maximum. Each connection is one, and connections beyond it are closed
+    without a message."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    before, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # macOS has no numeric maximum
+        resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))
+    now, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    logger.debug("files that may be open", extra={"fields": {"before": before, "now": now}})

@@ -19,16 +19,16 @@ import uvloop
 
 from phase0_request.request import FinishReason, TokenLogprobs
 from phase6_integration.async_engine import AsyncEngine, Health
+from phase6_integration.messages import Ended, EngineRequest, Finish, Output, Started, Update
 from phase6_integration.options import EngineOptions
 from phase6_integration.server.app import create_app
-from phase6_integration.server.connection import connections
 from phase6_integration.server.settings import ServerSettings
-from phase6_integration.wire import Ended, Finish, Output, Started, Submit, Update
+from phase6_integration.server.transport import connections
 
-Script = Callable[[Submit], Sequence[int | FinishReason]]
+Script = Callable[[EngineRequest], Sequence[int | FinishReason]]
 
 
-def echo(submit: Submit) -> Sequence[int | FinishReason]:
+def echo(submit: EngineRequest) -> Sequence[int | FinishReason]:
     return list(islice(cycle(submit.prompt), submit.params.max_tokens))
 
 
@@ -45,7 +45,7 @@ class FakeEngine(AsyncEngine):
     def __init__(self, script: Script = echo, **options: Any) -> None:
         super().__init__(EngineOptions(**options))
         self.script = script
-        self.submitted: list[Submit] = []
+        self.submitted: list[EngineRequest] = []
         self.dropped: list[str] = []
         self.cached = 0
         self.room = asyncio.Event()
@@ -61,8 +61,8 @@ class FakeEngine(AsyncEngine):
     async def start(self) -> None:
         self.health, self.reason = Health.READY, "ready"
 
-    def _say(self, message: object) -> None:
-        if isinstance(message, Submit):
+    def _send(self, message: object) -> None:
+        if isinstance(message, EngineRequest):
             self.submitted.append(message)
             self._tasks[message.id] = asyncio.get_running_loop().create_task(self._answer(message))
         elif isinstance(message, Finish):
@@ -71,7 +71,7 @@ class FakeEngine(AsyncEngine):
                 task.cancel()
                 self._tell(ended=[Ended(message.id, message.reason)])
 
-    async def _answer(self, submit: Submit) -> None:
+    async def _answer(self, submit: EngineRequest) -> None:
         said = list(self.script(submit))
         await self.room.wait()
         if not isinstance(said[0], FinishReason):  # else it ends while it waits
@@ -95,19 +95,19 @@ class FakeEngine(AsyncEngine):
                 return None
         return None
 
-    def _output(self, submit: Submit, token: int, first: bool) -> Output:
+    def _output(self, submit: EngineRequest, token: int, first: bool) -> Output:
         asked = submit.params.prompt_logprobs
         prompt = [scores(asked, t) for t in submit.prompt[1:]] if first and asked is not None else None
         return Output(submit.id, token, scores(submit.params.logprobs, token), prompt)
 
-    def _give_up(self, submit: Submit, reason: FinishReason) -> None:
+    def _give_up(self, submit: EngineRequest, reason: FinishReason) -> None:
         self._tasks.pop(submit.id, None)
         error = "a reason that no client may see" if reason is FinishReason.ERROR else None
         self._tell(ended=[Ended(submit.id, reason, error)])
 
     def _tell(self, **what: Any) -> None:
         whole = {"started": [], "outputs": [], "ended": [], **what}
-        self.hear(Update(time.monotonic(), 0.001, 0, len(whole["outputs"]), **whole, gauges=self.gauges))
+        self.handle(Update(time.monotonic(), 0.001, 0, len(whole["outputs"]), **whole, gauges=self.gauges))
 
     @property
     def live(self) -> int:
@@ -117,7 +117,7 @@ class FakeEngine(AsyncEngine):
 def says(text: str, engine: AsyncEngine | None = None, end: bool = True) -> Script:
     """A script that says this text, and then the token that ends an answer."""
 
-    def script(_: Submit) -> list[int | FinishReason]:
+    def script(_: EngineRequest) -> list[int | FinishReason]:
         tokenizer = AsyncEngine(EngineOptions()).tokenizer if engine is None else engine.tokenizer
         assert tokenizer is not None
         return [*tokenizer.encode(text), *([min(tokenizer.eos_ids)] if end else [])]

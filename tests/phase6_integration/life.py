@@ -25,7 +25,7 @@ import signal, sys, asyncio, threading
 from phase6_integration.async_engine import Health
 from phase6_integration.cli.main import main
 from phase6_integration.server import serve
-from phase6_integration.wire import Ready
+from phase6_integration.messages import Ready
 from tests.phase6_integration.fake_engine import FakeEngine
 
 class Slow(FakeEngine):
@@ -42,7 +42,7 @@ class Slow(FakeEngine):
         await self.word.wait()
     def _told(self):
         if self.health is Health.LOADING:
-            self.hear(Ready(2048, 100, 16, "nowhere", "none"))
+            self.handle(Ready(2048, 100, 16, "nowhere", "none"))
             self.word.set()
         else:
             self.flow.set()

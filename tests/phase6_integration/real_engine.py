@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from phase0_request import SamplingParams
-from phase6_integration.answers import Ask, Delta
 from phase6_integration.async_engine import AsyncEngine
+from phase6_integration.messages import EngineRequest
 from phase6_integration.options import EngineOptions
-from phase6_integration.reply import Reply
+from phase6_integration.outputs import Chunk, OutputStream
 
 FAULTS = "tests.phase6_integration.faults"
 GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
@@ -26,27 +26,27 @@ async def engine(fault: str = "", **options: Any) -> AsyncIterator[AsyncEngine]:
     assert made._process.poll() is not None, "its process is still there"
 
 
-async def read(reply: Reply) -> list[list[Delta]]:
-    """All deltas of each answer."""
-    answers: list[list[Delta]] = [[] for _ in reply.answers]
-    async for deltas in reply:
-        for delta in deltas:
-            answers[delta.index].append(delta)
+async def read(reply: OutputStream) -> list[list[Chunk]]:
+    """All chunks of each answer."""
+    answers: list[list[Chunk]] = [[] for _ in reply.states]
+    async for chunks in reply:
+        for chunk in chunks:
+            answers[chunk.index].append(chunk)
     return answers
 
 
-async def answer(made: AsyncEngine, prompt: Sequence[int], params: SamplingParams = GREEDY, name: str = "one") -> Delta:
+async def answer(made: AsyncEngine, prompt: Sequence[int], params: SamplingParams = GREEDY, name: str = "one") -> Chunk:
     """All of an answer in one piece."""
-    (deltas,) = await read(made.submit([Ask(name, tuple(prompt), params)]))
-    assert all(delta.finish_reason is None for delta in deltas[:-1])
-    return Delta(
+    (chunks,) = await read(made.submit([EngineRequest(name, tuple(prompt), params)]))
+    assert all(chunk.finish_reason is None for chunk in chunks[:-1])
+    return Chunk(
         0,
-        "".join(delta.text for delta in deltas),
-        tuple(token for delta in deltas for token in delta.tokens),
-        tuple(offset for delta in deltas for offset in delta.offsets),
-        tuple(found for delta in deltas for found in delta.logprobs),
-        deltas[-1].finish_reason,
-        deltas[-1].error,
+        "".join(chunk.text for chunk in chunks),
+        tuple(token for chunk in chunks for token in chunk.tokens),
+        tuple(offset for chunk in chunks for offset in chunk.offsets),
+        tuple(found for chunk in chunks for found in chunk.logprobs),
+        chunks[-1].finish_reason,
+        chunks[-1].error,
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from phase0_request.tokenizer import BUNDLED, Tokenizer
-from phase6_integration.server.logprobs import Names
+from phase6_integration.server.logprobs import TokenNames
 from tests.phase2_prefill_decode.models import saved, tiny_model
 from tests.phase2_prefill_decode.test_identity import theirs
 from tests.phase6_integration.life import PATIENCE, Life, life
@@ -62,7 +62,7 @@ class Oracle:
 
     def answers(self, prompts: Sequence[list[int]], output: int) -> list[Answer]:
         """What it generates greedily, as a client with logprobs gets it."""
-        names, threads = Names(self.tokenizer), torch.get_num_threads()
+        names, threads = TokenNames(self.tokenizer), torch.get_num_threads()
         torch.set_num_threads(1)  # it is small: what threads say to each other takes longer than what they compute
         try:
             found = [theirs(self.model, prompt, output) for prompt in prompts]

@@ -20,7 +20,7 @@ def body(number: int) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("clients", [40, pytest.param(200, marks=pytest.mark.slow)])
-def test_who_hangs_up_leaves_nothing_behind(tmp_path: Path, clients: int) -> None:
+def test_a_client_that_hangs_up_leaves_nothing_behind(tmp_path: Path, clients: int) -> None:
     """What comes behind them is answered soon, and in the end every page is free or cached."""
     oracle = Oracle.saved(
         tmp_path,

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from phase0_request import FinishReason, SamplingParams
-from phase6_integration.answers import Ask
 from phase6_integration.async_engine import Health, UnavailableError
+from phase6_integration.messages import EngineRequest
 from tests.phase6_integration.faults import POISON
 from tests.phase6_integration.real_engine import GREEDY, PROMPTS, answer, engine, idle
 from tests.phase6_integration.running import run
@@ -21,7 +21,7 @@ from tests.phase6_integration.running import run
         ("sampler_raises", PROMPTS[0], SamplingParams(max_tokens=9, top_k=13)),
     ],
 )
-def test_who_makes_a_step_fail_fails_alone(
+def test_a_request_that_makes_a_step_fail_fails_alone(
     fault: str,
     victim: tuple[int, ...],
     params: SamplingParams,
@@ -50,13 +50,13 @@ def test_who_makes_a_step_fail_fails_alone(
 @pytest.mark.parametrize(
     ("fault", "health", "words"),
     [
-        ("model_hangs", Health.HUNG, "not said a word for 1 seconds"),
+        ("model_hangs", Health.HUNG, "sent nothing for 1 seconds"),
         ("model_dies", Health.DEAD, "its process has ended"),
         ("model_breaks", Health.DEAD, "no step can be computed any more"),
         ("scheduler_raises", Health.DEAD, "a seat is lost"),
     ],
 )
-def test_when_the_engine_fails_everyone_is_told(fault: str, health: Health, words: str) -> None:
+def test_when_the_engine_fails_every_request_gets_an_error(fault: str, health: Health, words: str) -> None:
     async def test() -> None:
         async with engine(fault, hang_timeout=1.0) as made:
             long = SamplingParams(max_tokens=1900, temperature=0, ignore_eos=True)
@@ -68,12 +68,12 @@ def test_when_the_engine_fails_everyone_is_told(fault: str, health: Health, word
             assert made.health is health
             assert words in made.reason
             with pytest.raises(UnavailableError, match=health.value):
-                made.submit([Ask("late", (1,), GREEDY)])
+                made.submit([EngineRequest("late", (1,), GREEDY)])
 
     run(test())
 
 
-def test_an_answer_whose_text_cannot_be_made_fails_alone(offline: list[list[int]]) -> None:
+def test_a_request_that_cannot_be_detokenized_fails_alone(offline: list[list[int]]) -> None:
     async def test() -> None:
         async with engine() as made:
             tokenizer = made.tokenizer

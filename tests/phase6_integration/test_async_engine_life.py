@@ -16,8 +16,8 @@ from phase0_request import FinishReason, SamplingParams
 from phase2_prefill_decode.fields import ConfigError
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.threads import threads_for
-from phase6_integration.answers import Ask
 from phase6_integration.async_engine import AsyncEngine, Health, UnavailableError
+from phase6_integration.messages import EngineRequest
 from phase6_integration.options import EngineOptions, openmp_environment
 from tests.phase6_integration.faults import POISON
 from tests.phase6_integration.real_engine import FAULTS, GREEDY, PROMPTS, answer, engine, idle, read
@@ -31,7 +31,7 @@ def test_an_engine_is_started_once() -> None:
         made = AsyncEngine(EngineOptions(), factory=f"{FAULTS}:no_engine")
         first, second = await asyncio.gather(made.start(), made.start(), return_exceptions=True)
         assert first is None
-        assert str(second) == "an engine is started once"
+        assert str(second) == "an engine can be started only once"
         waiting = await asyncio.gather(*(made.ready() for _ in range(3)), return_exceptions=True)
         assert [type(end) for end in waiting] == [UnavailableError] * 3
         await made.close()
@@ -56,7 +56,7 @@ def test_an_engine_that_cannot_load_says_why() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the line alone tells an engine that its front has gone")
-def test_an_engine_whose_front_is_gone_when_it_looks_does_not_begin() -> None:
+def test_an_engine_whose_parent_has_died_does_not_start() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         command = [sys.executable, "-m", "phase6_integration.engine_process", str(theirs.fileno()), "1"]
@@ -86,7 +86,7 @@ def test_a_small_model_has_one_thread_and_a_large_one_all_that_sleep_while_they_
 # It ends.
 
 
-def test_draining_lets_those_who_are_here_end_and_takes_nobody(offline: list[list[int]]) -> None:
+def test_draining_completes_running_requests_and_refuses_new_ones(offline: list[list[int]]) -> None:
     async def test() -> None:
         async with engine() as made:
             here = asyncio.create_task(answer(made, PROMPTS[0]))
@@ -95,14 +95,14 @@ def test_draining_lets_those_who_are_here_end_and_takes_nobody(offline: list[lis
             await asyncio.sleep(0)
             assert made.health is Health.DRAINING
             with pytest.raises(UnavailableError, match="draining"):
-                made.submit([Ask("late", (1,), GREEDY)])
+                made.submit([EngineRequest("late", (1,), GREEDY)])
             assert list((await here).tokens) == offline[0]
             await draining
 
     run(test())
 
 
-def test_who_is_left_when_the_time_is_up_ends_with_an_error() -> None:
+def test_requests_left_after_the_drain_timeout_end_with_an_error() -> None:
     async def test() -> None:
         async with engine() as made:
             long = SamplingParams(max_tokens=1900, temperature=0, ignore_eos=True)
@@ -155,11 +155,11 @@ def test_ctrl_c_in_a_terminal_is_not_for_the_engine() -> None:
     run(test())
 
 
-def test_who_does_not_wait_for_the_end_leaves_no_process_either() -> None:
+def test_a_cancelled_close_leaves_no_process() -> None:
     async def test() -> None:
         made = AsyncEngine(EngineOptions(kv_cache_pages=64), factory=f"{FAULTS}:model_hangs")
         async with made:
-            reply = made.submit([Ask("one", (POISON,), GREEDY)])
+            reply = made.submit([EngineRequest("one", (POISON,), GREEDY)])
             closing = asyncio.create_task(made.close())
             await read(reply)
             closing.cancel()

@@ -1,7 +1,6 @@
 """/v1/chat/completions, /tokenize and /detokenize: conversations and texts into tokens, and back."""
 
 import asyncio
-import contextlib
 import importlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,7 @@ from phase0_request.params import SamplingParams
 from phase0_request.tokenizer import Tokenizer
 from phase6_integration.server.responses import ChatChunk, ChatResponse, DetokenizeResponse, TokenizeResponse
 from phase6_integration.server.settings import ServerSettings
-from phase6_integration.server.texts import HUGE, LIBRARY, LONG
+from phase6_integration.server.tokenization import HUGE, LONG, TEMPLATE_LIBRARY, TEMPLATE_THREADS
 from tests.phase6_integration.fake_engine import FakeEngine, client, events, says
 from tests.phase6_integration.life import PATIENCE
 
@@ -46,7 +45,7 @@ def chunks(engine: FakeEngine, **body: Any) -> list[ChatChunk]:
     return [ChatChunk.model_validate_json(one) for one in data]
 
 
-def test_the_engine_is_asked_what_the_template_lays_out() -> None:
+def test_the_engine_gets_the_rendered_template() -> None:
     engine = FakeEngine()
     answer(engine, max_tokens=3)
     answer(engine, max_tokens=3, add_generation_prompt=False)
@@ -164,34 +163,33 @@ def test_a_template_that_takes_too_long_is_given_up_on() -> None:
     assert "longer than 0.01 seconds" in response.json()["error"]["message"]
 
 
-def test_a_template_that_never_ends_keeps_no_thread() -> None:
-    async def send() -> int:
+def test_a_template_that_never_ends_blocks_no_other_work() -> None:
+    """Each such request costs a thread for templates. Without any left the answer is a 503; other work goes on."""
+
+    async def send() -> list[tuple[int, str]]:
         engine, over = FakeEngine(), threading.Event()
         assert engine.tokenizer is not None
-
-        def chat(*_: object) -> list[int]:
-            while not over.is_set():
-                with contextlib.suppress(Exception):  # as templates may
-                    messages = [0] * 100
-                    messages.sort()
-            return [5, 6]
-
-        engine.tokenizer.chat = chat  # type: ignore[method-assign]
+        engine.tokenizer.chat = lambda *_: [5, 6] if over.wait(PATIENCE) else [7]  # type: ignore[method-assign,assignment]
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        found = []
         try:
             async with client(engine, ServerSettings(template_timeout=0.1)) as http:
-                for _ in range(2):
+                for _ in range(TEMPLATE_THREADS + 1):
                     response = await http.post(CHAT, json={"messages": HELLO, "max_tokens": 1})
-                    assert "longer than 0.1 seconds" in response.json()["error"]["message"]
-            return await asyncio.wait_for(asyncio.to_thread(lambda: 7), PATIENCE)
+                    found.append((response.status_code, response.json()["error"]["message"]))
+                other = await http.post("/tokenize", json={"prompt": "word " * LONG})
+                assert other.status_code == 200
         finally:
             over.set()
+        return found
 
-    importlib.import_module(LIBRARY)
-    assert asyncio.run(send()) == 7
+    importlib.import_module(TEMPLATE_LIBRARY)
+    *late, busy = asyncio.run(send())
+    assert late == [(400, "the chat template took longer than 0.1 seconds")] * TEMPLATE_THREADS
+    assert busy == (503, "all threads for chat templates are busy; try again later")
 
 
-def test_a_template_is_not_blamed_for_the_time_of_others() -> None:
+def test_waiting_for_a_thread_does_not_count_as_template_time() -> None:
     """All threads have long texts to read while a conversation waits for its turn."""
 
     async def send() -> httpx.Response:
@@ -207,7 +205,7 @@ def test_a_template_is_not_blamed_for_the_time_of_others() -> None:
         assert isinstance(response, httpx.Response)
         return response
 
-    importlib.import_module(LIBRARY)
+    importlib.import_module(TEMPLATE_LIBRARY)
     assert asyncio.run(send()).status_code == 200
 
 

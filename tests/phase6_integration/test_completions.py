@@ -11,11 +11,11 @@ import pytest
 
 from phase0_request.params import SamplingParams
 from phase0_request.tokenizer import Tokenizer
-from phase6_integration.server.logprobs import Names, prompt_offsets
+from phase6_integration.messages import EngineRequest
+from phase6_integration.server.formatter import Formatter
+from phase6_integration.server.logprobs import TokenNames, prompt_offsets
 from phase6_integration.server.responses import CompletionChunk, CompletionResponse
 from phase6_integration.server.settings import ServerSettings
-from phase6_integration.server.shape import Shape
-from phase6_integration.wire import Submit
 from tests.phase6_integration.fake_engine import FakeEngine, client, events, says
 
 TOKENIZER = Tokenizer.from_pretrained()
@@ -118,7 +118,7 @@ def test_ids_are_the_client_s_and_still_unique_in_the_engine() -> None:
     asyncio.run(test())
 
 
-def test_an_answer_carries_the_name_it_was_asked_by() -> None:
+def test_a_response_carries_the_requested_model_name() -> None:
     assert answer(FakeEngine(), prompt="x").model == "first"
     assert answer(FakeEngine(), prompt="x", model="second").model == "second"
     assert complete(FakeEngine(), prompt="x", model="third").status_code == 404
@@ -181,7 +181,7 @@ def test_an_echo_is_the_prompt_and_what_it_is_made_of(stream: bool, prompt: Any,
     if logprobs is None:
         assert found == [None] * len(found)
         return
-    names = Names(TOKENIZER)
+    names = TokenNames(TOKENIZER)
     assert [token for one in found if one for token in one.tokens] == [names[t].text for t in [*tokens, *said]]
     values = [value for one in found if one for value in one.token_logprobs]
     assert values == [None] + [-1.0] * (len(tokens) + len(said) - 1)
@@ -214,14 +214,14 @@ def test_an_echo_of_the_prompt_alone(stream: bool) -> None:
     assert {one.params.max_tokens for one in engine.submitted} == {1}
 
 
-def test_what_takes_long_to_write_down_does_not_hold_up_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    on_the_loop, whole = [], Shape.whole
+def test_long_responses_are_encoded_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_the_loop, whole = [], Formatter.whole
 
-    def noted(shape: Shape) -> bytes:
+    def noted(shape: Formatter) -> bytes:
         on_the_loop.append(threading.current_thread() is threading.main_thread())
         return whole(shape)
 
-    monkeypatch.setattr(Shape, "whole", noted)
+    monkeypatch.setattr(Formatter, "whole", noted)
     prompt = [5] * 300
     for asked in ({}, {"logprobs": 1}):
         answer(FakeEngine(), prompt=prompt, max_tokens=300, **asked)
@@ -231,7 +231,7 @@ def test_what_takes_long_to_write_down_does_not_hold_up_the_event_loop(monkeypat
 
 
 def test_tokens_are_called_by_their_text_their_name_or_their_bytes() -> None:
-    names = Names(TOKENIZER)
+    names = TokenNames(TOKENIZER)
     end = min(TOKENIZER.eos_ids)
     word, *_ = TOKENIZER.encode("Hello")
     assert names[word] == ("Hello", list(b"Hello"))
@@ -244,7 +244,7 @@ def test_tokens_are_called_by_their_text_their_name_or_their_bytes() -> None:
         content = TOKENIZER.token_bytes(part)
         assert names[part].text == "bytes:" + "".join(f"\\x{value:02x}" for value in content)
     assert names[100_000] == ("token_id:100000", None), "models have more rows than tokenizers have tokens"
-    assert Names(None)[5] == ("token_id:5", None)
+    assert TokenNames(None)[5] == ("token_id:5", None)
 
 
 def test_where_the_tokens_of_a_prompt_begin() -> None:
@@ -262,7 +262,7 @@ def test_a_logprob_of_minus_infinity_has_a_number() -> None:
     from phase6_integration.server.logprobs import for_chat, for_completion
 
     never = TokenLogprobs(float("-inf"), ((5, -0.5),))
-    names = Names(TOKENIZER)
+    names = TokenNames(TOKENIZER)
     found = for_completion(names, [6], [never], [0])
     assert found["token_logprobs"] == [-9999.0]
     assert found["top_logprobs"][0][names[6].text] == -9999.0
@@ -299,7 +299,7 @@ def test_a_prompt_and_its_answer_fit_into_the_context(given: dict[str, Any], len
     assert engine.submitted == [], "all or none"
 
 
-def test_a_token_that_only_the_model_knows_has_no_text_and_fails_nobody() -> None:
+def test_a_token_without_text_fails_no_request() -> None:
     """Models have more rows than their tokenizers have tokens; with a bias anyone can have one of them drawn."""
     said = TOKENIZER.encode(" and more")
     engine = FakeEngine(lambda _: [said[0], 4100, *said[1:]])
@@ -333,7 +333,7 @@ def test_no_chunk_is_empty_even_if_tokens_have_no_text() -> None:
     """Special tokens in the middle of an answer, when the end of it is ignored."""
     end = min(TOKENIZER.eos_ids)
 
-    def script(_: Submit) -> list[int]:
+    def script(_: EngineRequest) -> list[int]:
         return [5, 1, 1, 6, 1]
 
     assert end != 1

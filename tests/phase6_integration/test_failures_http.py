@@ -132,7 +132,7 @@ def faulty() -> Iterator[Faulty]:
         ("sampler_raises", body(top_k=13, temperature=1.0)),
     ],
 )
-def test_who_makes_a_step_fail_gets_a_500_and_nobody_else_does(
+def test_a_request_that_makes_a_step_fail_gets_a_500_alone(
     fault: str, victim: dict[str, Any], stream: bool, faulty: Faulty
 ) -> None:
     async def test(url: str) -> None:
@@ -266,13 +266,13 @@ def test_a_fault_in_writing_an_answer_down_ends_it_as_any_other(stream: bool, mo
 @pytest.mark.parametrize(
     ("fault", "code", "words"),
     [
-        ("model_hangs", "hung", "not said a word for 2 seconds"),
+        ("model_hangs", "hung", "sent nothing for 2 seconds"),
         ("model_dies", "dead", "its process has ended"),
         ("model_breaks", "dead", "the engine is dead: no step can be computed any more (RuntimeError)"),
         ("scheduler_raises", "dead", "the engine is dead: KeyError"),
     ],
 )
-def test_when_the_engine_fails_everyone_is_told(fault: str, code: str, words: str) -> None:
+def test_when_the_engine_fails_every_request_gets_an_error(fault: str, code: str, words: str) -> None:
     async def test(url: str) -> None:
         begun = asyncio.Semaphore(0)
         streaming = [asyncio.create_task(begins(url, body(prompt, max_tokens=LONG), begun)) for prompt in PROMPTS]
@@ -302,7 +302,7 @@ def test_when_the_engine_fails_everyone_is_told(fault: str, code: str, words: st
 # A client fails.
 
 
-def test_a_client_that_never_reads_is_cut_off_and_holds_up_nobody() -> None:
+def test_a_client_that_never_reads_is_disconnected_and_delays_no_other() -> None:
     """It asks for tens of megabytes: a long prompt with all that is known of each token, many times over."""
     much = body([n % 4000 + 3 for n in range(1000)], echo=True, logprobs=20, n=16)
 
@@ -357,7 +357,7 @@ async def under_load(url: str, tokens: int, stop: Callable[[], None]) -> list[Re
     return await asyncio.gather(*streaming)
 
 
-def test_who_is_served_when_it_is_told_to_stop_is_served_to_the_end() -> None:
+def test_running_requests_are_completed_during_shutdown() -> None:
     with serving("--dtype", "float32", "--shutdown-timeout", "100", stop=False) as (server, url):
         (engine,) = server.children()
 

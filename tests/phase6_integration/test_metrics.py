@@ -1,7 +1,5 @@
 """Metrics, judged by prometheus_client's parser and by what vLLM's shipped dashboard asks of a server."""
 
-import math
-import random
 import re
 from dataclasses import replace
 
@@ -10,11 +8,10 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason
-from phase6_integration.answers import AnswerState, AnswerTimes, Ask
 from phase6_integration.async_engine import StepReport
-from phase6_integration.server.histogram import Histogram, one_two_five
-from phase6_integration.server.metrics import Metrics
-from phase6_integration.server.recent import KEPT, WINDOW, Latencies, Rate
+from phase6_integration.messages import EngineRequest
+from phase6_integration.outputs import OutputState, OutputTimes
+from phase6_integration.server.metrics import KEPT, WINDOW, Latencies, Metrics, Rate, one_two_five
 from phase6_integration.stats import Gauges
 
 # The series that the panels of vLLM's dashboard read, and those that the contract adds to them.
@@ -65,13 +62,13 @@ class Engine:
 
     def answer(self, reason: FinishReason, prompt: int = 7, tokens: int = 3, gap: float = 0.03) -> None:
         """One that waited 0.5 s, prefilled 0.25 s, and then had a token every `gap`."""
-        times = AnswerTimes(10.0)
+        times = OutputTimes(10.0)
         times.admit(10.5)
         for i in range(tokens):
             times.token(10.75 + gap * i)
         times.finish(10.75 + gap * max(tokens - 1, 0))
-        state = AnswerState(times, generated=tokens)
-        self.metrics.finished(Ask("x", (1,) * prompt, SamplingParams(max_tokens=20)), state, reason)
+        state = OutputState(times, generated=tokens)
+        self.metrics.finished(EngineRequest("x", (1,) * prompt, SamplingParams(max_tokens=20)), state, reason)
 
     def text(self) -> str:
         return self.metrics.exposition()[0].decode()
@@ -116,7 +113,7 @@ def test_names_keep_their_colon() -> None:
     assert b"vllm_" not in body
 
 
-def test_gauges_say_what_the_engine_says_now() -> None:
+def test_gauges_are_those_of_the_latest_update() -> None:
     engine = Engine()
     engine.gauges = Gauges(3, 2, 100, 60, 30, 10, preemptions=4, query_tokens=50, hit_tokens=20)
     assert engine.value("vllm:num_requests_running") == 3
@@ -174,7 +171,7 @@ def test_ends_are_counted_by_their_reason_and_only_good_ones_have_latencies(reas
 
 def test_tokens_are_counted_as_they_come_not_when_their_answer_ends() -> None:
     engine = Engine()
-    engine.metrics.stepped(StepReport(7, 2, 0.01, engine.gauges, answered=7, generated=3))
+    engine.metrics.stepped(StepReport(7, 2, 0.01, engine.gauges, prompt_tokens=7, generated=3))
     engine.metrics.stepped(StepReport(0, 3, 0.01, engine.gauges, generated=3))
     assert (engine.value("vllm:prompt_tokens_total"), engine.value("vllm:generation_tokens_total")) == (7, 6)
     engine.answer(FinishReason.STOP)
@@ -227,24 +224,6 @@ def test_stats_of_nothing_say_none_and_not_nan() -> None:
 
 
 # Its parts.
-
-
-def test_a_histogram_counts_as_a_sorted_list_would() -> None:
-    draw = random.Random(5)
-    bounds = [0.1, 0.2, 0.5, 1.0]
-    values = [draw.choice([*bounds, draw.random() * 1.5]) for _ in range(1000)]
-    histogram = Histogram(bounds)
-    histogram.extend(values)
-    expected = [(repr(b), float(sum(v <= b for v in values))) for b in bounds]
-    assert histogram.buckets() == [*expected, ("+Inf", 1000.0)]
-    assert histogram.sum == pytest.approx(math.fsum(values))
-    assert histogram.count == 1000
-
-
-@pytest.mark.parametrize("bounds", [[], [1, 1], [2, 1]])
-def test_bounds_must_rise(bounds: list[float]) -> None:
-    with pytest.raises(ValueError, match="rise"):
-        Histogram(bounds)
 
 
 def test_lengths_go_by_one_two_five() -> None:

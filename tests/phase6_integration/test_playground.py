@@ -12,7 +12,7 @@ from httpx import ASGITransport, AsyncClient, Response
 
 from phase6_integration.server.app import create_app
 from phase6_integration.server.metrics import Metrics
-from phase6_integration.server.playground import playground_routes
+from phase6_integration.server.playground import router
 from phase6_integration.server.settings import ServerSettings
 from phase6_integration.stats import Gauges
 from tests.phase6_integration.fake_engine import FakeEngine
@@ -68,7 +68,7 @@ def ask(app: FastAPI, method: str, path: str, **body: object) -> Response:
 @pytest.fixture(scope="module")
 def answer() -> Response:
     app = FastAPI()
-    app.include_router(playground_routes())
+    app.include_router(router)
     assert "/" not in app.openapi()["paths"]
     return ask(app, "GET", "/")
 

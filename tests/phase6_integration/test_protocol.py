@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from phase6_integration.server.errors import UNSUPPORTED
-from phase6_integration.server.protocol import ChatRequest, CompletionRequest
+from phase6_integration.server.schemas import ChatRequest, CompletionRequest
 from phase6_integration.server.settings import ServerSettings
 from tests.phase6_integration.fake_engine import FakeEngine, client
 
@@ -152,7 +152,7 @@ def test_the_edges_of_what_is_allowed_are_allowed_and_null_is_not_given(path: st
 
 
 @pytest.mark.parametrize("path", TABLES)
-def test_what_is_known_and_not_supported_is_told_from_what_nobody_knows(path: str) -> None:
+def test_unsupported_fields_and_unknown_fields_have_different_errors(path: str) -> None:
     engine = FakeEngine()
     for field in sorted(UNSUPPORTED - set(TABLES[path][1])):
         error = error_of(post(path, {**BODIES[path], field: None}, engine))
@@ -163,7 +163,7 @@ def test_what_is_known_and_not_supported_is_told_from_what_nobody_knows(path: st
 
 
 @pytest.mark.parametrize("name", ["=text", "=", "[key]", "", "a.b", "0", "new\nline"])
-def test_a_field_that_nobody_knows_is_named_whatever_it_is_called(name: str) -> None:
+def test_an_unknown_field_is_named_in_the_error(name: str) -> None:
     bodies = ({**PROMPT, name: 1}, {**PROMPT, "stream": True, "stream_options": {name: 1}})
     for body, param in zip(bodies, (name, f"stream_options.{name}"), strict=True):
         error = error_of(post(COMPLETE, body))
@@ -256,7 +256,7 @@ def test_a_long_list_is_refused_with_the_first_that_is_wrong_in_it(path: str, bo
         (COMPLETE, {**PROMPT, "user": "x" * 300}, "user: String should have at most 256 characters, got 300"),
     ],
 )
-def test_how_many_are_allowed_is_said_and_how_many_there_are(path: str, body: object, said: str) -> None:
+def test_a_list_that_is_too_long_is_refused_with_both_lengths(path: str, body: object, said: str) -> None:
     assert error_of(post(path, body))["message"] == said
 
 
@@ -332,7 +332,7 @@ def test_too_many_choices_are_refused_before_anything_is_tokenized(monkeypatch: 
     assert "3 x 3" in error["message"]
 
 
-def test_how_much_is_told_of_prompts_is_limited_before_anything_is_computed() -> None:
+def test_prompt_logprobs_are_limited_before_anything_is_computed() -> None:
     async def send(**asked: Any) -> httpx.Response:
         async with client(engine, ServerSettings(max_scores=24)) as http:
             return await http.post(COMPLETE, json={"echo": True, "max_tokens": 1, "logprobs": 1, **asked})

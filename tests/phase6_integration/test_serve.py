@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from phase6_integration.cli.main import main
-from phase6_integration.server.listening import bind, more_files
+from phase6_integration.server.serve import bind, more_files
 from tests.phase6_integration.life import PATIENCE, ROOT, gone, life, scripted, stream, values
 
 # Beginnings.
@@ -132,7 +132,7 @@ def test_a_signal_while_it_loads_ends_it() -> None:
 
 
 def test_a_signal_while_it_imports_ends_it() -> None:
-    with life(scripted=True, first="serve._Front._server = lambda _: threading.Event().wait()") as one:
+    with life(scripted=True, first="serve._Lifecycle._server = lambda _: threading.Event().wait()") as one:
         one.until("loading")
         one.signal(signal.SIGTERM)
         assert one.ended() == 0
@@ -156,7 +156,7 @@ def test_it_does_not_say_what_it_is_made_with() -> None:
 # Ends.
 
 
-def test_while_it_drains_it_says_so_and_running_answers_go_on_to_their_end() -> None:
+def test_while_draining_health_is_503_and_running_requests_are_completed() -> None:
     with scripted() as (one, url), httpx.Client(timeout=PATIENCE) as http:
         with http.stream("POST", f"{url}/v1/chat/completions", json=CHAT | {"stream": True}) as chat:
             lines = chat.iter_lines()
@@ -240,7 +240,7 @@ def test_json_logs_are_json_to_the_last_line() -> None:
     assert [line.get("status") for line in read if "HTTP" in line["message"]] == [400]  # once, and with an id
 
 
-def test_a_key_of_the_environment_opens_and_is_never_told() -> None:
+def test_a_key_from_the_environment_is_accepted_and_never_shown() -> None:
     with scripted(NANOSERVE_API_KEY="sk-hidden") as (one, url):
         key = {"authorization": "Bearer sk-hidden"}
         assert httpx.get(f"{url}/v1/models").status_code == 401
@@ -288,7 +288,7 @@ def test_the_bundled_model_serves_under_load_until_a_signal_and_leaves_nothing_b
         assert last["error"]["code"] == "draining" if "error" in last else last["choices"][0]["finish_reason"]
 
 
-def test_an_engine_that_dies_is_told_and_the_server_stays() -> None:
+def test_a_dead_engine_is_reported_and_the_server_stays() -> None:
     with life() as one, httpx.Client(timeout=PATIENCE) as http:
         url = one.listening()
         one.until("ready")

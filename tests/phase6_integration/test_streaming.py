@@ -9,9 +9,9 @@ import pytest
 
 from phase0_request.request import FinishReason
 from phase6_integration.async_engine import Health
+from phase6_integration.messages import Ended, EngineRequest, Started
 from phase6_integration.server.app import create_app
 from phase6_integration.server.settings import ServerSettings
-from phase6_integration.wire import Ended, Started, Submit
 from tests.phase6_integration.asgi import Call
 from tests.phase6_integration.fake_engine import FakeEngine, says
 
@@ -79,8 +79,8 @@ def test_what_fails_in_its_first_step_has_a_status_too(reason: FinishReason, sta
     """Of who was admitted and failed at once nothing has been said yet."""
 
     class AtOnce(FakeEngine):
-        def _say(self, message: object) -> None:
-            if isinstance(message, Submit):
+        def _send(self, message: object) -> None:
+            if isinstance(message, EngineRequest):
                 error = "why" if reason is FinishReason.ERROR else None
                 told = {"started": [Started(message.id, 0.0, 0)], "ended": [Ended(message.id, reason, error)]}
                 asyncio.get_running_loop().call_soon(lambda: self._tell(**told))
@@ -153,7 +153,7 @@ def test_an_engine_that_dies_is_unavailable_not_a_fault_of_the_request(stream: b
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_takes_its_asks_with_it(path: str, stream: bool) -> None:
+def test_a_disconnect_aborts_the_requests(path: str, stream: bool) -> None:
     async def test() -> None:
         engine = FakeEngine()
         engine.flow.clear()  # it would never end by itself
@@ -169,7 +169,7 @@ def test_a_client_that_leaves_takes_its_asks_with_it(path: str, stream: bool) ->
     run(test)
 
 
-def test_a_client_that_leaves_the_queue_is_let_go_of() -> None:
+def test_a_disconnect_aborts_a_waiting_request() -> None:
     async def test() -> None:
         engine = FakeEngine()
         engine.room.clear()

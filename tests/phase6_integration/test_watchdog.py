@@ -24,7 +24,7 @@ class Scene:
     timers: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.dog = Watchdog(LIMIT, working=lambda: self.works, bark=self.bark)
+        self.dog = Watchdog(LIMIT, has_work=lambda: self.works, on_hang=self.bark)
 
     def bark(self) -> None:
         self.barks += 1
@@ -46,17 +46,17 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
     return made
 
 
-def test_silence_of_an_engine_with_work_makes_it_bark_once(scene: Scene) -> None:
+def test_silence_with_work_is_reported_once(scene: Scene) -> None:
     scene.dog.start()
     scene.until_it_looks()
     assert (scene.barks, scene.timers) == (1, [])
 
 
-def test_every_word_puts_it_off_and_none_sets_a_timer(scene: Scene) -> None:
+def test_every_message_delays_it_and_none_sets_a_timer(scene: Scene) -> None:
     scene.dog.start()
     for _ in range(60):
         scene.now += 1
-        scene.dog.hear()
+        scene.dog.reset()
     assert len(scene.timers) == 1
     scene.now -= 60
     scene.until_it_looks()
@@ -65,21 +65,21 @@ def test_every_word_puts_it_off_and_none_sets_a_timer(scene: Scene) -> None:
     assert scene.barks == 1
 
 
-def test_silence_without_work_is_no_silence_and_work_is_a_word(scene: Scene) -> None:
+def test_idle_time_does_not_count_as_silence(scene: Scene) -> None:
     scene.works = False
     scene.dog.start()
     for _ in range(3):
         scene.until_it_looks()
     scene.now += 30
     scene.works = True
-    scene.dog.hear()
+    scene.dog.reset()
     scene.now -= 30
     scene.until_it_looks()
     assert (scene.barks, scene.timers[0][0]) == (0, 30.0)
 
 
 @pytest.mark.parametrize(("late", "barks"), [(0.9, 1), (30.0, 0)])
-def test_a_front_that_stood_still_itself_blames_nobody(scene: Scene, late: float, barks: int) -> None:
+def test_a_pause_of_this_process_does_not_count_as_silence(scene: Scene, late: float, barks: int) -> None:
     """As in a container that was paused: the engine's words lie in the socket, and the timer is long due."""
     scene.dog.start()
     scene.until_it_looks(late=late)
@@ -99,11 +99,11 @@ def test_a_timer_that_comes_a_moment_early_is_set_again(
     async def test() -> None:
         barked, clock = asyncio.Event(), SimpleNamespace(monotonic=lambda: 0.0)
         monkeypatch.setattr(watchdog, "time", clock)
-        dog = Watchdog(LIMIT, working=lambda: True, bark=barked.set)
+        dog = Watchdog(LIMIT, has_work=lambda: True, on_hang=barked.set)
         dog.start()
         dog.stop()
         clock.monotonic = lambda: LIMIT - left
-        dog._look()
+        dog._check()
         assert barked.is_set() == (left == 0)
         clock.monotonic = lambda: LIMIT
         await asyncio.wait_for(barked.wait(), 10)

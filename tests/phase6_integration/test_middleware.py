@@ -1,4 +1,4 @@
-"""What stands before every route, judged by an application that only tells what reached it."""
+"""The middleware around an application that records what reaches it."""
 
 import asyncio
 import json
@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from phase6_integration.server.guard import Guard
 from phase6_integration.server.logs import HumanFormatter, JsonFormatter
+from phase6_integration.server.middleware import middleware
 from phase6_integration.server.settings import ServerSettings
 
 JSON = (b"content-type", b"application/json")
@@ -62,7 +62,7 @@ def call(
     leaves: bool = False,
     **settings: Any,
 ) -> Response:
-    """One request through the guard. `pieces` is its body as it arrives; without `arrives` its end never does."""
+    """One request through the middleware. `pieces` is its body as it arrives; without `arrives` its end never does."""
     scope = {
         "type": "http",
         "http_version": version,
@@ -87,7 +87,10 @@ def call(
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    asyncio.run(Guard(app, ServerSettings(**settings))(scope, receive, send))
+    stack: Any = app
+    for one in reversed(middleware(ServerSettings(**settings))):
+        stack = one.cls(stack, *one.args, **one.kwargs)
+    asyncio.run(stack(scope, receive, send))
     if not sent:
         return Response(0, {}, b"")
     names = [name for name, _ in sent[0]["headers"]]
@@ -255,7 +258,7 @@ def test_a_body_arrives_in_one_piece() -> None:
     assert (response.status, response.body) == (200, body)
 
 
-def test_a_body_that_says_it_is_too_large_is_not_read() -> None:
+def test_a_body_with_a_large_content_length_is_not_read() -> None:
     app = App()
     response = call(app, headers=[JSON, (b"content-length", b"11")], pieces=[], max_body_bytes=10)
     assert (response.status, response.error["code"]) == (413, "body_too_large")
@@ -280,7 +283,7 @@ def test_a_body_that_does_not_arrive_is_given_up() -> None:
     assert (response.status, response.error["code"], response.headers["connection"]) == (408, "body_timeout", "close")
 
 
-def test_a_client_that_leaves_while_it_sends_reaches_nobody() -> None:
+def test_a_client_that_disconnects_while_sending_reaches_no_route() -> None:
     app = App()
     assert call(app, headers=with_length(b"1234"), pieces=[b"12"], arrives=False, leaves=True).status == 0
     assert app.seen == []
@@ -314,7 +317,7 @@ def test_an_encoded_body_is_not_read(coding: bytes) -> None:
         assert "gzip" in response.error["message"]
 
 
-def test_a_body_that_is_said_to_be_as_it_is_is_read() -> None:
+def test_a_body_with_the_identity_encoding_is_read() -> None:
     headers = [(b"content-encoding", b"Identity"), *with_length(b"{}")]
     assert call(App(), headers=headers, pieces=[b"{}"]).status == 200
 
@@ -374,7 +377,7 @@ def test_a_request_that_outlasts_the_server_is_one_line(caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize("path", ["/health", "/metrics"])
-def test_what_machines_ask_every_second_is_told_only_when_it_fails(caplog: pytest.LogCaptureFixture, path: str) -> None:
+def test_polled_routes_are_logged_only_when_they_fail(caplog: pytest.LogCaptureFixture, path: str) -> None:
     with caplog.at_level(logging.DEBUG):
         call(App(), path, method="GET")
         call(App(), path, method="GET", max_headers=1, headers=[(b"a", b"b")])
@@ -403,7 +406,7 @@ def test_one_line_a_request_with_its_tokens_and_times(caplog: pytest.LogCaptureF
     async def serves(scope: Any, receive: Any, send: Any) -> None:
         account = scope["state"]["account"]
         account.prompt_tokens = 7
-        account.answers = [Answer(4, 3, Times(0.5, 0.75)), Answer(2, 5, Times(0.25, 1.0)), Answer(0, 0, Times())]
+        account.outputs = [Answer(4, 3, Times(0.5, 0.75)), Answer(2, 5, Times(0.25, 1.0)), Answer(0, 0, Times())]
         account.finish_reasons += ["stop", "length", "stop"]
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"{}"})

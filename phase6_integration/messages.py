@@ -1,7 +1,7 @@
-"""What the front and the engine say to each other, and the line they say it over.
+"""The messages between the HTTP process and the engine process, and the channel that carries them.
 
-The two are processes joined by a pair of sockets. Messages are msgpack, four bytes of length before each; what arrives
-must be of one of these types, or it is refused.
+The two processes are joined by a pair of sockets. Messages are msgpack, with four bytes of length before each. Bytes
+that decode to none of these types are refused.
 """
 
 import select
@@ -21,31 +21,33 @@ CHUNK = 1 << 16
 
 
 class Load(msgspec.Struct, tag=True, frozen=True):
-    """The first word: what to load, and the function, `module:name`, that makes an engine of it."""
+    """To the engine, first: what to load, and the function, `module:name`, that builds the engine."""
 
     options: EngineOptions
     factory: str
 
 
-class Submit(msgspec.Struct, tag=True, frozen=True):
-    id: str
+class EngineRequest(msgspec.Struct, tag=True, frozen=True):
+    """To the engine: generate one completion of one prompt."""
+
+    id: str  # unique among the requests that have not finished
     prompt: tuple[int, ...]
     params: SamplingParams
-    priority: int
-    cache_salt: str
-    arrival: float  # on the monotonic clock, which all processes of a machine share
-    timeout: float | None
+    priority: int = 0
+    cache_salt: str = ""
+    timeout: float | None = None  # seconds from arrival; None: the engine's own limit
+    arrival: float = 0.0  # set by AsyncEngine, on the monotonic clock, which all processes of a machine share
 
 
 class Finish(msgspec.Struct, tag=True, frozen=True):
-    """To the engine: this one has ended, by a stop string or because its client has left."""
+    """To the engine: finish this request now, because of a stop string or because its client has disconnected."""
 
     id: str
     reason: FinishReason
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
-    """The engine is loaded and warm."""
+    """From the engine: the model is loaded and warmed up."""
 
     max_model_len: int
     pages: int
@@ -55,7 +57,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 
 
 class Output(msgspec.Struct, array_like=True, frozen=True):
-    """One more token of one answer. With the first comes what was asked about the prompt."""
+    """One new token of one request. The first one carries the prompt's logprobs, if the request has asked for them."""
 
     id: str
     token: int
@@ -64,7 +66,7 @@ class Output(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Started(msgspec.Struct, array_like=True, frozen=True):
-    """A request was given room; so many tokens of its prompt were there already."""
+    """A request was admitted; `cached` tokens of its prompt were found in the prefix cache."""
 
     id: str
     admitted: float
@@ -72,7 +74,7 @@ class Started(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Ended(msgspec.Struct, array_like=True, frozen=True):
-    """The last word on a request. There is one for each that was submitted."""
+    """The last message about a request: exactly one for each that was submitted."""
 
     id: str
     reason: FinishReason
@@ -80,10 +82,10 @@ class Ended(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Update(msgspec.Struct, tag=True, frozen=True):
-    """What has happened since the last one."""
+    """From the engine, after each step: everything that has happened since the previous update."""
 
     at: float
-    seconds: float  # that the step took
+    seconds: float  # duration of the step
     prefill_tokens: int
     decode_tokens: int
     started: list[Started]
@@ -93,19 +95,19 @@ class Update(msgspec.Struct, tag=True, frozen=True):
 
 
 class Logged(msgspec.Struct, tag=True, frozen=True):
-    """For the front's log: what the engine has to say has one form with all else."""
+    """From the engine: a log record, which the HTTP process writes in its own format."""
 
     level: int
     text: str
 
 
 class Dead(msgspec.Struct, tag=True, frozen=True):
-    """The engine cannot go on. Its last word."""
+    """From the engine, last: it has failed and ends."""
 
     reason: str
 
 
-ToEngine = Load | Submit | Finish
+ToEngine = Load | EngineRequest | Finish
 ToFront = Ready | Update | Logged | Dead
 
 _encoder = msgspec.msgpack.Encoder()
@@ -119,7 +121,7 @@ def frame(message: ToEngine | ToFront) -> bytes:
 
 
 class Frames:
-    """Bytes in, in any pieces; messages out."""
+    """Decodes a stream of bytes, which may be cut anywhere, into messages."""
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[Any]) -> None:
         self._decoder = decoder
@@ -151,9 +153,9 @@ class Frames:
             del buffer[:start]
 
 
-class Line:
-    """The engine's end. It never waits for the front to read: what does not fit into the socket is kept, and goes with
-    the next word. While the engine is idle it sleeps here, until someone says something."""
+class Channel:
+    """The engine's end of the socket pair. Sending never blocks: what the socket does not take is buffered and goes out
+    with the next message. An idle engine sleeps in `receive` until a message arrives."""
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
@@ -167,7 +169,7 @@ class Line:
 
     # region receive
     def receive(self, wait: bool) -> list[ToEngine]:
-        """What has been said since; with `wait`, at least one word. EOFError once the front has gone."""
+        """The messages that have arrived; with `wait`, at least one. EOFError once the HTTP process has closed."""
         while True:
             want_to_write = [self._socket] if self._unsent else []
             readable, writable, _ = select.select([self._socket], want_to_write, [], None if wait else 0)
@@ -181,7 +183,7 @@ class Line:
     # endregion
 
     def flush(self) -> None:
-        """Wait until all has been said: the last thing an engine does."""
+        """Block until everything is sent: the last thing an engine does."""
         self._socket.setblocking(True)
         self._socket.sendall(self._unsent)
         self._unsent.clear()
@@ -194,7 +196,7 @@ class Line:
             except BlockingIOError:
                 return messages
             if not data:
-                raise EOFError("the front has gone")
+                raise EOFError("the HTTP process has closed the channel")
             messages += self._frames.feed(data)
             if len(data) < CHUNK and messages:
                 return messages

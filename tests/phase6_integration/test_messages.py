@@ -1,4 +1,4 @@
-"""What front and engine say arrives whole, in order and once, however the bytes are cut; and nobody waits to say it."""
+"""Messages arrive whole, in order and once, however the bytes are cut, and sending never blocks."""
 
 import math
 import socket
@@ -9,35 +9,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phase0_request import FinishReason, SamplingParams, TokenLogprobs
-from phase6_integration.options import EngineOptions
-from phase6_integration.stats import Gauges
-from phase6_integration.wire import (
+from phase6_integration.messages import (
+    Channel,
     Dead,
     Ended,
+    EngineRequest,
     Finish,
     Frames,
-    Line,
     Load,
     Output,
     Ready,
     Started,
-    Submit,
     ToEngine,
     ToFront,
     Update,
     frame,
 )
+from phase6_integration.options import EngineOptions
+from phase6_integration.stats import Gauges
 
-SUBMIT = Submit(
+REQUEST = EngineRequest(
     "chatcmpl-1-0",
     (1, 2, 3),
     SamplingParams(stop=["\n", "END"], logit_bias={5: -100.0}, seed=-(1 << 63), logprobs=0, prompt_logprobs=20),
     -3,
     "tenant",
-    12.5,
-    None,
+    arrival=12.5,
 )
-TO_ENGINE: list[ToEngine] = [Load(EngineOptions(seed=1), "a.b:c"), SUBMIT, Finish("x", FinishReason.STOP)]
+TO_ENGINE: list[ToEngine] = [Load(EngineOptions(seed=1), "a.b:c"), REQUEST, Finish("x", FinishReason.STOP)]
 TO_FRONT: list[ToFront] = [
     Ready(2048, 100, 16, "cpu", "float32"),
     Update(
@@ -65,51 +64,51 @@ def test_messages_survive_any_cut(order: list[int], data: st.DataObject) -> None
         assert [message for piece in pieces for message in frames.feed(piece)] == said
 
 
-def test_what_is_no_message_is_refused() -> None:
+def test_bytes_that_are_no_message_are_refused() -> None:
     wrong = frame(TO_FRONT[0])
     with pytest.raises(msgspec.ValidationError):
         list(Frames.for_engine().feed(wrong))
-    bad = msgspec.msgpack.encode({**msgspec.to_builtins(SUBMIT), "params": {"temperature": -1}})
+    bad = msgspec.msgpack.encode({**msgspec.to_builtins(REQUEST), "params": {"temperature": -1}})
     with pytest.raises(msgspec.ValidationError, match="temperature must be a number from 0 to 100"):
         list(Frames.for_engine().feed(len(bad).to_bytes(4, "big") + bad))
 
 
-def test_the_engine_never_waits_for_a_front_that_does_not_read() -> None:
+def test_sending_never_blocks_on_a_peer_that_does_not_read() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        line = Line(theirs)
+        channel = Channel(theirs)
         words = [Dead(f"{n}" * 1000) for n in range(2000)]  # megabytes: no socket holds them
         for word in words:
-            line.send(word)
-        assert line.receive(wait=False) == []
-        ours.sendall(frame(SUBMIT))
-        assert line.receive(wait=True) == [SUBMIT], "heard, though what was said has not been read"
+            channel.send(word)
+        assert channel.receive(wait=False) == []
+        ours.sendall(frame(REQUEST))
+        assert channel.receive(wait=True) == [REQUEST], "heard, though what was said has not been read"
         frames, heard = Frames.for_front(), []
         ours.setblocking(False)
         while len(heard) < len(words):
             try:
                 heard += frames.feed(ours.recv(1 << 16))
             except BlockingIOError:
-                line.receive(wait=False)  # an engine passes by here in every step: what fits by now goes out
+                channel.receive(wait=False)  # an engine passes by here in every step: what fits by now goes out
         assert heard == words
 
 
-def test_the_last_words_are_all_said() -> None:
+def test_flush_sends_everything() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        line = Line(theirs)
-        line.send(TO_FRONT[0])
-        line.send(Dead("x"))
-        line.flush()
+        channel = Channel(theirs)
+        channel.send(TO_FRONT[0])
+        channel.send(Dead("x"))
+        channel.flush()
         assert list(Frames.for_front().feed(ours.recv(1 << 16))) == [TO_FRONT[0], Dead("x")]
 
 
-def test_a_front_that_has_gone_is_the_end() -> None:
+def test_receive_raises_eof_once_the_http_process_has_closed() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
         ours.sendall(frame(TO_ENGINE[2]))
         ours.close()
-        line = Line(theirs)
-        assert line.receive(wait=True) == [TO_ENGINE[2]]
+        channel = Channel(theirs)
+        assert channel.receive(wait=True) == [TO_ENGINE[2]]
         with pytest.raises(EOFError):
-            line.receive(wait=True)
+            channel.receive(wait=True)

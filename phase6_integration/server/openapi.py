@@ -1,4 +1,4 @@
-"""What /openapi.json says: every field, every status and every header, as they are."""
+"""/openapi.json: every field, status and header of the API."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,8 +8,9 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from phase6_integration.server.auth import PUBLIC
+from phase6_integration.server.middleware import PUBLIC
 from phase6_integration.server.responses import ErrorResponse
+from phase6_integration.server.schemas import Limits
 
 Document = dict[str, Any]
 Responses = dict[int | str, dict[str, Any]]
@@ -31,9 +32,9 @@ HEADERS = {
     429: ("retry-after", "Seconds."),
     503: ("retry-after", "Seconds."),
 }
-GUARDED = (400, 431, 500)  # what may be wrong with any request, and is said of every route by itself
-READ = (400, 404, 408, 413, 415, 503)  # what may be wrong with a body
-ASKED = (*READ, 429)  # and with asking the engine
+ANY = (400, 431, 500)  # errors of the middleware, on every route
+BODY = (400, 404, 408, 413, 415, 503)  # errors of a route with a body
+ENGINE = (*BODY, 429)  # errors of a route that submits requests to the engine
 
 
 def errors(statuses: Iterable[int]) -> Responses:
@@ -47,20 +48,21 @@ def errors(statuses: Iterable[int]) -> Responses:
 
 
 def answer(model: type[BaseModel], chunk: type[BaseModel] | None = None) -> Responses:
-    """A route's good response, and the chunks of one that can be streamed."""
+    """The response of a route with status 200, and its chunks if it can be streamed."""
     content: Document = {"application/json": {"schema": _ref(model)}}
     if chunk is not None:
         content["text/event-stream"] = {"schema": _event(chunk)}
     return {200: {"description": "The answer.", "content": content}}
 
 
-def body(model: type[BaseModel]) -> Document:
-    """For a route's `openapi_extra`: the body is read by the route, in one pass, so FastAPI does not know of it."""
+def request_body(model: type[BaseModel]) -> Document:
+    """For a route's `openapi_extra`: the body is read by a dependency, which FastAPI cannot describe."""
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": _ref(model)}}}}
 
 
-def install(app: FastAPI, models: Iterable[type[BaseModel]], keys: bool) -> None:
-    """Have the app describe these models, and for every route what stands before it. `keys`: whether they are asked."""
+def install(app: FastAPI, models: Iterable[type[BaseModel]], limits: Limits, keys: bool) -> None:
+    """Have the app describe these models, with its limits, and the middleware of every route. `keys`: whether API keys
+    are needed."""
     described = [(model, "validation") for model in (*models, ErrorResponse)]
 
     def openapi() -> Document:
@@ -71,22 +73,22 @@ def install(app: FastAPI, models: Iterable[type[BaseModel]], keys: bool) -> None
             components["schemas"] = {**components.get("schemas", {}), **schemas["$defs"]}
             for path, operations in document["paths"].items():
                 for operation in operations.values():
-                    _guard(operation, keys and path not in PUBLIC)
+                    _describe_middleware(operation, keys and path not in PUBLIC)
             if keys:
                 components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
             for unused in ("HTTPValidationError", "ValidationError"):
                 components["schemas"].pop(unused, None)
-            app.openapi_schema = document
+            app.openapi_schema = limits.resolve(document)
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _guard(operation: Document, key: bool) -> None:
-    """What the guard may answer for any route; and FastAPI's own 422 is not among what this server says."""
+def _describe_middleware(operation: Document, key: bool) -> None:
+    """Add the errors of the middleware to a route. FastAPI's own 422 is never sent by this server."""
     responses = operation["responses"]
     responses.pop("422", None)
-    for status, response in errors((401, *GUARDED) if key else GUARDED).items():
+    for status, response in errors((401, *ANY) if key else ANY).items():
         responses.setdefault(str(status), response)
     for response in responses.values():
         response.setdefault("headers", {}).update(_header("x-request-id", "The client's own, or a new one."))
@@ -104,6 +106,6 @@ def _header(name: str, description: str) -> Document:
 
 def _event(chunk: type[BaseModel]) -> Document:
     """One event of a stream: a chunk, an error, or the end."""
-    said = {"contentMediaType": "application/json", "contentSchema": {"anyOf": [_ref(chunk), _ref(ErrorResponse)]}}
-    data = {"type": "string", "anyOf": [{"const": "[DONE]"}, said]}
+    json = {"contentMediaType": "application/json", "contentSchema": {"anyOf": [_ref(chunk), _ref(ErrorResponse)]}}
+    data = {"type": "string", "anyOf": [{"const": "[DONE]"}, json]}
     return {"type": "object", "required": ["data"], "properties": {"data": data}}

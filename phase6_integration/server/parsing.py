@@ -1,22 +1,23 @@
-"""Asking: a request as the engine takes it. A prompt answered n times is n asks."""
+"""Request parsing: from a validated body to requests of the engine. n completions of a prompt are n requests."""
 
 import itertools
 from collections.abc import Iterable, Sequence
 
 from phase0_request.params import SamplingParams
-from phase6_integration.answers import Ask
+from phase6_integration.messages import EngineRequest
+from phase6_integration.server.dependencies import ServerState
 from phase6_integration.server.errors import conflict
-from phase6_integration.server.protocol import ChatRequest, CompletionRequest, Sampled
+from phase6_integration.server.schemas import ChatRequest, CompletionRequest, Sampled
 
-_SAME = (  # what SamplingParams call by the same name
+_SAME = (  # fields with the same name in SamplingParams
     *("temperature", "top_p", "top_k", "min_p", "stop", "stop_token_ids", "ignore_eos"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
-_serial = itertools.count()  # a client may give two live requests one id; the engine may not be given it twice
+_serial = itertools.count()  # makes ids unique, since a client may give two requests the same one
 
 
-def answer_length(request: CompletionRequest | ChatRequest) -> int | None:
-    """How many tokens the client itself asks for; None if it leaves that to us."""
+def requested_length(request: CompletionRequest | ChatRequest) -> int | None:
+    """The output length that the client has set, if any."""
     asked = request.max_tokens
     if isinstance(request, CompletionRequest) or request.max_completion_tokens is None:
         return asked
@@ -26,8 +27,8 @@ def answer_length(request: CompletionRequest | ChatRequest) -> int | None:
 
 
 def check_lengths(texts: Iterable[str], longest: int, context: int, param: str = "prompt") -> None:
-    """Before a text is split into tokens, which takes seconds for millions of characters: that it is not too long even
-    if it should fall into the longest tokens that there are."""
+    """Refuse a text that is too long even if every token were the longest of the vocabulary. Tokenizing millions of
+    characters would take seconds."""
     most = context * longest
     for text in texts:
         if len(text) > most:
@@ -35,11 +36,12 @@ def check_lengths(texts: Iterable[str], longest: int, context: int, param: str =
             raise conflict(param, f"{message}got {len(text)}", "context_length_exceeded")
 
 
-def room(
-    prompts: Sequence[Sequence[int]], asked: int | None, default: int | None, context: int, param: str = "prompt"
+def output_lengths(
+    prompts: Sequence[Sequence[int]], requested: int | None, default: int | None, context: int, param: str = "prompt"
 ) -> list[int]:
-    """How many tokens each answer may have. What was asked for must fit; the default is cut to fit, None is all."""
-    rooms = []
+    """max_tokens of each prompt. A requested length must fit into the context. The default is cut to fit; None means
+    the rest of the context."""
+    lengths = []
     for prompt in prompts:
         if not prompt:
             raise conflict(param, f"the {param} came to no tokens; at least one is needed", "empty_prompt")
@@ -47,61 +49,67 @@ def room(
         if left < 1:
             message = f"{limit} and the prompt has {len(prompt)}; leave room for at least one more"
             raise conflict(param, message, "context_length_exceeded")
-        if asked is not None and asked > left:
-            message = f"{limit}; {len(prompt)} in the prompt and {asked} for the answer are too many"
+        if requested is not None and requested > left:
+            message = f"{limit}; {len(prompt)} in the prompt and {requested} for the answer are too many"
             raise conflict(param, message, "context_length_exceeded")
-        rooms.append(min(left, default or left) if asked is None else asked)
-    return rooms
+        lengths.append(min(left, default or left) if requested is None else requested)
+    return lengths
 
 
-def check_samples(request: Sampled, prompts: int, limit: int) -> None:
-    """That n x prompts is not too many: before anything is made n times."""
-    n = request.n or 1
+def check_options(server: ServerState, request: Sampled, prompts: int) -> None:
+    """Check what fields mean together, before anything is tokenized or copied n times."""
+    server.model_name(request.model)
+    n, limit, policy = request.n or 1, server.settings.max_choices, server.engine.options.scheduling_policy
     if n * prompts > limit:
         raise conflict("n", f"n x prompts may be at most {limit}, got {n} x {prompts}")
+    if request.stream_options is not None and not request.stream:
+        raise conflict("stream_options", "stream_options are for streams; set stream to true")
+    if request.priority and policy != "priority":
+        message = f"this server schedules by {policy}; priorities need --scheduling-policy priority"
+        raise conflict("priority", message)
 
 
 def check_scores(request: Sampled, prompts: Sequence[Sequence[int]], logprobs: int, limit: int) -> None:
-    """That not too much is to be told of prompts: of each token itself and its alternatives, in each answer. It is
-    there after one step, so nothing but this keeps a small request from a huge response."""
+    """Limit the prompt logprobs in a response. All of them exist after one step, so that without this limit a small
+    request could cause a huge response."""
     n, tokens = request.n or 1, sum(map(len, prompts))
     if n * tokens * (1 + logprobs) > limit:
-        message = f"echo with logprobs may tell of {limit} tokens and alternatives, got {n} x {tokens} x {1 + logprobs}"
+        message = f"echo with logprobs may return {limit} tokens and alternatives, got {n} x {tokens} x {1 + logprobs}"
         raise conflict("logprobs", message)
 
 
-def asks(
+def engine_requests(
     request: CompletionRequest | ChatRequest,
     id: str,
     prompts: Sequence[tuple[int, ...]],
-    rooms: Sequence[int],
+    lengths: Sequence[int],
     logprobs: int | None,
     prompt_logprobs: int | None = None,
-) -> list[Ask]:
-    """In the order of the choices: prompt by prompt, sample by sample."""
+) -> list[EngineRequest]:
+    """One request per choice, in the order of the choices: prompt by prompt, sample by sample."""
     name, n = f"{id}-{next(_serial)}", request.n or 1
     return [
-        Ask(
+        EngineRequest(
             f"{name}-{p * n + sample}",
             prompt,
-            params(request, length, sample, logprobs, prompt_logprobs),
+            sampling_params(request, length, sample, logprobs, prompt_logprobs),
             request.priority or 0,
             request.cache_salt or "",
         )
-        for p, (prompt, length) in enumerate(zip(prompts, rooms, strict=True))
+        for p, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
         for sample in range(n)
     ]
 
 
-def params(
+def sampling_params(
     request: Sampled, length: int, sample: int, logprobs: int | None, prompt_logprobs: int | None
 ) -> SamplingParams:
-    """What is not given is left to the defaults of SamplingParams. A seed is followed by those after it."""
+    """The fields that are given; SamplingParams has the defaults. Sample i of a seeded request gets seed + i."""
     given = {name: value for name in _SAME if (value := getattr(request, name)) is not None}
     if request.logit_bias:
         given["logit_bias"] = {int(token): bias for token, bias in request.logit_bias.items()}
     if request.seed is not None:
-        given["seed"] = _after(request.seed, sample)
+        given["seed"] = (request.seed + sample + (1 << 63)) % (1 << 64) - (1 << 63)
     if request.min_tokens and request.min_tokens > max(length, 1):
         raise conflict(
             "min_tokens", f"min_tokens must be at most the {length} tokens of the answer, got {request.min_tokens}"
@@ -113,7 +121,3 @@ def params(
         prompt_logprobs=prompt_logprobs,
         **given,
     )
-
-
-def _after(seed: int, sample: int) -> int:
-    return (seed + sample + (1 << 63)) % (1 << 64) - (1 << 63)

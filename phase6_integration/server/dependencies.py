@@ -1,0 +1,73 @@
+"""What routes depend on: the state of the server, and the request body, validated."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Depends, Request
+from pydantic import BaseModel, ValidationError
+
+from phase6_integration.async_engine import AsyncEngine
+from phase6_integration.server.errors import RequestError, bad_value, invalid
+from phase6_integration.server.logprobs import TokenNames
+from phase6_integration.server.metrics import Metrics
+from phase6_integration.server.schemas import Limits
+from phase6_integration.server.settings import ServerSettings
+from phase6_integration.server.tokenization import TokenizerPool
+
+MANY = 1000  # errors of one body, beyond which not even the first is formatted: that takes as long as all of them
+M = TypeVar("M", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """Everything that the routes of one server share: `app.state.server`."""
+
+    engine: AsyncEngine
+    settings: ServerSettings
+    limits: Limits
+    tokenizers: TokenizerPool
+    names: TokenNames
+    metrics: Metrics
+
+    @classmethod
+    def of(cls, engine: AsyncEngine, settings: ServerSettings) -> "ServerState":
+        metrics = Metrics(settings.model_name, engine.max_model_len, lambda: engine.gauges)
+        engine.observers.append(metrics)
+        tokenizers, names = TokenizerPool(engine, settings), TokenNames(engine.tokenizer)
+        return cls(engine, settings, Limits.of(engine, settings), tokenizers, names, metrics)
+
+    def model_name(self, requested: str | None) -> str:
+        """The model name for the response: the requested one, if it is served here."""
+        names = self.settings.served_model_names
+        if requested is None:
+            return names[0]
+        if requested not in names:
+            message = f"there is no such model here; served are {', '.join(names)}"
+            raise RequestError(404, message, param="model", code="model_not_found")
+        return requested
+
+
+def server_state(request: Request) -> ServerState:
+    state: ServerState = request.app.state.server
+    return state
+
+
+Server = Annotated[ServerState, Depends(server_state)]
+
+
+def json_body(model: type[M]) -> Any:
+    """A dependency that reads the body as this model, with the limits of the server. JSON is parsed and validated in
+    one pass, so that nothing huge is built in between. Of a field that is given twice the last one counts."""
+
+    async def read(request: Request, server: Server) -> M:
+        content = await request.body()
+        if not content:
+            raise bad_value(None, "the body is empty; a JSON object is needed", "bad_json")
+        try:
+            return model.model_validate_json(content, context=server.limits)
+        except ValidationError as error:
+            if error.error_count() > MANY:
+                raise bad_value(None, f"the body is wrong in {error.error_count()} places") from None
+            raise invalid(error.errors(include_url=False)) from None
+
+    return Depends(read)

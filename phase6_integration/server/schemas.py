@@ -1,0 +1,324 @@
+"""Request schemas: every field that a client may send, typed and bounded. An unknown field is an error.
+
+Types are strict: "5" is not a number and true is not 1. null means not given. Some bounds depend on the model or the
+settings: those are `AtMost`, `FewItems` and `InVocabulary`. Validation takes their values from its context, a `Limits`;
+in a JSON schema they are names, which `Limits.resolve` replaces. What may be millions of items long fails fast.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    RootModel,
+    Tag,
+    ValidationInfo,
+)
+from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, core_schema
+
+from phase0_request.params import (
+    MAX_BIASES,
+    MAX_LOGPROBS,
+    MAX_STOP_LENGTH,
+    MAX_STOP_TOKENS,
+    MAX_STOPS,
+    MAX_TOKEN_ID,
+    MAX_TOKENS,
+)
+from phase0_request.request import MAX_PRIORITY, MAX_SALT
+from phase6_integration.async_engine import AsyncEngine
+from phase6_integration.server.errors import VOCABULARY
+from phase6_integration.server.settings import ServerSettings
+
+MAX_PARTS = 1024  # text parts of all messages together
+MAX_USER = 256  # characters
+NAMED = "limit:"  # in a JSON schema, begins the name of a limit
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The bounds of one server: the validation context of every schema."""
+
+    names: tuple[str, ...]  # of the model
+    vocabulary: int  # token ids run from 0 to one less
+    context: int  # tokens of a prompt and its completion
+    choices: int  # n x prompts
+    messages: int
+    logprobs: int
+
+    @classmethod
+    def of(cls, engine: AsyncEngine, settings: ServerSettings) -> "Limits":
+        return cls(
+            names=settings.served_model_names,
+            vocabulary=engine.config.vocab_size,
+            context=engine.max_model_len,
+            choices=settings.max_choices,
+            messages=settings.max_messages,
+            logprobs=min(settings.max_logprobs, MAX_LOGPROBS),
+        )
+
+    def resolve(self, schema: Any) -> Any:
+        """A JSON schema with the values of these limits in the place of their names."""
+        if isinstance(schema, dict):
+            return {key: self.resolve(value) for key, value in schema.items()}
+        if isinstance(schema, list):
+            return [self.resolve(value) for value in schema]
+        if isinstance(schema, str) and schema.startswith(NAMED):
+            limit = getattr(self, schema.removeprefix(NAMED))
+            return list(limit) if isinstance(limit, tuple) else limit
+        return schema
+
+
+class _Bound:
+    """An annotation that checks a value against a limit from the validation context."""
+
+    def __init__(self, limit: str) -> None:
+        self.limit = limit
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.with_info_after_validator_function(self._validate, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        found: dict[str, Any] = handler(schema)
+        self.describe(found, NAMED + self.limit)
+        return found
+
+    def _validate(self, value: Any, info: ValidationInfo) -> Any:
+        self.check(value, getattr(info.context, self.limit))
+        return value
+
+    def describe(self, schema: dict[str, Any], limit: str) -> None:
+        raise NotImplementedError
+
+    def check(self, value: Any, limit: int) -> None:
+        raise NotImplementedError
+
+
+class AtMost(_Bound):
+    """A number up to a limit."""
+
+    def describe(self, schema: dict[str, Any], limit: str) -> None:
+        schema["maximum"] = limit
+
+    def check(self, value: Any, limit: int) -> None:
+        if value > limit:
+            raise PydanticKnownError("less_than_equal", {"le": limit})
+
+
+class FewItems(_Bound):
+    """A list of at most so many items."""
+
+    def describe(self, schema: dict[str, Any], limit: str) -> None:
+        schema["maxItems"] = limit
+
+    def check(self, value: Any, limit: int) -> None:
+        if len(value) > limit:
+            counts = {"field_type": "List", "max_length": limit, "actual_length": len(value)}
+            raise PydanticKnownError("too_long", counts)
+
+
+class InVocabulary(_Bound):
+    """A list, or the keys of an object, that are token ids of this model."""
+
+    def __init__(self) -> None:
+        super().__init__("vocabulary")
+
+    def describe(self, schema: dict[str, Any], limit: str) -> None:
+        if "items" in schema:  # the keys of an object can have a pattern, but no maximum
+            schema["items"] = {"type": "integer", "minimum": 0, "exclusiveMaximum": limit}
+
+    def check(self, value: Any, limit: int) -> None:
+        if value and (most := max(map(int, value) if isinstance(value, dict) else value)) >= limit:
+            message = "token ids of this model run from 0 to {last}, got {most}"
+            raise PydanticCustomError(VOCABULARY, message, {"last": limit - 1, "most": most})
+
+
+def _few_parts(messages: "list[Message]") -> "list[Message]":
+    if sum(len(message.content) for message in messages if isinstance(message.content, list)) > MAX_PARTS:
+        raise PydanticCustomError("too_many_parts", f"the messages may have at most {MAX_PARTS} text parts together")
+    return messages
+
+
+def _kind_of_text(value: Any) -> str | None:
+    return "=text" if isinstance(value, str) else "=list" if isinstance(value, list) else None
+
+
+def _kind_of_prompt(value: Any) -> str | None:
+    """Which of its four forms a prompt has, by its first element, so that an error is about that form alone."""
+    if isinstance(value, str):
+        return "=text"
+    if not isinstance(value, list):
+        return None
+    first = value[0] if value else ""
+    return "=token_lists" if isinstance(first, list) else "=texts" if isinstance(first, str) else "=tokens"
+
+
+def _kind_of_tokenize(value: Any) -> str:
+    return "=chat" if isinstance(value, dict) and "messages" in value else "=text"
+
+
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+ModelName = Annotated[Name, Field(json_schema_extra={"enum": NAMED + "names"})]
+Token = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+Text = Annotated[str, Field(min_length=1)]
+Texts = Annotated[list[Text], Field(min_length=1, fail_fast=True), FewItems("choices")]
+Tokens = Annotated[list[Token], Field(min_length=1, max_length=MAX_TOKENS, fail_fast=True), InVocabulary()]
+TokenLists = Annotated[list[Tokens], Field(min_length=1, fail_fast=True), FewItems("choices")]
+Prompt = Annotated[
+    Annotated[Text, Tag("=text")]
+    | Annotated[Texts, Tag("=texts")]
+    | Annotated[Tokens, Tag("=tokens")]
+    | Annotated[TokenLists, Tag("=token_lists")],
+    Discriminator(
+        _kind_of_prompt,
+        custom_error_type="prompt",
+        custom_error_message="a prompt is a string, a list of strings, a list of token ids or a list of such",
+    ),
+]
+Length = Annotated[int, Field(ge=0), AtMost("context")]
+OutputLength = Annotated[int, Field(ge=1), AtMost("context")]
+TopLogprobs = Annotated[int, Field(ge=0), AtMost("logprobs")]
+Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+StopTokens = Annotated[list[Token], Field(max_length=MAX_STOP_TOKENS), InVocabulary()]
+Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
+BiasedToken = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
+Biases = Annotated[
+    dict[BiasedToken, Bias],
+    Field(max_length=MAX_BIASES, json_schema_extra={"additionalProperties": False}),
+    InVocabulary(),
+]
+
+
+def bounded(low: float, high: float) -> Any:
+    """An optional number within bounds, both included."""
+    return Field(None, ge=low, le=high, allow_inf_nan=False)
+
+
+class Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=(), frozen=True)
+
+
+class StreamOptions(Model):
+    include_usage: bool = False  # a last chunk with the usage and no choices
+    continuous_usage_stats: bool = False  # in every chunk, the usage so far
+
+
+class ResponseFormat(Model):
+    type: Literal["text"]
+
+
+class Sampled(Model):
+    """The fields that completions and chat completions share."""
+
+    model: ModelName | None = None
+    max_tokens: OutputLength | None = None
+    min_tokens: Length | None = None
+    temperature: float | None = bounded(0, 100)
+    top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
+    top_k: int | None = bounded(-1, MAX_TOKEN_ID)
+    min_p: float | None = bounded(0, 1)
+    n: Annotated[int, Field(ge=1), AtMost("choices")] | None = None
+    stop: (
+        Annotated[
+            Annotated[Stop, Tag("=text")] | Annotated[list[Stop], Field(max_length=MAX_STOPS), Tag("=list")],
+            Discriminator(
+                _kind_of_text,
+                custom_error_type="stop",
+                custom_error_message=f"stop is a string or a list of up to {MAX_STOPS} strings",
+            ),
+        ]
+        | None
+    ) = None
+    stop_token_ids: StopTokens | None = None
+    seed: int | None = bounded(-(1 << 63), (1 << 63) - 1)
+    presence_penalty: float | None = bounded(-2, 2)
+    frequency_penalty: float | None = bounded(-2, 2)
+    repetition_penalty: float | None = Field(None, gt=0, le=10, allow_inf_nan=False)
+    logit_bias: Biases | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    priority: int | None = bounded(-MAX_PRIORITY, MAX_PRIORITY)  # lower values run earlier
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT)] | None = None
+    user: Annotated[str, Field(max_length=MAX_USER)] | None = None  # for the access log
+    request_id: Annotated[str, Field(pattern=r"^[!-~]{1,128}$")] | None = None
+
+
+class CompletionRequest(Sampled):
+    prompt: Prompt
+    max_tokens: Length | None = None  # 0: only the prompt, with echo
+    logprobs: TopLogprobs | None = None
+    echo: bool | None = None
+
+
+class TextPart(Model):
+    type: Literal["text"]
+    text: str
+
+
+class Message(Model):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[
+        Annotated[str, Tag("=text")]
+        | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True), Tag("=list")],
+        Discriminator(
+            _kind_of_text,
+            custom_error_type="content",
+            custom_error_message="the content of a message is a string or a list of text parts",
+        ),
+    ]
+
+    @property
+    def text(self) -> str:
+        """The content as one string; text parts are joined by newlines, as in vLLM."""
+        return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
+
+
+Messages = Annotated[
+    list[Message], Field(min_length=1, fail_fast=True), FewItems("messages"), AfterValidator(_few_parts)
+]
+
+
+class ChatRequest(Sampled):
+    messages: Messages
+    max_completion_tokens: OutputLength | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+    add_generation_prompt: bool | None = None
+
+
+class TokenizeText(Model):
+    model: ModelName | None = None
+    prompt: str
+    add_special_tokens: bool | None = None  # default: true
+    return_token_strs: bool | None = None
+
+
+class TokenizeChat(Model):
+    model: ModelName | None = None
+    messages: Messages
+    add_generation_prompt: bool | None = None  # default: true
+    return_token_strs: bool | None = None
+
+
+class TokenizeRequest(
+    RootModel[
+        Annotated[
+            Annotated[TokenizeText, Tag("=text")] | Annotated[TokenizeChat, Tag("=chat")],
+            Discriminator(_kind_of_tokenize),
+        ]
+    ]
+):
+    """A text, or a conversation."""
+
+
+class DetokenizeRequest(Model):
+    model: ModelName | None = None
+    tokens: Annotated[list[Token], Field(max_length=MAX_TOKENS, fail_fast=True), InVocabulary()]

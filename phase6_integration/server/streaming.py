@@ -1,0 +1,268 @@
+"""GenerationResponse: submits requests to the engine and sends their outputs, whole or as server-sent events."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from phase0_request.queue import QueueFullError
+from phase0_request.request import FinishReason
+from phase6_integration.async_engine import Health, UnavailableError
+from phase6_integration.messages import EngineRequest
+from phase6_integration.outputs import Chunk, OutputStream
+from phase6_integration.server.dependencies import ServerState
+from phase6_integration.server.errors import RequestError, conflict, unavailable
+from phase6_integration.server.formatter import Formatter
+from phase6_integration.server.logs import Account
+from phase6_integration.server.schemas import Sampled
+
+logger = logging.getLogger("nanoserve")
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+PIECE = 1 << 16  # bytes of one send: larger bodies are sent in pieces
+LONG = 200  # logprobs of a whole response; more are encoded in a thread
+STREAM_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx passes each event on at once
+)
+_ENCODER = ThreadPoolExecutor(1, "encoder")  # one thread: more are not faster, and each has its own heap
+
+
+class SlowReaderError(Exception):
+    """The client has not read for too long."""
+
+
+class ClientLeftError(Exception):
+    """The client has disconnected."""
+
+
+class GenerationResponse(Response):
+    """A completion. It aborts its requests when the client disconnects or stops reading, streaming or not."""
+
+    def __init__(
+        self, server: ServerState, requests: Sequence[EngineRequest], formatter: Formatter, body: Sampled
+    ) -> None:
+        super().__init__()
+        self._server = server
+        self._requests = requests
+        self._formatter = formatter
+        self._stream = bool(body.stream)
+        self._user = body.user
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        formatter, account = self._formatter, scope["state"]["account"]
+        account.prompt_tokens, account.n, account.user = formatter.prompt_tokens, formatter.n, self._user
+        with self._submit() as outputs:
+            account.outputs = formatter.outputs = outputs.states
+            writer = ResponseWriter(send, self._server.settings.send_timeout)
+            sender = _Sender(self._server, formatter, outputs, writer, account, scope["state"]["request_id"])
+            async with _beside(_abort_on_disconnect(receive, outputs)):
+                try:
+                    await (sender.stream() if self._stream else sender.whole())
+                except SlowReaderError as error:  # the response stays unfinished, so the server closes the connection
+                    account.error = str(error)
+                except ClientLeftError:
+                    return
+
+    def _submit(self) -> OutputStream:
+        try:
+            return self._server.engine.submit(self._requests)
+        except QueueFullError:
+            message = "too many requests wait already; try again later"
+            raise RequestError(429, message, code="queue_full", headers={"retry-after": "1"}) from None
+        except UnavailableError as error:
+            raise unavailable(error.health) from None
+        except ValueError as error:
+            raise conflict(None, str(error)) from None
+
+
+class _Sender:
+    """Sends the outputs of one request."""
+
+    def __init__(
+        self,
+        server: ServerState,
+        formatter: Formatter,
+        outputs: OutputStream,
+        writer: "ResponseWriter",
+        account: Account,
+        request_id: str,
+    ) -> None:
+        self.server = server
+        self.formatter = formatter
+        self.outputs = outputs
+        self.writer = writer
+        self.account = account
+        self.request_id = request_id
+
+    async def whole(self) -> None:
+        async for chunks in self.outputs:
+            for chunk in chunks:
+                self._check(chunk)
+                self.formatter.accumulate(chunk)
+        encode = self.formatter.whole
+        body = await _in_thread(encode) if self.formatter.scores > LONG else encode()
+        length = str(len(body)).encode()
+        await self.writer.start(200, [(b"content-type", b"application/json"), (b"content-length", length)])
+        await self.writer.write(body, more=False)
+
+    # region stream
+    async def stream(self) -> None:
+        """Send events. The status is sent once the engine has admitted the request, so that an earlier failure has a
+        status of its own; a later one is an event. The last event is always [DONE]."""
+        await self.outputs.admitted()
+        arriving = aiter(self.outputs)
+        first = [self._event(chunk) for chunk in await anext(arriving, [])] if self._ended_early else []
+        await self.writer.start(200, STREAM_HEADERS)
+        async with _beside(self._keep_alive()):
+            await self._write([*map(self.formatter.event, self.formatter.opening()), *first])
+            # region exercise 6.4
+            try:
+                async for chunks in arriving:
+                    await self._send(chunks)
+                last = self.formatter.last_chunk()
+            except RequestError as error:
+                last = event(error.content)
+            except (SlowReaderError, ClientLeftError):
+                raise
+            except Exception as error:
+                logger.exception("a stream failed by a fault of the server", extra={"fields": {"id": self.request_id}})
+                self.account.error = repr(error)
+                last = event(self._fault.content)
+            await self.writer.write(last + DONE, more=False)
+            # endregion
+
+    # endregion
+
+    @property
+    def _ended_early(self) -> bool:
+        """Whether an output has finished already, admitted or not."""
+        times = [output.times for output in self.outputs.states]
+        return any(one.finished is not None for one in times) or all(one.admitted is None for one in times)
+
+    async def _send(self, chunks: Sequence[Chunk]) -> None:
+        """Everything since the last turn, in one send."""
+        events = []
+        try:
+            for chunk in chunks:
+                events.append(self._event(chunk))
+                if len(events[-1]) > PIECE:
+                    await asyncio.sleep(0)  # other streams have a turn
+        finally:
+            await self._write(events)
+
+    def _event(self, chunk: Chunk) -> bytes:
+        self._check(chunk)
+        return self.formatter.to_chunk(chunk)
+
+    async def _write(self, events: Iterable[bytes]) -> None:
+        if content := b"".join(events):
+            await self.writer.write(content)
+
+    def _check(self, chunk: Chunk) -> None:
+        """Note a finish reason, and raise if it is a failure."""
+        if chunk.finish_reason is None:
+            return
+        self.account.finish_reasons.append(chunk.finish_reason.value)
+        if chunk.finish_reason is FinishReason.ABORT:
+            raise ClientLeftError
+        if (failure := self._failure(chunk)) is not None:
+            self.account.error = chunk.error or failure.message
+            raise failure
+
+    def _failure(self, chunk: Chunk) -> RequestError | None:
+        """The error for the client, without internals."""
+        if chunk.finish_reason is FinishReason.TIMEOUT:
+            return RequestError(408, "the request was not answered before its deadline", code="deadline_passed")
+        if chunk.finish_reason is not FinishReason.ERROR:
+            return None
+        if self.server.engine.health is not Health.READY:
+            return unavailable(self.server.engine.health)
+        return self._fault
+
+    @property
+    def _fault(self) -> RequestError:
+        message = f"the server failed on this request; its log says why under the id {self.request_id}"
+        return RequestError(500, message, code="internal_error")
+
+    async def _keep_alive(self) -> None:
+        try:
+            await self.writer.keep_alive(self.server.settings.keepalive)
+        except SlowReaderError as error:
+            self.account.error = str(error)
+            self.outputs.abort()
+
+
+class ResponseWriter:
+    """Sends a response through ASGI. A send that takes longer than `limit` seconds raises SlowReaderError."""
+
+    def __init__(self, send: Send, limit: float) -> None:
+        self._send = send
+        self._limit = limit
+        self._sending = False
+        self._last_send = 0.0
+
+    async def start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        await self._put({"type": "http.response.start", "status": status, "headers": list(headers)})
+
+    async def write(self, body: bytes, more: bool = True) -> None:
+        """Send bytes; without `more`, they end the response."""
+        for start in range(0, len(body), PIECE):
+            last = start + PIECE >= len(body)
+            piece = body[start : start + PIECE]
+            await self._put({"type": "http.response.body", "body": piece, "more_body": more or not last})
+
+    async def keep_alive(self, seconds: float) -> None:
+        """Send a comment after each such silence, until cancelled."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            silent = clock() - self._last_send
+            if silent < seconds:
+                await asyncio.sleep(seconds - silent)
+            elif self._sending:  # the client has not read the previous send
+                await asyncio.sleep(seconds)
+            else:
+                await self.write(KEEP_ALIVE)
+
+    async def _put(self, message: Message) -> None:
+        self._sending = True
+        try:
+            async with asyncio.timeout(self._limit):
+                await self._send(message)
+        except TimeoutError:
+            raise SlowReaderError(f"the client left what it was sent unread for {self._limit:g} seconds") from None
+        finally:
+            self._sending = False
+        self._last_send = asyncio.get_running_loop().time()
+
+
+def event(content: bytes) -> bytes:
+    return b"data: " + content + b"\n\n"
+
+
+async def _in_thread(encode: Callable[[], bytes]) -> bytes:
+    return await asyncio.get_running_loop().run_in_executor(_ENCODER, encode)
+
+
+async def _abort_on_disconnect(receive: Receive, outputs: OutputStream) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        continue
+    outputs.abort()
+
+
+@asynccontextmanager
+async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run a task during the body of the `with`, and cancel it at the end."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
