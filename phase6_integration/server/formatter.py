@@ -37,6 +37,12 @@ class Accumulator:
         if chunk.finish_reason is not None:
             self.finish_reason = chunk.finish_reason.value
 
+    def clear(self) -> None:
+        self.text, self.finish_reason = "", None
+        self.tokens.clear()
+        self.offsets.clear()
+        self.logprobs.clear()
+
 
 class Formatter(ABC):
     """The response to one request. Its choices are numbered as the outputs of the engine are."""
@@ -81,8 +87,9 @@ class Formatter(ABC):
         new.add(chunk)
         if not new.text and new.finish_reason is None:
             return b""
-        self._accumulated[chunk.index] = Accumulator()
-        return self.event(self.delta(chunk.index, new))
+        event = self.event(self.delta(chunk.index, new))
+        new.clear()
+        return event
 
     def event(self, choice: dict[str, Any]) -> bytes:
         usage = b""
@@ -101,9 +108,9 @@ class Formatter(ABC):
     def whole(self) -> bytes:
         """The whole response. Each choice is freed once it is encoded: with logprobs it is many times larger."""
         choices = []
-        for index, text in enumerate(self._accumulated):
-            choices.append(encode(self.choice(index, text)))
-            self._accumulated[index] = Accumulator()
+        for index, output in enumerate(self._accumulated):
+            choices.append(encode(self.choice(index, output)))
+            output.clear()
         head, usage = encode(self._top(self.object))[:-1], encode(self.usage)
         return b"".join((head, b',"choices":[', b",".join(choices), b'],"usage":', usage, b"}"))
 

@@ -131,8 +131,8 @@ def test_closing_leaves_no_process_and_no_thread() -> None:
     assert psutil.Process().children() == []
 
 
-def test_an_engine_that_loads_has_no_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("phase6_integration.async_engine.LAST_WORDS", 3600.0)
+def test_an_engine_that_still_loads_is_killed_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("phase6_integration.async_engine.STOP_TIMEOUT", 3600.0)
 
     async def test() -> None:
         made = AsyncEngine(EngineOptions(), factory=f"{FAULTS}:never")
