@@ -85,9 +85,7 @@ class OutputProcessor:
     def done(self) -> bool:
         return self.reason is not None
 
-    def append(
-        self, token: int, logprobs: TokenLogprobs | None, reason: FinishReason | None, at: float
-    ) -> Chunk | None:
+    def append(self, token: int, logprob: TokenLogprobs | None, reason: FinishReason | None, at: float) -> Chunk | None:
         """Add a token, with the finish reason if it is the last. None if no text is ready yet."""
         state = self.state
         state.generated += 1
@@ -98,9 +96,9 @@ class OutputProcessor:
             return self.finish(reason)
         text = ""
         if self._detokenizer is None:
-            self._held.append(_Token(token, 0, logprobs))
+            self._held.append(_Token(token, 0, logprob))
         else:
-            self._held.append(_Token(token, self._sent_chars + self._detokenizer.held, logprobs))
+            self._held.append(_Token(token, self._sent_chars + self._detokenizer.held, logprob))
             text = self._detokenizer.push([token])
             if self._detokenizer.stopped is not None:
                 state.stop_reason = self._detokenizer.stopped
