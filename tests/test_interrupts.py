@@ -75,7 +75,7 @@ def test_ctrl_c_at_many_moments(command: tuple[str, ...]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("command", QUICK + LONG, ids=" ".join)
 def test_ctrl_c_at_very_many_moments(command: tuple[str, ...]) -> None:
-    ends_in_order_at(24, command)
+    ends_in_order_at(12, command)
 
 
 RUN = """
