@@ -117,7 +117,7 @@ def test_the_urgent_pass_those_who_wait(tokenizer: Tokenizer) -> None:
             urgent = server.generate("What is a page?", priority=-1)
             first = asyncio.ensure_future(anext(urgent))
             await asyncio.sleep(0)
-            assert [request.priority for request in server.batcher.waiting] == [-1, 0]
+            assert [entry.request.priority for entry in server.batcher.waiting] == [-1, 0]
             model.open.set()
             await first
             assert patient.request.state is RequestState.WAITING
