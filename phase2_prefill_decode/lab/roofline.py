@@ -116,7 +116,7 @@ def timing(part: Part, device: Device) -> Timing:
 def predict(cost: Cost, device: Device) -> Prediction:
     """The time of one step.
 
-    Each part meets its own roof: in one step the linears may wait for arithmetic while attention waits for memory.
+    Each part has its own roof: in one step the linears may wait for arithmetic while attention waits for memory.
     """
     return Prediction({name: timing(part, device) for name, part in cost.parts.items()}, device.overhead)
 
