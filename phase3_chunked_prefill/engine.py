@@ -1,7 +1,7 @@
 """The engine of this phase: phase 2's, with steps under a token budget and attention for any mixture of slices.
 
-Its requests are still a fixed set, admitted together. What has changed is the plan: prompts are cut, and whoever has
-its prompt behind it decodes while the prompts of others are still computed.
+Its requests are still a fixed set, admitted together. What has changed is the plan: prompts are cut into chunks, and
+requests whose prompts are computed decode in the same steps.
 """
 
 from pathlib import Path
@@ -42,8 +42,8 @@ def chunked(
     batch_size: int = 64,
     seed: int | None = None,
 ) -> Engine:
-    """An engine in which no step computes more tokens than the budget has. The model may be of this phase or of the
-    one before: what they say is the same."""
+    """Make an engine in which no step computes more tokens than the budget has. The model may be one of phase 2: its
+    output is the same."""
     cache = cache or PagedCache(512, 16)
     chunker = Chunker(budget or TokenBudget(), cache.page_size)
     return Engine(model, cache=cache, plan=chunker.plan, batch_size=batch_size, seed=seed)

@@ -1,4 +1,4 @@
-"""`python -m phase5_continuous`: watch the batch change: who waits, who computes what, who loses its pages."""
+"""`python -m phase5_continuous`: watch the batch change: requests wait, prefill, decode and are preempted."""
 
 from phase0_request.entry import run
 

@@ -1,4 +1,4 @@
-"""`python -m phase2_prefill_decode.lab bench`: this engine beside transformers' `generate`, on the same weights.
+"""`python -m phase2_prefill_decode.lab bench`: compares this engine with transformers' `generate`, on the same weights.
 
 Both run greedy, without an end of sequence, in turn, and of each the best run counts. Results of other engines on the
 same machine can be put beside: --beside reads lines such as `requests=8 prompt=128 output=64 …: 7.02 s` from a file,
@@ -25,7 +25,7 @@ from phase2_prefill_decode.model import Model, default_device
 
 
 def theirs(directory: Path, device: torch.device) -> Callable[[list[list[int]], int], list[list[int]]]:
-    """transformers' own class and its generate."""
+    """The engine of transformers: its model class and `generate`."""
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16)
@@ -106,7 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
         action="append",
         default=[],
         metavar="SHAPE:NAME=FILE",
-        help="what another engine printed",
+        help="the printed results of another engine",
     )
     p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     options = p.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""The kernels of this phase as they are launched, for compilation ahead of time.
+"""The kernel variants of this phase, for compilation ahead of time.
 
 CATALOG takes a minute: every kernel, head size, page size and group at least once. everything() crosses them, and takes
 many minutes.

@@ -30,7 +30,7 @@ Figures = dict[str, Any]
 
 
 def measure(device: torch.device) -> Figures:
-    """Every ceiling, and the best of each kind. Each is the best of several runs, because the machine may be shared."""
+    """Measure every ceiling, and the best of each kind. Each is the best of several runs: the machine may be shared."""
     products = {f"{dtype}_{size}": _product(device, dtype, size) for dtype in DTYPES for size in SIZES[device.type]}
     memory = dict(_memory(device))
     best = {f"gflops_{dtype}": max(v for k, v in products.items() if k.startswith(dtype)) for dtype in DTYPES}
@@ -63,7 +63,7 @@ def _memory(device: torch.device) -> Iterator[tuple[str, float]]:
 
 
 def _call(device: torch.device) -> float:
-    """Seconds of the host to start an operator on one number, one after the other."""
+    """Host seconds to start an operator on one number."""
     one: Tensor = torch.ones(1, device=device)
     return clock_seconds([partial(one.add_, 1)] * CALLS)
 
@@ -99,7 +99,7 @@ def main(arguments: list[str] | None = None) -> int:
     p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     options = p.parse_args(arguments)
     if options.device == "cuda" and not gpu:
-        p.error(f"--device cuda was asked for, and torch {torch.__version__} sees no GPU here")
+        p.error(f"--device cuda was given, but torch {torch.__version__} sees no GPU here")
     console = Console()
     machine = describe()
     name = (machine.gpu if options.device == "cuda" else machine.cpu) or options.device

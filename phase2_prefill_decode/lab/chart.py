@@ -8,13 +8,13 @@ from typing import Any
 from phase2_prefill_decode.lab.roofline import Device
 
 INK, GREY = "#34495e", "#667788"
-LOOKS = {"prefill": ("o", "#1d6996"), "decode": ("s", "#c0392b")}  # told apart by shape as well as by colour
+LOOKS = {"prefill": ("o", "#1d6996"), "decode": ("s", "#c0392b")}  # distinct in shape as well as in colour
 SIDES = {"prefill": (-1, "right"), "decode": (1, "left")}  # of the label below a mark: one may lie on another
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One kind of step: how many operations it has for a byte, and how fast it did them."""
+    """One kind of step: its arithmetic intensity and its speed."""
 
     phase: str  # "prefill" or "decode"
     intensity: float  # operations a byte
@@ -41,7 +41,7 @@ def roofline(axes: Any, device: Device, marks: Iterable[Mark]) -> None:
 
 
 def _set_limits(axes: Any, device: Device, marks: Sequence[Mark]) -> None:
-    """Room for all marks and for the ridge, with half a decade at least to each side of it."""
+    """Set limits that show all marks, and the ridge with at least half a decade on each side."""
     intensities = [mark.intensity for mark in marks]
     left, right = min([device.ridge / 4, *intensities]) / 1.6, max([device.ridge * 4, *intensities]) * 1.6
     speeds = [speed for mark in marks for speed in (mark.gflops, mark.predicted)]
@@ -74,7 +74,7 @@ def _roofs(axes: Any, device: Device) -> None:
 def _series(axes: Any, series: Sequence[Mark], phase: str, marker: str, color: str) -> None:
     at = [mark.intensity for mark in series]
     measured, predicted = [mark.gflops for mark in series], [mark.predicted for mark in series]
-    axes.vlines(at, measured, predicted, color=color, linewidth=0.8, alpha=0.5)  # what is missing to the prediction
+    axes.vlines(at, measured, predicted, color=color, linewidth=0.8, alpha=0.5)  # the gap to the prediction
     dots = {"linestyle": "none", "marker": marker, "markersize": 5.5, "color": color}
     axes.plot(at, predicted, **dots, markerfacecolor="white", label=f"{phase}, predicted", zorder=3)
     axes.plot(at, measured, **dots, label=f"{phase}, measured", zorder=4)

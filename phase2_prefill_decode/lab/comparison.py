@@ -1,6 +1,6 @@
 """Comparison of engines: workloads, results and tables.
 
-Of another engine, only what it printed is there: lines such as `requests=8 prompt=128 output=64 …: 7.02 s`.
+Another engine's results are read from its output: lines such as `requests=8 prompt=128 output=64 …: 7.02 s`.
 """
 
 import argparse
@@ -54,7 +54,7 @@ class Result:
 
 
 class Beside(NamedTuple):
-    """The results of another engine, from what it printed."""
+    """The results of another engine, read from its printed output."""
 
     shape: str
     name: str

@@ -145,7 +145,7 @@ class CostModel:
         return 9 * self.config.num_hidden_layers + 5
 
     def step(self, batch: Batch) -> Cost:
-        """The cost of a batch. Ask before the batch is committed."""
+        """The cost of a batch. To be called before the batch is committed."""
         return self.cost(self.load(((s.start, s.length) for s in batch), sum(s.completes for s in batch)))
 
     def pieces(self, pieces: Iterable[tuple[int, int]], yields: int | None = None) -> Cost:
@@ -200,8 +200,8 @@ class CostModel:
 
     # region attention
     def _attention(self, load: Load) -> Part:
-        """Every query head meets the keys it sees; a key and its value are read once for all query heads that share
-        them, and by all queries of a slice."""
+        """Each query head multiplies with the keys that it sees. A key and its value are read once for all query heads
+        that share them, and for all queries of a slice."""
         # region exercise 2.6
         products = 2 * load.pairs * self._q  # a query with a key, and a weight with a value
         read = 2 * load.keys * self._kv  # a key and a value

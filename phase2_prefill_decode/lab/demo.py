@@ -62,7 +62,7 @@ def answer(options: argparse.Namespace, params: SamplingParams) -> Iterator[str 
 
 
 def picture(request: Request, width: int, ascii_only: bool = False) -> RenderableType:
-    """Both phases on one axis of time, which a narrow terminal has no room for."""
+    """Both phases on one time axis. A narrow terminal shows the numbers alone."""
     times, prompt, answer = request.times, len(request.prompt_tokens), len(request.output_tokens)
     prefill, decode = times.ttft or 0.0, times.tokens[-1] - times.tokens[0]
     bar = min(BAR, width - NUMBERS) if width >= 60 else 0

@@ -33,8 +33,8 @@ from phase2_prefill_decode.sampler import Sampler
 PROMPTS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS = (64, 256, 1024, 2048, 4096)
-CONTEXT = 256  # where the batch is what varies
-BATCH = 8  # where the context is
+CONTEXT = 256  # while the batch varies
+BATCH = 8  # while the context varies
 SECONDS = 0.5  # a point: the best of all steps that fit
 
 
@@ -102,7 +102,7 @@ class Laboratory:
         return self.step("decode", batch, 1, context)
 
     def step(self, phase: str, batch: int, tokens: int, context: int) -> Point:
-        """Time a step from packing to the drawn tokens: the best of as many runs as SECONDS allow."""
+        """Time a step from packing to the sampled tokens: the best of as many runs as SECONDS allow."""
         requests = [self._request(number, context, context - tokens) for number in range(batch)]
         step = Batch(tuple(Slice(request, context - tokens, tokens) for request in requests))
         cost = self.cost.step(step)

@@ -29,7 +29,7 @@ class Device:
 
     @property
     def ridge(self) -> float:
-        """Operations a byte at which both take equally long."""
+        """The arithmetic intensity at which arithmetic and memory take equally long."""
         return self.flops / self.bytes_per_second
 
     def attainable(self, intensity: float) -> float:
@@ -51,7 +51,7 @@ DEVICES = {
 
 
 def named(name: str) -> Device:
-    """A device by the name its maker gives it."""
+    """The device of this name."""
     if name not in DEVICES:
         raise ValueError(f"no datasheet for {name!r}; known are {', '.join(DEVICES)}; any other can be measured")
     return DEVICES[name]
@@ -74,7 +74,7 @@ def measured(result: Mapping[str, Any] | str | Path, dtype: str = "bfloat16", ca
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds that a part needs for its arithmetic and for its memory, if the other took no time."""
+    """The seconds of a part's arithmetic alone, and of its memory traffic alone."""
 
     compute: float = 0.0
     memory: float = 0.0
@@ -116,7 +116,7 @@ def timing(part: Part, device: Device) -> Timing:
 def predict(cost: Cost, device: Device) -> Prediction:
     """The time of one step.
 
-    Each part meets its own roof: in one step the linears may wait for arithmetic while attention waits for memory.
+    Each part has its own roof: in one step the linears may wait for arithmetic while attention waits for memory.
     """
     return Prediction({name: timing(part, device) for name, part in cost.parts.items()}, device.overhead)
 

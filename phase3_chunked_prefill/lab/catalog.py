@@ -1,4 +1,4 @@
-"""The kernels of this phase as they are launched: the ragged kernel, and the decode kernel with a table of its work."""
+"""The kernel variants of this phase: the ragged kernel, and the decode kernel with a table of its work."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,7 +14,7 @@ from phase3_chunked_prefill.kernels.triton.ragged import ragged_kernel
 def ragged_spec(
     dtype: str, head_dim: int, page_size: int = 16, group: int = 4, window: int | None = None
 ) -> KernelSpec:
-    """The shapes and options of a prefill, and a table of blocks."""
+    """The shapes and options of phase 2's prefill kernel, and a table of blocks."""
     spec = prefill_spec(dtype, head_dim, page_size, group, window)
     return replace(
         spec,
@@ -51,7 +51,7 @@ CATALOG = [
 
 
 def everything() -> Iterator[KernelSpec]:
-    """Every shape. It takes many minutes."""
+    """Every variant. Compiling them all takes many minutes."""
     for dtype, head_dim in product(TYPES, HEAD_DIMS):
         for page_size, group in product(PAGE_SIZES, GROUPS):
             yield ragged_spec(dtype, head_dim, page_size, group)

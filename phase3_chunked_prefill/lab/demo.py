@@ -23,18 +23,18 @@ def parser() -> argparse.ArgumentParser:
         type=float,
         default=2.0,
         metavar="S",
-        help="for the longest step to pass by on a terminal, others in proportion; elsewhere none (%(default)s)",
+        help="that the longest step takes on a terminal, others in proportion; elsewhere none (%(default)s)",
     )
     return p
 
 
 def stage_of(options: argparse.Namespace) -> "Stage":
-    """The bundled model on a stage. Answers are as long as it takes to outlast the long prompt."""
+    """Make a stage with the bundled model. Answers are long enough to outlast the long prompt."""
     if options.chunk < 16:
         raise ValueError(f"chunk must be at least a page of 16 tokens, got {options.chunk}")
     if not 0 <= options.seconds < float("inf"):
         raise ValueError(f"seconds must be at least 0 and finite, got {options.seconds}")
-    # torch and numba load here, after a typing error is told
+    # torch and numba load here, so that a bad option is refused at once
     from phase2_prefill_decode.threads import use_threads_for
     from phase3_chunked_prefill.engine import load
     from phase3_chunked_prefill.lab.stall import Scene, Stage
@@ -48,7 +48,7 @@ def stage_of(options: argparse.Namespace) -> "Stage":
 
 
 def watch(stage: "Stage", chunk: int, seconds: float, console: Console) -> "list[Outcome]":
-    """Draw the fastest of several runs, first whole, then in chunks. The longest step is as wide as the terminal."""
+    """Draw the fastest of several runs, first whole, then in chunks. The longest step has the terminal's width."""
     from phase3_chunked_prefill.lab import view
     from phase3_chunked_prefill.lab.stall import WHOLE, judge
 

@@ -1,4 +1,4 @@
-"""The stall: what eight running decodes feel when a long prompt arrives, and what a budget makes of it.
+"""The stall: how long eight running decodes wait when a long prompt arrives, with and without a token budget.
 
 python -m phase3_chunked_prefill.lab stall --json FILE     # every chunk size, on this machine
 """
@@ -36,7 +36,7 @@ CHUNKS = (WHOLE, 1024, 512, 256, 128, 64)
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Eight requests decode. After some steps a long prompt arrives, and wants one token."""
+    """Some requests decode. After some steps a long prompt arrives, and gets one token."""
 
     decodes: int = 8
     context: int = 32  # tokens of each of their prompts
@@ -50,12 +50,12 @@ class Scene:
                 raise ValueError(f"{name} must be at least 1, got {value}")
 
     def pages(self, page_size: int) -> int:
-        """What all of it needs."""
+        """The pages that the whole scene needs."""
         return self.decodes * -(-(self.context + self.answer) // page_size) + -(-self.prompt // page_size)
 
 
 class Played(NamedTuple):
-    """What happened: the steps from the first in which all decode, and the requests with their times."""
+    """A run of a scene: its steps from the first in which all decode, and the requests with their times."""
 
     steps: list[Step]
     decodes: list[Request]
@@ -64,19 +64,19 @@ class Played(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a scene at one chunk size. A gap is the time between two tokens of one of the decodes."""
+    """The figures of a scene at one chunk size. A gap is the time between two tokens of one of the decodes."""
 
     chunk: int
     calm_gap_ms: float  # median, before the long prompt arrived
-    p50_gap_ms: float  # these three while it was there and had no token yet
+    p50_gap_ms: float  # these three from its arrival to its first token
     p99_gap_ms: float
     worst_gap_ms: float
     ttft_ms: float  # of the long prompt
-    total_ms: float  # from its arrival until everyone has ended
+    total_ms: float  # from its arrival until all requests have ended
 
 
 class Stage:
-    """A model with a pool, on which a scene is played, at any chunk size."""
+    """A model with a pool, on which a scene is run at any chunk size."""
 
     def __init__(self, model: Model, scene: Scene, page_size: int = 16) -> None:
         context = model.config.max_position_embeddings
@@ -93,15 +93,15 @@ class Stage:
 
     # region play
     def play(self, chunk: int, prompt: int | None = None) -> Played:
-        """The scene from the first decode to the end, with its long prompt or with another."""
+        """Run the scene from the first decode to the end, with its long prompt or with one of another length."""
         scene = self.scene if prompt is None else replace(self.scene, prompt=prompt)
         stepper = Stepper(self.runner, (), together)
         decodes = [self._request(f"decode-{n}", scene.context, scene.answer, n) for n in range(scene.decodes)]
         for request in decodes:
             stepper.admit(request)
-        stepper.step()  # their prompts: what comes before the scene
+        stepper.step()  # their prompts, before the scene begins
         if chunk != WHOLE:
-            budget = TokenBudget(chunk, chunk + scene.decodes)  # a chunk and everyone's decode
+            budget = TokenBudget(chunk, chunk + scene.decodes)  # a chunk, and a token for each decode
             stepper.plan = Chunker(budget, self.cache.page_size).plan
         steps = [stepper.step() for _ in range(scene.arrives)]
         long = self._request("long", scene.prompt, 1, scene.decodes)
@@ -120,7 +120,7 @@ class Stage:
 
 # region judge
 def judge(chunk: int, played: Played) -> Outcome:
-    """What the decodes felt, and what the long prompt paid."""
+    """Compute the gaps of the decodes, and the times of the long prompt."""
     arrival, first = played.long.times.arrival, played.long.times.tokens[0]
     ends = [request.times.tokens[-1] for request in played.decodes]
     if min(ends) < first:
@@ -143,14 +143,14 @@ def judge(chunk: int, played: Played) -> Outcome:
 
 
 def measure(stage: Stage, chunks: Sequence[int], rounds: Iterable[int]) -> list[Outcome]:
-    """In each round every chunk size once, so that a slow minute of the machine meets all. Of each the round that took
-    least: a run is only ever slowed down by what else a machine does."""
+    """Run every chunk size once in each round, so that a slow minute of the machine affects all. Take the fastest round
+    of each: other load can only slow a run down."""
     outcomes = [[judge(chunk, stage.play(chunk)) for chunk in chunks] for _ in rounds]
     return [min(column, key=lambda outcome: outcome.total_ms) for column in zip(*outcomes, strict=True)]
 
 
 def compared(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Any]]:
-    """By chunk size, each beside the prompt that is not cut, which comes first."""
+    """The figures by chunk size, each compared with the first, the whole prompt."""
     whole = outcomes[0]
     return {
         f"chunk_{o.chunk}" if o.chunk else "whole": {
@@ -196,7 +196,7 @@ def main(arguments: list[str] | None = None) -> int:
         stage = Stage(Model.random(SHAPES[options.shape], device=device, attend=ATTEND.on(device)), scene)
     except ValueError as error:
         p.error(str(error))
-    stage.play(128, prompt=min(256, scene.prompt))  # what is slow once is not what is measured
+    stage.play(128, prompt=min(256, scene.prompt))  # warm-up
     outcomes = measure(stage, CHUNKS, track(range(options.runs), "rounds", transient=True, console=console))
     console.print(f"{scene.decodes} requests decode when a prompt of {scene.prompt:,} tokens arrives")
     console.print(f"(undisturbed, the median gap is {outcomes[0].calm_gap_ms:.1f} ms)\n", highlight=False)

@@ -1,4 +1,4 @@
-"""A scene drawn: a line a step, as long as it took, of prefill and decode in the shares of their tokens."""
+"""Draws a scene: one bar for each step, as long as it took, with the shares of its prefill and decode tokens."""
 
 from collections.abc import Iterator, Sequence
 
@@ -18,13 +18,13 @@ EDGE = 3  # steps shown before the long prompt arrives and after its last piece
 
 
 def key(coloured: bool) -> Text:
-    """What the bars are made of."""
+    """The key to the bars."""
     prefill, decode = (("█", colour) if coloured else (PLAIN[colour], "") for colour in (PREFILL, DECODE))
     return Text.assemble("A bar is as long as its step took. Its tokens: ", prefill, " prefill, ", decode, " decode.")
 
 
 def shown(played: Played) -> Iterator[tuple[int, Step]]:
-    """The steps that have to do with the long prompt, and a few on both sides. They count from its arrival."""
+    """The steps of the long prompt and a few on both sides, numbered from its arrival."""
     busy = [number for number, step in enumerate(played.steps) if step.prefill_tokens]
     for number, step in enumerate(played.steps):
         if busy[0] - EDGE <= number <= busy[-1] + EDGE:
@@ -32,13 +32,13 @@ def shown(played: Played) -> Iterator[tuple[int, Step]]:
 
 
 def line(number: int, step: Step, longest: float, width: int, coloured: bool) -> Text:
-    """One step. `longest` seconds are the full width."""
+    """The line of one step. `longest` seconds are the full width."""
     label = f"{number:>+4}{step.prefill_tokens or '':>9}{step.decode_tokens or '':>8}{step.seconds * 1e3:>10,.1f}"
     return Text.assemble((f"{label:<{LABEL}}", "dim"), bar(step, longest, max(width - LABEL, 2), coloured))
 
 
 def bar(step: Step, longest: float, width: int, coloured: bool) -> Text:
-    """Prefill in whole columns, and behind it decode, to an eighth of one. What is there is seen, however short."""
+    """Prefill in whole columns, then decode in eighths of one. Each is at least as long as can be seen."""
     columns = min(step.seconds / longest, 1.0) * width
     share = step.prefill_tokens / (step.prefill_tokens + step.decode_tokens)
     prefill = min(max(round(columns * share), 1), width - 1) if step.prefill_tokens else 0
@@ -52,7 +52,7 @@ def bar(step: Step, longest: float, width: int, coloured: bool) -> Text:
 
 
 def summary(outcomes: Sequence[Outcome]) -> RenderableType:
-    """What the running decodes felt and what the long prompt paid; the first outcome is the one that is not cut."""
+    """The gaps of the decodes and the times of the long prompt. The first outcome is that of the whole prompt."""
     table = Table(header_style="dim", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("long prompt", no_wrap=True)
     for name in ("worst gap", "median gap", "first token", "all ended"):

@@ -1,9 +1,9 @@
-"""`python -m phase5_continuous.lab bench`: what deciding costs.
+"""`python -m phase5_continuous.lab bench`: what scheduling costs.
 
-Host time of plan and commit, with a model that takes none.
+Measures the host time of plan and commit, with a model that takes no time.
 
-Steady: everyone decodes, step after step; a GPU would wait for that between two steps if the host did not run ahead.
-Whole lives: requests that come, are cut into chunks, decode and leave, each with its admission, its pages and its end.
+Steady: all requests decode in every step. A GPU would wait that long between two steps if the host did not run ahead.
+Whole lives: requests arrive, are prefilled in chunks, decode and end, with their admission and their pages.
 """
 
 import argparse
@@ -41,7 +41,7 @@ PROFILED_STEPS = 100
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """Microseconds a running request and step: the median over the steps, and the sum's fastest."""
+    """Microseconds per running request and step: medians over the steps, and the fastest step."""
 
     cache: str
     running: int
@@ -53,7 +53,7 @@ class Steady:
 
 @dataclass(frozen=True, slots=True)
 class Lives:
-    """Prompts of up to 512 tokens, answers of up to 128: microseconds a slice, and a request's whole life."""
+    """Prompts of up to 512 tokens, answers of up to 128: microseconds per slice, and per request."""
 
     cache: str
     running: int  # at most
@@ -71,7 +71,7 @@ def scheduler(cache: KVCache, running: int) -> Scheduler:
 
 
 def decoding(cache_type: type[PagedCache], running: int, steps: int) -> Scheduler:
-    """A scheduler whose requests have all computed their prompts, and will not end within so many steps."""
+    """Return a scheduler whose requests have all computed their prompts, and will not end within so many steps."""
     pages = running * (-(-(PROMPT + steps + 64) // PAGE_SIZE) + 1)
     one = scheduler(cache_type(pages + pages // 50, PAGE_SIZE), running)
     rng = random.Random(0)
@@ -104,7 +104,7 @@ def steady(cache: str, running: int, steps: int = 64) -> Steady:
 
 
 def lives(cache: str, running: int, requests: int) -> Lives:
-    """All are there at the start. The pool holds as many as may run, so that nobody is preempted."""
+    """Serve requests that all arrive at the start. The pool has room for all that may run: none is preempted."""
     rng, one = random.Random(0), scheduler(CACHES[cache](running * 41, PAGE_SIZE), running)
     for n in range(requests):
         prompt = tuple(rng.choices(range(1, 1000), k=rng.randint(1, 512)))
@@ -123,8 +123,8 @@ def lives(cache: str, running: int, requests: int) -> Lives:
 
 
 def profile(running: int, steps: int) -> dict[str, float]:
-    """Where the time of steady steps goes: the share of each function's own time, largest first. Being watched makes
-    small functions look larger than they are."""
+    """The share of each function's own time in steady steps, largest first. The profiler makes small functions look
+    larger than they are."""
     one, watch = decoding(PagedCache, running, steps), cProfile.Profile()
     for step in range(steps):
         watch.enable()
@@ -152,13 +152,13 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[str | float]]) -> Table
 
 
 def measure(console: Console, file: Path | None) -> None:
-    """All of it, printed, and written to the file if there is one."""
+    """Print all measurements, and write them to the file if there is one."""
     watch = partial(track, console=console, transient=True)
     both = [(cache, n) for cache in CACHES for n in RUNNING]
     steadies = [steady(cache, n) for cache, n in watch(both, "steady")]
     whole = [lives(cache, min(256, LIVES), LIVES) for cache in watch(list(CACHES), "whole lives")]
     shares = profile(256, PROFILED_STEPS)
-    console.print("Everyone decodes, \u00b5s a running request and step: medians, and the fastest step")
+    console.print("All requests decode, \u00b5s per running request and step: medians, and the fastest step")
     step_names = ("cache", "running", "plan", "commit", "plan + commit", "fastest")
     console.print(_table(step_names, [tuple(asdict(row).values()) for row in steadies]))
     console.print(f"\nWhole lives of {LIVES:,} requests, \u00b5s")

@@ -1,6 +1,6 @@
-"""`python -m phase5_continuous`: watch the batch change: who waits, who computes what, who loses its pages.
+"""`python -m phase5_continuous`: watch the batch change: requests wait, prefill, decode and are preempted.
 
-Scheduler and memory are the engine's. Time is what the cost model predicts for a model of 8B on one large GPU.
+Scheduler and memory are those of the engine. Step times are what the cost model predicts for an 8B model on one GPU.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def animate(world: World, console: Console) -> None:
-    """Draw the steps as they come, several to a picture if they come too fast for the eye."""
+    """Draw the steps in real time, several to a frame if they are too fast for the eye."""
     rate = world.show.steps_per_second
     steps_per_frame = max(1, round(rate / FRAMES_PER_SECOND))
     due = time.monotonic()
@@ -57,9 +57,9 @@ def animate(world: World, console: Console) -> None:
 
 
 def snapshots(world: World, console: Console) -> None:
-    """A few moments as plain text: each time another quarter of the requests has been served."""
-    everyone = world.show.requests
-    due = sorted({everyone * part // (SNAPSHOTS + 1) for part in range(1, SNAPSHOTS + 1)})
+    """Print a few steps as plain text: whenever another quarter of the requests has been served."""
+    total = world.show.requests
+    due = sorted({total * part // (SNAPSHOTS + 1) for part in range(1, SNAPSHOTS + 1)})
     while world.going:
         world.step()
         if due and world.simulation.stats.ended >= due[0]:

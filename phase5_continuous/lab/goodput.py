@@ -1,7 +1,7 @@
-"""`python -m phase5_continuous.lab goodput`: who is served as promised, at every rate of arrivals, simulated.
+"""`python -m phase5_continuous.lab goodput`: the requests that meet their SLO at each rate of arrivals, simulated.
 
-Above what a machine can do, its queue grows for as long as requests come, and goodput depends on how long one looks. So
-at every rate they come for as long. The figures are the same on every machine.
+Above a machine's capacity the queue grows as long as requests arrive, and goodput depends on how long that is. So they
+arrive for the same time at every rate. The figures are the same on every machine.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from phase5_continuous.lab.traces import Trace
 
 SECONDS = 120
 RATES = (25, 50, 100, 150, 200, 250)
-CHATS, SEATS = 50, 32  # arrivals a second, and requests at once: some have to wait
+CHATS, CONCURRENT = 50, 32  # arrivals a second, and running requests: some have to wait
 CHAT_WAYS = ("fcfs", "longest-prefix")
 
 
@@ -27,8 +27,8 @@ class Point:
     """One way to serve at one rate of arrivals."""
 
     requests: int
-    kept: float  # the share of all that was served as promised
-    goodput: float  # and so many of those that come in a second
+    kept: float  # the share of all requests that met the SLO
+    goodput: float  # requests a second that met it
     ttft_p50_ms: float
     ttft_p99_ms: float
     longest_wait_ms: float
@@ -41,21 +41,21 @@ def point(trace: Trace, setting: Setting) -> Point:
 
 
 def poisson(way: str, rate: int, seconds: int) -> Point:
-    """Prompts that have nothing in common."""
+    """Prompts that share no prefix."""
     return point(Trace(requests=rate * seconds, rate=rate), Setting(way=way))
 
 
 def chat(way: str, seconds: int) -> Point:
-    """Prompts that say again what was said before."""
-    return point(Trace(kind="chat", requests=CHATS * seconds, rate=CHATS), Setting(way=way, max_running=SEATS))
+    """Prompts that repeat the conversation so far."""
+    return point(Trace(kind="chat", requests=CHATS * seconds, rate=CHATS), Setting(way=way, max_running=CONCURRENT))
 
 
 def show(console: Console, rates: dict[str, dict[int, Point]], chats: dict[str, Point]) -> None:
-    console.print("Served as promised, requests a second, of so many that arrive")
+    console.print("Requests a second that met the SLO, by the rate of arrivals")
     found = {way: [f"{one.goodput:.1f}" for one in points.values()] for way, points in rates.items()}
     console.print(side_by_side("", [f"{rate}" for rate in RATES], found))
-    console.print(f"\nChats, {CHATS} requests a second, {SEATS} at once; times in ms")
-    names = ("as promised", "TTFT p50", "p99", "longest wait")
+    console.print(f"\nChats, {CHATS} requests a second, {CONCURRENT} at once; times in ms")
+    names = ("met SLO", "TTFT p50", "p99", "longest wait")
     figures = {
         way: [f"{one.goodput:.1f}", *(f"{ms:,.0f}" for ms in (one.ttft_p50_ms, one.ttft_p99_ms, one.longest_wait_ms))]
         for way, one in chats.items()
@@ -65,7 +65,7 @@ def show(console: Console, rates: dict[str, dict[int, Point]], chats: dict[str, 
 
 def main(arguments: list[str] | None = None) -> int:
     p = argparse.ArgumentParser(prog="python -m phase5_continuous.lab goodput", description=__doc__)
-    p.add_argument("--seconds", type=int, default=SECONDS, help="for which requests come (%(default)s)")
+    p.add_argument("--seconds", type=int, default=SECONDS, help="for which requests arrive (%(default)s)")
     p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     options, console = p.parse_args(arguments), Console()
     seconds = options.seconds

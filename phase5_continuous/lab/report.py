@@ -1,4 +1,4 @@
-"""Several ways to serve, side by side."""
+"""Tables that compare several ways to serve."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ NAME = 14  # columns for the longest name of a way
 COLUMNS = (
     "tokens\n/s",
     "goodput\n/s",
-    "\nkept",
+    "met\nSLO",
     "TTFT\np50",
     "TTFT\np99",
     "ITL\np50",
@@ -22,7 +22,7 @@ EVENTS = ("preemptions", "refused", "failed")
 
 
 def table(outcomes: dict[str, Outcome]) -> Table:
-    """A row a way; times in milliseconds."""
+    """One row for each way; times in milliseconds."""
     rows = {}
     for way, o in outcomes.items():
         times = [1e3 * seconds for seconds in (o.ttft_p50, o.ttft_p99, o.itl_p50, o.itl_p99, o.queue_max)]
@@ -37,14 +37,14 @@ def table(outcomes: dict[str, Outcome]) -> Table:
 
 
 def events(outcomes: dict[str, Outcome]) -> Table | None:
-    """What became of some, a row a way; of the three only what there was."""
+    """Counts of preemptions, refusals and failures, one row for each way. Columns of zeros are left out."""
     names = [name for name in EVENTS if any(getattr(o, name) for o in outcomes.values())]
     rows = {way: [f"{getattr(o, name):,}" for name in names] for way, o in outcomes.items()}
     return side_by_side("", names, rows) if names else None
 
 
 def side_by_side(corner: str, columns: Sequence[str], rows: dict[str, list[str]]) -> Table:
-    """A row a way, with its cells."""
+    """A table with one row for each way."""
     drawn = Table(header_style="dim", box=None, pad_edge=False, padding=(0, 1, 0, 0))
     drawn.add_column(corner, no_wrap=True, min_width=NAME)
     for name in columns:

@@ -1,7 +1,7 @@
-"""`python -m phase5_continuous.lab simulator`: ways to serve, compared on one trace, with a cost model for the model.
+"""`python -m phase5_continuous.lab simulator`: compares ways to serve on one trace, with a cost model for the model.
 
-Scheduler, cache and loop are those of the engine. Only the runner is another: it says how long each step takes on the
-device, and the clock is set on by that. Nothing is kept of a request that has ended, so a trace may be of any length.
+Scheduler, cache and loop are those of the engine. Only the runner differs: it predicts how long each step takes on the
+device, and advances the clock by that. Ended requests leave nothing in memory, so a trace may have any length.
 """
 
 import argparse
@@ -41,15 +41,15 @@ MODELS = SHAPES | {
 WHOLE = 1 << 20  # tokens: a budget that cuts no prompt
 WAYS = ("static", "whole", "fcfs", "priority", "longest-prefix")
 DEFAULT = Trace(requests=20_000, rate=30.0)  # of the command
-EVERY = 1000  # steps from one look of the progress bar to the next
+EVERY = 1000  # steps between two updates of the progress bar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What serves: a way to decide, and the machine it decides for.
+    """A way to schedule, and the machine that it schedules for.
 
-    static          phase 2's batches, each of which stays until its last request has ended
-    whole           continuous batching in which no prompt is cut
+    static          phase 2's batches, each of which runs until its last request has ended
+    whole           continuous batching with whole prompts
     fcfs, priority, longest-prefix      with chunks, under each policy
     """
 
@@ -63,7 +63,7 @@ class Setting:
     budget: int = 1024  # tokens a step
     prefix_cache: bool = True
     queue_limit: int | None = None
-    max_tokens: int = 512  # that a request may say, which is all that is known of its answer
+    max_tokens: int = 512  # limit of an answer: the scheduler does not know its length
 
     def __post_init__(self) -> None:
         if self.way not in WAYS:
@@ -116,7 +116,7 @@ class Simulation:
 
     # region step
     def step(self) -> Step | None:
-        """Submit who has arrived, and run a step. None if nobody is there: then it is the next arrival's time."""
+        """Submit the requests that have arrived, and run a step. None if there is none: skip to the next arrival."""
         while self._next is not None and self._next.time <= self.clock.now:
             self._submit(self._next)
             self._next = next(self._arrivals, None)
@@ -140,7 +140,7 @@ class Simulation:
         return self.outcome()
 
     def outcome(self) -> Outcome:
-        """Up to now."""
+        """The figures up to now."""
         return self.stats.outcome(self.clock.now, self.preemptions)
 
     @property
@@ -153,7 +153,7 @@ class Simulation:
         self.stats.arrive(arrival.time)
         try:
             self.core.submit(one)
-        except (ValueError, QueueFullError):  # too large for the pool, or too many wait: its client is told so
+        except (ValueError, QueueFullError):  # too large for the pool, or the queue is full
             self.stats.refused += 1
         else:
             self.runner.answers[one.id] = arrival.answer
@@ -189,7 +189,7 @@ def parser() -> argparse.ArgumentParser:
     t.add_argument("--max-prompt", type=int, help=f"({trace.max_prompt})")
     t.add_argument("--max-answer", type=int, help=f"({trace.max_answer})")
     t.add_argument("--seed", type=int, help=f"({trace.seed})")
-    m = p.add_argument_group("what serves them")
+    m = p.add_argument_group("engine")
     m.add_argument("--model", choices=MODELS, default=setting.model, help="(%(default)s)")
     m.add_argument("--device", choices=DEVICES, default=setting.device.name, help="(%(default)s)")
     m.add_argument("--pages", type=int, default=setting.pages, help="(%(default)s)")
@@ -197,8 +197,8 @@ def parser() -> argparse.ArgumentParser:
     m.add_argument("--max-running", type=int, default=setting.max_running, help="(%(default)s)")
     m.add_argument("--chunk", type=int, default=setting.chunk, help="(%(default)s)")
     m.add_argument("--budget", type=int, default=setting.budget, help="tokens a step (%(default)s)")
-    m.add_argument("--queue-limit", type=int, help="refuse who comes when so many wait (none)")
-    m.add_argument("--no-prefix-cache", dest="prefix_cache", action="store_false", help="share nothing")
+    m.add_argument("--queue-limit", type=int, help="refuse requests when so many wait (none)")
+    m.add_argument("--no-prefix-cache", dest="prefix_cache", action="store_false", help="share no prefixes")
     m.add_argument("--ttft", type=float, default=slo.ttft, help="seconds to the first token (SLO) (%(default)s)")
     m.add_argument("--gap", type=float, default=slo.gap, help="mean seconds from token to token (SLO) (%(default)s)")
     p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
@@ -230,7 +230,7 @@ def main(arguments: list[str] | None = None) -> int:
     if given.json is not None:
         what = asdict(come) if isinstance(come, Trace) else {"file": given.trace.name, "requests": len(come)}
         figures: dict[str, Any] = {"trace": what, "ways": {way: asdict(o) for way, o in outcomes.items()}}
-        record(given.json, " ".join([p.prog, *_said(p, options)]), figures)
+        record(given.json, " ".join([p.prog, *_given(p, options)]), figures)
         console.print(f"\nFigures written to {given.json}")
     return 0
 
@@ -238,7 +238,7 @@ def main(arguments: list[str] | None = None) -> int:
 def compare(
     come: Trace | Sequence[Arrival], setting: Setting, slo: SLO, ways: Sequence[str], console: Console
 ) -> dict[str, Outcome]:
-    """The same arrivals served in each way."""
+    """Serve the same arrivals in each way."""
     columns = TextColumn("{task.description:>15}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     outcomes = {}
     with Progress(*columns, console=console, transient=True) as bar:
@@ -249,7 +249,7 @@ def compare(
     return outcomes
 
 
-def _said(p: argparse.ArgumentParser, options: dict[str, Any]) -> Iterator[str]:
+def _given(p: argparse.ArgumentParser, options: dict[str, Any]) -> Iterator[str]:
     """The options that differ from their defaults, as they would be typed."""
     for name, value in options.items():
         if name != "json" and value != p.get_default(name):

@@ -1,4 +1,4 @@
-"""StaticBatching: phase 2's way to plan, with arrivals. It decides beside the Scheduler, to be compared with it."""
+"""StaticBatching: a scheduler that plans as phase 2 does, with arrivals. For comparison with the Scheduler."""
 
 from collections import deque
 from collections.abc import Collection
@@ -11,10 +11,10 @@ from phase5_continuous.deadlines import Deadlines
 
 
 class StaticBatching:
-    """A batch is formed of those who wait when the last one has ended, and stays until its last request has.
+    """Forms a batch of waiting requests when the previous one has ended, and runs it until its last request has ended.
 
-    Whoever enters has room for the longest it may become. So nobody is ever preempted, and most of the room is empty.
-    It keeps no deadlines.
+    A request is admitted with pages for the most tokens that it may have. So none is ever preempted, and most of these
+    pages stay empty. Deadlines are not supported.
     """
 
     ahead = 0
@@ -65,7 +65,7 @@ class StaticBatching:
 
     # region plan
     def plan(self, now: float) -> Batch:
-        """Everyone's next tokens: whole prompts in the first step of a batch, then one for each who still runs."""
+        """Plan the next tokens: whole prompts in the first step of a batch, then one for each running request."""
         if not self.running:
             while self.waiting and len(self.running) < self.batch_size:
                 request = self.waiting[0]
@@ -103,7 +103,7 @@ class StaticBatching:
         return self.drain()
 
     def discard_in_flight(self) -> None:
-        """Nothing was planned that `computed` does not tell: the next plan is the same again."""
+        """Nothing to do: `computed` has not changed, so the next plan is the same."""
 
     def _longest(self, request: Request) -> int:
         return len(request.prompt_tokens) + request.params.max_tokens - 1  # the last token is never computed

@@ -1,4 +1,4 @@
-"""Stats: counts what a run has done, and the requests that met their SLO. Memory does not grow with the requests."""
+"""Stats: counts the tokens and latencies of a run, and the requests that met their SLO, in constant memory."""
 
 from dataclasses import dataclass, field
 

@@ -1,8 +1,8 @@
 """`python -m phase5_continuous.lab study --json FILE`: continuous batching beside static, measured on this machine.
 
-One set of requests with long-tail lengths, through phase 2's engine and through this one: the same model in the same
-pool. Nobody knows how long an answer will be: it ends when a stop token is drawn. Then, how long the simulator takes
-for a million requests.
+One set of requests with long-tail lengths, served by phase 2's engine and by this one: the same model, the same pool.
+The length of an answer is not known beforehand: it ends when a stop token is sampled. Then, how long the simulator
+takes for a million requests.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from phase5_continuous.lab.report import side_by_side
 from phase5_continuous.scheduler import Scheduler
 
 PAGES, PAGE_SIZE = 512, 16
-MOST = 512  # tokens that a request may say
+MOST = 512  # output tokens of a request
 BATCH = 64  # requests at once, if the pool has room
 BUDGET = TokenBudget(256, 512)
 LAUNCH = """
@@ -46,7 +46,7 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """How one engine served the set."""
+    """The figures of one engine."""
 
     requests: int
     tokens: int
@@ -65,10 +65,10 @@ def model_of(shape: str) -> Model:
 
 
 def workload(vocabulary: int, count: int, seed: int = 0) -> tuple[list[list[int]], list[SamplingParams]]:
-    """Prompts of log-normal length, and answers of which each has an end in sight only by chance.
+    """Prompts of log-normal length, and answers that end when a stop token is sampled.
 
-    At the highest temperature all tokens are about as likely as each other. So an answer with n stop tokens has
-    vocabulary / n tokens on average; n is chosen for averages that are log-normal, 64 at the least.
+    At the highest temperature all tokens are about equally likely. So an answer with n stop tokens has vocabulary / n
+    tokens on average; n is chosen for averages that are log-normal, 64 at the least.
     """
     rng, tokens = random.Random(seed), range(8, vocabulary)
     prompts, params = [], []
@@ -84,7 +84,7 @@ def workload(vocabulary: int, count: int, seed: int = 0) -> tuple[list[list[int]
 
 
 def serve(model: Model, way: str, count: int) -> Measured:
-    """The set through a new engine of either kind. All of it is there at the start."""
+    """Serve the workload with a new engine of either kind. All requests arrive at the start."""
     prompts, params = workload(model.config.vocab_size, count)
     cache, preemptions = PagedCache(PAGES, PAGE_SIZE), 0
     if way == "static":
@@ -115,9 +115,9 @@ def judge(requests: Sequence[Request], preemptions: int) -> Measured:
 
 
 def beside(model: Model, count: int, runs: int) -> dict[str, Any]:
-    """Both engines by turns; of each the run that was slowed down least by what else there is."""
+    """Run both engines in turns, and take the fastest run of each."""
     for way in ("static", "continuous"):
-        serve(model, way, 4)  # what is slow once is not what is measured
+        serve(model, way, 4)  # warm-up
     rounds = [{way: serve(model, way, count) for way in ("static", "continuous")} for _ in range(runs)]
     best = {way: min((each[way] for each in rounds), key=lambda one: one.seconds) for way in ("static", "continuous")}
     static, continuous = best["static"], best["continuous"]
@@ -128,10 +128,10 @@ def beside(model: Model, count: int, runs: int) -> dict[str, Any]:
 
 
 def many(requests: int) -> dict[str, float]:
-    """How long so many requests take to simulate, in a process of their own, and the most memory that it had.
+    """Simulate so many requests in a process of their own, and measure its time and peak memory.
 
-    What a parent has in memory when it starts a child counts for the child's most. So the simulation is not started
-    from here, where torch and a model are, but from a process that has next to nothing.
+    A child's peak counts the memory of its parent at the fork. So the simulation is not started from this process,
+    which holds torch and a model, but from one that holds next to nothing.
     """
     simulator = [sys.executable, "-m", "phase5_continuous.lab", "simulator", "--ways", "fcfs", "--rate", "150"]
     launch = [sys.executable, "-c", LAUNCH, *simulator, "-n", str(requests)]
@@ -154,7 +154,7 @@ def _show(console: Console, figures: dict[str, Any]) -> None:
         for way, one in measured.items()
         if isinstance(one, dict)
     }
-    console.print(side_by_side("engine", ("tokens/s", "TTFT p50", "p99", "all have ended", "preempted"), rows))
+    console.print(side_by_side("engine", ("tokens/s", "TTFT p50", "p99", "all ended after", "preempted"), rows))
     console.print(
         f"{measured['throughput_ratio']:.1f} times the tokens a second, p99 TTFT {measured['ttft_p99_ratio']:.1f} "
         "times as early"

@@ -1,8 +1,8 @@
-"""Traces: who comes when, with what, and how long the answer will be. Streams, the same for the same seed.
+"""Traces: streams of arrivals with their prompts and the lengths of their answers. The same seed gives the same trace.
 
-Nothing of a trace is kept: a million requests take no more memory than one. A prompt is tokens that tell it apart from
-all others, or make it begin like them, and filling; an answer is filling that ends in EOS, at a length that only the
-trace knows.
+A trace is generated as it is read: a million requests take no more memory than one. A prompt begins with tokens that
+make it unique, or with those of an earlier prompt; the rest is filling. An answer is filling that ends in EOS, at a
+length that only the trace knows.
 """
 
 import json
@@ -20,11 +20,11 @@ from phase0_request.request import Request
 EOS, WORD = 0, 1
 LONGEST = 1 << 20  # tokens of a prompt or an answer
 _LATEST = sys.float_info.max  # seconds
-_FIRST = 2  # of the tokens that tell prompts apart
+_FIRST = 2  # of the tokens that make prompts unique
 
 
 class Arrival(NamedTuple):
-    """A request as fate knows it."""
+    """A request, and the length of its answer, which the engine does not know."""
 
     time: float  # seconds
     prompt: tuple[int, ...]
@@ -34,7 +34,7 @@ class Arrival(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """Arrivals of one kind, and lengths with long tails: both log-normal, by their medians and one spread.
+    """Arrivals of one kind, with long-tail lengths: log-normal, given by their medians and one spread.
 
     A spread of 1 makes one length in six 2.7 times the median or more, and one in a hundred ten times.
     """
@@ -64,7 +64,7 @@ class Trace:
             raise ValueError(f"rate must be above 0 and finite, got {self.rate}")
 
     def arrivals(self) -> Iterator[Arrival]:
-        """In the order of time."""
+        """The arrivals in the order of time."""
         return KINDS[self.kind](self)
 
     def answer_length(self, rng: random.Random) -> int:
@@ -79,14 +79,14 @@ class Trace:
 
 
 def request(number: int, arrival: Arrival, max_tokens: int) -> Request:
-    """An arrival as an engine sees it, which knows no more of its answer than a limit."""
+    """Make the request of an arrival. Of its answer it has only a limit, not the length."""
     params = SamplingParams(max_tokens=max_tokens)
     return Request(f"r{number}", arrival.prompt, params, priority=arrival.priority, arrival=arrival.time)
 
 
 # region poisson
 def poisson(trace: Trace) -> Iterator[Arrival]:
-    """Each comes whenever it likes: the time between two of them is exponential."""
+    """Independent arrivals: the time between two of them is exponential."""
     rng, now = random.Random(trace.seed), 0.0
     for number in range(trace.requests):
         now += rng.expovariate(trace.rate)
@@ -97,13 +97,13 @@ def poisson(trace: Trace) -> Iterator[Arrival]:
 
 
 def bursty(trace: Trace) -> Iterator[Arrival]:
-    """Calm and storm by turns, ten seconds each on average; in a storm nine times as many come as in a calm."""
+    """Calms and bursts in turns, ten seconds each on average; the rate of a burst is nine times that of a calm."""
     rng, now, number = random.Random(trace.seed), 0.0, 0
-    storm, turn = False, rng.expovariate(0.1)
+    burst, turn = False, rng.expovariate(0.1)
     while number < trace.requests:
-        gap = rng.expovariate(trace.rate * (1.8 if storm else 0.2))
-        if now + gap >= turn:  # an exponential wait starts afresh at any moment, so also here
-            now, storm = turn, not storm
+        gap = rng.expovariate(trace.rate * (1.8 if burst else 0.2))
+        if now + gap >= turn:  # an exponential wait has no memory, so it may start afresh here
+            now, burst = turn, not burst
             turn = now + rng.expovariate(0.1)
             continue
         now += gap
@@ -112,7 +112,7 @@ def bursty(trace: Trace) -> Iterator[Arrival]:
 
 
 def batch(trace: Trace) -> Iterator[Arrival]:
-    """All are there at the start."""
+    """All requests arrive at the start."""
     rng = random.Random(trace.seed)
     return (_lone(trace, number, 0.0, rng) for number in range(trace.requests))
 
@@ -126,33 +126,33 @@ def _lone(trace: Trace, number: int, now: float, rng: random.Random) -> Arrival:
 INSTRUCTIONS, INSTRUCTION = 4, 256  # different ones, and the tokens of each
 TURNS = 5  # of a conversation, on average
 PAUSE = 20.0  # seconds from one question to the next, on average
-_MOST_RATE = 1e9  # a second; of more, the people would not be counted
+_MOST_RATE = 1e9  # a second: limits the number of users
 
 
 def chat(trace: Trace) -> Iterator[Arrival]:
-    """So many people that each asks something every PAUSE seconds, on average, answered or not.
+    """Conversations of so many users that each asks a question every PAUSE seconds on average, answered or not.
 
-    Everyone is in a conversation, which begins with one of a few instructions; each turn says again all that was said.
-    It ends after some turns, or when the next prompt would be too long, and then the same person begins another. So as
-    many questions come in the first second as in any; at the start they are the first ones.
+    A conversation begins with one of a few instructions, and each turn repeats all questions and answers before it. It
+    ends after some turns, or when the next prompt would be too long, and then its user begins another. So the rate is
+    the same from the first second on; the first questions are those of new conversations.
     """
     rng, now, begun = random.Random(trace.seed), 0.0, 0
-    people = math.ceil(min(trace.rate, _MOST_RATE) * PAUSE)
-    going: dict[int, tuple[tuple[int, ...], int]] = {}  # by person: what was said, and the turns left
+    users = math.ceil(min(trace.rate, _MOST_RATE) * PAUSE)
+    going: dict[int, tuple[tuple[int, ...], int]] = {}  # by user: the conversation so far, and the turns left
     for count in range(trace.requests):
         now += rng.expovariate(trace.rate)
-        person = rng.randrange(people)
-        said, left = going.pop(person, ((), 0))
+        user = rng.randrange(users)
+        history, left = going.pop(user, ((), 0))
         if not left:
-            said = (_FIRST + begun % INSTRUCTIONS, *(WORD,) * (INSTRUCTION - 1))
+            history = (_FIRST + begun % INSTRUCTIONS, *(WORD,) * (INSTRUCTION - 1))
             left = rng.randint(1, 2 * TURNS - 1)
             begun += 1
         question = (_FIRST + INSTRUCTIONS + count, *(WORD,) * (trace.prompt_length(rng) - 1))
-        prompt = (said + question)[: INSTRUCTION + trace.max_prompt]
+        prompt = (history + question)[: INSTRUCTION + trace.max_prompt]
         answer = trace.answer_length(rng)
         yield Arrival(now, prompt, answer)
         if left > 1 and len(prompt) + answer < trace.max_prompt:
-            going[person] = (*prompt, *(WORD,) * (answer - 1), EOS), left - 1
+            going[user] = (*prompt, *(WORD,) * (answer - 1), EOS), left - 1
 
 
 KINDS: dict[str, Callable[[Trace], Iterator[Arrival]]] = {
@@ -167,7 +167,7 @@ KINDS: dict[str, Callable[[Trace], Iterator[Arrival]]] = {
 
 
 def load(path: str | Path) -> list[Arrival]:
-    """Arrivals from a JSON file, in the order of time. ValueError names the first entry that is none."""
+    """Read arrivals from a JSON file, in the order of time. ValueError names the first bad entry."""
     entries = json.loads(Path(path).read_text("utf-8"))
     if not isinstance(entries, list) or not entries:
         raise ValueError(f"{Path(path).name} must hold a list of arrivals, at least one")

@@ -1,4 +1,4 @@
-"""The demo drawn: a strip a request, a column a step, and under them the pages and tokens of each step."""
+"""Draws the demo: a strip for each request, a column for each step, and below the pages and tokens of each step."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,11 +12,11 @@ from phase5_continuous.lab.world import DECODE, LEFT_OUT, PREEMPTED, PREFILL, SI
 STYLES = {WAITING: "dim", PREFILL: "cyan", DECODE: "green", PREEMPTED: "bold red", LEFT_OUT: "yellow"}
 LEVELS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 NAME = 7  # columns before a strip
-BESIDE = 6  # lines that are no strips
+BESIDE = 6  # lines besides the strips
 
 
 def picture(world: World, width: int, height: int | None = None) -> RenderableType:
-    """The last steps, as many as fit. Of too many requests, those that matter most now, in the order they came."""
+    """Draw as many of the last steps as fit. Of too many requests, the most relevant ones, in the order of arrival."""
     across = max(width - NAME, 8)
     start = max(world.steps - across, 0)
     strips = [strip for strip in world.strips.values() if strip.first + len(strip.signs) > start]
@@ -35,7 +35,7 @@ def picture(world: World, width: int, height: int | None = None) -> RenderableTy
 
 
 def _weight(world: World) -> Callable[[Strip], tuple[int, int]]:
-    """Who runs counts most, then who has lost its pages, then who waits; and of those who left, who left last."""
+    """Running requests are drawn first, then preempted, then waiting ones, then those that ended last."""
     states = {sequence.request.id: sequence.request.state for sequence in world.scheduler.sequences}
     order = (RequestState.RUNNING, RequestState.PREEMPTED, RequestState.WAITING)
 
@@ -47,7 +47,7 @@ def _weight(world: World) -> Callable[[Strip], tuple[int, int]]:
 
 
 def summary(world: World) -> RenderableType:
-    """All of it, in numbers."""
+    """The figures of the whole run."""
     o = world.simulation.outcome()
     table = Table(header_style="dim", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     figures = {
@@ -67,7 +67,7 @@ def summary(world: World) -> RenderableType:
 
 
 def _fitting(width: int, parts: Sequence[Text]) -> Text:
-    """As many of the parts as fit, from the first on: none is cut."""
+    """Join as many parts as fit, from the first on. None is cut."""
     line = Text("  ", no_wrap=True)
     while parts and line.join(parts).cell_len > width:
         parts = parts[:-1]
@@ -101,7 +101,7 @@ def _strip(strip: Strip, start: int, stop: int) -> Text:
 
 
 def _over_time(world: World, across: int) -> Sequence[Text]:
-    """Two lines of bars: the pages in use, and the tokens computed, each against what there is."""
+    """Two lines of bars: pages in use of the pool, and tokens computed of the budget."""
     usage, budget = world.scheduler.cache.usage, world.scheduler.chunker.budget.max_batched_tokens
     return [
         Text(f"{name:<{NAME}}" + "".join(_bar(value, most) for value in list(values)[-across:]), style, no_wrap=True)
@@ -119,5 +119,5 @@ def _bar(value: int, most: int) -> str:
 def _now(world: World) -> Sequence[Text]:
     usage, step = world.scheduler.cache.usage, world.last
     computed = f"{step.prefill_tokens} prefill + {step.decode_tokens} decode tokens" if step else "no step yet"
-    pages = f"{usage.referenced} pages in use, {usage.cached} kept, {usage.free} free"
+    pages = f"{usage.referenced} pages in use, {usage.cached} cached, {usage.free} free"
     return [Text(part) for part in (f"{world.throughput():,.0f} tokens/s", computed, pages)]

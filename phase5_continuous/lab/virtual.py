@@ -1,4 +1,4 @@
-"""A model that is not there: steps take the time that the cost model predicts, and answers are as long as fate says."""
+"""A simulated runner: steps take the time that the cost model predicts, and answers have the lengths of the trace."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from phase5_continuous.lab.traces import EOS, WORD
 
 @dataclass(slots=True)
 class VirtualClock:
-    """Stands still but when it is set."""
+    """A clock that advances only when it is set."""
 
     now: float = 0.0
 
@@ -22,8 +22,8 @@ class VirtualClock:
 class StepTimes:
     """`predict(model.cost(load), device).seconds` for any load, as a few sums.
 
-    The cost of every part is linear in the load, once any token is yielded and when none is. So its slopes are asked of
-    the model once, and a step costs a hundredth of what asking anew would.
+    The cost of every part is linear in the load, separately with and without tokens to sample. So its slopes are taken
+    from the model once, which makes a step a hundred times cheaper to predict.
     """
 
     def __init__(self, model: CostModel, device: Device) -> None:
@@ -32,7 +32,7 @@ class StepTimes:
         self._parts = [self._slopes(model, device, yields) for yields in (0, 1)]
 
     def seconds(self, load: Load) -> float:
-        """How long a step with this load takes at best."""
+        """Predict the least time of a step with this load."""
         tokens, pairs, keys, yields = load
         if not tokens:
             return self.overhead
@@ -46,7 +46,7 @@ class StepTimes:
 
     @staticmethod
     def _slopes(model: CostModel, device: Device, yields: int) -> list[tuple[list[float], list[float]]]:
-        """For each part its seconds of arithmetic and of memory: what there is always, and by each sum of a load."""
+        """For each part the seconds of arithmetic and of memory: a constant, and a slope for each field of the load."""
         origin = Load(1, 0, 0, yields)
         ahead = [origin._replace(**{name: getattr(origin, name) + 1}) for name in Load._fields]
         costs = [[*model.cost(load).parts.values()] for load in (origin, *ahead)]
@@ -66,7 +66,7 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class VirtualStep:
-    """A step with its tokens, which are known as soon as it is packed."""
+    """A packed step. Its tokens are known already."""
 
     batch: Batch
     drawn: list[int]
@@ -81,7 +81,7 @@ class VirtualStep:
 
 
 class VirtualRunner:
-    """Says filling, and EOS as the last token of each answer. Running a step sets the clock."""
+    """Yields filling, and EOS as the last token of each answer. A step advances the clock."""
 
     def __init__(self, times: StepTimes, clock: VirtualClock) -> None:
         self.times = times

@@ -1,4 +1,4 @@
-"""The demo: requests come and go, and what each did in every step is written down. Time is the cost model's."""
+"""The demo's simulation: records what each request did in each step. Step times come from the cost model."""
 
 import math
 from collections import deque
@@ -19,7 +19,7 @@ WINDOW = 400  # steps that are remembered
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Show:
-    """Who comes, what serves them, and how fast time goes."""
+    """The options of the demo: arrivals, engine, and speed."""
 
     kind: str = "poisson"
     requests: int = 60
@@ -58,14 +58,14 @@ class Show:
 
 @dataclass(slots=True)
 class Strip:
-    """One request over time: a sign a step, from its first on."""
+    """One request over time: a sign for each step, from its first on."""
 
     name: str
     first: int
     signs: list[str] = field(default_factory=list)
 
     def window(self, start: int, stop: int) -> str:
-        """The steps from `start` up to `stop`; blank before it came and after it left."""
+        """The steps from `start` up to `stop`; blank before its arrival and after its end."""
         return "".join(
             self.signs[step - self.first] if 0 <= step - self.first < len(self.signs) else " "
             for step in range(start, stop)
@@ -73,7 +73,7 @@ class Strip:
 
 
 class World:
-    """A simulation, and its last steps."""
+    """A simulation with a record of its last steps."""
 
     def __init__(self, show: Show) -> None:
         self.show = show
@@ -81,11 +81,11 @@ class World:
         scheduler = self.simulation.scheduler
         assert isinstance(scheduler, Scheduler)
         self.scheduler = scheduler
-        self.strips: dict[str, Strip] = {}  # in the order in which they came
-        self.pages: deque[int] = deque(maxlen=WINDOW)  # in use, a figure a step
+        self.strips: dict[str, Strip] = {}  # in the order of arrival
+        self.pages: deque[int] = deque(maxlen=WINDOW)  # in use in each step
         self.tokens: deque[int] = deque(maxlen=WINDOW)  # computed
         self.ended: deque[float] = deque(maxlen=WINDOW)  # when each step ended
-        self.said: deque[int] = deque(maxlen=WINDOW)  # tokens
+        self.output_tokens: deque[int] = deque(maxlen=WINDOW)  # of each step
         self.last: Step | None = None
 
     @property
@@ -97,7 +97,7 @@ class World:
         return self.simulation.core.steps
 
     def step(self) -> None:
-        """The next step that computes something; time without anyone is passed over."""
+        """Run the next step that computes something; idle time is skipped."""
         while self.going:
             before = {sequence.request.id: sequence.request.state for sequence in self.scheduler.sequences}
             step = self.simulation.step()
@@ -106,17 +106,17 @@ class World:
                 return
 
     def throughput(self, seconds: float = 1.0) -> float:
-        """Tokens said a second, lately."""
+        """Output tokens a second, over the last seconds."""
         now = self.simulation.clock.now
-        lately = [said for ended, said in zip(self.ended, self.said, strict=True) if ended > now - seconds]
-        return sum(lately) / min(seconds, now) if now else 0.0
+        recent = [tokens for end, tokens in zip(self.ended, self.output_tokens, strict=True) if end > now - seconds]
+        return sum(recent) / min(seconds, now) if now else 0.0
 
     def _remember(self, step: Step, before: dict[str, RequestState]) -> None:
         self.last = step
         self.pages.append(step.pages)
         self.tokens.append(step.prefill_tokens + step.decode_tokens)
         self.ended.append(self.simulation.clock.now)
-        self.said.append(sum(event.token is not None for event in step.events))
+        self.output_tokens.append(sum(event.token is not None for event in step.events))
         took_part = {
             request.id: DECODE if length == 1 and start >= len(request.prompt_tokens) else PREFILL
             for request, start, length in step.batch

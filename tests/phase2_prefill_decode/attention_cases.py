@@ -1,4 +1,4 @@
-"""Batches for attention over pages, each with the answer of an oracle that has never seen a page.
+"""Batches for paged attention, each with the result of an oracle that does not use pages.
 
 The oracle is torch's own attention in float64, sequence by sequence, on keys and values in one piece. Only then are
 they cut into pages, by plain indexing, in a pool that is NaN wherever no live token lies.
@@ -14,12 +14,12 @@ from phase1_kv_pool.kernels import device_of
 from phase2_prefill_decode.kernels.attention import Attend, AttentionMetadata
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
-NO_PAGE = 2**31 - 1  # what stands in a page table behind the last page; whoever reads there, crashes
+NO_PAGE = 2**31 - 1  # fills a page table behind its last page: a kernel that reads there crashes
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What `attend` is given, and the keys and values in one piece, a sequence each."""
+    """The arguments of `attend`, and the contiguous keys and values of each sequence."""
 
     query: Tensor
     keys: Tensor
@@ -73,7 +73,7 @@ class Case:
         return Inputs(query.to(device), keys.to(device), values.to(device), metadata, k, v, tables)
 
     def run(self, attend: Attend, inputs: Inputs) -> Tensor:
-        """What `attend` makes of it, on the CPU. It may not touch what it is given."""
+        """The result of `attend`, on the CPU. It must not change its arguments."""
         before = [side.clone() for side in (inputs.query, inputs.keys, inputs.values)]
         found = attend(inputs.query, inputs.keys, inputs.values, inputs.metadata, self.scaling, self.window)
         for side, was in zip((inputs.query, inputs.keys, inputs.values), before, strict=True):

@@ -1,4 +1,4 @@
-"""Small models of transformers' own classes with random weights: the oracle of this phase and later ones."""
+"""Small random models of transformers' own classes: the oracle of this phase and later ones."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ SIZES: dict[str, Any] = {
 OWN: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": None},
     "qwen3": {"head_dim": 24},
-}  # what else a family is small with
+}  # further small sizes of a family
 
 ROPES: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default", "rope_theta": 5000.0},
@@ -42,7 +42,7 @@ ROPES: dict[str, dict[str, Any]] = {
     "yarn": {"rope_type": "yarn", "rope_theta": 1e3, "factor": 4.0, "original_max_position_embeddings": 64},
 }
 
-# Each family with each thing that it may have. The names are for `pytest.mark.parametrize`.
+# Each family with each of its options. The names are for `pytest.mark.parametrize`.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{family: (family, {}) for family in FAMILIES},
     **{f"{family}-tied": (family, {"tie_word_embeddings": True}) for family in FAMILIES},
@@ -94,7 +94,7 @@ def variant(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> 
 
 
 def saved(model: PreTrainedModel, directory: Path, *, shards_of: str = "1GB") -> Path:
-    """The directory, with the model in it as transformers writes it. Shards of "20KB" make several."""
+    """Save a model as transformers does, and return the directory. Shards of "20KB" make several files."""
     model.save_pretrained(directory, max_shard_size=shards_of)
     return directory
 

@@ -1,4 +1,4 @@
-"""Every backend of attention over pages, over the edges, against torch's attention in float64 on contiguous keys."""
+"""Every backend of paged attention at the edges, against torch's attention in float64 on contiguous keys."""
 
 from dataclasses import replace
 from typing import Any
@@ -33,7 +33,7 @@ def check(backend: str, dtype: torch.dtype, case: Case) -> None:
 
 
 @pytest.mark.parametrize(("backend", "dtype", "case"), every_backend_and_case())
-def test_each_token_attends_to_its_sequence_in_pages(backend: str, dtype: torch.dtype, case: Case) -> None:
+def test_paged_attention_matches_contiguous_attention(backend: str, dtype: torch.dtype, case: Case) -> None:
     check(backend, dtype, case)
 
 
@@ -62,7 +62,7 @@ def cases(draw: st.DrawFn) -> Case:
 @pytest.mark.parametrize("backend", every_backend())
 @settings(max_examples=30)
 @given(case=cases())
-def test_any_batch_in_any_pool(backend: str, case: Case) -> None:
+def test_random_batches_match_contiguous_attention(backend: str, case: Case) -> None:
     check(backend, torch.float32, case)
 
 
@@ -83,7 +83,7 @@ def test_scores_of_hundreds_do_not_overflow(backend: str, case: Case) -> None:
 @pytest.mark.parametrize("case", [decodes(40, 600, 33), prompts(40, 70, 33)], ids=["decodes", "prompts"])
 @pytest.mark.parametrize("backend", every_backend())
 def test_a_nan_stays_in_its_request_and_stays_a_nan(backend: str, case: Case, side: str) -> None:
-    """Whoever sees it gets NaN, so that the request can be failed. No other request notices."""
+    """Tokens that attend to it get NaN, so that their request fails. No other request is affected."""
     inputs = case.inputs(backend, torch.float32)
     clean = case.run(ATTEND.load(backend), inputs)
     first, last = sum(case.new[:1]), sum(case.new[:2])
@@ -101,7 +101,7 @@ def test_a_nan_stays_in_its_request_and_stays_a_nan(backend: str, case: Case, si
 
 @pytest.mark.parametrize("backend", every_backend())
 def test_a_padding_row_of_no_tokens_is_zero(backend: str) -> None:
-    """A captured batch is filled up with rows of length 0, each with a query and no page of its own."""
+    """A captured batch is padded with rows of length 0, each with a query and no page of its own."""
     case = decodes(40, 33, 17)
     inputs = case.inputs(backend, torch.float32)
     wanted = case.oracle(inputs)

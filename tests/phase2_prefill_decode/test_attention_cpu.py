@@ -1,4 +1,4 @@
-"""The CPU's attention where it changes from one way of computing to another, and the product that it rests on."""
+"""The CPU's attention around the switch between its two kernels, and the matrix product that it uses."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from phase2_prefill_decode.kernels.cpu.prefill import KEYS, ROWS
 from tests.phase2_prefill_decode.attention_cases import TOLERANCE, Case, prompts
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-GROUP = 2  # of a Case, if it says nothing
+GROUP = 2  # the default of a Case
 
 CASES = {
     **{f"{new}_new": Case([90, 90 + new, new], [new, new, new]) for new in (FEW // GROUP, FEW // GROUP + 1, 8, 9)},
@@ -32,15 +32,15 @@ CASES = {
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_few_rows_and_many(case: Case, dtype: torch.dtype) -> None:
+def test_slices_of_few_and_of_many_rows_match_the_oracle(case: Case, dtype: torch.dtype) -> None:
     inputs = case.inputs("cpu", dtype)
     found = case.run(ATTEND.load("cpu"), inputs)
     torch.testing.assert_close(found.double(), case.oracle(inputs), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("new", [1, 20], ids=["few", "many"])
-def test_both_kernels_are_used(new: int) -> None:
-    """What a slice is served by: its rows say so, and neither its context nor its company."""
+def test_the_rows_of_a_slice_decide_which_kernel_serves_it(new: int) -> None:
+    """Neither its context nor the rest of the batch matters."""
     starts, lengths = np.array([0, new, new + 5], np.int32), np.array([600, 5], np.int32)
     tiles, _, _ = attention.plan(starts, lengths, 600, 601, GROUP)
     assert set(tiles["is_long"][tiles["sequence"] == 0]) == {new * GROUP > FEW}
@@ -49,7 +49,7 @@ def test_both_kernels_are_used(new: int) -> None:
 
 @pytest.mark.parametrize("window", [None, 50])
 def test_a_prompt_is_the_same_whole_and_in_chunks(window: int | None) -> None:
-    """As far as float32 goes: the same keys are summed up in other pieces."""
+    """Up to float32 rounding: the same keys are summed in other pieces."""
     case = prompts(300, window=window)
     inputs, attend = case.inputs("cpu", torch.float32), ATTEND.load("cpu")
     whole = case.run(attend, inputs)
@@ -70,9 +70,9 @@ def test_a_prompt_is_the_same_whole_and_in_chunks(window: int | None) -> None:
 @pytest.mark.parametrize("inner", [1, 2, 64, 129])
 @pytest.mark.parametrize("across", [False, True], ids=["rows", "transposed"])
 @pytest.mark.parametrize(("rows", "columns"), [(4, COLUMNS), (8, 5 * COLUMNS), (64, 2 * COLUMNS)])
-def test_a_product_is_added(rows: int, columns: int, inner: int, across: bool) -> None:
+def test_the_product_is_added_to_its_result(rows: int, columns: int, inner: int, across: bool) -> None:
     rng = np.random.default_rng(rows + inner)
-    # wider than what is used of them: nothing beside it may be touched
+    # wider than the part that is used: the rest must not be touched
     sums, right = (rng.standard_normal((n, columns + 16), np.float32) for n in (rows, inner))
     left = (
         rng.standard_normal((inner, rows), np.float32).T if across else rng.standard_normal((rows, inner), np.float32)

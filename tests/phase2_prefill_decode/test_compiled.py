@@ -1,4 +1,4 @@
-"""What is compiled for the CPU: where it is kept, what it is kept by, and that it runs where nothing can be kept."""
+"""The cache of compiled CPU kernels: where it is, what invalidates it, and that kernels run without it."""
 
 import os
 import sys
@@ -21,7 +21,7 @@ from phase2_prefill_decode.kernels.pointwise import SWIGLU
 
 
 def test_any_change_of_a_kernel_file_invalidates_the_cache(tmp_path: Path) -> None:
-    """numba itself looks at the file of the kernel alone, not at those of the functions that it calls."""
+    """numba itself checks only the file of the kernel, not those of the functions that it calls."""
     for name in ("attention.py", "intrinsics.py"):
         (tmp_path / name).write_text("1")
     before = place(tmp_path)
@@ -52,7 +52,7 @@ def test_every_kernel_is_cached() -> None:
 
 
 def test_concurrent_saves_are_all_found(tmp_path: Path) -> None:
-    """Each has files of its own to ask by, as if it were a process."""
+    """Each has a `Files` of its own, as if it were a process."""
     keys = range(48)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda key: Files(str(tmp_path), "function", 0).save(key, f"code of {key}"), keys))
@@ -76,8 +76,8 @@ for names in ([sys.argv[1]], ["float32", "bfloat16"]):
 """
 
 
-def test_two_processes_that_compile_at_once_for_the_first_time_compute_right(tmp_path: Path) -> None:
-    """And each can then run what the other has kept."""
+def test_two_processes_may_compile_the_same_kernel_at_once(tmp_path: Path) -> None:
+    """And each can then run what the other has cached."""
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     with ExitStack() as ends:
         both = [

@@ -1,4 +1,4 @@
-"""A config.json means what transformers takes it for: its configurations and its models are asked."""
+"""A config.json means what it means to transformers, whose configurations and models are the oracle."""
 
 import json
 from dataclasses import FrozenInstanceError
@@ -18,11 +18,11 @@ from tests.phase2_prefill_decode.models import FAMILIES, SIZES, VARIANTS, saved,
 
 FOUR: dict[str, Any] = {"vocab_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}
 OPTIONAL = "num_key_value_heads", "max_position_embeddings", "eos_token_id"
-BARE = {name: value for name, value in SIZES.items() if name not in OPTIONAL}  # what a file must at least say
+BARE = {name: value for name, value in SIZES.items() if name not in OPTIONAL}  # the required fields
 
 
 def windows_of(model: Any) -> tuple[int | None, ...]:
-    """What the layers of a model use."""
+    """The window of each layer of a model."""
     of_all = model.config.sliding_window if model.config.model_type == "mistral" else None
     return tuple(getattr(layer.self_attn, "sliding_window", of_all) for layer in model.model.layers)
 
@@ -35,7 +35,7 @@ def counted(config: Any) -> int:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_every_variant_is_read_as_transformers_made_it(name: str, tmp_path: Path) -> None:
+def test_every_variant_is_read_as_transformers_wrote_it(name: str, tmp_path: Path) -> None:
     model = variant(name)
     config, theirs = ModelConfig.from_pretrained(saved(model, tmp_path)), model.config
     attention, mlp = model.model.layers[0].self_attn, model.model.layers[0].mlp
@@ -63,7 +63,7 @@ def test_every_variant_is_read_as_transformers_made_it(name: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_a_file_does_not_say_is_what_transformers_takes_it_for(family: str) -> None:
+def test_absent_fields_have_transformers_defaults(family: str) -> None:
     sizes = BARE | {"num_attention_heads": 32, "hidden_size": 512}
     theirs = AutoConfig.for_model(family, **sizes)
     config = ModelConfig.from_dict({"model_type": family, **sizes})
@@ -80,7 +80,7 @@ def test_what_a_file_does_not_say_is_what_transformers_takes_it_for(family: str)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_null_means_derive_it_or_none(family: str) -> None:
+def test_null_fields_are_derived_or_none(family: str) -> None:
     nulls = dict.fromkeys(["num_key_value_heads", "rope_scaling", "sliding_window", "eos_token_id", "layer_types"])
     head_dim = {} if family == "qwen3" else {"head_dim": None}  # which transformers refuses there
     config = ModelConfig.from_dict({"model_type": family, **BARE, **nulls, **head_dim})
@@ -127,7 +127,7 @@ PUBLISHED: dict[int, dict[str, Any]] = {
 
 @pytest.mark.proof
 @pytest.mark.parametrize("parameters", PUBLISHED)
-def test_models_people_run_have_the_parameters_they_are_said_to_have(parameters: int) -> None:
+def test_well_known_models_have_their_published_number_of_parameters(parameters: int) -> None:
     config = ModelConfig.from_dict(PUBLISHED[parameters])
     assert config.parameters == parameters
     assert config.bytes == 2 * parameters
@@ -136,7 +136,7 @@ def test_models_people_run_have_the_parameters_they_are_said_to_have(parameters:
 
 @settings(max_examples=25)
 @given(st.data())
-def test_parameters_are_those_transformers_counts(data: st.DataObject) -> None:
+def test_the_number_of_parameters_is_that_of_transformers(data: st.DataObject) -> None:
     def size(top: int) -> int:
         return data.draw(st.integers(1, top))
 
@@ -188,14 +188,14 @@ def test_qwens_windows_are_where_transformers_puts_them(
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
-def test_qwens_first_layers_have_no_window_where_the_file_does_not_say_which(family: str) -> None:
+def test_qwens_first_layers_have_no_window_if_the_file_does_not_name_them(family: str) -> None:
     written = BARE | {"num_hidden_layers": 30, "num_key_value_heads": 2, "use_sliding_window": True}
     theirs = AutoConfig.for_model(family, **written)
     assert theirs.layer_types == ["full_attention"] * 28 + ["sliding_attention"] * 2
     assert ModelConfig.from_dict({"model_type": family, **written}).sliding_windows == (None,) * 28 + (4096,) * 2
 
 
-def test_all_tokens_that_either_file_names_end_an_answer(tmp_path: Path) -> None:
+def test_eos_ids_are_those_of_both_files(tmp_path: Path) -> None:
     saved(tiny_model("llama", eos_token_id=[3, 9]), tmp_path)
     generation = tmp_path / "generation_config.json"
     for named, wanted in ((9, (3, 9)), ([7, 3], (3, 9, 7)), (None, (3, 9))):
@@ -205,7 +205,7 @@ def test_all_tokens_that_either_file_names_end_an_answer(tmp_path: Path) -> None
     assert ModelConfig.from_pretrained(tmp_path).eos_token_id == (3, 9)
 
 
-def test_the_default_end_counts_only_where_no_file_names_one(tmp_path: Path) -> None:
+def test_the_default_eos_id_applies_only_if_no_file_names_one(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **BARE}))
     assert ModelConfig.from_pretrained(tmp_path).eos_token_id == (2,)
     for generation, ends in (({}, (2,)), ({"eos_token_id": 11}, (11,))):
@@ -223,7 +223,7 @@ def test_the_default_end_counts_only_where_no_file_names_one(tmp_path: Path) -> 
         ({}, "float32"),
     ],
 )
-def test_the_dtype_has_had_two_names(written: dict[str, str], dtype: str) -> None:
+def test_the_dtype_is_read_by_both_of_its_names(written: dict[str, str], dtype: str) -> None:
     assert ModelConfig.from_dict({"model_type": "llama", **BARE, **written}).dtype == dtype
 
 
@@ -265,12 +265,12 @@ def test_either_name_of_the_architecture_is_enough() -> None:
         ({"rms_norm_eps": -1}, "rms_norm_eps must be a number from 0, got -1"),
     ],
 )
-def test_what_would_be_computed_wrongly_is_refused(change: dict[str, Any], message: str) -> None:
+def test_unsupported_options_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ModelConfig.from_dict({"model_type": "llama", **BARE, **change})
 
 
-def test_a_mistral_with_layers_of_two_kinds_is_refused_for_transformers_ignores_them() -> None:
+def test_a_mistral_with_two_layer_types_is_refused_since_transformers_ignores_them() -> None:
     written = {"model_type": "mistral", **BARE, "num_key_value_heads": 2, "sliding_window": 7}
     mixed = ["full_attention", "sliding_attention", "sliding_attention"]
     with pytest.raises(ConfigError, match="layer_types of a mistral model must say what its sliding_window says"):
@@ -278,7 +278,7 @@ def test_a_mistral_with_layers_of_two_kinds_is_refused_for_transformers_ignores_
     assert ModelConfig.from_dict(written | {"layer_types": ["sliding_attention"] * 3}).sliding_windows == (7, 7, 7)
 
 
-def test_files_that_are_not_what_they_should_be(tmp_path: Path) -> None:
+def test_broken_config_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"a model's directory holds a config.json; .*: No such file"):
         ModelConfig.from_pretrained(tmp_path)
     for content, message in ((b"{", "is not JSON"), (b"\xff", "is not JSON"), (b"[]", "must hold a JSON object, got")):

@@ -1,4 +1,4 @@
-"""The engine of this phase with the bundled model: what comes out, how it ends, and that nothing stays behind."""
+"""The engine of this phase with the bundled model: its answers, how they end, and that all pages are freed."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -38,13 +38,13 @@ def test_a_question_is_answered_and_the_answer_ends_by_itself(model: Model) -> N
     assert "keys and values" in answer.text
 
 
-def test_answers_come_in_the_order_of_the_prompts_and_are_those_of_each_alone(model: Model) -> None:
+def test_answers_are_in_the_order_of_the_prompts_and_each_is_that_of_its_prompt_alone(model: Model) -> None:
     together_ = [c.output_tokens for c in Engine(model).generate(PROMPTS, GREEDY)]
     assert together_ == [alone(model, prompt, GREEDY) for prompt in PROMPTS]
 
 
 def test_an_output_does_not_depend_on_the_batch(model: Model) -> None:
-    """Prompts of one token to several hundred, answers of any length, greedy and drawn: each as if it were alone."""
+    """Prompts of one token to several hundred, answers of any length, greedy and sampled."""
     draw = random.Random(0)
     prompts = [[draw.randrange(5, 4000) for _ in range(draw.choice((1, 7, 16, 33, 90, 300)))] for _ in range(24)]
     params = [
@@ -58,7 +58,7 @@ def test_an_output_does_not_depend_on_the_batch(model: Model) -> None:
     assert [len(answer) for answer in together_] == [one.max_tokens for one in params]
 
 
-def test_a_draw_depends_on_the_seed_and_not_on_the_batch(model: Model) -> None:
+def test_a_sampled_token_depends_on_the_seed_and_not_on_the_batch(model: Model) -> None:
     params = [SamplingParams(temperature=1.2, top_p=0.9, max_tokens=8, seed=n, ignore_eos=True) for n in range(4)]
     together_ = [c.output_tokens for c in Engine(model, seed=1).generate(PROMPTS, params)]
     assert together_ == [alone(model, prompt, one) for prompt, one in zip(PROMPTS, params, strict=True)]
@@ -69,7 +69,7 @@ def test_a_draw_depends_on_the_seed_and_not_on_the_batch(model: Model) -> None:
 def test_batches_smaller_than_the_set_give_the_same_answers(model: Model) -> None:
     wanted = [c.output_tokens for c in Engine(model).generate(PROMPTS, GREEDY)]
     assert [c.output_tokens for c in Engine(model, batch_size=3).generate(PROMPTS, GREEDY)] == wanted
-    tight = PagedCache(8, 4)  # room for one or two of them at a time
+    tight = PagedCache(8, 4)  # room for one or two requests at a time
     assert [c.output_tokens for c in Engine(model, cache=tight).generate(PROMPTS, GREEDY)] == wanted
     assert tight.usage.free == 8
 
@@ -88,7 +88,7 @@ def test_the_stream_is_the_answer_in_pieces(model: Model) -> None:
     assert sorted(ends) == sorted(whole)
 
 
-def test_a_closed_stream_aborts_its_requests_and_gives_every_page_back(model: Model) -> None:
+def test_a_closed_stream_aborts_its_requests_and_frees_every_page(model: Model) -> None:
     cache = PagedCache(64, 16)
     engine = Engine(model, cache=cache)
     stream = engine.stream(PROMPTS, GREEDY)
@@ -109,7 +109,7 @@ class TestEnds:
         answer = Engine(model).generate([PROMPTS[0]], GREEDY)[0]
         assert (answer.finish_reason, len(answer.output_tokens)) == (FinishReason.LENGTH, 12)
 
-    def test_by_a_stop_token_which_is_not_shown(self, model: Model) -> None:
+    def test_by_a_stop_token_which_is_not_part_of_the_text(self, model: Model) -> None:
         tokens = alone(model, PROMPTS[0], GREEDY)
         stop = tokens[5]
         params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop_token_ids=[stop])
@@ -120,7 +120,7 @@ class TestEnds:
         assert answer.text == model.tokenizer.decode(answer.output_tokens[:-1])
 
     @pytest.mark.parametrize("last", [False, True], ids=["between", "with_the_last_token"])
-    def test_by_a_stop_string_which_is_not_shown(self, model: Model, last: bool) -> None:
+    def test_by_a_stop_string_which_is_not_part_of_the_text(self, model: Model, last: bool) -> None:
         text = Engine(model).generate([PROMPTS[0]], GREEDY)[0].text
         stop = text[-3:] if last else text[8:12]
         params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop=stop)
@@ -128,7 +128,7 @@ class TestEnds:
         assert answer.text == text[: text.index(stop)]
         assert answer.finish_reason is FinishReason.STOP
 
-    def test_by_length_with_what_was_held_back_as_the_start_of_a_stop_string(self, model: Model) -> None:
+    def test_by_length_with_text_that_was_held_back_as_the_start_of_a_stop_string(self, model: Model) -> None:
         text = Engine(model).generate([PROMPTS[0]], GREEDY)[0].text
         params = replace(GREEDY, stop=text[-3:] + "\x00")
         assert Engine(model).generate([PROMPTS[0]], params)[0].text == text
@@ -145,7 +145,7 @@ class TestEnds:
         answer = Engine(model).generate([prompt], params)[0]
         assert (answer.finish_reason, len(answer.output_tokens)) == (FinishReason.LENGTH, 3)
 
-    def test_min_tokens_put_the_end_off(self, model: Model) -> None:
+    def test_not_by_eos_before_min_tokens(self, model: Model) -> None:
         assert model.tokenizer is not None
         chat = model.tokenizer.chat([{"role": "user", "content": "Hello!"}])
         early = Engine(model).generate([chat], SamplingParams(temperature=0, max_tokens=96))[0]
@@ -157,7 +157,7 @@ class TestEnds:
         assert not set(late.output_tokens[:least]) & model.eos_ids
 
 
-def test_a_row_of_nan_fails_its_own_request_and_no_other(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_of_nan_fails_only_its_request(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = Engine(model).generate(PROMPTS, GREEDY)
     cache = PagedCache(64, 16)
     engine = Engine(model, cache=cache)
@@ -180,7 +180,7 @@ def test_a_row_of_nan_fails_its_own_request_and_no_other(model: Model, monkeypat
     assert cache.usage.free == 64
 
 
-def test_logprobs_are_of_the_tokens_and_of_what_else_was_likely(model: Model) -> None:
+def test_logprobs_are_those_of_the_tokens_and_of_the_top_alternatives(model: Model) -> None:
     params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True, logprobs=3)
     plain, asked = Engine(model).generate(PROMPTS[:2], [GREEDY, params])
     assert plain.logprobs == []
@@ -192,7 +192,7 @@ def test_logprobs_are_of_the_tokens_and_of_what_else_was_likely(model: Model) ->
 
 
 class TestRefusals:
-    """What cannot be served is refused before anything runs, in words that say what is allowed."""
+    """Bad arguments are refused before anything runs. The message says what is allowed."""
 
     @pytest.mark.parametrize(
         ("prompts", "params", "message"),
@@ -216,7 +216,7 @@ class TestRefusals:
         assert len(engine.generate(["Hello!"], GREEDY)) == 1
 
     @pytest.mark.parametrize("batch_size", [0, 2.5, True, "8"])
-    def test_what_cannot_be_a_batch_size(self, model: Model, batch_size: object) -> None:
+    def test_bad_batch_sizes(self, model: Model, batch_size: object) -> None:
         with pytest.raises(ValueError, match=f"batch_size must be an integer from 1, got {batch_size!r}"):
             Engine(model, batch_size=batch_size)  # type: ignore[arg-type]
 
@@ -230,7 +230,7 @@ class TestRefusals:
 
 
 def test_a_plan_may_cut_prompts_and_only_the_last_piece_yields_a_token(model: Model) -> None:
-    """Phases 3 to 5 plan otherwise; what a step mixes makes no difference to what comes out."""
+    """Phases 3 to 5 plan in other ways: how a step is mixed does not change the tokens."""
     wanted = [c.output_tokens for c in Engine(model).generate(PROMPTS, GREEDY)]
 
     def by_threes(running: Sequence[Request]) -> Batch:
@@ -244,7 +244,7 @@ def test_a_plan_may_cut_prompts_and_only_the_last_piece_yields_a_token(model: Mo
 
 
 def test_a_padded_id_is_never_generated_unless_a_positive_logit_bias_asks_for_it(model: Model, tmp_path: Path) -> None:
-    """An lm_head with eight rows more than the tokenizer has tokens, whose logits are often the largest."""
+    """An lm_head with eight rows more than the tokenizer has tokens. Their logits are often the largest."""
     padded = Model.load(padded_bundle(tmp_path), dtype="float32", device="cpu")
     assert (padded.config.vocab_size, padded.num_tokens) == (4104, 4096)
     for params in (GREEDY, replace(GREEDY, temperature=1.0, seed=3)):

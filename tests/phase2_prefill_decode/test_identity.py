@@ -1,4 +1,4 @@
-"""Token for token what transformers generates, and its logits: every family, and the bundled model."""
+"""Identity with transformers, in tokens and logits: every family, and the bundled model."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +30,7 @@ def prompts(vocabulary: int, lengths: Sequence[int] = LENGTHS) -> list[list[int]
 
 
 def theirs(model: Any, prompt: list[int], output: int = ANSWER) -> list[int]:
-    """One prompt by itself, so that nothing is padded."""
+    """The answer of transformers to one prompt, alone, so that nothing is padded."""
     how = GenerationConfig(do_sample=False, max_new_tokens=output, eos_token_id=None, pad_token_id=0)
     tokens = torch.tensor([prompt])
     with torch.inference_mode():
@@ -40,7 +40,7 @@ def theirs(model: Any, prompt: list[int], output: int = ANSWER) -> list[int]:
 
 
 def logits(model: Model, prompt: list[int], page_size: int = 16) -> Tensor:
-    """The logits after every token of a prompt, one decode after the other: [tokens, vocabulary]."""
+    """The logits after every token of a prompt, computed one decode at a time: [tokens, vocabulary]."""
     cache = PagedCache(64, page_size)
     decoder = model.decoder
     pool = KVPool(model.config.kv_layout(page_size), 64, decoder.device, decoder.dtype)
@@ -56,7 +56,7 @@ def logits(model: Model, prompt: list[int], page_size: int = 16) -> Tensor:
 
 
 def follows(model: Any, prompt: list[int], answer: list[int]) -> bool:
-    """Whether an answer is what the oracle generates greedily, but for ties."""
+    """Whether an answer is what the oracle generates greedily, up to ties."""
     return short_of_likeliest(model, prompt, answer) < 1e-5
 
 
@@ -69,7 +69,7 @@ def short_of_likeliest(model: Any, prompt: list[int], answer: list[int]) -> floa
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_greedy_float32_is_token_for_token_what_transformers_generates(name: str, tmp_path: Path) -> None:
+def test_greedy_float32_has_the_tokens_of_transformers(name: str, tmp_path: Path) -> None:
     oracle = variant(name)
     model = Model.load(saved(oracle, tmp_path), device="cpu", dtype="float32")
     given = prompts(oracle.config.vocab_size)
@@ -79,8 +79,8 @@ def test_greedy_float32_is_token_for_token_what_transformers_generates(name: str
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_every_variant_of_a_family_in_float32_and_in_bfloat16(name: str, tmp_path: Path) -> None:
-    """Tokens of a ragged batch, and logits of every position decoded one after the other over pages."""
+def test_every_variant_has_the_tokens_and_logits_of_transformers(name: str, tmp_path: Path) -> None:
+    """In float32 and bfloat16: tokens of a ragged batch, and logits of every position, decoded one at a time."""
     oracle = variant(name)
     model = Model.load(saved(oracle, tmp_path), device="cpu", dtype="float32")
     given = prompts(oracle.config.vocab_size)
@@ -93,9 +93,9 @@ def test_every_variant_of_a_family_in_float32_and_in_bfloat16(name: str, tmp_pat
         wanted = oracle(torch.tensor([prompt])).logits[0]
         assert (logits(model, prompt) - wanted).abs().max() < 1e-4
         theirs_in_bf16 = oracle.to(torch.bfloat16)(torch.tensor([prompt])).logits[0].float()
-        wanted = oracle.float()(torch.tensor([prompt])).logits[0]  # the same weights, and nothing else rounded
+        wanted = oracle.float()(torch.tensor([prompt])).logits[0]  # the same weights, without further rounding
     found = logits(Model.load(tmp_path, device="cpu", dtype="bfloat16"), prompt).float()
-    # These models are wilder than any that was trained: rounding alone moves transformers' logits by two percent.
+    # Random models amplify rounding more than trained ones: it moves transformers' own logits by two percent.
     assert (found - wanted).norm() < min(3e-2 * wanted.norm(), 1.5 * (theirs_in_bf16 - wanted).norm())
 
 
@@ -111,8 +111,8 @@ def bundled() -> Model:
 
 class TestTheBundledModel:
     @pytest.mark.proof
-    def test_greedy_is_token_for_token_what_transformers_generates(self, bundled_oracle: Any, bundled: Model) -> None:
-        """As long as it has something to say; of the noise behind an answer, where tokens tie, each is a likeliest."""
+    def test_greedy_has_the_tokens_of_transformers(self, bundled_oracle: Any, bundled: Model) -> None:
+        """Up to the end of the answer. In the noise after it tokens tie, and each is one of the likeliest."""
         assert bundled.tokenizer is not None
         questions = ["What is a KV cache?", "Hello!", "Why does paging matter, and for whom?"]
         chats = [bundled.tokenizer.chat([{"role": "user", "content": question}]) for question in questions]
@@ -134,7 +134,7 @@ class TestTheBundledModel:
             wanted = bundled_oracle(torch.tensor([prompt])).logits[0]
         assert (logits(model, prompt).float() - wanted).norm() < 2e-2 * wanted.norm()
 
-    def test_it_ends_by_itself_where_transformers_ends(self, bundled_oracle: Any, bundled: Model) -> None:
+    def test_it_stops_where_transformers_stops(self, bundled_oracle: Any, bundled: Model) -> None:
         assert bundled.tokenizer is not None
         prompt = bundled.tokenizer.chat([{"role": "user", "content": "What is a token?"}])
         (answer,) = Engine(bundled).generate([prompt], SamplingParams(temperature=0, max_tokens=96))

@@ -1,4 +1,4 @@
-"""The Triton kernels of this phase: what the compiler makes of them, and what only they promise."""
+"""The Triton kernels of this phase: how they compile, and properties of theirs alone."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -63,7 +63,7 @@ def test_all_shapes_compile_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [kernel for kernel in found if kernel.faults or kernel.stack] == []
 
 
-# What only these kernels promise
+# Properties of these kernels alone
 
 
 def launch(case: Case, inputs: Inputs, kernel: str = "decode", **options: int) -> Tensor:
@@ -84,14 +84,14 @@ def assert_near(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
 
 @pytest.mark.proof
 @pytest.mark.parametrize("chunk", [128, 256, 1024])
-def test_any_chunk_gives_the_answer(chunk: int) -> None:
+def test_any_split_size_gives_the_same_result(chunk: int) -> None:
     case = decodes(1, 127, 128, 129, 700, 2300, head_dim=80)
     inputs = case.inputs("triton", HALF)
     assert_near(launch(case, inputs, chunk=chunk), case.oracle(inputs), HALF)
 
 
 def test_splits_are_joined_whichever_has_the_maximum() -> None:
-    """More splits than are read at once, and queries so large that one key wins: for most heads in a late split."""
+    """More splits than are read at once, and queries so large that one key dominates, mostly in a late split."""
     case = decodes(3000, 4100, heads=8, spread=8.0)
     inputs = case.inputs("triton", torch.float32)
     scores = (inputs.query.cpu()[1] * inputs.k[1].repeat_interleave(4, 1)).sum(-1)  # [length, heads]
@@ -143,14 +143,14 @@ def test_the_batch_does_not_change_a_bit(kernel: str, case: Case) -> None:
 @pytest.mark.parametrize("window", [None, 1, 130])
 @pytest.mark.parametrize("heads", [2, 6, 16])
 def test_the_decode_kernel_takes_a_few_new_tokens_a_sequence(heads: int, window: int | None) -> None:
-    """The drafts of speculative decoding, the tail of a prompt: more rows of the same tile."""
+    """As in speculative decoding, or at the end of a prompt: more rows of the same tile."""
     case = Case([8, 5, 140, 70, 1000], [8, 1, 5, 0, 3], heads, window=window)
     inputs = case.inputs("triton", torch.float32)
     assert_near(launch(case, inputs, chunk=128), case.oracle(inputs), torch.float32)
 
 
 @pytest.mark.parametrize("lengths", [[30, 20, 33, 9], [600, 20, 520, 550]], ids=["one_split", "splits"])
-def test_the_decode_kernel_leaves_sequences_with_more_new_tokens_alone(lengths: list[int]) -> None:
+def test_the_decode_kernel_skips_sequences_with_more_new_tokens(lengths: list[int]) -> None:
     case = Case(lengths, [2, 20, 1, 3])
     inputs = case.inputs("triton", torch.float32)
     metadata = replace(inputs.metadata, max_seqlen_q=2)
@@ -165,7 +165,7 @@ def test_the_decode_kernel_leaves_sequences_with_more_new_tokens_alone(lengths: 
 
 
 def test_a_block_writes_no_row_of_the_next() -> None:
-    """A group of 3 leaves 2 of 32 rows over. What they wrote would be lost or not, as the programs happen to end."""
+    """A group of 3 leaves 2 of 32 rows unused. Had they written, the result would depend on the order of programs."""
     case = prompts(30, heads=6, kv_heads=2)
     inputs = case.inputs("triton", torch.float32)
     first_blocks = replace(inputs, metadata=replace(inputs.metadata, max_seqlen_q=10))
@@ -191,7 +191,7 @@ def test_queries_may_be_a_view(case: Case) -> None:
 @pytest.mark.gpu
 @needs_gpu
 def test_a_captured_decode_follows_lengths_and_pages() -> None:
-    """Captured for up to 2,000 tokens with padding rows, replayed for whatever is in its tensors by then."""
+    """Captured for up to 2,000 tokens with padding rows, replayed with other lengths and pages in its tensors."""
     short, long = decodes(0, 0, 0), decodes(1900, 1, 600)
     inputs, later = short.inputs("triton", torch.bfloat16), long.inputs("triton", torch.bfloat16)
     pages = torch.zeros_like(later.metadata.page_table)

@@ -35,7 +35,7 @@ WITHOUT = {
 
 @pytest.fixture(params=WITHOUT.values(), ids=WITHOUT.keys())
 def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch with its private operators for oneDNN, and without them in each way in which they may be missing."""
+    """torch with its private oneDNN operators, and without them in each way in which they may be missing."""
     if request.param is not None:
         monkeypatch.setattr(torch.ops, "mkldnn", request.param)
 
@@ -68,12 +68,12 @@ def test_rows_may_be_a_view() -> None:
     assert torch.equal(product(rows), product(rows.contiguous()))
 
 
-def test_no_rows_make_no_rows() -> None:
+def test_a_product_of_no_rows_has_no_rows() -> None:
     for dtype in DTYPES:
         assert Linear(weights(dtype)[0])(torch.empty(0, 64, dtype=dtype)).shape == (0, 96)
 
 
-def test_a_packed_weight_is_a_copy_and_is_not_kept_alive() -> None:
+def test_a_packed_weight_is_a_copy_and_the_original_is_freed() -> None:
     weight, _ = weights(torch.bfloat16)
     product, rows = Linear(weight), torch.randn(3, 64).bfloat16()
     assert product.is_packed

@@ -1,4 +1,4 @@
-"""Model.load: what a directory, a device and a dtype may be, and in what words others are refused."""
+"""Model.load: directories, devices and dtypes, and the messages that refuse bad ones."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ def rewrite(directory: Path, **changes: object) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
-def test_weights_of_any_dtype_are_kept_in_the_one_that_is_asked_for(directory: Path) -> None:
+def test_weights_of_any_dtype_are_converted_to_the_given_one(directory: Path) -> None:
     wide = saved(tiny_model("llama", dtype=torch.float64), directory)
     assert json.loads((wide / "config.json").read_text())["dtype"] == "float64"
     model, bits = Model.load(wide, device="cpu", dtype="bfloat16"), tiny_model("llama", dtype=torch.bfloat16)
@@ -34,7 +34,7 @@ def test_weights_of_any_dtype_are_kept_in_the_one_that_is_asked_for(directory: P
         Model.load(wide, device="cpu")
 
 
-def test_by_default_weights_stay_as_they_were_saved(directory: Path) -> None:
+def test_by_default_weights_have_the_dtype_of_the_checkpoint(directory: Path) -> None:
     assert Model.load(directory, device="cpu").decoder.dtype == torch.float32
     assert Model.load(BUNDLED, device="cpu").decoder.dtype == torch.bfloat16
 
@@ -69,7 +69,7 @@ def test_a_tokenizer_of_another_model_is_refused(directory: Path) -> None:
         Model.load(directory, device="cpu")
 
 
-def test_what_is_wrong_with_a_config_is_said_of_its_file_in_its_words(directory: Path) -> None:
+def test_an_error_in_a_config_names_its_file_and_its_fields(directory: Path) -> None:
     rewrite(directory, num_key_value_heads=3)
     words = "num_attention_heads must be a multiple of num_key_value_heads, got 4 and 3"
     with pytest.raises(ConfigError, match=rf"^{directory}/config\.json: {words}$"):
@@ -104,7 +104,7 @@ def test_a_broken_file_is_named_in_one_line(tmp_path: Path, name: str, content: 
 
 
 @pytest.mark.parametrize("ends", ["2", [[2]], {}, -1, True, 1.5])
-def test_the_tokenizer_by_itself_refuses_ends_that_are_no_tokens(tmp_path: Path, ends: object) -> None:
+def test_a_tokenizer_refuses_eos_ids_that_are_no_tokens(tmp_path: Path, ends: object) -> None:
     directory = Path(shutil.copytree(BUNDLED, tmp_path / "model"))
     rewrite(directory, eos_token_id=ends)
     with pytest.raises(ValueError, match=rf"^{directory}/config\.json: eos_token_id must be an integer from 0, got "):

@@ -1,4 +1,4 @@
-"""A batch as tensors: every token of it with its position, its slot and its sequence, and nothing else."""
+"""Packed batches: the position, slot and sequence of every token, as tensors."""
 
 import torch
 from hypothesis import given, settings
@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 
 def running(cache: PagedCache, number: int, prompt: int, output: int, computed: int) -> Request:
-    """A request on its way, with a page table that has room for all of it."""
+    """A running request with a page table for all its tokens."""
     request = Request(f"r{number}", tuple(100 * number + i for i in range(prompt)))
     request.admit(0.0)
     cache.attach(request)
@@ -30,7 +30,7 @@ def running(cache: PagedCache, number: int, prompt: int, output: int, computed: 
 def batches(draw: st.DrawFn) -> tuple[Batch, PagedCache]:
     cache = PagedCache(200, draw(st.sampled_from([1, 4, 16])))
     gone = [running(cache, 100 + number, draw(st.integers(1, 40)), 0, 0) for number in range(draw(st.integers(0, 4)))]
-    for request in draw(st.permutations(gone)):  # so that the pages of those that stay are in no order
+    for request in draw(st.permutations(gone)):  # so that the pages of the others are in no order
         cache.release(request)
     pieces = []
     for number in range(1, 1 + draw(st.integers(1, 5))):
@@ -84,7 +84,7 @@ def test_pages_stay_in_the_order_of_their_table() -> None:
     assert packed.metadata.page_table.tolist() == [table]
 
 
-def test_a_table_may_be_longer_than_what_a_step_reads_of_it() -> None:
+def test_a_page_table_may_be_longer_than_the_step_needs() -> None:
     cache = PagedCache(20, 4)
     request = running(cache, 1, 6, 0, 0)
     cache.grow(request, 60)
@@ -92,7 +92,7 @@ def test_a_table_may_be_longer_than_what_a_step_reads_of_it() -> None:
     assert packed.metadata.page_table.tolist() == [cache.table(request)[:2]]
 
 
-def test_a_decode_needs_no_choice_of_rows() -> None:
+def test_a_batch_of_decodes_selects_no_rows() -> None:
     cache = PagedCache(20, 4)
     requests = [running(cache, number, 5, 1, 5) for number in (1, 2)]
     packed = pack(Batch(tuple(Slice(request, 5, 1) for request in requests)), cache, CPU)

@@ -1,4 +1,4 @@
-"""Every way to compute what stands between the matrix products, against float64 and against transformers."""
+"""Every backend of the pointwise operations, against float64 and against transformers."""
 
 from dataclasses import dataclass
 
@@ -76,7 +76,7 @@ def test_the_norm_is_that_of_transformers(backend: str, dtype: torch.dtype) -> N
 
 
 @pytest.mark.parametrize("backend", every_backend())
-def test_tiny_and_huge_rows_are_normed_too(backend: str) -> None:
+def test_tiny_and_huge_rows_are_normed(backend: str) -> None:
     device = device_of(backend)
     x = torch.tensor([[1e-4] * 64, [0.0] * 64, [1e15] * 64], device=device)
     found, _ = ADD_NORM.load(backend)(x, None, torch.ones(64, device=device), EPS)
@@ -148,7 +148,7 @@ class Case:
         return torch.cat((pairs.real, pairs.imag), -1)
 
     def stored(self, rows: Tensor) -> Tensor:
-        """Row by row into a list of all slots, which is only then cut into pages and its heads put first."""
+        """Store row by row in a list of all slots, then cut that into pages and move the heads first."""
         slots = torch.full((self.pages * self.page_size, self.kv_heads, self.head_dim), torch.nan, dtype=rows.dtype)
         for slot, row in zip(self.slots, rows, strict=True):
             if slot >= 0:
@@ -197,7 +197,7 @@ def cases(draw: st.DrawFn) -> Case:
 @pytest.mark.parametrize("backend", every_backend())
 @settings(max_examples=50)
 @given(case=cases())
-def test_any_tokens_in_any_pool(backend: str, case: Case) -> None:
+def test_random_tokens_are_rotated_and_stored(backend: str, case: Case) -> None:
     case.check(backend, torch.float32)
 
 
@@ -211,7 +211,9 @@ def test_any_tokens_in_any_pool(backend: str, case: Case) -> None:
         ([10**15, 5], [3, 4], "a slot is outside of the pool"),
     ],
 )
-def test_on_a_cpu_nothing_is_read_or_written_outside(slots: list[int], positions: list[int], message: str) -> None:
+def test_slots_and_positions_out_of_range_are_refused_on_a_cpu(
+    slots: list[int], positions: list[int], message: str
+) -> None:
     keys = torch.full((5, 2, 16, 64), torch.nan)
     angles = torch.zeros(200, 32)
     with pytest.raises(IndexError, match=message):

@@ -1,4 +1,4 @@
-"""Frequencies and tables are those of transformers, for every kind and both ways of writing it."""
+"""RoPE frequencies and tables are those of transformers, for every type and both config formats."""
 
 from copy import deepcopy
 from typing import Any
@@ -23,7 +23,7 @@ lengths = st.sampled_from([None, 64, 1000, 4096])
 
 
 def theirs(written: dict[str, Any], head_dim: int) -> LlamaRotaryEmbedding:
-    """Transformers' module. It is given a copy, because it writes into what it is given."""
+    """The module of transformers. It gets a copy of the config, because it changes it."""
     sizes = {"hidden_size": 2 * head_dim, "num_attention_heads": 2, "max_position_embeddings": MAX_LENGTH}
     config: Any = AutoConfig.for_model("llama", **sizes, rope_parameters=dict(written))
     return LlamaRotaryEmbedding(config)
@@ -36,7 +36,7 @@ def assert_same(written: dict[str, Any], head_dim: int) -> None:
 
 
 def optional(**strategies: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Keys that may be there, be there as null, or be absent."""
+    """Keys that may be present, null or absent."""
     return st.fixed_dictionaries({}, optional={name: st.none() | one for name, one in strategies.items()})
 
 
@@ -81,12 +81,12 @@ def test_yarn(
 
 
 @pytest.mark.parametrize("turns", [1.0, 4.0, 7.5])
-def test_where_both_bounds_of_yarn_are_one_the_line_between_them_is_a_step(turns: float) -> None:
+def test_yarn_with_equal_bounds_has_a_step_instead_of_a_ramp(turns: float) -> None:
     written = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 512}
     assert_same(written | {"beta_fast": turns, "beta_slow": turns, "truncate": False}, 64)
 
 
-def test_the_factor_of_yarn_may_be_what_the_lengths_say() -> None:
+def test_the_factor_of_yarn_is_derived_from_the_lengths() -> None:
     written = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 16.0, "original_max_position_embeddings": 256}
     assert RopeParameters.from_dict(written | {"factor": None}, MAX_LENGTH) == RopeParameters.from_dict(
         written, MAX_LENGTH
@@ -101,10 +101,10 @@ def test_tables_are_bit_for_bit_those_of_transformers(kind: str) -> None:
     wanted = theirs(ROPES[kind], 64)(torch.zeros(1), torch.arange(3000)[None])
     for mine, whole in zip((cos, sin), wanted, strict=True):
         assert torch.equal(mine, whole[0, :, :32])
-        assert torch.equal(mine, whole[0, :, 32:])  # which has each of them twice
+        assert torch.equal(mine, whole[0, :, 32:])  # which repeats each
 
 
-def test_the_last_positions_of_a_long_context_too() -> None:
+def test_tables_are_exact_at_the_last_positions_of_a_long_context() -> None:
     cos, sin = tables(RopeParameters(rope_theta=500_000.0), 16, 131_072)
     module = theirs({"rope_type": "default", "rope_theta": 500_000.0}, 16)
     wanted = module(torch.zeros(1), torch.arange(131_000, 131_072)[None])
@@ -132,7 +132,7 @@ EARLIER: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("written", EARLIER)
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
-def test_earlier_forms_mean_what_transformers_takes_them_for(family: str, written: dict[str, Any]) -> None:
+def test_older_config_formats_are_read_as_transformers_does(family: str, written: dict[str, Any]) -> None:
     sizes = {"vocab_size": 9, "hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 1}
     sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": MAX_LENGTH}
     given = {**sizes, **written}
@@ -143,8 +143,8 @@ def test_earlier_forms_mean_what_transformers_takes_them_for(family: str, writte
     assert attention_scaling(config.rope_parameters) == pytest.approx(module.attention_scaling, rel=1e-12)
 
 
-def test_a_pair_is_kept_slowed_or_between() -> None:
-    """Over 1,000 positions the first pair turns 159 times and is left alone, the last one 0.02 times and is slowed."""
+def test_fast_pairs_are_kept_slow_ones_slowed_and_others_interpolated() -> None:
+    """Over 1,000 positions the first pair turns 159 times and is kept, the last one 0.02 times and is slowed."""
     for rope in (
         RopeParameters(rope_type="llama3", factor=8, original_max_position_embeddings=1000),
         RopeParameters(rope_type="yarn", factor=8, original_max_position_embeddings=1000),
@@ -194,7 +194,7 @@ def test_bad_values_are_refused_by_name(fields: dict[str, Any], message: str) ->
 
 
 @pytest.mark.parametrize("kind", ["linear", "llama3", "yarn"])
-def test_a_kind_without_what_it_needs_is_refused(kind: str) -> None:
+def test_a_rope_type_without_its_parameters_is_refused(kind: str) -> None:
     needed = {"factor", "low_freq_factor", "high_freq_factor"} & set(ROPE_TYPES[kind])
     with pytest.raises(ConfigError, match=f"rope_type '{kind}' needs {', '.join(sorted(needed))}, got"):
         RopeParameters.from_dict({"rope_type": kind}, MAX_LENGTH)

@@ -1,4 +1,4 @@
-"""What requests ask of their tokens and what they get: edits, greedy rows, failures, log-probabilities, and company."""
+"""The Sampler: edits of logits, greedy rows, failures, log-probabilities, seeds, and independence of the batch."""
 
 import math
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ def some_logits(rows: int, seed: int = 0, vocab: int = VOCAB) -> Tensor:
 
 
 class Calls(TorchFunctionMode):
-    """The operators that torch is asked for."""
+    """Records the torch operators that are called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Calls(TorchFunctionMode):
     least=st.integers(0, 50),
     penalties=st.tuples(*[st.sampled_from([0.0, 0.5, -1.5])] * 2, st.sampled_from([1.0, 1.3])),
 )
-def test_edits_are_what_a_walk_over_the_tokens_finds(
+def test_edits_match_a_loop_over_the_tokens(
     prompt: list[int], output: list[int], bias: dict[int, int], least: int, penalties: tuple[float, float, float]
 ) -> None:
     presence, frequency, repetition = penalties
@@ -89,14 +89,14 @@ def test_edits_are_what_a_walk_over_the_tokens_finds(
 @pytest.mark.proof
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_greedy_takes_the_likeliest_and_of_equals_the_first(dtype: torch.dtype, device: str) -> None:
+def test_greedy_takes_the_likeliest_token_and_the_first_of_a_tie(dtype: torch.dtype, device: str) -> None:
     logits = torch.tensor([[0.0, 2.0, 1.0, 2.0], [-1.0, -3.0, -torch.inf, -1.0], [0.0, 0.0, 0.0, 5.0]], dtype=dtype)
     sampler = Sampler((), 4, device)
     assert run(sampler, logits, [request_of(temperature=0) for _ in range(3)]).tokens == [1, 0, 3]
     assert run(sampler, logits, [request_of(top_k=1, seed=i) for i in range(3)]).tokens == [1, 0, 3]
 
 
-def test_a_step_in_which_all_are_greedy_is_one_operator() -> None:
+def test_a_step_of_greedy_requests_runs_one_operator() -> None:
     logits, sampler = some_logits(3), Sampler((), VOCAB)
     sampling = sampler.pack([request_of(temperature=0)] * 3)
     assert (sampling.edits, sampling.draws, sampling.logprobs) == (None, None, ())
@@ -106,7 +106,7 @@ def test_a_step_in_which_all_are_greedy_is_one_operator() -> None:
 
 
 def test_only_requested_parameters_are_packed() -> None:
-    """Row by row: who asks for nothing is in no tensor."""
+    """Also row by row: a request without an option is not in the tensors of that option."""
     sampler = Sampler((), VOCAB)
     requests = [request_of(temperature=0), request_of(), request_of(top_k=5), request_of(min_p=0.1, top_k=VOCAB)]
     draws = sampler.pack(requests).draws
@@ -170,7 +170,7 @@ def test_a_logit_bias_of_100_decides() -> None:
 @pytest.mark.parametrize("output", [0, 2, 3, 4])
 @pytest.mark.parametrize("ignore_eos", [False, True])
 def test_before_min_tokens_no_token_ends_the_request(output: int, ignore_eos: bool) -> None:
-    """Of every token it is asked what the event would say of it, and transformers has the same opinion of EOS."""
+    """Every token is checked against `reason_to_finish`, and EOS against transformers, too."""
     logits, eos = some_logits(1), (3, 5)
     said = [1] * output
     request = request_of(output=said, min_tokens=3, stop_token_ids=(6, 900), ignore_eos=ignore_eos, logit_bias={0: 0.5})
@@ -186,7 +186,7 @@ def test_before_min_tokens_no_token_ends_the_request(output: int, ignore_eos: bo
         assert torch.equal(found[0, list(eos)], wanted)
 
 
-def test_edits_are_of_their_own_row_and_leave_the_logits_as_they_came() -> None:
+def test_edits_change_only_their_own_row_and_not_the_given_logits() -> None:
     logits = some_logits(3)
     before = logits.clone()
     requests = [request_of(), request_of(logit_bias={2: 5.0}), request_of(output=(4,), presence_penalty=1.0)]
@@ -197,7 +197,7 @@ def test_edits_are_of_their_own_row_and_leave_the_logits_as_they_came() -> None:
 
 
 def test_edits_are_made_in_float32() -> None:
-    """1/256 more on a logit of 4 would be lost in bfloat16, and with it the difference between two tokens."""
+    """In bfloat16, 1/256 more on a logit of 4 would be rounded away, and two tokens would tie."""
     logits = torch.tensor([[4.0, 4.0, 0.0]], dtype=torch.bfloat16)
     assert run(Sampler((), 3), logits, [request_of(temperature=0, logit_bias={1: 1 / 256})]).tokens == [1]
 
@@ -233,7 +233,7 @@ def test_a_row_of_nan_or_inf_fails_alone_with_its_reason(
     requests = [request_of(f"{i}", **asked) for i in range(3)]
     sampler = Sampler((), 20, device, seed=0)
     sampled = sampler.sample(torch.cat((healthy[:1], row, healthy[1:])).to(device), sampler.pack(requests))
-    assert 0 <= int(sampled.tokens[1]) < 20  # it may be fed to the next step before anyone has looked
+    assert 0 <= int(sampled.tokens[1]) < 20  # the next step may use it before the host reads it
     found = sampled.output(range(3), 3)
     alone = run(sampler, healthy, [requests[0], requests[2]])
     assert found.tokens == [alone.tokens[0], None, alone.tokens[1]]
@@ -242,12 +242,12 @@ def test_a_row_of_nan_or_inf_fails_alone_with_its_reason(
     assert message in found.failed[1]
 
 
-def test_a_request_that_rules_out_every_token_fails() -> None:
+def test_a_request_that_excludes_every_token_fails() -> None:
     request = request_of(min_tokens=1, stop_token_ids=(0, 1))
     assert "min_tokens" in run(Sampler((2,), 3), some_logits(1, vocab=3), [request]).failed[0]
 
 
-def test_tokens_go_to_the_slices_that_complete() -> None:
+def test_only_slices_that_complete_their_requests_get_tokens() -> None:
     logits = torch.tensor([[0.0, 1.0], [math.nan, 0.0], [3.0, 0.0]])
     sampler = Sampler((), 2)
     requests = [request_of(temperature=0, logprobs=0) for _ in range(3)]
@@ -272,7 +272,7 @@ def test_logits_of_another_shape_are_refused() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_logprobs_are_of_the_model_whatever_the_request_does_to_them(dtype: torch.dtype) -> None:
+def test_logprobs_are_those_of_the_model_before_any_edit(dtype: torch.dtype) -> None:
     logits = some_logits(4).to(dtype)
     heavy: dict[str, Any] = {"logit_bias": {7: 90.0}, "temperature": 0.2, "top_k": 3}
     requests = [request_of(logprobs=5, temperature=0), request_of(), request_of(logprobs=0), request_of(logprobs=20)]
@@ -299,17 +299,17 @@ def test_of_equally_likely_alternatives_the_lower_id_comes_first() -> None:
     assert [id for id, _ in output.logprobs[1].top] == [*range(20)]
 
 
-def test_what_the_model_rules_out_is_no_alternative() -> None:
+def test_a_token_without_probability_is_no_alternative() -> None:
     logits = torch.tensor([[0.0, -torch.inf, 1.0, -torch.inf]])
     found = run(Sampler((), 4), logits, [request_of(temperature=0, logprobs=20)]).logprobs[0]
     assert [id for id, _ in found.top] == [2, 0]
 
 
-# Seeds and company.
+# Seeds and batches.
 
 
 def tokens_over_time(sampler: Sampler, request: Request, steps: int) -> list[int | None]:
-    """What a request draws, step by step, from one distribution."""
+    """The tokens that a request draws, step by step, from one distribution."""
     logits = torch.zeros(1, 1000)
     tokens = []
     for _ in range(steps):
@@ -320,7 +320,7 @@ def tokens_over_time(sampler: Sampler, request: Request, steps: int) -> list[int
     return tokens
 
 
-def test_a_seed_reproduces_and_another_does_not() -> None:
+def test_the_same_seed_draws_the_same_tokens_and_another_does_not() -> None:
     def tokens(seed: int | None, id: str = "r", of_sampler: int | None = None) -> list[int | None]:
         return tokens_over_time(Sampler((), 1000, seed=of_sampler), request_of(id, seed=seed), 40)
 
@@ -341,7 +341,7 @@ def test_a_preempted_request_draws_the_same_tokens(seed: int | None) -> None:
     whole = tokens_over_time(sampler, request_of(seed=seed), 20)
     first = request_of(seed=seed)
     kept = tokens_over_time(sampler, first, 8)
-    first.computed = 0  # all that preemption takes
+    first.computed = 0  # as after a preemption
     tokens_over_time(sampler, request_of("another", seed=seed), 7)
     assert kept + tokens_over_time(sampler, first, 12) == whole
 
@@ -369,7 +369,7 @@ ONE_REQUEST = st.fixed_dictionaries(
 def test_the_batch_changes_no_draw(
     dtype: torch.dtype, device: str, crowd: list[dict[str, Any]], seed: int, data: st.DataObject
 ) -> None:
-    """Alone, in any company and in any row: the same tokens, failures and log-probabilities, to the last bit."""
+    """Alone, in any batch and in any row: the same tokens, failures and log-probabilities, to the last bit."""
     sampler = Sampler((2,), VOCAB, device, seed=0)
     logits = some_logits(len(crowd), seed).to(dtype)
     logits[data.draw(st.integers(0, len(crowd) - 1))] = data.draw(st.sampled_from([0.0, math.nan, -1.0]))
@@ -407,7 +407,7 @@ def test_the_batch_changes_no_draw_from_a_real_vocabulary() -> None:
         assert together.logprobs[row] == alone.logprobs[0]
 
 
-# Models pad their vocabularies: lm_head has rows from which no token may be drawn.
+# Padded vocabularies: lm_head has rows from which no token may be drawn.
 
 
 def padded_logits() -> Tensor:
@@ -421,7 +421,7 @@ def padded_logits() -> Tensor:
     "params", [{"temperature": 0}, {"seed": 3}, {"seed": 3, "top_k": 21, "top_p": 0.9, "min_p": 0.01}]
 )
 def test_a_padded_id_is_drawn_as_if_it_had_no_row(params: dict[str, Any]) -> None:
-    """Also where a penalty touches it, and beside a request that raises one."""
+    """Also where a penalty applies to it, and next to a request that raises one."""
     logits = padded_logits()
     requests = [request_of(f"{n}", prompt=(1, 21), **params, repetition_penalty=1.5 if n % 2 else 1) for n in range(6)]
     without = [request_of(f"{n}", prompt=(1, 1), **params, repetition_penalty=1.5 if n % 2 else 1) for n in range(6)]

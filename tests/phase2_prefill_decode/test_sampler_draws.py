@@ -1,4 +1,4 @@
-"""The numbers that decide a draw: as even and as unrelated as chance would make them, and always the same."""
+"""The random numbers of the draws: uniform, independent and reproducible."""
 
 import math
 
@@ -51,7 +51,7 @@ def test_it_is_splitmix64() -> None:
 
 
 @pytest.mark.parametrize("walk", WALKS)
-def test_uniform_on_every_scale(walk: str) -> None:
+def test_draws_are_uniform_on_every_scale(walk: str) -> None:
     numbers = WALKS[walk]()
     assert numbers.min() >= 0
     assert numbers.max() < 1
@@ -63,7 +63,7 @@ def test_uniform_on_every_scale(walk: str) -> None:
 
 @pytest.mark.parametrize("walk", WALKS)
 @pytest.mark.parametrize("apart", [1, 2, 16])
-def test_neighbours_have_nothing_in_common(walk: str, apart: int) -> None:
+def test_neighbouring_draws_are_uncorrelated(walk: str, apart: int) -> None:
     numbers = WALKS[walk]()
     first, second = numbers[:-apart], numbers[apart:]
     assert abs(np.corrcoef(first, second)[0, 1]) < 4 / math.sqrt(N)
@@ -71,14 +71,14 @@ def test_neighbours_have_nothing_in_common(walk: str, apart: int) -> None:
     assert abs(z_of_chi_square(pairs, np.full(256, len(first) / 256))) < 4
 
 
-def test_two_keys_are_not_one_sequence_shifted() -> None:
-    """Positions are added to a mixed key: a key's neighbour must not say tomorrow what this one says today."""
+def test_the_sequences_of_two_keys_are_not_shifts_of_each_other() -> None:
+    """Positions are added to a mixed key, so the next key must not repeat this one's sequence a position later."""
     numbers = {uniform(key, position) for key in range(300) for position in range(300)}
     assert len(numbers) == 300 * 300
 
 
 def test_a_name_gives_the_same_key_in_every_process() -> None:
-    assert key_of("request-1", b"e") == 0x442321E76400835A  # Python's own hash() would say something else each time
+    assert key_of("request-1", b"e") == 0x442321E76400835A  # Python's own hash() differs from process to process
     assert key_of("request-1", b"e") != key_of("request-2", b"e")
     assert key_of("request-1", b"e") != key_of("request-1", b"f")
     assert 0 <= key_of("half a pair: \ud800", b"") < 1 << 64

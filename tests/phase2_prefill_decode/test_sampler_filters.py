@@ -1,4 +1,4 @@
-"""Which tokens a draw may take, against transformers; and how often it takes them, against exact probabilities."""
+"""Filters: which tokens may be drawn, against transformers, and how often they are, against exact probabilities."""
 
 import math
 from dataclasses import replace
@@ -44,7 +44,7 @@ ASKED: dict[str, dict[str, Any]] = {
 
 
 def exact(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
-    """The distribution in float64, one filter after the other as the definitions say."""
+    """The distribution in float64, one filter after the other by their definitions."""
     scaled = logits.astype(np.float64) / params.temperature
     p = np.exp(scaled - scaled.max())
     p[p < params.min_p * p.max()] = 0
@@ -59,7 +59,7 @@ def exact(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
 
 
 def in_small_parts(patch: pytest.MonkeyPatch) -> None:
-    """The ways of a large vocabulary, tried on a small one."""
+    """Use the code paths of a large vocabulary on a small one."""
     patch.setattr(filters, "LARGE", 8)
     patch.setattr(filters, "BLOCK", 7)
     patch.setattr(filters, "HEAD", 2)
@@ -67,12 +67,12 @@ def in_small_parts(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def luck() -> Tensor:
-    """What decides the draws of 100,000 seeds at one position."""
+    """The uniform numbers of 100,000 seeds at one position."""
     return torch.tensor([uniform(seed, 1) for seed in range(N)], dtype=torch.float64)
 
 
 def weights(logits: Tensor, *params: SamplingParams) -> Tensor:
-    """What each token weighs in a draw, row by row: each with params of its own, or all with the same."""
+    """The weight of each token in a draw, row by row: with params for each row, or the same for all."""
     rows = params if len(params) > 1 else params * len(logits)
     draws = Sampler((), logits.shape[1], logits.device).pack([Request("r", (1,), one) for one in rows]).draws
     assert draws is not None
@@ -91,7 +91,7 @@ def misfit(tokens: np.ndarray, p: np.ndarray) -> float:
     counts = np.bincount(tokens, minlength=len(p))
     if counts[p == 0].any():
         return math.inf
-    likely = p * len(tokens) >= 5  # the others are counted together, as chi-square wants it
+    likely = p * len(tokens) >= 5  # the others are counted together, as a chi-square test requires
     expected, found = p[likely] * len(tokens), counts[likely]
     if p[~likely].sum() > 0:
         expected, found = np.append(expected, p[~likely].sum() * len(tokens)), np.append(found, counts[~likely].sum())
@@ -108,7 +108,7 @@ def test_100_000_draws_have_the_exact_distribution(asked: str, device: str, luck
 
 
 @pytest.mark.proof
-def test_seeds_side_by_side_draw_the_exact_distribution() -> None:
+def test_consecutive_seeds_draw_the_exact_distribution() -> None:
     logits = torch.randn(32, generator=torch.Generator().manual_seed(2)) * 1.5
     params = SamplingParams(temperature=0.8, top_p=0.9)
     requests = [Request("same", (1,), replace(params, seed=seed)) for seed in range(5000)]
@@ -154,7 +154,7 @@ def test_filters_keep_the_tokens_that_transformers_keeps(
     assert torch.equal(found, wanted)
 
 
-def test_each_row_has_the_filters_that_it_asks_for() -> None:
+def test_each_row_has_its_own_filters() -> None:
     logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(0)) * 2
     values: dict[str, list[float]] = {"top_k": [0, 2, 3, 9], "top_p": [1.0, 0.6, 0.9], "min_p": [0.0, 0.05, 0.2]}
     asked = [SamplingParams(**dict(zip(values, one, strict=True))) for one in product(*values.values())]
@@ -164,7 +164,7 @@ def test_each_row_has_the_filters_that_it_asks_for() -> None:
     assert (together > 0).sum(-1).unique().numel() > 5
 
 
-def test_a_tie_at_the_edge_stays_whole() -> None:
+def test_a_tie_at_the_cutoff_is_kept_whole() -> None:
     logits = torch.tensor([[2.0, 3.0, 2.0, 0.0, 2.0]])
     assert stays(logits, SamplingParams(top_k=2)).tolist() == [[True, True, True, False, True]]
     assert stays(logits, SamplingParams(top_p=0.5)).tolist() == [[True, True, True, False, True]]
@@ -172,7 +172,7 @@ def test_a_tie_at_the_edge_stays_whole() -> None:
     assert stays(logits, SamplingParams(min_p=1.0)).tolist() == [[False, True, False, False, False]]
 
 
-def test_top_p_is_a_share_of_what_earlier_filters_kept() -> None:
+def test_top_p_is_a_share_of_the_probability_left_by_earlier_filters() -> None:
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
     assert stays(logits, SamplingParams(top_p=0.6)).sum() == 2
     assert stays(logits, SamplingParams(top_p=0.6, top_k=3)).sum() == 2  # 0.4 + 0.3 of 0.9
@@ -180,10 +180,10 @@ def test_top_p_is_a_share_of_what_earlier_filters_kept() -> None:
     assert stays(logits, SamplingParams(top_p=0.55, min_p=0.7)).sum() == 1
 
 
-def test_top_p_is_reached_by_a_token_that_makes_it_exactly_whole() -> None:
+def test_top_p_is_reached_by_a_token_that_makes_the_sum_exact() -> None:
     logits = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25]]).log()
     assert stays(logits, SamplingParams(top_p=0.5)).tolist() == [[True, False, False], [False, True, False]]
-    assert stays(logits, SamplingParams(top_p=0.75)).all()  # of a tie none is parted
+    assert stays(logits, SamplingParams(top_p=0.75)).all()  # a tie is not split
 
 
 def test_top_p_keeps_one_token_at_least() -> None:
@@ -199,14 +199,14 @@ def test_the_coldest_temperatures_do_not_overflow(temperature: float) -> None:
     assert found.tolist() == [[False, False, False, True, False], [False, True, True, False, False]]
 
 
-def test_a_large_vocabulary_is_drawn_as_a_small_one_would_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two strides over blocks end where one running sum does, exactly, for peaked, flat and sparse weights."""
+def test_the_blockwise_search_of_a_large_vocabulary_matches_one_running_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two-level search over blocks finds exactly the token of one running sum, for any shape of weights."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(60, 20_011, generator=generator) * torch.arange(60)[:, None] / 10
     heavy = filters.weigh(logits, logits.amax(-1), torch.ones(60), logits.shape[1])
     heavy[::3] *= torch.rand(20, 20_011, generator=generator) < 0.01
     uniforms = torch.rand(60, dtype=torch.float64, generator=generator)
-    uniforms[:3], uniforms[3:6] = 0.0, 1 - 2.0**-53  # the ends of what `uniform` gives
+    uniforms[:3], uniforms[3:6] = 0.0, 1 - 2.0**-53  # the extremes of `uniform`
     strides = draw(heavy, uniforms)
     monkeypatch.setattr(filters, "LARGE", 1 << 20)
     assert torch.equal(strides, draw(heavy, uniforms))
@@ -216,11 +216,11 @@ def test_a_large_vocabulary_is_drawn_as_a_small_one_would_be(monkeypatch: pytest
 
 @pytest.mark.parametrize("vocab", [1, 2, 50, 4096, 151_936])
 def test_sums_of_weights_are_exact(vocab: int) -> None:
-    """Whole numbers, and even a flat distribution, which is the heaviest, sums to less than 2^53."""
+    """Weights are whole numbers, and even those of a flat distribution, the largest sum, stay below 2^53."""
     flat = torch.zeros(1, vocab)
     heavy = filters.weigh(flat, flat.amax(-1), torch.ones(1), flat.shape[1]).double()
     assert float(heavy.max()) * vocab < 2**53
-    assert float(heavy.max()) * vocab >= 2**51  # nor is resolution given away
+    assert float(heavy.max()) * vocab >= 2**51  # and no resolution is lost
     spread = torch.randn(1, vocab, generator=torch.Generator().manual_seed(0)) * 5
     heavy = filters.weigh(spread, spread.amax(-1), torch.ones(1), spread.shape[1]).double()
     assert torch.equal(heavy, heavy.round())

@@ -1,4 +1,4 @@
-"""Each number of a checkpoint where it belongs, none invented and none forgotten. The oracle is the model itself."""
+"""Weights: every tensor of a checkpoint is loaded, and into its place. The oracle is transformers' model."""
 
 import json
 import shutil
@@ -40,7 +40,7 @@ def load(directory: Path, **options: Any) -> Weights:
 
 
 def fused(model: PreTrainedModel) -> dict[str, Tensor | None]:
-    """What the weights should be, by the names they have here, from the modules of the model."""
+    """The expected weights, by the names they have here, from the modules of the model."""
     state = model.state_dict()
 
     def together(layer: int, kind: str, *modules: str) -> Tensor | None:
@@ -65,7 +65,7 @@ def fused(model: PreTrainedModel) -> dict[str, Tensor | None]:
 
 
 def flat(weights: Weights) -> dict[str, Tensor | None]:
-    """The same names, of what was loaded."""
+    """The loaded weights by the same names."""
     found: dict[str, Tensor | None] = {name: getattr(weights, name) for name in ENDS}
     for n, layer in enumerate(weights.layers):
         found |= {f"{n}.{name}": getattr(layer, name) for name in layer.__slots__}
@@ -85,7 +85,7 @@ def assert_equal(mine: dict[str, Tensor | None], wanted: dict[str, Tensor | None
 
 @pytest.mark.parametrize("shards", ["1GB", SHARDS])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_every_parameter_is_where_it_belongs(name: str, shards: str, tmp_path: Path) -> None:
+def test_every_parameter_is_loaded_into_its_place(name: str, shards: str, tmp_path: Path) -> None:
     model = variant(name)
     saved(model, tmp_path, shards_of=shards)
     assert (tmp_path / INDEX).exists() == (shards == SHARDS)
@@ -99,7 +99,7 @@ DTYPES = torch.float64, torch.float32, torch.bfloat16, torch.float16
 
 @pytest.mark.parametrize("kept", DTYPES)
 @pytest.mark.parametrize("wanted", DTYPES[1:])
-def test_any_dtype_becomes_any_other(kept: torch.dtype, wanted: torch.dtype, tmp_path: Path) -> None:
+def test_any_dtype_is_converted_to_any_other(kept: torch.dtype, wanted: torch.dtype, tmp_path: Path) -> None:
     model = variant("qwen2", dtype=kept)
     saved(model, tmp_path)
     config = ModelConfig.from_pretrained(saved(variant("qwen2"), tmp_path / "other"))  # float64 is no dtype to run in
@@ -107,13 +107,13 @@ def test_any_dtype_becomes_any_other(kept: torch.dtype, wanted: torch.dtype, tmp
     assert_equal(flat(weights), {name: t if t is None else t.to(wanted) for name, t in fused(model).items()})
 
 
-def test_the_dtype_is_the_configurations_if_none_is_asked_for(tmp_path: Path) -> None:
+def test_the_dtype_is_that_of_the_config_if_none_is_given(tmp_path: Path) -> None:
     saved(variant("llama", dtype=torch.float16), tmp_path)
     assert load(tmp_path).embed_tokens.dtype == torch.float16
 
 
 class Made(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Remembers all memory that tensors were made in, so that none is counted twice or reused."""
+    """Holds all memory that tensors allocated, so that none is counted twice or reused."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -145,11 +145,11 @@ def test_random_weights_take_their_own_memory_and_no_more() -> None:
     assert made.bytes == 2 * SMALL.parameters
 
 
-# A checkpoint that is not the model's.
+# Checkpoints of another model.
 
 
 def rewritten(directory: Path, change: Callable[[dict[str, Tensor]], object]) -> Path:
-    """A saved model whose only file has been changed."""
+    """A saved model with changed tensors."""
     tensors = load_file(directory / SINGLE)
     change(tensors)
     save_file(tensors, directory / SINGLE)
@@ -188,7 +188,7 @@ def test_the_weights_of_another_configuration_are_refused(family: str, tmp_path:
         load_weights(wider, config)
 
 
-def test_tensors_that_earlier_versions_saved_for_nothing_do_no_harm(tmp_path: Path) -> None:
+def test_superfluous_tensors_of_older_checkpoints_are_ignored(tmp_path: Path) -> None:
     model = variant("llama")
     extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8), "model.rotary_emb.inv_freq": torch.ones(8)}
     rewritten(saved(model, tmp_path), lambda tensors: tensors.update(extra))
@@ -212,12 +212,12 @@ def test_a_head_that_is_not_tied_must_be_there(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-# Files that are not what they should be.
+# Broken files.
 
 
 @pytest.mark.parametrize("kept", [0, 5, 500, -1])
 @pytest.mark.parametrize("shards", ["1GB", SHARDS])
-def test_a_file_cut_short_is_named(kept: int, shards: str, tmp_path: Path) -> None:
+def test_a_truncated_file_is_named(kept: int, shards: str, tmp_path: Path) -> None:
     saved(variant("llama"), tmp_path, shards_of=shards)
     file = max(tmp_path.glob("*.safetensors"))
     file.write_bytes(file.read_bytes()[:kept])
@@ -249,7 +249,7 @@ def test_a_directory_without_weights_says_what_was_looked_for(tmp_path: Path) ->
 
 
 def with_index(directory: Path, change: Callable[[dict[str, Any]], object]) -> Path:
-    """A sharded model whose index has been changed."""
+    """A sharded model with a changed index."""
     saved(variant("llama"), directory, shards_of=SHARDS)
     index = json.loads((directory / INDEX).read_text())
     change(index["weight_map"])
@@ -263,7 +263,7 @@ def test_an_index_may_not_lead_out_of_its_directory(leading_out: Any, tmp_path: 
     if isinstance(leading_out, str):
         leading_out = leading_out.format(tmp_path)
     with_index(inside, lambda files: files.update({"model.norm.weight": leading_out}))
-    shutil.copy(min(inside.glob("*.safetensors")), tmp_path / "x.safetensors")  # there is something to be led to
+    shutil.copy(min(inside.glob("*.safetensors")), tmp_path / "x.safetensors")  # the target exists
     with pytest.raises(WeightsError, match="must name files inside its directory, got "):
         load(inside)
 
@@ -283,7 +283,7 @@ def test_shards_may_lie_in_a_folder_of_the_directory(tmp_path: Path) -> None:
     assert_equal(flat(load(inside)), fused(variant("llama")))
 
 
-def test_an_index_that_forgets_a_tensor_or_promises_one_too_many(tmp_path: Path) -> None:
+def test_an_index_with_a_missing_or_superfluous_tensor_is_refused(tmp_path: Path) -> None:
     def change(files: dict[str, Any]) -> None:
         files["model.layers.9.mlp.up_proj.weight"] = files.pop("model.layers.0.mlp.up_proj.weight")
 
@@ -307,16 +307,16 @@ def test_an_index_that_forgets_a_tensor_or_promises_one_too_many(tmp_path: Path)
         (b'{"weight_map": {}}', "must hold a weight_map"),
     ],
 )
-def test_an_index_that_is_none(content: bytes, message: str, tmp_path: Path) -> None:
+def test_a_broken_index_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / INDEX).write_bytes(content)
     with pytest.raises(WeightsError, match=message):
         Checkpoint(tmp_path)
 
 
-# A model that has learned nothing.
+# Random weights.
 
 
-def test_random_weights_are_those_of_their_seed() -> None:
+def test_random_weights_depend_only_on_their_seed() -> None:
     one, same, other = flat(random_weights(SMALL, seed=3)), random_weights(SMALL, seed=3), random_weights(SMALL, seed=4)
     assert_equal(one, flat(same))
     assert not torch.equal(same.embed_tokens, other.embed_tokens)
@@ -324,7 +324,7 @@ def test_random_weights_are_those_of_their_seed() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_random_weights_are_of_the_size_that_training_starts_from(dtype: torch.dtype) -> None:
+def test_random_weights_have_the_scale_of_an_untrained_model(dtype: torch.dtype) -> None:
     weights = random_weights(SMALL, dtype=dtype)
     for name, place in places(weights, SMALL).items():
         assert place.dtype == dtype
@@ -336,10 +336,10 @@ def test_random_weights_are_of_the_size_that_training_starts_from(dtype: torch.d
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_random_weights_leave_no_number_unmade(name: str, tmp_path: Path) -> None:
-    """Room is filled with NaN first, as uninitialised memory may be."""
+def test_random_weights_leave_nothing_uninitialised(name: str, tmp_path: Path) -> None:
+    """New memory is filled with NaN, as uninitialised memory may be."""
     config = ModelConfig.from_pretrained(saved(variant(name), tmp_path))
-    torch.use_deterministic_algorithms(True)  # under which torch fills what it makes room for with NaN
+    torch.use_deterministic_algorithms(True)  # with this, torch fills new memory with NaN
     try:
         assert bool(empty_weights(config, "cpu").norm.isnan().all())
         made = flat(random_weights(config))
@@ -354,7 +354,7 @@ def test_random_weights_leave_no_number_unmade(name: str, tmp_path: Path) -> Non
     assert sum(place.numel() for place in places(random_weights(config), config).values()) == config.parameters
 
 
-# The bar.
+# The progress bar.
 
 SHOW = """
 import sys
@@ -367,7 +367,7 @@ load_weights(sys.argv[1], config, progress=True)
 """
 
 
-def test_a_terminal_shows_how_far_it_has_come_if_asked(tmp_path: Path) -> None:
+def test_a_terminal_shows_a_progress_bar_on_request(tmp_path: Path) -> None:
     saved(variant("llama"), tmp_path)
     status, seen = on_a_terminal(sys.executable, "-c", SHOW, str(tmp_path))
     before, after = seen.split(b"silent so far")
@@ -376,7 +376,7 @@ def test_a_terminal_shows_how_far_it_has_come_if_asked(tmp_path: Path) -> None:
     assert b"Loading weights" in after
 
 
-def test_a_file_or_a_pipe_does_not(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_file_or_a_pipe_shows_no_progress_bar(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     saved(variant("llama"), tmp_path)
     capfd.readouterr()
     load(tmp_path, progress=True)

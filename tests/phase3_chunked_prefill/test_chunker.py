@@ -11,7 +11,7 @@ from phase3_chunked_prefill.chunker import Chunker, Running
 
 
 def request(name: str, prompt: int, max_tokens: int = 4, computed: int = 0) -> Request:
-    """A running request; with `computed == prompt` it has said one token, and so is a decode."""
+    """A running request; with `computed == prompt` it has one output token, and so is a decode."""
     one = Request(name, tuple(range(1, prompt + 1)), SamplingParams(max_tokens=max_tokens, ignore_eos=True))
     one.admit(0)
     if computed:
@@ -26,7 +26,7 @@ def lengths(batch: Batch) -> dict[str, int]:
 
 
 def run(batch: Batch, now: float) -> None:
-    """What an engine does with a step, whatever the model says."""
+    """Commit a step as an engine does. Every sampled token is a 9."""
     for piece in batch:
         one, completes = piece.request, piece.completes
         one.advance(piece.start, piece.length)
@@ -45,12 +45,12 @@ def unfinished(requests: Sequence[Request]) -> list[Request]:
     ("start", "pending", "room", "page_size", "length"),
     [
         (0, 40, 100, 16, 40),  # fits
-        (0, 40, 40, 16, 40),  # just fits: what completes is not cut
-        (0, 40, 39, 16, 32),  # down to a border
-        (0, 40, 32, 16, 32),  # on the border already
-        (0, 40, 15, 16, 15),  # a border would leave nothing
+        (0, 40, 40, 16, 40),  # just fits: a slice that completes its request is not cut
+        (0, 40, 39, 16, 32),  # down to a boundary
+        (0, 40, 32, 16, 32),  # on the boundary already
+        (0, 40, 15, 16, 15),  # no boundary within reach
         (16, 40, 15, 16, 15),
-        (15, 40, 15, 16, 1),  # to the first border
+        (15, 40, 15, 16, 1),  # to the first boundary
         (15, 40, 17, 16, 17),
         (15, 40, 18, 16, 17),
         (5, 40, 7, 1, 7),
@@ -58,7 +58,7 @@ def unfinished(requests: Sequence[Request]) -> list[Request]:
         (3, 1, 0, 16, 0),
     ],
 )
-def test_a_slice_is_cut_at_a_page_border(start: int, pending: int, room: int, page_size: int, length: int) -> None:
+def test_a_chunk_ends_at_a_page_boundary(start: int, pending: int, room: int, page_size: int, length: int) -> None:
     assert cut(start, pending, room, page_size) == length
 
 
@@ -68,7 +68,7 @@ def test_a_slice_is_cut_at_a_page_border(start: int, pending: int, room: int, pa
     room=st.integers(0, 300),
     page_size=st.sampled_from([1, 3, 16, 64]),
 )
-def test_a_cut_wastes_less_than_a_page_and_never_all(start: int, pending: int, room: int, page_size: int) -> None:
+def test_a_cut_wastes_less_than_a_page_and_never_all_of_it(start: int, pending: int, room: int, page_size: int) -> None:
     length = cut(start, pending, room, page_size)
     most = min(pending, room)
     assert most - page_size < length <= most
@@ -81,7 +81,7 @@ def test_a_cut_wastes_less_than_a_page_and_never_all(start: int, pending: int, r
 
 
 @pytest.mark.proof
-def test_decodes_first_then_prompts_in_order_the_last_cut_to_fit() -> None:
+def test_decodes_come_first_then_prompts_in_order_with_the_last_cut_to_fit() -> None:
     chunker = Chunker(TokenBudget(max_chunk_size=64, max_batched_tokens=100), page_size=16)
     running = [
         request("prompt", 50),
@@ -99,7 +99,7 @@ def test_decodes_first_then_prompts_in_order_the_last_cut_to_fit() -> None:
     ]
 
 
-def test_a_long_prompt_takes_at_most_a_chunk() -> None:
+def test_a_long_prompt_gets_at_most_one_chunk() -> None:
     chunker = Chunker(TokenBudget(64, 200), page_size=16)
     assert lengths(chunker.plan([request("long", 1000)])) == {"long": 64}
     assert lengths(chunker.plan([request("a", 1000), request("b", 1000)])) == {"a": 64, "b": 64}
@@ -110,28 +110,28 @@ def test_the_first_of_two_long_prompts_is_not_slowed_by_the_second() -> None:
     assert lengths(chunker.plan([request("a", 1000), request("b", 1000)])) == {"a": 64}
 
 
-def test_a_long_prompt_leaves_to_short_ones_what_they_can_use_up_to_half() -> None:
+def test_tokens_are_reserved_for_short_prompts_up_to_half_of_the_step() -> None:
     chunker = Chunker(TokenBudget(64, 64))
     long = request("long", 1000)
     assert lengths(chunker.plan([long, request("s", 5)])) == {"long": 59, "s": 5}
     assert lengths(chunker.plan([long, request("s", 60)])) == {"long": 32, "s": 32}
     assert lengths(chunker.plan([long, request("s", 64)])) == {"long": 32, "s": 32}  # a whole chunk is short
     assert lengths(chunker.plan([long, *(request(f"s{n}", 20) for n in range(3))])) == {"long": 32, "s0": 20, "s1": 12}
-    # Short ones at the front take their own part and what long ones leave, not the half that long ones have.
+    # Short prompts at the front get the reserved tokens and what the long ones leave, not the other half.
     assert lengths(chunker.plan([request("s", 20), long, request("t", 20)])) == {"s": 20, "long": 32, "t": 12}
 
 
-def test_the_half_is_of_what_decodes_leave() -> None:
+def test_the_reserve_is_half_of_what_decodes_leave() -> None:
     chunker = Chunker(TokenBudget(64, 64))
     decodes = [request(f"d{n}", 3, computed=3) for n in range(24)]
     found = lengths(chunker.plan([*decodes, request("long", 1000), request("s", 50)]))
     assert (found["long"], found["s"], len(found)) == (20, 20, 26)
-    few = Chunker(TokenBudget(4, 8))  # of a single token it is none: whoever comes first has it
+    few = Chunker(TokenBudget(4, 8))  # half of a single token is none: the first prompt gets it
     found = lengths(few.plan([*decodes, request("long", 1000), request("s", 4)]))
     assert (found["long"], "s" in found, len(found)) == (1, False, 8)
 
 
-def test_decodes_leave_a_floor_to_prompts_and_only_to_them() -> None:
+def test_decodes_leave_the_prompt_floor_only_while_there_are_prompts() -> None:
     chunker = Chunker(TokenBudget(32, 64))
     decodes = [request(f"d{n}", 3, computed=3) for n in range(70)]
     assert len(chunker.plan(decodes)) == 64
@@ -142,7 +142,7 @@ def test_decodes_leave_a_floor_to_prompts_and_only_to_them() -> None:
     assert lengths(tiny.plan([*decodes, request("p", 30), request("q", 30)])) == {"d0": 1, "p": 1}
 
 
-def test_when_decodes_alone_are_too_many_they_take_turns() -> None:
+def test_decodes_rotate_when_they_exceed_the_budget() -> None:
     chunker = Chunker(TokenBudget(4, 4))
     decodes = [request(f"d{n}", 3, max_tokens=99, computed=3) for n in range(10)]
     seen = []
@@ -150,24 +150,24 @@ def test_when_decodes_alone_are_too_many_they_take_turns() -> None:
         batch = chunker.plan(decodes)
         seen.append([int(piece.request.id[1:]) for piece in batch])
         run(batch, step)
-    # Each step in the order of the requests; who waits longest runs, the first of them if they wait as long.
+    # Within a step in the order of the requests. The longest waiting ones run, the first of them on a tie.
     assert seen == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 8, 9], [2, 3, 4, 5], [0, 1, 6, 7]]
 
 
 def rotated(chunker: Chunker, numbers: list[int], decodes: dict[int, Running], room: int) -> list[int]:
-    """Which of the decodes with these numbers run."""
+    """The numbers of the decodes that run, out of these."""
     chosen = chunker.rotate_decodes([decodes.setdefault(n, Running(request(f"d{n}", 1), 1, 0)) for n in numbers], room)
     return [int(decode.request.id[1:]) for decode in chosen]
 
 
-def test_rotation_begins_anew_once_all_decodes_fit() -> None:
+def test_rotation_restarts_once_all_decodes_fit() -> None:
     chunker, decodes = Chunker(TokenBudget(1, 8)), dict[int, Running]()
     steps = [rotated(chunker, numbers, decodes, 2) for numbers in ([0, 1, 2], [1, 2], [0, 1, 2])]
     assert steps == [[0, 1], [1, 2], [0, 1]]
 
 
 @given(data=st.data(), room=st.integers(1, 6))
-def test_no_decode_waits_longer_than_one_rotation_though_others_come_and_go(data: st.DataObject, room: int) -> None:
+def test_no_decode_waits_longer_than_one_rotation_while_others_start_and_end(data: st.DataObject, room: int) -> None:
     chunker, known = Chunker(TokenBudget(1, 8)), dict[int, Running]()
     decodes = list(range(data.draw(st.integers(1, 12))))
     waits: dict[int, tuple[int, int]] = {}  # steps missed, and how many decodes there were at the first
@@ -199,7 +199,7 @@ def chunkers(draw: st.DrawFn) -> Chunker:
 
 
 def steps(chunker: Chunker, running: Sequence[Request], limit: int = 4000) -> Iterator[Batch]:
-    """Plan and run until everyone has ended; those who have ended leave."""
+    """Plan and run steps until all requests have ended. Ended requests are planned no more."""
     for step in range(limit):
         todo = unfinished(running)
         if not todo:
@@ -214,29 +214,29 @@ def steps(chunker: Chunker, running: Sequence[Request], limit: int = 4000) -> It
 @settings(max_examples=60)
 @given(chunker=chunkers(), prompts=st.lists(st.integers(1, 150), min_size=1, max_size=12))
 def test_no_step_is_over_budget_and_no_token_is_computed_twice_or_skipped(chunker: Chunker, prompts: list[int]) -> None:
-    everyone = [request(f"r{n}", prompt, max_tokens=1 + n % 5) for n, prompt in enumerate(prompts)]
-    computed: dict[str, list[int]] = {one.id: [] for one in everyone}
-    for batch in steps(chunker, everyone):
+    requests = [request(f"r{n}", prompt, max_tokens=1 + n % 5) for n, prompt in enumerate(prompts)]
+    computed: dict[str, list[int]] = {one.id: [] for one in requests}
+    for batch in steps(chunker, requests):
         assert batch.num_tokens <= chunker.budget.max_batched_tokens
         assert max(piece.length for piece in batch) <= chunker.budget.max_chunk_size
         assert len({piece.request.id for piece in batch}) == len(batch)
         for piece in batch:
             computed[piece.request.id] += range(piece.start, piece.stop)
             assert piece.completes or piece.length < piece.request.total - piece.request.computed
-    for one in everyone:
+    for one in requests:
         assert computed[one.id] == list(range(one.total - 1))
         assert len(one.output_tokens) == one.params.max_tokens
 
 
 @settings(max_examples=60)
-@given(chunker=chunkers(), prompts=st.lists(st.integers(1, 300), min_size=1, max_size=20), said=st.integers(0, 30))
-def test_decodes_and_prompts_both_move_on_in_every_step(chunker: Chunker, prompts: list[int], said: int) -> None:
+@given(chunker=chunkers(), prompts=st.lists(st.integers(1, 300), min_size=1, max_size=20), ready=st.integers(0, 30))
+def test_decodes_and_prompts_both_advance_in_every_step(chunker: Chunker, prompts: list[int], ready: int) -> None:
     budget = chunker.budget
-    everyone = [request(f"d{n}", 3, max_tokens=20, computed=3) for n in range(said)]
-    everyone += [request(f"r{n}", prompt, max_tokens=5) for n, prompt in enumerate(prompts)]
-    for batch in steps(chunker, everyone):
+    requests = [request(f"d{n}", 3, max_tokens=20, computed=3) for n in range(ready)]
+    requests += [request(f"r{n}", prompt, max_tokens=5) for n, prompt in enumerate(prompts)]
+    for batch in steps(chunker, requests):
         found = lengths(batch)
-        pending = {one.id: one.total - one.computed for one in unfinished(everyone)}
+        pending = {one.id: one.total - one.computed for one in unfinished(requests)}
         decodes = [name for name, n in pending.items() if n == 1]
         prompts_left = {name: n for name, n in pending.items() if n > 1}
         short = [name for name, n in prompts_left.items() if n <= budget.max_chunk_size]
@@ -245,14 +245,14 @@ def test_decodes_and_prompts_both_move_on_in_every_step(chunker: Chunker, prompt
         assert len(ran) == min(len(decodes), budget.max_batched_tokens - floor)
         assert not prompts_left or next(iter(prompts_left)) in found
         assert not short or short[0] in found or budget.max_batched_tokens - len(ran) == 1
-        # What is over is less than a page for each prompt that was cut, or nobody could use it.
+        # The unused budget is less than a page for each prompt that was cut, unless no request could use it.
         used = sum(found.values())
         wanted = len(decodes) + sum(min(pending[name], budget.max_chunk_size) for name in prompts_left)
         assert used > min(budget.max_batched_tokens, wanted) - chunker.page_size * max(len(prompts_left), 1)
 
 
 def test_a_long_prompt_starts_and_ends_under_a_steady_stream_of_short_ones() -> None:
-    """Four new short prompts a step, more than a step can hold: the long one keeps half of it throughout."""
+    """Four new short prompts a step, more than a step can hold: half of every step is the long one's."""
     chunker = Chunker(TokenBudget(64, 128), page_size=16)
     long, rng = request("long", 4096, max_tokens=1), random.Random(0)
     running: list[Request] = [long]
@@ -266,7 +266,7 @@ def test_a_long_prompt_starts_and_ends_under_a_steady_stream_of_short_ones() -> 
     assert long.output_tokens == [9]
 
 
-def test_short_prompts_get_through_under_a_steady_stream_of_long_ones() -> None:
+def test_a_short_prompt_is_computed_behind_ten_long_ones() -> None:
     chunker = Chunker(TokenBudget(64, 64), page_size=16)
     running = [request(f"long{n}", 1000, max_tokens=1) for n in range(10)]
     short = request("short", 60, max_tokens=1)
@@ -277,7 +277,7 @@ def test_short_prompts_get_through_under_a_steady_stream_of_long_ones() -> None:
     assert short.output_tokens == [9]
 
 
-def test_fifty_steps_of_arrivals_run_decodes_in_every_step() -> None:
+def test_decodes_run_in_every_step_under_steady_arrivals() -> None:
     chunker = Chunker(TokenBudget(64, 64), page_size=16)
     running = [request(f"d{n}", 3, max_tokens=1000, computed=3) for n in range(8)]
     for step in range(50):
@@ -288,7 +288,7 @@ def test_fifty_steps_of_arrivals_run_decodes_in_every_step() -> None:
         run(batch, step)
 
 
-# What is not allowed.
+# Refusals.
 
 
 @pytest.mark.parametrize(
@@ -302,12 +302,12 @@ def test_fifty_steps_of_arrivals_run_decodes_in_every_step() -> None:
         (65, 64, r"max_chunk_size must be at most max_batched_tokens \(64\), got 65"),
     ],
 )
-def test_what_cannot_be_a_budget(chunk: int, batched: int, message: str) -> None:
+def test_bad_budgets_are_refused(chunk: int, batched: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TokenBudget(chunk, batched)
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, True])
-def test_pages_have_a_size(size: int) -> None:
+def test_bad_page_sizes_are_refused(size: int) -> None:
     with pytest.raises(ValueError, match="page_size must be an integer from 1"):
         Chunker(TokenBudget(), size)

@@ -1,4 +1,4 @@
-"""Chunk invariance: however a prompt is cut, in whatever company and pages, the tokens are those of transformers."""
+"""Chunk invariance: chunk size, batch and page size do not change the tokens, which are those of transformers."""
 
 import random
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ def pool(page_size: int, tokens: int = 1024) -> PagedCache:
 
 
 class Known:
-    """A small model of this phase, some prompts, and what transformers answers to each."""
+    """A small model of this phase, some prompts, and transformers' answer to each."""
 
     def __init__(self, name: str, directory: Path) -> None:
         oracle = variant(name)
@@ -40,7 +40,7 @@ class Known:
         self.answers = [theirs(oracle, prompt, ANSWER) for prompt in self.prompts]
 
     def found(self, budget: TokenBudget, page_size: int, order: Sequence[int]) -> list[list[int]]:
-        """What the engine answers when the prompts come in this order; in the order of the prompts."""
+        """The engine's answers, in the order of `prompts`, when these are submitted in another order."""
         cache = pool(page_size)
         answers = chunked(self.model, budget, cache=cache).generate([self.prompts[n] for n in order], GREEDY)
         assert cache.usage.free == cache.usage.total
@@ -76,10 +76,10 @@ def arrivals(draw: st.DrawFn) -> list[tuple[int, int]]:
 
 @settings(max_examples=25, deadline=None)
 @given(coming=arrivals(), chunk=st.integers(1, 48), more=st.integers(1, 48), page_size=st.sampled_from([1, 16, 64]))
-def test_whoever_comes_whenever_gets_the_same_tokens(
+def test_the_step_of_admission_does_not_change_the_tokens_of_a_request(
     qwen3: Known, coming: list[tuple[int, int]], chunk: int, more: int, page_size: int
 ) -> None:
-    """Requests that are admitted while others are in the middle of their prompts or answers."""
+    """Requests are admitted while others are in the middle of their prompts or answers."""
     cache, budget = pool(page_size), TokenBudget(chunk, chunk + more)
     stepper = chunked(qwen3.model, budget, cache=cache).stepper
     requests = {number: Request(str(number), tuple(qwen3.prompts[number]), GREEDY) for _, number in coming}
@@ -98,33 +98,33 @@ def test_whoever_comes_whenever_gets_the_same_tokens(
 
 def test_only_the_slice_that_completes_a_prompt_yields_a_token(qwen3: Known) -> None:
     stepper = chunked(qwen3.model, TokenBudget(16, 18), cache=pool(16)).stepper
-    talking, long = (Request(name, tuple(qwen3.prompts[n]), GREEDY) for name, n in (("talking", 3), ("long", 5)))
-    stepper.admit(talking)
+    short, long = (Request(name, tuple(qwen3.prompts[n]), GREEDY) for name, n in (("short", 3), ("long", 5)))
+    stepper.admit(short)
     stepper.step()
     stepper.admit(long)
     steps: list[Step] = [stepper.step() for _ in range(4)]
     assert [(step.prefill_tokens, step.decode_tokens) for step in steps] == [(16, 1), (16, 1), (8, 1), (0, 2)]
     assert [[event.request.id for event in step.events] for step in steps[:3]] == [
-        ["talking"],
-        ["talking"],
-        ["talking", "long"],
+        ["short"],
+        ["short"],
+        ["short", "long"],
     ]
     assert long.output_tokens == qwen3.answers[5][:2]
 
 
 def test_the_first_answers_stream_while_a_long_prompt_is_still_computed(qwen3: Known) -> None:
-    """By phase 2's plan the long prompt's first token comes with everyone's."""
+    """In phase 2's plan the first tokens of all requests come together."""
     given = [qwen3.prompts[n] for n in (0, 3, 5)]  # 1, 3 and 40 tokens
     order = [
         len(delta.request.prompt_tokens) for delta in chunked(qwen3.model, TokenBudget(8, 12)).stream(given, GREEDY)
     ]
-    assert order[: order.index(40)] == [1, 3] * 5  # 40 tokens in eights
+    assert order[: order.index(40)] == [1, 3] * 5  # 40 tokens in chunks of 8
     static = [len(delta.request.prompt_tokens) for delta in Engine(qwen3.model).stream(given, GREEDY)]
     assert static[:3] == [1, 3, 40]
     assert sorted(order) == sorted(static)
 
 
-def test_a_stream_closed_in_the_middle_of_a_prompt_gives_every_page_back(qwen3: Known) -> None:
+def test_a_stream_closed_in_the_middle_of_a_prompt_frees_every_page(qwen3: Known) -> None:
     cache = pool(16)
     engine = chunked(qwen3.model, TokenBudget(8, 12), cache=cache)
     stream = engine.stream([qwen3.prompts[3], qwen3.prompts[5]], GREEDY)
@@ -137,7 +137,7 @@ def test_a_stream_closed_in_the_middle_of_a_prompt_gives_every_page_back(qwen3: 
     assert [c.output_tokens for c in engine.generate(qwen3.prompts, GREEDY)] == qwen3.answers
 
 
-def test_chunks_end_at_page_borders(qwen3: Known) -> None:
+def test_chunks_end_at_page_boundaries(qwen3: Known) -> None:
     stepper = chunked(qwen3.model, TokenBudget(23, 30), cache=pool(16)).stepper
     long = Request("long", tuple(qwen3.prompts[5]), GREEDY)
     stepper.admit(long)
@@ -147,7 +147,7 @@ def test_chunks_end_at_page_borders(qwen3: Known) -> None:
 
 
 @pytest.mark.proof
-def test_a_question_among_long_prompts_is_answered_as_transformers_would() -> None:
+def test_a_question_batched_with_long_prompts_has_the_tokens_of_transformers() -> None:
     oracle = AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32)
     model = load(device="cpu", dtype="float32")
     assert model.tokenizer is not None

@@ -1,4 +1,4 @@
-"""The launch of a step of any mixture: how it is planned, what comes out of it, and what the compiler makes of it."""
+"""Attention for mixed steps: its plan, its result against the reference, and the compiled kernels."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -48,16 +48,16 @@ def check(case: Case, inputs: Inputs) -> None:
     torch.testing.assert_close(found.double(), case.oracle(inputs), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
-def told(case: Case, inputs: Inputs) -> Inputs:
-    """The same batch, packed by a host that says what it packed."""
+def with_sizes(case: Case, inputs: Inputs) -> Inputs:
+    """The same batch with the sizes that the host knows."""
     sizes = tuple(zip(case.new, case.lengths, strict=True))
     return replace(inputs, metadata=replace(inputs.metadata, sizes=sizes))
 
 
 @pytest.mark.parametrize("case", CHUNKS.values(), ids=CHUNKS.keys())
 @pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=str)
-def test_chunks_see_their_context_and_themselves(dtype: torch.dtype, case: Case) -> None:
-    check(case, told(case, case.inputs("triton", dtype)))
+def test_chunks_attend_to_their_context_and_themselves(dtype: torch.dtype, case: Case) -> None:
+    check(case, with_sizes(case, case.inputs("triton", dtype)))
 
 
 EDGES_OF_PHASE_2 = {
@@ -68,8 +68,8 @@ EDGES_OF_PHASE_2 = {
 
 
 @pytest.mark.parametrize("case", EDGES_OF_PHASE_2.values(), ids=EDGES_OF_PHASE_2.keys())
-def test_the_edges_of_phase_2(case: Case) -> None:
-    check(case, told(case, case.inputs("triton", HALF)))
+def test_mixed_steps_match_the_oracle_at_the_edges_of_phase_2(case: Case) -> None:
+    check(case, with_sizes(case, case.inputs("triton", HALF)))
 
 
 @st.composite
@@ -91,9 +91,9 @@ def batches(draw: st.DrawFn) -> Case:
 
 @settings(max_examples=30)
 @given(case=batches(), sizes=st.booleans())
-def test_any_mixture(case: Case, sizes: bool) -> None:
+def test_random_mixed_steps_match_the_oracle(case: Case, sizes: bool) -> None:
     inputs = case.inputs("triton", torch.float32)
-    check(case, told(case, inputs) if sizes else inputs)
+    check(case, with_sizes(case, inputs) if sizes else inputs)
 
 
 @pytest.mark.proof
@@ -101,7 +101,7 @@ def test_any_mixture(case: Case, sizes: bool) -> None:
 def test_a_batch_without_host_sizes_has_the_same_bits(window: int | None) -> None:
     case = Case([130, 33, 200, 64, 600], [100, 1, 30, 64, 1], window=window)
     inputs, attend = case.inputs("triton", HALF), ATTEND.load("triton")
-    assert torch.equal(bits(case.run(attend, inputs)), bits(case.run(attend, told(case, inputs))))
+    assert torch.equal(bits(case.run(attend, inputs)), bits(case.run(attend, with_sizes(case, inputs))))
 
 
 def test_a_chunk_and_a_decode_are_bit_identical_in_any_batch() -> None:
@@ -126,22 +126,22 @@ def test_a_chunk_and_a_decode_are_bit_identical_in_any_batch() -> None:
 )
 def test_a_short_step_does_not_read_sizes_from_the_device(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     def waits(metadata: AttentionMetadata) -> None:
-        raise AssertionError("the device was asked")
+        raise AssertionError("the sizes were read from the device")
 
     monkeypatch.setattr(AttentionMetadata, "host_sizes", waits)
     check(case, case.inputs("triton", torch.float32))
 
 
-def test_a_step_is_planned_once_for_all_layers_of_a_kind() -> None:
-    inputs = told(case := Case([130, 33], [100, 1]), Case([130, 33], [100, 1]).inputs("triton", torch.float32))
+def test_a_step_is_planned_once_per_window_size() -> None:
+    inputs = with_sizes(case := Case([130, 33], [100, 1]), Case([130, 33], [100, 1]).inputs("triton", torch.float32))
     for window in (None, 40, None, 40):
         check(replace(case, window=window), inputs)
     assert len(inputs.metadata.plans) == 2
     assert replace(inputs.metadata).plans == {}
 
 
-def test_one_long_context_takes_no_room_for_splits_of_the_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With as many for each as the longest has, 128k tokens beside 255 decodes took gigabytes."""
+def test_one_long_context_does_not_enlarge_the_buffers_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With as many splits for each sequence as the longest has, 128k tokens beside 255 decodes took gigabytes."""
     found = []
 
     class Join:
@@ -150,7 +150,7 @@ def test_one_long_context_takes_no_room_for_splits_of_the_short_ones(monkeypatch
 
     monkeypatch.setattr(decode, "join_kernel", Join())
     case = Case([1100, *[40] * 7], [4, *[1] * 7])
-    inputs = told(case, case.inputs("triton", torch.float32))
+    inputs = with_sizes(case, case.inputs("triton", torch.float32))
     case.run(ATTEND.load("triton"), inputs)
     assert found == [(3 + 7) * 4 * case.heads * case.head_dim]
 
@@ -219,27 +219,27 @@ def test_every_new_token_is_in_one_piece(
         ([1, 2, 500], 71, [1]),
         ([4, 5, 500], 3, [4]),  # 5 would fit into 16 rows; the limit is a power of two
         ([16, 17], 1, [16]),
-        ([1, 5, 8], 8, [1, 5, 8]),  # nothing is longer than a few tokens: no second kernel
+        ([1, 5, 8], 8, [1, 5, 8]),  # all are short: no second kernel
         ([9, 1], 8, [1]),
         ([300], 4, []),
         ([], 4, []),
     ],
 )
-def test_short_is_what_fills_rows_that_would_be_empty(new: list[int], group: int, short: list[int]) -> None:
+def test_a_sequence_is_short_if_its_queries_fit_into_one_tile(new: list[int], group: int, short: list[int]) -> None:
     found: Plan = plan(tuple((n, 600) for n in new), group, 32, 512, None)
     assert sorted({new[sequence] for sequence in found.splits[:, 0].tolist()}) == short
     assert found.queries & (found.queries - 1) == 0
     assert max(short, default=0) <= found.queries <= max(16 // group, FEW)
 
 
-def test_what_sees_most_goes_first() -> None:
+def test_blocks_that_see_the_most_keys_go_first() -> None:
     found = plan(((64, 64), (64, 1000), (1, 5000)), 4, 32, 512, None)
     assert found.blocks.tolist() == [[1, 32], [1, 0], [0, 32], [0, 0]]
     windowed = plan(((64, 64), (64, 1000), (1, 5000)), 4, 32, 512, 20)
-    assert windowed.blocks.tolist() == [[0, 32], [1, 0], [1, 32], [0, 0]], "behind a window all see about as much"
+    assert windowed.blocks.tolist() == [[0, 32], [1, 0], [1, 32], [0, 0]], "with a window all see about as many keys"
 
 
-# What the compiler makes of it
+# Compilation
 
 
 @pytest.fixture(scope="module")
@@ -283,15 +283,15 @@ def test_all_shapes_compile_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @needs_gpu
 def test_a_long_step_on_a_gpu() -> None:
     case = Case([8192, 3000, 700, 64], [2048, 1, 1, 64], heads=32, kv_heads=8, head_dim=128, page_size=64)
-    check(case, told(case, case.inputs("triton", torch.bfloat16)))
+    check(case, with_sizes(case, case.inputs("triton", torch.bfloat16)))
 
 
 def test_prompts_alone_need_no_decode_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     from phase3_chunked_prefill.kernels.triton import ragged
 
     def refuses(*arguments: object, **options: object) -> None:
-        raise AssertionError("nothing here is short")
+        raise AssertionError("the decode kernel was launched")
 
     monkeypatch.setattr(ragged, "decode", refuses)
     case = prompts(40, 90)
-    check(case, told(case, case.inputs("triton", torch.float32)))
+    check(case, with_sizes(case, case.inputs("triton", torch.float32)))

@@ -1,5 +1,5 @@
-"""A device that computes hashes. What it says depends on every token before, read through page tables from its slots:
-a wrong table, a page given away too early or a token computed twice gives other tokens than a request alone."""
+"""A device that computes hashes. Each token it yields depends on all tokens before it, read through the page table from
+their slots. So a wrong table, a page freed too early or a token computed twice changes the output of a request."""
 
 import zlib
 from collections import deque
@@ -17,31 +17,31 @@ VOCABULARY = 40
 
 
 def mix(state: int, token: int) -> int:
-    """What a slot holds after a token: it depends on that token and, by what the slot before holds, on all earlier."""
+    """The value that a slot holds: it depends on its token and, through the slot before, on all earlier ones."""
     return zlib.crc32(b"%d %d" % (state, token))
 
 
 def alone(request: Request, eos_ids: Collection[int]) -> tuple[list[int], FinishReason]:
-    """What a request says when it is the only one, and why it ends."""
-    params, state, seen, said = request.params, 1, 0, list[int]()
+    """The output of a request that is served alone, and its finish reason."""
+    params, state, seen, output = request.params, 1, 0, list[int]()
     for token in request.prompt_tokens:
         state = mix(state, token)
         seen += state
     while True:
         token = seen % VOCABULARY
-        said.append(token)
-        may_stop = len(said) > params.min_tokens and not params.ignore_eos
+        output.append(token)
+        may_stop = len(output) > params.min_tokens and not params.ignore_eos
         if may_stop and token in eos_ids:
-            return said, FinishReason.STOP
-        if len(said) == params.max_tokens:
-            return said, FinishReason.LENGTH
+            return output, FinishReason.STOP
+        if len(output) == params.max_tokens:
+            return output, FinishReason.LENGTH
         state = mix(state, token)
         seen += state
 
 
 @dataclass
 class Launched:
-    """A slice as it was sent to the device: what the host knew then, and where it said the slots are."""
+    """A slice as it was sent to the device: the tokens that the host knew then, and the slots."""
 
     request: Request
     start: int
@@ -52,7 +52,7 @@ class Launched:
 
 @dataclass
 class Device:
-    """Runs steps in the order in which they were launched, each as late as can be: when it is landed."""
+    """Runs steps in the order of their launch, each as late as possible: when its output is fetched."""
 
     cache: KVCache
     memory: dict[int, int] = field(default_factory=dict)
@@ -90,26 +90,26 @@ class Device:
 
 
 class Engine:
-    """The loop: plan, launch, land, commit; everything that happens is written down and held against the promises."""
+    """The engine's loop: plan, launch, land, commit. It records every event and checks it."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.device = Device(scheduler.cache)
         self.in_flight: deque[Batch] = deque()
-        self.everyone: dict[str, Request] = {}
-        self.alone: dict[str, tuple[list[int], FinishReason]] = {}  # what each would say without the others
-        self.said: dict[str, list[int]] = {}
+        self.requests: dict[str, Request] = {}
+        self.alone: dict[str, tuple[list[int], FinishReason]] = {}  # the output of each, served alone
+        self.delivered: dict[str, list[int]] = {}
         self.ended: dict[str, FinishReason] = {}
         self.batches: list[Batch] = []
-        self.pending_preemptions = 0  # plans that wanted the pages of one with tokens in flight
+        self.pending_preemptions = 0  # plans that left a preemption pending
         self.now = 0.0
 
     def submit(self, *requests: Request, deadlines: Deadlines | None = None) -> None:
         for request in requests:
             self.scheduler.submit(request, deadlines)
-            self.everyone[request.id] = request
+            self.requests[request.id] = request
             self.alone[request.id] = alone(request, self.scheduler.eos_ids)
-            self.said[request.id] = []
+            self.delivered[request.id] = []
 
     def plan(self) -> Batch:
         scheduler = self.scheduler
@@ -125,7 +125,7 @@ class Engine:
             self.in_flight.append(batch)
             self.batches.append(batch)
         elif not self.in_flight:
-            assert not scheduler.sequences, "nothing is in flight, someone is here, and the step is empty"
+            assert not scheduler.sequences, "a request is live and nothing is in flight, but the step is empty"
         return batch
 
     def commit(self, failed: dict[int, str] | None = None) -> list[Event]:
@@ -145,12 +145,12 @@ class Engine:
             assert request.id not in self.ended, "an event after the end"
             assert token is not None or reason is not None
             if token is not None:
-                self.said[request.id].append(token)
+                self.delivered[request.id].append(token)
             if reason is not None:
                 self.ended[request.id] = reason
 
     def step(self) -> Batch:
-        """One turn of the loop, at most `ahead` steps in flight when it returns."""
+        """One iteration of the loop. At most `ahead` steps are in flight when it returns."""
         batch = self.plan() if len(self.in_flight) <= self.scheduler.ahead else Batch()
         if len(self.in_flight) > (self.scheduler.ahead if batch else 0):
             self.commit()
@@ -158,7 +158,7 @@ class Engine:
         return batch
 
     def run(self, limit: int = 5000) -> "Engine":
-        """To the end of everyone."""
+        """Step until every request has ended."""
         for _ in range(limit):
             if not self.scheduler.sequences:
                 break
@@ -169,24 +169,24 @@ class Engine:
         return self
 
     def check(self) -> None:
-        """What must hold at any moment."""
+        """Check the invariants that hold at any moment."""
         check(self.scheduler)
         live = {sequence.request.id for sequence in self.scheduler.sequences if not sequence.request.finished}
-        assert live == {name for name, request in self.everyone.items() if not request.finished}
-        for name, request in self.everyone.items():
-            said = self.alone[name][0]
-            assert request.output_tokens == said[: len(request.output_tokens)]
-            assert self.said[name] == request.output_tokens[: len(self.said[name])]
+        assert live == {name for name, request in self.requests.items() if not request.finished}
+        for name, request in self.requests.items():
+            expected = self.alone[name][0]
+            assert request.output_tokens == expected[: len(request.output_tokens)]
+            assert self.delivered[name] == request.output_tokens[: len(self.delivered[name])]
 
     def check_the_end(self) -> None:
-        """When all have left: everything said is what each would have said alone, and everything is free."""
+        """After all requests have ended: each has the output that it has alone, and no page is referenced."""
         self.check()
-        assert set(self.ended) == set(self.everyone)
-        for name, request in self.everyone.items():
+        assert set(self.ended) == set(self.requests)
+        for name, request in self.requests.items():
             assert self.ended[name] is request.finish_reason
-            assert self.said[name] == request.output_tokens
+            assert self.delivered[name] == request.output_tokens
             if self.ended[name] in (FinishReason.STOP, FinishReason.LENGTH):
-                assert (self.said[name], self.ended[name]) == self.alone[name]
+                assert (self.delivered[name], self.ended[name]) == self.alone[name]
             if (request.error or "").startswith("out of memory"):
                 assert request.total > self.scheduler.cache.max_tokens
         usage = self.scheduler.cache.usage
@@ -197,7 +197,7 @@ class Engine:
 def request(
     name: str, prompt: int | Sequence[int] = 4, max_tokens: int = 5, *, ignore_eos: bool = True, **more: object
 ) -> Request:
-    """A request with a prompt of its own of so many tokens, or with these."""
+    """A request with these prompt tokens, or with so many that no other request shares."""
     seed = zlib.crc32(name.encode())
     tokens = [1 + (seed + 7 * i) % 1000 for i in range(prompt)] if isinstance(prompt, int) else prompt
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos)

@@ -46,7 +46,7 @@ def test_requests_are_admitted_in_order_until_the_tokens_are_used_up() -> None:
     assert list(one.waiting) == [third]
 
 
-def test_no_more_requests_run_than_allowed() -> None:
+def test_no_more_than_max_running_requests_are_admitted() -> None:
     one, _ = admission(4, 4, 4, max_running=2)
     assert admitted(one) == {"r0": 4, "r1": 4}
     assert not one.is_open
@@ -63,7 +63,7 @@ def test_a_request_that_does_not_fit_is_not_passed_until_pages_are_freed() -> No
     assert admitted(one) == {"r1": 30, "r2": 4}
 
 
-def test_a_new_request_is_tried_although_the_pool_was_full() -> None:
+def test_admission_tries_a_new_request_although_the_pool_was_full() -> None:
     one, _ = admission(20, 30, pages=10)
     admitted(one)
     assert not one.is_open
@@ -116,7 +116,7 @@ def advance(one: PrefixesInProgress, sequence: SequenceState, length: int) -> No
     one.cache.publish(sequence.request)
 
 
-def test_a_request_waits_until_all_the_full_pages_in_common_are_computed() -> None:
+def test_a_request_waits_until_all_shared_full_pages_are_computed() -> None:
     one, (first, second) = prefixes([5] * 30, [5] * 18 + [6] * 9)
     assert one.in_progress(second)
     assert (second.waiting_on, second.waiting_until) == (first, 16)
@@ -136,7 +136,7 @@ def test_no_request_waits_for_the_page_of_its_last_token(length: int, waits: boo
     assert one.in_progress(second) is waits
 
 
-def test_a_request_stops_waiting_when_the_other_one_leaves() -> None:
+def test_a_request_stops_waiting_when_the_other_one_stops_running() -> None:
     one, (first, second) = prefixes([5] * 30, [5] * 30)
     assert one.in_progress(second)
     first.schedulable = False
@@ -144,7 +144,7 @@ def test_a_request_stops_waiting_when_the_other_one_leaves() -> None:
     assert not one.in_progress(second)
 
 
-def test_another_salt_or_a_cache_that_does_not_share_is_not_waited_for() -> None:
+def test_no_request_waits_on_another_salt_or_in_a_cache_that_does_not_share() -> None:
     one, (_, _) = prefixes([5] * 30, [5] * 30)
     assert not one.in_progress(state(request("salted", [5] * 30, cache_salt="other"), 2))
     plain = PrefixesInProgress(PagedCache(10, 4))

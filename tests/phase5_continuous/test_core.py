@@ -1,4 +1,4 @@
-"""EngineCore over a model: whatever happens around a request, it says what transformers says of it alone."""
+"""EngineCore over a model: batching does not change a request's output, which is that of transformers."""
 
 import random
 from pathlib import Path
@@ -48,15 +48,15 @@ def chatty() -> Model:
 
 
 def alone(oracle: Any, prompt: tuple[int, ...], answer: list[int]) -> list[int]:
-    """What transformers says of a prompt, after each beginning of this answer: the answer itself, if that is right."""
+    """transformers' greedy token after the prompt and each beginning of this answer: the answer itself, if right."""
     with torch.inference_mode():
         logits = oracle(torch.tensor([[*prompt, *answer[:-1]]])).logits[0]
     found: list[int] = logits[len(prompt) - 1 :].argmax(-1).tolist()
     return found[: len(answer)]
 
 
-def requests(rng: random.Random, count: int) -> list[Request]:
-    """Half of them begin like another one, some with more than a page."""
+def random_requests(rng: random.Random, count: int) -> list[Request]:
+    """Requests of which half share a prefix with another one, some of them more than a page."""
     beginnings = [tuple(rng.choices(range(3, VOCABULARY), k=22)) for _ in range(3)]
     made = []
     for number in range(count):
@@ -67,10 +67,10 @@ def requests(rng: random.Random, count: int) -> list[Request]:
     return made
 
 
-def play(loop: EngineCore[PackedStep], everyone: list[Request], rng: random.Random) -> dict[str, list[int]]:
-    """They arrive at random moments, and one in five leaves at a random moment. Returns what was delivered."""
-    coming, said = everyone[::-1], {request.id: list[int]() for request in everyone}
-    leaving = {request.id: rng.randint(0, 30) for request in everyone if rng.random() < 0.2}
+def play(loop: EngineCore[PackedStep], requests: list[Request], rng: random.Random) -> dict[str, list[int]]:
+    """Submit requests at random moments, and abort one in five at a random moment. Returns the delivered tokens."""
+    coming, delivered = requests[::-1], {request.id: list[int]() for request in requests}
+    leaving = {request.id: rng.randint(0, 30) for request in requests if rng.random() < 0.2}
     ended = set[str]()
     while coming or loop.has_work:
         while coming and rng.random() < 0.4:
@@ -81,45 +81,45 @@ def play(loop: EngineCore[PackedStep], everyone: list[Request], rng: random.Rand
         for request, token, reason, _ in step.events if step else ():
             assert request.id not in ended
             if token is not None:
-                said[request.id].append(token)
+                delivered[request.id].append(token)
             if reason is not None:
                 ended.add(request.id)
-        for request in everyone[: len(everyone) - len(coming)]:
+        for request in requests[: len(requests) - len(coming)]:
             if request.id in leaving:
                 leaving[request.id] -= 1
                 if leaving[request.id] == 0:
                     loop.abort(request)
-    assert ended == {request.id for request in everyone}
-    return said
+    assert ended == {request.id for request in requests}
+    return delivered
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", [PagedCache, PrefixCache])
-def test_in_any_company_each_says_what_transformers_says_of_it_alone(
+def test_each_request_of_any_batch_has_the_output_of_transformers(
     small: Model, oracle: Any, kind: type[PagedCache], seed: int
 ) -> None:
-    """Random arrivals, chunks, aborts, prefixes in common, and a pool that holds two or three of twelve."""
+    """Random arrivals, chunks, aborts, shared prefixes, and a pool that holds two or three of twelve requests."""
     rng = random.Random(seed)
     cache: KVCache = kind(28, 4)
     loop = core(small, TokenBudget(8, 16), cache=cache, max_running=6, policy=LongestPrefixFirst() if seed else None)
-    everyone = requests(rng, 12)
-    said = play(loop, everyone, rng)
+    requests = random_requests(rng, 12)
+    delivered = play(loop, requests, rng)
     assert isinstance(loop.scheduler, Scheduler)
     assert loop.scheduler.running_set.num_preemptions > 0
     if isinstance(cache, PrefixCache):
         assert cache.counts.hit_tokens > 0
-    for request in everyone:
-        assert said[request.id] == request.output_tokens
+    for request in requests:
+        assert delivered[request.id] == request.output_tokens
         assert request.output_tokens == alone(oracle, request.prompt_tokens, request.output_tokens)
         if request.finish_reason is FinishReason.LENGTH:
             assert len(request.output_tokens) == request.params.max_tokens
-    assert {request.finish_reason for request in everyone} == {FinishReason.LENGTH, FinishReason.ABORT}
+    assert {request.finish_reason for request in requests} == {FinishReason.LENGTH, FinishReason.ABORT}
     assert cache.usage.referenced == 0
 
 
 @pytest.mark.proof
 def test_the_bundled_model_answers_as_it_does_in_the_engine_of_phase_2(chatty: Model) -> None:
-    """In a pool in which it must preempt, with chunks of eight tokens and prefixes shared."""
+    """In a pool so small that requests are preempted, with chunks of eight tokens and shared prefixes."""
     assert chatty.tokenizer is not None
     chats = [chatty.tokenizer.chat([{"role": "user", "content": question}]) for question in PROMPTS]
     params = SamplingParams(temperature=0, max_tokens=20)
@@ -131,7 +131,7 @@ def test_the_bundled_model_answers_as_it_does_in_the_engine_of_phase_2(chatty: M
     assert loop.scheduler.running_set.num_preemptions > 0
 
 
-def test_what_is_drawn_at_random_is_drawn_again_after_a_preemption(chatty: Model) -> None:
+def test_a_preemption_does_not_change_sampled_tokens(chatty: Model) -> None:
     params = [SamplingParams(temperature=1.2, top_p=0.9, max_tokens=24, seed=n, ignore_eos=True) for n in range(4)]
     roomy = ContinuousEngine(chatty).generate(PROMPTS, params)
     loop = core(chatty, cache=PagedCache(14, 4))
@@ -142,7 +142,7 @@ def test_what_is_drawn_at_random_is_drawn_again_after_a_preemption(chatty: Model
 
 
 class TestSteps:
-    """What a step says of itself."""
+    """What a step reports: its tokens, pages, times and events."""
 
     def test_tokens_by_kind_pages_and_times(self, small: Model) -> None:
         ticks = iter(range(1000))
@@ -157,7 +157,7 @@ class TestSteps:
         assert all(s.spent == (1.0, 1.0, 1.0, 1.0) for s in steps)
         assert loop.steps == 5
 
-    def test_a_prompt_of_one_token_is_a_prefill_and_so_is_what_was_said_before_a_preemption(self) -> None:
+    def test_a_prompt_of_one_token_counts_as_prefill_and_so_do_output_tokens_after_a_preemption(self) -> None:
         from phase0_request.batch import Slice
 
         one = Request("one", (5,))
@@ -168,14 +168,14 @@ class TestSteps:
         assert tokens_by_kind([Slice(one, 0, 1), Slice(back, 2, 1)]) == (1, 1)
         back.preempt()
         assert tokens_by_kind([Slice(back, 0, 3)]) == (3, 0)
-        assert tokens_by_kind([Slice(back, 2, 1)]) == (0, 1)  # its last: it yields the next
+        assert tokens_by_kind([Slice(back, 2, 1)]) == (0, 1)  # its last token: the slice yields the next one
         back.admit(0.0)
         back.advance(0, 3)
         back.append(8, 0.0)
         back.preempt()
-        assert tokens_by_kind([Slice(back, 2, 1)]) == (1, 0)  # cut just after its prompt
+        assert tokens_by_kind([Slice(back, 2, 1)]) == (1, 0)  # a chunk that ends just after its prompt
 
-    def test_with_nobody_there_a_step_is_none(self, small: Model) -> None:
+    def test_without_requests_a_step_is_none(self, small: Model) -> None:
         loop = core(small)
         assert loop.step() is None
         assert list(loop.run()) == []
@@ -195,8 +195,8 @@ class TestSteps:
 def test_a_step_that_raises_is_planned_again(small: Model, oracle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = PrefixCache(32, 4)
     loop = core(small, TokenBudget(8, 16), cache=cache)
-    everyone = requests(random.Random(9), 4)
-    for request in everyone:
+    requests = random_requests(random.Random(9), 4)
+    for request in requests:
         loop.submit(request)
     launch, calls = loop.runner.launch, iter(range(1000))
 
@@ -217,16 +217,16 @@ def test_a_step_that_raises_is_planned_again(small: Model, oracle: Any, monkeypa
         assert isinstance(loop.scheduler, Scheduler)
         check(loop.scheduler)
     assert lost > 5
-    for request in everyone:
+    for request in requests:
         assert len(request.output_tokens) == request.params.max_tokens
         assert request.output_tokens == alone(oracle, request.prompt_tokens, request.output_tokens)
     assert cache.usage.referenced == 0
 
 
 class TestText:
-    """The engine with words: what it shares with phase 2's, it does alike."""
+    """ContinuousEngine over text: stop strings, streams and refusals are as in phase 2's engine."""
 
-    def test_a_stop_string_ends_an_answer_and_is_not_shown(self, chatty: Model) -> None:
+    def test_a_stop_string_ends_an_answer_and_is_not_part_of_its_text(self, chatty: Model) -> None:
         text = Engine(chatty).generate([PROMPTS[0]], GREEDY)[0].text
         params = [SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop=text[8:12]), GREEDY]
         engine = ContinuousEngine(chatty)
@@ -247,7 +247,7 @@ class TestText:
         assert engine.core.scheduler.cache.usage.referenced == 0
         assert len(engine.generate(PROMPTS, GREEDY)) == 4
 
-    def test_what_can_never_be_served_is_refused_and_leaves_nothing(self, chatty: Model) -> None:
+    def test_a_request_that_can_never_be_served_is_refused_and_leaves_no_work(self, chatty: Model) -> None:
         engine = ContinuousEngine(chatty, core(chatty, cache=PagedCache(4, 4)))
         with pytest.raises(ValueError, match="can never be served: its prompt has 17 tokens"):
             engine.generate([[5] * 3, [5] * 17], GREEDY)
@@ -262,7 +262,7 @@ class TestText:
         assert len(answer.output_tokens) == 5
 
 
-def test_a_batch_is_never_launched_empty(small: Model) -> None:
+def test_an_empty_batch_is_never_launched(small: Model) -> None:
     seen: list[Batch] = []
     loop = core(small, cache=PagedCache(32, 4))
     pack = loop.runner.pack

@@ -15,7 +15,7 @@ def state(name: str, number: int = 0) -> SequenceState:
     return SequenceState(one, (0.0, number), one.total, one.total + 5)
 
 
-def test_alarms_ring_in_order_and_once() -> None:
+def test_alarms_are_due_in_order_and_once() -> None:
     alarms = Alarms()
     states = [state(f"s{n}", number=n) for n in range(4)]
     for one, deadlines in zip(states, [Deadlines(5), Deadlines(total=3), Deadlines(4, 9), Deadlines()], strict=True):
@@ -28,18 +28,18 @@ def test_alarms_ring_in_order_and_once() -> None:
     assert list(alarms.due(math.inf)) == []
 
 
-def test_one_whose_two_alarms_ring_together_rings_once() -> None:
+def test_a_request_whose_two_deadlines_pass_together_is_due_once() -> None:
     alarms = Alarms()
     both = state("both")
     alarms.set(both, Deadlines(2, 2))
-    rung = []
+    due = []
     for one in alarms.due(2):
         one.request.finish(FinishReason.TIMEOUT, 2)
-        rung.append(one)
-    assert rung == [both]
+        due.append(one)
+    assert due == [both]
 
 
-def test_alarms_of_those_who_have_left_do_not_pile_up() -> None:
+def test_alarms_of_finished_requests_do_not_pile_up() -> None:
     alarms, rng = Alarms(), random.Random(0)
     live: list[SequenceState] = []
     for number in range(5000):
@@ -52,9 +52,9 @@ def test_alarms_of_those_who_have_left_do_not_pile_up() -> None:
     assert sorted(one.request.id for one in alarms.due(1e6)) == sorted(one.request.id for one in live)
 
 
-def test_alarms_of_many_who_stay_are_not_looked_through_for_each_that_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alarms_of_many_live_requests_are_not_swept_at_each_submission(monkeypatch: pytest.MonkeyPatch) -> None:
     sweeps: list[object] = []
-    monkeypatch.setattr(heapq, "heapify", sweeps.append)  # all stay, so what is left is in order as it was
+    monkeypatch.setattr(heapq, "heapify", sweeps.append)  # all requests are live, so the heap stays in order
     alarms = Alarms()
     for number in range(5000):
         alarms.set(state(f"s{number}", number=number), Deadlines(total=1e6))
@@ -64,6 +64,6 @@ def test_alarms_of_many_who_stay_are_not_looked_through_for_each_that_comes(monk
 
 @pytest.mark.parametrize("value", [0, -1, math.inf, math.nan, True, "5"])
 @pytest.mark.parametrize("name", ["queue", "total"])
-def test_what_cannot_be_a_deadline(name: str, value: object) -> None:
+def test_a_deadline_that_is_no_positive_number_is_refused(name: str, value: object) -> None:
     with pytest.raises(ValueError, match=f"the {name} deadline must be a finite number of seconds above 0, or None"):
         Deadlines(**{name: value})  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""EngineCore over a device that is up to a step behind, and that breaks down now and then."""
+"""EngineCore over a device that runs up to one step behind, and that fails now and then."""
 
 import itertools
 import random
@@ -20,12 +20,12 @@ from tests.phase5_continuous.support import EOS, Device, alone, request
 
 
 class BrokenError(Exception):
-    """The device has lost all that it was given."""
+    """The device failed, and the steps in flight are lost."""
 
 
 @dataclass
 class Step:
-    """A batch made ready, and then on its way."""
+    """A packed batch, and then the launched step."""
 
     runner: "Runner"
     batch: Batch
@@ -45,7 +45,7 @@ class Step:
 
 @dataclass
 class Runner:
-    """Breaks in one step of ten, when it launches or when its output is fetched."""
+    """Fails in one step of ten, at the launch or when the output is fetched."""
 
     device: Device
     breaks: str
@@ -67,13 +67,13 @@ class Runner:
 
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("breaks", ["never", "launch", "output"])
-def test_what_was_in_flight_is_run_again_and_said_once(breaks: str, ahead: int) -> None:
+def test_steps_lost_in_flight_are_run_again_and_each_token_is_delivered_once(breaks: str, ahead: int) -> None:
     cache = PrefixCache(20, 4)
     scheduler, runner = Scheduler(cache, EOS, watermark=0, ahead=ahead), Runner(Device(cache), breaks)
     loop = EngineCore(scheduler, runner)
-    everyone: list[Request] = [request(f"r{n}", 5 + n, 30, ignore_eos=n % 2 == 0) for n in range(6)]
-    said = {one.id: list[int]() for one in everyone}
-    for one in everyone:
+    requests: list[Request] = [request(f"r{n}", 5 + n, 30, ignore_eos=n % 2 == 0) for n in range(6)]
+    delivered = {one.id: list[int]() for one in requests}
+    for one in requests:
         loop.submit(one)
     broken = behind = 0
     for _ in range(1000):
@@ -87,16 +87,16 @@ def test_what_was_in_flight_is_run_again_and_said_once(breaks: str, ahead: int) 
         behind = max(behind, len(runner.device.steps))
         for event in step.events if step else ():
             if event.token is not None:
-                said[event.request.id].append(event.token)
+                delivered[event.request.id].append(event.token)
     assert not loop.has_work
-    assert said == {one.id: alone(one, EOS)[0] for one in everyone}
+    assert delivered == {one.id: alone(one, EOS)[0] for one in requests}
     assert behind == ahead
     assert (broken > 3) == (breaks != "never")
     assert cache.usage.referenced == 0
 
 
 def interrupting(line: int) -> Callable[[FrameType, str, object], object]:
-    """Ctrl-C at the n-th line that a plan or a commit runs."""
+    """A trace function that raises Ctrl-C at the n-th line that a plan or a commit runs."""
     lines = itertools.count()
     here = [function.__code__ for function in (Scheduler.plan, Scheduler._schedule, Chunker.schedule, Scheduler.commit)]
 
@@ -109,14 +109,14 @@ def interrupting(line: int) -> Callable[[FrameType, str, object], object]:
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_after_an_interrupt_among_the_slices_of_a_step_everyone_goes_on(ahead: int) -> None:
+def test_every_request_continues_after_an_interrupt_in_any_line_of_a_plan_or_commit(ahead: int) -> None:
     for line in range(2000):
         cache = PrefixCache(20, 4)
         scheduler = Scheduler(cache, EOS, TokenBudget(8, 16), watermark=0, ahead=ahead)
         runner = Runner(Device(cache), "never")
         loop = EngineCore(scheduler, runner)
-        everyone = [request(f"r{n}", 3 + 6 * n, 6) for n in range(4)]
-        for one in everyone:
+        requests = [request(f"r{n}", 3 + 6 * n, 6) for n in range(4)]
+        for one in requests:
             loop.submit(one)
         sys.settrace(interrupting(line))
         try:
@@ -130,6 +130,6 @@ def test_after_an_interrupt_among_the_slices_of_a_step_everyone_goes_on(ahead: i
         check(scheduler)
         for _ in loop.run():
             check(scheduler)
-        assert [one.output_tokens for one in everyone] == [alone(one, EOS)[0] for one in everyone]
+        assert [one.output_tokens for one in requests] == [alone(one, EOS)[0] for one in requests]
         assert cache.usage.referenced == 0
     assert 100 < line < 1999

@@ -1,4 +1,4 @@
-"""A scheduler under everything that can happen to it, in any order, with its invariants checked after each."""
+"""A state machine over the scheduler: any event in any order, with the invariants checked after each."""
 
 from collections import Counter
 from typing import ClassVar
@@ -40,7 +40,7 @@ ARRIVALS: st.SearchStrategy[Arrival] = st.tuples(
 
 
 class Anything(RuleBasedStateMachine):
-    """Requests with shared beginnings in a pool that holds a few of them."""
+    """Requests with shared prefixes, in a pool that holds a few of them."""
 
     cache_type: type[PagedCache] = PagedCache
     ahead = 0
@@ -96,9 +96,9 @@ class Anything(RuleBasedStateMachine):
         deadlines: Deadlines | None = None,
         ignore_eos: bool = True,
     ) -> Request | None:
-        """None if it is refused, as it should be."""
+        """Submit a request. None if it had to be refused, and was."""
         engine, queue = self.engine, self.engine.scheduler.admission
-        number = len(engine.everyone)
+        number = len(engine.requests)
         prompt = (*beginning, *range(number, number + ending)) or (1,)
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos)
         one = Request(f"r{number}", prompt, params, priority, engine.now, salt)
@@ -132,13 +132,13 @@ class Anything(RuleBasedStateMachine):
             failed = {data.draw(st.integers(0, len(engine.in_flight[0]) - 1)): "NaN in its logits"}
         engine.commit(failed)
 
-    @precondition(lambda self: self.engine.everyone)
+    @precondition(lambda self: self.engine.requests)
     @rule(data=st.data(), mishap=st.sampled_from(["abort", "error", "late", "lost", "again"]))
     def mishap(self, data: st.DataObject, mishap: str) -> None:
-        """To anyone at any moment, also to who has ended and has yet to land."""
+        """End a request at any moment, also one that has ended already and is still in flight; or lose a step."""
         engine, scheduler = self.engine, self.engine.scheduler
         here = [sequence.request for sequence in scheduler.sequences]
-        one = data.draw(st.sampled_from(here or list(engine.everyone.values())))
+        one = data.draw(st.sampled_from(here or list(engine.requests.values())))
         had_ended = one.finished
         if mishap == "abort":
             assert scheduler.abort(one, engine.now) == (not had_ended)
@@ -152,7 +152,7 @@ class Anything(RuleBasedStateMachine):
             with pytest.raises(ValueError, match=r"only a new request can be submitted|is here already"):
                 scheduler.submit(one)
 
-    # What follows has rules of its own. Left to the others to come upon, it happens too seldom to be sure of.
+    # These cases have rules of their own: the rules above reach them too seldom.
 
     @precondition(lambda self: self.engine.scheduler.sequences)
     @rule(data=st.data(), reason=st.sampled_from([FinishReason.ABORT, FinishReason.ERROR]))
@@ -169,7 +169,7 @@ class Anything(RuleBasedStateMachine):
 
     @rule(turns=st.integers(0, 8), queue=st.booleans())
     def be_late(self, turns: int, queue: bool) -> None:
-        """One comes that has little time, and time passes while it waits, runs, is in flight or was preempted."""
+        """A request with a short deadline arrives, which passes while it waits, runs, is in flight or preempted."""
         engine = self.engine
         late = self.arrive((), 5, 30, deadlines=Deadlines(turns + 1 if queue else None, turns + 1))
         for _ in range(turns):
@@ -183,7 +183,7 @@ class Anything(RuleBasedStateMachine):
     @precondition(lambda self: len(self.engine.scheduler.sequences) < 8)
     @rule()
     def crowd(self) -> None:
-        """Three come whose prompts leave no room to say much, and one of those who run has to go."""
+        """Three requests arrive whose prompts fill the pool, so that a running request is preempted."""
         engine, running_set, cache = self.engine, self.engine.scheduler.running_set, self.cache
         pages = cache.usage.total - running_set.watermark // cache.page_size
         for _ in range(3):
@@ -200,9 +200,9 @@ class Anything(RuleBasedStateMachine):
         if not hasattr(self, "engine"):
             return
         self.engine.check()
-        if not self.cache.shares:  # one that shares may exchange a page for its twin while it is read
+        if not self.cache.shares:  # a cache that shares may replace a page by its duplicate while it is read
             for page in self.engine.device.pages_in_flight:
-                assert self.cache.allocator.count(page) > 0, f"page {page} is read in flight, and free"
+                assert self.cache.allocator.count(page) > 0, f"page {page} is free, and a step in flight reads it"
         running_set = self.engine.scheduler.running_set
         Anything.seen += Counter(finished_in_flight=running_set.finished_in_flight, pool_full=running_set.pool_full)
 
@@ -219,7 +219,7 @@ class Anything(RuleBasedStateMachine):
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("cache_type", [PagedCache, PrefixCache])
 def test_twenty_thousand_rules_hold(cache_type: type[PagedCache], ahead: int) -> None:
-    """Five thousand for each of four settings. Counted, and each strange thing that can happen has happened."""
+    """Five thousand for each of four settings. Each rare case is counted, and must have happened."""
 
     class Machine(Anything):
         pass
@@ -230,7 +230,7 @@ def test_twenty_thousand_rules_hold(cache_type: type[PagedCache], ahead: int) ->
         Machine, settings=settings(max_examples=130, stateful_step_count=60, derandomize=True, deadline=None)
     )
     assert Anything.rules_run >= 5_000
-    strange = [
+    rare = [
         "preempted",
         "finished_in_flight",
         "pool_full",
@@ -241,5 +241,5 @@ def test_twenty_thousand_rules_hold(cache_type: type[PagedCache], ahead: int) ->
         "error",
         "timeout",
     ]
-    strange += ["pending preemption"] * ahead
-    assert {what: Anything.seen[what] for what in strange if Anything.seen[what] < 50} == {}
+    rare += ["pending preemption"] * ahead
+    assert {what: Anything.seen[what] for what in rare if Anything.seen[what] < 50} == {}

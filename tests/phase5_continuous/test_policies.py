@@ -26,14 +26,14 @@ def engine(by: Policy, cache: KVCache | None = None, **more: Any) -> Engine:
 
 
 def admitted(one: Engine) -> list[str]:
-    """Everyone in the order of their first admissions."""
+    """All requests in the order of their first admission."""
     order: dict[str, None] = {}
     for batch in one.batches:
         order |= dict.fromkeys(piece.request.id for piece in batch)
     return list(order)
 
 
-def test_first_come_first_served_takes_them_by_arrival_whatever_their_priority() -> None:
+def test_first_come_first_served_admits_by_arrival_and_ignores_priority() -> None:
     one = engine(FirstComeFirstServed(), max_running=1)
     one.submit(*(request(name, arrival=at, priority=-at) for name, at in (("b", 2), ("a", 1), ("c", 3), ("d", 3))))
     one.run()
@@ -52,7 +52,7 @@ def test_a_level_of_priority_is_worth_its_seconds_and_no_more() -> None:
     assert admitted(one) == ["urgent", "old", "equal", "late"]
 
 
-def test_priorities_beyond_the_outermost_level_count_as_that() -> None:
+def test_priorities_are_clamped_to_the_outermost_level() -> None:
     by = ByPriority(10)
     assert [by.rank(request("r", priority=p)) for p in (-(2**31), -8, -7, 0, 8, 9, 2**31)] == [
         -80,
@@ -65,7 +65,7 @@ def test_priorities_beyond_the_outermost_level_count_as_that() -> None:
     ]
 
 
-def test_the_least_important_loses_its_pages_first() -> None:
+def test_the_lowest_priority_is_preempted_first() -> None:
     one = Engine(Scheduler(PagedCache(9, 4), EOS, policy=ByPriority(10), watermark=0))
     one.submit(request("early", 8, 20, priority=1), request("late", 8, 20, priority=0))
     while not one.scheduler.running_set.preempted:
@@ -74,7 +74,7 @@ def test_the_least_important_loses_its_pages_first() -> None:
     one.run().check_the_end()
 
 
-def test_the_longest_cached_prefix_goes_first_while_it_is_cached() -> None:
+def test_the_longest_cached_prefix_is_admitted_first() -> None:
     one = engine(LongestPrefixFirst(100), PrefixCache(200, 4), max_running=1)
     one.submit(request("first", [5] * 41))
     one.step()
@@ -101,8 +101,8 @@ def test_a_cached_prefix_is_worth_its_seconds_and_no_more() -> None:
     [(FirstComeFirstServed(), 0), (ByPriority(2), 32), (LongestPrefixFirst(25), 25)],
     ids=["fcfs", "priority", "longest-prefix"],
 )
-def test_nobody_is_passed_by_one_that_comes_later_than_the_bound(by: Policy, bound: float) -> None:
-    """Twice as many as can be served, with favourites among them."""
+def test_no_request_is_passed_by_one_that_arrives_later_than_the_bound(by: Policy, bound: float) -> None:
+    """Twice as many requests as can be served, with favoured ones among them."""
     assert by.bound == bound
     rng = random.Random(3)
     one = engine(by, PrefixCache(400, 4), max_running=2)
@@ -115,12 +115,12 @@ def test_nobody_is_passed_by_one_that_comes_later_than_the_bound(by: Policy, bou
     one.run().check_the_end()
     passed = [later.arrival - earlier.arrival for earlier, later in passings(one)]
     assert max(passed, default=0) <= bound
-    assert bound == 0 or max(passed) > bound / 2  # it does let favourites pass
+    assert bound == 0 or max(passed) > bound / 2  # favoured requests do pass others
 
 
 def passings(one: Engine) -> list[tuple[Request, Request]]:
-    """Who was passed by whom: by one that came later and was admitted before."""
-    order = [one.everyone[name] for name in admitted(one)]
+    """Pairs (earlier, later) in which the request that arrived later was admitted first."""
+    order = [one.requests[name] for name in admitted(one)]
     return [
         (earlier, later)
         for place, later in enumerate(order)
@@ -130,8 +130,8 @@ def passings(one: Engine) -> list[tuple[Request, Request]]:
 
 
 @pytest.mark.parametrize("by", [FirstComeFirstServed(), ByPriority(2), LongestPrefixFirst(25)], ids=[*POLICIES])
-def test_only_who_could_not_start_is_passed_by_later_ones(by: Policy) -> None:
-    """Some prompts are long, and some come in threes that begin alike."""
+def test_only_requests_that_cannot_start_yet_are_passed_by_later_ones(by: Policy) -> None:
+    """Some prompts are long, and some come in threes that share a prefix."""
     rng = random.Random(4)
     one = engine(by, PrefixCache(2000, 4), max_running=8)
     excused = set[str]()
@@ -148,12 +148,12 @@ def test_only_who_could_not_start_is_passed_by_later_ones(by: Policy) -> None:
     one.run().check_the_end()
     too_far = {earlier.id for earlier, later in passings(one) if later.arrival - earlier.arrival > by.bound}
     assert too_far <= excused
-    assert by.bound or too_far  # and they are passed
+    assert by.bound or too_far  # and such requests are passed
 
 
 @pytest.mark.parametrize("alike", [False, True])
-def test_who_cannot_start_does_when_those_before_it_have_had_half_of_the_steps(alike: bool) -> None:
-    """Behind a long prompt, or waiting for as much of a prefix, under a stream of short ones that would take it all."""
+def test_a_request_that_cannot_start_does_once_the_ones_before_it_had_half_of_the_steps(alike: bool) -> None:
+    """Behind a long prompt, or waiting on a prefix as long, under a stream of short ones that would fill every step."""
     one = engine(FirstComeFirstServed(), PrefixCache(4000, 16))
     one.submit(request("first", [5] * 640))
     one.step()
@@ -166,7 +166,7 @@ def test_who_cannot_start_does_when_those_before_it_have_had_half_of_the_steps(a
     assert 640 / 64 < second.times.admitted <= second.arrival + 640 / 32
 
 
-def test_who_was_preempted_comes_back_by_rank_whatever_is_cached_of_it() -> None:
+def test_preempted_requests_resume_by_rank_whatever_is_cached_of_them() -> None:
     one = engine(LongestPrefixFirst(100), PrefixCache(200, 4), max_running=3)
     one.submit(request("a"), request("b", 3), request("c", [5] * 33))
     one.step()
@@ -180,8 +180,8 @@ def test_who_was_preempted_comes_back_by_rank_whatever_is_cached_of_it() -> None
 
 
 @pytest.mark.parametrize("by", [ByPriority(5), LongestPrefixFirst(5)], ids=["priority", "longest-prefix"])
-def test_the_least_favoured_starts_within_the_bound_under_a_stream_of_favourites(by: Policy) -> None:
-    """A favourite every second, and each takes the only place for a second: without ageing it would never start."""
+def test_the_lowest_priority_starts_within_the_bound_under_a_stream_of_favoured_requests(by: Policy) -> None:
+    """A favoured request arrives every second and occupies the only place: without ageing the other never starts."""
     one = engine(by, PrefixCache(400, 4), max_running=1)
     one.submit(request("seed", [5] * 81, 1))
     one.run()
@@ -195,7 +195,7 @@ def test_the_least_favoured_starts_within_the_bound_under_a_stream_of_favourites
     assert unlucky.times.admitted > began + by.bound / 2
 
 
-def test_a_policy_sees_only_the_first_few(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_orders_only_the_first_eight_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
     class Watching(FirstComeFirstServed):
@@ -218,6 +218,6 @@ def test_policies_have_names() -> None:
 
 @pytest.mark.parametrize("by", [ByPriority, LongestPrefixFirst])
 @pytest.mark.parametrize("seconds", [-1, float("inf"), float("nan"), True, "5"])
-def test_what_a_head_start_cannot_be(by: type[ByPriority] | type[LongestPrefixFirst], seconds: object) -> None:
+def test_bad_head_starts_are_refused(by: type[ByPriority] | type[LongestPrefixFirst], seconds: object) -> None:
     with pytest.raises(ValueError, match="seconds must be a finite number from 0"):
         by(seconds)  # type: ignore[arg-type]

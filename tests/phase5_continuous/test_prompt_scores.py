@@ -1,4 +1,4 @@
-"""Log-probabilities of a prompt's own tokens are transformers', however the prompt comes to be computed."""
+"""Prompt logprobs are those of transformers: of whole prompts, chunks, cached prefixes and after preemptions."""
 
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
 
 
 def check(oracle: Any, request: Request) -> None:
-    """Each token of the prompt but the first, and the likeliest in its place, as transformers finds them."""
+    """The logprob of each prompt token but the first, and the top ones in its place, against transformers."""
     tokens = torch.tensor([request.prompt_tokens])
     with torch.inference_mode():
         logprobs = oracle(tokens).logits[0].float().log_softmax(-1)
@@ -56,7 +56,7 @@ def serve(loop: EngineCore[Any], *requests: Request) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 @pytest.mark.parametrize("length", [1, 2, 16, 33])
-def test_prompts_are_scored_in_chunks_and_whole(oracle: Any, model: Model, chunk: int, length: int) -> None:
+def test_prompt_logprobs_do_not_depend_on_chunks(oracle: Any, model: Model, chunk: int, length: int) -> None:
     asks = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True, prompt_logprobs=3)
     quiet = SamplingParams(max_tokens=9, temperature=0, ignore_eos=True)
     loop = core(model, TokenBudget(chunk, 64), cache=PagedCache(64, 4))
@@ -67,34 +67,34 @@ def test_prompts_are_scored_in_chunks_and_whole(oracle: Any, model: Model, chunk
     assert all(other.prompt_logprobs == [] for other in others)
 
 
-def test_a_prompt_that_is_cached_is_computed_again_to_be_scored(oracle: Any, model: Model) -> None:
+def test_a_cached_prompt_is_computed_again_for_its_logprobs(oracle: Any, model: Model) -> None:
     loop = core(model, cache=PrefixCache(64, 4))
     serve(loop, Request("before", prompt(33), SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)))
     assert loop.scheduler.cache.cached_tokens(Request("again", prompt(33))) == 32
     one = Request("one", prompt(33), SamplingParams(max_tokens=2, temperature=0, ignore_eos=True, prompt_logprobs=2))
     serve(loop, one)
     check(oracle, one)
-    assert loop.scheduler.cache.usage.cached == 8, "the second time is laid together with the first"
+    assert loop.scheduler.cache.usage.cached == 8, "the pages computed again are deduplicated"
 
 
 @pytest.mark.parametrize("cache", [PagedCache, PrefixCache])
-def test_a_preemption_repeats_no_score_and_loses_none(oracle: Any, model: Model, cache: type[PagedCache]) -> None:
+def test_a_preemption_keeps_prompt_logprobs_complete(oracle: Any, model: Model, cache: type[PagedCache]) -> None:
     asks = SamplingParams(max_tokens=30, temperature=0, ignore_eos=True, prompt_logprobs=1)
     loop = core(model, TokenBudget(5, 16), cache=cache(14, 4))
-    everyone = [Request(f"r{n}", prompt(20, n), asks) for n in range(3)]
-    serve(loop, *everyone)
+    requests = [Request(f"r{n}", prompt(20, n), asks) for n in range(3)]
+    serve(loop, *requests)
     assert loop.scheduler.running_set.num_preemptions > 0  # type: ignore[attr-defined]
-    for request in everyone:
+    for request in requests:
         check(oracle, request)
 
 
-def test_the_static_engine_of_phase_2_scores_them_too(oracle: Any, model: Model) -> None:
+def test_phase_2s_engine_gives_the_same_prompt_logprobs(oracle: Any, model: Model) -> None:
     asks = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True, prompt_logprobs=2)
     for completion in Engine(model).generate([prompt(19), prompt(5, 1)], asks):
         check(oracle, completion.request)
 
 
-def test_scores_that_do_not_follow_are_refused() -> None:
+def test_prompt_logprobs_out_of_order_are_refused() -> None:
     one = Request("one", (1, 2, 3), SamplingParams(prompt_logprobs=0))
     with pytest.raises(InvalidTransitionError, match="0 are known"):
         one.add_prompt_logprobs(1, [TokenLogprobs(-1.0, ())])

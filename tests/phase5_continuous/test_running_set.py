@@ -1,4 +1,4 @@
-"""The running set by itself: allocate, append a page, preempt, and what waits until nothing is in flight."""
+"""The running set by itself: allocate, append a page, preempt, and flush what was in flight."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def running(pages: int, *prompts: int, watermark: int = 0) -> tuple[RunningSet, 
     return running_set, states
 
 
-def test_a_slice_in_flight_counts_as_scheduled_and_its_token_as_known_before_the_last() -> None:
+def test_a_slice_in_flight_counts_as_scheduled_and_its_token_as_known_unless_it_is_the_last() -> None:
     one = state("a", 0, prompt=4, max_tokens=2)
     one.schedule(3)
     assert (one.num_scheduled, one.num_tokens, one.in_flight) == (3, 4, 1)

@@ -1,4 +1,4 @@
-"""A scheduler as a whole: everyone is served, nobody starves, and what it refuses to be."""
+"""The scheduler as a whole: every request is served, none starves, and wrong options are refused."""
 
 import random
 from collections.abc import Callable
@@ -19,8 +19,8 @@ from tests.phase5_continuous.support import EOS, alone, request
 @pytest.mark.proof
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("cache", [PagedCache, PrefixCache])
-def test_everyone_says_what_they_would_have_said_alone(cache: type[PagedCache], ahead: int) -> None:
-    """Random arrivals, chunks, a pool so small that it preempts all the time, shared beginnings, aborts among them."""
+def test_each_request_has_the_output_that_it_has_alone(cache: type[PagedCache], ahead: int) -> None:
+    """Random arrivals, chunks, shared prefixes, aborts, and a pool so small that it preempts all the time."""
     rng = random.Random(5)
     one = engine(40, 4, TokenBudget(12, 32), cache, max_running=8, ahead=ahead)
     arrivals = sorted(rng.randint(0, 300) for _ in range(120))
@@ -30,7 +30,7 @@ def test_everyone_says_what_they_would_have_said_alone(cache: type[PagedCache], 
         prompt = [rng.choice([1, 2])] * rng.randint(0, 30) + [rng.randint(3, 99) for _ in range(rng.randint(1, 20))]
         one.submit(request(f"r{number}", prompt, rng.randint(1, 60), ignore_eos=rng.random() < 0.5, arrival=one.now))
         if rng.random() < 0.1:
-            one.scheduler.abort(rng.choice(list(one.everyone.values())), one.now)
+            one.scheduler.abort(rng.choice(list(one.requests.values())), one.now)
         one.check()
     one.run().check_the_end()
     assert one.scheduler.running_set.num_preemptions > 20
@@ -61,7 +61,7 @@ def test_running_then_preempted_then_waiting() -> None:
     one.submit(request("a", 15, max_tokens=18), request("b", 15, max_tokens=18), request("c", 4, max_tokens=9))
     while not one.scheduler.running_set.preempted:
         assert "c" not in names(one.step())
-    b, c = one.everyone["b"], one.everyone["c"]
+    b, c = one.requests["b"], one.requests["c"]
     assert [b.state, c.state] == [RequestState.PREEMPTED, RequestState.WAITING]  # c would fit, and does not pass b
     while c.state is RequestState.WAITING:
         one.step()
@@ -69,11 +69,11 @@ def test_running_then_preempted_then_waiting() -> None:
     one.run().check_the_end()
 
 
-# Nobody starves.
+# No request starves.
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_fifty_steps_of_steady_arrivals_run_decodes_in_every_step(ahead: int) -> None:
+def test_decodes_are_in_every_step_under_steady_arrivals(ahead: int) -> None:
     one = engine(1000, 16, TokenBudget(64, 64), max_running=256, ahead=ahead)
     one.submit(*(request(f"d{n}", 4, max_tokens=100) for n in range(8)))
     one.step()
@@ -86,7 +86,7 @@ def test_fifty_steps_of_steady_arrivals_run_decodes_in_every_step(ahead: int) ->
 
 
 def test_a_long_prompt_under_a_steady_stream_of_short_ones_starts_at_once_and_keeps_half() -> None:
-    """First come, first served: it starts when those before it have, and nobody after it takes its half of a step."""
+    """First come, first served: it starts after earlier requests, and later ones do not take its half of a step."""
     one = engine(4000, 16, TokenBudget(32, 64), max_running=256)
     one.submit(*(request(f"s{n}", 24, max_tokens=2) for n in range(10)))
     long = request("long", 640, max_tokens=2)
@@ -100,11 +100,11 @@ def test_a_long_prompt_under_a_steady_stream_of_short_ones_starts_at_once_and_ke
     assert long.times.admitted is not None
     assert long.times.admitted <= before
     assert long.times.tokens[0] <= before + 640 / (32 - 16) + 1
-    assert one.everyone["t0-0"].times.tokens[0] < long.times.tokens[0]  # and does not block them either
-    assert len(one.scheduler.admission.waiting) > 20  # more come than can be served
+    assert one.requests["t0-0"].times.tokens[0] < long.times.tokens[0]  # and the long prompt does not block them
+    assert len(one.scheduler.admission.waiting) > 20  # more requests arrive than can be served
 
 
-def test_a_large_prompt_does_not_block_those_behind_it() -> None:
+def test_a_long_prompt_does_not_block_short_ones_behind_it() -> None:
     one = engine(4000, 16, TokenBudget(64, 64))
     long, short = request("long", 6400), request("short", 20)
     one.submit(long)
@@ -116,16 +116,16 @@ def test_a_large_prompt_does_not_block_those_behind_it() -> None:
     assert not long.output_tokens
 
 
-def test_a_long_prompt_that_cannot_start_lets_short_ones_pass_and_then_starts() -> None:
+def test_short_prompts_pass_a_long_one_that_cannot_start_until_it_can() -> None:
     one = engine(4000, 16, TokenBudget(64, 64))
     one.submit(request("first", 640))
     one.step()
     one.submit(request("second", 640), *(request(f"s{n}", 32, max_tokens=1) for n in range(40)))
     started = []
-    while one.everyone["second"].state is RequestState.WAITING:
+    while one.requests["second"].state is RequestState.WAITING:
         started.append(names(one.step()))
     assert all("first" in batch and len(batch) == 2 for batch in started[:-2])
-    first = one.everyone["first"]
+    first = one.requests["first"]
     assert first.output_tokens
     assert first.times.tokens[0] <= one.now <= first.times.tokens[0] + 2
 
@@ -134,10 +134,10 @@ def test_a_long_prompt_that_cannot_start_lets_short_ones_pass_and_then_starts() 
     ("alike", "before", "step"),
     [(False, 8, 0), (False, 9, 0), (False, 30, 0), (True, 8, 0), (True, 9, 0), (True, 30, 2)],
 )
-def test_a_short_prompt_does_not_wait_behind_however_many_that_cannot_start(
+def test_a_short_prompt_does_not_wait_behind_any_number_of_requests_that_cannot_start(
     alike: bool, before: int, step: int
 ) -> None:
-    """Behind long ones, or behind those who wait for a prefix: each of these is looked up once, eight at a time."""
+    """Behind long prompts, or behind requests that wait on a prefix: these are looked up once each, eight at a time."""
     one = engine(9000, 16, TokenBudget(64, 128), PrefixCache)
     one.submit(*(request(f"l{n}", [5 + n * (not alike)] * 640, max_tokens=1) for n in range(before)))
     short = request("short", 10, max_tokens=1)
@@ -145,20 +145,20 @@ def test_a_short_prompt_does_not_wait_behind_however_many_that_cannot_start(
     while not short.finished:
         one.step()
     assert short.times.admitted == step
-    assert [r.times.admitted for r in one.everyone.values()].count(None) >= before - 3
+    assert [r.times.admitted for r in one.requests.values()].count(None) >= before - 3
     one.run().check_the_end()
 
 
-def test_the_queue_is_searched_so_far_and_no_further() -> None:
+def test_only_the_first_256_of_the_queue_are_searched() -> None:
     one = engine(9000, 16, TokenBudget(64, 64))
     one.submit(*(request(f"l{n}", 70, max_tokens=1) for n in range(256)), request("short", 10, max_tokens=1))
     one.step()
-    assert one.everyone["short"].state is RequestState.WAITING
+    assert one.requests["short"].state is RequestState.WAITING
     one.step()
-    assert one.everyone["short"].finished  # the first of the long ones has left the line
+    assert one.requests["short"].finished  # the first of the long prompts has left the queue
 
 
-def test_the_sequence_limit_holds_for_those_who_run() -> None:
+def test_no_more_than_max_running_requests_run() -> None:
     one = engine(max_running=3)
     one.submit(*(request(f"r{n}", 4, max_tokens=3 + n) for n in range(7)))
     sizes = []
@@ -169,10 +169,10 @@ def test_the_sequence_limit_holds_for_those_who_run() -> None:
     one.check_the_end()
 
 
-# What is refused, and what a check finds.
+# Refusals, and the invariant check.
 
 
-def test_what_can_never_be_served_is_refused() -> None:
+def test_a_request_that_can_never_be_served_is_refused() -> None:
     one = engine(pages=4, queue_limit=2)
     ended = request("a")
     ended.abort(0)
@@ -187,7 +187,7 @@ def test_what_can_never_be_served_is_refused() -> None:
         one.submit(request("b"))
     with pytest.raises(QueueFullError, match="2 requests wait already"):
         one.submit(request("d"))
-    assert set(one.everyone) == {"b", "c"}
+    assert set(one.requests) == {"b", "c"}
     one.run().check_the_end()
 
 
@@ -202,7 +202,7 @@ def test_what_can_never_be_served_is_refused() -> None:
         ({"ahead": 2}, "ahead must be 0 or 1 steps, got 2"),
     ],
 )
-def test_what_cannot_be_a_scheduler(options: dict[str, Any], message: str) -> None:
+def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         engine(**options)
 
@@ -222,7 +222,7 @@ def test_what_cannot_be_a_scheduler(options: dict[str, Any], message: str) -> No
         (lambda s: setattr(s.admission, "max_running", 0), "1 are running"),
     ],
 )
-def test_check_finds_what_is_wrong(breakage: Callable[[Scheduler], object], message: str) -> None:
+def test_the_invariant_check_names_what_is_wrong(breakage: Callable[[Scheduler], object], message: str) -> None:
     one = engine()
     one.submit(request("r"))
     one.step()

@@ -1,4 +1,4 @@
-"""Ends from outside: aborts, stop strings and deadlines, at any moment of a request."""
+"""Requests ended from outside: by aborts, stop strings and deadlines, in every state."""
 
 from collections.abc import Callable
 
@@ -15,13 +15,13 @@ from tests.phase5_continuous.support import Engine, request
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("moment", [waiting, running, in_flight, preempted])
 @pytest.mark.parametrize("cache", [PagedCache, PrefixCache])
-def test_abort_at_any_moment_ends_one_and_no_other(
+def test_an_abort_in_any_state_ends_that_request_and_no_other(
     moment: Callable[[Engine], None], ahead: int, cache: type[PagedCache]
 ) -> None:
     one = engine(pages=9, cache=cache, ahead=ahead)
     moment(one)
-    r = one.everyone["r"]
-    said = len(one.said["r"])
+    r = one.requests["r"]
+    delivered = len(one.delivered["r"])
     assert one.scheduler.abort(r, 99)
     assert not one.scheduler.abort(r, 100)
     assert (r.finish_reason, r.times.finished) == (FinishReason.ABORT, 99)
@@ -29,15 +29,15 @@ def test_abort_at_any_moment_ends_one_and_no_other(
     while one.in_flight:
         one.commit()
     one.run().check_the_end()
-    assert len(one.said["r"]) == said  # no token of it after the end
+    assert len(one.delivered["r"]) == delivered  # no token of it after the end
     assert one.ended == {"other": FinishReason.LENGTH, "r": FinishReason.ABORT}
 
 
-def test_pages_in_flight_are_released_when_they_have_landed() -> None:
+def test_pages_in_flight_are_freed_when_the_step_is_committed() -> None:
     one = engine(pages=9)
     in_flight(one)
     used = one.scheduler.cache.usage.referenced
-    one.scheduler.abort(one.everyone["r"], one.now)
+    one.scheduler.abort(one.requests["r"], one.now)
     assert one.scheduler.cache.usage.referenced == used
     with pytest.raises(ValueError, match="r is here already; ids are unique until their request has left"):
         one.submit(request("r"))
@@ -46,18 +46,18 @@ def test_pages_in_flight_are_released_when_they_have_landed() -> None:
     one.submit(request("r"))
 
 
-def test_an_end_from_outside_may_have_another_reason() -> None:
+def test_a_request_may_be_ended_with_another_reason_than_abort() -> None:
     one = engine()
     running(one)
     assert not one.scheduler.abort(request("r"), one.now)  # another request of the same name
-    assert one.scheduler.finish(one.everyone["r"], FinishReason.STOP, one.now)  # a stop string in its text
-    assert one.scheduler.finish(one.everyone["other"], FinishReason.ERROR, one.now, "its text is broken")
+    assert one.scheduler.finish(one.requests["r"], FinishReason.STOP, one.now)  # a stop string in its text
+    assert one.scheduler.finish(one.requests["other"], FinishReason.ERROR, one.now, "its text is broken")
     assert not one.scheduler.finish(request("stranger"), FinishReason.ABORT, one.now)
     one.run()
     assert one.ended == {"r": FinishReason.STOP, "other": FinishReason.ERROR}
 
 
-def test_a_stop_string_may_be_found_in_the_text_of_one_that_has_been_preempted_since() -> None:
+def test_a_stop_string_may_end_a_request_that_was_preempted_since() -> None:
     one = engine(pages=9)
     preempted(one)
     (sequence,) = one.scheduler.running_set.preempted
@@ -66,12 +66,12 @@ def test_a_stop_string_may_be_found_in_the_text_of_one_that_has_been_preempted_s
     assert one.ended == {"other": FinishReason.LENGTH, "r": FinishReason.STOP}
 
 
-def test_deadlines_end_who_waits_too_long_and_who_takes_too_long() -> None:
+def test_deadlines_end_requests_that_wait_or_run_too_long() -> None:
     one = engine(max_running=1, deadlines=Deadlines(queue=3, total=10))
     one.submit(request("runs", 4, max_tokens=14), request("waits"))
     one.submit(request("patient", 4, max_tokens=14), deadlines=Deadlines())
     one.run()
-    ends = {name: (r.finish_reason, r.times.finished, len(r.output_tokens)) for name, r in one.everyone.items()}
+    ends = {name: (r.finish_reason, r.times.finished, len(r.output_tokens)) for name, r in one.requests.items()}
     assert ends == {
         "runs": (FinishReason.TIMEOUT, 10, 10),
         "waits": (FinishReason.TIMEOUT, 3, 0),
@@ -84,20 +84,20 @@ def test_a_preempted_request_has_met_its_queue_deadline() -> None:
     one = engine(pages=9, deadlines=Deadlines(queue=14))
     preempted(one)
     while one.now <= 14:
-        assert one.everyone["r"].state is RequestState.PREEMPTED
+        assert one.requests["r"].state is RequestState.PREEMPTED
         one.step()
     one.run().check_the_end()
     assert set(one.ended.values()) == {FinishReason.LENGTH}
 
 
-def test_a_deadline_in_flight_ends_it_at_once_and_frees_it_later() -> None:
+def test_a_deadline_that_passes_in_flight_ends_the_request_at_once_and_frees_its_pages_later() -> None:
     one = engine(ahead=1, deadlines=Deadlines(total=2.5))
     one.submit(request("r", 4, max_tokens=30))
     for _ in range(4):
         one.step()
-    r = one.everyone["r"]
+    r = one.requests["r"]
     assert (r.finish_reason, r.times.finished) == (FinishReason.TIMEOUT, 3)
     one.run()
-    assert one.said["r"] == r.output_tokens
+    assert one.delivered["r"] == r.output_tokens
     assert one.ended["r"] is FinishReason.TIMEOUT
     assert one.scheduler.cache.usage.referenced == 0

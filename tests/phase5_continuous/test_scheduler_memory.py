@@ -1,4 +1,4 @@
-"""Pages: who enters, who is preempted for want of them, and who ends because there are too few for anyone."""
+"""The scheduler and its pages: which requests are admitted, which are preempted, and which end out of memory."""
 
 import pytest
 
@@ -10,25 +10,25 @@ from phase5_continuous.policies import ByPriority
 from tests.phase5_continuous.moments import engine, names, preemption_pending
 from tests.phase5_continuous.support import request
 
-# Who enters.
+# Admission.
 
 
-def test_those_who_run_have_the_watermark_to_grow_into() -> None:
+def test_admission_leaves_the_watermark_for_running_requests_to_grow_into() -> None:
     one = engine(pages=20, watermark=0.25)  # 5 pages
     one.submit(request("a", 30, max_tokens=2), request("b", 28, max_tokens=2), request("c", 1, max_tokens=2))
     assert names(one.step()) == ["a", "b"]  # 8 + 7 pages, 5 to spare
     one.run().check_the_end()
     two = engine(pages=20, watermark=0.25)
     two.submit(request("a", 30, max_tokens=2), request("b", 29, max_tokens=2), request("c", 1, max_tokens=2))
-    assert names(two.step()) == ["a"]  # a page too many; and c waits behind b though it would fit
+    assert names(two.step()) == ["a"]  # b needs a page too many; c would fit, and waits behind b
     two.run().check_the_end()
 
 
-def test_who_is_alone_but_for_one_that_lands_leaves_the_watermark() -> None:
+def test_the_watermark_applies_while_a_finished_request_is_still_in_flight() -> None:
     one = engine(pages=20, watermark=0.25, ahead=1)  # 5 pages
     one.submit(request("ends", 12))  # 3 pages
     one.plan()
-    one.scheduler.abort(one.everyone["ends"], one.now)
+    one.scheduler.abort(one.requests["ends"], one.now)
     one.submit(request("next", 52))  # 13 pages
     assert not one.plan()
     one.commit()
@@ -36,7 +36,7 @@ def test_who_is_alone_but_for_one_that_lands_leaves_the_watermark() -> None:
     one.run().check_the_end()
 
 
-def test_alone_a_request_may_have_the_whole_pool() -> None:
+def test_a_request_that_is_alone_may_have_the_whole_pool() -> None:
     one = engine(pages=5, watermark=0.9)
     one.submit(request("a", 17, max_tokens=4), request("b", 17, max_tokens=4))
     while one.scheduler.sequences:
@@ -45,29 +45,29 @@ def test_alone_a_request_may_have_the_whole_pool() -> None:
     assert set(one.ended.values()) == {FinishReason.LENGTH}
 
 
-def test_when_the_one_that_did_not_fit_leaves_those_behind_it_enter() -> None:
+def test_an_abort_of_the_request_that_did_not_fit_admits_those_behind_it() -> None:
     one = engine(pages=10)
     one.submit(request("runs", 4, max_tokens=36), request("large", 39), request("small", 4))
     one.step()
     assert names(one.step()) == ["runs"]
-    one.scheduler.abort(one.everyone["large"], one.now)
+    one.scheduler.abort(one.requests["large"], one.now)
     assert names(one.step()) == ["runs", "small"]
     one.run().check_the_end()
 
 
-def test_who_found_too_few_pages_enters_when_some_are_released_and_others_still_run() -> None:
+def test_a_request_that_did_not_fit_is_admitted_when_one_of_several_running_requests_ends() -> None:
     one = engine(pages=10)
     one.submit(
         request("long", 16, max_tokens=8), request("short", 16, max_tokens=3), request("waits", 12, max_tokens=3)
     )
-    while one.everyone["waits"].state is RequestState.WAITING:
+    while one.requests["waits"].state is RequestState.WAITING:
         one.step()
-    assert one.everyone["short"].finished
-    assert not one.everyone["long"].finished
+    assert one.requests["short"].finished
+    assert not one.requests["long"].finished
     one.run().check_the_end()
 
 
-def test_when_nobody_runs_the_next_is_tried_whoever_failed_before() -> None:
+def test_an_idle_engine_tries_to_admit_although_the_pool_was_full() -> None:
     one = engine()
     one.submit(request("a"))
     one.scheduler.running_set.pool_full = True
@@ -75,7 +75,7 @@ def test_when_nobody_runs_the_next_is_tried_whoever_failed_before() -> None:
     assert one.ended["a"] is FinishReason.LENGTH
 
 
-def test_one_that_may_go_before_the_one_that_did_not_fit_is_tried() -> None:
+def test_a_new_request_that_ranks_before_the_one_that_did_not_fit_is_admitted() -> None:
     one = engine(pages=10, policy=ByPriority(10))
     one.submit(request("runs", 16, max_tokens=20), request("large", 32))
     one.step()
@@ -85,27 +85,30 @@ def test_one_that_may_go_before_the_one_that_did_not_fit_is_tried() -> None:
     one.run().check_the_end()
 
 
-# Who is preempted.
+# Preemption.
 
 
-def test_the_last_in_rank_is_preempted_and_comes_back_first() -> None:
+def test_the_last_in_rank_is_preempted_and_resumes_before_waiting_requests() -> None:
     one = engine(pages=9)
     one.submit(*(request(name, 8, max_tokens=20) for name in "abc"))
     while not one.scheduler.running_set.preempted:
         one.step()
     one.submit(request("d", 1))
-    c = one.everyone["c"]
-    said = len(c.output_tokens)
-    assert (c.state, c.computed, said) == (RequestState.PREEMPTED, 0, 5)
+    c = one.requests["c"]
+    outputs = len(c.output_tokens)
+    assert (c.state, c.computed, outputs) == (RequestState.PREEMPTED, 0, 5)
     while c.state is RequestState.PREEMPTED:
         one.step()
     (again,) = (piece for piece in one.batches[-1] if piece.request is c)
-    assert (again.start, again.length) == (0, 8 + said)  # computed anew, and nothing said twice
+    assert (again.start, again.length) == (
+        0,
+        8 + outputs,
+    )  # all prefilled again, none delivered twice
     one.run().check_the_end()
 
 
-def test_the_first_is_never_preempted_and_nobody_for_ever() -> None:
-    """Six that would fill the pool alone, all at once. Each preemption is paid for by progress of one before."""
+def test_the_first_in_rank_is_never_preempted_so_every_request_ends() -> None:
+    """Six requests at once, each of which would fill the pool alone."""
     one = engine(pages=10, max_running=6)
     one.submit(*(request(f"r{n}", 5, max_tokens=34) for n in range(6)))
     while one.scheduler.sequences:
@@ -120,7 +123,7 @@ def test_the_first_is_never_preempted_and_nobody_for_ever() -> None:
     one.check_the_end()
 
 
-def test_preemption_finds_its_pages_again_in_a_cache_that_shares() -> None:
+def test_a_preempted_request_reuses_its_cached_pages() -> None:
     computed = {}
     for cache in (PagedCache, PrefixCache):
         one = engine(pages=12, cache=cache)
@@ -128,10 +131,10 @@ def test_preemption_finds_its_pages_again_in_a_cache_that_shares() -> None:
         one.run().check_the_end()
         assert one.scheduler.running_set.num_preemptions > 0
         computed[cache] = sum(batch.num_tokens for batch in one.batches)
-    assert computed[PagedCache] - computed[PrefixCache] == 5 * 4  # all that was full, but for one page that was evicted
+    assert computed[PagedCache] - computed[PrefixCache] == 5 * 4  # all its full pages but one that was evicted
 
 
-def test_one_that_is_alone_is_not_preempted_for_pages_of_its_own() -> None:
+def test_a_request_that_is_alone_is_not_preempted_for_its_own_pages() -> None:
     one = engine(pages=4)
     one.submit(request("a", 6, max_tokens=50))
     one.run().check_the_end()
@@ -139,30 +142,30 @@ def test_one_that_is_alone_is_not_preempted_for_pages_of_its_own() -> None:
     assert one.scheduler.running_set.num_preemptions == 0
 
 
-def test_nobody_is_preempted_for_pages_that_are_about_to_land() -> None:
-    """`ends` has its last token one step late; its pages come with the next commit, and `grows` waits that long."""
+def test_no_request_is_preempted_for_pages_that_the_next_commit_frees() -> None:
+    """`ends` is aborted in flight: the next commit frees its pages, and `grows` waits for that."""
     one = engine(pages=6, ahead=1)
     one.submit(*(request(name, 7, max_tokens=6) for name in ("grows", "ends", "other")))
-    while one.everyone["grows"].total < 8 or not one.in_flight:
+    while one.requests["grows"].total < 8 or not one.in_flight:
         one.step()
-    one.scheduler.abort(one.everyone["ends"], one.now)
+    one.scheduler.abort(one.requests["ends"], one.now)
     assert (one.scheduler.running_set.finished_in_flight, one.scheduler.cache.usage.free) == (1, 0)
     one.run().check_the_end()
     assert one.scheduler.running_set.num_preemptions == 0
 
 
-def test_one_with_tokens_in_flight_is_preempted_when_they_have_landed_and_none_is_lost() -> None:
+def test_a_victim_in_flight_is_preempted_after_the_commit_and_loses_no_token() -> None:
     one = engine(pages=9, ahead=1)
     sequence = preemption_pending(one)
-    said = len(sequence.request.output_tokens)
+    outputs = len(sequence.request.output_tokens)
     assert (sequence.request.state, sequence.in_flight) == (RequestState.RUNNING, 1)
     while one.in_flight:
         one.commit()
-    assert (sequence.request.state, len(sequence.request.output_tokens)) == (RequestState.PREEMPTED, said + 1)
+    assert (sequence.request.state, len(sequence.request.output_tokens)) == (RequestState.PREEMPTED, outputs + 1)
     one.run().check_the_end()
 
 
-def test_one_that_was_about_to_be_preempted_is_when_what_is_in_flight_is_lost() -> None:
+def test_a_pending_preemption_is_carried_out_when_the_steps_in_flight_are_discarded() -> None:
     one = engine(pages=9, ahead=1)
     sequence = preemption_pending(one)
     one.discard_in_flight()
@@ -171,22 +174,25 @@ def test_one_that_was_about_to_be_preempted_is_when_what_is_in_flight_is_lost() 
     assert set(one.ended.values()) == {FinishReason.LENGTH}
 
 
-# What the whole pool is too small for.
+# Out of memory.
 
 
-def test_one_that_outgrows_the_whole_pool_ends_with_an_error_and_the_next_is_served() -> None:
+def test_a_request_that_outgrows_the_whole_pool_ends_with_an_error_and_the_next_is_served() -> None:
     one = engine(pages=4)
     one.submit(request("a", 6, max_tokens=50), request("b", 6, max_tokens=5))
     one.run().check_the_end()
-    a = one.everyone["a"]
-    assert (a.finish_reason, len(a.output_tokens)) == (FinishReason.ERROR, 11)  # 16 slots, and a token more is known
+    a = one.requests["a"]
+    assert (a.finish_reason, len(a.output_tokens)) == (
+        FinishReason.ERROR,
+        11,
+    )  # 16 slots, and token 17 has none
     assert a.error == "out of memory: it needs 17 tokens, and the whole cache has room for 16"
     assert one.ended["b"] is FinishReason.LENGTH
 
 
-def test_nobody_ends_for_want_of_memory_because_it_was_not_its_turn() -> None:
-    """A step has room for one decode beside a prompt. It is the turn of `b`, which is the last in rank and finds no
-    page: it goes, and the step is empty. That is no reason to end `a`."""
+def test_no_request_ends_out_of_memory_because_a_step_left_it_out() -> None:
+    """A step has room for one decode beside a prompt. It has that of `b`, which is the last in rank and finds no page:
+    `b` is preempted, and the step is empty. That is no reason to end `a`."""
     one = engine(pages=4, budget=TokenBudget(2, 2))
     one.submit(request("a", 2, max_tokens=9), request("b", 2, max_tokens=9), request("c", 4, max_tokens=4))
     one.run().check_the_end()
@@ -195,7 +201,7 @@ def test_nobody_ends_for_want_of_memory_because_it_was_not_its_turn() -> None:
 
 
 @pytest.mark.parametrize(("prompt", "max_tokens"), [(6, 11), (16, 1)])
-def test_one_that_fits_exactly_is_served_to_the_end(prompt: int, max_tokens: int) -> None:
+def test_a_request_that_fits_the_pool_exactly_is_served_to_its_end(prompt: int, max_tokens: int) -> None:
     one = engine(pages=4)
     one.submit(request("a", prompt, max_tokens))
     one.run().check_the_end()

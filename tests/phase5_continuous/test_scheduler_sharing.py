@@ -1,4 +1,4 @@
-"""One prefix is computed once: who waits for whom, and what is published when."""
+"""A shared prefix is computed once: which requests wait on a prefix in progress, and when pages are published."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tests.phase5_continuous.support import request
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_identical_prompts_at_once_are_computed_once(ahead: int) -> None:
+def test_identical_prompts_that_arrive_together_are_computed_once(ahead: int) -> None:
     one = prefix_engine(ahead=ahead)
     one.submit(*(request(name, [5] * 33, max_tokens=1) for name in "abcd"))
     one.run().check_the_end()
@@ -22,12 +22,12 @@ def test_a_request_waits_only_for_the_pages_it_shares() -> None:
     one.submit(request("a", [5] * 60, max_tokens=1), request("b", [5] * 18 + [6] * 10, max_tokens=1))
     one.submit(request("c", [7] * 20, max_tokens=1))
     assert lengths(one.step()) == {"a": 16, "c": 16}
-    assert one.everyone["b"].state is RequestState.WAITING
-    assert lengths(one.step())["b"] == 12  # 16 are cached now; the next page of a is another one
+    assert one.requests["b"].state is RequestState.WAITING
+    assert lengths(one.step())["b"] == 12  # 16 are cached now; the next page of a differs
     one.run().check_the_end()
 
 
-def test_nobody_waits_for_the_page_of_its_last_token_which_it_computes_itself() -> None:
+def test_no_request_waits_for_the_page_of_its_last_prompt_token() -> None:
     one = prefix_engine(12)
     one.submit(request("a", [5] * 16), request("b", [5] * 16))
     assert lengths(one.step()) == {"a": 12}
@@ -35,7 +35,7 @@ def test_nobody_waits_for_the_page_of_its_last_token_which_it_computes_itself() 
     one.run().check_the_end()
 
 
-def test_with_a_token_more_that_page_is_waited_for_too() -> None:
+def test_a_request_waits_for_that_page_if_its_prompt_has_one_token_more() -> None:
     one = prefix_engine(12)
     one.submit(request("a", [5] * 17), request("b", [5] * 17))
     assert [lengths(one.step()) for _ in range(2)] == [{"a": 12}, {"a": 5}]
@@ -43,7 +43,7 @@ def test_with_a_token_more_that_page_is_waited_for_too() -> None:
     one.run().check_the_end()
 
 
-def test_salts_do_not_wait_for_each_other_and_neither_does_a_cache_that_shares_nothing() -> None:
+def test_requests_do_not_wait_across_salts_or_without_a_prefix_cache() -> None:
     one = prefix_engine()
     one.submit(*(request(name, [5] * 33, max_tokens=1, cache_salt=name) for name in "ab"))
     assert set(lengths(one.step())) == {"a", "b"}
@@ -52,35 +52,35 @@ def test_salts_do_not_wait_for_each_other_and_neither_does_a_cache_that_shares_n
     assert set(lengths(two.step())) == {"a", "b"}
 
 
-def test_who_waits_for_one_that_leaves_computes_it_itself() -> None:
+def test_an_abort_of_the_request_that_computes_a_prefix_passes_it_to_one_that_waits() -> None:
     one = prefix_engine()
     one.submit(request("a", [5] * 60), request("b", [5] * 60), request("c", [5] * 60))
     assert lengths(one.step()) == {"a": 16}
-    one.scheduler.abort(one.everyone["a"], one.now)
+    one.scheduler.abort(one.requests["a"], one.now)
     assert lengths(one.step()) == {"b": 16}
     one.run().check_the_end()
-    assert one.everyone["c"].finish_reason is FinishReason.LENGTH
+    assert one.requests["c"].finish_reason is FinishReason.LENGTH
 
 
-def test_nothing_is_kept_from_a_prompt_for_those_who_wait_for_it() -> None:
+def test_a_prompt_has_the_whole_step_while_other_requests_wait_on_its_prefix() -> None:
     one = prefix_engine(64)
     one.submit(request("a", [5] * 64 + [7] * 200, max_tokens=1))
     one.submit(*(request(name, [5] * 64, max_tokens=1) for name in "bc"))
-    assert lengths(one.step()) == {"a": 32}  # it was not known yet that they would wait
+    assert lengths(one.step()) == {"a": 32}  # the others were not known to wait on it yet
     assert lengths(one.step()) == {"a": 64}
     assert lengths(one.step()) == {"a": 32, "b": 4, "c": 4}
     one.run().check_the_end()
 
 
-def test_prompts_that_are_to_be_scored_do_not_wait_for_pages_that_they_could_not_use() -> None:
+def test_requests_with_prompt_logprobs_do_not_wait_for_pages_that_they_could_not_use() -> None:
     one = prefix_engine()
     scored = SamplingParams(max_tokens=1, ignore_eos=True, prompt_logprobs=0)
     one.submit(*(Request(name, (5,) * 40, scored) for name in "abc"))
     assert lengths(one.step()) == {"a": 16, "b": 16, "c": 16}
 
 
-def test_who_has_its_first_scores_waits_for_the_pages_of_those() -> None:
-    """Preempted after 16 tokens, it may use their pages, which are being computed for another by now."""
+def test_a_request_waits_for_pages_whose_prompt_logprobs_it_has() -> None:
+    """Preempted after 16 tokens, it may use the pages of these, which another request is computing."""
     one = prefix_engine(8)
     again = Request("again", (5,) * 40, SamplingParams(max_tokens=1, ignore_eos=True, prompt_logprobs=0))
     again.add_prompt_logprobs(0, [TokenLogprobs(-1.0, ())] * 16)
@@ -89,7 +89,7 @@ def test_who_has_its_first_scores_waits_for_the_pages_of_those() -> None:
     assert one.batches[-1].slices[1].start == 16
 
 
-def test_others_pass_who_waits_for_a_prefix() -> None:
+def test_a_request_that_waits_on_a_prefix_is_passed_by_others() -> None:
     one = prefix_engine()
     one.submit(request("a", [5] * 60), request("b", [5] * 60), request("c", [6] * 10))
     assert set(lengths(one.step())) == {"a", "c"}
@@ -101,13 +101,13 @@ def test_every_full_page_of_a_prompt_is_published_when_it_is_computed(chunk: int
     one = prefix_engine(chunk)
     one.submit(request("a", [5] * 33))
     cached = []
-    while not one.everyone["a"].output_tokens:
+    while not one.requests["a"].output_tokens:
         one.step()
         cached.append(one.scheduler.cache.cached_tokens(request("b", [5] * 33)))
     assert cached == {64: [32], 16: [16, 32, 32], 5: [4, 8, 12, 16, 20, 24, 28, 32]}[chunk]
 
 
-def test_what_a_failed_slice_left_in_its_pages_is_found_by_nobody() -> None:
+def test_the_pages_of_a_failed_slice_are_not_cached() -> None:
     one = prefix_engine()
     one.submit(request("a", [5] * 12))
     one.plan()

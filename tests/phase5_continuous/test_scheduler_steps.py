@@ -1,4 +1,4 @@
-"""What a step yields, what may be committed, and what is different one step ahead."""
+"""Steps: their events, what may be committed, and running one step ahead."""
 
 import random
 
@@ -12,15 +12,15 @@ from phase5_continuous.invariants import check
 from tests.phase5_continuous.moments import engine, waiting
 from tests.phase5_continuous.support import EOS, alone, request
 
-# What a step yields.
+# The events of a step.
 
 
-def test_a_failed_slice_ends_its_request_alone() -> None:
+def test_a_failed_slice_ends_only_its_request() -> None:
     one = engine()
     one.submit(request("a"), request("b"))
     one.plan()
     events = one.commit({0: "its logits are not finite"})
-    a, b = one.everyone["a"], one.everyone["b"]
+    a, b = one.requests["a"], one.requests["b"]
     assert (a.finish_reason, a.error) == (FinishReason.ERROR, "its logits are not finite")
     assert [(e.request, e.token is None, e.finish_reason) for e in events] == [
         (a, True, FinishReason.ERROR),
@@ -38,7 +38,7 @@ def test_a_failed_slice_needs_no_token() -> None:
     assert event.finish_reason is FinishReason.ERROR
 
 
-def test_logprobs_go_with_their_token() -> None:
+def test_an_event_has_the_logprobs_of_its_token() -> None:
     scheduler = engine().scheduler
     scheduler.submit(Request("a", (1,), SamplingParams(logprobs=1)))
     scheduler.submit(Request("b", (1,)))
@@ -47,11 +47,11 @@ def test_logprobs_go_with_their_token() -> None:
     assert [(e.request.id, e.token, e.logprobs) for e in events] == [("a", 8, None), ("b", 9, logprobs)]
 
 
-def test_events_come_in_the_order_in_which_they_happened() -> None:
+def test_events_are_in_the_order_in_which_they_happened() -> None:
     one = engine(max_running=1, deadlines=Deadlines(queue=1))
     one.submit(request("a", 4, max_tokens=9), request("b"), request("c", arrival=5))
     one.step()
-    one.scheduler.abort(one.everyone["c"], one.now)
+    one.scheduler.abort(one.requests["c"], one.now)
     one.plan()
     events = one.commit()
     assert [(e.request.id, e.finish_reason) for e in events] == [
@@ -62,7 +62,7 @@ def test_events_come_in_the_order_in_which_they_happened() -> None:
     assert one.scheduler.drain() == []
 
 
-def test_a_chunk_in_the_middle_yields_no_token_whatever_the_step_says() -> None:
+def test_a_chunk_before_the_last_yields_no_token_whatever_the_output_has() -> None:
     scheduler = engine(budget=TokenBudget(4, 4)).scheduler
     a = request("a", 8)
     scheduler.submit(a)
@@ -72,7 +72,7 @@ def test_a_chunk_in_the_middle_yields_no_token_whatever_the_step_says() -> None:
     assert (event.token, a.output_tokens) == (9, [9])
 
 
-def test_what_cannot_be_committed_changes_nothing() -> None:
+def test_a_refused_commit_changes_nothing() -> None:
     scheduler = engine(ahead=1).scheduler
     scheduler.submit(request("a"))
     first = scheduler.plan(0)
@@ -125,14 +125,14 @@ def test_a_step_is_planned_while_the_one_before_is_on_the_device() -> None:
     one.submit(request("a", 4, max_tokens=4))
     one.plan()
     second = one.plan()
-    assert [(p.start, p.length) for p in second] == [(4, 1)]  # a token that nobody here knows yet
-    assert one.everyone["a"].total == 4
+    assert [(p.start, p.length) for p in second] == [(4, 1)]  # a token that the host does not know yet
+    assert one.requests["a"].total == 4
     assert len(one.commit()) == 1
-    assert one.everyone["a"].total == 5
+    assert one.requests["a"].total == 5
     one.run().check_the_end()
 
 
-def test_a_stop_is_seen_one_step_late_and_the_surplus_discarded() -> None:
+def test_a_stop_is_seen_one_step_late_and_the_surplus_token_is_discarded() -> None:
     name = next(n for n in map(str, range(99)) if 2 <= len(alone(request(n, ignore_eos=False), EOS)[0]) < 5)
     slices = {}
     for ahead in (0, 1):
@@ -144,7 +144,7 @@ def test_a_stop_is_seen_one_step_late_and_the_surplus_discarded() -> None:
     assert slices[1] == slices[0] + 1
 
 
-def test_an_end_by_length_is_known_beforehand_and_nothing_is_planned_after_it() -> None:
+def test_no_slice_is_planned_after_an_end_by_length() -> None:
     for ahead in (0, 1):
         one = engine(ahead=ahead)
         one.submit(*(request(f"r{n}", 4, max_tokens=n + 1) for n in range(4)))

@@ -1,4 +1,4 @@
-"""The kernels' way in plain torch, against torch's own attention in float64: over tiles and splits of any size."""
+"""Tiled attention in plain torch, against torch's own attention in float64: tiles and splits of any size."""
 
 from functools import partial
 
@@ -13,7 +13,7 @@ from tests.phase2_prefill_decode.test_attention import cases
 
 
 @pytest.mark.parametrize("case", EDGES.values(), ids=EDGES)
-def test_tiles_and_splits_change_nothing(case: Case) -> None:
+def test_tiles_and_splits_do_not_change_the_result(case: Case) -> None:
     inputs = case.inputs("reference", torch.float32)
     for chunk, tile in ((512, 64), (128, 1024)):
         found = case.run(partial(tiled, chunk=chunk, tile=tile), inputs)
@@ -24,7 +24,7 @@ def test_tiles_and_splits_change_nothing(case: Case) -> None:
 
 @settings(max_examples=60)
 @given(case=cases(), chunk=st.integers(1, 80), tile=st.integers(1, 80))
-def test_wherever_they_are_cut(case: Case, chunk: int, tile: int) -> None:
+def test_the_sizes_of_tiles_and_splits_do_not_change_the_result(case: Case, chunk: int, tile: int) -> None:
     inputs = case.inputs("reference", torch.float32)
     found = case.run(partial(tiled, chunk=chunk, tile=tile), inputs)
     torch.testing.assert_close(found.double(), case.oracle(inputs), atol=1e-5, rtol=1e-5)
@@ -46,7 +46,7 @@ def test_the_example_of_the_chapter() -> None:
     assert [x.item() for x in both] == [3.0, 1.25, 6.0]
 
 
-def test_a_split_that_saw_nothing_counts_for_nothing() -> None:
+def test_an_empty_split_has_no_weight() -> None:
     parts = torch.tensor([[[4.0]], [[7.0]], [[8.0]]])
     sizes = torch.tensor([[1.0], [-torch.inf], [3.0]])
     assert join(parts, sizes).item() == pytest.approx((2 * 4 + 8 * 8) / 10)

@@ -1,4 +1,4 @@
-"""The benchmarks of this phase, run on models that are small and for no time: what they read, compute and record."""
+"""The benchmarks of this phase on tiny models: what they read, compute and record."""
 
 import json
 from pathlib import Path
@@ -63,7 +63,7 @@ def test_engines_side_by_side(tmp_path: Path, theirs: Path, capsys: pytest.Captu
     assert all(word in printed for word in ("nano-serving", "transformers", "Theirs", "1x4+3", "2x5+1"))
 
 
-def test_both_engines_answer_alike(tmp_path: Path) -> None:
+def test_both_engines_give_the_same_answers(tmp_path: Path) -> None:
     bench.save_random("17m", tmp_path)
     ours, theirs = (make(tmp_path, torch.device("cpu")) for make in (bench.ours, bench.theirs))
     prompts = Workload(2, 5, 3).prompts(64, 0)
@@ -88,7 +88,7 @@ def test_both_engines_answer_alike(tmp_path: Path) -> None:
         (["--beside=17m:x={}", "empty"], "has no line for any of the workloads 1x4+3, 2x5+1"),
     ],
 )
-def test_what_cannot_be_done_is_said_before_anything_is_measured(
+def test_bad_options_are_refused_before_anything_is_measured(
     options: list[str], words: str, theirs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(bench, "measure", lambda *_: pytest.fail("it was measured"))

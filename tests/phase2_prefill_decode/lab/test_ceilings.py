@@ -38,7 +38,7 @@ def test_it_records_what_it_measured(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.usefixtures("small")
-def test_the_weight_that_is_read_has_the_size_it_is_said_to_have(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_measured_weight_has_the_stated_size(monkeypatch: pytest.MonkeyPatch) -> None:
     weights: list[torch.Tensor] = []
     linear = ceilings.Linear
     monkeypatch.setattr(ceilings, "Linear", lambda weight: weights.append(weight) or linear(weight))
@@ -51,7 +51,7 @@ def test_the_weight_that_is_read_has_the_size_it_is_said_to_have(monkeypatch: py
 
 @pytest.mark.usefixtures("small")
 def test_rates_are_work_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a clock that says one second for everything, a rate is the work of one call."""
+    """With a clock on which every call takes one second, a rate is the work of one call."""
     monkeypatch.setattr(ceilings, "_seconds", lambda device, calls: float(len([call() for call in calls])))
     figures = ceilings.measure(torch.device("cpu"))
     assert figures["matrix_product_gflops"]["bfloat16_64"] == pytest.approx(2 * 64**3 / 1e9)

@@ -8,7 +8,7 @@ from phase2_prefill_decode.lab.roofline import Device
 DEVICE = Device("a machine", 800e9, 20e9)
 MARKS = [
     Mark("prefill", 200.0, 500.0, 790.0, "512 tokens"),
-    Mark("prefill", 900.0, 1700.0, 800.0),  # faster than it should be: shown as it is
+    Mark("prefill", 900.0, 1700.0, 800.0),  # faster than predicted: drawn as measured
     Mark("decode", 0.05, 0.4, 1.0, "1 sequence"),
 ]
 

@@ -1,5 +1,5 @@
-"""Counted against what others count: brute force over every pair, torch's own counter on a transformers model, its
-parameters, and published figures."""
+"""The cost model against brute force over every pair, torch's FLOP counter on a transformers model, its parameters,
+and published figures."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -113,7 +113,7 @@ def test_attention_is_counted_number_by_number() -> None:
 
 @pytest.mark.parametrize("yields", [0, 2])
 def test_pointwise_moves_the_tensors_that_its_operators_take_and_give(yields: int) -> None:
-    """The references themselves, in the order of a forward pass; what is counted is what goes in and what comes out."""
+    """Runs the reference operators in the order of a forward pass, and counts the bytes of their inputs and outputs."""
     tokens, c = 11, SMALL
     slots, positions, angles = torch.arange(tokens), torch.arange(tokens), torch.ones(tokens, c.head_dim // 2)
     pages = torch.zeros(2, 1, c.num_key_value_heads, 16, c.head_dim)
@@ -173,7 +173,7 @@ def test_a_prefill_has_the_operations_that_torch_counts() -> None:
     assert cost.attention.operations * 2 * n == square * (n + 1)
 
 
-def test_the_decoder_multiplies_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_decoder_multiplies_as_many_rows_as_the_model_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows through every matrix of the decoder itself: in its last layer and its head only those that yield a token."""
     operations, weights = 0, 0
 
@@ -208,7 +208,7 @@ def test_the_decoder_multiplies_what_is_counted(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 def test_a_step_reads_every_parameter_once(family: str, tied: bool) -> None:
-    """But of the embedding only the rows of its tokens, unless it is the head as well."""
+    """Except that of the embedding it reads only the rows of its tokens, unless the head is tied to it."""
     sizes = {"vocab_size": 300, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3}
     heads = {"num_attention_heads": 6, "num_key_value_heads": 2, "tie_word_embeddings": tied}
     theirs = (
@@ -237,8 +237,8 @@ def test_a_step_reads_every_parameter_once(family: str, tied: bool) -> None:
             assert weights == size * (parameters - (0 if tied else embedding) + tokens * 48)
 
 
-def test_a_chunk_that_yields_nothing_stops_at_the_last_attention() -> None:
-    """No head, and no rows through what stands behind attention in the last layer."""
+def test_a_chunk_without_a_token_to_sample_stops_at_the_last_attention() -> None:
+    """No head, and no rows through the last layer behind its attention."""
     model = CostModel(SMALL)
     chunk, whole = model.pieces([(0, 32)], yields=0), model.pieces([(0, 32)], yields=32)
     assert chunk.head == Part()
@@ -264,7 +264,7 @@ def test_chunks_of_a_prefill_do_the_same_operations_and_move_more(model: CostMod
 
 
 @given(models, st.integers(1, 40), st.integers(0, 60))
-def test_a_decode_meets_the_pairs_of_the_prefill_it_stands_for(model: CostModel, steps: int, at: int) -> None:
+def test_decodes_have_the_pairs_of_the_equivalent_prefill(model: CostModel, steps: int, at: int) -> None:
     decoded = sum((model.pieces([(at + i, 1)]) for i in range(steps)), Cost())
     prefilled = model.pieces([(at, steps)], yields=steps)
     assert {k: p.operations for k, p in decoded.parts.items()} == {k: p.operations for k, p in prefilled.parts.items()}
@@ -273,24 +273,22 @@ def test_a_decode_meets_the_pairs_of_the_prefill_it_stands_for(model: CostModel,
 
 
 @given(models, st.lists(st.tuples(starts, lengths), min_size=1, max_size=4))
-def test_in_company_only_the_weights_are_shared(model: CostModel, pieces: list[tuple[int, int]]) -> None:
+def test_batching_shares_only_the_weights(model: CostModel, pieces: list[tuple[int, int]]) -> None:
     alone = sum((model.pieces([piece]) for piece in pieces), Cost())
     together = model.pieces(pieces)
-    rows = sum(length for _, length in pieces) * SMALL.hidden_size * 2  # of the embedding: every token has its own
+    rows = sum(length for _, length in pieces) * SMALL.hidden_size * 2  # of the embedding: each token reads its own
     assert alone.operations == together.operations
     assert alone.total.weights - rows == len(pieces) * (together.total.weights - rows)
     assert alone.bytes - alone.total.weights == together.bytes - together.total.weights
 
 
 @given(models, st.lists(st.tuples(starts, lengths), max_size=4), st.lists(st.tuples(starts, lengths), max_size=4))
-def test_loads_may_be_kept_up_to_date(
-    model: CostModel, some: list[tuple[int, int]], more: list[tuple[int, int]]
-) -> None:
+def test_loads_are_additive(model: CostModel, some: list[tuple[int, int]], more: list[tuple[int, int]]) -> None:
     summed = Load(*(a + b for a, b in zip(model.load(some), model.load(more), strict=True)))
     assert model.cost(summed) == model.pieces([*some, *more])
 
 
-def test_a_batch_costs_what_its_slices_say() -> None:
+def test_the_cost_of_a_batch_is_that_of_its_slices() -> None:
     done, part, answering = Request("a", (1,) * 12), Request("b", (1,) * 50), Request("c", (1,) * 9)
     answering.output_tokens = [4, 4]
     batch = Batch((Slice(done, 0, 12), Slice(part, 16, 20), Slice(answering, 10, 1)))

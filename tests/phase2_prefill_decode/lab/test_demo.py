@@ -1,4 +1,4 @@
-"""The command of this phase, as people run it: on a terminal, in a pipe, in a narrow window, with a broken model."""
+"""The demo command: on a terminal, in a pipe, in a narrow window, with a broken model."""
 
 import io
 import os
@@ -28,7 +28,7 @@ BUNDLED_CONFIG = ModelConfig.from_pretrained(BUNDLED)
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The numbers of threads that torch is asked for; it keeps those it has."""
+    """Records the numbers of threads that torch is set to, without setting them."""
     numbers: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", numbers.append)
     monkeypatch.setattr(threads, "cores", lambda: 6)
@@ -37,7 +37,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def served(answer: int, prefill: float = 0.0123, step: float = 0.004) -> Request:
-    """A request of twelve tokens with so many in its answer."""
+    """A request with twelve prompt tokens and so many output tokens."""
     request = Request("r", tuple(range(12)), SamplingParams(max_tokens=answer), arrival=0.0)
     request.admit(0.0)
     request.advance(0, 12)
@@ -66,7 +66,7 @@ def test_the_command_answers_and_shows_where_the_time_went() -> None:
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
-def test_a_terminal_of_ascii_gets_an_answer_too(tmp_path: Path) -> None:
+def test_an_ascii_terminal_shows_the_answer(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     command = [*DEMO, "--raw", "Das Gerät heißt", "--max-tokens", "3"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
@@ -120,7 +120,7 @@ def test_bad_options_are_named_before_anything_is_loaded(
     assert words in capsys.readouterr().err
 
 
-def test_what_goes_wrong_with_the_model_is_one_line(capsys: pytest.CaptureFixture[str], asked: list[int]) -> None:
+def test_an_error_of_the_model_is_printed_in_one_line(capsys: pytest.CaptureFixture[str], asked: list[int]) -> None:
     assert main(["--model", "nowhere"]) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -128,7 +128,9 @@ def test_what_goes_wrong_with_the_model_is_one_line(capsys: pytest.CaptureFixtur
     assert printed.err.count("\n") == 1
 
 
-def test_a_request_that_fails_is_told_why(tmp_path: Path, capsys: pytest.CaptureFixture[str], asked: list[int]) -> None:
+def test_the_error_of_a_failed_request_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], asked: list[int]
+) -> None:
     for file in BUNDLED.iterdir():
         if file.name != "model.safetensors":
             (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -142,7 +144,7 @@ def test_a_request_that_fails_is_told_why(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_a_small_model_computes_on_one_thread_and_a_large_one_on_all(asked: list[int]) -> None:
-    """Threads that wait spin; on cores that others want, a step of a small model then takes many times as long."""
+    """Waiting threads spin. On cores that are shared, a step of a small model then takes many times as long."""
     assert main(["Hello!", "--max-tokens", "2"]) == 0
     assert asked == [1]
     threads.use_threads_for(SHAPES["596m"])
@@ -150,14 +152,14 @@ def test_a_small_model_computes_on_one_thread_and_a_large_one_on_all(asked: list
     assert BUNDLED_CONFIG.bytes < threads.SMALL < SHAPES["17m"].bytes
 
 
-def test_whoever_sets_the_number_of_threads_knows_why(asked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_omp_num_threads_overrides_the_choice(asked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     threads.use_threads_for(BUNDLED_CONFIG)
     assert asked == []
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_who_waits_for_the_compiler_is_told_so(
+def test_the_demo_says_when_it_compiles_kernels(
     kept: bool, asked: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cache, "has_kept", lambda: kept)

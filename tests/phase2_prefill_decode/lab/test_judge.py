@@ -1,4 +1,4 @@
-"""The examination of the bundled model: its questions are fair and new, its rule refuses what it should."""
+"""The examination of the bundled model: its questions are not in the corpus, and its rule refuses wrong answers."""
 
 import json
 import shutil
@@ -37,7 +37,7 @@ def test_every_key_names_one_fact() -> None:
     assert [name for name, count in Counter(map(key, FACTS)).items() if count > 1] == []
 
 
-def test_both_sets_have_the_same_make_up() -> None:
+def test_both_sets_have_the_same_composition() -> None:
     for name in ("development", "held_out"):
         of_set = [question for question in QUESTIONS if question.set == name]
         assert Counter(question.fact.source for question in of_set) == {"serving": 60, "general": 25, "smalltalk": 15}
@@ -179,7 +179,7 @@ def test_an_answer_for_each_question_is_needed() -> None:
 
 @pytest.fixture(scope="module")
 def parrot(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model directory: a very small model that has learned three answers by heart and nothing else."""
+    """A model directory: a very small model that has memorised three answers."""
     directory = tmp_path_factory.mktemp("parrot")
     for file in BUNDLED.iterdir():
         if file.name not in ("config.json", "model.safetensors"):

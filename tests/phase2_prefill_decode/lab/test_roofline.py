@@ -25,8 +25,8 @@ QWEN3_8B = ModelConfig(
 TEN = Device("ten operations a byte", 1000.0, 100.0, overhead=0.5)
 
 
-def test_each_part_meets_its_own_roof() -> None:
-    """By hand. One part waits a second for memory, one two seconds for arithmetic; their sum is below the ridge."""
+def test_each_part_has_its_own_roof() -> None:
+    """By hand: one part takes a second for memory, one two seconds for arithmetic; their sum is below the ridge."""
     cost = Cost(attention=Part(operations=100, kv_read=100), down=Part(operations=2000, weights=10, activations=10))
     prediction = predict(cost, TEN)
     assert prediction.parts["attention"].bound == "memory"
@@ -70,7 +70,7 @@ def test_prefill_is_bound_by_arithmetic_and_decode_by_memory(name: str) -> None:
         "out": "compute",
         "gate_up": "compute",
         "down": "compute",
-        "head": "memory",  # of 4,096 tokens one yields another
+        "head": "memory",  # one row of 4,096
         "pointwise": "memory",
     }
     assert decode.bound == "memory"
@@ -78,7 +78,7 @@ def test_prefill_is_bound_by_arithmetic_and_decode_by_memory(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DEVICES)
-def test_the_crossover_is_the_first_batch_whose_linears_wait_for_arithmetic(name: str) -> None:
+def test_the_crossover_is_the_first_batch_with_compute_bound_linears(name: str) -> None:
     device, model = named(name), CostModel(QWEN3_8B)
     batch = crossover(model, device)
     assert batch is not None
@@ -126,7 +126,7 @@ def test_a_measured_device_is_read_from_the_file(tmp_path: Path) -> None:
         measured(result, "int8")
 
 
-def test_what_is_no_device_is_refused() -> None:
+def test_a_bad_device_is_refused() -> None:
     with pytest.raises(ValueError, match="no datasheet for 'H20'; known are H200, H100 SXM"):
         named("H20")
     for flops, bandwidth, overhead in ((0, 1, 0), (1, 0, 0), (1, 1, -1), (float("nan"), 1, 0)):
@@ -135,7 +135,7 @@ def test_what_is_no_device_is_refused() -> None:
 
 
 def test_predicting_needs_no_torch() -> None:
-    """The modules by themselves: what else the package hands on, this program leaves out."""
+    """Imports the modules alone, without the rest of the package."""
     program = """
 import sys, types
 package = types.ModuleType("phase2_prefill_decode")

@@ -1,4 +1,4 @@
-"""What the bundled model is taught: whose words, which of them it must learn to say, and that a run can be repeated."""
+"""The training of the bundled model: its lessons, which tokens count in the loss, and that a run can be repeated."""
 
 import random
 from itertools import islice
@@ -34,7 +34,7 @@ def said(lesson: Lesson) -> list[str]:
     return [TOKENIZER.decode(run) for run in runs if run]
 
 
-def test_what_a_chat_teaches_are_answers_with_their_ends_and_nothing_else() -> None:
+def test_only_answers_and_their_ends_count_in_the_loss() -> None:
     chats = [lesson for lesson in lessons(300) if TOKENIZER.encode("<|im_start|>")[0] == lesson.tokens[0]]
     assert len(chats) > 200
     for lesson in chats:
@@ -43,12 +43,12 @@ def test_what_a_chat_teaches_are_answers_with_their_ends_and_nothing_else() -> N
         assert ends.count(2) == len(said(lesson))  # <|im_end|>
 
 
-def test_a_seed_decides_the_whole_course() -> None:
+def test_a_seed_determines_all_lessons() -> None:
     assert lessons(50) == lessons(50)
     assert lessons(50) != lessons(50, seed=4)
 
 
-def test_every_fact_has_its_turn_before_any_has_two() -> None:
+def test_every_fact_comes_once_before_any_comes_twice() -> None:
     firsts = [said(lesson) for lesson in lessons(1500)]
     assert {answer for answers in firsts for answer in answers} & ANSWERS == ANSWERS
 
@@ -70,7 +70,7 @@ def test_a_careless_question_keeps_most_of_its_words() -> None:
         assert len(set(words) & set(question.lower().rstrip("?").split())) >= 7
 
 
-def test_a_fact_is_asked_for_in_very_many_ways() -> None:
+def test_a_fact_has_very_many_wordings() -> None:
     rng, reword = random.Random(0), Rewording.load()
     fact = next(fact for fact in CORPUS.facts if fact.topic == "KV cache")
     assert len({reword.ask(rng, fact) for _ in range(500)}) > 250

@@ -20,7 +20,7 @@ def bar(step: Step, width: int, coloured: bool, longest: float = 1.0) -> str:
     return view.bar(step, longest, width, coloured).plain
 
 
-def test_a_bar_is_as_long_as_its_step_in_the_shares_of_its_tokens() -> None:
+def test_a_bar_has_the_length_of_its_step_and_the_shares_of_its_tokens() -> None:
     assert bar(Step(30, 10, 1.0, []), 40, False) == "#" * 30 + "=" * 10
     assert bar(Step(30, 10, 0.5, []), 40, False) == "#" * 15 + "=" * 5
     assert bar(Step(30, 10, 1.0, []), 40, True) == "█" * 40
@@ -29,7 +29,7 @@ def test_a_bar_is_as_long_as_its_step_in_the_shares_of_its_tokens() -> None:
     assert view.bar(Step(30, 10, 1.0, []), 1.0, 40, True).spans[0].end == 30
 
 
-def test_the_shortest_step_is_seen_and_the_longest_fits() -> None:
+def test_the_shortest_step_is_visible_and_the_longest_fits() -> None:
     assert bar(Step(128, 8, 1e-6, []), 40, True) == "█▏"
     assert bar(Step(128, 8, 1e-6, []), 40, False) == "#="
     assert bar(Step(0, 8, 1e-6, []), 40, True) == "▏"
@@ -40,7 +40,7 @@ def test_the_shortest_step_is_seen_and_the_longest_fits() -> None:
                 assert len(bar(step, width, coloured)) == width
 
 
-def test_shown_are_the_steps_around_the_long_prompt_counted_from_its_arrival() -> None:
+def test_the_demo_shows_the_steps_around_the_long_prompt_counted_from_its_arrival() -> None:
     chunk = Step(64, 8, 0.01, [])
     played = Played([CALM] * 9 + [chunk] * 4 + [CALM] * 20, [], None)  # type: ignore[arg-type]
     shown = list(view.shown(played))
@@ -79,7 +79,7 @@ def test_every_line_fits_its_terminal(width: int, coloured: bool) -> None:
         (101.0, 1100.0, "worst gap is 10.1 times longer, and everything takes 1000% longer."),
     ],
 )
-def test_the_conclusion_says_which_way_it_went(worst: float, total: float, words: str) -> None:
+def test_the_conclusion_compares_gaps_and_total_time(worst: float, total: float, words: str) -> None:
     whole, cut = Outcome(0, 1.0, 10.0, 10.0, 10.0, 10.0, 100.0), Outcome(128, 1.0, worst, worst, worst, 10.0, total)
     console = Console(file=io.StringIO(), width=300)
     with console.capture() as captured:
@@ -87,14 +87,14 @@ def test_the_conclusion_says_which_way_it_went(worst: float, total: float, words
     assert captured.get().rstrip().endswith(words)
 
 
-def test_a_terminal_too_narrow_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_narrow_terminal_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("COLUMNS", "59")
     with pytest.raises(SystemExit, match="2"):
         main([])
     assert "at least 60 columns to draw on, this one has 59" in " ".join(capsys.readouterr().err.split())
 
 
-def test_numbers_stand_under_their_names() -> None:
+def test_numbers_are_aligned_under_their_headings() -> None:
     line = view.line(7, Step(2016, 8, 0.1234, []), 1.0, 80, False).plain
     for name, value in (("step", "+7"), ("prefill", "2016"), ("decode", "8"), ("ms", "123.4")):
         end = view.HEAD.index(name) + len(name)
@@ -120,7 +120,7 @@ def test_bad_options_are_named(option: str, words: str, capsys: pytest.CaptureFi
 
 
 def test_the_command_shows_both_ways_when_piped() -> None:
-    """And waits for nothing: on a terminal the stall would take an hour."""
+    """Without pauses: on a terminal the stall would take an hour."""
     command = [*DEMO, "--prompt", "300", "--chunk", "64", "--seconds", "3600"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""The scene as it is played, and what is read off it. Times are given here, not taken."""
+"""The stall scene and its figures, which are computed from given times."""
 
 import json
 from pathlib import Path
@@ -35,18 +35,18 @@ def tokens_of(played: Played) -> list[tuple[int, int]]:
     return [(step.prefill_tokens, step.decode_tokens) for step in played.steps]
 
 
-def test_whole_the_prompt_is_one_step_in_which_everyone_takes_part(stage: Stage) -> None:
+def test_a_whole_prompt_is_one_step_with_all_decodes(stage: Stage) -> None:
     # An answer of 30 tokens: one of the step before the scene, 29 of the steps in it.
     assert tokens_of(stage.play(WHOLE)) == [(0, 3)] * 4 + [(200, 3)] + [(0, 3)] * 24
 
 
 @pytest.mark.parametrize(("chunk", "pieces"), [(64, [64, 64, 64, 8]), (40, [32] * 5 + [40]), (16, [16] * 12 + [8])])
-def test_cut_the_decodes_go_on_beside_every_piece(stage: Stage, chunk: int, pieces: list[int]) -> None:
+def test_decodes_advance_with_every_chunk(stage: Stage, chunk: int, pieces: list[int]) -> None:
     calm, after = [(0, 3)] * 4, [(0, 3)] * (25 - len(pieces))
     assert tokens_of(stage.play(chunk)) == calm + [(piece, 3) for piece in pieces] + after
 
 
-def test_however_it_is_cut_everyone_says_the_same_and_leaves(stage: Stage) -> None:
+def test_tokens_do_not_depend_on_the_chunk_size_and_all_pages_are_freed(stage: Stage) -> None:
     answers = []
     for chunk in (WHOLE, 64, 16):
         _, decodes, long = stage.play(chunk)
@@ -57,7 +57,7 @@ def test_however_it_is_cut_everyone_says_the_same_and_leaves(stage: Stage) -> No
     assert answers[0] == answers[1] == answers[2]
 
 
-def test_the_whole_pool_is_used(stage: Stage) -> None:
+def test_the_pool_has_exactly_the_pages_of_the_scene(stage: Stage) -> None:
     """Three times 35 tokens in pages of 16, and 200."""
     assert stage.cache.usage.total == 3 * 3 + 13
 
@@ -67,7 +67,7 @@ def test_another_prompt_can_be_played_on_the_same_stage(stage: Stage) -> None:
 
 
 def at(moments: list[float], arrival: float = 0.0) -> Request:
-    """A request that had its tokens at these moments."""
+    """A request that got its tokens at these times."""
     params = SamplingParams(max_tokens=len(moments))
     request = Request("r", (1, 2), params, arrival=arrival)
     request.admit(arrival)
@@ -80,8 +80,8 @@ def at(moments: list[float], arrival: float = 0.0) -> Request:
     return request
 
 
-def test_the_gaps_that_count_are_those_with_the_long_prompt_there() -> None:
-    # It arrives at 10 and has its token at 20. The gap from 20 to 35 is another's fault, those up to 10 are calm.
+def test_gaps_are_counted_from_the_arrival_of_the_long_prompt_to_its_first_token() -> None:
+    # It arrives at 10 and has its token at 20. The gap from 20 to 35 comes after that, those up to 10 are calm.
     decodes = [at([7.5, 8.0, 10.0, 14.0, 20.0, 35.0]), at([6.0, 9.0, 11.0, 20.0, 21.0, 30.0])]
     outcome = judge(64, Played([], decodes, at([20.0], arrival=10.0)))
     assert outcome.p99_gap_ms == pytest.approx(8910.0)
@@ -97,7 +97,7 @@ def test_the_gaps_that_count_are_those_with_the_long_prompt_there() -> None:
 
 
 def test_a_scene_whose_decodes_end_too_early_is_refused() -> None:
-    """The last pieces, which see the most, would be felt by nobody."""
+    """No decode would wait for the last chunks, which are the slowest."""
     with pytest.raises(ValueError, match="in chunks of 16, had its token"):
         judge(16, Played([], [at([1.0, 5.0, 30.0]), at([1.0, 5.0, 9.0])], at([20.0], arrival=2.0)))
 
@@ -117,13 +117,13 @@ def test_the_best_of_each_chunk_size_is_the_run_that_took_least(stage: Stage, mo
 
 
 def test_the_measured_scene_lasts_at_every_chunk_size() -> None:
-    """What `main` plays: with the smallest chunk too, decodes outlast the longest prompt the shape takes."""
+    """In the scene of `main` decodes outlast the longest prompt of the shape, also with the smallest chunk."""
     scene, longest = Scene(), SHAPES["17m"].max_position_embeddings - 1
     steps = -(-longest // min(chunk for chunk in CHUNKS if chunk != WHOLE))
     assert 1 + scene.arrives + steps <= scene.answer
 
 
-def test_the_cost_model_says_what_chunks_buy_on_a_large_gpu() -> None:
+def test_the_cost_model_predicts_shorter_steps_with_chunks_on_a_large_gpu() -> None:
     """At 2,048 tokens a step, an 8B model's worst step on an H100 is five times shorter and the sum hardly larger."""
     qwen3_8b = ModelConfig(
         model_type="qwen3", vocab_size=151_936, num_hidden_layers=36,

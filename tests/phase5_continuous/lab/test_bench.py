@@ -28,11 +28,11 @@ def test_it_records_what_it_measured(
     assert "Scheduler._advance" in shares
     assert 0.5 < sum(shares.values()) <= 1
     printed = capsys.readouterr().out
-    assert all(word in printed for word in ("Everyone decodes", "Whole lives", "Where the time goes", "prefix"))
+    assert all(word in printed for word in ("All requests decode", "Whole lives", "Where the time goes", "prefix"))
 
 
 @pytest.mark.parametrize("cache", ["plain", "prefix"])
-def test_everyone_decodes_in_every_step_that_is_timed(cache: str) -> None:
+def test_every_request_decodes_in_every_timed_step(cache: str) -> None:
     one = bench.decoding(bench.CACHES[cache], running=20, steps=30)
     for step in range(30):
         batch = one.plan(step)
@@ -40,7 +40,7 @@ def test_everyone_decodes_in_every_step_that_is_timed(cache: str) -> None:
         one.commit(batch, bench.answer(batch), step)
 
 
-def test_whole_lives_are_the_same_for_both_caches() -> None:
+def test_both_caches_serve_the_same_requests() -> None:
     plain, prefix = (bench.lives(cache, running=8, requests=30) for cache in ("plain", "prefix"))
     assert plain.slices == prefix.slices > 30 * 30
 

@@ -23,8 +23,8 @@ def drawn(world: World, width: int = 80, height: int | None = None) -> list[str]
     return captured.get().splitlines()
 
 
-def test_a_strip_is_what_a_request_did() -> None:
-    """As many decodes as tokens after the first, whatever came between; and it waits before, and never after."""
+def test_a_strip_shows_the_steps_of_a_request() -> None:
+    """It has one decode for each token after the first, and waits only before its first step."""
     world, lives = World(Show()), dict[str, str]()
     seen = set[str]()
     while world.going:
@@ -42,8 +42,8 @@ def test_a_strip_is_what_a_request_did() -> None:
     assert world.scheduler.running_set.num_preemptions > 0
 
 
-def test_who_runs_and_has_no_tokens_of_a_step_is_left_out() -> None:
-    """A budget of four tokens a step, with more than four who could have one."""
+def test_a_running_request_without_tokens_in_a_step_is_shown_as_left_out() -> None:
+    """A budget of four tokens a step, and more than four requests that could have one."""
     world, seen = World(Show(budget=4, chunk=4, pages=400, requests=20)), set[str]()
     while world.going:
         world.step()
@@ -53,7 +53,7 @@ def test_who_runs_and_has_no_tokens_of_a_step_is_left_out() -> None:
     assert PREEMPTED not in seen
 
 
-def test_the_picture_shows_the_moment() -> None:
+def test_the_picture_shows_the_current_step() -> None:
     world = World(Show())
     while world.simulation.preemptions == 0:
         world.step()
@@ -65,14 +65,14 @@ def test_the_picture_shows_the_moment() -> None:
     assert len(strips) == sum(s.first + len(s.signs) > max(world.steps - 73, 0) for s in world.strips.values())
     assert any(line.endswith(PREEMPTED) for line in strips)
     usage = world.scheduler.cache.usage
-    assert f"{usage.referenced} pages in use, {usage.cached} kept, {usage.free} free" in lines[-1]
+    assert f"{usage.referenced} pages in use, {usage.cached} cached, {usage.free} free" in lines[-1]
     assert lines[-3].startswith("pages ")
     assert lines[-2].startswith("tokens ")
 
 
 @pytest.mark.parametrize("options", [{}, {"pages": 200, "requests": 200, "rate": 100.0}, {"policy": "priority"}])
-def test_whoever_runs_has_a_strip_in_a_usual_terminal(options: dict[str, Any]) -> None:
-    """However many wait, or were there before and have left. Who has no strip is counted."""
+def test_every_running_request_has_a_strip_in_80_columns_by_23_lines(options: dict[str, Any]) -> None:
+    """However many wait or have ended. Requests without a strip are counted."""
     world, crowded = World(Show(**options)), 0
     while world.going:
         world.step()
@@ -87,7 +87,7 @@ def test_whoever_runs_has_a_strip_in_a_usual_terminal(options: dict[str, Any]) -
         if RequestState.PREEMPTED in hidden:
             assert shown == {RequestState.RUNNING, RequestState.PREEMPTED}
         if hidden:
-            assert None not in shown  # nobody who has left, while one waits unseen
+            assert None not in shown  # no ended request is shown while a live one is hidden
         recent = sum(strip.first + len(strip.signs) > max(world.steps - 73, 0) for strip in world.strips.values())
         more = [int(line.split()[0]) for line in lines if line.endswith(" more")]
         assert more == ([recent - len(names)] if recent > 17 else [])
@@ -95,7 +95,7 @@ def test_whoever_runs_has_a_strip_in_a_usual_terminal(options: dict[str, Any]) -
     assert crowded > 20
 
 
-def test_strips_are_in_the_order_in_which_their_requests_came() -> None:
+def test_strips_are_in_the_order_of_arrival() -> None:
     world = World(Show(requests=200, rate=100.0, policy="priority"))
     while world.steps < 300:
         world.step()
@@ -104,7 +104,7 @@ def test_strips_are_in_the_order_in_which_their_requests_came() -> None:
     assert numbers == sorted(numbers)
 
 
-def test_what_left_long_ago_is_forgotten() -> None:
+def test_strips_of_requests_that_ended_long_ago_are_dropped() -> None:
     world = World(Show(requests=150))
     while world.going:
         world.step()
@@ -113,22 +113,22 @@ def test_what_left_long_ago_is_forgotten() -> None:
     assert all(strip.first + len(strip.signs) >= world.steps - WINDOW for strip in world.strips.values())
 
 
-def test_throughput_is_of_the_last_second_or_of_all_there_was() -> None:
-    world, said = World(Show()), list[tuple[float, int]]()
+def test_throughput_is_that_of_the_last_second_or_of_the_time_so_far() -> None:
+    world, tokens = World(Show()), list[tuple[float, int]]()
     assert world.throughput() == 0
     while world.going:
         world.step()
         assert world.last is not None
         now = world.simulation.clock.now
-        said.append((now, sum(event.token is not None for event in world.last.events)))
-        lately = sum(tokens for time, tokens in said if time > now - 1)
+        tokens.append((now, sum(event.token is not None for event in world.last.events)))
+        lately = sum(count for time, count in tokens if time > now - 1)
         assert world.throughput() == pytest.approx(lately / min(now, 1))
     assert now > 2
 
 
 @pytest.mark.parametrize("width", [20, 40, 60])
 def test_a_narrow_terminal_cuts_no_word(width: int) -> None:
-    """The lines around the strips leave out what does not fit. Tokens a second stay."""
+    """The lines around the strips leave out what does not fit, but never tokens/s."""
     world = World(Show(pages=200, requests=200, rate=100.0))
     while world.steps < 300:
         world.step()
@@ -139,7 +139,7 @@ def test_a_narrow_terminal_cuts_no_word(width: int) -> None:
     assert lines[-1].split()[1] == "tokens/s"
 
 
-def test_the_summary_tells_who_was_refused_and_who_failed() -> None:
+def test_the_summary_counts_refused_and_failed_requests() -> None:
     done = subprocess.run([*DEMO, "--pages", "2"], capture_output=True, text=True, timeout=60)
     names, figures = (line.split() for line in done.stdout.splitlines()[-2:])
     assert names[-2:] == ["refused", "failed"]
@@ -149,7 +149,7 @@ def test_the_summary_tells_who_was_refused_and_who_failed() -> None:
     assert refused > 0
 
 
-def test_a_terminal_that_cannot_show_it_is_told_so() -> None:
+def test_a_terminal_without_the_characters_gets_an_error_that_names_the_remedy() -> None:
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     done = subprocess.run(DEMO, capture_output=True, text=True, timeout=60, env=environment)
     assert done.returncode == 2
@@ -187,7 +187,7 @@ def test_bad_options_are_named(option: str, words: str) -> None:
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "longest-prefix"])
 def test_the_command_prints_snapshots_when_piped(policy: str) -> None:
-    """And waits for nothing: at this rate a terminal would show it for hours."""
+    """Without pauses: at this rate a terminal would show it for hours."""
     command = [*DEMO, "--steps-per-second", "0.1", "--policy", policy]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")

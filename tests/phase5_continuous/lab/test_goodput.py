@@ -1,4 +1,4 @@
-"""Goodput: what the chapter's tables are made from."""
+"""The goodput study, from which the chapter's tables come."""
 
 import json
 import sys
@@ -11,14 +11,14 @@ from phase5_continuous.lab.simulator import WAYS
 from tests.terminal import after_the_view, on_a_terminal
 
 
-def test_who_keeps_every_promise_has_the_goodput_of_its_arrivals() -> None:
-    """Whatever chance makes of their number, and however long the last ones take."""
+def test_goodput_equals_the_arrival_rate_when_every_request_meets_its_slo() -> None:
+    """However many requests happen to arrive, and however long the last ones take."""
     for rate in (5, 20):
         found = goodput.poisson("fcfs", rate, seconds=4)
         assert (found.requests, found.kept, found.goodput) == (4 * rate, 1.0, rate)
 
 
-def test_above_capacity_more_come_too_late_the_longer_it_lasts() -> None:
+def test_above_capacity_goodput_falls_the_longer_it_lasts() -> None:
     short, long = (goodput.poisson("fcfs", 400, seconds) for seconds in (3, 6))
     assert 0 < long.goodput == 400 * long.kept < 0.8 * short.goodput < 300
     assert long.ttft_p50_ms > 1.5 * short.ttft_p50_ms
@@ -40,7 +40,7 @@ def test_it_writes_the_figures_that_the_chapter_quotes(
     assert ["fcfs", "5.0", "10.0"] in printed
 
 
-def test_a_span_of_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_zero_seconds_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         goodput.main(["--seconds", "0"])
     assert stopped.value.code == 2

@@ -38,7 +38,7 @@ def at(time: float, prompt: int, answer: int, name: int) -> Arrival:
 
 
 def tokens_at(arrivals: list[Arrival], setting: Setting) -> dict[str, list[float]]:
-    """When each request's tokens came, a step taking a second."""
+    """The times of each request's tokens, if a step takes a second."""
     simulation, times = Simulation(arrivals, setting), dict[str, list[float]]()
     simulation.runner.times = Second()  # type: ignore[assignment]
     while simulation.going:
@@ -48,13 +48,13 @@ def tokens_at(arrivals: list[Arrival], setting: Setting) -> dict[str, list[float
 
 
 class TestSchedulesByHand:
-    """r0 has 6 tokens and says 4, r1 (at 0.5 s) 10 and 2, r2 (at 1.5 s) 2 and 3. A step takes a second."""
+    """Prompt and output tokens: r0 6 and 4, r1 (at 0.5 s) 10 and 2, r2 (at 1.5 s) 2 and 3. A step takes a second."""
 
     arrivals = (at(0, 6, 4, 7), at(0.5, 10, 2, 8), at(1.5, 2, 3, 9))
     setting = Setting(pages=32, page_size=4, max_running=2, chunk=4, budget=8, prefix_cache=False, max_tokens=8)
 
     def test_static(self) -> None:
-        """r0 alone until it has ended; r1 and r2 came meanwhile and go together."""
+        """r0 runs alone until it has ended; r1 and r2 arrive meanwhile and are the next batch."""
         assert tokens_at([*self.arrivals], replace(self.setting, way="static")) == {
             "r0": [1, 2, 3, 4],
             "r1": [5, 6],
@@ -62,7 +62,7 @@ class TestSchedulesByHand:
         }
 
     def test_whole_prompts(self) -> None:
-        """r1 joins in the second step, r2 when a place is free: in the fourth."""
+        """r1 is admitted in the second step, r2 when a place is free: in the fourth."""
         assert tokens_at([*self.arrivals], replace(self.setting, way="whole")) == {
             "r0": [1, 2, 3, 4],
             "r1": [2, 3],
@@ -70,16 +70,16 @@ class TestSchedulesByHand:
         }
 
     def test_chunks(self) -> None:
-        """r0 in chunks of 4 and 2; r1, beside it, of 4, 4 and 2; r2 has a place when r1 has ended, in the sixth step,
-        and not before: two may run."""
+        """r0 in chunks of 4 and 2; r1, beside it, of 4, 4 and 2. Two may run, so r2 is admitted when r1 has ended, in
+        the sixth step."""
         assert tokens_at([*self.arrivals], replace(self.setting, way="fcfs")) == {
             "r0": [2, 3, 4, 5],
             "r1": [4, 5],
             "r2": [6, 7, 8],
         }
 
-    def test_time_without_anyone_is_passed_over(self) -> None:
-        """To the moment of the next arrival and not beyond it."""
+    def test_an_idle_simulation_skips_to_the_next_arrival(self) -> None:
+        """To the moment of that arrival and not beyond it."""
         assert tokens_at([at(0, 2, 2, 7), at(9.5, 2, 1, 8), at(10, 2, 1, 9)], self.setting) == {
             "r0": [1, 2],
             "r1": [10.5],
@@ -89,7 +89,7 @@ class TestSchedulesByHand:
 
 class TestTheSimulation:
     @pytest.mark.parametrize("way", WAYS)
-    def test_a_seed_is_an_outcome(self, way: str) -> None:
+    def test_the_same_seed_gives_the_same_outcome(self, way: str) -> None:
         setting = replace(SMALL, way=way)
         first, again = (simulate(TRACE.arrivals(), setting) for _ in range(2))
         assert first == again
@@ -97,9 +97,9 @@ class TestTheSimulation:
 
     @pytest.mark.parametrize("kind", ["poisson", "bursty", "chat"])
     @pytest.mark.parametrize("way", WAYS)
-    def test_everyone_says_what_the_trace_has_for_them(self, way: str, kind: str) -> None:
+    def test_every_request_has_as_many_tokens_as_the_trace_says(self, way: str, kind: str) -> None:
         arrivals = list(replace(TRACE, kind=kind, requests=30).arrivals())
-        simulation, said = Simulation(arrivals, replace(SMALL, way=way)), dict[str, int]()
+        simulation, lengths = Simulation(arrivals, replace(SMALL, way=way)), dict[str, int]()
         while simulation.going:
             step = simulation.step()
             if isinstance(simulation.scheduler, Scheduler):
@@ -107,8 +107,8 @@ class TestTheSimulation:
             for event in step.events if step else ():
                 if event.finish_reason is not None:
                     assert event.finish_reason is FinishReason.STOP
-                    said[event.request.id] = len(event.request.output_tokens)
-        assert said == {f"r{number}": one.answer for number, one in enumerate(arrivals)}
+                    lengths[event.request.id] = len(event.request.output_tokens)
+        assert lengths == {f"r{number}": one.answer for number, one in enumerate(arrivals)}
         assert simulation.scheduler.cache.usage.referenced == 0
         outcome = simulation.outcome()
         assert outcome.tokens == sum(one.answer for one in arrivals)
@@ -121,24 +121,24 @@ class TestTheSimulation:
         assert (outcome.requests, outcome.failed) == (120, 0)
         assert outcome.tokens == sum(one.answer for one in TRACE.arrivals())
 
-    def test_a_chat_computes_what_the_cache_has_not(self) -> None:
+    def test_a_prefix_cache_saves_most_of_a_chats_prefill(self) -> None:
         chat = replace(TRACE, kind="chat", rate=50.0)
         shared, plain = (simulate(chat.arrivals(), replace(SMALL, pages=4096, prefix_cache=on)) for on in (True, False))
         assert plain.prefill_tokens == plain.prompt_tokens == shared.prompt_tokens
         assert shared.prefill_tokens < 0.4 * plain.prefill_tokens
 
-    def test_who_finds_a_full_queue_is_refused(self) -> None:
+    def test_a_full_queue_refuses_requests(self) -> None:
         outcome = simulate(TRACE.arrivals(), replace(SMALL, queue_limit=2, max_running=4))
         assert outcome.refused > 0
         assert outcome.requests + outcome.refused == 120
         assert outcome.attainment <= outcome.requests / 120
 
-    def test_who_can_never_be_served_is_refused(self) -> None:
+    def test_a_request_that_can_never_be_served_is_refused(self) -> None:
         arrivals = [at(0.0, 30, 2, 7), at(0.0, 3, 2, 8)]
         outcome = simulate(arrivals, replace(SMALL, pages=4, page_size=4))
         assert (outcome.requests, outcome.refused) == (1, 1)
 
-    def test_it_remembers_nobody_who_has_left(self) -> None:
+    def test_memory_does_not_grow_with_the_requests_that_have_ended(self) -> None:
         """Memory after 400 requests and after 1,600, at a rate that can be served."""
         trace = replace(TRACE, requests=1600, rate=300.0, prompt=20, answer=6)
         simulation = Simulation(trace.arrivals(), SMALL)
@@ -159,16 +159,16 @@ class TestTheSimulation:
         assert continuous.tokens_per_second > 1.5 * static.tokens_per_second
         assert continuous.ttft_p99 < static.ttft_p99
 
-    def test_figures_are_those_of_the_requests(self) -> None:
-        """Against the exact ones of phase 0, on a simulation that keeps its requests."""
+    def test_figures_match_the_requests(self) -> None:
+        """Against the exact percentiles of phase 0, over all requests of the simulation."""
         slo = SLO(ttft=0.0005)
-        simulation, everyone = Simulation(TRACE.arrivals(), SMALL, slo), list[Request]()
+        simulation, requests = Simulation(TRACE.arrivals(), SMALL, slo), list[Request]()
         while simulation.going:
             step = simulation.step()
-            everyone += [event.request for event in (step.events if step else ()) if event.finish_reason]
+            requests += [event.request for event in (step.events if step else ()) if event.finish_reason]
         outcome = simulation.outcome()
-        gaps = [gap for request in everyone for gap in request.times.itl]
-        ttft = [request.times.ttft or 0.0 for request in everyone]
+        gaps = [gap for request in requests for gap in request.times.itl]
+        ttft = [request.times.ttft or 0.0 for request in requests]
         for found, values, q in (
             (outcome.ttft_p50, ttft, 50),
             (outcome.ttft_p99, ttft, 99),
@@ -176,15 +176,15 @@ class TestTheSimulation:
             (outcome.itl_p99, gaps, 99),
         ):
             assert found == pytest.approx(percentile(values, q), rel=0.05)
-        assert outcome.queue_max == max(request.times.queue_time or 0.0 for request in everyone)
-        met = sum(slo.met(request) for request in everyone)
-        assert 0 < met < len(everyone) == 120
+        assert outcome.queue_max == max(request.times.queue_time or 0.0 for request in requests)
+        met = sum(slo.met(request) for request in requests)
+        assert 0 < met < len(requests) == 120
         assert outcome.attainment == met / 120
-        assert outcome.goodput == pytest.approx(met / max(request.arrival for request in everyone))
+        assert outcome.goodput == pytest.approx(met / max(request.arrival for request in requests))
 
 
 class TestTheCommand:
-    def test_it_prints_a_row_a_way_and_writes_figures(
+    def test_it_prints_one_row_for_each_way_and_writes_figures(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("COLUMNS", "100")
@@ -204,7 +204,7 @@ class TestTheCommand:
         main(["--trace", str(file), "--ways", "fcfs"])
         assert "100%" in capsys.readouterr().out
 
-    def test_of_a_file_it_records_the_file(self, tmp_path: Path) -> None:
+    def test_the_figures_record_the_trace_file(self, tmp_path: Path) -> None:
         file, figures = tmp_path / "mine.json", tmp_path / "figures.json"
         file.write_text(json.dumps([{"time": 0, "prompt": 30, "answer": 20}]))
         main(["--trace", str(file), "--ways", "fcfs", "--json", str(figures)])
@@ -213,10 +213,10 @@ class TestTheCommand:
         assert result["command"] == "python -m phase5_continuous.lab simulator --ways fcfs --trace mine.json"
 
     @pytest.mark.parametrize("option", ["--rate=7", "--rate=30", "--seed=0", "--max-prompt=9", "--kind=chat"])
-    def test_a_file_goes_without_options_of_arrivals(
+    def test_a_trace_file_excludes_options_for_arrivals(
         self, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """Whether they say what is the default or not: they would do nothing."""
+        """Also if the value is the default: the option would do nothing."""
         file = tmp_path / "trace.json"
         file.write_text(json.dumps([{"time": 0, "prompt": 30, "answer": 20}]))
         with pytest.raises(SystemExit) as stopped:
@@ -225,8 +225,8 @@ class TestTheCommand:
         words = f"--trace has all arrivals; it goes without {option.partition('=')[0]}"
         assert words in capsys.readouterr().err
 
-    def test_who_was_preempted_refused_or_failed_is_counted(self, capsys: pytest.CaptureFixture[str]) -> None:
-        """In a table of its own, which has only what there was."""
+    def test_preempted_refused_and_failed_requests_are_counted(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """In a table of their own, without columns of zeros."""
         main(["--ways", "fcfs", "-n", "60"])
         assert not {"preemptions", "refused", "failed"} & set(capsys.readouterr().out.split())
         main(["--ways", "static", "-n", "60", "--queue-limit", "1", "--kind", "batch"])
@@ -240,7 +240,7 @@ class TestTheCommand:
     def test_its_tables_fit_eighty_columns(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Also of ten thousand tokens a second and waits of a minute."""
+        """Also with ten thousand tokens a second and waits of a minute."""
         monkeypatch.setenv("COLUMNS", "80")
         main(["-n", "1000", "--kind", "batch", "--pages", "1000"])
         assert "\u2026" not in capsys.readouterr().out
@@ -279,6 +279,6 @@ class TestTheCommand:
         assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_an_outcome_can_be_written_down() -> None:
+def test_an_outcome_survives_json() -> None:
     outcome = simulate(islice(TRACE.arrivals(), 3), SMALL)
     assert json.loads(json.dumps(asdict(outcome), allow_nan=False)) == asdict(outcome)

@@ -13,7 +13,7 @@ from phase5_continuous.lab.virtual import StepTimes, VirtualClock, VirtualRunner
 from tests.phase5_continuous.support import request
 
 
-def test_nothing_comes_of_a_slice_whose_request_has_ended_meanwhile() -> None:
+def test_the_result_of_a_slice_is_discarded_if_its_request_has_ended_meanwhile() -> None:
     cache = PagedCache(20, 4)
     static = StaticBatching(cache)
     a, b = request("a"), request("b")
@@ -27,22 +27,22 @@ def test_nothing_comes_of_a_slice_whose_request_has_ended_meanwhile() -> None:
     assert [piece.request for piece in static.plan(3)] == [b]
 
 
-def test_who_runs_has_room_to_its_end_and_nobody_enters_before_the_last_has_left() -> None:
+def test_pages_are_reserved_to_the_end_and_no_request_is_admitted_before_the_batch_has_ended() -> None:
     scheduler = StaticBatching(PagedCache(8, 4), batch_size=3)
-    everyone = [request(f"r{n}", 4, max_tokens=9) for n in range(4)]
-    for one in everyone:
+    requests = [request(f"r{n}", 4, max_tokens=9) for n in range(4)]
+    for one in requests:
         scheduler.submit(one)
     assert len(scheduler.plan(0.0)) == 2  # of three pages each, in eight
     assert scheduler.cache.usage.referenced == 6
-    assert scheduler.finish(everyone[0], FinishReason.ABORT, 0.0)
-    assert scheduler.finish(everyone[2], FinishReason.ABORT, 0.0)
-    assert not scheduler.finish(everyone[0], FinishReason.ABORT, 0.0)
+    assert scheduler.finish(requests[0], FinishReason.ABORT, 0.0)
+    assert scheduler.finish(requests[2], FinishReason.ABORT, 0.0)
+    assert not scheduler.finish(requests[0], FinishReason.ABORT, 0.0)
     assert len(scheduler.plan(0.0)) == 1
     assert [event.request.id for event in scheduler.drain()] == ["r0", "r2"]
     assert scheduler.has_work
 
 
-def test_it_refuses_what_it_cannot_keep() -> None:
+def test_a_request_that_could_outgrow_the_cache_is_refused() -> None:
     scheduler = StaticBatching(PagedCache(8, 4))
     with pytest.raises(ValueError, match="may grow to 35 tokens, and the whole cache has room for 32"):
         scheduler.submit(request("r", 4, max_tokens=32))
@@ -50,7 +50,7 @@ def test_it_refuses_what_it_cannot_keep() -> None:
         StaticBatching(PagedCache(8, 4), batch_size=0)
 
 
-def test_it_finds_what_earlier_batches_computed() -> None:
+def test_prefixes_of_earlier_batches_are_reused() -> None:
     cache = PrefixCache(64, 4)
     scheduler = StaticBatching(cache, [EOS], batch_size=1)
     clock = VirtualClock()

@@ -12,7 +12,7 @@ from phase5_continuous.lab.stats import SLO, Histogram, Stats
 
 @given(st.lists(st.floats(1e-6, 1e4), min_size=1, max_size=300), st.sampled_from([1, 50, 90, 99, 100]))
 @settings(deadline=None, derandomize=True)
-def test_percentiles_are_right_to_a_bucket(values: list[float], q: float) -> None:
+def test_percentiles_are_exact_to_one_percent(values: list[float], q: float) -> None:
     histogram = Histogram()
     for value in values:
         histogram.add(value)
@@ -44,7 +44,7 @@ def ended(arrival: float, tokens: list[float], reason: FinishReason = FinishReas
     return request
 
 
-def test_a_promise_is_kept_by_both_its_times() -> None:
+def test_an_slo_is_met_by_ttft_and_gap_together() -> None:
     slo = SLO(ttft=1.0, gap=0.5)
     assert slo.met(ended(0.0, [1.0, 1.1, 1.9]))
     assert slo.met(ended(0.0, [0.3]))
@@ -63,8 +63,8 @@ def test_fairness_is_jains_index() -> None:
         assert stats.outcome(1.0, 0).fairness == pytest.approx(wanted)
 
 
-def test_goodput_is_of_the_time_in_which_they_arrive() -> None:
-    """Not of that in which the last ones are served. A refused request has arrived, too, and misses its SLO."""
+def test_goodput_is_counted_over_the_time_of_arrivals() -> None:
+    """Not over the time until the last request is served. A refused request counts as arrived, and misses its SLO."""
     stats = Stats(SLO(ttft=1.0))
     for number in range(4):
         stats.arrive(2.0 * number)
@@ -79,7 +79,7 @@ def test_goodput_is_of_the_time_in_which_they_arrive() -> None:
     assert together.outcome(4.0, 0).goodput == 1 / 4.0
 
 
-def test_a_step_that_computes_nothing_is_none() -> None:
+def test_an_empty_step_is_not_counted() -> None:
     stats = Stats()
     for slices in (3, 0, 5):
         stats.step(0, slices, 1)

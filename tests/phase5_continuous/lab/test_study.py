@@ -18,12 +18,12 @@ def model() -> Model:
     return study.model_of("17m")
 
 
-def test_the_set_is_the_same_every_time_and_ends_only_by_chance() -> None:
+def test_the_workload_is_the_same_every_time_and_lengths_are_not_known_beforehand() -> None:
     prompts, params = study.workload(VOCABULARY, 50)
     assert (prompts, params) == study.workload(VOCABULARY, 50)
     assert prompts != study.workload(VOCABULARY, 50, seed=1)[0]
     assert all(8 <= len(prompt) <= 512 for prompt in prompts)
-    assert {one.max_tokens for one in params} == {study.MOST}  # so that a limit tells nothing of a length
+    assert {one.max_tokens for one in params} == {study.MOST}  # so the limit does not give the length away
     assert all(1 <= len(one.stop_token_ids) <= 128 for one in params)
 
 
@@ -38,7 +38,7 @@ def test_each_engine_serves_the_whole_set(model: Model) -> None:
         assert one.tokens_per_second == pytest.approx(one.tokens / one.seconds)
 
 
-def test_what_is_judged_is_what_the_requests_tell() -> None:
+def test_the_figures_are_computed_from_the_times_of_the_requests() -> None:
     first, second = (Request(name, (1, 2), arrival=0.0) for name in "ab")
     for request, times in ((first, (1.0, 2.0)), (second, (3.0, 4.0, 5.0))):
         request.admit(0.0)
@@ -52,7 +52,7 @@ def test_what_is_judged_is_what_the_requests_tell() -> None:
     assert (found.longest, found.mean_tokens, found.preemptions) == (3, 2.5, 3)
 
 
-def test_the_memory_of_a_simulation_is_not_that_of_who_asks_for_it() -> None:
+def test_the_memory_of_a_simulation_excludes_that_of_its_parent() -> None:
     ballast = bytearray(b"1") * (256 << 20)
     found = study.many(20)
     assert found["requests"] == 20

@@ -14,7 +14,7 @@ MANY = 4000
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_seed_is_a_trace(kind: str) -> None:
+def test_the_same_seed_gives_the_same_trace(kind: str) -> None:
     first, again, other = (list(Trace(kind=kind, requests=200, seed=seed).arrivals()) for seed in (1, 1, 2))
     assert first == again
     assert first != other
@@ -24,19 +24,19 @@ def test_a_seed_is_a_trace(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["poisson", "bursty", "chat"])
-def test_as_many_come_a_second_as_were_asked_for(kind: str) -> None:
+def test_arrivals_have_the_given_rate(kind: str) -> None:
     times = [one.time for one in Trace(kind=kind, requests=MANY, rate=20.0).arrivals()]
     assert MANY / times[-1] == pytest.approx(20.0, rel=0.25 if kind == "bursty" else 0.06)
 
 
 def test_a_chat_has_its_rate_from_the_start() -> None:
-    """Though those who talk in its first seconds have not yet said anything that they could go on with."""
+    """Although no conversation of the first seconds has a second turn yet."""
     times = [one.time for one in Trace(kind="chat", requests=MANY, rate=100.0).arrivals()]
     assert sum(time < 10 for time in times) == pytest.approx(1000, rel=0.1)
 
 
-def test_a_bursty_trace_is_burstier_than_chance() -> None:
-    """Variance over mean of the arrivals in ten seconds: 1 for Poisson's."""
+def test_a_bursty_trace_is_burstier_than_poisson() -> None:
+    """Variance over mean of the arrivals in ten seconds: 1 for a Poisson process."""
 
     def dispersion(kind: str) -> float:
         times = [one.time for one in Trace(kind=kind, requests=MANY, rate=20.0).arrivals()]
@@ -48,7 +48,7 @@ def test_a_bursty_trace_is_burstier_than_chance() -> None:
     assert dispersion("bursty") > 5
 
 
-def test_a_storm_brings_nine_times_as_many_as_a_calm() -> None:
+def test_a_burst_has_nine_times_the_rate_of_a_calm() -> None:
     times = [one.time for one in Trace(kind="bursty", requests=10 * MANY, rate=100.0).arrivals()]
     counts = Counter(int(time) for time in times)  # of the seconds; few have some of both
     storm, calm = (
@@ -58,7 +58,7 @@ def test_a_storm_brings_nine_times_as_many_as_a_calm() -> None:
     assert storm / calm == pytest.approx(9, rel=0.12)
 
 
-def test_lengths_have_the_median_asked_for_and_a_long_tail() -> None:
+def test_lengths_have_the_given_median_and_a_long_tail() -> None:
     arrivals = list(Trace(requests=MANY, prompt=100, answer=40, max_answer=600, max_prompt=1500).arrivals())
     for lengths, median, most in (
         ([len(one.prompt) for one in arrivals], 100, 1500),
@@ -71,13 +71,13 @@ def test_lengths_have_the_median_asked_for_and_a_long_tail() -> None:
     assert {(len(one.prompt), one.answer) for one in constant} == {(7, 5)}
 
 
-def test_prompts_of_different_requests_have_nothing_in_common() -> None:
+def test_prompts_of_different_requests_share_no_prefix() -> None:
     arrivals = list(Trace(requests=500).arrivals())
     assert len({one.prompt[0] for one in arrivals}) == 500
     assert not {one.prompt[0] for one in arrivals} & {EOS, WORD}
 
 
-def test_a_turn_of_a_chat_says_again_what_was_said_and_answered() -> None:
+def test_a_turn_of_a_chat_repeats_the_earlier_questions_and_answers() -> None:
     arrivals = list(Trace(kind="chat", requests=600, prompt=30, answer=20, rate=5.0).arrivals())
     assert len({one.prompt[:INSTRUCTION] for one in arrivals}) == 4
     going_on = 0
@@ -93,7 +93,7 @@ def test_a_turn_of_a_chat_says_again_what_was_said_and_answered() -> None:
 
 
 def test_a_conversation_has_nine_turns_at_most_and_five_on_average() -> None:
-    """A question begins with a token that no other has, so a prompt tells how many were asked."""
+    """Each question begins with a token of its own, so a prompt shows how many were asked."""
     asked = [
         sum(token > WORD for token in one.prompt[INSTRUCTION:])
         for one in Trace(kind="chat", requests=10 * MANY, prompt=2, answer=2, rate=20.0).arrivals()
@@ -102,8 +102,8 @@ def test_a_conversation_has_nine_turns_at_most_and_five_on_average() -> None:
     assert len(asked) / asked.count(1) == pytest.approx(5, rel=0.05)
 
 
-def test_a_person_asks_again_after_a_pause() -> None:
-    """After each question but a first one, the one before it is known by its token, and so is the time between."""
+def test_turns_of_a_conversation_are_a_pause_apart() -> None:
+    """The first token of a question identifies it, so the time since the question before it is known."""
     last, pauses = dict[int, float](), []
     for one in Trace(kind="chat", requests=10 * MANY, prompt=2, answer=2, rate=20.0).arrivals():
         questions = [token for token in one.prompt[INSTRUCTION:] if token > WORD]
@@ -114,7 +114,7 @@ def test_a_person_asks_again_after_a_pause() -> None:
 
 
 def test_a_trace_is_a_stream() -> None:
-    """A million requests are not made to see the first; and a hundred thousand leave nothing behind."""
+    """The first of a million requests comes without the others, and memory does not grow with those before."""
     for kind in ("poisson", "bursty", "chat"):
         arrivals = Trace(kind=kind, requests=1_000_000, prompt=8, answer=4, max_prompt=400).arrivals()
         next(arrivals)
@@ -129,7 +129,7 @@ def test_a_trace_is_a_stream() -> None:
         assert late < early + 300_000, kind
 
 
-def test_an_engine_is_told_no_more_than_a_limit() -> None:
+def test_a_request_has_the_limit_and_not_the_length_of_its_answer() -> None:
     one = request(7, Arrival(1.5, (5, 1, 1), 3, -1), max_tokens=64)
     assert (one.id, one.arrival, one.priority, one.prompt_tokens) == ("r7", 1.5, -1, (5, 1, 1))
     assert one.params.max_tokens == 64
@@ -197,7 +197,7 @@ class TestFiles:
             ("not JSON", "Expecting value"),
         ],
     )
-    def test_what_is_no_arrival_is_named(self, tmp_path: Path, text: str, words: str) -> None:
+    def test_a_bad_arrival_is_refused_with_its_fault(self, tmp_path: Path, text: str, words: str) -> None:
         file = tmp_path / "trace.json"
         file.write_text(text)
         with pytest.raises(ValueError, match=words):

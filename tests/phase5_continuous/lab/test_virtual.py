@@ -18,7 +18,7 @@ from tests.phase5_continuous.support import request
 MODELS = (CostModel(SHAPES["17m"]), CostModel(replace(SHAPES["596m"], sliding_windows=(128,) * 28)))
 
 
-def test_what_is_computed_again_after_a_preemption_says_nothing_before_its_end() -> None:
+def test_a_prefill_after_a_preemption_yields_a_token_only_with_its_last_chunk() -> None:
     runner = VirtualRunner(StepTimes(CostModel(SHAPES["17m"]), DEVICES["L4"]), VirtualClock())
     runner.answers = {"back": 5, "ends": 4}
     pieces = []
@@ -40,7 +40,7 @@ def test_step_times_are_what_the_roofline_predicts(model: CostModel, device: Dev
     assert StepTimes(model, device).seconds(load) == pytest.approx(predict(model.cost(load), device).seconds, rel=1e-9)
 
 
-def test_a_step_sets_the_clock_by_what_its_batch_costs() -> None:
+def test_a_step_advances_the_clock_by_the_cost_of_its_batch() -> None:
     model, device, clock = CostModel(SHAPES["17m"]), DEVICES["L4"], VirtualClock()
     runner = VirtualRunner(StepTimes(model, device), clock)
     scheduler = Scheduler(PagedCache(64, 16), [EOS])
