@@ -11,7 +11,7 @@ from phase1_kv_pool.allocator import OutOfPagesError, PageAllocator, PageError
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class PageUsage:
     """Page counts of a pool: free + referenced + cached = total."""
 
     total: int
@@ -84,7 +84,7 @@ class KVCache(Protocol):
         ...
 
     @property
-    def usage(self) -> Usage: ...
+    def usage(self) -> PageUsage: ...
 
     def check(self) -> None:
         """Raise PageError unless the reference counts equal the page tables."""
@@ -147,9 +147,9 @@ class PagedCache:
         del self._tables[request.id]
 
     @property
-    def usage(self) -> Usage:
+    def usage(self) -> PageUsage:
         allocator = self.allocator
-        return Usage(total=allocator.num_pages, free=allocator.num_free, referenced=allocator.num_used)
+        return PageUsage(total=allocator.num_pages, free=allocator.num_free, referenced=allocator.num_used)
 
     def check(self) -> None:
         self.allocator.check()
@@ -169,4 +169,4 @@ class PagedCache:
         return -(-tokens // self.page_size) - len(self.table(request))
 
 
-__all__ = ["KVCache", "OutOfPagesError", "PagedCache", "Usage"]
+__all__ = ["KVCache", "OutOfPagesError", "PageUsage", "PagedCache"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from phase0_request.batch import Slice
 from phase0_request.request import Request
 from phase1_kv_pool.allocator import OutOfPagesError, PageError
-from phase1_kv_pool.cache import PagedCache, Usage
+from phase1_kv_pool.cache import PagedCache, PageUsage
 from phase4_radix.radix_tree import Match, RadixTree
 
 
@@ -139,9 +139,9 @@ class PrefixCache(PagedCache):
         return self._evict(self.tree.num_evictable)
 
     @property
-    def usage(self) -> Usage:
+    def usage(self) -> PageUsage:
         total, free, cached = self.allocator.num_pages, self.allocator.num_free, self.tree.num_evictable
-        return Usage(total=total, free=free, referenced=total - free - cached, cached=cached)
+        return PageUsage(total=total, free=free, referenced=total - free - cached, cached=cached)
 
     def check(self) -> None:
         """Raise PageError unless every page's reference count equals the tables that name it, plus one if the tree

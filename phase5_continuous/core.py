@@ -15,7 +15,7 @@ from phase1_kv_pool.cache import KVCache
 from phase5_continuous.deadlines import Deadlines
 
 
-class Packed(Protocol):
+class PackedBatch(Protocol):
     """A batch that is ready to run: which of its slices complete their requests, and how many slices there are."""
 
     @property
@@ -31,7 +31,7 @@ class Launched(Protocol):
     def output(self, numbers: Sequence[int], slices: int, /) -> StepOutput: ...
 
 
-P = TypeVar("P", bound=Packed)
+P = TypeVar("P", bound=PackedBatch)
 
 
 class Runner(Protocol[P]):

@@ -7,10 +7,10 @@ from typing import Generic, TypeVar
 from phase0_request.batch import Batch, Slice, StepOutput
 from phase0_request.request import Request, TokenLogprobs
 from phase1_kv_pool.cache import KVCache
-from phase5_continuous.core import Launched, Packed, Runner
+from phase5_continuous.core import Launched, PackedBatch, Runner
 
 log = logging.getLogger(__name__)
-P = TypeVar("P", bound=Packed)
+P = TypeVar("P", bound=PackedBatch)
 BLAMED = "it made a step of the engine fail"
 
 

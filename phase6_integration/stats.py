@@ -9,12 +9,12 @@ from phase0_request.batch import Event
 from phase0_request.request import FinishReason, Request
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous import invariants
-from phase5_continuous.core import EngineCore, Packed, Runner, Step
+from phase5_continuous.core import EngineCore, PackedBatch, Runner, Step
 from phase5_continuous.histogram import Histogram
 from phase5_continuous.scheduler import Scheduler
 
 QUANTILES = (50, 90, 99)
-P = TypeVar("P", bound=Packed)
+P = TypeVar("P", bound=PackedBatch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from phase0_request.queue import Key, RequestQueue
 from phase0_request.request import FinishReason, Request, RequestState
 
 
-class Entry(NamedTuple):
+class WaitingRequest(NamedTuple):
     """A request and its place in the queue: first in, first out within a priority."""
 
     key: Key
@@ -27,9 +27,9 @@ class Batcher:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         self.eos_ids = frozenset(eos_ids)
         self.batch_size = batch_size
-        self.waiting: RequestQueue[Entry] = RequestQueue(queue_limit)
+        self.waiting: RequestQueue[WaitingRequest] = RequestQueue(queue_limit)
         self.running: dict[str, Request] = {}  # by id, in order of admission
-        self._entries: dict[str, Entry] = {}  # by id, of every live request
+        self._entries: dict[str, WaitingRequest] = {}  # by id, of every live request
         self._submitted = 0
 
     def submit(self, request: Request) -> None:
@@ -38,7 +38,7 @@ class Batcher:
             raise ValueError(f"request {request.id} is {request.state.value}; only a new request can be submitted")
         if request.id in self._entries:
             raise ValueError(f"request {request.id} is here already; ids are unique until their request has left")
-        entry = Entry((request.priority, self._submitted), request)
+        entry = WaitingRequest((request.priority, self._submitted), request)
         self.waiting.add(entry)
         self._entries[request.id] = entry
         self._submitted += 1

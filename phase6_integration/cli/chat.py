@@ -1,6 +1,6 @@
 """`nanoserve chat`: a chat in the terminal. Ctrl-C stops an answer; /quit or the end of the input ends the chat.
 
-The model is a `LocalModel` or a `Server`; both stream an answer as pieces of text, then its `Usage`.
+The model is a `LocalModel` or a `RemoteModel`; both stream an answer as pieces of text, then its `ChatUsage`.
 """
 
 import argparse
@@ -44,7 +44,7 @@ class AnswerError(RuntimeError):
     """There is no answer, or only a part of it, and why."""
 
 
-class Usage(NamedTuple):
+class ChatUsage(NamedTuple):
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
@@ -55,7 +55,7 @@ class ChatModel(Protocol):
     @property
     def name(self) -> str: ...
 
-    def answer(self, messages: Messages, params: SamplingParams) -> Generator[str | Usage]:
+    def answer(self, messages: Messages, params: SamplingParams) -> Generator[str | ChatUsage]:
         """Stream an answer. Closing the generator, or Ctrl-C, aborts it."""
         ...
 
@@ -73,7 +73,7 @@ class LocalModel:
             raise ValueError("this model has no chat template, so it cannot chat; `nanoserve generate` completes text")
         self.tokenizer = tokenizer
 
-    def answer(self, messages: Messages, params: SamplingParams) -> Generator[str | Usage]:
+    def answer(self, messages: Messages, params: SamplingParams) -> Generator[str | ChatUsage]:
         """Ctrl-C takes effect between two tokens, so that it cannot interrupt the scheduler in the middle of a step; a
         second Ctrl-C takes effect at once."""
         prompt, cached = self.tokenizer.chat(messages), self._hit_tokens()
@@ -98,7 +98,7 @@ class LocalModel:
         if request.error is not None:
             raise AnswerError(request.error)
         truncated = request.finish_reason is FinishReason.LENGTH
-        yield Usage(len(prompt), self._hit_tokens() - cached, len(request.output_tokens), truncated)
+        yield ChatUsage(len(prompt), self._hit_tokens() - cached, len(request.output_tokens), truncated)
 
     def close(self) -> None:
         self.engine.close()
@@ -107,7 +107,7 @@ class LocalModel:
         return Gauges.read(self.engine.parts.scheduler).hit_tokens
 
 
-class Server:
+class RemoteModel:
     """A model of an OpenAI-compatible server."""
 
     def __init__(self, settings: dict[str, Any], model: str | None) -> None:
@@ -115,7 +115,7 @@ class Server:
         self.name = model or first_model(self.client.get("/v1/models"))
 
     # region server_answer
-    def answer(self, messages: Messages, params: SamplingParams) -> Generator[str | Usage]:
+    def answer(self, messages: Messages, params: SamplingParams) -> Generator[str | ChatUsage]:
         usage, reason, done = None, None, False
         body = self._body(messages, params)
         try:
@@ -144,7 +144,7 @@ class Server:
             raise AnswerError("the stream ended before the answer did")
         if usage is not None:
             cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-            yield Usage(usage["prompt_tokens"], cached, usage["completion_tokens"], reason == "length")
+            yield ChatUsage(usage["prompt_tokens"], cached, usage["completion_tokens"], reason == "length")
 
     # endregion
 
@@ -211,7 +211,7 @@ class Chat:
         try:
             with closing(self.model.answer(self.messages, self.params)) as pieces:
                 for piece in pieces:
-                    if isinstance(piece, Usage):
+                    if isinstance(piece, ChatUsage):
                         usage = piece
                         continue
                     last = time.perf_counter()
@@ -238,7 +238,7 @@ class Chat:
         self.console.print(Text(printable(text), style))
 
 
-def _summary(usage: Usage, ttft: float, decoding: float) -> str:
+def _summary(usage: ChatUsage, ttft: float, decoding: float) -> str:
     parts = [f"first token {ttft * 1e3:.0f} ms"] if usage.output_tokens else []
     if usage.output_tokens > 1 and decoding > 0:
         parts.append(f"{(usage.output_tokens - 1) / decoding:.0f} tokens/s")
@@ -268,7 +268,7 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
     console, terminal = Console(highlight=False, soft_wrap=True), sys.stdin.isatty()
     try:
         with Console(stderr=True).status("loading" if local else "connecting"):
-            model = Server(settings, options.get("model")) if local is None else LocalModel(local)
+            model = RemoteModel(settings, options.get("model")) if local is None else LocalModel(local)
         with closing(model):
             return _converse(Chat(model, params, options.get("system"), console), terminal)
     except httpx.TransportError as error:

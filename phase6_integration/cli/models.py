@@ -13,7 +13,7 @@ from phase6_integration.cli.common import Parser
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class ModelEntry:
     """One model. A fact that its configuration does not state is None."""
 
     name: str  # as `nanoserve serve` takes it
@@ -53,15 +53,15 @@ def _cached() -> Iterator[tuple[str, Path]]:
             yield repository.repo_id, newest.snapshot_path
 
 
-def describe(name: str, directory: Path) -> Entry:
+def describe(name: str, directory: Path) -> ModelEntry:
     """Read a model's configuration. No weights are loaded."""
     size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
     try:
         config = ModelConfig.from_pretrained(directory)
     except (ConfigError, OSError) as error:
-        return Entry(name=name, bytes=size, why=str(error))
+        return ModelEntry(name=name, bytes=size, why=str(error))
     missing = _missing_files(directory)
-    return Entry(
+    return ModelEntry(
         name=name,
         family=config.model_type,
         parameters=config.parameters,
@@ -86,7 +86,7 @@ def _missing_files(directory: Path) -> str | None:
     return None if (directory / "tokenizer.json").is_file() else "it has no tokenizer.json"
 
 
-def _print_table(entries: list[Entry]) -> None:
+def _print_table(entries: list[ModelEntry]) -> None:
     from rich.console import Console
     from rich.filesize import decimal
     from rich.table import Table

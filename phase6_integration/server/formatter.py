@@ -14,7 +14,7 @@ import msgspec
 from phase0_request.request import TokenLogprobs
 from phase6_integration.outputs import Chunk, OutputState
 from phase6_integration.server.dependencies import ServerState
-from phase6_integration.server.schemas import Sampled, StreamOptions
+from phase6_integration.server.schemas import SamplingFields, StreamOptions
 
 encode = msgspec.json.Encoder().encode
 
@@ -51,7 +51,9 @@ class Formatter(ABC):
     object: str
     chunk_object: str
 
-    def __init__(self, server: ServerState, body: Sampled, request_id: str, prompts: Sequence[tuple[int, ...]]) -> None:
+    def __init__(
+        self, server: ServerState, body: SamplingFields, request_id: str, prompts: Sequence[tuple[int, ...]]
+    ) -> None:
         options = body.stream_options or StreamOptions()
         self.id = f"{self.prefix}-{body.request_id or request_id}"
         self.model = server.model_name(body.model)

@@ -7,7 +7,7 @@ from phase0_request.params import SamplingParams
 from phase6_integration.messages import EngineRequest
 from phase6_integration.server.dependencies import ServerState
 from phase6_integration.server.errors import conflict
-from phase6_integration.server.schemas import ChatRequest, CompletionRequest, Sampled
+from phase6_integration.server.schemas import ChatRequest, CompletionRequest, SamplingFields
 
 _SAME = (  # fields with the same name in SamplingParams
     *("temperature", "top_p", "top_k", "min_p", "stop", "stop_token_ids", "ignore_eos"),
@@ -56,7 +56,7 @@ def output_lengths(
     return lengths
 
 
-def check_options(server: ServerState, request: Sampled, prompts: int) -> None:
+def check_options(server: ServerState, request: SamplingFields, prompts: int) -> None:
     """Check what fields mean together, before anything is tokenized or copied n times."""
     server.model_name(request.model)
     n, limit, policy = request.n or 1, server.settings.max_choices, server.engine.options.scheduling_policy
@@ -69,7 +69,7 @@ def check_options(server: ServerState, request: Sampled, prompts: int) -> None:
         raise conflict("priority", message)
 
 
-def check_scores(request: Sampled, prompts: Sequence[Sequence[int]], logprobs: int, limit: int) -> None:
+def check_scores(request: SamplingFields, prompts: Sequence[Sequence[int]], logprobs: int, limit: int) -> None:
     """Limit the prompt logprobs in a response. All of them exist after one step, so that without this limit a small
     request could cause a huge response."""
     n, tokens = request.n or 1, sum(map(len, prompts))
@@ -102,7 +102,7 @@ def engine_requests(
 
 
 def sampling_params(
-    request: Sampled, length: int, sample: int, logprobs: int | None, prompt_logprobs: int | None
+    request: SamplingFields, length: int, sample: int, logprobs: int | None, prompt_logprobs: int | None
 ) -> SamplingParams:
     """The fields that are given; SamplingParams has the defaults. Sample i of a seeded request gets seed + i."""
     given = {name: value for name in _SAME if (value := getattr(request, name)) is not None}

@@ -200,20 +200,20 @@ def bounded(low: float, high: float) -> Any:
     return Field(None, ge=low, le=high, allow_inf_nan=False)
 
 
-class Model(BaseModel):
+class RequestModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=(), frozen=True)
 
 
-class StreamOptions(Model):
+class StreamOptions(RequestModel):
     include_usage: bool = False  # a last chunk with the usage and no choices
     continuous_usage_stats: bool = False  # in every chunk, the usage so far
 
 
-class ResponseFormat(Model):
+class ResponseFormat(RequestModel):
     type: Literal["text"]
 
 
-class Sampled(Model):
+class SamplingFields(RequestModel):
     """The fields that completions and chat completions share."""
 
     model: ModelName | None = None
@@ -251,19 +251,19 @@ class Sampled(Model):
     request_id: Annotated[str, Field(pattern=r"^[!-~]{1,128}$")] | None = None
 
 
-class CompletionRequest(Sampled):
+class CompletionRequest(SamplingFields):
     prompt: Prompt
     max_tokens: Length | None = None  # 0: only the prompt, with echo
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
 
 
-class TextPart(Model):
+class TextPart(RequestModel):
     type: Literal["text"]
     text: str
 
 
-class Message(Model):
+class Message(RequestModel):
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
         Annotated[str, Tag("=text")]
@@ -286,7 +286,7 @@ Messages = Annotated[
 ]
 
 
-class ChatRequest(Sampled):
+class ChatRequest(SamplingFields):
     messages: Messages
     max_completion_tokens: OutputLength | None = None
     logprobs: bool | None = None
@@ -294,14 +294,14 @@ class ChatRequest(Sampled):
     add_generation_prompt: bool | None = None
 
 
-class TokenizeText(Model):
+class TokenizeText(RequestModel):
     model: ModelName | None = None
     prompt: str
     add_special_tokens: bool | None = None  # default: true
     return_token_strs: bool | None = None
 
 
-class TokenizeChat(Model):
+class TokenizeChat(RequestModel):
     model: ModelName | None = None
     messages: Messages
     add_generation_prompt: bool | None = None  # default: true
@@ -319,6 +319,6 @@ class TokenizeRequest(
     """A text, or a conversation."""
 
 
-class DetokenizeRequest(Model):
+class DetokenizeRequest(RequestModel):
     model: ModelName | None = None
     tokens: Annotated[list[Token], Field(max_length=MAX_TOKENS, fail_fast=True), InVocabulary()]

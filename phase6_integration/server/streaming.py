@@ -19,7 +19,7 @@ from phase6_integration.server.dependencies import ServerState
 from phase6_integration.server.errors import RequestError, conflict, unavailable
 from phase6_integration.server.formatter import Formatter
 from phase6_integration.server.logs import Account
-from phase6_integration.server.schemas import Sampled
+from phase6_integration.server.schemas import SamplingFields
 
 logger = logging.getLogger("nanoserve")
 
@@ -47,7 +47,7 @@ class GenerationResponse(Response):
     """A completion. It aborts its requests when the client disconnects or stops reading, streaming or not."""
 
     def __init__(
-        self, server: ServerState, requests: Sequence[EngineRequest], formatter: Formatter, body: Sampled
+        self, server: ServerState, requests: Sequence[EngineRequest], formatter: Formatter, body: SamplingFields
     ) -> None:
         super().__init__()
         self._server = server

@@ -7,22 +7,22 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from phase0_request import QueueFullError, Request, RequestQueue
-from phase0_request.lab.batcher import Entry
+from phase0_request.lab.batcher import WaitingRequest
 
 
-def names(queue: RequestQueue[Entry]) -> list[str]:
+def names(queue: RequestQueue[WaitingRequest]) -> list[str]:
     return [entry.request.id for entry in queue]
 
 
 @pytest.fixture
-def make_entry(make_request: Callable[..., Request]) -> Callable[..., Entry]:
+def make_entry(make_request: Callable[..., Request]) -> Callable[..., WaitingRequest]:
     numbers = itertools.count()
-    return lambda rank=0: Entry((rank, next(numbers)), make_request())
+    return lambda rank=0: WaitingRequest((rank, next(numbers)), make_request())
 
 
 @pytest.mark.proof
-def test_first_in_first_out_within_a_rank(make_entry: Callable[..., Entry]) -> None:
-    queue = RequestQueue[Entry]()
+def test_first_in_first_out_within_a_rank(make_entry: Callable[..., WaitingRequest]) -> None:
+    queue = RequestQueue[WaitingRequest]()
     for rank in (5, 0, 5, -1, 0):
         queue.add(make_entry(rank))
     assert names(queue) == ["r4", "r2", "r5", "r1", "r3"]
@@ -31,8 +31,8 @@ def test_first_in_first_out_within_a_rank(make_entry: Callable[..., Entry]) -> N
         queue.pop()
 
 
-def test_a_request_at_the_limit_is_refused_and_nothing_changes(make_entry: Callable[..., Entry]) -> None:
-    queue = RequestQueue[Entry](limit=2)
+def test_a_request_at_the_limit_is_refused_and_nothing_changes(make_entry: Callable[..., WaitingRequest]) -> None:
+    queue = RequestQueue[WaitingRequest](limit=2)
     queue.add(make_entry())
     queue.add(make_entry())
     with pytest.raises(QueueFullError, match="2 requests wait already"):
@@ -45,12 +45,12 @@ def test_a_request_at_the_limit_is_refused_and_nothing_changes(make_entry: Calla
         RequestQueue(limit=0)
 
 
-def test_only_a_request_that_is_queued_can_be_removed(make_entry: Callable[..., Entry]) -> None:
+def test_only_a_request_that_is_queued_can_be_removed(make_entry: Callable[..., WaitingRequest]) -> None:
     """One that ranks before all, one after all, and another one with the key of one that is queued."""
-    queue = RequestQueue[Entry]()
+    queue = RequestQueue[WaitingRequest]()
     entry = make_entry()
     queue.add(entry)
-    for stranger in (make_entry(-1), make_entry(1), Entry(entry.key, Request("same key", (1,)))):
+    for stranger in (make_entry(-1), make_entry(1), WaitingRequest(entry.key, Request("same key", (1,)))):
         with pytest.raises(ValueError, match=f"request {stranger.request.id} is not in this queue"):
             queue.remove(stranger)
     assert names(queue) == ["r1"]
@@ -77,8 +77,8 @@ class Counted(int):
 
 def test_no_operation_searches_the_whole_queue(make_request: Callable[..., Request]) -> None:
     """Counted in comparisons, not seconds: among 4,096 requests, adding or removing one compares some dozens."""
-    queue, request = RequestQueue[Entry](), make_request()
-    entries = [Entry((Counted(n * 2654435761 % 4096), n), request) for n in range(4096)]
+    queue, request = RequestQueue[WaitingRequest](), make_request()
+    entries = [WaitingRequest((Counted(n * 2654435761 % 4096), n), request) for n in range(4096)]
     for entry in entries:
         queue.add(entry)
     Counted.comparisons = 0
@@ -94,14 +94,14 @@ class AgainstASortedList(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue = RequestQueue[Entry]()
-        self.model: list[Entry] = []
+        self.queue = RequestQueue[WaitingRequest]()
+        self.model: list[WaitingRequest] = []
         self.made = 0
 
     @rule(rank=st.integers(-2, 2))
     def add(self, rank: int) -> None:
         self.made += 1
-        entry = Entry((rank, self.made), Request(f"r{self.made}", (1,)))
+        entry = WaitingRequest((rank, self.made), Request(f"r{self.made}", (1,)))
         self.queue.add(entry)
         self.model.append(entry)
         self.model.sort(key=lambda e: e.key)

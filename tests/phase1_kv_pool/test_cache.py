@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from phase0_request import Request, Slice
-from phase1_kv_pool import KVCache, OutOfPagesError, PagedCache, PageError, Usage
+from phase1_kv_pool import KVCache, OutOfPagesError, PagedCache, PageError, PageUsage
 
 
 def request(name: str = "r", prompt: int = 200) -> Request:
@@ -25,7 +25,7 @@ def test_a_page_table_grows_by_whole_pages(cache: PagedCache) -> None:
     for tokens, pages in ((0, 0), (1, 1), (4, 1), (5, 2), (3, 2), (9, 3)):
         cache.grow(a, tokens)
         assert len(cache.table(a)) == pages
-    assert cache.usage == Usage(total=6, free=3, referenced=3, cached=0)
+    assert cache.usage == PageUsage(total=6, free=3, referenced=3, cached=0)
     assert cache.usage.share_used == 0.5
 
 

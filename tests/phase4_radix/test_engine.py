@@ -9,7 +9,7 @@ import torch
 from phase0_request.batch import Batch, Slice, StepOutput
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
-from phase1_kv_pool.cache import PagedCache, Usage
+from phase1_kv_pool.cache import PagedCache, PageUsage
 from phase2_prefill_decode.engine import Engine, commit
 from phase2_prefill_decode.model import Model
 from phase3_chunked_prefill.budget import TokenBudget
@@ -177,7 +177,7 @@ def test_equal_prompts_of_one_batch_end_up_on_one_set_of_pages(case: Case) -> No
     assert generated(engine, [prompt] * 3) == [answer] * 3
     assert cache.counts.hit_tokens == 0
     assert cache.counts.duplicates == 2 * ((len(prompt) + ANSWER - 1) // 16)  # their answers are equal, too
-    assert cache.usage == Usage(total=32, free=32 - 4, referenced=0, cached=4)
+    assert cache.usage == PageUsage(total=32, free=32 - 4, referenced=0, cached=4)
     assert cache.reset() == 4
     assert cache.usage.free == 32
 
@@ -189,7 +189,7 @@ def test_a_stream_closed_early_leaves_its_computed_pages_cached(case: Case) -> N
     next(stream)
     stream.close()
     cache.check()
-    assert cache.usage == Usage(total=32, free=32 - 3, referenced=0, cached=3)
+    assert cache.usage == PageUsage(total=32, free=32 - 3, referenced=0, cached=3)
     assert generated(engine, [case.prompts[2]]) == [case.wanted[2]]
     assert cache.counts.hit_tokens == 48
 
@@ -233,4 +233,4 @@ def test_pages_of_a_failed_slice_are_not_cached() -> None:
     (event,) = commit(batch, StepOutput([None], failed={0: "its logits are not finite"}), cache, (), 1.0)
     assert event.finish_reason is FinishReason.ERROR
     cache.release(request)
-    assert cache.usage == Usage(total=8, free=8, referenced=0)
+    assert cache.usage == PageUsage(total=8, free=8, referenced=0)

@@ -15,7 +15,7 @@ from hypothesis.stateful import (
 )
 
 from phase0_request import Request, Slice
-from phase1_kv_pool import OutOfPagesError, Usage
+from phase1_kv_pool import OutOfPagesError, PageUsage
 from phase4_radix.prefix_cache import Counts, PrefixCache
 from tests.phase4_radix.steps import resume
 
@@ -191,7 +191,7 @@ class AgainstTheContentOfSlots(RuleBasedStateMachine):
         free = {page for page in self.all_pages if self.cache.allocator.count(page) == 0}
         assert not free & (self.in_tree() | referenced)
         assert len(free) + len(cached) + len(referenced) == len(self.all_pages)
-        assert self.cache.usage == Usage(len(self.all_pages), len(free), len(referenced), len(cached))
+        assert self.cache.usage == PageUsage(len(self.all_pages), len(free), len(referenced), len(cached))
         for page in self.all_pages:
             tables = sum(page in self.cache.table(request) for request in self.running)
             assert self.cache.allocator.count(page) == tables + (page in self.in_tree())

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from phase0_request import Request, Slice
-from phase1_kv_pool import KVCache, OutOfPagesError, PagedCache, PageError, Usage
+from phase1_kv_pool import KVCache, OutOfPagesError, PagedCache, PageError, PageUsage
 from phase4_radix.prefix_cache import PrefixCache
 from tests.phase4_radix.steps import SIZE, admit, compute, finish
 
@@ -60,7 +60,7 @@ def test_grow_evicts_only_the_missing_pages(cache: PrefixCache) -> None:
     for tokens, evictions in ((8, 0), (9, 1), (12, 1), (17, 3)):
         cache.grow(b, tokens)
         assert cache.counts.evictions == evictions
-    assert cache.usage == Usage(total=12, free=0, referenced=5, cached=7)
+    assert cache.usage == PageUsage(total=12, free=0, referenced=5, cached=7)
 
 
 @pytest.mark.parametrize("kind", [PagedCache, PrefixCache])
@@ -111,14 +111,14 @@ def test_reset_frees_the_unused_pages(cache: PrefixCache) -> None:
     compute(cache, a := admit(cache, "a", range(10)))
     compute(cache, b := admit(cache, "b", [*range(4), *range(50, 60)]))
     finish(cache, a)
-    assert cache.usage == Usage(total=12, free=7, referenced=4, cached=1)
+    assert cache.usage == PageUsage(total=12, free=7, referenced=4, cached=1)
     assert cache.reset() == 1
-    assert cache.usage == Usage(total=12, free=8, referenced=4, cached=0)
+    assert cache.usage == PageUsage(total=12, free=8, referenced=4, cached=0)
     assert cache.counts.evictions == 0
     cache.check()
     finish(cache, b)
     assert cache.reset() == 3
-    assert cache.usage == Usage(total=12, free=12, referenced=0, cached=0)
+    assert cache.usage == PageUsage(total=12, free=12, referenced=0, cached=0)
 
 
 # Statistics and errors

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from phase0_request import Request, SamplingParams, Slice
-from phase1_kv_pool import PageError, Usage
+from phase1_kv_pool import PageError, PageUsage
 from phase4_radix import radix_tree
 from phase4_radix.prefix_cache import PrefixCache
 from tests.phase4_radix.steps import SIZE, admit, compute, finish, resume
@@ -18,11 +18,11 @@ def test_a_prefix_computed_before_is_a_hit(cache: PrefixCache) -> None:
     a = admit(cache, "a", range(10))
     assert compute(cache, a) == list(range(10))
     finish(cache, a)
-    assert cache.usage == Usage(total=12, free=10, referenced=0, cached=2)
+    assert cache.usage == PageUsage(total=12, free=10, referenced=0, cached=2)
     b = admit(cache, "b", [*range(8), 77, 78])
     assert (b.computed, list(cache.table(b))) == (8, [0, 1])
     assert compute(cache, b) == [2 * SIZE, 2 * SIZE + 1]
-    assert cache.usage == Usage(total=12, free=9, referenced=3, cached=0)
+    assert cache.usage == PageUsage(total=12, free=9, referenced=3, cached=0)
     cache.check()
 
 

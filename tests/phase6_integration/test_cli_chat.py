@@ -20,7 +20,7 @@ from rich.console import Console
 
 from phase0_request.lab.corpus.facts import read
 from phase0_request.params import SamplingParams
-from phase6_integration.cli.chat import AnswerError, Chat, LocalModel, Messages, Server, Usage
+from phase6_integration.cli.chat import AnswerError, Chat, ChatUsage, LocalModel, Messages, RemoteModel
 from phase6_integration.cli.common import http_settings
 from phase6_integration.options import EngineOptions
 from tests.phase6_integration.scripted import Body, Heard, Said, in_a_thread, said, stream
@@ -42,17 +42,17 @@ def speech(*texts: str, reason: str = "stop") -> Said:
 # A server.
 
 
-def answer_of(response: Said, params: SamplingParams = GREEDY) -> tuple[list[str | Usage], Heard]:
-    """What `Server` makes of a response, and what it sent."""
+def answer_of(response: Said, params: SamplingParams = GREEDY) -> tuple[list[str | ChatUsage], Heard]:
+    """What `RemoteModel` makes of a response, and what it sent."""
     with in_a_thread(lambda heard: response if heard.method == "POST" else None) as server:
         settings = http_settings({"url": server.url + "/v1", "api_key": "key-1"})
-        with closing(Server(settings, None)) as model:
+        with closing(RemoteModel(settings, None)) as model:
             return list(model.answer([{"role": "user", "content": "hi"}], params)), server.asked[-1]
 
 
 def test_a_server_gets_an_openai_request_and_its_stream_is_read_to_the_end() -> None:
     pieces, sent = answer_of(speech("caf\u00e9 ", "\u4e16\u754c"))
-    assert pieces == ["caf\u00e9 ", "\u4e16\u754c", Usage(21, 16, 2, truncated=False)]
+    assert pieces == ["caf\u00e9 ", "\u4e16\u754c", ChatUsage(21, 16, 2, truncated=False)]
     assert sent.path == "/v1/chat/completions"
     assert sent.headers["authorization"] == "Bearer key-1"
     assert sent.body == {
@@ -64,7 +64,7 @@ def test_a_server_gets_an_openai_request_and_its_stream_is_read_to_the_end() -> 
         "stream_options": {"include_usage": True},
     }
     pieces, sent = answer_of(speech("cut", reason="length"), SamplingParams(seed=7))
-    assert pieces[-1] == Usage(21, 16, 2, truncated=True)
+    assert pieces[-1] == ChatUsage(21, 16, 2, truncated=True)
     assert sent.body["seed"] == 7
 
 
@@ -109,7 +109,7 @@ def test_closing_an_answer_closes_its_connection() -> None:
     thread = threading.Thread(target=lambda: asyncio.run(live()))
     thread.start()
     assert started.wait(30)
-    with closing(Server(http_settings({"url": f"http://127.0.0.1:{ports[0]}"}), "m")) as model:
+    with closing(RemoteModel(http_settings({"url": f"http://127.0.0.1:{ports[0]}"}), "m")) as model:
         with closing(model.answer([{"role": "user", "content": "hi"}], GREEDY)) as pieces:
             assert next(pieces) == "first"
             assert not gone.is_set()
@@ -134,12 +134,12 @@ def test_a_stopped_local_answer_is_aborted_and_the_next_one_is_right() -> None:
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         *texts, usage = model.answer(messages, SamplingParams(temperature=0))
         assert "".join(map(str, texts)) == fact.answer
-        assert isinstance(usage, Usage)
+        assert isinstance(usage, ChatUsage)
         assert usage.output_tokens > 10
         assert not usage.truncated
         longer, one_token = [{"role": "user", "content": "page " * 40}], SamplingParams(max_tokens=1, ignore_eos=True)
         _, (*_, again) = list(model.answer(longer, one_token)), model.answer(longer, one_token)
-        assert isinstance(again, Usage)
+        assert isinstance(again, ChatUsage)
         assert 32 <= again.cached_tokens < again.prompt_tokens
         assert again.truncated
         with pytest.raises(ValueError, match="fit into the context"):
@@ -158,13 +158,13 @@ class Parrot:
         self.answers = list(answers)
         self.asked: list[Messages] = []
 
-    def answer(self, messages: Messages, params: SamplingParams) -> Generator[str | Usage]:
+    def answer(self, messages: Messages, params: SamplingParams) -> Generator[str | ChatUsage]:
         self.asked.append([dict(message) for message in messages])
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
         yield from re.findall(r"\S+\s*", answer)
-        yield Usage(30, 16, 5, truncated=False)
+        yield ChatUsage(30, 16, 5, truncated=False)
 
     def close(self) -> None:
         pass
