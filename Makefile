@@ -1,15 +1,22 @@
 # Every target builds what it needs into .venv, once. These can be given on the command line:
 #   PYTHON       the Python to build .venv with
 #   TORCH        auto: PyTorch's build for CPUs if there is no NVIDIA driver; cpu, cuda: that build;
-#                system: the torch that PYTHON has, whatever its version, with ranges instead of pins for the rest
+#                system: the torch that PYTHON has, with ranges instead of pins for the rest
 #   CONSTRAINTS  the pins
 PYTHON      ?= python3
-VENV        ?= .venv
-TORCH       ?= auto
+VENV        := .venv
 CONSTRAINTS ?= .ci/constraints.txt
+INSTALLED   := $(shell cat $(VENV)/.torch 2> /dev/null)
+TORCH       ?= $(or $(INSTALLED),auto)
 BIN         := $(VENV)/bin
-INSTALL     := $(BIN)/python -m pip --disable-pip-version-check install
-PIP          = $(INSTALL) --quiet $(if $(filter system,$(TORCH)),,--constraint $(CONSTRAINTS))
+PINS        := $(if $(filter system,$(TORCH)),$(VENV)/system.txt,$(CONSTRAINTS))
+PIP         := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint $(PINS)
+
+ifneq ($(INSTALLED),)
+ifneq ($(INSTALLED),$(TORCH))
+$(error $(VENV) has TORCH=$(INSTALLED): run `make clean` before TORCH=$(TORCH))
+endif
+endif
 
 .PHONY: help serve test test-all lint types gates resolve pins notebooks clean
 .DEFAULT_GOAL := help
@@ -51,9 +58,8 @@ clean: ## forget the environment and all caches
 	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis phase*/kernels/__pycache__ phase*/kernels/*/__pycache__
 
 $(VENV)/.torch: $(CONSTRAINTS)
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@PYTHON="$(PYTHON)" BIN="$(BIN)" CONSTRAINTS="$(CONSTRAINTS)" sh .ci/install_torch.sh $(TORCH)
-	@touch $@
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" CONSTRAINTS="$(CONSTRAINTS)" sh .ci/install_torch.sh $(TORCH)
+	@echo $(TORCH) > $@
 
 $(VENV)/.serve: $(VENV)/.torch pyproject.toml
 	@echo "Installing the other libraries (about 120 MB)."
@@ -63,6 +69,6 @@ $(VENV)/.serve: $(VENV)/.torch pyproject.toml
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.serve
-	@echo "Adding what the course and the tests need."
+	@echo "Adding what the course and the tests need (about 350 MB, Triton most of it)."
 	@$(PIP) --editable '.[dev]'
 	@touch $@

@@ -1,38 +1,63 @@
 #!/bin/sh
-# Install the torch that suits this machine, with pip's progress bar: it is by far the largest download.
-# Usage: PYTHON=... BIN=... CONSTRAINTS=... install_torch.sh auto|cpu|cuda|system
+# Make the environment and install the torch that suits this machine, with pip's progress bar: it is by far the largest
+# download. Usage: PYTHON=... VENV=... CONSTRAINTS=... install_torch.sh auto|cpu|cuda|system
 set -eu
 CPU_WHEELS=https://download.pytorch.org/whl/cpu
 choice=$1
+python=$VENV/bin/python
+
+supported='import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))'
+if ! "$PYTHON" -c "$supported"; then
+  echo "Python 3.11 to 3.14 is needed, and $PYTHON is $("$PYTHON" --version 2>&1): say PYTHON=python3.12, for example" >&2
+  exit 2
+fi
+if [ -x "$python" ] && ! "$python" -c "$supported"; then
+  echo "$VENV was made with $("$python" --version 2>&1); run 'make clean' first" >&2
+  exit 2
+fi
+"$python" -m pip --version > /dev/null 2>&1 || "$PYTHON" -m venv "$VENV"
 
 if [ "$choice" = auto ]; then
-  choice=cuda
-  if [ "$(uname)" = Linux ] && ! [ -e /proc/driver/nvidia/version ] && ! [ -e /dev/nvidiactl ] && ! [ -e /dev/dxg ]; then
+  choice=cuda fallback=yes
+  if [ "$(uname)" = Linux ] && ! [ -e /proc/driver/nvidia/version ] && ! [ -e /dev/nvidiactl ] \
+    && ! [ -e /usr/lib/wsl/lib/libcuda.so.1 ]; then
     choice=cpu
   fi
 fi
 
 case $choice in
   system) # a path file, so that the environment sees the torch of PYTHON, and whatever else PYTHON has
-    "$PYTHON" - "$("$BIN/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" <<'END'
-import importlib.metadata as metadata, pathlib, sys
+    "$PYTHON" - "$VENV" "$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" <<'END'
+import importlib.metadata as metadata, pathlib, re, sys
 
 try:
     torch = metadata.distribution("torch")
 except metadata.PackageNotFoundError:
     sys.exit(f"TORCH=system uses the torch of {sys.executable}, which has none: say PYTHON=... or leave TORCH out")
-pathlib.Path(sys.argv[1], "system-torch.pth").write_text(f"{torch.locate_file('')}\n")
+oldest = re.search(r'"torch>=([\d.]+)"', pathlib.Path("pyproject.toml").read_text())[1]
+if [int(part) for part in re.findall(r"\d+", torch.version)[:2]] < [int(part) for part in oldest.split(".")]:
+    sys.exit(f"TORCH=system: {sys.executable} has torch {torch.version}, and {oldest} is the oldest that works here")
+environment, packages = map(pathlib.Path, sys.argv[1:])
+(packages / "system-torch.pth").write_text(f"{torch.locate_file('')}\n")
+(environment / "system.txt").write_text(f"torch=={torch.version}\n")  # pip must not put another one beside it
 print(f"Using torch {torch.version} of {sys.executable}.")
 END
     exit ;;
   cpu)
-    if "$BIN/python" -c "import urllib.request as u; u.urlopen('$CPU_WHEELS/torch/', timeout=5)" 2> /dev/null; then
+    echo "Asking for PyTorch's wheels for CPUs."
+    probe='import os, threading, urllib.request as u
+limit = threading.Timer(8, os._exit, [1]); limit.daemon = True; limit.start()
+u.urlopen("'$CPU_WHEELS'/torch/", timeout=5)'
+    if "$python" -c "$probe" 2> /dev/null; then
       echo "Installing PyTorch for CPUs (about 200 MB)."
       set -- --extra-index-url "$CPU_WHEELS"
-    else
-      echo "PyTorch's own wheels for CPUs cannot be reached: installing the package index's torch, which on Linux"
-      echo "brings the CUDA libraries (up to 2.7 GB, 5 GB on disk)."
+    elif [ -n "${fallback-}" ]; then
+      echo "They cannot be reached: installing the package index's torch, which on Linux brings the CUDA libraries"
+      echo "(up to 2.7 GB, 5 GB on disk)."
       set --
+    else
+      echo "TORCH=cpu: $CPU_WHEELS cannot be reached; leave TORCH out to install the package index's torch" >&2
+      exit 1
     fi ;;
   cuda)
     echo "Installing PyTorch (on Linux with the CUDA libraries: 2.7 GB, 5 GB on disk)."
@@ -41,4 +66,4 @@ END
     echo "TORCH is auto, cpu, cuda or system, not '$choice'" >&2
     exit 2 ;;
 esac
-exec "$BIN/python" -m pip --disable-pip-version-check install --constraint "$CONSTRAINTS" "$@" torch
+exec "$python" -m pip --disable-pip-version-check install --constraint "$CONSTRAINTS" "$@" torch

@@ -26,7 +26,8 @@ VERSIONS = {
 }
 EXTRAS = {"serve": (), "dev": ("--extra", "dev")}
 SHOWN = ("torch", "triton", "transformers")
-KEPT = ("PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "HTTPS_PROXY", "NO_PROXY")  # how to reach the index, not which one
+PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy")
+KEPT = ("PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", *PROXIES)  # how to reach the index, not which one
 
 
 def main() -> int:

@@ -23,7 +23,7 @@ def run(main: str, *arguments: str) -> NoReturn:
             signal.default_int_handler = _interrupt  # type: ignore[assignment]  # asyncio takes over from this alone
             signal.signal(signal.SIGINT, _interrupt)
             signal.signal(signal.SIGALRM, lambda number, frame: signal.raise_signal(signal.SIGINT))
-        sys.unraisablehook = _unraisable
+            sys.unraisablehook = _unraisable
         try:
             module, _, function = main.partition(":")
             code = getattr(import_module(module), function)(*arguments)
@@ -35,7 +35,8 @@ def run(main: str, *arguments: str) -> NoReturn:
             if not interrupted(error):
                 raise
             code = INTERRUPTED
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # from here on Ctrl-C kills the process silently
+        if signal.getsignal(signal.SIGINT) is _interrupt:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # from here on Ctrl-C kills the process silently
     except KeyboardInterrupt:  # arrived between two of the lines above
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         code = INTERRUPTED

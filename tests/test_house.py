@@ -176,6 +176,8 @@ def test_scheduling_and_serving_name_no_torch_even_inside_functions() -> None:
 @cache
 def tracked() -> tuple[Path, ...]:
     """The files that git tracks."""
+    if not (ROOT / ".git").exists():  # an archive of the sources: all of it is tracked
+        return tuple(p for p in ROOT.rglob("*") if p.is_file() and not {".venv", "__pycache__"} & {*p.parts})
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return tuple(ROOT / name for name in listed.split("\0") if name and (ROOT / name).is_file())
 

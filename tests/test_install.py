@@ -71,13 +71,14 @@ def test_the_course_says_that_it_needs_the_checkout(installed: Path) -> None:
 
 
 def install_torch(python: str, environment: Path, choice: str) -> subprocess.CompletedProcess[str]:
-    variables = os.environ | {"PYTHON": python, "BIN": str(environment / "bin"), "CONSTRAINTS": os.devnull}
+    variables = os.environ | {"PYTHON": python, "VENV": str(environment), "CONSTRAINTS": os.devnull}
     script = ["sh", str(ROOT / ".ci/install_torch.sh"), choice]
-    return subprocess.run(script, env=variables, capture_output=True, text=True, timeout=120)
+    return subprocess.run(script, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=120)
 
 
 @pytest.fixture
 def empty(tmp_path: Path) -> Path:
+    """An environment as an interrupted installation leaves it: Python is there, pip is not."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
     return tmp_path / "venv"
 
@@ -90,12 +91,47 @@ def test_torch_system_is_the_torch_that_is_there(empty: Path) -> None:
     ours, theirs = (subprocess.run(command, capture_output=True, text=True).stdout.split() for command in commands)
     assert theirs == ours
     assert f"Using torch {ours[0]} " in done.stdout
+    assert (empty / "system.txt").read_text() == f"torch=={ours[0]}\n"
+    pip = subprocess.run([empty / "bin/python", "-m", "pip", "--version"], capture_output=True)
+    assert pip.returncode == 0, "an environment without pip is repaired"
+
+
+def test_a_system_torch_below_the_range_is_an_error(empty: Path, tmp_path: Path) -> None:
+    """pip would put a newer one, gigabytes of it, beside it."""
+    info = tmp_path / "old" / "torch-2.10.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.10.0\n")
+    old = tmp_path / "python"
+    old.write_text(f'#!/bin/sh\nPYTHONPATH={info.parent} exec {sys.executable} "$@"\n')
+    old.chmod(0o755)
+    done = install_torch(str(old), empty, "system")
+    assert done.returncode != 0
+    assert "has torch 2.10.0, and 2.11 is the oldest" in done.stderr
 
 
 @pytest.mark.parametrize(("choice", "said"), [("system", "which has none"), ("rocm", "auto, cpu, cuda or system, not")])
-def test_a_torch_that_cannot_be_had_is_an_error_before_anything_is_installed(
-    empty: Path, choice: str, said: str
-) -> None:
+def test_a_torch_that_cannot_be_had_is_an_error(empty: Path, choice: str, said: str) -> None:
     done = install_torch(str(empty / "bin/python"), empty, choice)
     assert done.returncode != 0
     assert said in done.stderr
+
+
+def test_a_python_that_is_too_old_is_named_and_leaves_no_environment(tmp_path: Path) -> None:
+    old = tmp_path / "python"
+    old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.10.13 || exit 1\n')
+    old.chmod(0o755)
+    done = install_torch(str(old), tmp_path / "venv", "auto")
+    assert done.returncode == 2
+    assert "Python 3.11 to 3.14 is needed" in done.stderr
+    assert "3.10.13" in done.stderr
+    assert not (tmp_path / "venv").exists()
+
+
+def test_another_torch_than_the_installed_one_needs_a_clean_environment(tmp_path: Path) -> None:
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv/.torch").write_text("system\n")
+    for given, code in (("TORCH=cuda", 2), ("TORCH=system", 0)):
+        command = ["make", "-n", "-f", str(ROOT / "Makefile"), "help", given]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == code, done.stderr
+        assert ("run `make clean` before TORCH=cuda" in done.stderr) == (code == 2)
