@@ -39,26 +39,27 @@ def weigh(logits: Tensor, peaks: Tensor, temperatures: Tensor, vocab_size: int) 
     return (logits.float() - peaks.float()[:, None]).div_(temperatures[:, None]).exp_().mul_(scale).round_()
 
 
-def cut(weights: Tensor, params: FilterParams, least: Callable[[Tensor, FilterParams], Tensor]) -> None:
-    """Zero, in place, the weights that a filter removes, in its rows."""
+def cut(weights: Tensor, params: FilterParams, threshold: Callable[[Tensor, FilterParams], Tensor]) -> None:
+    """Zero, in place, the weights below a filter's threshold, in its rows."""
     selected = weights if params.rows is None else weights[params.rows]
-    selected.mul_(selected >= least(selected, params)[:, None])
+    selected.mul_(selected >= threshold(selected, params)[:, None])
     if params.rows is not None:
         weights.index_copy_(0, params.rows, selected)
 
 
 def min_p(weights: Tensor, params: FilterParams) -> Tensor:
-    """Keep tokens with at least this share of the likeliest token's probability."""
+    """The smallest weight to keep: this share of the likeliest token's."""
     return (weights.amax(-1) * params.values).to(weights.dtype)
 
 
 def top_k(weights: Tensor, params: FilterParams) -> Tensor:
-    """Keep the k likeliest tokens."""
+    """The smallest weight to keep: that of the k-th likeliest token."""
     return weights.topk(int(params.largest)).values.gather(-1, params.values.long()[:, None] - 1)[:, 0]
 
 
 def top_p(weights: Tensor, params: FilterParams) -> Tensor:
-    """Keep the nucleus: the fewest tokens, likeliest first, whose probabilities sum to at least this share."""
+    """The smallest weight to keep: that of the last token of the nucleus, the fewest tokens, likeliest first, whose
+    probabilities sum to at least this share."""
     enough = (weights.sum(-1, dtype=torch.float64) * params.values)[:, None]
     head = _head(weights, enough)  # [rows, some], likeliest first
     # region exercise 2.5

@@ -1,6 +1,6 @@
 """Policies: in which order waiting requests are admitted. By arrival, with head starts that are bounded."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,18 +11,23 @@ LEVELS = 8  # of priority either side of 0; what lies beyond counts as the outer
 
 
 class Policy(Protocol):
-    """A policy gives a request a head start of some seconds over requests that arrived before it.
+    """A policy decides which waiting request is admitted first: it gives requests a head start of some seconds.
 
-    No head start exceeds `bound`. So a request that could start is never passed by one that arrives more than `bound`
-    seconds after it: waiting requests age, and in the end none is ahead. Two kinds cannot start yet, and may be passed
-    in the meantime, since it costs them nothing:
+    `rank` places a request once, at submission, and also decides which is preempted: the last. `order` may reorder the
+    first few candidates at each admission, by what changes while they wait, such as the cache.
+
+    No head start, of the two together, exceeds `bound`. So a request that could start is never passed by one that
+    arrives more than `bound` seconds after it: waiting requests age, and in the end none is ahead. Two kinds cannot
+    start yet, and may be passed in the meantime, since it costs them nothing:
 
     - a long prompt behind other long ones, until these are computed: half of a step's prompt tokens are for them;
     - a request that waits on a prefix in progress, until the other request has computed it, or leaves.
     """
 
     @property
-    def bound(self) -> float: ...
+    def bound(self) -> float:
+        """The largest head start, in seconds."""
+        ...
 
     def rank(self, request: Request) -> float:
         """The time at which a request counts as having arrived. Called once, at submission. The last in rank is
@@ -98,7 +103,7 @@ class LongestPrefixFirst:
         return sorted(first, key=counts_as)
 
 
-POLICIES: dict[str, type[FirstComeFirstServed] | type[ByPriority] | type[LongestPrefixFirst]] = {
+POLICIES: dict[str, Callable[[], Policy]] = {
     "fcfs": FirstComeFirstServed,
     "priority": ByPriority,
     "longest-prefix": LongestPrefixFirst,

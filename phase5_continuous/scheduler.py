@@ -25,9 +25,9 @@ class Scheduler:
       preempted, so it ends, and then the next one is first: every request ends.
     - No waiting request is admitted while a preempted one waits for pages.
 
-    With `ahead=1` a step may be planned while another is in flight, so that the device need not wait for the host. The
-    tokens of that other step are known only to the device. If one of them ends its request, the later step has computed
-    that request in vain, and its result is discarded.
+    With `ahead=1`, which the server does not use yet, a step may be planned while another is in flight, so that the
+    device need not wait for the host. The tokens of that other step are known only to the device. If one of them ends
+    its request, the later step has computed that request in vain, and its result is discarded.
     """
 
     def __init__(
@@ -125,8 +125,8 @@ class Scheduler:
             self._finish(sequence, FinishReason.TIMEOUT, now)
         preemptions = self.running_set.num_preemptions
         batch = self._schedule(now)
-        while self._sequences and not self._in_flight:
-            if self.running_set.num_preemptions == preemptions:  # else a preemption has made room for the others
+        while self._sequences and not self._in_flight:  # nothing could be scheduled
+            if self.running_set.num_preemptions == preemptions:  # else a preemption has made room: try again
                 self._fail_first(now)
             preemptions = self.running_set.num_preemptions
             batch = self._schedule(now)

@@ -88,11 +88,12 @@ def add_sampling(group: argparse._ActionsContainer, names: Sequence[str], **defa
     from phase0_request.params import SamplingParams
 
     known = {field.name: field.default for field in fields(SamplingParams)}
+    types = get_type_hints(SamplingParams)
     for name in names:
         metavar, help = SAMPLING[name]
         default = defaults.get(name, known[name])
         shown = "" if default is None else f" ({default})"
-        kind = float if name in ("temperature", "top_p") else int
+        kind = float if types[name] is float else int
         group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=help + shown)
 
 

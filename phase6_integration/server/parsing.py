@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 
 from phase0_request.params import SamplingParams
 from phase6_integration.messages import EngineRequest
@@ -9,10 +10,8 @@ from phase6_integration.server.dependencies import ServerState
 from phase6_integration.server.errors import conflict
 from phase6_integration.server.schemas import ChatRequest, CompletionRequest, SamplingFields
 
-_SAME = (  # fields with the same name in SamplingParams
-    *("temperature", "top_p", "top_k", "min_p", "stop", "stop_token_ids", "ignore_eos"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
-)
+_DERIVED = {"max_tokens", "min_tokens", "seed", "logit_bias", "logprobs", "prompt_logprobs"}  # below, field by field
+_COPIED = [field.name for field in fields(SamplingParams) if field.name in {*SamplingFields.model_fields} - _DERIVED]
 _serial = itertools.count()  # makes ids unique, since a client may give two requests the same one
 
 
@@ -105,7 +104,7 @@ def sampling_params(
     request: SamplingFields, length: int, sample: int, logprobs: int | None, prompt_logprobs: int | None
 ) -> SamplingParams:
     """The fields that are given; SamplingParams has the defaults. Sample i of a seeded request gets seed + i."""
-    given = {name: value for name in _SAME if (value := getattr(request, name)) is not None}
+    given = {name: value for name in _COPIED if (value := getattr(request, name)) is not None}
     if request.logit_bias:
         given["logit_bias"] = {int(token): bias for token, bias in request.logit_bias.items()}
     if request.seed is not None:
