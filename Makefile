@@ -69,6 +69,6 @@ $(VENV)/.serve: $(VENV)/.torch pyproject.toml
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.serve
-	@echo "Adding what the course and the tests need (about 350 MB, Triton most of it)."
+	@echo "Adding what the course and the tests need (Triton alone is 200 MB)."
 	@$(PIP) --editable '.[dev]'
 	@touch $@

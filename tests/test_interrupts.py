@@ -54,7 +54,7 @@ def press(at: int, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def ends_in_order_at(moments: int, command: tuple[str, ...]) -> None:
+def check_interrupts(moments: int, command: tuple[str, ...]) -> None:
     whole = press(0, *command)
     assert whole.returncode == 0, whole.stderr
     calls = int(whole.stderr.rsplit("calls ", 1)[1])
@@ -69,13 +69,13 @@ def ends_in_order_at(moments: int, command: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("command", QUICK, ids=" ".join)
 def test_ctrl_c_at_many_moments(command: tuple[str, ...]) -> None:
-    ends_in_order_at(6, command)
+    check_interrupts(6, command)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", QUICK + LONG, ids=" ".join)
 def test_ctrl_c_at_very_many_moments(command: tuple[str, ...]) -> None:
-    ends_in_order_at(12, command)
+    check_interrupts(12, command)
 
 
 RUN = """
