@@ -12,6 +12,8 @@ BIN         := $(VENV)/bin
 PINS        := $(if $(filter system,$(TORCH)),$(VENV)/system.txt,$(CONSTRAINTS))
 PIP         := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint $(PINS)
 
+PARALLEL    := -n auto --dist loadfile --no-loadscope-reorder
+
 ifneq ($(INSTALLED),)
 ifneq ($(INSTALLED),$(TORCH))
 $(error $(VENV) has TORCH=$(INSTALLED): run `make clean` before TORCH=$(TORCH))
@@ -28,10 +30,10 @@ serve: $(VENV)/.serve ## install, then serve the bundled model on 127.0.0.1:8000
 	@$(BIN)/nanoserve serve
 
 test: $(VENV)/.dev ## install, then run the suite (`make test-all` adds what is marked slow)
-	@$(BIN)/python -m pytest -q -m "not slow" -n auto
+	@$(BIN)/python -m pytest -q -m "not slow" $(PARALLEL)
 
 test-all: $(VENV)/.dev ## the suite with its slow tests
-	@$(BIN)/python -m pytest -q -n auto
+	@$(BIN)/python -m pytest -q $(PARALLEL)
 
 lint: $(VENV)/.dev ## ruff: rules and format
 	@$(BIN)/ruff check && $(BIN)/ruff format --check

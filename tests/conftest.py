@@ -4,6 +4,7 @@ matter of luck, of load or of who runs it."""
 import os
 import signal
 
+import pytest
 from hypothesis import settings
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # on a busy machine threads that spin are 30 times slower
@@ -17,6 +18,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("house", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("house")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The notebooks first: at the end, one worker would run them while the others have nothing left to do."""
+    items.sort(key=lambda item: item.path.name != "test_book.py")
 
 
 def pytest_configure() -> None:

@@ -1,4 +1,11 @@
-"""The kernels of this phase with their launch parameters, for every dtype and common head dimension."""
+"""The kernels of this phase with their launch parameters.
+
+CATALOG has every dtype and common head dimension at least once; everything() crosses them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
 
 from phase1_kv_pool.kernels.triton.store import constants, store_kernel
 from phase1_kv_pool.lab.ahead import Expect, KernelSpec
@@ -19,4 +26,17 @@ def store_spec(dtype: str, head_dim: int, kv_heads: int = 8, page_size: int = 16
     )
 
 
-CATALOG = [store_spec(dtype, head_dim) for dtype in TYPES for head_dim in HEAD_DIMS]
+def on(architecture: int, spec: KernelSpec) -> KernelSpec:
+    return replace(spec, architectures=(architecture,))
+
+
+CATALOG = [
+    *(store_spec("bf16", head_dim) for head_dim in HEAD_DIMS),
+    on(80, store_spec("fp16", 96)),
+    on(90, store_spec("fp32", 128)),
+    on(100, store_spec("fp32", 256)),
+]
+
+
+def everything() -> Iterator[KernelSpec]:
+    return (store_spec(dtype, head_dim) for dtype, head_dim in product(TYPES, HEAD_DIMS))

@@ -1,7 +1,7 @@
 """Report of a lab's compiled kernels: as a table, as JSON, and for tests.
 
-A lab needs a module `catalog` with a list CATALOG of KernelSpecs, and a module `kernels` whose `main` calls
-`main("phaseN_x.lab", arguments)`.
+A lab needs a module `catalog`, with a list CATALOG of KernelSpecs and a function `everything` that returns all of them,
+and a module `kernels` whose `main` calls `main("phaseN_x.lab", arguments)`.
 """
 
 import argparse
@@ -30,11 +30,13 @@ def main(package: str, arguments: Sequence[str] | None = None) -> int:
         prog=f"python -m {package} kernels",
         description="Compile the kernels ahead of time, without a GPU, and show registers, stack and instructions.",
     )
+    p.add_argument("--all", action="store_true", help="every combination of shapes and types; takes many minutes")
     p.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = p.parse_args(arguments)
     # An interpreted kernel cannot be compiled. Importing the catalog defines the kernels, so this comes first.
     os.environ.pop("TRITON_INTERPRET", None)
-    kernels = compile_all(import_module(f"{package}.catalog").CATALOG)
+    catalog = import_module(f"{package}.catalog")
+    kernels = compile_all(catalog.everything() if options.all else catalog.CATALOG)
     if options.json:
         print(json.dumps([asdict(kernel) for kernel in kernels]))
         return 0
@@ -42,9 +44,9 @@ def main(package: str, arguments: Sequence[str] | None = None) -> int:
     return 1 if any(kernel.faults for kernel in kernels) else 0
 
 
-def compiled(package: str) -> list[Compiled]:
+def compiled(package: str, *options: str) -> list[Compiled]:
     """The result of `python -m package kernels --json`, in a subprocess: here kernels may be interpreted."""
-    command = [sys.executable, "-m", package, "kernels", "--json"]
+    command = [sys.executable, "-m", package, "kernels", "--json", *options]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"python -m {package} kernels --json failed with {done.returncode}:\n{done.stderr}")

@@ -9,7 +9,7 @@ import torch
 Calls = Sequence[Callable[[], object]]
 
 RUNS = 20
-SECONDS = 0.4  # the best of several runs is used: other processes only ever slow a run down
+SECONDS = 0.2  # the best of several runs is used: other processes only ever slow a run down
 
 
 def clock_seconds(calls: Calls) -> float:

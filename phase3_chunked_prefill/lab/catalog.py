@@ -5,8 +5,8 @@ from dataclasses import replace
 from itertools import product
 
 from phase1_kv_pool.lab.ahead import KernelSpec
-from phase1_kv_pool.lab.catalog import HEAD_DIMS, TYPES
-from phase2_prefill_decode.lab.catalog import GROUPS, PAGE_SIZES, WINDOW, decode_spec, on, prefill_spec
+from phase1_kv_pool.lab.catalog import HEAD_DIMS, TYPES, on
+from phase2_prefill_decode.lab.catalog import GROUPS, OTHER_HEADS, PAGE_SIZES, WINDOW, decode_spec, prefill_spec
 from phase3_chunked_prefill.kernels.plan import FEW, ROWS
 from phase3_chunked_prefill.kernels.triton.ragged import ragged_kernel
 
@@ -38,11 +38,11 @@ def short_spec(
 
 
 CATALOG = [
-    *(ragged_spec("bf16", head_dim) for head_dim in (64, 128, 256)),
-    *(on(80, ragged_spec("bf16", head_dim)) for head_dim in (80, 96)),
+    ragged_spec("bf16", 128),
+    *(on(architecture, ragged_spec("bf16", head_dim)) for architecture, head_dim in OTHER_HEADS),
     *(on(90, ragged_spec("bf16", 128, 64, group)) for group in (1, 8)),
     on(80, ragged_spec("bf16", 128, window=WINDOW)),
-    ragged_spec("fp32", 128),
+    on(90, ragged_spec("fp32", 128)),
     *(on(80, short_spec("bf16", 128, 64, group, queries=ROWS // group)) for group in GROUPS),
     short_spec("bf16", 128, 64, 8, queries=FEW),
     on(80, short_spec("bf16", 128, 16, 16, queries=FEW)),

@@ -56,10 +56,13 @@ class Case:
         shape = sum(counts) + 3, self.kv_heads, self.page_size, self.head_dim
         keys, values = (torch.full(shape, torch.nan, dtype=dtype) for _ in "kv")
         for sequence, table in enumerate(tables):
-            for position in range(self.lengths[sequence]):
-                page, offset = table[position // self.page_size], position % self.page_size
-                keys[page, :, offset] = k[sequence][position]
-                values[page, :, offset] = v[sequence][position]
+            positions = torch.arange(self.lengths[sequence])
+            page, offset = (
+                torch.tensor(table, dtype=torch.long)[positions // self.page_size],
+                positions % self.page_size,
+            )
+            keys[page, :, offset] = k[sequence]
+            values[page, :, offset] = v[sequence]
         pages = torch.full((len(tables), max(counts) + 2), NO_PAGE, dtype=torch.int32)
         for row, table in zip(pages, tables, strict=True):
             row[: len(table)] = torch.tensor(table, dtype=torch.int32)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -28,11 +27,9 @@ def test_every_kernel_compiles_well_for_every_gpu(compiled: list[Compiled]) -> N
     """No stack; K and V copied asynchronously, into two buffers each; products of half precision on tensor cores."""
     assert [kernel for kernel in compiled if kernel.faults or kernel.stack] == []
     for name in ("decode", "prefill"):
-        for head_dim in (64, 80, 128, 256):
-            title = f"{name} bf16 x {head_dim}, pages of 16, group 4"
-            found = [kernel for kernel in compiled if kernel.kernel == title]
-            assert [kernel.architecture for kernel in found] == list(ARCHITECTURES)
-            assert all(kernel.async_copies and kernel.tensor_cores for kernel in found)
+        found = [kernel for kernel in compiled if kernel.kernel.startswith(f"{name} bf16 ")]
+        assert {kernel.architecture for kernel in found} == set(ARCHITECTURES)
+        assert all(kernel.async_copies and kernel.tensor_cores for kernel in found)
     kinds = {kernel.kernel.split()[0] for kernel in compiled}
     assert kinds == {"decode", "join", "prefill", "add_norm", "rotate_store", "swiglu"}
 
@@ -47,18 +44,8 @@ def test_three_programs_of_the_decode_kernel_fit_on_a_hopper(compiled: list[Comp
 
 
 @pytest.mark.slow
-def test_all_shapes_compile_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "all_shapes"
-    folder.mkdir()
-    (folder / "__init__.py").touch()
-    (folder / "catalog.py").write_text(
-        "from phase2_prefill_decode.lab.catalog import everything\nCATALOG = list(everything())\n"
-    )
-    (folder / "__main__.py").write_text(
-        "import sys\nfrom phase1_kv_pool.lab.report import main\nraise SystemExit(main('all_shapes', sys.argv[2:]))\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    found = report.compiled("all_shapes")
+def test_all_shapes_compile_well() -> None:
+    found = report.compiled("phase2_prefill_decode.lab", "--all")
     assert len(found) > 900
     assert [kernel for kernel in found if kernel.faults or kernel.stack] == []
 

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -54,8 +53,17 @@ def with_sizes(case: Case, inputs: Inputs) -> Inputs:
     return replace(inputs, metadata=replace(inputs.metadata, sizes=sizes))
 
 
-@pytest.mark.parametrize("case", CHUNKS.values(), ids=CHUNKS.keys())
-@pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=str)
+# Interpreting Triton is slow: in half precision, one case of each kind.
+HALVES = ("behind_16", "of_33", "with_drafts", "window_33", "gqa_7", "heads_of_128") if prepare_triton() else CHUNKS
+
+
+@pytest.mark.parametrize(
+    ("dtype", "case"),
+    [
+        *(pytest.param(torch.float32, case, id=f"float32-{name}") for name, case in CHUNKS.items()),
+        *(pytest.param(HALF, CHUNKS[name], id=f"half-{name}") for name in HALVES),
+    ],
+)
 def test_chunks_attend_to_their_context_and_themselves(dtype: torch.dtype, case: Case) -> None:
     check(case, with_sizes(case, case.inputs("triton", dtype)))
 
@@ -89,7 +97,7 @@ def batches(draw: st.DrawFn) -> Case:
     )
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(case=batches(), sizes=st.booleans())
 def test_random_mixed_steps_match_the_oracle(case: Case, sizes: bool) -> None:
     inputs = case.inputs("triton", torch.float32)
@@ -249,10 +257,9 @@ def compiled() -> list[report.Compiled]:
 
 def test_every_kernel_compiles_well_for_every_gpu(compiled: list[report.Compiled]) -> None:
     assert [kernel for kernel in compiled if kernel.faults or kernel.stack] == []
-    for head_dim in (64, 128, 256):
-        found = [k for k in compiled if k.kernel == f"ragged bf16 x {head_dim}, pages of 16, group 4"]
-        assert [kernel.architecture for kernel in found] == [80, 90, 100]
-        assert all(kernel.async_copies and kernel.tensor_cores for kernel in found)
+    found = [k for k in compiled if k.kernel.startswith("ragged bf16 ")]
+    assert {kernel.architecture for kernel in found} == {80, 90, 100}
+    assert all(kernel.async_copies and kernel.tensor_cores for kernel in found)
     assert {kernel.kernel.split()[0] for kernel in compiled} == {"ragged", "decode"}
 
 
@@ -262,19 +269,8 @@ def test_every_kernel_fits_the_shared_memory_of_a_small_gpu(compiled: list[repor
 
 
 @pytest.mark.slow
-def test_all_shapes_compile_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "all_ragged_shapes"
-    folder.mkdir()
-    (folder / "__init__.py").touch()
-    (folder / "catalog.py").write_text(
-        "from phase3_chunked_prefill.lab.catalog import everything\nCATALOG = list(everything())\n"
-    )
-    (folder / "__main__.py").write_text(
-        "import sys\nfrom phase1_kv_pool.lab.report import main\n"
-        "raise SystemExit(main('all_ragged_shapes', sys.argv[2:]))\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    found = report.compiled("all_ragged_shapes")
+def test_all_shapes_compile_well() -> None:
+    found = report.compiled("phase3_chunked_prefill.lab", "--all")
     assert len(found) > 700
     assert [kernel for kernel in found if kernel.faults or kernel.stack] == []
 

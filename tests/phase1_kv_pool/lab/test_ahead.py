@@ -17,9 +17,20 @@ def compiled() -> list[Compiled]:
 
 
 def test_the_store_kernel_has_no_stack_and_wide_accesses_on_every_architecture(compiled: list[Compiled]) -> None:
-    """For each architecture, dtype and size of head: no stack, few registers, 16 bytes an access both ways."""
-    names = [f"store {dtype} x {dim}" for dtype in ("bf16", "fp16", "fp32") for dim in (64, 80, 96, 128, 256)]
-    assert [(k.kernel, k.architecture) for k in compiled] == [(n, arch) for n in names for arch in ARCHITECTURES]
+    """No stack, few registers, 16 bytes an access both ways."""
+    names = [f"store bf16 x {dim}" for dim in (64, 80, 96, 128, 256)]
+    assert {(n, arch) for n in names for arch in ARCHITECTURES} < {(k.kernel, k.architecture) for k in compiled}
+    assert {kernel.kernel.split()[1] for kernel in compiled} == {"bf16", "fp16", "fp32"}
+    check_store(compiled)
+
+
+@pytest.mark.slow
+def test_the_store_kernel_compiles_well_for_every_shape() -> None:
+    check_store(found := report.compiled("phase1_kv_pool.lab", "--all"))
+    assert len(found) == 45
+
+
+def check_store(compiled: list[Compiled]) -> None:
     assert [kernel for kernel in compiled if kernel.faults] == []
     for kernel in compiled:
         assert kernel.stack == 0, kernel
