@@ -218,9 +218,8 @@ def engine_frozen(server: Supervisor) -> None:
 def memory_limited(server: Supervisor) -> None:
     """What the engine has it keeps, and gets no more for a while."""
     engine = server.engine()
-    held = psutil.Process(engine).memory_info().vms
     with contextlib.suppress(ProcessLookupError):  # it may not survive
-        resource.prlimit(engine, resource.RLIMIT_AS, (held, resource.RLIM_INFINITY))
+        resource.prlimit(engine, resource.RLIMIT_AS, (1, resource.RLIM_INFINITY))
         time.sleep(SHORTAGE)
         resource.prlimit(engine, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
