@@ -141,7 +141,7 @@ class IsolatingRunner(Generic[P]):
         try:
             self._alone(Slice(probe, piece.start, piece.length))
         except Exception as error:
-            why = f"{piece.length} tokens: {type(error).__name__}"
+            why = f"{type(error).__name__} at {piece.length} tokens"
             self.shedding.failed(why)
             raise StepFailedError(why) from error
 

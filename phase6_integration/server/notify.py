@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import MutableMapping
 
+PATIENCE = 1.0  # seconds that systemd may leave its queue full, before a message is lost
 logger = logging.getLogger("nanoserve")
 
 
@@ -24,7 +25,7 @@ class Notifier:
         if self._address:
             try:
                 with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
-                    end.setblocking(False)
+                    end.settimeout(PATIENCE)
                     end.sendto(state.encode(), self._address)
             except OSError as error:
                 logger.warning("systemd was not notified of %s: %s", state, error)

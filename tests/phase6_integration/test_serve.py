@@ -297,9 +297,9 @@ def test_with_the_flag_a_dead_engine_is_reported_and_the_server_stays() -> None:
     ):
         url = one.listening()
         one.until("ready")
-        response = http.post(f"{url}/v1/completions", json={"prompt": "Hello", "max_tokens": 4})
+        response = http.post(f"{url}/v1/completions", json={"prompt": [3], "max_tokens": 4})
         assert response.json()["usage"]["completion_tokens"] == 4
-        events = stream(http, url, max_tokens=1900, ignore_eos=True)
+        events = stream(http, url, prompt=[3], max_tokens=1900, ignore_eos=True)
         next(events)
         (engine,) = one.children()
         os.kill(engine, signal.SIGKILL)
@@ -317,7 +317,7 @@ def test_with_the_flag_a_dead_engine_is_reported_and_the_server_stays() -> None:
 
 
 def test_if_the_server_is_killed_its_engine_ends_too() -> None:
-    with life() as one:
+    with life(factory="faults:light") as one:
         one.listening()
         one.until("ready")
         (engine,) = one.children()
