@@ -282,7 +282,6 @@ class AsyncEngine:
 
     # Failure and shutdown.
 
-    # region failed
     def _process_failed(self, health: Health, reason: str) -> None:
         """End the requests that the process had begun, and start another one, up to `max_engine_restarts` in a row.
 
@@ -318,8 +317,6 @@ class AsyncEngine:
             await self._start_process()
         except OSError as error:
             self._process_failed(Health.DEAD, f"its process cannot be started: {error}")
-
-    # endregion
 
     def _end_all(self, health: Health, spare: Set[str] = frozenset()) -> None:
         """End live requests with an error, except some."""
