@@ -70,6 +70,16 @@ class Scheduler:
         self._events: list[Event] = []
 
     @property
+    def budget(self) -> TokenBudget:
+        """The token budget of a step. A new one holds from the next plan on."""
+        return self.chunker.budget
+
+    @budget.setter
+    def budget(self, budget: TokenBudget) -> None:
+        self.chunker.budget = budget
+        self.admission.max_chunk_size = budget.max_chunk_size
+
+    @property
     def has_work(self) -> bool:
         """Whether there is a live request, or an event to deliver."""
         return bool(self._sequences or self._events)

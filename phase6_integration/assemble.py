@@ -23,7 +23,7 @@ from phase5_continuous.deadlines import Deadlines
 from phase5_continuous.policies import policy
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.hub import directory_of
-from phase6_integration.isolation import Attempt, IsolatingRunner
+from phase6_integration.isolation import Attempt, IsolatingRunner, LoadShedding
 from phase6_integration.options import EngineOptions
 from phase6_integration.stats import ObservedCore
 
@@ -71,7 +71,7 @@ def assemble(
         max_running=running,
         deadlines=Deadlines(total=options.request_timeout),
     )
-    runner = IsolatingRunner(ModelRunner(model.decoder, pool, cache, sampler), cache)
+    runner = IsolatingRunner(ModelRunner(model.decoder, pool, cache, sampler), LoadShedding(scheduler))
     core = ObservedCore(scheduler, runner, clock, check_invariants=options.check_invariants)
     model = replace(
         model, config=replace(model.config, max_position_embeddings=_context_length(options, context, cache))

@@ -6,15 +6,10 @@ Requests go in with `submit`; an OutputStream yields their text as the engine ge
 import asyncio
 import contextlib
 import logging
-import os
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Sequence, Set
 from dataclasses import replace
-from enum import Enum
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -25,47 +20,20 @@ from phase0_request.tokenizer import Tokenizer
 from phase2_prefill_decode.config import ModelConfig
 from phase2_prefill_decode.threads import threads_for
 from phase5_continuous.deadlines import Deadlines
+from phase6_integration.engine_client import STOP_TIMEOUT, EngineClient
+from phase6_integration.health import Health, UnavailableError
 from phase6_integration.hub import directory_of
-from phase6_integration.messages import (
-    Dead,
-    EngineRequest,
-    Finish,
-    Frames,
-    Load,
-    Logged,
-    Ready,
-    ToEngine,
-    ToFront,
-    Update,
-    frame,
-)
-from phase6_integration.options import EngineOptions, openmp_environment
+from phase6_integration.messages import EngineRequest, Finish, Ready, ToEngine, Update
+from phase6_integration.options import EngineOptions
 from phase6_integration.outputs import OutputProcessor, OutputState, OutputStream
 from phase6_integration.stats import Gauges
-from phase6_integration.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
-engine_log = logging.getLogger(f"{__name__}.process")  # records of the engine process
 BUNDLED_ENGINE = "phase6_integration.engine_process:bundled_engine"
-STOP_TIMEOUT = 5.0  # seconds the engine has to abort its requests, and its process to exit, before it is killed
-
-
-class Health(Enum):
-    LOADING = "loading"
-    READY = "ready"
-    DRAINING = "draining"  # refuses new requests; running ones are completed
-    HUNG = "hung"  # has requests, and has sent nothing for too long
-    DEAD = "dead"
-    STOPPED = "stopped"  # closed, or never started
-
-
-class UnavailableError(RuntimeError):
-    """The engine cannot take requests: `health` and `reason` say why."""
-
-    def __init__(self, health: Health, reason: str) -> None:
-        super().__init__(f"the engine is {health.value}: {reason}")
-        self.health = health
-        self.reason = reason
+RESTART_DELAY = 1.0  # seconds before the first restart; each further one doubles it
+MAX_RESTART_DELAY = 30.0
+RESUBMISSIONS = 2  # of one request
+STABLE = 600.0  # seconds after which an engine that ran so long counts as sound, and its restarts as none
 
 
 class StepReport(NamedTuple):
@@ -88,7 +56,9 @@ class Observer(Protocol):
 
 
 class AsyncEngine:
-    """The HTTP process's handle of an engine process. Everything runs on one event loop, without blocking it."""
+    """The HTTP process's handle of the engine. Everything runs on one event loop, without blocking it."""
+
+    client_type = EngineClient
 
     def __init__(self, options: EngineOptions | None = None, *, factory: str = BUNDLED_ENGINE) -> None:
         """Read the model's config and tokenizer. `factory`, a `module:name`, builds the engine in its process."""
@@ -105,15 +75,19 @@ class AsyncEngine:
         self.gauges = Gauges()
         self.ready_info: Ready | None = None
         self.observers: list[Observer] = []
+        self.restarts = 0
+        self.failed = asyncio.Event()  # the engine is hung or dead, and is not started again
         self._factory = factory
-        self._process: subprocess.Popen[bytes] | None = None
-        self._transport: asyncio.Transport | None = None
+        self._client: EngineClient | None = None  # of the current process
         self._warm: asyncio.Future[list[int]] | None = None  # loads the template library, which takes a second or two
         self._load_ended = asyncio.Event()  # ready, or failed
+        self._ready_at = 0.0
+        self._failures = 0  # in succession: a process that ran for STABLE seconds ends the row
+        self._restarting: asyncio.Task[None] | None = None  # until the next process is ready
         self._idle = asyncio.Event()
         self._live: dict[str, tuple[OutputProcessor, OutputStream]] = {}  # by id, until the engine reports the end
         self._waiting: set[str] = set()  # ids of live requests that are not admitted yet
-        self._watchdog = Watchdog(self.options.hang_timeout, has_work=lambda: bool(self._live), on_hang=self._hung)
+        self._resubmitted: Counter[str] = Counter()  # how many engines have failed while a live request waited, by id
 
     # Start.
 
@@ -121,34 +95,28 @@ class AsyncEngine:
         """Start the engine process, which loads the model. Returns at once; `ready` waits for it."""
         if self.health is not Health.STOPPED or self._load_ended.is_set():
             raise RuntimeError("an engine can be started only once")
-        ours, theirs = socket.socketpair()
-        self.spawn(theirs)
         self.health, self.reason = Health.LOADING, "the model is being loaded"
-        loop = asyncio.get_running_loop()
         if self.tokenizer is not None and self.tokenizer.chat_template is not None:
+            loop = asyncio.get_running_loop()
             self._warm = loop.run_in_executor(None, self.tokenizer.chat, [{"role": "user", "content": "Hello"}])
             self._warm.add_done_callback(lambda warm: warm.cancelled() or warm.exception())
-        transport, _ = await loop.create_unix_connection(lambda: _EngineProtocol(self), sock=ours)
-        self._transport = transport
-        self._send(Load(self.options, self._factory))
+        await self._start_process()
 
-    def spawn(self, end: socket.socket) -> None:
-        """Start the engine process with its end of the socket pair."""
-        path = os.pathsep.join(filter(None, sys.path))
-        with end:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "phase6_integration.engine_process", str(end.fileno()), str(os.getpid())],
-                pass_fds=[end.fileno()],
-                stdin=subprocess.DEVNULL,
-                process_group=0,  # so that Ctrl-C reaches this process only
-                env={**os.environ, **openmp_environment(self.options.threads or 1), "PYTHONPATH": path},
-            )
+    async def _start_process(self) -> None:
+        self._client = self.client_type(
+            self.options,
+            self._factory,
+            on_message=self.handle,
+            on_failure=self._process_failed,
+            has_work=lambda: bool(self._live),
+        )
+        await self._client.start()
 
     async def ready(self) -> None:
         """Wait until the engine takes requests. UnavailableError if it has failed."""
         await self._load_ended.wait()
         if self._warm is not None:
-            await asyncio.wait([self._warm])
+            await asyncio.wait([self._warm], timeout=self.options.load_timeout)
         if self.health is not Health.READY:
             raise UnavailableError(self.health, self.reason)
 
@@ -188,8 +156,9 @@ class AsyncEngine:
         outputs = [OutputProcessor(index, request, self.tokenizer) for index, request in enumerate(stamped)]
         stream = OutputStream(outputs, self.abort)
         if not self._live:
-            self._watchdog.reset()
             self._idle.clear()
+            if self._client is not None:
+                self._client.watchdog.work_begins()
         for output in outputs:
             request = output.request
             self._live[request.id] = output, stream
@@ -204,11 +173,14 @@ class AsyncEngine:
         for output in outputs:
             self._finish_early(output, FinishReason.ABORT)
 
-    def _finish_early(self, output: OutputProcessor, reason: FinishReason, error: str | None = None) -> None:
+    def _finish_early(self, output: OutputProcessor, reason: FinishReason, health: Health | None = None) -> None:
         """Send the client its last chunk now, and have the engine abort the request."""
         if not output.done:
-            self._live[output.request.id][1].put(output.finish(reason, error))
-            self._send(Finish(output.request.id, FinishReason.ABORT))
+            id = output.request.id
+            self._live[id][1].put(output.finish(reason, health=health))
+            self._send(Finish(id, FinishReason.ABORT))
+            if self._restarting is not None:  # no engine will report its end
+                self._end(id, reason, time.monotonic())
 
     def _check(self, request: EngineRequest) -> None:
         """Refuse here what the engine would refuse: the request's own limits, the vocabulary and the context."""
@@ -230,23 +202,25 @@ class AsyncEngine:
 
     # Messages of the engine.
 
-    def handle(self, message: ToFront) -> None:
-        self._watchdog.reset()
+    def handle(self, message: Ready | Update) -> None:
         match message:
             case Update():
                 self._update(message)
             case Ready():
-                self.ready_info = message
-                self.max_model_len = message.max_model_len
-                self.gauges = Gauges(pages_total=message.pages, pages_free=message.pages)
-                if self.health is Health.LOADING:
-                    self.health, self.reason = Health.READY, "ready"
-                self._load_ended.set()
-                self._watchdog.start()
-            case Logged(level=level, text=text):
-                engine_log.log(level, text)
-            case Dead():
-                self._fail(Health.DEAD, message.reason)
+                self._process_ready(message)
+
+    def _process_ready(self, ready: Ready) -> None:
+        """Take requests. A restarted engine gets those that its predecessor had not admitted."""
+        self.ready_info = ready
+        self.max_model_len = ready.max_model_len
+        self.gauges = Gauges(pages_total=ready.pages, pages_free=ready.pages)
+        if self.health is Health.LOADING:
+            self.health, self.reason = Health.READY, "ready"
+        self._ready_at, self._restarting = time.monotonic(), None
+        for id, (output, _) in self._live.items():
+            self._resubmitted[id] += 1
+            self._send(output.request)
+        self._load_ended.set()
 
     # region update
     def _update(self, update: Update) -> None:
@@ -279,7 +253,7 @@ class AsyncEngine:
                 stopped = chunk.finish_reason is FinishReason.STOP
                 self._send(Finish(new.id, FinishReason.STOP if stopped else FinishReason.ABORT))
         for ended in update.ended:
-            self._end(ended.id, ended.reason, ended.error, update.at)
+            self._end(ended.id, ended.reason, update.at, ended.error)
         tokens = update.prefill_tokens, update.decode_tokens
         report = StepReport(*tokens, update.seconds, update.gauges, prompt_tokens, len(update.outputs))
         for observer in self.observers:
@@ -287,62 +261,78 @@ class AsyncEngine:
 
     # endregion
 
-    def _end(self, id: str, reason: FinishReason, error: str | None, at: float) -> None:
-        """Remove a request after the engine's last message about it."""
+    def _end(
+        self, id: str, reason: FinishReason, at: float, error: str | None = None, health: Health | None = None
+    ) -> None:
+        """Remove a request after the engine's last message about it, or because its engine has failed."""
         output, stream = self._live.pop(id)
         self._waiting.discard(id)
+        del self._resubmitted[id]
         output.state.times.finish(at)
         if not output.done:
-            stream.put(output.finish(reason, error))
+            stream.put(output.finish(reason, error, health=health))
         for observer in self.observers:
             observer.finished(output.request, output.state, output.reason or reason)
         if not self._live:
             self._idle.set()
 
     def _send(self, message: ToEngine) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(frame(message))
+        if self._client is not None:
+            self._client.send(message)
 
     # Failure and shutdown.
 
-    def lost(self) -> None:
-        """Called when the channel closes: the engine process has exited or is about to."""
-        if self.health not in (Health.STOPPED, Health.DEAD, Health.HUNG):
-            code = self._process.poll() if self._process else None
-            self._fail(Health.DEAD, "its process has ended" + (f" with status {code}" if code is not None else ""))
+    def _process_failed(self, health: Health, reason: str) -> None:
+        """End the requests that the process had begun, and start another one, up to `max_engine_restarts` in a row.
 
-    def _hung(self) -> None:
-        self._fail(Health.HUNG, f"it has requests and has sent nothing for {self._watchdog.limit:g} seconds")
-
-    def _fail(self, health: Health, reason: str) -> None:
-        """Kill the engine process and end every live request with an error."""
+        Waiting requests survive up to RESUBMISSIONS failures: one of them may be the cause. A process that fails to
+        load the first time is not followed by another: that would fail as well.
+        """
         log.error("the engine is %s: %s", health.value, reason)
-        self.health, self.reason = health, reason
-        self._load_ended.set()
-        self._kill()
-        self._end_all(f"the engine is {health.value}")
+        if self.health is Health.READY and time.monotonic() - self._ready_at > STABLE:
+            self._failures = 0
+        restart = (
+            self.ready_info is not None
+            and self.health in (Health.READY, Health.LOADING)
+            and self._failures < self.options.max_engine_restarts
+        )
+        waiting = {id for id in self._waiting if self._resubmitted[id] < RESUBMISSIONS and not self._live[id][0].done}
+        self._end_all(health, spare=waiting if restart else frozenset())
+        if restart:
+            self._failures += 1
+            self.restarts += 1
+            self.health, self.reason = Health.LOADING, f"it was {health.value} and is started again: {reason}"
+            self._restarting = asyncio.create_task(self._restart())
+        else:
+            self.health, self.reason = health, reason
+            self._load_ended.set()
+            self.failed.set()
 
-    def _end_all(self, error: str) -> None:
+    async def _restart(self) -> None:
+        """Wait for the failed process to exit, so that its memory is free, and start another."""
+        assert self._client is not None
+        await self._client.stop()
+        await asyncio.sleep(min(RESTART_DELAY * 2 ** (self._failures - 1), MAX_RESTART_DELAY))
+        try:
+            await self._start_process()
+        except OSError as error:
+            self._process_failed(Health.DEAD, f"its process cannot be started: {error}")
+
+    def _end_all(self, health: Health, spare: Set[str] = frozenset()) -> None:
+        """End live requests with an error, except some."""
         now = time.monotonic()
-        for id in list(self._live):
-            self._end(id, FinishReason.ERROR, error, now)
-        self.gauges = replace(self.gauges, running=0, waiting=0, pages_used=0)
-
-    def _kill(self) -> None:
-        self._watchdog.stop()
-        if self._transport is not None:
-            self._transport.abort()
-        if self._process is not None:
-            self._process.kill()
+        for id in [id for id in self._live if id not in spare]:
+            self._end(id, FinishReason.ERROR, now, f"the engine is {health.value}", health)
+        self.gauges = replace(self.gauges, running=0, waiting=len(spare), pages_used=0)
 
     async def drain(self, timeout: float) -> None:
         """Refuse new requests and wait for the live ones. Those that remain after `timeout` end with an error."""
-        if self.health is Health.READY:
+        if self.health in (Health.READY, Health.LOADING):
             self.health, self.reason = Health.DRAINING, "it is about to stop"
         if await self._is_idle(timeout):
             return
         for output, _ in list(self._live.values()):
-            self._finish_early(output, FinishReason.ERROR, "the server is stopping")
+            self._finish_early(output, FinishReason.ERROR, Health.DRAINING)
         await self._is_idle(STOP_TIMEOUT)
 
     async def _is_idle(self, timeout: float) -> bool:
@@ -357,41 +347,8 @@ class AsyncEngine:
         if self.health is not Health.STOPPED:
             self.health, self.reason = Health.STOPPED, "it was closed"
         self._load_ended.set()
-        self._end_all("the engine was closed")
-        self._watchdog.stop()
-        if self._transport is not None:
-            self._transport.close()  # the engine reads EOF and exits
-        process = self._process
-        if process is None or process.returncode is not None:
-            return
-        try:
-            if self.ready_info is not None:  # while loading it reads nothing
-                await _end_of(process)
-        finally:
-            process.kill()  # no effect if it has exited; also on cancellation
-        await _end_of(process)
-
-
-async def _end_of(process: "subprocess.Popen[bytes]") -> None:
-    """Wait STOP_TIMEOUT for the process to exit, in a thread of its own: the loop's executor may be blocked."""
-    waiter = ThreadPoolExecutor(1)
-    try:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            await asyncio.get_running_loop().run_in_executor(waiter, process.wait, STOP_TIMEOUT)
-    finally:
-        waiter.shutdown(wait=False)
-
-
-class _EngineProtocol(asyncio.Protocol):
-    """Decodes the engine's messages and passes them to AsyncEngine."""
-
-    def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = engine
-        self._frames = Frames.for_front()
-
-    def data_received(self, data: bytes) -> None:
-        for message in self._frames.feed(data):
-            self._engine.handle(message)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._engine.lost()
+        self._end_all(Health.STOPPED)
+        if self._restarting is not None:
+            self._restarting.cancel()
+        if self._client is not None:
+            await self._client.stop()

@@ -30,6 +30,8 @@ from phase6_integration.messages import (
     Load,
     Logged,
     Output,
+    Ping,
+    Pong,
     Ready,
     Started,
     ToEngine,
@@ -72,6 +74,8 @@ class Loop:
                 request = self._requests.get(id)
                 if request is not None:
                     self.core.finish(request, reason)
+            case Ping():
+                self.channel.send(Pong())
             case Load():
                 raise ValueError("an engine can be loaded only once")
 

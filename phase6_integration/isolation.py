@@ -1,21 +1,64 @@
-"""IsolatingRunner: when a step raises, only the requests that cause the error fail; the others get their tokens."""
+"""IsolatingRunner: when a step raises, only the requests that cause the error fail; the others get their tokens.
+
+LoadShedding: when steps fail and no request causes it, as when memory is short, they get smaller. If that does not help
+either, the engine is broken.
+"""
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Generic, TypeVar
 
 from phase0_request.batch import Batch, Slice, StepOutput
 from phase0_request.request import Request, TokenLogprobs
-from phase1_kv_pool.cache import KVCache
 from phase5_continuous.core import Launched, PackedBatch, Runner
+from phase5_continuous.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 P = TypeVar("P", bound=PackedBatch)
 BLAMED = "it made a step of the engine fail"
+FAILED_STEPS = 6  # in a row, each half as large as the one before, after which the engine is broken
+CALM_STEPS = 256  # without a failure, after which steps may be twice as large again
+
+
+class StepFailedError(RuntimeError):
+    """A step failed, and no request is at fault. It can be planned again."""
 
 
 class BrokenError(RuntimeError):
     """No request is at fault: the engine cannot compute any step."""
+
+
+class LoadShedding:
+    """Adapts the token budget of steps to what the engine can compute. A step that fails through no request's fault
+    halves it; steps that succeed double it again, up to what it was. FAILED_STEPS in a row raise BrokenError."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._full = scheduler.budget
+        self._failed = 0  # steps in a row
+        self._calm = 0  # steps since the last failure or change
+
+    def succeeded(self) -> None:
+        self._failed = 0
+        if self._scheduler.budget is self._full:
+            return
+        self._calm += 1
+        if self._calm >= CALM_STEPS:
+            self._resize(self._scheduler.budget.max_batched_tokens * 2)
+
+    def failed(self, why: str) -> None:
+        self._failed += 1
+        if self._failed >= FAILED_STEPS:
+            raise BrokenError(f"no step can be computed any more ({why})")
+        self._resize(self._scheduler.budget.max_batched_tokens // 2)
+
+    def _resize(self, tokens: int) -> None:
+        self._calm, full = 0, self._full
+        tokens = max(tokens, 2)
+        smaller = replace(full, max_batched_tokens=tokens, max_chunk_size=min(full.max_chunk_size, tokens))
+        self._scheduler.budget = smaller if tokens < full.max_batched_tokens else full
+        log.warning("steps have at most %d tokens from now on", self._scheduler.budget.max_batched_tokens)
 
 
 class Attempt(Generic[P]):
@@ -30,12 +73,12 @@ class Attempt(Generic[P]):
 
 class IsolatingRunner(Generic[P]):
     """Wraps a runner. When a step raises, its slices run again one by one; computing the same keys and values twice
-    changes nothing. A slice that raises alone fails its request. If every slice raises, a probe request is run; if that
-    raises too, the engine is broken."""
+    changes nothing. If a slice raises alone, a probe of the same shape runs in its place: if that succeeds, the request
+    fails; if not, the whole step does."""
 
-    def __init__(self, runner: Runner[P], cache: KVCache) -> None:
+    def __init__(self, runner: Runner[P], shedding: LoadShedding) -> None:
         self.runner = runner
-        self.cache = cache
+        self.shedding = shedding
 
     def pack(self, batch: Batch) -> Attempt[P]:
         try:
@@ -60,14 +103,15 @@ class IsolatingRunner(Generic[P]):
         failed: dict[int, str] = {}
         logprobs: dict[int, TokenLogprobs] = {}
         scores: dict[int, Sequence[TokenLogprobs]] = {}
-        raised = 0
+        blamed = False
         # region exercise 6.3
         for number, piece in enumerate(batch.slices):
             try:
                 output = self._alone(piece)
             except Exception:
                 log.exception("request %s fails alone too", piece.request.id)
-                failed[number], raised = BLAMED, raised + 1
+                self._probe(piece)
+                failed[number], blamed = BLAMED, True
                 continue
             tokens[number] = output.tokens[0]
             for why in output.failed.values():
@@ -76,9 +120,9 @@ class IsolatingRunner(Generic[P]):
                 logprobs[number] = found
             for of_prompt in output.prompt_logprobs.values():
                 scores[number] = of_prompt
-        if raised == len(batch):
-            self._probe()
         # endregion
+        if not blamed:
+            self.shedding.failed(f"{len(batch)} slices together")
         return StepOutput(tokens, failed, logprobs, scores)
 
     # endregion
@@ -87,18 +131,21 @@ class IsolatingRunner(Generic[P]):
         packed = self.runner.pack(Batch((piece,)))
         return self.runner.launch(packed).output(packed.drawn, packed.slices)
 
-    def _probe(self) -> None:
-        """Run one token of a probe request. Without a free page for it the probe is skipped."""
-        request = Request("\0probe", (0,))
-        self.cache.attach(request)
+    # region probe
+    def _probe(self, piece: Slice) -> None:
+        """Run a slice of the same shape with nothing of the request in it: token 0 everywhere, default sampling. It has
+        the request's id and so its pages, whose contents are of no use any more. StepFailedError if it raises too."""
+        request = piece.request
+        probe = Request(request.id, (0,) * len(request.prompt_tokens))
+        probe.output_tokens += [0] * len(request.output_tokens)
         try:
-            if self.cache.can_grow(request, 1):
-                self.cache.grow(request, 1)
-                self._alone(Slice(request, 0, 1))
+            self._alone(Slice(probe, piece.start, piece.length))
         except Exception as error:
-            raise BrokenError(f"no step can be computed any more ({type(error).__name__})") from error
-        finally:
-            self.cache.release(request)
+            why = f"{type(error).__name__} at {piece.length} tokens"
+            self.shedding.failed(why)
+            raise StepFailedError(why) from error
+
+    # endregion
 
 
 class IsolatedStep(Generic[P]):
@@ -112,7 +159,10 @@ class IsolatedStep(Generic[P]):
     def output(self, numbers: Sequence[int], slices: int) -> StepOutput:
         if self._launched is not None:
             try:
-                return self._launched.output(numbers, slices)
+                output = self._launched.output(numbers, slices)
             except Exception:
                 log.exception("a step of %d slices failed on the device", slices)
+            else:
+                self._runner.shedding.succeeded()
+                return output
         return self._runner.one_by_one(self._attempt.batch)

@@ -4,7 +4,7 @@ The two processes are joined by a pair of sockets. Messages are msgpack, with fo
 that decode to none of these types are refused.
 """
 
-import select
+import selectors
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -44,6 +44,14 @@ class Finish(msgspec.Struct, tag=True, frozen=True):
 
     id: str
     reason: FinishReason
+
+
+class Ping(msgspec.Struct, tag=True, frozen=True):
+    """To the engine, while it is idle: answer with a Pong."""
+
+
+class Pong(msgspec.Struct, tag=True, frozen=True):
+    """From the engine: it reads its messages."""
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
@@ -107,8 +115,8 @@ class Dead(msgspec.Struct, tag=True, frozen=True):
     reason: str
 
 
-ToEngine = Load | EngineRequest | Finish
-ToFront = Ready | Update | Logged | Dead
+ToEngine = Load | EngineRequest | Finish | Ping
+ToFront = Ready | Update | Pong | Logged | Dead
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)
@@ -160,6 +168,8 @@ class Channel:
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
         self._socket = end
+        self._selector = selectors.DefaultSelector()  # `select` would refuse descriptors from 1024 on
+        self._selector.register(end, selectors.EVENT_READ)
         self._frames = Frames.for_engine()
         self._unsent = bytearray()
 
@@ -171,11 +181,12 @@ class Channel:
     def receive(self, wait: bool) -> list[ToEngine]:
         """The messages that have arrived; with `wait`, at least one. EOFError once the HTTP process has closed."""
         while True:
-            want_to_write = [self._socket] if self._unsent else []
-            readable, writable, _ = select.select([self._socket], want_to_write, [], None if wait else 0)
-            if writable:
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
+            self._selector.modify(self._socket, wanted)
+            found = sum(events for _, events in self._selector.select(None if wait else 0))
+            if found & selectors.EVENT_WRITE:
                 self._push()
-            if readable:
+            if found & selectors.EVENT_READ:
                 return self._read()
             if not wait:
                 return []

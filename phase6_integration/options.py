@@ -98,7 +98,12 @@ class EngineOptions:
     )
     enforce_eager: bool = option(True, "launch kernels one by one; there are no graphs yet", check=_eager)
     check_invariants: bool = option(False, "check the scheduler's invariants after every step; slow", check=flag)
+    load_timeout: float = option(600.0, "an engine may take to load its model", "SECONDS", positive)
     hang_timeout: float = option(300.0, "of silence before a busy engine counts as hung", "SECONDS", positive)
+    heartbeat_timeout: float = option(15.0, "an idle engine may take to answer a ping", "SECONDS", positive)
+    max_engine_restarts: int = option(
+        3, "restarts in a row of an engine that fails; then the server ends", check=at_least(0)
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from phase0_request.detokenizer import Detokenizer
 from phase0_request.request import FinishReason, RequestTimes, TokenLogprobs
 from phase0_request.tokenizer import Tokenizer
+from phase6_integration.health import Health
 from phase6_integration.messages import EngineRequest
 
 
@@ -25,6 +26,7 @@ class Chunk:
     logprobs: tuple[TokenLogprobs, ...] = ()  # one for each token, if requested
     finish_reason: FinishReason | None = None  # set on the last chunk
     error: str | None = None  # cause of FinishReason.ERROR: for the log, not for the client
+    health: Health | None = None  # of the engine, if that is the cause
 
 
 @dataclass(slots=True)
@@ -107,16 +109,23 @@ class OutputProcessor:
             return self.finish(reason, text=text)
         return self._chunk(text) if text or self._detokenizer is None else None
 
-    def finish(self, reason: FinishReason, error: str | None = None, text: str = "") -> Chunk:
+    def finish(
+        self, reason: FinishReason, error: str | None = None, text: str = "", health: Health | None = None
+    ) -> Chunk:
         """The last chunk, with the text held back so far. Tokens of a stop string are dropped with its text."""
         self.reason = reason
         if self._detokenizer is not None:
             text += self._detokenizer.flush()
         stopped = self._detokenizer is not None and self._detokenizer.stopped is not None
-        return self._chunk(text, reason, error, everything=not stopped)
+        return self._chunk(text, reason, error, health, everything=not stopped)
 
     def _chunk(
-        self, text: str, reason: FinishReason | None = None, error: str | None = None, everything: bool = False
+        self,
+        text: str,
+        reason: FinishReason | None = None,
+        error: str | None = None,
+        health: Health | None = None,
+        everything: bool = False,
     ) -> Chunk:
         self._sent_chars += len(text)
         # region exercise 6.2
@@ -135,6 +144,7 @@ class OutputProcessor:
             tuple(token.logprobs for token in out if token.logprobs is not None),
             reason,
             error,
+            health,
         )
 
 

@@ -12,6 +12,7 @@ from phase5_continuous import invariants
 from phase5_continuous.core import EngineCore, PackedBatch, Runner, Step
 from phase5_continuous.histogram import Histogram
 from phase5_continuous.scheduler import Scheduler
+from phase6_integration.isolation import StepFailedError
 
 QUANTILES = (50, 90, 99)
 P = TypeVar("P", bound=PackedBatch)
@@ -125,7 +126,8 @@ class Stats:
 
 
 class ObservedCore(EngineCore[P]):
-    """The engine loop with statistics, and with `check_invariants` after every step."""
+    """The engine loop with statistics, and with `check_invariants` after every step. A step that fails through no
+    request's fault is planned again by the next call."""
 
     def __init__(
         self,
@@ -140,7 +142,10 @@ class ObservedCore(EngineCore[P]):
         self._checked = scheduler if check_invariants else None
 
     def step(self) -> Step | None:
-        step = super().step()
+        try:
+            step = super().step()
+        except StepFailedError:
+            step = None
         if self._checked is not None:
             invariants.check(self._checked)
         if step is not None:

@@ -1,4 +1,4 @@
-"""Watchdog: detects an engine that has requests but sends nothing."""
+"""Watchdog: detects an engine that has requests but sends nothing, and an idle one that does not answer."""
 
 import asyncio
 import time
@@ -8,25 +8,46 @@ PAUSE = 1.0  # seconds a timer may be late before this process itself counts as 
 
 
 class Watchdog:
-    """Calls `on_hang` once, when there is work and no message has arrived for `limit` seconds. A message only stores
-    the time: the timer fires about once per limit, not once per message."""
+    """Calls `on_hang` once: when there is work and no message has arrived for `limit` seconds, or when an idle engine
+    has not answered a ping for `idle_limit` seconds. A message only stores the time: the timer fires about once per
+    limit, the lower of the two, not once per message."""
 
-    def __init__(self, limit: float, *, has_work: Callable[[], bool], on_hang: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        limit: float,
+        idle_limit: float,
+        *,
+        has_work: Callable[[], bool],
+        ping: Callable[[], None],
+        on_hang: Callable[[], None],
+    ) -> None:
         self.limit = limit
+        self.idle_limit = idle_limit
         self._has_work = has_work
+        self._ping = ping
         self._on_hang = on_hang
-        self._last_message = 0.0
+        self._pinged = False  # and not answered yet
+        self._since = 0.0  # the silence counts from here
         self._due = 0.0  # when the timer should fire
         self._timer: asyncio.Handle | None = None
 
     def start(self) -> None:
-        self.reset()
-        self._due = self._last_message
+        self._due = self._since = time.monotonic()
         self._check()
 
-    def reset(self) -> None:
-        """A message has arrived, or the first request after an idle time: count the silence from now."""
-        self._last_message = time.monotonic()
+    def heard(self) -> None:
+        """A message has arrived."""
+        self._pinged, self._since = False, time.monotonic()
+
+    def work_begins(self) -> None:
+        """The first request after an idle time: count the silence from now. An engine that owes an answer stays due."""
+        if not self._pinged:
+            self._since = time.monotonic()
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the last message, or since one was to be expected."""
+        return time.monotonic() - self._since
 
     def stop(self) -> None:
         if self._timer is not None:
@@ -37,13 +58,17 @@ class Watchdog:
         now = time.monotonic()
         if now - self._due > PAUSE:
             # This process was paused itself: messages of that time are still unread in the socket.
-            self._last_message = now
+            self._since = now
+        if not self._has_work() and not self._pinged:
+            self._pinged, self._since = True, now
+            self._ping()
         # region exercise 6.6
-        silence = now - self._last_message
-        if self._has_work() and silence >= self.limit:
+        limit = self.idle_limit if self._pinged else self.limit
+        silence = now - self._since
+        if silence >= limit:
             self._on_hang()
             return
-        wait = self.limit - silence if self._has_work() else self.limit
+        wait = min(limit - silence, self.limit, self.idle_limit)
         # endregion
         self._due = now + wait
         self._timer = asyncio.get_running_loop().call_later(wait, self._check)

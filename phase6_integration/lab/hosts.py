@@ -25,6 +25,7 @@ from rich.table import Table
 from phase0_request.machine import record
 from phase0_request.metrics import percentile
 from phase6_integration.async_engine import AsyncEngine
+from phase6_integration.engine_client import EngineClient
 from phase6_integration.engine_process import serve
 from phase6_integration.gc_freeze import freeze
 from phase6_integration.messages import Channel
@@ -36,16 +37,22 @@ from phase6_integration.server.transport import connections
 TICK = 0.002  # seconds
 
 
-class OnAThread(AsyncEngine):
-    """The engine on a thread of the server's process."""
+class ThreadClient(EngineClient):
+    """Runs the engine on a thread of this process."""
 
     def spawn(self, end: socket.socket) -> None:
         self.thread = threading.Thread(target=serve, args=(Channel(end),))
         self.thread.start()
 
-    async def close(self) -> None:
-        await super().close()
+    async def stop(self) -> None:
+        await super().stop()
         await asyncio.to_thread(self.thread.join)
+
+
+class OnAThread(AsyncEngine):
+    """The engine on a thread of the server's process."""
+
+    client_type = ThreadClient
 
 
 HOSTS = {"process": AsyncEngine, "thread": OnAThread}

@@ -7,6 +7,7 @@ from fastapi import Depends, Request
 from pydantic import BaseModel, ValidationError
 
 from phase6_integration.async_engine import AsyncEngine
+from phase6_integration.health import Health
 from phase6_integration.server.errors import RequestError, bad_value, invalid
 from phase6_integration.server.logprobs import TokenNames
 from phase6_integration.server.metrics import Metrics
@@ -31,7 +32,13 @@ class ServerState:
 
     @classmethod
     def of(cls, engine: AsyncEngine, settings: ServerSettings) -> "ServerState":
-        metrics = Metrics(settings.model_name, engine.max_model_len, lambda: engine.gauges)
+        metrics = Metrics(
+            settings.model_name,
+            engine.max_model_len,
+            lambda: engine.gauges,
+            up=lambda: engine.health in (Health.READY, Health.DRAINING),
+            restarts=lambda: engine.restarts,
+        )
         engine.observers.append(metrics)
         tokenizers, names = TokenizerPool(engine, settings), TokenNames(engine.tokenizer)
         return cls(engine, settings, Limits.of(engine, settings), tokenizers, names, metrics)

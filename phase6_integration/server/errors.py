@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 
-from phase6_integration.async_engine import Health
+from phase6_integration.health import Health
 
 TYPES = {
     401: "authentication_error",

@@ -1,4 +1,4 @@
-"""Routes about the server: /health, /version, /metrics and /stats."""
+"""Routes about the server: /health and its two halves, /version, /metrics and /stats."""
 
 from importlib.metadata import version
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
-from phase6_integration.async_engine import Health
+from phase6_integration.health import Health
 from phase6_integration.server import openapi
 from phase6_integration.server.dependencies import Server, ServerState
 from phase6_integration.server.errors import unavailable
@@ -15,8 +15,17 @@ VERSION = version("nano-serving")
 router = APIRouter(tags=["server"])
 
 
+@router.get("/health/live", responses=openapi.errors((503,)))
+async def live(server: Server) -> Response:
+    """Whether this process is of use: a 503 asks for its restart. While the engine loads, the answer is 200."""
+    if server.engine.failed.is_set():
+        return unavailable(server.engine.health, _reason(server)).response
+    return JSONResponse({"status": "live"})
+
+
 @router.get("/health", responses=openapi.errors((503,)))
-async def health(server: Server) -> Response:
+@router.get("/health/ready", responses=openapi.errors((503,)))
+async def ready(server: Server) -> Response:
     """Whether requests are served now."""
     engine = server.engine
     if engine.health is Health.READY:
@@ -44,6 +53,7 @@ async def stats(server: Server) -> dict[str, Any]:
         "model": server.settings.model_name,
         "health": server.engine.health.value,
         "reason": _reason(server),
+        "engine_restarts": server.engine.restarts,
     }
     return state | server.metrics.stats()
 

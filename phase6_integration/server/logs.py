@@ -15,7 +15,9 @@ from phase6_integration.outputs import OutputState
 from phase6_integration.server.settings import ServerSettings
 
 CLIENT_LEFT = 499  # logged, never sent
-_POLLED = frozenset({"/health", "/metrics"})  # logged at debug level while they succeed
+_POLLED = frozenset(
+    {"/health", "/health/live", "/health/ready", "/metrics"}
+)  # logged at debug level while they succeed
 _LONGEST_PATH = 200  # characters of a path in the log
 access = logging.getLogger("nanoserve.access")
 _OURS = ("nanoserve", "phase6_integration", "uvicorn", "asyncio")

@@ -109,9 +109,12 @@ class Metrics:
         max_model_len: int,
         gauges: Callable[[], Gauges],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        up: Callable[[], bool] = lambda: True,
+        restarts: Callable[[], int] = lambda: 0,
     ) -> None:
         self._labels = (model_name, "0")
-        self._gauges = gauges
+        self._gauges, self._up, self._restarts = gauges, up, restarts
         self._clock = clock
         self._start = clock()
         self._prompt_tokens = self._generation_tokens = 0
@@ -186,15 +189,18 @@ class Metrics:
     def collect(self) -> Iterator[Metric]:
         """Gauges and counters, for the registry. `_total` is added to the name of a counter."""
         gauges = self._gauges()
-        for name, text, value in GAUGES:
-            gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=LABELS)
-            gauge.add_metric(self._labels, value(gauges))
+        shown = [(f"vllm:{name}", text, value(gauges)) for name, text, value in GAUGES]
+        shown.append(("nanoserve:engine_up", "1 while the engine takes requests, else 0.", self._up()))
+        for name, text, value_now in shown:
+            gauge = GaugeMetricFamily(name, text, labels=LABELS)
+            gauge.add_metric(self._labels, value_now)
             yield gauge
-        counted = [(name, text, value(gauges)) for name, text, value in COUNTERS]
-        counted.append(("prompt_tokens", "Tokens of the prompts that were answered.", self._prompt_tokens))
-        counted.append(("generation_tokens", "Tokens generated.", self._generation_tokens))
+        counted = [(f"vllm:{name}", text, value(gauges)) for name, text, value in COUNTERS]
+        counted.append(("vllm:prompt_tokens", "Tokens of the prompts that were answered.", self._prompt_tokens))
+        counted.append(("vllm:generation_tokens", "Tokens generated.", self._generation_tokens))
+        counted.append(("nanoserve:engine_restarts", "Engine processes started after a failure.", self._restarts()))
         for name, text, count in counted:
-            counter = CounterMetricFamily(f"vllm:{name}", text, labels=LABELS)
+            counter = CounterMetricFamily(name, text, labels=LABELS)
             counter.add_metric(self._labels, count)
             yield counter
         ends = CounterMetricFamily("vllm:request_success", "Answers that ended.", labels=(*LABELS, "finished_reason"))

@@ -20,7 +20,7 @@ from phase6_integration.server.settings import ServerSettings
 
 logger = logging.getLogger("nanoserve")
 
-PUBLIC = frozenset({"/", "/health", "/version"})  # routes without an API key
+PUBLIC = frozenset({"/", "/health", "/health/live", "/health/ready", "/version"})  # routes without an API key
 REQUEST_ID = b"x-request-id"
 _SANE_ID = re.compile(rb"[!-~]{1,128}")
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})

@@ -2,7 +2,8 @@
 
 The port is bound first, so that a port in use is an error at once. The engine then loads in its own process, while this
 one imports FastAPI and answers 503. On a signal the engine is drained before uvicorn stops: a client that connects
-meanwhile gets a 503, not a closed port. Every wait during shutdown has a time limit.
+meanwhile gets a 503, not a closed port. If the engine fails for good, the responses are completed and the process ends
+with a status of its own, so that its supervisor starts another. Every wait during shutdown has a time limit.
 """
 
 import asyncio
@@ -16,21 +17,26 @@ import time
 from collections.abc import Awaitable, Iterator
 from typing import Any, NoReturn
 
-from phase6_integration.async_engine import AsyncEngine, UnavailableError
+from phase6_integration.async_engine import AsyncEngine
 from phase6_integration.gc_freeze import gc_freeze
+from phase6_integration.health import UnavailableError
 from phase6_integration.options import EngineOptions
 from phase6_integration.server import logs
+from phase6_integration.server.notify import Notifier
 from phase6_integration.server.settings import ServerSettings
 
 BACKLOG = 2048  # connections that wait to be accepted
+ENGINE_FAILED = 70  # exit status: EX_SOFTWARE of sysexits.h
+IMPORTS = 30.0  # seconds, with much to spare, that the server takes to start beside the loading of the model
 LINGER = 5  # seconds for responses to reach their clients, once all requests have ended
 
 logger = logging.getLogger("nanoserve")
 
 
 def serve(options: EngineOptions, settings: ServerSettings) -> int:
-    """Serve until a signal. Exit status: 0 after SIGTERM, 130 after Ctrl-C, 1 if the server cannot start, 128 + n if a
-    second signal n interrupts the shutdown. Once the server has started, this function ends the process."""
+    """Serve until a signal. Exit status: 0 after SIGTERM, 130 after Ctrl-C, 1 if the server cannot start, 70 if its
+    engine has failed for good, 128 + n if a second signal n interrupts the shutdown. Once the server has started, this
+    function ends the process."""
     logs.configure(settings)
     try:
         listener = bind(settings.host, settings.port)
@@ -64,10 +70,10 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-def _failed(error: object) -> int:
+def _failed(error: object, status: int = 1) -> int:
     first, *_ = str(error).splitlines() or [type(error).__name__]
     print(f"nanoserve serve: {first}", file=sys.stderr)
-    return 1
+    return status
 
 
 class _Signals:
@@ -109,10 +115,12 @@ class _Lifecycle:
         self.engine = engine
         self.settings = settings
         self.listener = listener
+        self.notifier = Notifier()
 
     async def run(self) -> int:
         start = time.monotonic()
-        signals = _Signals()
+        signals, beating = _Signals(), asyncio.create_task(self.notifier.beat())
+        self.notifier.send(f"EXTEND_TIMEOUT_USEC={round((self.engine.options.load_timeout + IMPORTS) * 1e6)}")
         self._log("loading", model=self.settings.model_name, directory=self.engine.options.model)
         failure = None
         try:
@@ -124,17 +132,19 @@ class _Lifecycle:
                 failure = await self._serve(making.result(), signals, start)
         finally:
             await _unless(signals.stop_now, self.engine.close())
+            beating.cancel()
         if failure is not None:
-            return _failed(failure)
+            return _failed(failure, ENGINE_FAILED if self.engine.ready_info else 1)
         self._log("stopped", at_once=signals.stop_now.is_set())
         return signals.code
 
     async def _serve(self, server: "Any", signals: _Signals, start: float) -> str | None:
-        """Serve connections until the end. Returns the reason if the engine could not be loaded."""
+        """Serve connections until the end. Returns the reason if the engine has failed."""
         serving = asyncio.create_task(server.serve(sockets=[self.listener]))
         serving.add_done_callback(lambda _: signals.stop.set())  # also if uvicorn fails
         self._log("listening", url=self._url)
         failure = await self._serve_until(signals.stop, start)
+        self.notifier.send("STOPPING=1")
         if failure is None:
             self._log("draining", at_most=float(self.settings.shutdown_timeout))
             await _unless(signals.stop_now, self.engine.drain(self.settings.shutdown_timeout))
@@ -143,15 +153,19 @@ class _Lifecycle:
         return failure
 
     async def _serve_until(self, stop: asyncio.Event, start: float) -> str | None:
-        """Wait for the engine to load, then for the event. Returns the reason if the engine could not be loaded."""
+        """Wait for the engine to load, then for the event. Returns the reason if the engine fails for good before."""
         try:
             with gc_freeze():
                 ready = await _unless(stop, self.engine.ready())
-            if ready:
-                self._log_ready(time.monotonic() - start)
-                await stop.wait()
         except UnavailableError as error:
             return error.reason
+        if ready:
+            self._log_ready(time.monotonic() - start)
+            self.notifier.send("READY=1")
+            if await _unless(stop, self.engine.failed.wait()):
+                if not self.settings.keep_alive_on_engine_death:
+                    return f"the engine is {self.engine.health.value}: {self.engine.reason}"
+                await stop.wait()
         return None
 
     def _server(self) -> "Any":

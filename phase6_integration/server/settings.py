@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from phase0_request.params import MAX_LOGPROBS
-from phase2_prefill_decode.fields import ConfigError, integer, number, one_of
+from phase2_prefill_decode.fields import ConfigError, flag, integer, number, one_of
 from phase6_integration.options import at_least, check_fields, option, positive
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -44,8 +44,11 @@ class ServerSettings:
     receive_timeout: float = option(60.0, "a client may take to send a request", "SECONDS", positive)
     idle_timeout: float = 65.0  # seconds a connection is kept open between two requests
     template_timeout: float = 2.0  # seconds a chat template may take to render
-    shutdown_timeout: float = option(  # supervisors often kill after 30 seconds
-        25.0, "that running requests may take after SIGTERM", "SECONDS", partial(number, low=0)
+    shutdown_timeout: float = option(  # all waits together stay below 30 seconds, after which Kubernetes kills
+        20.0, "that running requests may take after SIGTERM", "SECONDS", partial(number, low=0)
+    )
+    keep_alive_on_engine_death: bool = option(
+        False, "stay up and answer 503 when the engine has failed for good, instead of ending", check=flag
     )
     log_level: str = option("info", ", ".join(LOG_LEVELS), "LEVEL", partial(one_of, allowed=LOG_LEVELS))
     log_format: str = option("human", " or ".join(LOG_FORMATS), "FORMAT", partial(one_of, allowed=LOG_FORMATS))

@@ -12,7 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from phase0_request.queue import QueueFullError
 from phase0_request.request import FinishReason
-from phase6_integration.async_engine import Health, UnavailableError
+from phase6_integration.health import UnavailableError
 from phase6_integration.messages import EngineRequest
 from phase6_integration.outputs import Chunk, OutputStream
 from phase6_integration.server.dependencies import ServerState
@@ -183,8 +183,8 @@ class _Sender:
             return RequestError(408, "the request was not answered before its deadline", code="deadline_passed")
         if chunk.finish_reason is not FinishReason.ERROR:
             return None
-        if self.server.engine.health is not Health.READY:
-            return unavailable(self.server.engine.health)
+        if chunk.health is not None:
+            return unavailable(chunk.health)
         return self._fault
 
     @property

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import socket
 import struct
+import sys
 from typing import Any, cast
 
 from httptools import HttpParserUpgrade, HttpRequestParser
@@ -20,11 +21,16 @@ from phase6_integration.server.errors import RequestError
 from phase6_integration.server.middleware import REQUEST_ID, headers_too_large, request_id
 from phase6_integration.server.settings import ServerSettings
 
+if sys.platform != "win32":
+    import resource
+
 logger = logging.getLogger("nanoserve")
 
 NO_LINGER = struct.pack("ii", 1, 0)
 FRAMING = (b"content-length", b"transfer-encoding")
 ENDLESS = 1 << 62  # bytes
+SPARE_DESCRIPTORS = 32  # kept for the engine, files and responses; at the limit itself the kernel's answer is silence
+SHED_PERIOD = 10.0  # seconds
 
 
 class Connection(HttpToolsProtocol):
@@ -37,6 +43,8 @@ class Connection(HttpToolsProtocol):
     _head = 0  # bytes of an incomplete head; -1: a body follows
     _trailing = 0  # bytes since the last body data: chunk sizes and trailers
     _unread = 0  # bytes in the write buffer at the last check
+    shed_count = 0  # connections refused by all of the bound class
+    shed_logged = -SHED_PERIOD  # when the last warning about them was logged
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -46,6 +54,19 @@ class Connection(HttpToolsProtocol):
         super().connection_made(cast(asyncio.Transport, transport))
         self.transport.set_write_buffer_limits(high=0)  # writing pauses as soon as the socket is full
         self._start_timer()
+        if _descriptors_run_out(transport.get_extra_info("socket").fileno()):
+            self._shed()
+
+    def _shed(self) -> None:
+        """Refuse a new connection. The log has one warning in a period, which says how many there were before it."""
+        bound = type(self)
+        bound.shed_count += 1
+        if (now := self.loop.time()) - bound.shed_logged >= SHED_PERIOD:
+            bound.shed_logged = now
+            fields = {"refused": bound.shed_count}
+            logger.warning("descriptors run out: new connections get a 503 and are closed", extra={"fields": fields})
+        headers = {"retry-after": "5"}
+        self._refuse(RequestError(503, "too many connections are open", code="overloaded", headers=headers), quiet=True)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_timer()
@@ -131,14 +152,16 @@ class Connection(HttpToolsProtocol):
         """Whether a response is unfinished."""
         return self._active is not None and not self._active.response_complete
 
-    def _refuse(self, error: RequestError) -> None:
+    def _refuse(self, error: RequestError, quiet: bool = False) -> None:
         name = request_id(self.headers or ())
         fields = {"id": name, "status": error.status}
-        logger.info("refused before it was a request: %s", error.message, extra={"fields": fields})
+        level = logging.DEBUG if quiet else logging.INFO
+        logger.log(level, "refused before it was a request: %s", error.message, extra={"fields": fields})
         if self.pipeline or (self._active is not None and self._busy and self._active.response_started):
             return self._drop()  # an error would end up in the middle of another response
         head = {b"content-type": b"application/json", b"content-length": str(len(error.content)).encode()}
         head |= {REQUEST_ID: name.encode(), b"connection": b"close"}
+        head |= {name.encode(): value.encode() for name, value in (error.headers or {}).items()}
         lines = b"".join(b"%s: %s\r\n" % pair for pair in head.items())
         self.transport.write(STATUS_LINE[error.status] + lines + b"\r\n" + error.content)
         return self.transport.close()
@@ -170,6 +193,14 @@ class Connection(HttpToolsProtocol):
         self._notify_disconnect()  # first: uvloop wakes a waiting writer before it reports the loss
         self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
         self.transport.abort()
+
+
+def _descriptors_run_out(newest: int) -> bool:
+    """Whether few descriptors are left below the limit: a new one is the lowest that is free."""
+    if sys.platform == "win32":
+        return False
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return limit != resource.RLIM_INFINITY and newest >= limit - SPARE_DESCRIPTORS
 
 
 def connections(settings: ServerSettings) -> type[Connection]:

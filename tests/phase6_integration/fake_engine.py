@@ -18,7 +18,8 @@ import uvicorn
 import uvloop
 
 from phase0_request.request import FinishReason, TokenLogprobs
-from phase6_integration.async_engine import AsyncEngine, Health
+from phase6_integration.async_engine import AsyncEngine
+from phase6_integration.health import Health
 from phase6_integration.messages import Ended, EngineRequest, Finish, Output, Started, Update
 from phase6_integration.options import EngineOptions
 from phase6_integration.server.app import create_app

@@ -3,10 +3,15 @@
 import dataclasses
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from phase0_request import Batch, StepOutput
+from phase1_kv_pool import PagedCache
+from phase5_continuous import EngineCore, Scheduler
 from phase6_integration.engine_process import Made, bundled_engine
+from phase6_integration.isolation import Attempt
+from phase6_integration.messages import Ready
 from phase6_integration.options import EngineOptions
 
 POISON = 7  # a token of a prompt that the model cannot bear
@@ -117,6 +122,34 @@ def _bad_scheduler(_: Any, scheduler: Any) -> None:
         return commit(batch, output, now)
 
     scheduler.commit = poisoned
+
+
+class _Launched:
+    def __init__(self, step_time: float) -> None:
+        self.step_time = step_time
+
+    def output(self, numbers: Sequence[int], slices: int) -> StepOutput:
+        time.sleep(self.step_time)
+        return StepOutput([5 if number in numbers else None for number in range(slices)])
+
+
+class _NoModel:
+    """A runner without a model, for an engine process without torch: every token is 5. Poison kills it."""
+
+    def pack(self, batch: Batch) -> Attempt[Any]:
+        if any(POISON in piece.request.prompt_tokens for piece in batch):
+            os._exit(9)
+        return Attempt(batch, None)
+
+    def launch(self, step: Attempt[Any]) -> _Launched:
+        return _Launched(0.002)
+
+
+def light(options: EngineOptions) -> Made:
+    """The engine process, its loop and its scheduler, without a model: it is up in a moment."""
+    pages = options.kv_cache_pages or 1024
+    scheduler = Scheduler(PagedCache(pages, options.page_size), max_running=options.running(on_gpu=False))
+    return EngineCore(scheduler, _NoModel(), time.monotonic), scheduler, Ready(2048, pages, options.page_size, "", "")
 
 
 def no_engine(options: EngineOptions) -> Made:

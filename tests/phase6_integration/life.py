@@ -6,8 +6,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -22,7 +23,7 @@ ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.endswith("_API_KEY")
 # answers before the second. One of its threads is in a call that never ends.
 SCRIPTED = """
 import signal, sys, asyncio, threading
-from phase6_integration.async_engine import Health
+from phase6_integration.health import Health
 from phase6_integration.cli.main import main
 from phase6_integration.server import serve
 from phase6_integration.messages import Ready
@@ -49,6 +50,16 @@ class Slow(FakeEngine):
 
 serve.AsyncEngine = Slow
 {first}
+sys.exit(main())
+"""
+
+
+# The same server over an engine process that another function makes, such as one of `faults`.
+OTHER_ENGINE = """
+import functools, sys
+from phase6_integration.cli.main import main
+from phase6_integration.server import serve
+serve.AsyncEngine = functools.partial(serve.AsyncEngine, factory="tests.phase6_integration.{factory}")
 sys.exit(main())
 """
 
@@ -102,21 +113,90 @@ class Life:
         return [int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()]
 
 
-@contextmanager
-def life(*arguments: str, scripted: bool = False, first: str = "", **environment: str) -> Iterator[Life]:
-    """`nanoserve serve --port 0` with these arguments, until the end of the block at the latest. `first` is what a
-    scripted one does before."""
-    start = ["-c", SCRIPTED.replace("{first}", first)] if scripted else ["-m", "phase6_integration.cli"]
-    command = [sys.executable, *start, "serve", "--port", "0", *arguments]
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=ENVIRONMENT | environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+def started(
+    *arguments: str, port: int = 0, scripted: bool = False, first: str = "", factory: str = "", **environment: str
+) -> "subprocess.Popen[str]":
+    start = ["-m", "phase6_integration.cli"]
+    if scripted or factory:
+        start = ["-c", SCRIPTED.replace("{first}", first) if scripted else OTHER_ENGINE.replace("{factory}", factory)]
+    return subprocess.Popen(
+        [sys.executable, *start, "serve", "--port", str(port), *arguments],
+        cwd=ROOT,
+        env=ENVIRONMENT | environment,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
     )
-    one = Life(process)
+
+
+class Supervisor:
+    """What systemd does with `Restart=on-failure`, and Docker with `--restart=on-failure`: it starts the server again
+    whenever that exits with another status than 0. `lives` has one entry for each start, `codes` one for each exit."""
+
+    def __init__(self, port: int, *arguments: str, factory: str = "") -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self.lives: list[Life] = []
+        self.codes: list[int] = []
+        self._port, self._arguments, self._factory = port, arguments, factory
+        self._stopping = False
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if self._stopping:
+                    return
+                self.lives.append(Life(started(*self._arguments, port=self._port, factory=self._factory)))
+            self.codes.append(self.lives[-1].process.wait())
+            self.lives[-1].ended()
+            if self.codes[-1] == 0:
+                return
+
+    def __enter__(self) -> "Supervisor":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._stopping = True
+        for one in self.lives:
+            one.signal(signal.SIGTERM)
+        self._thread.join(PATIENCE)
+        for one in self.lives:
+            one.process.kill()
+            one.close()
+
+    def engine(self) -> int:
+        """The process id of the engine that serves now."""
+        self.until_ready()
+        (found,) = self.lives[-1].children()
+        return found
+
+    def until_ready(self) -> None:
+        """Wait until the server takes requests."""
+        deadline = time.monotonic() + PATIENCE
+        with httpx.Client() as http:
+            while time.monotonic() < deadline:
+                with suppress(httpx.TransportError):
+                    if http.get(f"{self.url}/health/ready").status_code == 200:
+                        return
+                time.sleep(0.05)
+        raise AssertionError(f"it is not ready: {self.codes}")
+
+
+@contextmanager
+def life(
+    *arguments: str, scripted: bool = False, first: str = "", factory: str = "", **environment: str
+) -> Iterator[Life]:
+    """`nanoserve serve --port 0` with these arguments, until the end of the block at the latest. `first` is what a
+    scripted one does before; `factory` makes another engine than the bundled one: `faults:light`, say."""
+    one = Life(started(*arguments, scripted=scripted, first=first, factory=factory, **environment))
     try:
         yield one
     finally:
-        if process.poll() is None:
-            process.kill()
+        if one.process.poll() is None:
+            one.process.kill()
         one.close()
 
 

@@ -1,6 +1,7 @@
 """The bundled model in a process of its own, or one of `faults` in its place, and what it answers."""
 
 import contextlib
+import subprocess
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -17,13 +18,20 @@ PROMPTS = [tuple(range(20 + 3 * n, 60 + 3 * n, 2)) for n in range(8)]
 
 @contextlib.asynccontextmanager
 async def engine(fault: str = "", **options: Any) -> AsyncIterator[AsyncEngine]:
-    """The bundled model on one thread, small, with every invariant checked after every step."""
-    given = EngineOptions(**{"kv_cache_pages": 256, "threads": 1, "check_invariants": True, **options})
+    """The bundled model on one thread, small, with every invariant checked after every step. A failure is final."""
+    small = {"kv_cache_pages": 256, "threads": 1, "check_invariants": True, "max_engine_restarts": 0}
+    given = EngineOptions(**{**small, **options})
     made = AsyncEngine(given, factory=f"{FAULTS}:{fault}") if fault else AsyncEngine(given)
     async with made as ready:
         yield ready
-    assert made._process is not None
-    assert made._process.poll() is not None, "its process is still there"
+    assert process(made).poll() is not None, "its process is still there"
+
+
+def process(made: AsyncEngine) -> "subprocess.Popen[bytes]":
+    """Its current process."""
+    assert made._client is not None
+    assert made._client.process is not None
+    return made._client.process
 
 
 async def read(reply: OutputStream) -> list[list[Chunk]]:

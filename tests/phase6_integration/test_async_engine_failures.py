@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from phase0_request import FinishReason, SamplingParams
-from phase6_integration.async_engine import Health, UnavailableError
+from phase6_integration.health import Health, UnavailableError
 from phase6_integration.messages import EngineRequest
 from tests.phase6_integration.faults import POISON
 from tests.phase6_integration.real_engine import GREEDY, PROMPTS, answer, engine, idle
@@ -43,7 +43,7 @@ def test_a_request_that_makes_a_step_fail_fails_alone(
             assert made.health is Health.READY
 
     run(test())
-    said = [record.getMessage() for record in caplog.records if record.name.endswith("async_engine.process")]
+    said = [record.getMessage() for record in caplog.records if record.name.endswith("engine_process")]
     assert any("request victim fails alone too" in line for line in said) == ("raises" in fault)
 
 

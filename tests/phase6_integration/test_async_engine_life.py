@@ -16,11 +16,12 @@ from phase0_request import FinishReason, SamplingParams
 from phase2_prefill_decode.fields import ConfigError
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.threads import threads_for
-from phase6_integration.async_engine import AsyncEngine, Health, UnavailableError
+from phase6_integration.async_engine import AsyncEngine
+from phase6_integration.health import Health, UnavailableError
 from phase6_integration.messages import EngineRequest
 from phase6_integration.options import EngineOptions, openmp_environment
 from tests.phase6_integration.faults import POISON
-from tests.phase6_integration.real_engine import FAULTS, GREEDY, PROMPTS, answer, engine, idle, read
+from tests.phase6_integration.real_engine import FAULTS, GREEDY, PROMPTS, answer, engine, idle, process, read
 from tests.phase6_integration.running import run
 
 # It begins.
@@ -119,12 +120,11 @@ def test_closing_leaves_no_process_and_no_thread() -> None:
     async def test() -> None:
         made = AsyncEngine(EngineOptions(kv_cache_pages=64, threads=1))
         async with made:
-            assert made._process is not None
-            process = psutil.Process(made._process.pid)
+            child = psutil.Process(process(made).pid)
             here = asyncio.create_task(answer(made, PROMPTS[0], SamplingParams(max_tokens=1000, ignore_eos=True)))
             await asyncio.sleep(0)
         assert (await here).finish_reason is FinishReason.ERROR
-        assert not process.is_running()
+        assert not child.is_running()
         await made.close()
 
     run(test())
@@ -132,14 +132,13 @@ def test_closing_leaves_no_process_and_no_thread() -> None:
 
 
 def test_an_engine_that_still_loads_is_killed_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("phase6_integration.async_engine.STOP_TIMEOUT", 3600.0)
+    monkeypatch.setattr("phase6_integration.engine_client.STOP_TIMEOUT", 3600.0)
 
     async def test() -> None:
         made = AsyncEngine(EngineOptions(), factory=f"{FAULTS}:never")
         await made.start()
         await made.close()
-        assert made._process is not None
-        assert made._process.returncode == -signal.SIGKILL
+        assert process(made).returncode == -signal.SIGKILL
 
     run(test())
 
@@ -148,8 +147,7 @@ def test_ctrl_c_in_a_terminal_is_not_for_the_engine() -> None:
     async def test() -> None:
         made = AsyncEngine(EngineOptions(), factory=f"{FAULTS}:never")
         await made.start()
-        assert made._process is not None
-        assert os.getpgid(made._process.pid) != os.getpgrp()
+        assert os.getpgid(process(made).pid) != os.getpgrp()
         await made.close()
 
     run(test())
@@ -164,8 +162,7 @@ def test_a_cancelled_close_leaves_no_process() -> None:
             await read(reply)
             closing.cancel()
             await asyncio.wait([closing])
-            assert made._process is not None
-            assert await asyncio.to_thread(made._process.wait, 60) == -signal.SIGKILL
+            assert await asyncio.to_thread(process(made).wait, 60) == -signal.SIGKILL
 
     run(test())
 

@@ -1,7 +1,15 @@
-"""Thousands of short requests, among them every kind of client that there is. The orderly ones notice nothing."""
+"""Thousands of short requests, among them every kind of client that there is. The orderly ones notice nothing; if the
+engine fails meanwhile, they get the right answer or an orderly refusal."""
 
 import asyncio
+import contextlib
+import json
+import os
 import random
+import resource
+import signal
+import socket
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -11,8 +19,9 @@ from typing import Any
 import psutil
 import pytest
 
+from phase6_integration.server.serve import ENGINE_FAILED
 from tests.phase2_prefill_decode.test_identity import prompts
-from tests.phase6_integration.life import Life
+from tests.phase6_integration.life import Life, Supervisor
 from tests.phase6_integration.running import (
     Answer,
     Oracle,
@@ -187,3 +196,113 @@ def test_whoever_behaves_is_answered_right_whatever_the_others_do(tmp_path: Path
 
     with serving(str(tmp_path), "--dtype", "float32", "--kv-cache-pages", "160") as (server, url):
         run(test(server, url), seconds=1200)
+
+
+# The same crowd, while faults are injected.
+
+CLIENTS = 500  # at a time
+SECONDS = 180.0
+SHORTAGE = 5.0  # seconds
+BOUND = 1 << 30  # bytes that the front may have in memory
+REFUSALS = {"loading", "dead", "hung", "draining", "stopped", "queue_full", "overloaded"}
+
+
+def engine_killed(server: Supervisor) -> None:
+    os.kill(server.engine(), signal.SIGKILL)
+
+
+def engine_frozen(server: Supervisor) -> None:
+    os.kill(server.engine(), signal.SIGSTOP)
+
+
+def memory_limited(server: Supervisor) -> None:
+    """What the engine has it keeps, and gets no more for a while."""
+    engine = server.engine()
+    with contextlib.suppress(ProcessLookupError):  # it may not survive
+        resource.prlimit(engine, resource.RLIMIT_AS, (1, resource.RLIM_INFINITY))
+        time.sleep(SHORTAGE)
+        resource.prlimit(engine, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+# In this order, evenly spread over the time. A further fault is a function of the supervised server, added here.
+INJECTED: Sequence[Callable[[Supervisor], None]] = (engine_killed, memory_limited, engine_killed, engine_frozen)
+
+
+class Turbulence(Chaos):
+    """Clients that take an orderly refusal for an answer. They never take a wrong answer, nor half a one."""
+
+    async def orderly(self, draw: random.Random) -> None:
+        which = draw.randrange(len(self.given))
+        try:
+            async with line(self.url, request(self.body(draw, which))) as reader:
+                content = await reader.read()
+        except OSError:  # between two processes
+            content = b""
+        if not content:
+            self.done["no server"] += 1
+            return await asyncio.sleep(0.2)
+        response = parsed(content)
+        error = response.error if response.status != 200 else None
+        if error is None and response.headers["content-type"] != "application/json":
+            *_, last, done = response.events
+            assert done == "[DONE]"
+            error = json.loads(last).get("error")
+        if error is None:
+            assert answer(response) == self.wanted[which]
+            self.done["right"] += 1
+            return None
+        assert error["code"] in REFUSALS, error
+        self.done["refused"] += 1
+        await asyncio.sleep(0.1)  # Retry-After, in this hurry
+        return None
+
+    async def until(self, end: float) -> None:
+        async def client(number: int) -> None:
+            draw = random.Random(number)
+            while time.monotonic() < end:
+                if draw.random() < 0.9:
+                    await self.orderly(draw)
+                else:
+                    with contextlib.suppress(OSError):
+                        await self.leaves(draw)
+
+        await asyncio.gather(*(client(number) for number in range(CLIENTS)))
+
+
+@pytest.mark.slow
+def test_orderly_clients_are_answered_right_or_refused_in_order_while_the_engine_fails(tmp_path: Path) -> None:
+    oracle = Oracle.saved(tmp_path)
+    given = prompts(oracle.model.config.vocab_size, LENGTHS)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    flags = ("--dtype", "float32", "--kv-cache-pages", "160", "--hang-timeout", "10", "--heartbeat-timeout", "5")
+    with Supervisor(port, str(tmp_path), *flags, "--max-engine-restarts", "2") as server:
+        chaos = Turbulence(server.url, given, oracle.answers(given, OUTPUT), Counter())
+
+        async def inject() -> None:
+            begin = time.monotonic()
+            crowd = asyncio.create_task(chaos.until(begin + SECONDS))
+            for number, fault in enumerate(INJECTED, 1):
+                await asyncio.sleep(begin + number * SECONDS / (len(INJECTED) + 1) - time.monotonic())
+                await asyncio.to_thread(server.until_ready)
+                right = chaos.done["right"]
+                await asyncio.to_thread(fault, server)
+                await asyncio.to_thread(server.until_ready)
+                while chaos.done["right"] <= right and not crowd.done():
+                    await asyncio.sleep(0.1)
+                print(f"{fault.__name__}: {dict(chaos.done)}, exits {server.codes}")
+            await crowd
+            await asyncio.to_thread(server.until_ready)
+            after = Chaos(server.url, given, chaos.wanted, Counter())
+            await asyncio.gather(*(after.orderly(random.Random(n)) for n in range(CROWD)))
+            await idle(server.url)
+
+        server.until_ready()
+        run(inject(), seconds=3 * SECONDS)
+        assert chaos.done["right"] > CLIENTS
+        front = psutil.Process(server.lives[-1].process.pid).memory_info().rss
+        print(f"front: {front >> 20} MiB; {dict(chaos.done)}; exits {server.codes}")
+        assert front < BOUND
+    assert server.codes[-1] == 0
+    assert set(server.codes[:-1]) <= {ENGINE_FAILED}
+    assert len(server.codes) < 1 + len(INJECTED)

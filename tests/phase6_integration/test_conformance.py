@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from phase0_request.request import FinishReason
-from phase6_integration.async_engine import Health
+from phase6_integration.health import Health
 from phase6_integration.server.app import create_app
 from phase6_integration.server.responses import ErrorResponse
 from phase6_integration.server.settings import ServerSettings

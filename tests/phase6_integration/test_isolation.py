@@ -7,7 +7,17 @@ import pytest
 
 from phase0_request import Batch, Request, SamplingParams, Slice, StepOutput, TokenLogprobs
 from phase1_kv_pool import PagedCache
-from phase6_integration.isolation import BLAMED, BrokenError, IsolatingRunner
+from phase3_chunked_prefill import TokenBudget
+from phase5_continuous import Scheduler
+from phase6_integration.isolation import (
+    BLAMED,
+    CALM_STEPS,
+    FAILED_STEPS,
+    BrokenError,
+    IsolatingRunner,
+    LoadShedding,
+)
+from phase6_integration.stats import ObservedCore
 
 
 class Step:
@@ -22,23 +32,31 @@ class Step:
         tokens = [len(piece.request.prompt_tokens) if piece.completes else None for piece in self.batch.slices]
         quiet = {n: "no token can be drawn" for n, p in enumerate(self.batch.slices) if p.request.id == "nan"}
         logprobs = {n: TokenLogprobs(-1.0 * len(self.batch), ()) for n in numbers if n not in quiet}
-        return StepOutput(tokens, quiet, logprobs, {n: [] for n in range(slices)})
+        return StepOutput(tokens, quiet, logprobs, {n: [] for n in range(slices) if self.runner.scores})
+
+
+def is_probe(piece: Slice) -> bool:
+    return set(piece.request.tokens(0, piece.stop)) == {0}
 
 
 class Runner:
     """Raises at one stage of a step, for some requests in it."""
 
+    scores = True
+
     def __init__(self, stage: str, bad: set[str]) -> None:
         self.stage = stage
         self.bad = bad
         self.ran: list[list[str]] = []
+        self.probes: list[Slice] = []
 
     def maybe(self, stage: str, batch: Batch) -> None:
-        if stage == self.stage and any(piece.request.id in self.bad for piece in batch):
+        if stage == self.stage and any(piece.request.id in self.bad for piece in batch if not is_probe(piece)):
             raise RuntimeError("secret")
 
     def pack(self, batch: Batch) -> Step:
         self.ran.append([piece.request.id for piece in batch])
+        self.probes += [piece for piece in batch if is_probe(piece)]
         self.maybe("pack", batch)
         return Step(batch, self)
 
@@ -47,8 +65,22 @@ class Runner:
         return step
 
 
-def outcome(runner: Runner, names: Sequence[str], pages: int = 8) -> StepOutput:
-    isolating: IsolatingRunner[Any] = IsolatingRunner(runner, PagedCache(pages, 4))
+class Small(Runner):
+    """Raises at one stage of a step with too many tokens."""
+
+    scores = False
+
+    def __init__(self, stage: str, most: int) -> None:
+        super().__init__(stage, set())
+        self.most = most
+
+    def maybe(self, stage: str, batch: Batch) -> None:
+        if stage == self.stage and sum(piece.length for piece in batch) > self.most:
+            raise RuntimeError("could not create a primitive")
+
+
+def outcome(runner: Runner, names: Sequence[str]) -> StepOutput:
+    isolating: IsolatingRunner[Any] = IsolatingRunner(runner, LoadShedding(Scheduler(PagedCache(8, 4))))
     slices = []
     for n, name in enumerate(names):
         request = Request(name, (1,) * (n + 1), SamplingParams())
@@ -79,28 +111,45 @@ def test_only_the_request_that_raises_fails(stage: str) -> None:
 
 
 @STAGES
-def test_all_requests_fail_if_all_raise_and_the_probe_succeeds(stage: str) -> None:
-    found = outcome(Runner(stage, {"a", "b"}), ["a", "b"])
-    assert found.failed == {0: BLAMED, 1: BLAMED}
+def test_the_probe_has_the_shape_that_failed_and_nothing_of_the_request(stage: str) -> None:
+    runner = Runner(stage, {"a", "chunk"})
+    found = outcome(runner, ["a", "b", "chunk"])
+    assert found.failed == {0: BLAMED, 2: BLAMED}, "a probe of its shape succeeds: it is the request's fault"
+    assert [(one.request.id, one.start, one.length, one.completes) for one in runner.probes] == [
+        ("a", 0, 1, True),
+        ("chunk", 0, 2, False),
+    ]
+
+
+def budget(scheduler: Scheduler) -> tuple[int, int]:
+    return scheduler.budget.max_batched_tokens, scheduler.budget.max_chunk_size
 
 
 @STAGES
-def test_the_engine_is_broken_if_the_probe_raises_too(stage: str) -> None:
-    with pytest.raises(BrokenError, match=r"no step can be computed any more \(RuntimeError\)"):
-        outcome(Runner(stage, {"a", "b", "\0probe"}), ["a", "b"])
+def test_if_the_probe_fails_too_no_request_does_and_steps_are_halved_until_they_succeed(stage: str) -> None:
+    """The engine's memory is short: a step of more than 16 tokens raises, whatever is in it."""
+    scheduler = Scheduler(PagedCache(256, 4), budget=TokenBudget(48, 64))
+    runner = Small(stage, most=16)
+    core: ObservedCore[Any] = ObservedCore(scheduler, IsolatingRunner(runner, LoadShedding(scheduler)))
+    request = Request("long", (1,) * 60, SamplingParams(max_tokens=2 * CALM_STEPS + 60, ignore_eos=True))
+    core.submit(request)
+    assert [core.step() for _ in range(2)] == [None, None]
+    assert budget(scheduler) == (16, 16)
+    while request.computed < 60:
+        core.step()
+    assert not request.finished
+    runner.most = 64  # there is memory again
+    for _ in range(2 * CALM_STEPS):
+        core.step()
+    assert budget(scheduler) == (64, 48), "back to what it was"
 
 
-def test_the_probe_frees_its_page_and_is_skipped_without_one() -> None:
-    runner, cache = Runner("launch", {"a"}), PagedCache(1, 4)
-    held = Request("holder", (1,))
-    cache.attach(held)
-    cache.grow(held, 1)
-    isolating: IsolatingRunner[Any] = IsolatingRunner(runner, cache)
-    batch = Batch((Slice(Request("a", (1,)), 0, 1),))
-    for pages in (0, 1):
-        output = isolating.launch(isolating.pack(batch)).output([0], 1)
-        assert output.failed == {0: BLAMED}
-        assert (["\0probe"] in runner.ran) == bool(pages)
-        if not pages:
-            cache.release(held)
-    assert cache.usage.free == 1
+@STAGES
+def test_failed_steps_in_a_row_break_the_engine(stage: str) -> None:
+    scheduler = Scheduler(PagedCache(64, 4))
+    core: ObservedCore[Any] = ObservedCore(scheduler, IsolatingRunner(Small(stage, most=0), LoadShedding(scheduler)))
+    core.submit(Request("one", (1,) * 60))
+    for _ in range(FAILED_STEPS - 1):
+        assert core.step() is None
+    with pytest.raises(BrokenError, match=r"no step can be computed any more \(RuntimeError at \d+ tokens\)"):
+        core.step()

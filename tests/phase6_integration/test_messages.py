@@ -18,6 +18,8 @@ from phase6_integration.messages import (
     Frames,
     Load,
     Output,
+    Ping,
+    Pong,
     Ready,
     Started,
     ToEngine,
@@ -36,7 +38,7 @@ REQUEST = EngineRequest(
     "tenant",
     arrival=12.5,
 )
-TO_ENGINE: list[ToEngine] = [Load(EngineOptions(seed=1), "a.b:c"), REQUEST, Finish("x", FinishReason.STOP)]
+TO_ENGINE: list[ToEngine] = [Load(EngineOptions(seed=1), "a.b:c"), REQUEST, Finish("x", FinishReason.STOP), Ping()]
 TO_FRONT: list[ToFront] = [
     Ready(2048, 100, 16, "cpu", "float32"),
     Update(
@@ -50,11 +52,12 @@ TO_FRONT: list[ToFront] = [
         Gauges(running=3, pages_total=9),
     ),
     Dead("out of memory"),
+    Pong(),
 ]
 
 
 @pytest.mark.proof
-@given(st.lists(st.integers(0, 2), max_size=6), st.data())
+@given(st.lists(st.integers(0, 3), max_size=6), st.data())
 def test_messages_survive_any_cut(order: list[int], data: st.DataObject) -> None:
     for frames, words in ((Frames.for_engine(), TO_ENGINE), (Frames.for_front(), TO_FRONT)):
         said = [words[n] for n in order]

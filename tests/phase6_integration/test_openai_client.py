@@ -10,7 +10,8 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from phase0_request.request import FinishReason
-from phase6_integration.async_engine import AsyncEngine, Health
+from phase6_integration.async_engine import AsyncEngine
+from phase6_integration.health import Health
 from phase6_integration.options import EngineOptions
 from phase6_integration.server.settings import ServerSettings
 from tests.phase6_integration.fake_engine import FakeEngine, Script, served

@@ -16,7 +16,8 @@ import pytest
 import uvloop
 
 from phase0_request.request import FinishReason
-from phase6_integration.async_engine import AsyncEngine, Health
+from phase6_integration.async_engine import AsyncEngine
+from phase6_integration.health import Health
 from phase6_integration.server.settings import ServerSettings
 from phase6_integration.server.transport import NO_LINGER
 from tests.phase6_integration.fake_engine import FakeEngine, served

@@ -114,10 +114,12 @@ def test_weights_that_cannot_be_loaded_end_it_with_a_line_that_says_why(tmp_path
 def test_while_it_loads_it_answers_503() -> None:
     with life(scripted=True) as one:
         url = one.listening()
-        for response in (httpx.get(f"{url}/health"), httpx.post(f"{url}/v1/completions", json={"prompt": "a"})):
+        asked = [httpx.get(f"{url}{path}") for path in ("/health", "/health/ready")]
+        for response in (*asked, httpx.post(f"{url}/v1/completions", json={"prompt": "a"})):
             assert response.status_code == 503
             assert int(response.headers["retry-after"]) > 0
             assert response.json()["error"]["code"] == "loading"
+        assert httpx.get(f"{url}/health/live").json() == {"status": "live"}, "no reason to restart it"
         assert httpx.get(f"{url}/version").status_code == 200
         one.signal(signal.SIGUSR1)
         one.until("ready")
@@ -288,29 +290,34 @@ def test_the_bundled_model_serves_under_load_until_a_signal_and_leaves_nothing_b
         assert last["error"]["code"] == "draining" if "error" in last else last["choices"][0]["finish_reason"]
 
 
-def test_a_dead_engine_is_reported_and_the_server_stays() -> None:
-    with life() as one, httpx.Client(timeout=PATIENCE) as http:
+def test_with_the_flag_a_dead_engine_is_reported_and_the_server_stays() -> None:
+    with (
+        life("--max-engine-restarts", "0", "--keep-alive-on-engine-death") as one,
+        httpx.Client(timeout=PATIENCE) as http,
+    ):
         url = one.listening()
         one.until("ready")
-        response = http.post(f"{url}/v1/completions", json={"prompt": "Hello", "max_tokens": 4})
+        response = http.post(f"{url}/v1/completions", json={"prompt": [3], "max_tokens": 4})
         assert response.json()["usage"]["completion_tokens"] == 4
-        events = stream(http, url, max_tokens=1900, ignore_eos=True)
+        events = stream(http, url, prompt=[3], max_tokens=1900, ignore_eos=True)
         next(events)
         (engine,) = one.children()
         os.kill(engine, signal.SIGKILL)
         told = list(events)
         assert json.loads(told[-2])["error"]["code"] == "dead"
         assert told[-1] == "[DONE]"
-        for response in (http.get(f"{url}/health"), http.post(f"{url}/v1/completions", json={"prompt": "a"})):
+        asked = [http.get(f"{url}{path}") for path in ("/health", "/health/ready", "/health/live")]
+        for response in (*asked, http.post(f"{url}/v1/completions", json={"prompt": "a"})):
             assert response.status_code == 503
             assert response.json()["error"]["code"] == "dead"
+        assert 'nanoserve:engine_up{engine="0",model_name="tiny_chat"} 0.0' in http.get(f"{url}/metrics").text
         assert http.get(f"{url}/stats").json()["requests"]["running"] == 0
         one.signal(signal.SIGTERM)
         assert one.ended() == 0
 
 
 def test_if_the_server_is_killed_its_engine_ends_too() -> None:
-    with life() as one:
+    with life(factory="faults:light") as one:
         one.listening()
         one.until("ready")
         (engine,) = one.children()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from phase0_request.request import FinishReason
-from phase6_integration.async_engine import Health
+from phase6_integration.health import Health
 from phase6_integration.messages import Ended, EngineRequest, Started
 from phase6_integration.server.app import create_app
 from phase6_integration.server.settings import ServerSettings
@@ -140,8 +140,7 @@ def test_an_engine_that_dies_is_unavailable_not_a_fault_of_the_request(stream: b
                 await asyncio.sleep(0)
             if stream:
                 await call.until(lambda call: call.status is not None)
-            engine.health = Health.DEAD
-            engine._end_all("its process has ended with status -9")
+            engine._process_failed(Health.DEAD, "its process has ended with status -9")
         error = call.events[-2]["error"] if stream else call.json["error"]
         assert error["code"] == "dead"
         assert error["type"] == "service_unavailable_error"

@@ -11,30 +11,34 @@ import uvloop
 from phase6_integration import watchdog
 from phase6_integration.watchdog import Watchdog
 
-LIMIT = 100.0
+LIMIT, IDLE = 100.0, 10.0
 
 
 @dataclass
 class Scene:
-    """A watchdog, the clock it reads, and the timers that it asks for: how long they wait, and what they call."""
+    """A watchdog, the clock it reads, and the timers that it asks for: when they are due, and what they call."""
 
     now: float = 1000.0
     works: bool = True
     barks: int = 0
+    pings: int = 0
     timers: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.dog = Watchdog(LIMIT, has_work=lambda: self.works, on_hang=self.bark)
+        self.dog = Watchdog(LIMIT, IDLE, has_work=lambda: self.works, ping=self.ping, on_hang=self.bark)
 
     def bark(self) -> None:
         self.barks += 1
 
+    def ping(self) -> None:
+        self.pings += 1
+
     def call_later(self, wait: float, look: Callable[[], None]) -> None:
-        self.timers.append((wait, look))
+        self.timers.append((self.now + wait, look))
 
     def until_it_looks(self, late: float = 0.0) -> None:
-        wait, look = self.timers.pop()
-        self.now += wait + late
+        due, look = self.timers.pop()
+        self.now = due + late
         look()
 
 
@@ -46,9 +50,19 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
     return made
 
 
+def over(self: Scene, seconds: float) -> None:
+    """Let the timers fire that are due in this time."""
+    end = self.now + seconds
+    while self.timers and self.timers[0][0] <= end:
+        self.until_it_looks()
+    self.now = end
+
+
 def test_silence_with_work_is_reported_once(scene: Scene) -> None:
     scene.dog.start()
-    scene.until_it_looks()
+    over(scene, LIMIT - 1)
+    assert (scene.barks, scene.pings) == (0, 0)
+    over(scene, 1)
     assert (scene.barks, scene.timers) == (1, [])
 
 
@@ -56,36 +70,58 @@ def test_every_message_delays_it_and_none_sets_a_timer(scene: Scene) -> None:
     scene.dog.start()
     for _ in range(60):
         scene.now += 1
-        scene.dog.reset()
+        scene.dog.heard()
     assert len(scene.timers) == 1
-    scene.now -= 60
-    scene.until_it_looks()
-    assert (scene.barks, scene.timers[0][0]) == (0, 60.0)
-    scene.until_it_looks()
+    over(scene, LIMIT - 1)
+    assert scene.barks == 0
+    over(scene, 1)
     assert scene.barks == 1
+
+
+def test_an_idle_engine_that_answers_pings_is_well(scene: Scene) -> None:
+    scene.works = False
+    scene.dog.start()
+    for n in range(1, 6):
+        assert scene.pings == n
+        scene.dog.heard()
+        over(scene, IDLE)
+    assert scene.barks == 0
+
+
+@pytest.mark.parametrize("work_comes", [False, True])
+def test_a_ping_without_an_answer_is_reported_also_if_work_comes(scene: Scene, work_comes: bool) -> None:
+    scene.works = False
+    scene.dog.start()
+    scene.now += 1
+    if work_comes:
+        scene.works = True
+        scene.dog.work_begins()
+    over(scene, IDLE - 1)
+    assert (scene.pings, scene.barks) == (1, 1), "not after the whole limit of a busy engine"
 
 
 def test_idle_time_does_not_count_as_silence(scene: Scene) -> None:
     scene.works = False
     scene.dog.start()
-    for _ in range(3):
-        scene.until_it_looks()
-    scene.now += 30
+    scene.dog.heard()
+    scene.now += IDLE - 1
     scene.works = True
-    scene.dog.reset()
-    scene.now -= 30
-    scene.until_it_looks()
-    assert (scene.barks, scene.timers[0][0]) == (0, 30.0)
+    scene.dog.work_begins()
+    over(scene, LIMIT - 1)
+    assert scene.barks == 0
+    over(scene, 1)
+    assert scene.barks == 1
 
 
 @pytest.mark.parametrize(("late", "barks"), [(0.9, 1), (30.0, 0)])
 def test_a_pause_of_this_process_does_not_count_as_silence(scene: Scene, late: float, barks: int) -> None:
     """As in a container that was paused: the engine's words lie in the socket, and the timer is long due."""
     scene.dog.start()
+    over(scene, LIMIT - 1)
     scene.until_it_looks(late=late)
     assert scene.barks == barks
     if not barks:
-        scene.until_it_looks()
+        over(scene, LIMIT)
         assert scene.barks == 1, "a whole limit later it is the engine's silence"
 
 
@@ -99,7 +135,7 @@ def test_a_timer_that_comes_a_moment_early_is_set_again(
     async def test() -> None:
         barked, clock = asyncio.Event(), SimpleNamespace(monotonic=lambda: 0.0)
         monkeypatch.setattr(watchdog, "time", clock)
-        dog = Watchdog(LIMIT, has_work=lambda: True, on_hang=barked.set)
+        dog = Watchdog(LIMIT, LIMIT, has_work=lambda: True, ping=barked.clear, on_hang=barked.set)
         dog.start()
         dog.stop()
         clock.monotonic = lambda: LIMIT - left

@@ -1,0 +1,333 @@
+"""The engine dies, freezes, hangs, never loads or has no memory.
+
+Published cases in other servers: vLLM #7633, #24897 and #39863 (the front of a dead engine stays up, its health says
+ready), #52178 (it exits with 0, and Restart=on-failure does nothing); SGLang #6624 (health without a scheduler).
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import re
+import resource
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from phase0_request import FinishReason, SamplingParams
+from phase6_integration import async_engine
+from phase6_integration.async_engine import AsyncEngine
+from phase6_integration.health import Health, UnavailableError
+from phase6_integration.messages import CHUNK, Channel, EngineRequest, Finish, frame
+from phase6_integration.options import EngineOptions
+from phase6_integration.outputs import OutputStream
+from phase6_integration.server.serve import ENGINE_FAILED
+from tests.phase6_integration.faults import POISON
+from tests.phase6_integration.life import PATIENCE, Life, Supervisor, gone, life, stream
+from tests.phase6_integration.real_engine import FAULTS, process, read
+from tests.phase6_integration.running import run
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and limits other processes")
+LONG = SamplingParams(max_tokens=1900, temperature=0, ignore_eos=True)
+SHORT = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
+
+
+@contextlib.asynccontextmanager
+async def engine(monkeypatch: pytest.MonkeyPatch, **options: object) -> AsyncIterator[AsyncEngine]:
+    """An engine process without a model; one request at a time, unless it is said otherwise."""
+    monkeypatch.setattr(async_engine, "RESTART_DELAY", 0.01)
+    given = EngineOptions(**{"max_num_seqs": 1, **options})  # type: ignore[arg-type]
+    async with AsyncEngine(given, factory=f"{FAULTS}:light") as made:
+        yield made
+    assert process(made).poll() is not None, "its process is still there"
+
+
+def submit(made: AsyncEngine, name: str, params: SamplingParams = LONG, token: int = 3) -> OutputStream:
+    return made.submit([EngineRequest(name, (token,), params)])
+
+
+async def end(outputs: OutputStream) -> tuple[FinishReason | None, Health | None]:
+    ((*_, last),) = await read(outputs)
+    return last.finish_reason, last.health
+
+
+def test_waiting_requests_survive_an_engine_that_is_killed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: after `kill -9` of the engine every request was lost, and every later one got a 503 for ever."""
+
+    async def test() -> None:
+        async with engine(monkeypatch, max_engine_restarts=2) as made:
+            outputs = [submit(made, f"{number}") for number in range(3)]
+            for number, health in enumerate((Health.LOADING, Health.LOADING, Health.DEAD)):
+                await outputs[number].admitted()
+                process(made).kill()
+                assert await end(outputs[number]) == (FinishReason.ERROR, Health.DEAD)
+                assert made.health is health
+                with pytest.raises(UnavailableError, match=health.value):
+                    submit(made, "refused")
+            assert made.restarts == 2
+            assert made.failed.is_set(), "it is not started a third time"
+            assert (made.gauges.running, made.gauges.waiting, made._live) == (0, 0, {})
+
+    run(test())
+
+
+def test_a_request_that_kills_the_engine_before_it_is_admitted_is_not_submitted_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A waiting request may be the cause. It survives two failures, and the engine outlives it."""
+
+    async def test() -> None:
+        async with engine(monkeypatch, max_engine_restarts=3) as made:
+            assert await end(submit(made, "poison", token=POISON)) == (FinishReason.ERROR, Health.DEAD)
+            assert made.restarts == 3
+            while made.health is not Health.READY:
+                await asyncio.sleep(0.01)
+            assert await end(submit(made, "sound", SHORT)) == (FinishReason.LENGTH, None)
+
+    run(test())
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_an_engine_that_is_frozen_is_noticed(busy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: SIGSTOP of an idle engine was not noticed before a request had waited for the whole hang timeout."""
+    limits = {"hang_timeout": 0.5} if busy else {"heartbeat_timeout": 0.3}
+
+    async def test() -> None:
+        async with engine(monkeypatch, max_engine_restarts=0, **limits) as made:
+            running = submit(made, "running") if busy else None
+            if running is not None:
+                await running.admitted()
+            process(made).send_signal(signal.SIGSTOP)
+            late = submit(made, "late") if busy else None
+            await made.failed.wait()
+            assert made.health is Health.HUNG
+            assert "it has sent nothing for" in made.reason
+            for outputs in filter(None, (running, late)):
+                assert await end(outputs) == (FinishReason.ERROR, Health.HUNG)
+
+    run(test())
+
+
+def test_an_idle_engine_that_answers_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with engine(monkeypatch, heartbeat_timeout=0.2) as made:
+            assert made._client is not None
+            heard = asyncio.Semaphore(0)
+            listen = made._client.watchdog.heard
+            made._client.watchdog.heard = lambda: (listen(), heard.release())  # type: ignore[method-assign,assignment]
+            for _ in range(4):
+                await heard.acquire()
+            assert (made.health, made.restarts) == (Health.READY, 0)
+
+    run(test())
+
+
+def test_a_model_that_never_loads_is_an_error_after_the_limit() -> None:
+    """Fault: loading had no limit. A first failure to load is final, since the next one would fail as well."""
+
+    async def test() -> None:
+        made = AsyncEngine(EngineOptions(load_timeout=0.3), factory=f"{FAULTS}:never")
+        with pytest.raises(UnavailableError, match=r"hung: the model was not loaded within 0\.3 seconds"):
+            async with made:
+                pass
+        assert process(made).poll() is not None
+
+    run(test())
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_waiting_requests_end_while_no_engine_runs(leaves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their clients leave, or the server drains, between two engine processes."""
+
+    async def test() -> None:
+        async with engine(monkeypatch) as made:
+            monkeypatch.setattr(async_engine, "RESTART_DELAY", 3600.0)
+            first, second = submit(made, "first"), submit(made, "second")
+            await first.admitted()
+            process(made).kill()
+            assert await end(first) == (FinishReason.ERROR, Health.DEAD)
+            assert made.gauges.waiting == 1
+            if leaves:
+                second.abort()
+            else:
+                await made.drain(0.0)
+            assert await end(second) == (
+                (FinishReason.ABORT, None) if leaves else (FinishReason.ERROR, Health.DRAINING)
+            )
+            assert made._live == {}
+
+    run(test())
+
+
+def test_the_channel_takes_descriptors_above_1023() -> None:
+    """Fault: `select()` raises ValueError from descriptor 1024 on, and with many clients the engine has one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 1200:
+        pytest.skip(f"only {hard} files may be open here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
+    try:
+        ours, theirs = socket.socketpair()
+        high = fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD_CLOEXEC, 1100)
+        with ours, theirs, socket.socket(fileno=high) as end:
+            channel = Channel(end)
+            ours.sendall(frame(Finish("x", FinishReason.ABORT)))
+            assert channel.receive(wait=True) == [Finish("x", FinishReason.ABORT)]
+            while not channel._unsent:
+                channel.send(Finish("y" * CHUNK, FinishReason.ABORT))  # type: ignore[arg-type]
+            assert channel.receive(wait=False) == []
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+# As a process.
+
+
+def engine_of(one: Life) -> int:
+    """The engine's process id."""
+    (found,) = one.children()
+    return found
+
+
+@contextlib.contextmanager
+def ready(*arguments: str, **environment: str) -> Iterator[tuple[Life, str]]:
+    with life(*arguments, factory="faults:light", **environment) as one:
+        url = one.listening()
+        one.until(" ready ")
+        yield one, url
+
+
+def test_a_server_whose_engine_fails_for_good_completes_its_responses_and_exits_with_70() -> None:
+    """Fault: it stayed up, answered 503 for ever, and ended with 0 when it was stopped."""
+    with (
+        ready("--max-engine-restarts", "0") as (one, url),
+        httpx.Client(timeout=PATIENCE) as http,
+    ):
+        events = stream(http, url, prompt=[3], max_tokens=1900, ignore_eos=True)
+        next(events)
+        child = engine_of(one)
+        os.kill(child, signal.SIGKILL)
+        *_, failure, done = events
+        assert '"code": "dead"' in failure
+        assert done == "[DONE]"
+        assert one.ended() == ENGINE_FAILED == 70
+    assert gone(child)
+    assert one.lines[-1].startswith("nanoserve serve: the engine is dead: its process has ended")
+
+
+def test_a_restart_is_seen_from_outside() -> None:
+    """Meanwhile the server is alive and not ready; the metrics count it."""
+    with ready() as (one, url), httpx.Client(base_url=url) as http:
+        os.kill(engine_of(one), signal.SIGKILL)
+        one.until("the engine is dead")
+        assert http.get("/health/live").status_code == 200
+        response = http.get("/health/ready")
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "loading")
+        assert int(response.headers["retry-after"]) > 0
+        while (response := http.get("/health")).status_code != 200:
+            assert response.json()["error"]["code"] == "loading"
+        metrics = http.get("/metrics").text
+        for line in ("engine_up{engine=", "engine_restarts_total{engine="):
+            assert re.search(rf'nanoserve:{line}"0",model_name="tiny_chat"}} 1\.0', metrics), metrics
+        assert http.get("/stats").json()["engine_restarts"] == 1
+        one.signal(signal.SIGTERM)
+        assert one.ended() == 0
+
+
+def test_a_model_that_never_loads_ends_the_server_with_1() -> None:
+    with life("--load-timeout", "0.5", factory="faults:never") as one:
+        assert one.ended() == 1
+    assert one.lines[-1] == "nanoserve serve: the model was not loaded within 0.5 seconds"
+
+
+def test_a_supervisor_that_restarts_on_failure_has_the_server_back() -> None:
+    """As systemd's Restart=on-failure and Docker's --restart=on-failure do, by the exit status alone."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with Supervisor(port, "--max-engine-restarts", "0", factory="faults:light") as supervisor:
+        for number in range(2):
+            supervisor.until_ready()
+            answer = httpx.post(f"{supervisor.url}/v1/completions", json={"prompt": [3], "max_tokens": 2})
+            assert answer.json()["usage"]["completion_tokens"] == 2
+            one = supervisor.lives[number]
+            os.kill(engine_of(one), signal.SIGKILL)
+            one.process.wait(PATIENCE)
+        supervisor.until_ready()
+    assert supervisor.codes == [ENGINE_FAILED, ENGINE_FAILED, 0], "an orderly end is not restarted"
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_systemd_is_notified(abstract: bool, tmp_path: Path) -> None:
+    """The datagrams of sd_notify, on a socket with a path and on an abstract one; the engine process sends none."""
+    name = f"@nanoserve-{os.getpid()}" if abstract else str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind("\0" + name[1:] if abstract else name)
+        systemd.settimeout(PATIENCE)
+        with life(factory="faults:light", NOTIFY_SOCKET=name, WATCHDOG_USEC="200000") as one:
+            heard = [systemd.recv(100).decode()]
+            while heard[-1] != "READY=1":
+                heard.append(systemd.recv(100).decode())
+            assert "WATCHDOG=1" in [systemd.recv(100).decode() for _ in range(3)]
+            environment = Path(f"/proc/{engine_of(one)}/environ").read_bytes()
+            assert b"NOTIFY_SOCKET" not in environment
+            one.signal(signal.SIGTERM)
+            while heard[-1] != "STOPPING=1":
+                heard.append(systemd.recv(100).decode())
+            systemd.close()
+            assert one.ended() == 0, "also if nothing reads what it sends"
+    assert set(heard) == {"EXTEND_TIMEOUT_USEC=630000000", "READY=1", "WATCHDOG=1", "STOPPING=1"}
+
+
+def test_when_descriptors_run_out_clients_and_the_log_hear_of_it_and_the_server_recovers() -> None:
+    """Fault: at the limit the kernel's connections were accepted and closed without a byte, and the log had no line."""
+    with ready() as (one, url):
+        port = int(url.rpartition(":")[2])
+        _, hard = resource.prlimit(one.process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(one.process.pid, resource.RLIMIT_NOFILE, (64, hard))
+        with contextlib.ExitStack() as stack:
+            answers = []
+            for _ in range(100):
+                client = stack.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE))
+                client.sendall(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")
+                answers.append(client.recv(4096))
+        refused = [answer for answer in answers if answer.startswith(b"HTTP/1.1 503 ")]
+        assert len(refused) > 50
+        assert all(b'"code": "overloaded"' in answer and b"retry-after" in answer for answer in refused)
+        assert {answer[:12] for answer in answers} == {b"HTTP/1.1 200", b"HTTP/1.1 503"}
+        with httpx.Client(base_url=url) as http:
+            while http.get("/version").status_code != 200:
+                pass
+        one.signal(signal.SIGTERM)
+        assert one.ended() == 0
+    assert len([line for line in one.lines if "descriptors run out" in line]) == 1
+
+
+def test_after_a_shortage_of_memory_prompts_are_answered_again() -> None:
+    """Fault: with the address space limited for a moment, prompts of 60 and 1,000 words got a 500 for ever after, while
+    /health said ready: the probe computed one token, which still went well."""
+    with life("--kv-cache-pages", "512") as one, httpx.Client(timeout=PATIENCE) as http:
+        url = one.listening()
+        one.until(" ready ")
+
+        def ask(words: int) -> int:
+            body = {"prompt": "word " * words, "max_tokens": 2, "ignore_eos": True}
+            return http.post(f"{url}/v1/completions", json=body).status_code
+
+        assert ask(3) == 200
+        child = engine_of(one)
+        held = int(Path(f"/proc/{child}/statm").read_text().split()[0]) * resource.getpagesize()
+        unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+        resource.prlimit(child, resource.RLIMIT_AS, (held, resource.RLIM_INFINITY))
+        during = [ask(words) for words in (60, 1000, 60)]
+        assert set(during) <= {200, 503}, "no request is to blame"
+        with contextlib.suppress(ProcessLookupError):
+            resource.prlimit(child, resource.RLIMIT_AS, unlimited)
+        for words in (60, 1000):
+            while (status := ask(words)) != 200:
+                assert status == 503
+        one.signal(signal.SIGTERM)
+        assert one.ended() == 0
