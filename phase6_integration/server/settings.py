@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from phase0_request.params import MAX_LOGPROBS
-from phase2_prefill_decode.fields import ConfigError, integer, number, one_of
+from phase2_prefill_decode.fields import ConfigError, flag, integer, number, one_of
 from phase6_integration.options import at_least, check_fields, option, positive
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -38,6 +38,19 @@ class ServerSettings:
         MAX_LOGPROBS, "most alternatives per token", check=partial(integer, low=0, high=MAX_LOGPROBS)
     )
     max_scores: int = option(1 << 20, "most logprobs of an echoed prompt, alternatives included", check=at_least(1))
+    share_prefixes_across_keys: bool = option(
+        False, "let requests with different API keys reuse each other's prefixes", check=flag
+    )
+    hide_cached_tokens: bool = option(False, "leave cached_tokens out of usage", check=flag)
+    max_requests_per_client: int | None = option(
+        None, "most unfinished completions of a client; more is a 429", check=at_least(1)
+    )
+    tokens_per_minute: int | None = option(
+        None, "most tokens of a client a minute, prompts included; more is a 429", check=at_least(1)
+    )
+    request_timeout: float = option(
+        1800.0, "from arrival to the end of a request; then a 408; 0: no limit", "SECONDS", partial(number, low=0)
+    )
     chat_template: str | None = None  # Jinja text; None: the model's own
     keepalive: float = option(15.0, "of silence in a stream before a comment is sent", "SECONDS", positive)
     send_timeout: float = option(30.0, "a client may leave sent data unread", "SECONDS", positive)
@@ -59,6 +72,12 @@ class ServerSettings:
             raise ConfigError("served_model_names must be names of 1 to 256 printable ASCII characters without spaces")
         if not all(map(_NAME.fullmatch, self.api_keys)):  # the message must not repeat a key
             raise ConfigError("an API key must have 1 to 256 printable ASCII characters without spaces")
+
+    @property
+    def isolates_prefixes(self) -> bool:
+        """Whether a cached prefix is reused only by requests with the same key. Otherwise a client could learn, by
+        `cached_tokens` or by the time to the first token, what another has sent."""
+        return len(self.api_keys) > 1 and not self.share_prefixes_across_keys
 
     @property
     def model_name(self) -> str:
