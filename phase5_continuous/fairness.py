@@ -54,13 +54,13 @@ class FairQueue(Generic[P]):
 class FairShare:
     """Counts the tokens that are computed for each tenant. The tenant with the fewest is next.
 
-    So tenants that all have requests waiting get about the same number of tokens, however many requests each of them
-    has; and what one of them leaves is for the others: no place stays empty while a request waits.
+    Tenants that all have requests waiting get about the same number of tokens, however many requests each of them has.
+    What one tenant does not use is for the others: no place stays empty while a request waits.
 
-    A tenant cannot save up. When it submits a request, its count is raised to the *virtual time*: the least count among
-    the tenants that wait. The virtual time also advances by an equal share of every prompt that is admitted, whichever
-    tenant it is of. So it passes every count in the end, and a tenant that had much waits a bounded time behind new
-    ones.
+    A tenant cannot save up tokens. When it submits a request, its count is raised to the *virtual time*: the least
+    count among the tenants that wait. With every admitted prompt the virtual time also advances, by the prompt's tokens
+    divided by the number of tenants. So it passes every count in the end, and new tenants do not pass a request for
+    ever.
     """
 
     served: dict[str, float] = field(default_factory=dict)  # tokens, by tenant

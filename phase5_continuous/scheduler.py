@@ -20,10 +20,12 @@ class Scheduler:
     """Owns every live request. Running ones are scheduled first, then preempted ones resume, then waiting ones start.
 
     - Running requests share a step as the Chunker splits it: decodes, then prompts, in the order of the policy's ranks.
-    - A decode that needs a page when none is free takes it from the last in rank, which is preempted: its pages are
-      freed (a cache that shares keeps what was computed), and it is the first to resume. The first in rank is never
-      preempted, so it ends, and then the next one is first: every request ends.
-    - No waiting request is admitted while a preempted one waits for pages.
+    - A decode that needs a page when none is free takes it from the last in rank of the tenant that runs the most. That
+      one is preempted: its pages are freed (a cache that shares keeps what was computed), and it is the first of its
+      tenant to resume. The first in rank is never preempted, so it ends, and then the next one is first: every request
+      ends.
+    - No waiting request is admitted while a preempted one of its tenant waits for pages.
+    - Tenants get equal shares of tokens, places and pages (`fairness`).
 
     With `ahead=1`, which the server does not use yet, a step may be planned while another is in flight, so that the
     device need not wait for the host. The tokens of that other step are known only to the device. If one of them ends
