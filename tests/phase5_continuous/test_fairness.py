@@ -107,19 +107,36 @@ def test_a_greedy_tenant_gives_up_pages_too(ahead: int, cache: type[PagedCache])
     one.run().check_the_end()
 
 
-def test_places_are_shared_equally_and_then_little_is_preempted() -> None:
-    one = engine(places=8)
+@pytest.mark.parametrize(("total", "theirs"), [(8, 4), (7, 3)])
+def test_places_are_shared_equally_and_then_little_is_preempted(total: int, theirs: int) -> None:
+    one = engine(places=total)
     flood(one, "greedy", 100)
     one.step()
     flood(one, "other", 100)
     for _ in range(8):
         one.step()
-    assert places(one) == {"greedy": 4, "other": 4}
+    assert places(one) == {"greedy": total - theirs, "other": theirs}
     preemptions = one.scheduler.running_set.num_preemptions
-    assert preemptions == 4
+    assert preemptions == theirs
     while one.scheduler.sequences:
         one.step()
-    assert one.scheduler.running_set.num_preemptions - preemptions <= 200 / 10
+    assert one.scheduler.running_set.num_preemptions - preemptions <= 200 / 4
+
+
+def test_no_place_is_made_for_a_tenant_that_has_had_more_tokens() -> None:
+    one = engine()
+    flood(one, "new", 8)
+    one.step()
+    one.scheduler.admission.share.served["spent"] = 100.0
+    flood(one, "spent", 1, answer=1)
+    for _ in range(4):
+        one.step()
+        assert (places(one), one.scheduler.running_set.num_preemptions) == ({"new": PLACES}, 0)
+    while one.scheduler.admission.share.served["new"] <= 100:
+        one.step()
+    assert "spent" not in places(one)
+    one.step()
+    assert one.delivered[next(name for name in one.requests if name.startswith("spent"))]
 
 
 def test_requests_of_one_tenant_are_preempted_for_no_other_of_its_own() -> None:
@@ -212,6 +229,7 @@ def test_a_policy_orders_the_requests_of_a_tenant_and_not_the_tenants(policy: By
     order = list(dict.fromkeys(piece.request.id for batch in one.batches for piece in batch))
     greedy = [name for name in order if name[0] in "lh"]
     assert [name[0] for name in greedy] == ["h"] * 3 + ["l"] * 3
+    assert order.index("m0") <= 2
     assert max(order.index(f"m{number}") for number in range(3)) <= 7  # what is cached costs nothing
 
 
