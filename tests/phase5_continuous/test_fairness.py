@@ -125,7 +125,7 @@ def test_places_are_shared_equally_and_then_little_is_preempted(total: int, thei
 
 def test_no_place_is_made_for_a_tenant_that_has_had_more_tokens() -> None:
     one = engine()
-    flood(one, "new", 8)
+    flood(one, "new", PLACES)
     one.step()
     one.scheduler.admission.share.served["spent"] = 100.0
     flood(one, "spent", 1, answer=1)
