@@ -1,8 +1,7 @@
 """Clients of one server against each other: what one learns of another's prompts, and what one leaves for the others.
 
-The classes of published attacks: prompts of other users found by the timing of a shared prefix cache ("PromptPeek", and
-the advisory that gave vLLM its `cache_salt`), and uncontrolled consumption of a resource that is shared (CWE-400,
-CWE-770).
+The classes of published attacks: guessing prompts of other users by what a shared prefix cache reveals (vLLM's
+CVE-2025-46570), and uncontrolled consumption of a shared resource (CWE-400, CWE-770).
 """
 
 import asyncio
