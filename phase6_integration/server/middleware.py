@@ -23,6 +23,7 @@ from phase6_integration.server.settings import ServerSettings
 
 logger = logging.getLogger("nanoserve")
 
+BY_KEY, BY_ADDRESS = "key-", "address-"  # how tenants are known: ids begin with it
 PUBLIC = frozenset({"/", "/health", "/version"})  # routes without an API key
 REQUEST_ID = b"x-request-id"
 _SANE_ID = re.compile(rb"[!-~]{1,128}")
@@ -139,7 +140,7 @@ class Auth:
     """Requires a bearer key on every route that is not public. All digests are always compared, in constant time.
 
     It also tells clients apart, by their keys, or by their addresses if none are needed: `request.state.tenant` is an
-    id of the client, which says nothing about it and changes with every start of the server.
+    id of the client. It does not reveal key or address, and changes with every start of the server.
     """
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
@@ -151,7 +152,7 @@ class Auth:
             return await self.app(scope, receive, send)
         key = self._known_key(scope["headers"])
         if key is not None or not self._digests or scope["path"] in PUBLIC:
-            scope["state"]["tenant"] = _opaque(b"key " + key if key is not None else b"from " + _network(scope))
+            scope["state"]["tenant"] = _tenant(BY_ADDRESS, _network(scope)) if key is None else _tenant(BY_KEY, key)
             return await self.app(scope, receive, send)
         message = "a valid API key is needed: send it as `Authorization: Bearer <key>`"
         refusal = RequestError(401, message, code="invalid_api_key", headers=_CHALLENGE)
@@ -168,8 +169,8 @@ class Auth:
 _SECRET = secrets.token_bytes(16)
 
 
-def _opaque(client: bytes) -> str:
-    return hashlib.blake2b(client, key=_SECRET, digest_size=8).hexdigest()
+def _tenant(kind: str, client: bytes) -> str:
+    return kind + hashlib.blake2b(client, key=_SECRET, digest_size=8).hexdigest()
 
 
 def _network(scope: Scope) -> bytes:

@@ -9,6 +9,7 @@ from phase0_request.params import SamplingParams
 from phase6_integration.messages import EngineRequest
 from phase6_integration.server.dependencies import ServerState
 from phase6_integration.server.errors import conflict
+from phase6_integration.server.middleware import BY_KEY
 from phase6_integration.server.schemas import ChatRequest, CompletionRequest, SamplingFields
 from phase6_integration.server.settings import ServerSettings
 
@@ -109,8 +110,11 @@ def engine_requests(
 
 
 def cache_salt(settings: ServerSettings, tenant: str, given: str) -> str:
-    """The salt that a client gave; with several API keys, one that no other client can give."""
-    return blake2b(given.encode(), key=tenant.encode()).hexdigest() if settings.isolates_prefixes else given
+    """The salt that a client gave; for a client with an API key, a salt that no other client can give. Otherwise it could
+    learn what another has sent, by `cached_tokens` or by the time to the first token."""
+    if settings.share_prefixes_across_keys or not tenant.startswith(BY_KEY):
+        return given
+    return blake2b(given.encode(), key=tenant.encode()).hexdigest()
 
 
 def sampling_params(

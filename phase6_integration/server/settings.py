@@ -74,12 +74,6 @@ class ServerSettings:
             raise ConfigError("an API key must have 1 to 256 printable ASCII characters without spaces")
 
     @property
-    def isolates_prefixes(self) -> bool:
-        """Whether a cached prefix is reused only by requests with the same key. Otherwise a client could learn, by
-        `cached_tokens` or by the time to the first token, what another has sent."""
-        return len(self.api_keys) > 1 and not self.share_prefixes_across_keys
-
-    @property
     def model_name(self) -> str:
         """The name in responses and metrics."""
         return self.served_model_names[0]
