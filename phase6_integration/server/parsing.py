@@ -110,8 +110,8 @@ def engine_requests(
 
 
 def cache_salt(settings: ServerSettings, tenant: str, given: str) -> str:
-    """The salt that a client gave; for a client with an API key, a salt that no other client can give. Otherwise it could
-    learn what another has sent, by `cached_tokens` or by the time to the first token."""
+    """The salt that a client gave; for a client with an API key, a salt that no other client can give. Otherwise a
+    client could learn what another has sent, by `cached_tokens` or by the time to the first token."""
     if settings.share_prefixes_across_keys or not tenant.startswith(BY_KEY):
         return given
     return blake2b(given.encode(), key=tenant.encode()).hexdigest()
