@@ -104,6 +104,7 @@ class Request:
     priority: int = 0  # lower runs earlier
     arrival: float = 0.0
     cache_salt: str = ""  # cached prefixes are shared only between requests of the same salt
+    tenant: str = ""  # the client that it is from: tenants get equal shares of the engine
     output_tokens: list[int] = field(default_factory=list, init=False)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list, init=False)  # of prompt tokens 1, 2, ...
     computed: int = field(default=0, init=False)

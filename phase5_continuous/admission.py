@@ -1,12 +1,13 @@
 """Admission control: picks waiting requests for the next step."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
-from phase0_request.queue import RequestQueue
+from phase0_request.request import RequestState
 from phase1_kv_pool.cache import KVCache
 from phase3_chunked_prefill.chunker import StepPlan
+from phase5_continuous.fairness import FairQueue, FairShare
 from phase5_continuous.policies import Policy
 from phase5_continuous.running import RunningSet, SequenceState
 
@@ -19,17 +20,18 @@ class Admission:
     """A request is admitted when the step has a token left for it, and the pool can hold all its tokens with the
     watermark free.
 
-    Preempted requests come first, by rank, then waiting ones in the order of the policy. A request that waits for a
-    prefix in progress is passed over, and so is a long prompt when the step has no tokens left for long ones: of the
-    first SEARCHED of the queue. One that does not fit into the pool is not passed by any: pages that become free are
-    kept for it.
+    Fair queueing says which tenant is next, and the policy which of its requests; those that were preempted come before
+    those that wait. A request that waits for a prefix in progress is passed over, and so is a long prompt when the step
+    has no tokens left for long ones: of the first SEARCHED in turn. One that does not fit into the pool is not passed
+    by any: pages that become free are kept for it.
     """
 
     policy: Policy
     running_set: RunningSet
     max_running: int
     max_chunk_size: int  # a prompt with more tokens is long
-    waiting: RequestQueue[SequenceState]
+    waiting: FairQueue[SequenceState]
+    share: FairShare = field(default_factory=FairShare)
     prefixes: "PrefixesInProgress" = field(init=False)
 
     def __post_init__(self) -> None:
@@ -38,7 +40,8 @@ class Admission:
     def add(self, sequence: SequenceState) -> None:
         """Queue a new request. QueueFullError if the queue is at its limit."""
         self.waiting.add(sequence)
-        self.running_set.pool_full = False  # it may rank before the one that did not fit
+        self.share.enter(sequence.request.tenant)
+        self.running_set.pool_full = False  # it may come before the one that did not fit
 
     @property
     def is_open(self) -> bool:
@@ -52,42 +55,71 @@ class Admission:
         """The tokens of the requests that the next step may admit: of short prompts if there are any."""
         if not self.is_open:
             return []
-        queue = self._queue
-        candidates = self._candidates(queue, long=False) or self._candidates(queue, long=True)
+        candidates = self._candidates(long=False) or self._candidates(long=True)
         return [sequence.num_tokens for sequence in candidates]
 
     def admit(self, step: StepPlan[SequenceState], now: float) -> None:
         """Add requests to a step in order, as long as there are places, pages and tokens left."""
         admitted = True
         while admitted and self.is_open and step.budget.left:
-            admitted, queue = False, self._queue
-            for sequence in self._in_order(queue, self._candidates(queue, long=step.budget.fits_long)):
+            admitted = False
+            for sequence in self._in_order(self._candidates(long=step.budget.fits_long)):
                 if not self.is_open or not step.budget.left:
                     return
                 if not step.budget.fit(0, sequence.num_tokens) or self.prefixes.in_progress(sequence):
                     continue
+                queue = self.queue_of(sequence)
                 if self.running_set.allocate(sequence, now):
                     queue.remove(sequence)
+                    self.share.charge(sequence.request.tenant, sequence.num_tokens - sequence.num_scheduled)
                     self.prefixes.add(sequence)
                     step.add_prompt(sequence)
                     admitted = True
 
-    @property
-    def _queue(self) -> RequestQueue[SequenceState]:
-        return self.running_set.preempted or self.waiting
+    # region make_room
+    def make_room(self) -> None:
+        """Preempt a request of the tenant that runs the most, if the next in turn is of a tenant that runs at least two
+        fewer, has had fewer tokens, and could not be admitted."""
+        running_set = self.running_set
+        if self.is_open or running_set.pending_preemption or running_set.finished_in_flight:
+            return
+        for sequence in self._candidates(long=True)[:1]:
+            victim = running_set.victim
+            tenant, other = sequence.request.tenant, victim.request.tenant
+            fewer = running_set.places[tenant] + 1 < running_set.places[other]
+            if fewer and self.share.served[tenant] < self.share.served[other]:
+                running_set.preempt(victim)
 
-    def _candidates(self, queue: RequestQueue[SequenceState], long: bool) -> list[SequenceState]:
-        """The first requests that do not wait for a prefix, as far as known; with long prompts or without."""
+    # endregion
+
+    def queue_of(self, sequence: SequenceState) -> FairQueue[SequenceState]:
+        """The queue of a request that does not run."""
+        return self.running_set.preempted if sequence.request.state is RequestState.PREEMPTED else self.waiting
+
+    def in_turn(self) -> Iterator[SequenceState]:
+        """All requests that do not run, in turn: of a tenant's, those that wait only if none is preempted."""
+        return self.share.in_turn(self.waiting.by_tenant | self.running_set.preempted.by_tenant)
+
+    def _candidates(self, long: bool) -> list[SequenceState]:
+        """The next requests that do not wait for a prefix, as far as known; with long prompts or without."""
         ready = (
             sequence
-            for sequence in queue.first(SEARCHED)
+            for sequence in islice(self.in_turn(), SEARCHED)
             if (long or sequence.num_tokens <= self.max_chunk_size) and not self.prefixes.known_in_progress(sequence)
         )
         return list(islice(ready, CANDIDATES))
 
-    def _in_order(self, queue: RequestQueue[SequenceState], candidates: list[SequenceState]) -> Sequence[SequenceState]:
+    def _in_order(self, candidates: list[SequenceState]) -> list[SequenceState]:
+        """The policy orders the requests of each tenant; the turns of the tenants stay as they are."""
+        turns: dict[str, list[SequenceState]] = {}
+        for sequence in candidates:
+            turns.setdefault(sequence.request.tenant, []).append(sequence)
+        ordered = {tenant: iter(self._by_policy(sequences)) for tenant, sequences in turns.items()}
+        return [next(ordered[sequence.request.tenant]) for sequence in candidates]
+
+    def _by_policy(self, candidates: list[SequenceState]) -> list[SequenceState]:
         """Preempted requests stay in the order of their ranks; waiting ones are ordered by the policy."""
-        if queue is not self.waiting:
+        if candidates[0].request.state is RequestState.PREEMPTED:
             return candidates
         by_id = {sequence.request.id: sequence for sequence in candidates}
         ordered = self.policy.order([sequence.request for sequence in candidates], self.running_set.cache)

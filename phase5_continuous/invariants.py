@@ -1,5 +1,7 @@
 """What holds between any two calls of a scheduler. Slow; for tests and for `--check-invariants`."""
 
+from collections import Counter
+
 from phase0_request.queue import RequestQueue
 from phase0_request.request import RequestState
 from phase5_continuous.running import SequenceState
@@ -16,26 +18,37 @@ def check(scheduler: Scheduler) -> None:
     cache.check()
     usage = cache.usage
     _hold(usage.free + usage.cached + usage.referenced == usage.total, f"pages are lost or counted twice: {usage}")
-    queues = {
-        RequestState.RUNNING: running_set.running,
-        RequestState.PREEMPTED: running_set.preempted,
-        RequestState.WAITING: scheduler.admission.waiting,
-    }
-    for state, queue in queues.items():
-        _check_queue(state, queue)
-    queued = [sequence for queue in queues.values() for sequence in queue]
+    _check_queue(RequestState.RUNNING, running_set.running)
+    fair_queues = ((RequestState.PREEMPTED, running_set.preempted), (RequestState.WAITING, scheduler.admission.waiting))
+    for state, fair_queue in fair_queues:
+        _hold(len(fair_queue) == len([*fair_queue]), f"{len(fair_queue)} are counted as {state.value}")
+        for tenant, queue in fair_queue.by_tenant.items():
+            _check_queue(state, queue)
+            mixed = len(queue) == 0 or any(sequence.request.tenant != tenant for sequence in queue)
+            _hold(not mixed, f"a queue of the {state.value} is empty, or of more than one tenant")
+    queued = [*running_set.running, *running_set.preempted, *scheduler.admission.waiting]
     finished = [sequence for sequence in scheduler.sequences if sequence.request.finished]
     counted = running_set.finished_in_flight
     _hold(counted == len(finished), f"{counted} are counted as finished in flight, and {len(finished)} are")
     _hold({*queued, *finished} == {*scheduler.sequences}, "the queues and the sequences are not of the same requests")
     _hold(len(queued) + len(finished) == len(scheduler.sequences), "a request is in two queues")
     _hold(len(running_set.running) <= scheduler.admission.max_running, f"{len(running_set.running)} are running")
+    _check_tenants(scheduler)
     for sequence in running_set.running:
         _check_running(scheduler, sequence)
     for sequence in finished:
         _hold(sequence.in_flight > 0, f"request {sequence.request.id} has ended, is not in flight, and is still here")
     if not running_set.running and not finished:
         _hold(usage.referenced == 0, f"no request runs, and {usage.referenced} pages are referenced")
+
+
+def _check_tenants(scheduler: Scheduler) -> None:
+    running, share = scheduler.running_set.running, scheduler.admission.share
+    places = Counter(sequence.request.tenant for sequence in running)
+    _hold(dict(places) == dict(scheduler.running_set.places), f"tenants run {places}, not what is counted")
+    live = {sequence.request.tenant for sequence in scheduler.sequences}
+    _hold(live <= share.served.keys(), "a tenant has a request and no count of its tokens")
+    _hold(bool(live) or not share.served, "no request is live, and a tenant is ahead of others")
 
 
 def _check_queue(state: RequestState, queue: RequestQueue[SequenceState]) -> None:

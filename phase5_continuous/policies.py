@@ -1,4 +1,4 @@
-"""Policies: in which order waiting requests are admitted. By arrival, with head starts that are bounded."""
+"""Policies: in which order a tenant's waiting requests are admitted. By arrival, with head starts that are bounded."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,14 +11,15 @@ LEVELS = 8  # of priority either side of 0; what lies beyond counts as the outer
 
 
 class Policy(Protocol):
-    """A policy decides which waiting request is admitted first: it gives requests a head start of some seconds.
+    """A policy decides which waiting request of a tenant is admitted first: it gives requests a head start of some
+    seconds. It does not order tenants, since any client could claim a head start.
 
-    `rank` places a request once, at submission, and also decides which is preempted: the last. `order` may reorder the
-    first few candidates at each admission, by what changes while they wait, such as the cache.
+    `rank` places a request once, at submission, and also decides which of a tenant's is preempted: the last. `order`
+    may reorder the first few candidates at each admission, by what changes while they wait, such as the cache.
 
-    No head start, of the two together, exceeds `bound`. So a request that could start is never passed by one that
-    arrives more than `bound` seconds after it: waiting requests age, and in the end none is ahead. Two kinds cannot
-    start yet, and may be passed in the meantime, since it costs them nothing:
+    No head start, of the two together, exceeds `bound`. So a request that could start is never passed by one of its
+    tenant that arrives more than `bound` seconds after it: waiting requests age, and in the end none is ahead. Two
+    kinds cannot start yet, and may be passed in the meantime, since it costs them nothing:
 
     - a long prompt behind other long ones, until these are computed: half of a step's prompt tokens are for them;
     - a request that waits on a prefix in progress, until the other request has computed it, or leaves.
@@ -30,8 +31,8 @@ class Policy(Protocol):
         ...
 
     def rank(self, request: Request) -> float:
-        """The time at which a request counts as having arrived. Called once, at submission. The last in rank is
-        preempted first."""
+        """The time at which a request counts as having arrived. Called once, at submission. Of a tenant's
+        requests the last in rank is preempted first."""
         ...
 
     def order(self, first: Sequence[Request], cache: KVCache) -> Sequence[Request]:

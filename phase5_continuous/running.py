@@ -1,11 +1,13 @@
-"""The running set: allocates pages to requests, and preempts the lowest-ranked one when the pool is full."""
+"""The running set: allocates pages to requests, and preempts one when the pool is full."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from phase0_request.queue import Key, RequestQueue
 from phase0_request.request import Request
 from phase1_kv_pool.cache import KVCache
+from phase5_continuous.fairness import FairQueue
 
 
 @dataclass(slots=True, eq=False)
@@ -55,13 +57,14 @@ class RunningSet:
 
         running             holds pages and takes part in steps; for at most one the preemption is pending
         finished in flight  has ended, and holds pages until its last slice is committed
-        preempted           holds no pages, and resumes before any waiting request is admitted
+        preempted           holds no pages, and resumes before any waiting request of its tenant is admitted
     """
 
     cache: KVCache
     watermark: int  # tokens for which the pool must have room besides, when a request is admitted
     running: RequestQueue[SequenceState] = field(default_factory=RequestQueue)
-    preempted: RequestQueue[SequenceState] = field(default_factory=RequestQueue)
+    preempted: FairQueue[SequenceState] = field(default_factory=FairQueue)
+    places: Counter[str] = field(default_factory=Counter)  # running requests, by tenant
     pending_preemption: SequenceState | None = None
     finished_in_flight: int = 0
     pool_full: bool = False  # the last allocation failed, and no pages were freed since
@@ -88,44 +91,51 @@ class RunningSet:
         sequence.reset(capacity=len(cache.table(request)) * cache.page_size)
         sequence.schedulable = True
         self.running.add(sequence)
+        self.places[request.tenant] += 1
         return True
 
     def allocate_slots(self, sequences: Sequence[SequenceState]) -> list[SequenceState]:
         """Make sure that the next token of each has a slot. Returns the ones that can be computed in this step."""
-        return [
+        ready = [
             sequence
             for sequence in sequences
             if sequence.schedulable and (sequence.num_scheduled < sequence.capacity or self._append_page(sequence))
         ]
+        return [sequence for sequence in ready if sequence.schedulable]  # a later one may have preempted an earlier one
 
     def _append_page(self, sequence: SequenceState) -> bool:
         """Give a request one more page, by preemption if need be. False if it has to wait, or is preempted itself."""
         while not self.cache.can_grow(sequence.request, sequence.num_scheduled + 1):
             if self.pending_preemption or self.finished_in_flight or len(self.running) == 1:
                 return False  # pages are freed by a commit; or no other request has any
-            # region exercise 5.2
-            victim = self.running.last
-            if victim.in_flight:
-                victim.schedulable = False
-                self.pending_preemption = victim
-            else:
-                self.preempt(victim)
-            # endregion
+            victim = self.victim
+            self.preempt(victim)
             if victim is sequence:
                 return False
         self.cache.grow(sequence.request, sequence.num_scheduled + 1)
         sequence.capacity += self.cache.page_size
         return True
 
+    @property
+    def victim(self) -> SequenceState:
+        """The request that is preempted next: the last in rank of the tenant that runs the most."""
+        return max(self.running, key=lambda sequence: (self.places[sequence.request.tenant], sequence.key))
+
     def preempt(self, sequence: SequenceState) -> None:
-        """Preempt a request: free its pages and keep its tokens. When it resumes, they are prefilled again."""
-        self.running.remove(sequence)
+        """Preempt a request: free its pages and keep its tokens. When it resumes, they are prefilled again. With a
+        slice in flight, it is preempted once that is committed, and takes no part in steps until then."""
+        # region exercise 5.2
+        if sequence.in_flight:
+            sequence.schedulable = False
+            self.pending_preemption = sequence
+            return
+        self._remove(sequence)
         sequence.request.preempt()
         sequence.reset(capacity=0)
-        sequence.schedulable = False
         self.preempted.add(sequence)
         self.num_preemptions += 1
         self._free(sequence)
+        # endregion
 
     def preempt_pending(self) -> None:
         """Carry out the pending preemption, if nothing of that request is in flight any more."""
@@ -136,8 +146,7 @@ class RunningSet:
 
     def finish(self, sequence: SequenceState) -> bool:
         """Remove a running request that has ended. False if it is still in flight, and keeps its pages."""
-        self.running.remove(sequence)
-        sequence.schedulable = False
+        self._remove(sequence)
         if self.pending_preemption is sequence:
             self.pending_preemption = None
         if sequence.in_flight:
@@ -150,6 +159,14 @@ class RunningSet:
         """Free the pages of a request that has ended, now that nothing of it is in flight."""
         self.finished_in_flight -= 1
         self._free(sequence)
+
+    def _remove(self, sequence: SequenceState) -> None:
+        tenant = sequence.request.tenant
+        self.running.remove(sequence)
+        sequence.schedulable = False
+        self.places[tenant] -= 1
+        if not self.places[tenant]:
+            del self.places[tenant]
 
     def _free(self, sequence: SequenceState) -> None:
         self.cache.release(sequence.request)

@@ -5,13 +5,13 @@ from collections.abc import Collection
 from itertools import chain
 
 from phase0_request.batch import Batch, Event, Slice, StepOutput, reason_to_finish
-from phase0_request.queue import RequestQueue
 from phase0_request.request import FinishReason, Request, RequestState, TokenLogprobs
 from phase1_kv_pool.cache import KVCache
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.chunker import Chunker
 from phase5_continuous.admission import Admission
 from phase5_continuous.deadlines import Alarms, Deadlines
+from phase5_continuous.fairness import FairQueue
 from phase5_continuous.policies import FirstComeFirstServed, Policy
 from phase5_continuous.running import RunningSet, SequenceState
 
@@ -20,10 +20,12 @@ class Scheduler:
     """Owns every live request. Running ones are scheduled first, then preempted ones resume, then waiting ones start.
 
     - Running requests share a step as the Chunker splits it: decodes, then prompts, in the order of the policy's ranks.
-    - A decode that needs a page when none is free takes it from the last in rank, which is preempted: its pages are
-      freed (a cache that shares keeps what was computed), and it is the first to resume. The first in rank is never
-      preempted, so it ends, and then the next one is first: every request ends.
-    - No waiting request is admitted while a preempted one waits for pages.
+    - A decode that needs a page when none is free takes it from the last in rank of the tenant that runs the most. That
+      one is preempted: its pages are freed (a cache that shares keeps what was computed), and it is the first of its
+      tenant to resume. The first in rank is never preempted, so it ends, and then the next one is first: every request
+      ends.
+    - No waiting request is admitted while a preempted one of its tenant waits for pages.
+    - Tenants get equal shares of tokens, places and pages (`fairness`).
 
     With `ahead=1`, which the server does not use yet, a step may be planned while another is in flight, so that the
     device need not wait for the host. The tokens of that other step are known only to the device. If one of them ends
@@ -61,7 +63,7 @@ class Scheduler:
             self.running_set,
             max_running,
             self.chunker.budget.max_chunk_size,
-            RequestQueue(queue_limit),
+            FairQueue(queue_limit),
         )
         self._alarms = Alarms()
         self._sequences: dict[str, SequenceState] = {}  # by request id
@@ -145,6 +147,7 @@ class Scheduler:
     def _schedule(self, now: float) -> Batch:
         """Schedule the running requests, then admit others into what is left of the step. Then it is in flight."""
         running_set, admission = self.running_set, self.admission
+        admission.make_room()
         waiting = admission.pending_lengths()
         step = self.chunker.schedule(running_set.running, waiting, running_set.allocate_slots)
         admission.admit(step, now)
@@ -158,7 +161,7 @@ class Scheduler:
     def _fail_first(self, now: float) -> None:
         """End the first request: it has the whole pool, nothing is in flight, and still its next token does not fit."""
         running_set = self.running_set
-        sequence = next(chain(running_set.running, running_set.preempted, self.admission.waiting))
+        sequence = next(chain(running_set.running, self.admission.in_turn()))
         room = f"the whole cache has room for {self.cache.max_tokens}"
         error = f"out of memory: it needs {sequence.num_tokens} tokens, and {room}"
         self._finish(sequence, FinishReason.ERROR, now, error)
@@ -175,7 +178,7 @@ class Scheduler:
             if sequence.request.finished:  # it ended in flight: its result is discarded
                 if not sequence.in_flight:
                     self.running_set.flush(sequence)
-                    del self._sequences[sequence.request.id]
+                    self._forget(sequence)
                 continue
             # endregion
             if number in failed:
@@ -213,13 +216,14 @@ class Scheduler:
         if token is None or request.computed < request.total:
             return
         request.append(token, now)
+        self.admission.share.served[request.tenant] += 1
         reason = reason_to_finish(request, self.eos_ids)
         self._events.append(Event(request, token, reason, logprobs))
         # endregion
         if reason is not None:
             request.finish(reason, now)
             if self.running_set.finish(sequence):
-                del self._sequences[request.id]
+                self._forget(sequence)
 
     def discard_in_flight(self) -> None:
         """Forget the steps in flight, because one of them raised: they are planned again. What is committed stands.
@@ -232,7 +236,7 @@ class Scheduler:
             if sequence.request.finished:
                 sequence.in_flight = 0
                 self.running_set.flush(sequence)
-                del self._sequences[sequence.request.id]
+                self._forget(sequence)
             elif sequence.request.state is RequestState.RUNNING:
                 sequence.reset(capacity=len(self.cache.table(sequence.request)) * self.cache.page_size)
         self.running_set.preempt_pending()
@@ -240,14 +244,19 @@ class Scheduler:
     def _finish(self, sequence: SequenceState, reason: FinishReason, now: float, error: str | None = None) -> None:
         """End a request between two of its tokens, in whichever state it is."""
         request, running_set = sequence.request, self.running_set
-        state = request.state
+        queue = self.admission.queue_of(sequence)
+        runs = request.state is RequestState.RUNNING
         request.finish(reason, now, error)
         self._events.append(Event(request, None, reason))
-        if state is RequestState.RUNNING:
+        if runs:
             if not running_set.finish(sequence):
                 return  # it stays known until nothing of it is in flight
         else:
-            queue = running_set.preempted if state is RequestState.PREEMPTED else self.admission.waiting
             queue.remove(sequence)
             running_set.pool_full = False  # it may have been the one that did not fit
-        del self._sequences[request.id]
+        self._forget(sequence)
+
+    def _forget(self, sequence: SequenceState) -> None:
+        """Forget a request that has ended and has nothing in flight."""
+        del self._sequences[sequence.request.id]
+        self.admission.share.leave(sequence.request.tenant)

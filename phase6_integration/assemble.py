@@ -19,7 +19,6 @@ from phase2_prefill_decode.runner import ModelRunner, PackedStep
 from phase2_prefill_decode.sampler import Sampler
 from phase3_chunked_prefill.engine import load
 from phase4_radix.prefix_cache import PrefixCache
-from phase5_continuous.deadlines import Deadlines
 from phase5_continuous.policies import policy
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.hub import directory_of
@@ -69,7 +68,6 @@ def assemble(
         budget,
         policy=policy(options.scheduling_policy),
         max_running=running,
-        deadlines=Deadlines(total=options.request_timeout),
     )
     runner = IsolatingRunner(ModelRunner(model.decoder, pool, cache, sampler), LoadShedding(scheduler))
     core = ObservedCore(scheduler, runner, clock, check_invariants=options.check_invariants)

@@ -142,11 +142,14 @@ class AsyncEngine:
             raise UnavailableError(self.health, self.reason)
         if not requests:
             raise ValueError("at least one request is needed")
-        limit = self.options.max_num_queued_reqs
-        if len(requests) > limit:
-            raise ValueError(f"{len(requests)} completions are requested at once; at most {limit} may wait")
+        limit, tenant = self.options.max_num_queued_reqs, requests[0].tenant
+        share = self.options.queued_per_client if tenant else limit
+        if len(requests) > share:
+            raise ValueError(f"{len(requests)} completions are requested at once; at most {share} may wait")
         if len(self._waiting) + len(requests) > limit:
             raise QueueFullError(limit)
+        if len(requests) + sum(self._live[id][0].request.tenant == tenant for id in self._waiting) > share:
+            raise QueueFullError(share)
         for request in requests:
             self._check(request)
         if len({request.id for request in requests} | self._live.keys()) < len(requests) + len(self._live):

@@ -81,7 +81,7 @@ class Loop:
 
     def _submit(self, message: EngineRequest) -> None:
         id, prompt, params = message.id, message.prompt, message.params
-        request = Request(id, prompt, params, message.priority, message.arrival, message.cache_salt)
+        request = Request(id, prompt, params, message.priority, message.arrival, message.cache_salt, message.tenant)
         deadlines = None if message.timeout is None else Deadlines(total=message.timeout)
         try:
             self.core.submit(request, deadlines)

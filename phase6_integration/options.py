@@ -89,8 +89,8 @@ class EngineOptions:
     enable_chunked_prefill: bool = option(True, "split long prompts over several steps", check=flag)
     scheduling_policy: str = option("fcfs", ", ".join(POLICIES), "POLICY", partial(one_of, allowed=tuple(POLICIES)))
     max_num_queued_reqs: int = option(2048, "most waiting requests in a server; one more is a 429", check=at_least(1))
-    request_timeout: float | None = option(
-        None, "from arrival to the end of a request; then a 408", "SECONDS", positive
+    max_queued_per_client: int | None = option(
+        None, "most waiting requests of one client of a server (half of all)", check=at_least(1)
     )
     seed: int | None = option(None, "sampling seed of requests without one")
     threads: int | None = option(
@@ -109,6 +109,11 @@ class EngineOptions:
         check_fields(self)
         if not self.enable_chunked_prefill and self.max_chunk_size is not None:
             raise ConfigError("max_chunk_size is for chunked prefill, which enable_chunked_prefill=False turns off")
+
+    @property
+    def queued_per_client(self) -> int:
+        """The most requests of one client that may wait. Some places are left to others, whatever it sends."""
+        return self.max_queued_per_client or (self.max_num_queued_reqs + 1) // 2
 
     def running(self, on_gpu: bool) -> int:
         """The most requests in a step."""

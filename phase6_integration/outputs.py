@@ -5,6 +5,7 @@ together; iterating over it is how a client reads them.
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
@@ -164,9 +165,12 @@ class OutputStream:
     def states(self) -> list[OutputState]:
         return [output.state for output in self._outputs]
 
-    async def admitted(self) -> None:
-        """Wait until the first request is admitted or has finished."""
-        await self._admitted.wait()
+    async def admitted(self, seconds: float | None = None) -> bool:
+        """Wait until the first request is admitted or has finished. False if that takes longer than so many seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._admitted.wait()
+        return self._admitted.is_set()
 
     def abort(self) -> None:
         """Abort every request that has not finished. May be called repeatedly."""

@@ -30,6 +30,7 @@ class Arrival(NamedTuple):
     prompt: tuple[int, ...]
     answer: int  # tokens, the EOS among them
     priority: int = 0
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +82,7 @@ class Trace:
 def request(number: int, arrival: Arrival, max_tokens: int) -> Request:
     """Make the request of an arrival. Of its answer it has only a limit, not the length."""
     params = SamplingParams(max_tokens=max_tokens)
-    return Request(f"r{number}", arrival.prompt, params, priority=arrival.priority, arrival=arrival.time)
+    return Request(f"r{number}", arrival.prompt, params, arrival.priority, arrival.time, tenant=arrival.tenant)
 
 
 # region poisson
@@ -177,7 +178,9 @@ def load(path: str | Path) -> list[Arrival]:
 def _arrival(number: int, entry: Any) -> Arrival:
     allowed = 'an object such as {"time": 0.5, "prompt": 120, "answer": 40}'
     if not isinstance(entry, dict) or not {"time", "prompt", "answer"} <= set(entry) <= {*Arrival._fields}:
-        raise ValueError(f"arrival {number} must be {allowed}, with a priority if you like; got {entry!r:.80}")
+        raise ValueError(
+            f"arrival {number} must be {allowed}, with a priority and a tenant if you like; got {entry!r:.80}"
+        )
     moment, prompt, answer = entry["time"], entry["prompt"], entry["answer"]
     if isinstance(moment, bool) or not isinstance(moment, int | float) or not 0 <= moment <= _LATEST:
         raise ValueError(f"arrival {number}: time must be a number of seconds from 0, got {moment!r:.80}")
@@ -192,4 +195,7 @@ def _arrival(number: int, entry: Any) -> Arrival:
     priority = entry.get("priority", 0)
     if type(priority) is not int:
         raise ValueError(f"arrival {number}: priority must be an integer, got {priority!r:.80}")
-    return Arrival(float(moment), tuple(tokens), answer, priority)
+    tenant = entry.get("tenant", "")
+    if not isinstance(tenant, str):
+        raise ValueError(f"arrival {number}: tenant must be a string, got {tenant!r:.80}")
+    return Arrival(float(moment), tuple(tokens), answer, priority, tenant)

@@ -42,7 +42,7 @@ async def create_chat_completion(
     formatter = ChatFormatter(server, body, request.state.request_id, [prompt])
     formatter.logprobs = bool(body.logprobs)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    requests = engine_requests(body, formatter.id, [prompt], lengths, logprobs)
+    requests = engine_requests(server, request.state.tenant, body, formatter.id, [prompt], lengths, logprobs)
     return GenerationResponse(server, requests, formatter, body)
 
 

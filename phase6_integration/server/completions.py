@@ -50,7 +50,8 @@ async def create_completion(
         check_scores(body, tokens, prompt_logprobs, server.settings.max_scores)
     echoes = [await _echo(pool, prompt) for prompt in prompts] if body.echo else None
     formatter = CompletionFormatter(server, body, request.state.request_id, tokens, echoes)
-    requests = engine_requests(body, formatter.id, tokens, lengths, body.logprobs, prompt_logprobs)
+    tenant, logprobs = request.state.tenant, body.logprobs
+    requests = engine_requests(server, tenant, body, formatter.id, tokens, lengths, logprobs, prompt_logprobs)
     return GenerationResponse(server, requests, formatter, body)
 
 

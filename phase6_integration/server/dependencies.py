@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 from phase6_integration.async_engine import AsyncEngine
 from phase6_integration.health import Health
 from phase6_integration.server.errors import RequestError, bad_value, invalid
+from phase6_integration.server.limits import ClientLimits
 from phase6_integration.server.logprobs import TokenNames
 from phase6_integration.server.metrics import Metrics
 from phase6_integration.server.schemas import Limits
@@ -29,6 +30,7 @@ class ServerState:
     tokenizers: TokenizerPool
     names: TokenNames
     metrics: Metrics
+    clients: ClientLimits
 
     @classmethod
     def of(cls, engine: AsyncEngine, settings: ServerSettings) -> "ServerState":
@@ -39,9 +41,10 @@ class ServerState:
             up=lambda: engine.health in (Health.READY, Health.DRAINING),
             restarts=lambda: engine.restarts,
         )
-        engine.observers.append(metrics)
+        clients = ClientLimits(settings)
+        engine.observers += (metrics, clients)
         tokenizers, names = TokenizerPool(engine, settings), TokenNames(engine.tokenizer)
-        return cls(engine, settings, Limits.of(engine, settings), tokenizers, names, metrics)
+        return cls(engine, settings, Limits.of(engine, settings), tokenizers, names, metrics, clients)
 
     def model_name(self, requested: str | None) -> str:
         """The model name for the response: the requested one, if it is served here."""

@@ -63,6 +63,7 @@ class Formatter(ABC):
         self.include_usage, self.continuous_usage = options.include_usage, options.continuous_usage_stats
         self.logprobs = False  # whether they are requested
         self.names = server.names
+        self._hides_cached = server.settings.hide_cached_tokens
         self.outputs: Sequence[OutputState] = ()  # once they are submitted
         self._accumulated = [Accumulator() for _ in range(len(prompts) * self.n)]
         self._head = encode(self._top(self.chunk_object))[:-1] + b',"choices":['
@@ -128,15 +129,12 @@ class Formatter(ABC):
 
     @property
     def usage(self) -> dict[str, Any]:
-        prompt = self.prompt_tokens
-        completion = self.completion_tokens
+        prompt, completion = self.prompt_tokens, self.completion_tokens
+        counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        if self._hides_cached:
+            return counts
         cached = sum(output.cached_tokens for output in self.outputs[:: self.n])
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": cached},
-        }
+        return {**counts, "prompt_tokens_details": {"cached_tokens": cached}}
 
     def _top(self, object: str) -> dict[str, Any]:
         return {"id": self.id, "object": object, "created": self.created, "model": self.model}

@@ -1,13 +1,16 @@
 """ASGI middleware of every request, outermost first: request id, access log, last resort, headers, API key, body, HEAD.
 
-A route finds `request.state.request_id`, and `request.state.account`, which it fills for the access log.
+A route finds `request.state.request_id`, `request.state.tenant`, and `request.state.account`, which it fills for the
+access log.
 """
 
 import asyncio
 import hashlib
 import hmac
+import ipaddress
 import logging
 import re
+import secrets
 import uuid
 from collections.abc import Iterable, Sequence
 
@@ -20,6 +23,7 @@ from phase6_integration.server.settings import ServerSettings
 
 logger = logging.getLogger("nanoserve")
 
+BY_KEY, BY_ADDRESS = "key-", "address-"  # how tenants are known: ids begin with it
 PUBLIC = frozenset({"/", "/health", "/health/live", "/health/ready", "/version"})  # routes without an API key
 REQUEST_ID = b"x-request-id"
 _SANE_ID = re.compile(rb"[!-~]{1,128}")
@@ -133,25 +137,51 @@ def headers_too_large(limits: ServerSettings) -> RequestError:
 
 
 class Auth:
-    """Requires a bearer key on every route that is not public. All digests are always compared, in constant time."""
+    """Requires a bearer key on every route that is not public. All digests are always compared, in constant time.
+
+    It also tells clients apart, by their keys, or by their addresses if none are needed: `request.state.tenant` is an
+    id of the client. It does not reveal key or address, and changes with every start of the server.
+    """
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self.app = app
         self._digests = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._digests or scope["path"] in PUBLIC or self._knows(scope["headers"]):
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        key = self._known_key(scope["headers"])
+        if key is not None or not self._digests or scope["path"] in PUBLIC:
+            scope["state"]["tenant"] = _tenant(BY_ADDRESS, _network(scope)) if key is None else _tenant(BY_KEY, key)
             return await self.app(scope, receive, send)
         message = "a valid API key is needed: send it as `Authorization: Bearer <key>`"
         refusal = RequestError(401, message, code="invalid_api_key", headers=_CHALLENGE)
         return await refusal.response(scope, receive, send)
 
-    def _knows(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    def _known_key(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
         given = [value for name, value in headers if name == b"authorization"]
         scheme, _, key = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
         digest = _digest(key.strip())
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return scheme.lower() == b"bearer" and any(matches)
+        return key.strip() if scheme.lower() == b"bearer" and any(matches) else None
+
+
+_SECRET = secrets.token_bytes(16)
+
+
+def _tenant(kind: str, client: bytes) -> str:
+    return kind + hashlib.blake2b(client, key=_SECRET, digest_size=8).hexdigest()
+
+
+def _network(scope: Scope) -> bytes:
+    """The client's IPv4 address, or the first half of its IPv6 address: one client has all addresses of a /64."""
+    host = (scope.get("client") or ("",))[0]
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return str(host).encode()
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).packed[:8]
 
 
 def _digest(key: bytes) -> bytes:

@@ -3,12 +3,15 @@
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
+from hashlib import blake2b
 
 from phase0_request.params import SamplingParams
 from phase6_integration.messages import EngineRequest
 from phase6_integration.server.dependencies import ServerState
 from phase6_integration.server.errors import conflict
+from phase6_integration.server.middleware import BY_KEY
 from phase6_integration.server.schemas import ChatRequest, CompletionRequest, SamplingFields
+from phase6_integration.server.settings import ServerSettings
 
 _DERIVED = {"max_tokens", "min_tokens", "seed", "logit_bias", "logprobs", "prompt_logprobs"}  # below, field by field
 _COPIED = [field.name for field in fields(SamplingParams) if field.name in {*SamplingFields.model_fields} - _DERIVED]
@@ -78,6 +81,8 @@ def check_scores(request: SamplingFields, prompts: Sequence[Sequence[int]], logp
 
 
 def engine_requests(
+    server: ServerState,
+    tenant: str,
     request: CompletionRequest | ChatRequest,
     id: str,
     prompts: Sequence[tuple[int, ...]],
@@ -87,17 +92,29 @@ def engine_requests(
 ) -> list[EngineRequest]:
     """One request per choice, in the order of the choices: prompt by prompt, sample by sample."""
     name, n = f"{id}-{next(_serial)}", request.n or 1
+    salt = cache_salt(server.settings, tenant, request.cache_salt or "")
+    timeout = server.settings.request_timeout or None
     return [
         EngineRequest(
             f"{name}-{p * n + sample}",
             prompt,
             sampling_params(request, length, sample, logprobs, prompt_logprobs),
             request.priority or 0,
-            request.cache_salt or "",
+            salt,
+            timeout,
+            tenant,
         )
         for p, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
         for sample in range(n)
     ]
+
+
+def cache_salt(settings: ServerSettings, tenant: str, given: str) -> str:
+    """The salt that a client gave; for a client with an API key, a salt that no other client can give. Otherwise a
+    client could learn what another has sent, by `cached_tokens` or by the time to the first token."""
+    if settings.share_prefixes_across_keys or not tenant.startswith(BY_KEY):
+        return given
+    return blake2b(given.encode(), key=tenant.encode()).hexdigest()
 
 
 def sampling_params(

@@ -30,7 +30,7 @@ class Usage(Response):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
+    prompt_tokens_details: PromptTokensDetails | None = None  # absent with --hide-cached-tokens
 
 
 class CompletionLogprobs(Response):

@@ -38,6 +38,19 @@ class ServerSettings:
         MAX_LOGPROBS, "most alternatives per token", check=partial(integer, low=0, high=MAX_LOGPROBS)
     )
     max_scores: int = option(1 << 20, "most logprobs of an echoed prompt, alternatives included", check=at_least(1))
+    share_prefixes_across_keys: bool = option(
+        False, "let requests with different API keys reuse each other's prefixes", check=flag
+    )
+    hide_cached_tokens: bool = option(False, "leave cached_tokens out of usage", check=flag)
+    max_requests_per_client: int | None = option(
+        None, "most unfinished completions of a client; more is a 429", check=at_least(1)
+    )
+    tokens_per_minute: int | None = option(
+        None, "most tokens of a client a minute, prompts included; more is a 429", check=at_least(1)
+    )
+    request_timeout: float = option(
+        1800.0, "from arrival to the end of a request; then a 408; 0: no limit", "SECONDS", partial(number, low=0)
+    )
     chat_template: str | None = None  # Jinja text; None: the model's own
     keepalive: float = option(15.0, "of silence in a stream before a comment is sent", "SECONDS", positive)
     send_timeout: float = option(30.0, "a client may leave sent data unread", "SECONDS", positive)

@@ -73,7 +73,11 @@ class GenerationResponse(Response):
 
     def _submit(self) -> OutputStream:
         try:
-            return self._server.engine.submit(self._requests)
+            tenant, completions = self._requests[0].tenant, len(self._requests)
+            self._server.clients.check(tenant, completions)
+            outputs = self._server.engine.submit(self._requests)
+            self._server.clients.begin(tenant, completions, self._formatter.prompt_tokens)
+            return outputs
         except QueueFullError:
             message = "too many requests wait already; try again later"
             raise RequestError(429, message, code="queue_full", headers={"retry-after": "1"}) from None
@@ -116,12 +120,16 @@ class _Sender:
     # region stream
     async def stream(self) -> None:
         """Send events. The status is sent once the engine has admitted the request, so that an earlier failure has a
-        status of its own; a later one is an event. The last event is always [DONE]."""
-        await self.outputs.admitted()
+        status of its own; a later one is an event. A request that waits for long gets its status and comments, so that
+        no proxy or client gives it up. The last event is always [DONE]."""
+        admitted = await self.outputs.admitted(self.server.settings.keepalive)
         arriving = aiter(self.outputs)
-        first = [self._event(chunk) for chunk in await anext(arriving, [])] if self._ended_early else []
+        first = [self._event(chunk) for chunk in await anext(arriving, [])] if admitted and self._ended_early else []
         await self.writer.start(200, STREAM_HEADERS)
         async with _beside(self._keep_alive()):
+            if not admitted:
+                await self.writer.write(KEEP_ALIVE)
+                await self.outputs.admitted()
             await self._write([*map(self.formatter.event, self.formatter.opening()), *first])
             # region exercise 6.4
             try:

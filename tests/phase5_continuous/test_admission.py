@@ -2,12 +2,13 @@
 
 import pytest
 
-from phase0_request import QueueFullError, Request, RequestQueue
+from phase0_request import QueueFullError, Request
 from phase1_kv_pool import PagedCache
 from phase3_chunked_prefill.budget import StepBudget, TokenBudget
 from phase3_chunked_prefill.chunker import StepPlan
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.admission import Admission, PrefixesInProgress
+from phase5_continuous.fairness import FairQueue
 from phase5_continuous.policies import FirstComeFirstServed
 from phase5_continuous.running import RunningSet, SequenceState
 from tests.phase5_continuous.support import request
@@ -21,7 +22,7 @@ def admission(
     *prompts: int, pages: int = 100, max_running: int = 8, limit: int | None = None, chunk: int = 32
 ) -> tuple[Admission, list[SequenceState]]:
     running_set = RunningSet(PagedCache(pages, 4), watermark=0)
-    one = Admission(FirstComeFirstServed(), running_set, max_running, chunk, RequestQueue(limit))
+    one = Admission(FirstComeFirstServed(), running_set, max_running, chunk, FairQueue(limit))
     states = [state(request(f"r{n}", prompt), n) for n, prompt in enumerate(prompts)]
     for sequence in states:
         one.add(sequence)

@@ -27,7 +27,7 @@ from tests.phase5_continuous.support import EOS, Engine
 BEGINNINGS = [(), (5,) * 4, (5,) * 8, (5,) * 8 + (6,) * 5]
 
 
-Arrival = tuple[tuple[int, ...], int, int, int, str, Deadlines, bool]
+Arrival = tuple[tuple[int, ...], int, int, int, str, Deadlines, bool, str]
 ARRIVALS: st.SearchStrategy[Arrival] = st.tuples(
     st.sampled_from(BEGINNINGS),
     st.integers(0, 9),  # tokens of its own
@@ -36,6 +36,7 @@ ARRIVALS: st.SearchStrategy[Arrival] = st.tuples(
     st.sampled_from(["", "", "", "other"]),  # salt
     st.sampled_from([Deadlines()] * 8 + [Deadlines(queue=6), Deadlines(total=15)]),
     st.booleans(),  # ignore_eos
+    st.sampled_from(["", "", "a", "b"]),  # tenant
 )
 
 
@@ -95,13 +96,14 @@ class Anything(RuleBasedStateMachine):
         salt: str = "",
         deadlines: Deadlines | None = None,
         ignore_eos: bool = True,
+        tenant: str = "",
     ) -> Request | None:
         """Submit a request. None if it had to be refused, and was."""
         engine, queue = self.engine, self.engine.scheduler.admission
         number = len(engine.requests)
         prompt = (*beginning, *range(number, number + ending)) or (1,)
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos)
-        one = Request(f"r{number}", prompt, params, priority, engine.now, salt)
+        one = Request(f"r{number}", prompt, params, priority, engine.now, salt, tenant)
         if len(prompt) > self.cache.max_tokens:
             with pytest.raises(ValueError, match="can never be served"):
                 engine.submit(one)

@@ -70,7 +70,7 @@ def test_the_lowest_priority_is_preempted_first() -> None:
     one.submit(request("early", 8, 20, priority=1), request("late", 8, 20, priority=0))
     while not one.scheduler.running_set.preempted:
         one.step()
-    assert one.scheduler.running_set.preempted.last.request.id == "early"
+    assert [sequence.request.id for sequence in one.scheduler.running_set.preempted] == ["early"]
     one.run().check_the_end()
 
 

@@ -104,11 +104,14 @@ def test_a_stream_that_is_not_read_delays_no_other(offline: list[list[int]]) -> 
 
 def test_a_deadline_ends_an_answer() -> None:
     async def test() -> None:
-        async with engine(request_timeout=0.05) as made:
+        async with engine() as made:
             long = SamplingParams(max_tokens=1900, temperature=0, ignore_eos=True)
-            assert (await answer(made, PROMPTS[0], long)).finish_reason is FinishReason.TIMEOUT
-            (chunks,) = await read(made.submit([EngineRequest("patient", PROMPTS[0], GREEDY, timeout=100.0)]))
-            assert chunks[-1].finish_reason is FinishReason.LENGTH
+            for timeout, params, reason in (
+                (0.05, long, FinishReason.TIMEOUT),
+                (100.0, GREEDY, FinishReason.LENGTH),
+            ):
+                (chunks,) = await read(made.submit([EngineRequest("r", PROMPTS[0], params, timeout=timeout)]))
+                assert chunks[-1].finish_reason is reason
             await idle(made)
 
     run(test())

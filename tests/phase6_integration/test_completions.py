@@ -74,7 +74,7 @@ def test_what_is_not_given_is_the_default() -> None:
     answer(engine, prompt="Hello")
     (asked,) = engine.submitted
     assert asked.params == SamplingParams(max_tokens=16)
-    assert (asked.priority, asked.cache_salt, asked.timeout) == (0, "", None)
+    assert (asked.priority, asked.cache_salt, asked.timeout) == (0, "", 1800)
 
 
 @pytest.mark.parametrize(

@@ -336,7 +336,7 @@ def test_a_deadline_that_passes_is_a_408() -> None:
         refused(await ask(url, body(max_tokens=LONG)), 408, "deadline_passed")
         assert (await idle(url))["requests"]["finished"]["timeout"] == 1
 
-    on_a_server(failing(request_timeout=0.1), test)
+    on_a_server(failing(), test, request_timeout=0.1)
 
 
 # It is told to stop.

@@ -89,7 +89,7 @@ WRONG = [
     ["--dtype", "int3"],
     ["--device", "tpu"],
     ["--scheduling-policy", "random"],
-    ["--request-timeout", "0"],
+    ["--request-timeout", "-1"],
     ["--shutdown-timeout", "-1"],
     ["--max-body-bytes", "0"],
     ["--max-logprobs", "1000"],

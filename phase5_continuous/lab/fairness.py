@@ -1,0 +1,117 @@
+"""`python -m phase5_continuous.lab fairness`: a greedy and a modest client on one engine, and three of equal rights.
+
+Simulated, with the engine's scheduler: first with one queue for all, then with fair queueing. The figures are the same
+on every machine.
+"""
+
+import argparse
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+
+from rich.console import Console
+
+from phase0_request.machine import record
+from phase5_continuous.lab.report import side_by_side
+from phase5_continuous.lab.simulator import Setting, Simulation
+from phase5_continuous.lab.traces import WORD, Arrival
+
+QUESTIONS, QUESTION = 30, (128, 48)  # of the modest client, one a second; tokens of a prompt and an answer
+BURSTS, N, BURST = 16, 128, (128, 512)  # of the greedy client: requests at once, with n completions
+FLOODS = {"chats": (1000, 128, 128), "documents": (1000, 1024, 32), "essays": (1000, 32, 512)}
+SECONDS = 10.0  # for which the three are compared: none of them has sent less than that
+QUEUES = {"one queue": False, "fair queueing": True}
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What the modest client gets, and what that costs the greedy one."""
+
+    ttft_p50_ms: float  # of the modest client's questions
+    ttft_max_ms: float
+    greedy_seconds: float  # until the greedy client has all answers
+    tokens_per_second: float  # generated, for both
+    preemptions: int
+
+
+def arrivals(tenant: str, times: Iterable[float], prompt: int, answer: int) -> list[Arrival]:
+    """Requests of one tenant. No two prompts begin alike."""
+    return [
+        Arrival(time, (sum(tenant.encode()), number, *[WORD] * (prompt - 2)), answer, tenant=tenant)
+        for number, time in enumerate(times)
+    ]
+
+
+def greedy_and_modest() -> list[Arrival]:
+    """The greedy client sends all at the start, the modest one a question each second."""
+    greedy = arrivals("greedy", [0.0] * (BURSTS * N), *BURST)
+    modest = arrivals("modest", (1.0 + second for second in range(QUESTIONS)), *QUESTION)
+    return sorted([*greedy, *modest], key=lambda one: one.time)
+
+
+def floods() -> list[Arrival]:
+    """Three clients that each send more than can be served."""
+    return [*chain.from_iterable(arrivals(name, [0.0] * count, *size) for name, (count, *size) in FLOODS.items())]
+
+
+def serve(come: Sequence[Arrival], fair: bool, seconds: float = float("inf")) -> tuple[Service, Counter[str]]:
+    """Serve the arrivals, to the end or for so many seconds. Returns also the tokens computed for each tenant."""
+    simulation = Simulation(come if fair else [one._replace(tenant="") for one in come], Setting())
+    tenants = {f"r{number}": one.tenant for number, one in enumerate(come)}
+    tokens, ttft, ended = Counter[str](), list[float](), dict.fromkeys(tenants.values(), 0.0)
+    while simulation.going and simulation.clock.now < seconds:
+        step = simulation.step()
+        for request, _, length in step.batch if step else ():
+            tokens[tenants[request.id]] += length
+        for event in step.events if step else ():
+            if event.finish_reason is not None:
+                tenant = tenants[event.request.id]
+                ended[tenant] = simulation.clock.now
+                if tenant == "modest":
+                    ttft.append(1e3 * (event.request.times.ttft or 0.0))
+    outcome = simulation.outcome()
+    ttft = sorted(ttft) or [0.0]
+    times = ttft[len(ttft) // 2], ttft[-1], ended.get("greedy", 0.0)
+    return Service(*times, outcome.tokens_per_second, outcome.preemptions), tokens
+
+
+def main(arguments: list[str] | None = None) -> int:
+    p = argparse.ArgumentParser(prog="python -m phase5_continuous.lab fairness", description=__doc__)
+    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    options, console = p.parse_args(arguments), Console()
+    try:
+        served = {name: serve(greedy_and_modest(), fair)[0] for name, fair in QUEUES.items()}
+        shares = {}
+        for name, fair in QUEUES.items():
+            _, tokens = serve(floods(), fair, SECONDS)
+            shares[name] = {tenant: tokens[tenant] / tokens.total() for tenant in FLOODS}
+    except KeyboardInterrupt:
+        console.print("Stopped.")
+        return 130
+    console.print(f"{BURSTS} requests with n={N} at the start, and {QUESTIONS} questions of another client")
+    names = ("TTFT p50", "longest", "greedy done after", "tokens/s", "preemptions")
+    rows = {
+        name: [
+            f"{one.ttft_p50_ms:,.0f} ms",
+            f"{one.ttft_max_ms:,.0f} ms",
+            f"{one.greedy_seconds:.1f} s",
+            f"{one.tokens_per_second:,.0f}",
+            f"{one.preemptions:,}",
+        ]
+        for name, one in served.items()
+    }
+    console.print(side_by_side("", names, rows))
+    console.print(f"\nShares of the tokens of the first {SECONDS:.0f} seconds")
+    parts = {name: [f"{share:.1%}" for share in those.values()] for name, those in shares.items()}
+    console.print(side_by_side("", list(FLOODS), parts))
+    if options.json is not None:
+        keys = {name: name.replace(" ", "_") for name in QUEUES}
+        figures = {
+            "served": {keys[name]: asdict(one) for name, one in served.items()},
+            "shares": {keys[name]: those for name, those in shares.items()},
+        }
+        record(options.json, p.prog, figures)
+        console.print(f"\nFigures written to {options.json}")
+    return 0

@@ -1,0 +1,326 @@
+"""Clients of one server against each other: what one learns of another's prompts, and what one leaves for the others.
+
+The classes of published attacks: guessing prompts of other users by what a shared prefix cache reveals (vLLM's
+CVE-2025-46570), and uncontrolled consumption of a shared resource (CWE-400, CWE-770).
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any
+
+import httpx
+import pytest
+
+from phase0_request.request import FinishReason
+from phase6_integration.async_engine import AsyncEngine, StepReport
+from phase6_integration.messages import EngineRequest
+from phase6_integration.outputs import OutputState
+from phase6_integration.server.app import create_app
+from phase6_integration.server.errors import RequestError
+from phase6_integration.server.limits import ClientLimits
+from phase6_integration.server.settings import ServerSettings
+from phase6_integration.server.streaming import KEEP_ALIVE
+from tests.phase6_integration.asgi import Call
+from tests.phase6_integration.fake_engine import FakeEngine
+from tests.phase6_integration.real_engine import engine, idle
+from tests.phase6_integration.running import COMPLETIONS, run
+
+SECRET = "The password of the vault is seven times forty-two, and nothing else opens it. " * 3
+KEYS = ServerSettings(api_keys=("sk-alice", "sk-bob"))
+Test = Callable[[AsyncEngine], Coroutine[Any, Any, None]]
+Run = Callable[[Test], None]
+
+
+@pytest.fixture(scope="module")
+def on_an_engine() -> Iterator[Run]:
+    """The bundled model with eight places, in a process that all tests share."""
+    with asyncio.Runner() as runner:
+        made = engine(max_num_seqs=8, check_invariants=False)
+        ready = runner.run(made.__aenter__())
+
+        async def bounded(test: Test) -> None:
+            async with asyncio.timeout(120):
+                await test(ready)
+
+        yield lambda test: runner.run(bounded(test))
+        runner.run(made.__aexit__(None, None, None))
+
+
+def client(made: AsyncEngine, key: str, settings: ServerSettings = KEYS, **more: Any) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(create_app(made, settings), **more)
+    return httpx.AsyncClient(
+        transport=transport, base_url="http://front", headers={"authorization": f"Bearer {key}"}, timeout=None
+    )
+
+
+async def ask(http: httpx.AsyncClient, **body: Any) -> httpx.Response:
+    return await http.post(COMPLETIONS, json={"prompt": "Hello", "max_tokens": 1, "ignore_eos": True, **body})
+
+
+# What one learns of another.
+
+
+async def cached(http: httpx.AsyncClient, **body: Any) -> int:
+    response = await ask(http, prompt=SECRET, **body)
+    return int(response.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def test_a_key_sees_no_cached_tokens_of_the_prompts_of_another_key(on_an_engine: Run) -> None:
+    """B sent A's prompt, and `cached_tokens` (and the time to the first token) said that it was known."""
+
+    async def test(made: AsyncEngine) -> None:
+        async with client(made, "sk-alice") as alice, client(made, "sk-bob") as bob:
+            assert await cached(alice) == 0
+            assert await cached(bob) == 0
+            assert await cached(alice) > 32  # its own, as ever
+            assert await cached(alice, cache_salt="mine") == 0
+            assert await cached(bob, cache_salt="mine") == 0
+            assert await cached(alice, cache_salt="mine") > 32
+
+    on_an_engine(test)
+
+
+def test_keys_share_prefixes_if_the_operator_says_so(on_an_engine: Run) -> None:
+    async def test(made: AsyncEngine) -> None:
+        shared = ServerSettings(api_keys=KEYS.api_keys, share_prefixes_across_keys=True)
+        async with client(made, "sk-alice", shared) as alice, client(made, "sk-bob", shared) as bob:
+            await cached(alice)
+            assert await cached(bob) > 32
+            assert await cached(bob, cache_salt="mine") == 0
+
+    on_an_engine(test)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_cached_tokens_can_be_hidden(stream: bool) -> None:
+    async def test() -> None:
+        made = FakeEngine()
+        made.cached = 1
+        async with client(made, "", ServerSettings(hide_cached_tokens=True)) as http:
+            options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+            response = await ask(http, **options)
+            assert '"completion_tokens":1' in response.text
+            assert "cached" not in response.text
+
+    run(test())
+
+
+def test_a_tenant_is_an_opaque_id_that_no_header_changes(caplog: pytest.LogCaptureFixture) -> None:
+    """One client is one tenant: by its key, or by its address, or by its /64 of IPv6 addresses."""
+
+    async def tenant(settings: ServerSettings, key: str = "", address: str = "10.0.0.1", **headers: str) -> str:
+        made = FakeEngine()
+        async with client(made, key, settings, client=(address, 5)) as http:
+            http.headers.update(headers)
+            assert (await ask(http)).status_code == 200
+        return made.submitted[0].tenant
+
+    async def test() -> None:
+        alice, bob = await tenant(KEYS, "sk-alice"), await tenant(KEYS, "sk-bob")
+        assert alice != bob
+        assert alice == await tenant(KEYS, "sk-alice", "10.0.0.2")
+        open_ = ServerSettings()
+        home = await tenant(open_)
+        assert home not in (alice, await tenant(open_, address="10.0.0.2"))
+        assert home == await tenant(open_, "sk-made-up") == await tenant(open_, **{"x-forwarded-for": "1.2.3.4"})
+        assert home == await tenant(open_, address="::ffff:10.0.0.1")
+        assert await tenant(open_, address="2001:db8::1") == await tenant(open_, address="2001:db8::ffff:2")
+        assert await tenant(open_, address="2001:db8::1") != await tenant(open_, address="2001:db8:0:1::1")
+        assert (alice[:4], home[:8], len(alice), len(home)) == ("key-", "address-", 4 + 16, 8 + 16)
+
+    caplog.set_level(logging.DEBUG)
+    run(test())
+    assert "sk-alice" not in caplog.text
+
+
+# What one leaves for the others.
+
+
+class Steps:
+    """Counts steps, and notes when so many requests wait."""
+
+    def __init__(self, made: AsyncEngine, waiting: int) -> None:
+        self.count = 0
+        self.crowded = asyncio.Event()
+        self._made, self._waiting = made, waiting
+        made.observers.append(self)
+
+    def stepped(self, report: StepReport) -> None:
+        self.count += 1
+        if report.gauges.waiting >= self._waiting:
+            self.crowded.set()
+
+    def finished(self, request: EngineRequest, state: OutputState, reason: FinishReason) -> None:
+        """Nothing is counted."""
+
+
+def test_a_one_token_request_does_not_wait_for_a_greedy_client(on_an_engine: Run) -> None:
+    """Sixteen requests with n=128 held all places for 45 seconds, while another's one-token request got not a byte.
+    Steps are counted: one makes the place, one computes the prompt, the others are in the sockets already."""
+
+    async def test(made: AsyncEngine) -> None:
+        steps = Steps(made, waiting=900)
+        async with client(made, "sk-greedy", both) as greedy, client(made, "sk-modest", both) as modest:
+            flood = [asyncio.create_task(ask(greedy, n=128, max_tokens=200)) for _ in range(16)]
+            await steps.crowded.wait()
+            before = steps.count
+            assert (await ask(modest)).status_code == 200
+            assert steps.count - before <= 12
+            refused = [task.result().json()["error"]["code"] for task in flood if task.done()]
+            assert refused == ["queue_full"] * 8  # the others hold half of the queue
+            for task in flood:
+                task.cancel()
+            await asyncio.gather(*flood, return_exceptions=True)
+        await idle(made)
+
+    both = ServerSettings(api_keys=("sk-greedy", "sk-modest"))
+    on_an_engine(test)
+
+
+def test_a_client_does_not_hold_all_places_of_the_queue() -> None:
+    async def test() -> None:
+        made = FakeEngine(max_num_queued_reqs=8)
+        made.room.clear()
+        app = create_app(made, KEYS)
+        alice, bob = {"authorization": "Bearer sk-alice"}, {"authorization": "Bearer sk-bob"}
+        async with Call(app, COMPLETIONS, {"prompt": "a", "n": 4, "max_tokens": 1}, alice) as first:
+            await until(lambda: made.live == 4)
+            async with Call(app, COMPLETIONS, {"prompt": "a", "max_tokens": 1}, alice) as second:
+                await second.until(lambda call: call.complete)
+            assert (second.status, second.json["error"]["code"]) == (429, "queue_full")
+            assert second.headers["retry-after"] == "1"
+            async with Call(app, COMPLETIONS, {"prompt": "a", "n": 4, "max_tokens": 1}, bob) as other:
+                await until(lambda: made.live == 8)
+                made.room.set()
+        assert (first.status, other.status) == (200, 200)
+
+    run(test())
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        await asyncio.sleep(0)
+
+
+def test_a_client_has_no_more_unfinished_completions_than_its_limit() -> None:
+    async def test() -> None:
+        made = FakeEngine()
+        made.flow.clear()
+        settings = ServerSettings(api_keys=KEYS.api_keys, max_requests_per_client=3)
+        app = create_app(made, settings)
+        alice, bob = {"authorization": "Bearer sk-alice"}, {"authorization": "Bearer sk-bob"}
+        body = {"prompt": "a", "max_tokens": 1}
+        async with Call(app, COMPLETIONS, {**body, "n": 2}, alice) as first:
+            await until(lambda: made.live == 2)
+            async with Call(app, COMPLETIONS, {**body, "n": 2}, alice) as second:
+                await second.until(lambda call: call.complete)
+            assert (second.status, second.headers["retry-after"]) == (429, "1")
+            error = {"type": "rate_limit_error", "code": "rate_limit_exceeded", "param": None}
+            assert second.json["error"].items() >= error.items()
+            async with Call(app, COMPLETIONS, {**body, "n": 4}, alice) as never:
+                await never.until(lambda call: call.complete)
+            assert (never.status, never.json["error"]["param"]) == (400, "n")
+            async with Call(app, COMPLETIONS, {**body, "n": 3}, bob) as other:
+                await until(lambda: made.live == 5)
+                made.flow.set()
+        assert (first.status, other.status) == (200, 200)
+        async with Call(app, COMPLETIONS, {**body, "n": 3}, alice) as again:  # what has ended counts no more
+            await again.until(lambda call: call.complete)
+        assert again.status == 200
+
+    run(test())
+
+
+def test_tokens_a_minute_are_a_bucket_that_may_be_overdrawn_once() -> None:
+    now = [0.0]
+    limits = ClientLimits(ServerSettings(tokens_per_minute=60), lambda: now[0])
+
+    def refused(tenant: str) -> int | None:
+        """The seconds after which the client is to come again."""
+        try:
+            limits.check(tenant, 1)
+        except RequestError as error:
+            return int((error.headers or {})["retry-after"]) if error.status == 429 else -1
+        return None
+
+    assert refused("t") is None
+    limits.begin("t", 1, 50)
+    assert refused("t") is None
+    limits.finished(_of("t"), _generated(40), FinishReason.LENGTH)
+    assert (refused("t"), refused("other")) == (30, None)
+    now[0] += 29
+    assert refused("t") == 1
+    now[0] += 1.5
+    assert refused("t") is None
+    now[0] += 1e6
+    limits.begin("t", 1, 60)
+    assert refused("t") == 1  # a bucket holds no more than a minute's worth
+
+
+def _of(tenant: str) -> Any:
+    return type("Request", (), {"tenant": tenant})
+
+
+def _generated(tokens: int) -> Any:
+    return type("State", (), {"generated": tokens})
+
+
+# While it waits.
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, "/v1/chat/completions"])
+def test_a_stream_that_is_queued_gets_its_status_and_comments(path: str) -> None:
+    """It got no byte for as long as it waited, and proxies and clients gave up."""
+
+    async def test() -> None:
+        made = FakeEngine()
+        made.room.clear()
+        app = create_app(made, ServerSettings(keepalive=0.01))
+        body = {"stream": True, "max_tokens": 2, **_prompt(path)}
+        async with Call(app, path, body) as call:
+            await call.until(lambda call: call.content.count(KEEP_ALIVE) >= 2)
+            assert (call.status, call.content) == (200, KEEP_ALIVE * call.content.count(KEEP_ALIVE))
+            made.room.set()
+        assert call.events[-1] == "[DONE]"
+        assert call.events[-2]["choices"][0]["finish_reason"] == "length"
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"), [(FinishReason.TIMEOUT, "deadline_passed"), (FinishReason.ERROR, "internal_error")]
+)
+def test_an_error_after_that_is_an_event(reason: FinishReason, code: str) -> None:
+    async def test() -> None:
+        def script(_: EngineRequest) -> Sequence[int | FinishReason]:
+            return [reason]
+
+        made = FakeEngine(script)
+        made.room.clear()
+        app = create_app(made, ServerSettings(keepalive=0.01))
+        async with Call(app, COMPLETIONS, {"prompt": "a", "stream": True}) as call:
+            await call.until(lambda call: call.status is not None)
+            made.room.set()
+        error, done = call.events
+        assert (call.status, error["error"]["code"], done) == (200, code, "[DONE]")
+
+    run(test())
+
+
+def _prompt(path: str) -> dict[str, Any]:
+    return {"prompt": "a"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "a"}]}
+
+
+def test_requests_have_a_deadline_unless_it_is_turned_off() -> None:
+    async def timeout(settings: ServerSettings) -> float | None:
+        made = FakeEngine()
+        async with client(made, "", settings) as http:
+            await ask(http)
+        return made.submitted[0].timeout
+
+    async def test() -> None:
+        assert await timeout(ServerSettings()) == 1800
+        assert await timeout(ServerSettings(request_timeout=0)) is None
+
+    run(test())
