@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from phase0_request import safe_path
 from phase0_request.queue import QueueFullError
 from phase0_request.request import FinishReason, Request
 from phase0_request.tokenizer import Tokenizer
@@ -134,14 +135,13 @@ class AsyncEngine:
 
     def spawn(self, end: socket.socket) -> None:
         """Start the engine process with its end of the socket pair."""
-        path = os.pathsep.join(filter(None, sys.path))
         with end:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "phase6_integration.engine_process", str(end.fileno()), str(os.getpid())],
                 pass_fds=[end.fileno()],
                 stdin=subprocess.DEVNULL,
                 process_group=0,  # so that Ctrl-C reaches this process only
-                env={**os.environ, **openmp_environment(self.options.threads or 1), "PYTHONPATH": path},
+                env={**safe_path.environment(), **openmp_environment(self.options.threads or 1)},
             )
 
     async def ready(self) -> None:
