@@ -109,7 +109,6 @@ class AsyncEngine:
         self._factory = factory
         self._process: subprocess.Popen[bytes] | None = None
         self._transport: asyncio.Transport | None = None
-        self._warm: asyncio.Future[list[int]] | None = None  # loads the template library, which takes a second or two
         self._load_ended = asyncio.Event()  # ready, or failed
         self._idle = asyncio.Event()
         self._live: dict[str, tuple[OutputProcessor, OutputStream]] = {}  # by id, until the engine reports the end
@@ -126,9 +125,6 @@ class AsyncEngine:
         self.spawn(theirs)
         self.health, self.reason = Health.LOADING, "the model is being loaded"
         loop = asyncio.get_running_loop()
-        if self.tokenizer is not None and self.tokenizer.chat_template is not None:
-            self._warm = loop.run_in_executor(None, self.tokenizer.chat, [{"role": "user", "content": "Hello"}])
-            self._warm.add_done_callback(lambda warm: warm.cancelled() or warm.exception())
         transport, _ = await loop.create_unix_connection(lambda: _EngineProtocol(self), sock=ours)
         self._transport = transport
         self._send(Load(self.options, self._factory))
@@ -147,8 +143,6 @@ class AsyncEngine:
     async def ready(self) -> None:
         """Wait until the engine takes requests. UnavailableError if it has failed."""
         await self._load_ended.wait()
-        if self._warm is not None:
-            await asyncio.wait([self._warm])
         if self.health is not Health.READY:
             raise UnavailableError(self.health, self.reason)
 

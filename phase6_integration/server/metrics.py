@@ -19,6 +19,7 @@ from phase0_request.request import FinishReason
 from phase6_integration.async_engine import StepReport
 from phase6_integration.messages import EngineRequest
 from phase6_integration.outputs import OutputState
+from phase6_integration.server.logs import dropped_lines
 from phase6_integration.stats import Gauges
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # vLLM has none
@@ -193,6 +194,7 @@ class Metrics:
         counted = [(name, text, value(gauges)) for name, text, value in COUNTERS]
         counted.append(("prompt_tokens", "Tokens of the prompts that were answered.", self._prompt_tokens))
         counted.append(("generation_tokens", "Tokens generated.", self._generation_tokens))
+        counted.append(("log_lines_dropped", "Log lines dropped because stderr was not read.", dropped_lines()))
         for name, text, count in counted:
             counter = CounterMetricFamily(f"vllm:{name}", text, labels=LABELS)
             counter.add_metric(self._labels, count)

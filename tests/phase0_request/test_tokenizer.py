@@ -173,13 +173,15 @@ def test_a_chat_has_no_second_bos_token(directory: Path) -> None:
     assert tokenizer.chat([{"role": "user", "content": "hi"}]).count(1) == 1
 
 
-def test_a_hole_in_the_vocabulary_is_refused() -> None:
+def test_ids_that_the_tokenizer_does_not_know_have_no_text() -> None:
+    """A hole among its ids, and the padding of the model's embedding beyond them."""
     backend = Backend(models.BPE(vocab={"a": 0, "b": 5}, merges=[]))
     backend.decoder = decoders.ByteLevel()
     tokenizer = Tokenizer(backend)
-    assert (tokenizer.vocab_size, tokenizer.decode([0, 5])) == (6, "ab")
-    with pytest.raises(ValueError, match="token 3 is a hole"):
-        tokenizer.decode([3])
+    assert (tokenizer.vocab_size, tokenizer.decode([0, 3, 5, 6, 151_935])) == (6, "ab")
+    assert Detokenizer(tokenizer).push([0, 3, 6, 5]) == "ab"
+    with pytest.raises(ValueError, match="from 0, got -1"):
+        tokenizer.decode([-1])
 
 
 def test_half_of_a_surrogate_pair_is_refused(tokenizer: Tokenizer) -> None:
