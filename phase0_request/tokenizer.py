@@ -183,7 +183,7 @@ def _panics_raised() -> Iterator[None]:
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise ValueError("the tokenizer has failed on this text") from error
+        raise ValueError("the tokenizers library has failed") from error
 
 
 @cache

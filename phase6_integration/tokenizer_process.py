@@ -11,10 +11,11 @@ import os
 import resource
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 from jinja2 import TemplateError
@@ -26,7 +27,8 @@ from phase0_request.tokenizer import Tokenizer
 MEMORY = 1 << 30  # bytes that a child may allocate beyond what its parent has loaded
 LOADING = 120.0  # seconds to load a tokenizer
 GRACE = 10.0  # seconds after its time limit in which a child has been replaced, or something else is wrong
-HEADER = 8  # bytes of the length before each message
+HEADER = struct.Struct(">QQ")  # before each message: the number of its job, and its length
+UNKNOWN = 0  # the number of a job that ended its child
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -73,7 +75,10 @@ class Killed(msgspec.Struct, tag=True):
 
 Job = Encode | Chat
 Result = Tokens | Refused | Killed
-_setup, _job, _result = (msgspec.msgpack.Decoder(kind) for kind in (Setup, Job, Result))
+T = TypeVar("T")
+_setup: "msgspec.msgpack.Decoder[Setup]" = msgspec.msgpack.Decoder(Setup)
+_job: "msgspec.msgpack.Decoder[Job]" = msgspec.msgpack.Decoder(Job)
+_result: "msgspec.msgpack.Decoder[Result]" = msgspec.msgpack.Decoder(Result)
 
 
 class TokenizerProcess:
@@ -82,15 +87,19 @@ class TokenizerProcess:
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
         self._running: tuple[subprocess.Popen[bytes], socket.socket] | None = None
+        self._jobs = 0  # so far
 
     def run(self, job: Job) -> Result:
         """The result of a job. Blocks until then."""
         try:
             connection = self._start() if self._running is None else self._running[1]
             connection.settimeout(job.seconds + GRACE)
-            _send(connection, job)
-            result: Result = _receive(connection, _result)
-            return result
+            self._jobs += 1
+            _send(connection, self._jobs, job)
+            while True:
+                number, result = _receive(connection, _result)
+                if number in (self._jobs, UNKNOWN):  # not of a job that was given up
+                    return result
         except (OSError, EOFError):  # TimeoutError is an OSError
             self.close()
             return Killed()
@@ -107,7 +116,7 @@ class TokenizerProcess:
             )
         self._running = process, ours
         ours.settimeout(LOADING)
-        _send(ours, self._setup)
+        _send(ours, UNKNOWN, self._setup)
         _receive(ours, _result)
         return ours
 
@@ -121,14 +130,15 @@ class TokenizerProcess:
             process.wait()
 
 
-def _send(connection: socket.socket, message: Setup | Job | Result) -> None:
+def _send(connection: socket.socket, number: int, message: Setup | Job | Result) -> None:
     body = msgspec.msgpack.encode(message)
-    connection.sendall(len(body).to_bytes(HEADER, "big") + body)
+    connection.sendall(HEADER.pack(number, len(body)) + body)
 
 
-def _receive(connection: socket.socket, decoder: "msgspec.msgpack.Decoder[Any]") -> Any:
-    """One message. EOFError at the end of the connection."""
-    return decoder.decode(_exactly(connection, int.from_bytes(_exactly(connection, HEADER), "big")))
+def _receive(connection: socket.socket, decoder: "msgspec.msgpack.Decoder[T]") -> tuple[int, T]:
+    """The number of a job and a message about it. EOFError at the end of the connection."""
+    number, size = HEADER.unpack(_exactly(connection, HEADER.size))
+    return number, decoder.decode(_exactly(connection, size))
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:
@@ -168,11 +178,11 @@ def serve(connection: socket.socket, tokenizer: Tokenizer) -> None:
     limit_memory(MEMORY)
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
-            job = _receive(connection, _job)
+            number, job = _receive(connection, _job)
             signal.setitimer(signal.ITIMER_REAL, job.seconds)
             result = compute(job, tokenizer)
             signal.setitimer(signal.ITIMER_REAL, 0)
-            _send(connection, result)
+            _send(connection, number, result)
 
 
 def limit_memory(more: int) -> None:
@@ -188,11 +198,11 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     connection = socket.socket(fileno=int(sys.argv[1]))
-    setup = _receive(connection, _setup)
+    _, setup = _receive(connection, _setup)
     tokenizer = Tokenizer.from_pretrained(setup.directory, setup.chat_template)
     if tokenizer.chat_template is not None:
         import transformers.utils.chat_template_utils  # noqa: F401  # once, instead of in every child
-    _send(connection, Tokens([]))
+    _send(connection, UNKNOWN, Tokens([]))
     while True:
         child = os.fork()
         if child == 0:
@@ -204,8 +214,9 @@ def main() -> None:
         _, status = os.waitpid(child, 0)
         if status == 0:
             return
-        _send(connection, Killed(late=os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM))
+        _send(connection, UNKNOWN, Killed(late=os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM))
 
 
 if __name__ == "__main__":
-    main()
+    with contextlib.suppress(EOFError, ConnectionError):  # the server has gone
+        main()

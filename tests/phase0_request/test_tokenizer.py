@@ -189,6 +189,27 @@ def test_half_of_a_surrogate_pair_is_refused(tokenizer: Tokenizer) -> None:
         tokenizer.encode("abc\ud800")
 
 
+def test_a_panic_of_the_library_is_an_ordinary_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its class derives from BaseException, so it passed every handler that turns errors into answers."""
+    panic = type("PanicException", (BaseException,), {})
+
+    class Panics:
+        @staticmethod
+        def from_file(file: str) -> None:
+            raise panic("index out of bounds")
+
+        def encode_batch_fast(self, *_: Any, **__: Any) -> None:
+            raise panic("index out of bounds")
+
+    tokenizer = Tokenizer.from_pretrained()
+    monkeypatch.setattr(tokenizer, "_backend", Panics())
+    with pytest.raises(ValueError, match="the tokenizers library has failed"):
+        tokenizer.encode("Hello")
+    monkeypatch.setattr("phase0_request.tokenizer.Backend", Panics)
+    with pytest.raises(ValueError, match=r"tokenizer\.json holds no tokenizer that can be read"):
+        Tokenizer.from_pretrained()
+
+
 def test_a_streamed_answer_keeps_its_leading_space() -> None:
     """Decoding a complete text drops the space that the tokenizer put in front; an answer is not a complete text."""
     tokenizer = Tokenizer(sentencepiece(LLAMA))

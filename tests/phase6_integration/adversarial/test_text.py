@@ -2,8 +2,11 @@
 
 import asyncio
 import json
+import os
 import resource
 import shutil
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -119,20 +122,28 @@ def test_a_child_is_limited_in_memory() -> None:
     process.join()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_a_tokenizer_process_that_was_killed_is_replaced() -> None:
-    """Whichever of its two processes is killed: a job may fail, and the next one is done."""
-    process = TokenizerProcess(Setup(str(BUNDLED), None))
-    job = Encode(["Hello"], False, 60.0)
-    expected = Tokens([Tokenizer.from_pretrained().encode("Hello", False)])
+    """First its child, while it does nothing; then its parent, and the child by its alarm. One job may fail for each.
+    The results of the others are their own, and not those of a job before."""
+    process, words = TokenizerProcess(Setup(str(BUNDLED), None)), ["page", "cache", "token", "batch"]
+    expected = {word: Tokens([Tokenizer.from_pretrained().encode(word, False)]) for word in words}
+
+    def run(word: str, seconds: float = 60.0) -> Any:
+        return process.run(Encode([word], False, seconds))
+
     try:
-        assert process.run(job) == expected
+        assert run("page") == expected["page"]
         assert process._running is not None
-        process._running[0].kill()
-        process._running[0].wait()
-        assert process.run(job) in (expected, Killed())
-        process._running[1].close() if process._running else None
-        assert process.run(job) in (expected, Killed())
-        assert process.run(job) == expected
+        parent = process._running[0]
+        (child,) = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+        os.kill(int(child), signal.SIGKILL)
+        found = [run(word) for word in words]
+        assert found in ([*expected.values()], [Killed(), *[*expected.values()][1:]])
+        parent.kill()
+        parent.wait()
+        assert run("page", seconds=1e-6) == Killed()
+        assert [run(word) for word in words] == [*expected.values()]
     finally:
         process.close()
 
