@@ -135,22 +135,45 @@ def test_a_template_of_the_operator_is_the_one_that_counts() -> None:
     assert list(engine.submitted[0].prompt) == TOKENIZER.encode("<Hello>", add_special_tokens=False)
 
 
+REFUSING = """\
+{%- set what = messages[0].content -%}
+{%- if what == 'roles' -%}{{ raise_exception('roles must alternate') }}
+{%- elif what == 'undefined' -%}{{ messages[5].content.nothing }}
+{%- elif what == 'sandbox' -%}{{ ''.__class__.__mro__ }}
+{%- elif what == 'python' -%}{{ what + 1 }}
+{%- endif -%}
+"""
+
+
 @pytest.mark.parametrize(
-    ("template", "says_why"),
+    ("what", "why"),
     [
-        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
-        ("{{ messages[5].content.nothing }}", ""),
-        ("{{ ''.__class__.__mro__ }}", ""),
-        ("{% if %}", ""),
+        ("roles", "messages: roles must alternate"),
+        ("undefined", ""),
+        ("sandbox", ""),
+        ("python", "refused these messages"),
     ],
 )
-def test_a_template_that_refuses_is_a_400_in_its_own_words(template: str, says_why: str) -> None:
-    settings = ServerSettings(chat_template=template, template_timeout=60)
-    response = post(FakeEngine(), CHAT, settings, messages=HELLO)
+def test_a_template_that_refuses_is_a_400_in_its_own_words(what: str, why: str) -> None:
+    """Those of Python are not for a client."""
+    settings = ServerSettings(chat_template=REFUSING, template_timeout=60)
+    response = post(FakeEngine(), CHAT, settings, messages=[{"role": "user", "content": what}])
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, "messages")
-    assert says_why in error["message"]
+    assert why in error["message"]
     assert len(error["message"]) < 300
+    assert "can only concatenate" not in error["message"]
+
+
+def test_when_too_many_texts_wait_for_the_tokenizer_one_more_is_a_503() -> None:
+    async def send() -> list[httpx.Response]:
+        async with client(FakeEngine(max_num_queued_reqs=1), PATIENT) as http:
+            return await asyncio.gather(*(http.post("/tokenize", json={"prompt": "Hello"}) for _ in range(2)))
+
+    first, second = asyncio.run(send())
+    assert first.status_code == 200
+    assert (second.status_code, second.json()["error"]["code"]) == (503, "tokenizer_busy")
+    assert int(second.headers["retry-after"]) > 0
 
 
 def test_a_model_without_a_template_is_for_completions() -> None:

@@ -6,6 +6,7 @@ import os
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from phase0_request.tokenizer import BUNDLED, Tokenizer
 from phase6_integration.server.settings import ServerSettings
 from phase6_integration.tokenizer_process import Encode, Killed, Setup, TokenizerProcess, Tokens, limit_memory
 from tests.phase6_integration.fake_engine import FakeEngine, client
+from tests.phase6_integration.life import PATIENCE, ROOT
 
 CHAT = "/v1/chat/completions"
 LIMIT = 1.0  # seconds for a template
@@ -146,6 +148,22 @@ def test_a_tokenizer_process_that_was_killed_is_replaced() -> None:
         assert [run(word) for word in words] == [*expected.values()]
     finally:
         process.close()
+
+
+def test_tokenizer_processes_end_with_a_server_that_is_killed() -> None:
+    """They inherit its stdout, which is at its end when none of them is left."""
+    program = f"""
+import os
+from phase6_integration.tokenizer_process import Encode, Setup, TokenizerProcess
+process = TokenizerProcess(Setup({str(BUNDLED)!r}, "none"))
+print(process.run(Encode(["Hello"], False, 60.0)), flush=True)
+os.kill(os.getpid(), 9)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=ROOT, timeout=PATIENCE, text=True
+    )
+    assert "Tokens" in done.stdout
+    assert done.returncode == -signal.SIGKILL
 
 
 def test_padded_ids_are_tokens_without_text_everywhere(tmp_path: Path) -> None:
