@@ -120,19 +120,17 @@ class Tokenizer:
             known = self._bytes[token] = self._find_bytes(token)
         return known
 
-    def chat(
-        self, messages: Messages, add_generation_prompt: bool = True, max_characters: int | None = None
-    ) -> list[int]:
+    def chat(self, messages: Messages, add_generation_prompt: bool = True, max_chars: int | None = None) -> list[int]:
         """The tokens of a conversation, rendered by the model's chat template. ValueError if the model has none, if the
-        template rejects the messages, or if the rendered text is longer than `max_characters`.
+        template rejects the messages, or if the rendered text is longer than `max_chars`.
 
         Its control tokens are those that the template wrote, in their order: `<|im_end|>` in a message is ten
         characters of text. In all other conversations the result is that of transformers.
         """
         pieces = self._render(messages, add_generation_prompt)
         text, written = "".join(pieces), self._written(pieces)
-        if max_characters is not None and len(text) > max_characters:
-            raise ValueError(f"the rendered conversation has {len(text)} characters; at most {max_characters} fit")
+        if max_chars is not None and len(text) > max_chars:
+            raise ValueError(f"the rendered conversation has {len(text)} characters; at most {max_chars} fit")
         tokens = self.encode(text, add_special_tokens=False)
         if self._control_in(tokens) == written:
             return tokens

@@ -51,7 +51,7 @@ class Chat(msgspec.Struct, tag=True):
 
     messages: list[dict[str, str]]
     add_generation_prompt: bool
-    max_characters: int  # of the rendered text
+    max_chars: int  # of the rendered text
     seconds: float
 
 
@@ -157,7 +157,7 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 def compute(job: Job, tokenizer: Tokenizer) -> Result:
     try:
         if isinstance(job, Chat):
-            ids = [tokenizer.chat(job.messages, job.add_generation_prompt, job.max_characters)]
+            ids = [tokenizer.chat(job.messages, job.add_generation_prompt, job.max_chars)]
         else:
             ids = [tokenizer.encode(text, job.add_special_tokens) for text in job.texts]
     except MemoryError:

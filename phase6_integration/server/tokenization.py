@@ -58,9 +58,7 @@ class TokenizerPool:
         if self._template is None and engine.tokenizer is not None:
             self._template = engine.tokenizer.chat_template
         longest = 0 if engine.tokenizer is None else engine.tokenizer.longest
-        self._max_characters = max(
-            settings.max_body_bytes, engine.max_model_len * longest
-        )  # of a rendered conversation
+        self._max_chars = max(settings.max_body_bytes, engine.max_model_len * longest)  # of a rendered conversation
         self._processes = Processes(Setup(engine.options.model, self._template)) if engine.tokenizer else None
 
     def start(self) -> None:
@@ -94,7 +92,7 @@ class TokenizerPool:
             raise conflict("messages", "this model has no chat template; send a prompt to /v1/completions")
         plain = [{"role": message.role, "content": message.text} for message in messages]
         seconds = self._seconds + sum(len(one["content"]) for one in plain) / SLOWEST
-        job = Chat(plain, add_generation_prompt, self._max_characters, seconds)
+        job = Chat(plain, add_generation_prompt, self._max_chars, seconds)
         (tokens,) = await self._tokens(job, "messages", "the chat template")
         return tokens
 

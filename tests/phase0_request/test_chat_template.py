@@ -134,9 +134,9 @@ def test_a_message_cannot_hold_a_mark(content: str) -> None:
 def test_a_rendered_conversation_has_a_longest_length() -> None:
     """It is checked before the text is tokenized: a template may repeat a message."""
     tokenizer = Tokenizer(byte_level(()), chat_template="{{ messages[0].content * 1000 }}")
-    assert tokenizer.chat(conversation("a"), max_characters=1000)
+    assert tokenizer.chat(conversation("a"), max_chars=1000)
     with pytest.raises(ValueError, match="has 2000 characters; at most 1000 fit"):
-        tokenizer.chat(conversation("ab"), max_characters=1000)
+        tokenizer.chat(conversation("ab"), max_chars=1000)
 
 
 @pytest.mark.parametrize("forged", [False, True])
