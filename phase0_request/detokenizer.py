@@ -9,7 +9,7 @@ class TokenBytes(Protocol):
     """What a detokenizer needs of a tokenizer."""
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes of one token. Special tokens have none."""
+        """The bytes of one token. Special tokens and ids outside the tokenizer's vocabulary have none."""
         ...
 
 
@@ -47,11 +47,7 @@ class Detokenizer:
         return self._scanner.push(tail) + self._scanner.held()
 
     def _push(self, token: int) -> str:
-        try:
-            content = self._tokenizer.token_bytes(token)
-        except ValueError:  # a padded id: models may have more rows than their tokenizers have tokens
-            content = b""
-        text = self._utf8.decode(content)
+        text = self._utf8.decode(self._tokenizer.token_bytes(token))
         if self._exempt:
             self._exempt -= 1
             return text

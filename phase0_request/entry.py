@@ -11,6 +11,8 @@ from importlib import import_module
 from types import FrameType
 from typing import NoReturn
 
+from phase0_request import safe_path
+
 INTERRUPTED = 128 + signal.SIGINT
 LATER = 0.05  # seconds until an interrupt that came at a bad moment is raised again
 
@@ -25,6 +27,7 @@ def run(main: str, *arguments: str) -> NoReturn:
             signal.signal(signal.SIGALRM, lambda number, frame: signal.raise_signal(signal.SIGINT))
             sys.unraisablehook = _unraisable
         try:
+            safe_path.restrict()
             module, _, function = main.partition(":")
             code = getattr(import_module(module), function)(*arguments)
             sys.stdout.flush()

@@ -11,6 +11,7 @@ MAX_STOP_LENGTH = 256  # characters
 MAX_STOP_TOKENS = 128
 MAX_BIASES = 1024
 MAX_LOGPROBS = 20
+REPETITION_PENALTY = 0.01, 10.0  # logits are divided by it: those divided by 1e-45 are infinite
 MAX_TOKEN_ID = (1 << 31) - 1  # token ids are stored as int32; the engine checks the model's own vocabulary size
 
 
@@ -46,7 +47,7 @@ class SamplingParams:
         check_number("min_p", self.min_p, 0, 1)
         check_number("presence_penalty", self.presence_penalty, -2, 2)
         check_number("frequency_penalty", self.frequency_penalty, -2, 2)
-        check_number("repetition_penalty", self.repetition_penalty, 0, 10, above=True)
+        check_number("repetition_penalty", self.repetition_penalty, *REPETITION_PENALTY)
         if self.seed is not None:
             check_int("seed", self.seed, -(1 << 63), (1 << 63) - 1)
         for name in ("logprobs", "prompt_logprobs"):

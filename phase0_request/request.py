@@ -85,7 +85,7 @@ class RequestTimes:
         return None if self.finished is None else self.finished - self.arrival
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Request:
     """One prompt, the output tokens so far, and where the request stands.
 

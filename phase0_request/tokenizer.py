@@ -1,23 +1,28 @@
 """Tokenizer: text to token ids and back, with the model's vocabulary, chat template and end-of-sequence tokens.
 
-`tokenizers` splits the text and `transformers` renders the chat template in a sandbox. This module adds the bytes of a
-single token, which streaming needs: a character may be spread over several tokens.
+`tokenizers` splits the text and `ChatTemplate` renders conversations. This module adds the bytes of a single token,
+which streaming needs: a character may be spread over several tokens. And it keeps control tokens apart from text.
+
+The vocabulary of a model may be padded: its embedding has more rows than its tokenizer has tokens. Such an id, and a
+hole among the ids of the tokenizer, decodes to no text, everywhere. A prompt may contain it; the sampler never draws it
+unless a request asks for it by logit_bias.
 """
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
 from phase0_request import model_files
+from phase0_request.chat_template import ChatTemplate, Messages
 
 BUNDLED = Path(__file__).parent / "tiny_chat"
 
-Messages = Sequence[Mapping[str, Any]]
 DecoderConfig = dict[str, Any] | None  # the "decoder" of a tokenizer.json
 
 _WORD_START = "\u2581"  # SentencePiece's mark for a space in front of a word
@@ -35,12 +40,14 @@ class Tokenizer:
     ) -> None:
         added = backend.get_added_tokens_decoder()
         self._backend = backend
-        self._decoder: DecoderConfig = json.loads(backend.to_str()).get("decoder")
+        self._encoding = Lock()  # the backend encodes either with control tokens or without, one text at a time
+        described = json.loads(backend.to_str())
+        self._decoder: DecoderConfig = described.get("decoder")
         self._bytes = {i: b"" if token.special else token.content.encode() for i, token in added.items()}
-        self._spelled = _spelled(
-            backend, [token.content for token in added.values() if token.special and token.content]
-        )
-        self._named_tokens = dict(named_tokens or {})  # bos_token, eos_token, ... for the chat template
+        self._control = {token.content: i for i, token in added.items() if token.special and token.content}
+        unknown = described["model"].get("unk_token")  # stands for a character of any text
+        self._control_ids = frozenset(i for name, i in self._control.items() if name != unknown)
+        self._template = ChatTemplate(chat_template, self._control, named_tokens or {}) if chat_template else None
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self.vocab_size = 1 + max(vocabulary.values(), default=-1)
         self.longest = max(map(len, vocabulary), default=0)  # characters of the longest token
@@ -49,8 +56,9 @@ class Tokenizer:
         bytes_of_token("", self._decoder)  # raises now, not at the first token, if the decoder is not supported
 
     @classmethod
-    def from_pretrained(cls, directory: str | Path = BUNDLED) -> "Tokenizer":
-        """Load from a model directory in Hugging Face layout; the default is the bundled tiny_chat."""
+    def from_pretrained(cls, directory: str | Path = BUNDLED, chat_template: str | None = None) -> "Tokenizer":
+        """Load from a model directory in Hugging Face layout; the default is the bundled tiny_chat. `chat_template`
+        replaces the model's own."""
         directory = Path(directory)
         file = directory / "tokenizer.json"
         if not file.is_file():
@@ -59,25 +67,37 @@ class Tokenizer:
                 "(AutoTokenizer.from_pretrained(...).save_pretrained(directory) writes it for older formats)"
             )
         try:
-            backend = Backend.from_file(str(file))
+            with _panics_raised():
+                backend = Backend.from_file(str(file))
         except Exception as error:  # tokenizers raises plain Exception
             raise ValueError(f"{file} holds no tokenizer that can be read: {error}") from error
-        ends, template = model_files.eos_ids(directory, backend.token_to_id), model_files.chat_template(directory)
+        ends = model_files.eos_ids(directory, backend.token_to_id)
+        template = chat_template if chat_template is not None else model_files.chat_template(directory)
         try:
             return cls(backend, ends, template, model_files.named_tokens(directory))
         except ValueError as error:
             raise ValueError(f"{file}: {error}") from None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The tokens of a text. With special tokens: also those that the model puts around it, such as a BOS token."""
+        """The tokens of a text. With special tokens: also those that the model puts around it, such as a BOS token.
+
+        The name of a control token in the text becomes that token, as in transformers: a completion's prompt may use
+        the model's own format. `chat` does otherwise.
+        """
+        return self._encode(text, add_special_tokens, plain=False)
+
+    def _encode(self, text: str, add_special_tokens: bool, plain: bool) -> list[int]:
+        """`plain`: the name of a control token is text like any other."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise ValueError(
                 f"the text holds half of a surrogate pair at character {error.start}; it is no text"
             ) from None
-        # The batch call releases the GIL, even for one text, and computes no offsets.
-        return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
+        with self._encoding, _panics_raised():
+            self._backend.encode_special_tokens = plain
+            # The batch call releases the GIL, even for one text, and computes no offsets.
+            return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
     def name(self, token: int) -> str | None:
         """The vocabulary's entry for a token, such as "<|im_end|>"; None if there is none."""
@@ -93,75 +113,75 @@ class Tokenizer:
         return text.removeprefix(" ") if drops_leading_space(self._decoder) else text
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes of one token: often a word, sometimes a part of a character, nothing for a special token."""
+        """The bytes of one token: often a word, sometimes a part of a character, nothing for a special token or an id
+        that the tokenizer does not know."""
         known = self._bytes.get(token)
         if known is None:
             known = self._bytes[token] = self._find_bytes(token)
         return known
 
-    def chat(self, messages: Messages, add_generation_prompt: bool = True) -> list[int]:
-        """The tokens of a conversation, rendered by the model's chat template.
+    def chat(self, messages: Messages, add_generation_prompt: bool = True, max_chars: int | None = None) -> list[int]:
+        """The tokens of a conversation, rendered by the model's chat template. ValueError if the model has none, if the
+        template rejects the messages, or if the rendered text is longer than `max_chars`.
 
-        A message that contains the text `<|im_end|>` is tokenized as those ten characters: only the template can begin
-        or end a turn. So each special token's name in a message is replaced by a placeholder character, the template is
-        rendered, and the placeholders become the plain-text tokens of the name.
+        Its control tokens are those that the template wrote, in their order: `<|im_end|>` in a message is ten
+        characters of text. In all other conversations the result is that of transformers.
         """
-        marks = self._marks(messages)
-        for special, mark in marks.items():
-            messages = [_replace(message, special, mark) for message in messages]
-        rendered = self.render_chat(messages, add_generation_prompt)
-        spelled = {mark: self._spelled[special] for special, mark in marks.items()}
-        pieces = re.split(f"([{''.join(spelled)}])", rendered) if marks else [rendered]
-        return [token for piece in pieces for token in spelled.get(piece) or self.encode(piece, False)]
+        pieces = self._render(messages, add_generation_prompt)
+        text, written = "".join(pieces), self._written(pieces)
+        if max_chars is not None and len(text) > max_chars:
+            raise ValueError(f"the rendered conversation has {len(text)} characters; at most {max_chars} fit")
+        tokens = self.encode(text, add_special_tokens=False)
+        if self._control_in(tokens) == written:
+            return tokens
+        neutral = self._render([{**message, "content": "x"} for message in messages], add_generation_prompt)
+        control = self._control_in(self.encode("".join(neutral), add_special_tokens=False))
+        if control == self._control_in(tokens):
+            return tokens  # the template spells names out of parts, such as '<|' + role + '|>'; the messages add none
+        tokens = self._keep_apart(pieces)
+        if control != self._written(neutral) or self._control_in(tokens) != written:
+            raise ValueError("a message contains the name of a control token, which this chat template cannot escape")
+        return tokens
 
     def render_chat(self, messages: Messages, add_generation_prompt: bool = True) -> str:
         """Render the chat template as text. ValueError if the model has none or the template rejects the messages."""
-        if self.chat_template is None:
+        return "".join(self._render(messages, add_generation_prompt))
+
+    def _render(self, messages: Messages, add_generation_prompt: bool) -> list[str]:
+        if self._template is None:
             raise ValueError("this model has no chat template; send it a plain prompt")
-        if not messages:
-            raise ValueError("messages must hold at least one message, got none")
-        # Imported here because it takes half a second and a plain prompt does not need it.
-        from transformers.utils.chat_template_utils import render_jinja_template
+        return self._template.render(messages, add_generation_prompt)
 
-        try:
-            names: dict[str, Any] = dict(self._named_tokens)
-            rendered = render_jinja_template(
-                conversations=[[dict(message) for message in messages]],
-                chat_template=self.chat_template,
-                add_generation_prompt=add_generation_prompt,
-                **names,
-            )
-        except Exception as error:  # a template is a program of the model and can raise anything
-            raise ValueError(f"the chat template refused the messages: {error}") from error
-        return str(rendered[0][0])
+    def _written(self, pieces: Sequence[str]) -> list[int]:
+        """The control tokens that the template wrote."""
+        return self._control_in(self._control[name] for name in pieces[1::2])
 
-    def _marks(self, messages: Messages) -> dict[str, str]:
-        """A placeholder character for each special token whose name occurs in the messages."""
-        text = "\0".join(value for message in messages for value in message.values() if isinstance(value, str))
-        marks = (mark for mark in map(chr, range(0xF0000, 0x10FFFE)) if mark not in text)
-        found = [special for special in self._spelled if special in text]
-        return dict(zip(sorted(found, key=len, reverse=True), marks, strict=False))
+    def _control_in(self, tokens: Iterable[int]) -> list[int]:
+        return [token for token in tokens if token in self._control_ids]
+
+    def _keep_apart(self, pieces: Sequence[str]) -> list[int]:
+        """Tokens of a rendered conversation of which some text spells a control token."""
+        tokens: list[int] = []
+        for number, piece in enumerate(pieces):
+            tokens += [self._control[piece]] if number % 2 else self._encode(piece, False, plain=True)
+        return tokens
 
     def _find_bytes(self, token: int) -> bytes:
-        if not 0 <= token < self.vocab_size:
-            raise ValueError(f"token ids of this model run from 0 to {self.vocab_size - 1}, got {token}")
-        piece = self._backend.id_to_token(token)
-        if piece is None:
-            raise ValueError(f"token {token} is a hole in this model's vocabulary")
-        return bytes_of_token(piece, self._decoder)
+        if token < 0:
+            raise ValueError(f"a token id is an integer from 0, got {token}")
+        piece = self._backend.id_to_token(token) if token < self.vocab_size else None
+        return b"" if piece is None else bytes_of_token(piece, self._decoder)
 
 
-def _spelled(backend: Backend, specials: Iterable[str]) -> dict[str, list[int]]:
-    """The plain-text tokens of each special token's name."""
-    backend.encode_special_tokens = True
+@contextmanager
+def _panics_raised() -> Iterator[None]:
+    """Turn a panic of the tokenizers library into a ValueError: it is a BaseException, which no handler expects."""
     try:
-        return {special: list(backend.encode(special, add_special_tokens=False).ids) for special in specials}
-    finally:
-        backend.encode_special_tokens = False
-
-
-def _replace(message: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
-    return {name: value.replace(old, new) if isinstance(value, str) else value for name, value in message.items()}
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValueError("the tokenizers library has failed") from error
 
 
 @cache

@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.sampling import (
     Draws,
     Edits,
+    RequestEdits,
     SamplingMetadata,
     key_of,
     pack_draws,
@@ -63,7 +65,8 @@ class Sampled:
 
 
 class Sampler:
-    """Samples for the requests of one model on one device. It keeps no state between steps."""
+    """Samples for the requests of one model on one device. Between steps it keeps which tokens a request with penalties
+    has, as long as the request lives."""
 
     def __init__(
         self,
@@ -82,6 +85,7 @@ class Sampler:
         self.vocab_size = vocab_size
         self.num_tokens = vocab_size if num_tokens is None else num_tokens
         self.device = torch.device(device)
+        self._edits: WeakKeyDictionary[Request, RequestEdits] = WeakKeyDictionary()
         self._entropy = secrets.token_bytes(16) if seed is None else str(seed).encode()[:64]
 
     @classmethod
@@ -98,7 +102,7 @@ class Sampler:
         )
         return SamplingMetadata(
             len(requests),
-            pack_edits(requests, self.eos_ids, self.vocab_size, self.device),
+            pack_edits(requests, self._edits_of, self.device),
             pack_draws(requests, self._key, self.vocab_size, self.num_tokens, self.device),
             asked,
             pack_padding(requests, self.num_tokens, self.device) if self.num_tokens < self.vocab_size else None,
@@ -121,6 +125,12 @@ class Sampler:
         return Sampled(tokens, peaks, logprobs_of(logits, tokens, sampling.logprobs))
 
     # endregion
+
+    def _edits_of(self, request: Request) -> RequestEdits:
+        edits = self._edits.get(request)
+        if edits is None:
+            edits = self._edits[request] = RequestEdits(request, self.eos_ids, self.vocab_size)
+        return edits
 
     def _key(self, request: Request) -> int:
         seed = request.params.seed

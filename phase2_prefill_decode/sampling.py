@@ -61,41 +61,71 @@ def is_greedy(params: SamplingParams) -> bool:
     return params.temperature == 0 or params.top_k == 1
 
 
-def edits_of(request: Request, eos_ids: Collection[int], vocab_size: int) -> NDArray[np.float64]:
-    """The logit changes for the next token of a request: [4, n] of token, bias, scale and minus.
+class RequestEdits:
+    """The logit changes for the next token of one request. Each token is counted once, when it is new: a step costs no
+    more for a long context than for a short one of as many different tokens.
 
     Before `min_tokens`, tokens that would end the request are forbidden, by the rule of `events.reason_to_finish`: with
     `ignore_eos`, end-of-sequence tokens end nothing and are allowed. The repetition penalty counts tokens of prompt and
     output, as in transformers; presence and frequency penalties count the output alone, as in OpenAI's API.
     """
-    params, output = request.params, request.output_tokens
-    bias = dict(params.logit_bias)
-    if len(output) < params.min_tokens:
-        stops = {*params.stop_token_ids, *(() if params.ignore_eos else eos_ids)}
-        bias |= dict.fromkeys((token for token in stops if token < vocab_size), -math.inf)
-    counted = output if params.presence_penalty or params.frequency_penalty else []
-    counted_tokens, times = np.unique(np.array(counted, np.int64), return_counts=True)
-    seen = np.array([*request.prompt_tokens, *output] if params.repetition_penalty != 1 else [], np.int64)
-    tokens = np.unique(np.concatenate((np.array([*bias], np.int64), counted_tokens, seen)))
-    edits = np.zeros((4, len(tokens)))
-    edits[0], edits[2] = tokens, 1
-    edits[1, tokens.searchsorted([*bias])] = [*bias.values()]
-    edits[2, tokens.searchsorted(seen)] = params.repetition_penalty
-    edits[3, tokens.searchsorted(counted_tokens)] = params.presence_penalty + params.frequency_penalty * times
-    return edits
+
+    def __init__(self, request: Request, eos_ids: Collection[int], vocab_size: int) -> None:
+        params, bias = request.params, dict(request.params.logit_bias)
+        stops = {*params.stop_token_ids, *(() if params.ignore_eos else eos_ids)} if params.min_tokens else ()
+        seen = request.prompt_tokens if params.repetition_penalty != 1 else ()
+        self._params = params
+        self._output = request.output_tokens
+        self._counted = 0  # tokens of the output
+        self._columns: dict[int, int] = {}  # of each token
+        self._edits = np.zeros((4, 16))  # token, bias, scale, minus
+        self._times = np.zeros(16, np.int64)  # in the output
+        for token in (*bias, *(stop for stop in stops if stop < vocab_size), *seen):
+            self._column(token)
+        self._edits[1, [self._columns[token] for token in bias]] = [*bias.values()]
+        self._edits[2, [self._columns[token] for token in {*seen}]] = params.repetition_penalty
+        self._stops = [self._columns[stop] for stop in stops if stop < vocab_size]
+        self._bias_of_stops = self._edits[1, self._stops]
+        most = max(self._columns, default=0)
+        if most >= vocab_size:
+            raise ValueError(f"request {request.id} names token {most}; ids run from 0 to {vocab_size - 1}")
+
+    def update(self) -> NDArray[np.float64]:
+        """The changes after all tokens so far: [4, n] of token, bias, scale and minus."""
+        params = self._params
+        counts = params.presence_penalty or params.frequency_penalty
+        if counts or params.repetition_penalty != 1:
+            for token in self._output[self._counted :]:
+                column = self._column(token)
+                self._times[column] += 1
+                self._edits[2, column] = params.repetition_penalty
+                if counts:
+                    minus = params.presence_penalty + params.frequency_penalty * self._times[column]
+                    self._edits[3, column] = minus
+            self._counted = len(self._output)
+        short = len(self._output) < params.min_tokens
+        self._edits[1, self._stops] = -math.inf if short else self._bias_of_stops
+        return self._edits[:, : len(self._columns)]
+
+    def _column(self, token: int) -> int:
+        """The column of a token, a new one if it has none."""
+        column = self._columns.setdefault(token, len(self._columns))
+        if column == len(self._times):
+            self._edits = np.concatenate((self._edits, np.zeros_like(self._edits)), axis=1)
+            self._times = np.concatenate((self._times, np.zeros_like(self._times)))
+        if not self._edits[2, column]:
+            self._edits[0, column], self._edits[2, column] = token, 1
+        return column
 
 
 def pack_edits(
-    requests: Sequence[Request], eos_ids: Collection[int], vocab_size: int, device: torch.device
+    requests: Sequence[Request], edits_of: Callable[[Request], RequestEdits], device: torch.device
 ) -> Edits | None:
-    parts = []
-    for row, request in enumerate(requests):
-        if _wants_edits(request):
-            edits = edits_of(request, eos_ids, vocab_size)
-            most = int(edits[0].max(initial=0))
-            if most >= vocab_size:
-                raise ValueError(f"request {request.id} names token {most}; ids run from 0 to {vocab_size - 1}")
-            parts.append(np.insert(edits, 0, row, axis=0))
+    parts = [
+        np.insert(edits_of(request).update(), 0, row, axis=0)
+        for row, request in enumerate(requests)
+        if _wants_edits(request)
+    ]
     if not sum(part.size for part in parts):
         return None
     rows, tokens, bias, scale, minus = _moved(torch.from_numpy(np.concatenate(parts, 1)), device).unbind()

@@ -79,7 +79,6 @@ class AsyncEngine:
         self.failed = asyncio.Event()  # the engine is hung or dead, and is not started again
         self._factory = factory
         self._client: EngineClient | None = None  # of the current process
-        self._warm: asyncio.Future[list[int]] | None = None  # loads the template library, which takes a second or two
         self._load_ended = asyncio.Event()  # ready, or failed
         self._ready_at = 0.0
         self._failures = 0  # in succession: a process that ran for STABLE seconds ends the row
@@ -96,10 +95,6 @@ class AsyncEngine:
         if self.health is not Health.STOPPED or self._load_ended.is_set():
             raise RuntimeError("an engine can be started only once")
         self.health, self.reason = Health.LOADING, "the model is being loaded"
-        if self.tokenizer is not None and self.tokenizer.chat_template is not None:
-            loop = asyncio.get_running_loop()
-            self._warm = loop.run_in_executor(None, self.tokenizer.chat, [{"role": "user", "content": "Hello"}])
-            self._warm.add_done_callback(lambda warm: warm.cancelled() or warm.exception())
         await self._start_process()
 
     async def _start_process(self) -> None:
@@ -115,8 +110,6 @@ class AsyncEngine:
     async def ready(self) -> None:
         """Wait until the engine takes requests. UnavailableError if it has failed."""
         await self._load_ended.wait()
-        if self._warm is not None:
-            await asyncio.wait([self._warm], timeout=self.options.load_timeout)
         if self.health is not Health.READY:
             raise UnavailableError(self.health, self.reason)
 

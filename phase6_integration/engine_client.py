@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from phase0_request import safe_path
 from phase6_integration.health import Health
 from phase6_integration.messages import Dead, Frames, Load, Logged, Ping, Pong, Ready, ToEngine, ToFront, Update, frame
 from phase6_integration.options import EngineOptions, openmp_environment
@@ -63,14 +64,13 @@ class EngineClient:
 
     def spawn(self, end: socket.socket) -> None:
         """Start the process with its end of the socket pair."""
-        path = os.pathsep.join(filter(None, sys.path))
         with end:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "phase6_integration.engine_process", str(end.fileno()), str(os.getpid())],
                 pass_fds=[end.fileno()],
                 stdin=subprocess.DEVNULL,
                 process_group=0,  # so that Ctrl-C reaches this process only
-                env={**os.environ, **openmp_environment(self.options.threads or 1), "PYTHONPATH": path},
+                env={**safe_path.environment(), **openmp_environment(self.options.threads or 1)},
             )
 
     def send(self, message: ToEngine) -> None:

@@ -21,6 +21,7 @@ from phase5_continuous.deadlines import Deadlines
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.gc_freeze import gc_freeze
 from phase6_integration.isolation import BrokenError
+from phase6_integration.log_stream import LogStream
 from phase6_integration.messages import (
     Channel,
     Dead,
@@ -198,10 +199,11 @@ def main() -> int:
         if os.getppid() != front:  # it died before the call
             return 0
     channel = Channel(socket.socket(fileno=descriptor))
+    sys.stderr = errors = LogStream(sys.stderr.fileno())  # a traceback must not block the end of this process
     logging.basicConfig(level=logging.WARNING, handlers=[ChannelHandler(channel)])
     logging.captureWarnings(True)
     status = serve(channel)
-    sys.stderr.flush()
+    errors.drain()
     os._exit(status)  # does not wait for threads of libraries
 
 

@@ -13,15 +13,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from importlib import import_module
 from itertools import groupby
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from phase0_request import safe_path
 from phase1_kv_pool.lab.ahead import INSTRUCTIONS, Compiled, compile_all
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def main(package: str, arguments: Sequence[str] | None = None) -> int:
@@ -47,7 +45,7 @@ def main(package: str, arguments: Sequence[str] | None = None) -> int:
 def compiled(package: str, *options: str) -> list[Compiled]:
     """The result of `python -m package kernels --json`, in a subprocess: here kernels may be interpreted."""
     command = [sys.executable, "-m", package, "kernels", "--json", *options]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=safe_path.environment())
     if done.returncode != 0:
         raise RuntimeError(f"python -m {package} kernels --json failed with {done.returncode}:\n{done.stderr}")
     return [Compiled(**{**kernel, "faults": tuple(kernel["faults"])}) for kernel in json.loads(done.stdout)]

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from phase0_request import safe_path
 from phase0_request.machine import describe, record
 from phase0_request.metrics import percentile, summarize
 from phase0_request.params import SamplingParams
@@ -136,7 +137,7 @@ def many(requests: int) -> dict[str, float]:
     simulator = [sys.executable, "-m", "phase5_continuous.lab", "simulator", "--ways", "fcfs", "--rate", "150"]
     launch = [sys.executable, "-c", LAUNCH, *simulator, "-n", str(requests)]
     start = time.perf_counter()
-    peak = int(subprocess.run(launch, check=True, stdout=subprocess.PIPE).stdout)  # in KiB
+    peak = int(subprocess.run(launch, check=True, stdout=subprocess.PIPE, env=safe_path.environment()).stdout)  # in KiB
     seconds = time.perf_counter() - start
     return {"requests": requests, "seconds": seconds, "minutes": seconds / 60, "peak_mib": peak / 1024}
 

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from phase0_request import safe_path
 from phase0_request.machine import record
 from phase0_request.params import SamplingParams
 from phase0_request.tokenizer import BUNDLED
@@ -69,7 +70,7 @@ class Bench:
         flags = [self.model, "--port", "0", "--threads", f"{self.threads}", "--max-num-seqs", f"{self.running}"]
         with tempfile.TemporaryFile("w+") as log:
             command = [sys.executable, "-m", "phase6_integration.cli", "serve", *flags, "--no-enable-prefix-caching"]
-            server = subprocess.Popen(command, stderr=log, stdout=log)
+            server = subprocess.Popen(command, stderr=log, stdout=log, env=safe_path.environment())
             try:
                 yield _address(server, log)
             finally:

@@ -22,6 +22,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from phase0_request import safe_path
 from phase0_request.machine import record
 from phase0_request.metrics import percentile
 from phase6_integration.async_engine import AsyncEngine
@@ -124,7 +125,7 @@ def load(port: int, clients: int, requests: int) -> dict[str, float]:
         file = Path(directory) / "report.json"
         flags = ["--url", f"http://127.0.0.1:{port}", "--concurrency", f"{clients}", "--num-prompts", f"{requests}"]
         command = [sys.executable, "-m", "phase6_integration.cli", "bench", *flags, "--json", str(file)]
-        subprocess.run(command, check=True, capture_output=True)
+        subprocess.run(command, check=True, capture_output=True, env=safe_path.environment())
         found: dict[str, float] = json.loads(file.read_text())
         return found
 

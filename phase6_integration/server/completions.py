@@ -88,7 +88,7 @@ async def _tokenize(pool: TokenizerPool, prompts: list[str] | list[list[int]], c
 
 
 async def _echo(pool: TokenizerPool, prompt: _Prompt) -> Echo:
-    text = await pool.decode(prompt.tokens, "prompt") if prompt.text is None else prompt.text
+    text = await pool.decode(prompt.tokens) if prompt.text is None else prompt.text
     return Echo(text, prompt.tokens, prompt_offsets(pool.tokenizer, prompt.tokens, text))
 
 

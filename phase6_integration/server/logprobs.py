@@ -29,13 +29,9 @@ class TokenNames:
         return name
 
     def _find(self, token: int) -> Name:
-        unnamed = Name(f"token_id:{token}", None)
         if self._tokenizer is None:
-            return unnamed
-        try:
-            content = self._tokenizer.token_bytes(token)
-        except ValueError:  # a hole in the vocabulary: models have more rows than their tokenizers have tokens
-            return unnamed
+            return Name(f"token_id:{token}", None)
+        content = self._tokenizer.token_bytes(token)
         if not content:
             return Name(special_name(self._tokenizer, token), None)
         try:

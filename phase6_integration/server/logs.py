@@ -11,6 +11,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from phase6_integration.log_stream import LogStream
 from phase6_integration.outputs import OutputState
 from phase6_integration.server.settings import ServerSettings
 
@@ -49,7 +50,9 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(settings: ServerSettings) -> None:
-    """Log to stderr in the format and from the level of the settings. Loggers of other libraries are left alone."""
+    """Log to stderr, which never blocks from here on, in the format and from the level of the settings. Loggers of
+    other libraries are left alone."""
+    sys.stderr = LogStream(sys.stderr.fileno(), _report_dropped)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if settings.log_format == "json" else HumanFormatter())
     for name in _OURS:
@@ -59,6 +62,23 @@ def configure(settings: ServerSettings) -> None:
         logger.setLevel(settings.log_level.upper())
     if settings.log_level != "debug":
         logging.getLogger("uvicorn").setLevel("ERROR")  # its start and malformed requests are logged by this server
+
+
+def drain() -> None:
+    """Write what is not written yet, before the process ends. Takes a second at most."""
+    if isinstance(sys.stderr, LogStream):
+        sys.stderr.drain()
+
+
+def _report_dropped(lines: int) -> None:
+    logging.getLogger("nanoserve").warning(
+        "log lines were dropped: stderr was not read", extra={"fields": {"lines": lines}}
+    )
+
+
+def dropped_lines() -> int:
+    """The number of log lines that were dropped because stderr was not read."""
+    return sys.stderr.dropped if isinstance(sys.stderr, LogStream) else 0
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

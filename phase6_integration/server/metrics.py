@@ -19,6 +19,7 @@ from phase0_request.request import FinishReason
 from phase6_integration.async_engine import StepReport
 from phase6_integration.messages import EngineRequest
 from phase6_integration.outputs import OutputState
+from phase6_integration.server.logs import dropped_lines
 from phase6_integration.stats import Gauges
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # vLLM has none
@@ -199,6 +200,7 @@ class Metrics:
         counted.append(("vllm:prompt_tokens", "Tokens of the prompts that were answered.", self._prompt_tokens))
         counted.append(("vllm:generation_tokens", "Tokens generated.", self._generation_tokens))
         counted.append(("nanoserve:engine_restarts", "Engine processes started after a failure.", self._restarts()))
+        counted.append(("nanoserve:log_lines_dropped", "Log lines dropped: stderr was not read.", dropped_lines()))
         for name, text, count in counted:
             counter = CounterMetricFamily(name, text, labels=LABELS)
             counter.add_metric(self._labels, count)

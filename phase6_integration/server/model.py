@@ -33,9 +33,9 @@ async def tokenize(parsed: Annotated[TokenizeRequest, json_body(TokenizeRequest)
 
     if isinstance(request, TokenizeChat):
         tokens = await pool.chat(request.messages, request.add_generation_prompt is not False)
-        return _json(await pool.run(lambda: content(tokens), len(tokens)))
-    text, special = request.prompt, request.add_special_tokens is not False
-    return _json(await pool.run(lambda: content(pool.encode_now(text, special)), len(text)))
+    else:
+        (tokens,) = await pool.encode([request.prompt], request.add_special_tokens is not False)
+    return _json(await pool.run(lambda: content(tokens), len(tokens)))
 
 
 @router.post(
@@ -46,7 +46,7 @@ async def tokenize(parsed: Annotated[TokenizeRequest, json_body(TokenizeRequest)
 async def detokenize(request: Annotated[DetokenizeRequest, json_body(DetokenizeRequest)], server: Server) -> Response:
     """The text of tokens."""
     server.model_name(request.model)
-    return _json(msgspec.json.encode({"prompt": await server.tokenizers.decode(request.tokens, "tokens")}))
+    return _json(msgspec.json.encode({"prompt": await server.tokenizers.decode(request.tokens)}))
 
 
 def _json(content: bytes) -> Response:

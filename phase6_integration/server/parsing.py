@@ -6,9 +6,10 @@ from dataclasses import fields
 from hashlib import blake2b
 
 from phase0_request.params import SamplingParams
+from phase6_integration.health import Health
 from phase6_integration.messages import EngineRequest
 from phase6_integration.server.dependencies import ServerState
-from phase6_integration.server.errors import conflict
+from phase6_integration.server.errors import conflict, unavailable
 from phase6_integration.server.middleware import BY_KEY
 from phase6_integration.server.schemas import ChatRequest, CompletionRequest, SamplingFields
 from phase6_integration.server.settings import ServerSettings
@@ -59,7 +60,7 @@ def output_lengths(
 
 
 def check_options(server: ServerState, request: SamplingFields, prompts: int) -> None:
-    """Check what fields mean together, before anything is tokenized or copied n times."""
+    """Check what fields mean together, and that the engine is ready, before anything is tokenized or copied n times."""
     server.model_name(request.model)
     n, limit, policy = request.n or 1, server.settings.max_choices, server.engine.options.scheduling_policy
     if n * prompts > limit:
@@ -69,6 +70,8 @@ def check_options(server: ServerState, request: SamplingFields, prompts: int) ->
     if request.priority and policy != "priority":
         message = f"this server schedules by {policy}; priorities need --scheduling-policy priority"
         raise conflict("priority", message)
+    if server.engine.health is not Health.READY:
+        raise unavailable(server.engine.health)
 
 
 def check_scores(request: SamplingFields, prompts: Sequence[Sequence[int]], logprobs: int, limit: int) -> None:

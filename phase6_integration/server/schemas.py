@@ -30,6 +30,7 @@ from phase0_request.params import (
     MAX_STOPS,
     MAX_TOKEN_ID,
     MAX_TOKENS,
+    REPETITION_PENALTY,
 )
 from phase0_request.request import MAX_PRIORITY, MAX_SALT
 from phase6_integration.async_engine import AsyncEngine
@@ -239,7 +240,7 @@ class SamplingFields(RequestModel):
     seed: int | None = bounded(-(1 << 63), (1 << 63) - 1)
     presence_penalty: float | None = bounded(-2, 2)
     frequency_penalty: float | None = bounded(-2, 2)
-    repetition_penalty: float | None = Field(None, gt=0, le=10, allow_inf_nan=False)
+    repetition_penalty: float | None = bounded(*REPETITION_PENALTY)
     logit_bias: Biases | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None

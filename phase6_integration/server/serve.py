@@ -52,13 +52,13 @@ def serve(options: EngineOptions, settings: ServerSettings) -> int:
 
 
 def _run(server: "_Lifecycle") -> NoReturn:
-    """Run the server and end the process without waiting for threads: a chat template may never return."""
+    """Run the server and end the process without waiting for threads."""
     code = 1
     try:
         code = _new_loop().run_until_complete(server.run())
     except Exception:
         logger.exception("the server has failed")
-    logging.shutdown()
+    logs.drain()
     os._exit(code)
 
 
@@ -181,8 +181,10 @@ class _Lifecycle:
             def capture_signals(self) -> Iterator[None]:
                 yield
 
+        app = create_app(self.engine, self.settings)
+        app.state.server.tokenizers.start()
         config = uvicorn.Config(
-            create_app(self.engine, self.settings),
+            app,
             http=connections(self.settings),
             ws="none",
             lifespan="off",

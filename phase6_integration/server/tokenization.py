@@ -1,39 +1,70 @@
-"""TokenizerPool: runs the tokenizer and chat templates without blocking the event loop."""
+"""TokenizerPool: the model's tokenizer for routes. Nothing that a model's files define runs on the event loop."""
 
 import asyncio
-import copy
-import importlib
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from queue import LifoQueue
 from typing import TypeVar
-
-from jinja2 import TemplateError
 
 from phase0_request.tokenizer import Tokenizer
 from phase6_integration.async_engine import AsyncEngine
 from phase6_integration.server.errors import RequestError, conflict
 from phase6_integration.server.schemas import Message
 from phase6_integration.server.settings import ServerSettings
+from phase6_integration.tokenizer_process import Chat, Encode, Job, Killed, Refused, Result, Setup, TokenizerProcess
 
-LONG = 10_000  # characters or tokens; shorter inputs take a few milliseconds and are done on the event loop
-HUGE = 100_000  # longer inputs are done one at a time: a tokenizer takes a hundred bytes for each character
-TEMPLATE_THREADS = 4
-TEMPLATE_LIBRARY = "transformers.utils.chat_template_utils"
+LONG = 10_000  # tokens; to decode fewer takes a few milliseconds and is done on the event loop
+PROCESSES = 2  # so that a text that takes its whole time limit delays no other
+SLOWEST = 100_000  # characters a second that a tokenizer encodes at the very least
 T = TypeVar("T")
 
 
+class Processes:
+    """Tokenizer processes, and a thread for each that waits for it. The second one starts when the first is busy."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._threads = ThreadPoolExecutor(PROCESSES, "tokenizers")
+        self._free: LifoQueue[TokenizerProcess] = LifoQueue()
+        for _ in range(PROCESSES):
+            self._free.put(TokenizerProcess(setup))
+        self.waiting = 0
+
+    def start(self) -> None:
+        self._threads.submit(self._run, Encode([], False, 1.0))
+
+    async def run(self, job: Job) -> Result:
+        self.waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, job)
+        finally:
+            self.waiting -= 1
+
+    def _run(self, job: Job) -> Result:
+        process = self._free.get()
+        try:
+            return process.run(job)
+        finally:
+            self._free.put(process)
+
+
 class TokenizerPool:
-    """The engine's tokenizer for routes. Long work runs in threads; chat templates have a time limit."""
+    """The engine's tokenizer for routes. It encodes in processes with limits of time and memory, and decodes here."""
 
     def __init__(self, engine: AsyncEngine, settings: ServerSettings) -> None:
         self._tokenizer = engine.tokenizer
-        self._settings = settings
-        self._huge = asyncio.Lock()
-        self._template_threads = ThreadPoolExecutor(TEMPLATE_THREADS, "chat-templates")
-        if settings.chat_template is not None and engine.tokenizer is not None:
-            self._tokenizer = copy.copy(engine.tokenizer)
-            self._tokenizer.chat_template = settings.chat_template
+        self._seconds = settings.template_timeout
+        self._max_waiting = engine.options.max_num_queued_reqs
+        self._template = settings.chat_template
+        if self._template is None and engine.tokenizer is not None:
+            self._template = engine.tokenizer.chat_template
+        longest = 0 if engine.tokenizer is None else engine.tokenizer.longest
+        self._max_chars = max(settings.max_body_bytes, engine.max_model_len * longest)  # of a rendered conversation
+        self._processes = Processes(Setup(engine.options.model, self._template)) if engine.tokenizer else None
+
+    def start(self) -> None:
+        """Start the first tokenizer process now, since that takes a second."""
+        if self._processes is not None:
+            self._processes.start()
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -43,66 +74,40 @@ class TokenizerPool:
 
     async def run(self, call: Callable[[], T], size: int) -> T:
         """The result of `call`, which runs in a thread unless its input is short."""
-        if size < LONG:
-            return call()
-        if size <= HUGE:
-            return await asyncio.to_thread(call)
-        async with self._huge:
-            return await asyncio.to_thread(call)
+        return call() if size < LONG else await asyncio.to_thread(call)
 
     async def encode(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[tuple[int, ...]]:
         """The tokens of each text."""
-        size = sum(map(len, texts))
-        return await self.run(lambda: [self.encode_now(text, add_special_tokens) for text in texts], size)
+        seconds = self._seconds + sum(map(len, texts)) / SLOWEST
+        return await self._tokens(Encode(list(texts), add_special_tokens, seconds), "prompt", "the tokenizer")
 
-    def encode_now(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
-        try:
-            return tuple(self.tokenizer.encode(text, add_special_tokens))
-        except ValueError as error:
-            raise conflict("prompt", f"prompt: {error}") from None
-
-    async def decode(self, tokens: Sequence[int], param: str) -> str:
+    async def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens."""
         tokenizer = self.tokenizer
-        try:
-            return await self.run(lambda: tokenizer.decode(tokens), len(tokens))
-        except ValueError as error:
-            raise conflict(param, f"{param}: {error}") from None
+        return await self.run(lambda: tokenizer.decode(tokens), len(tokens))
 
     async def chat(self, messages: Sequence[Message], add_generation_prompt: bool) -> tuple[int, ...]:
-        """The tokens of a conversation, rendered by the model's chat template. A template that exceeds its time limit
-        is abandoned, and its thread does no other work until it returns."""
-        if self.tokenizer.chat_template is None:
+        """The tokens of a conversation, rendered by the model's chat template."""
+        if self._template is None:
             raise conflict("messages", "this model has no chat template; send a prompt to /v1/completions")
-        if TEMPLATE_LIBRARY not in sys.modules:  # the import takes seconds, which do not count as the template's
-            await asyncio.to_thread(importlib.import_module, TEMPLATE_LIBRARY)
         plain = [{"role": message.role, "content": message.text} for message in messages]
-        if sum(len(one["content"]) for one in plain) <= HUGE:
-            return await self._render(plain, add_generation_prompt)
-        async with self._huge:
-            return await self._render(plain, add_generation_prompt)
+        seconds = self._seconds + sum(len(one["content"]) for one in plain) / SLOWEST
+        job = Chat(plain, add_generation_prompt, self._max_chars, seconds)
+        (tokens,) = await self._tokens(job, "messages", "the chat template")
+        return tokens
 
-    async def _render(self, messages: Sequence[dict[str, str]], add_generation_prompt: bool) -> tuple[int, ...]:
-        tokenizer, limit = self.tokenizer, self._settings.template_timeout
-        loop, started = asyncio.get_running_loop(), asyncio.Event()
-
-        def render() -> list[int]:
-            loop.call_soon_threadsafe(started.set)
-            return tokenizer.chat(messages, add_generation_prompt)
-
-        rendering = loop.run_in_executor(self._template_threads, render)
-        try:
-            async with asyncio.timeout(TEMPLATE_THREADS * limit):  # enough for those before it, unless threads are lost
-                await started.wait()
-        except TimeoutError:
-            rendering.cancel()
-            message = "all threads for chat templates are busy; try again later"
-            raise RequestError(503, message, code="templates_busy", headers={"retry-after": "10"}) from None
-        try:
-            return tuple(await asyncio.wait_for(rendering, limit))
-        except TimeoutError:
-            raise conflict("messages", f"the chat template took longer than {limit:g} seconds") from None
-        except ValueError as error:
-            cause = error.__cause__  # only the template's own message is for the client
-            why = f": {cause}"[:200] if isinstance(cause, TemplateError) else ""
-            raise conflict("messages", f"the chat template refused these messages{why}") from None
+    async def _tokens(self, job: Job, param: str, program: str) -> list[tuple[int, ...]]:
+        assert self.tokenizer is not None
+        assert self._processes is not None
+        if self._processes.waiting >= self._max_waiting:
+            message = "too many texts wait for the tokenizer; try again later"
+            raise RequestError(503, message, code="tokenizer_busy", headers={"retry-after": "10"})
+        match await self._processes.run(job):
+            case Refused(why=why):
+                raise conflict(param, f"{param}: {why}")
+            case Killed(late=True):
+                raise conflict(param, f"{param}: {program} took longer than {job.seconds:.2g} seconds")
+            case Killed():
+                raise conflict(param, f"{param}: {program} failed, or needed more memory than it may use")
+            case tokens:
+                return list(map(tuple, tokens.ids))

@@ -33,6 +33,7 @@ REFUSED = [
     ("frequency_penalty", -2.5),
     ("frequency_penalty", -math.inf),
     ("repetition_penalty", 0),
+    ("repetition_penalty", 1e-45),
     ("repetition_penalty", math.nan),
     ("seed", 1 << 63),
     ("seed", 1.0),

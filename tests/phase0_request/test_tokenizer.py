@@ -173,18 +173,41 @@ def test_a_chat_has_no_second_bos_token(directory: Path) -> None:
     assert tokenizer.chat([{"role": "user", "content": "hi"}]).count(1) == 1
 
 
-def test_a_hole_in_the_vocabulary_is_refused() -> None:
+def test_ids_that_the_tokenizer_does_not_know_have_no_text() -> None:
+    """A hole among its ids, and the padding of the model's embedding beyond them."""
     backend = Backend(models.BPE(vocab={"a": 0, "b": 5}, merges=[]))
     backend.decoder = decoders.ByteLevel()
     tokenizer = Tokenizer(backend)
-    assert (tokenizer.vocab_size, tokenizer.decode([0, 5])) == (6, "ab")
-    with pytest.raises(ValueError, match="token 3 is a hole"):
-        tokenizer.decode([3])
+    assert (tokenizer.vocab_size, tokenizer.decode([0, 3, 5, 6, 151_935])) == (6, "ab")
+    assert Detokenizer(tokenizer).push([0, 3, 6, 5]) == "ab"
+    with pytest.raises(ValueError, match="from 0, got -1"):
+        tokenizer.decode([-1])
 
 
 def test_half_of_a_surrogate_pair_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(ValueError, match="surrogate pair at character 3"):
         tokenizer.encode("abc\ud800")
+
+
+def test_a_panic_of_the_library_is_an_ordinary_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its class derives from BaseException, so it passed every handler that turns errors into answers."""
+    panic = type("PanicException", (BaseException,), {})
+
+    class Panics:
+        @staticmethod
+        def from_file(file: str) -> None:
+            raise panic("index out of bounds")
+
+        def encode_batch_fast(self, *_: Any, **__: Any) -> None:
+            raise panic("index out of bounds")
+
+    tokenizer = Tokenizer.from_pretrained()
+    monkeypatch.setattr(tokenizer, "_backend", Panics())
+    with pytest.raises(ValueError, match="the tokenizers library has failed"):
+        tokenizer.encode("Hello")
+    monkeypatch.setattr("phase0_request.tokenizer.Backend", Panics)
+    with pytest.raises(ValueError, match=r"tokenizer\.json holds no tokenizer that can be read"):
+        Tokenizer.from_pretrained()
 
 
 def test_a_streamed_answer_keeps_its_leading_space() -> None:

@@ -38,7 +38,7 @@ def test_the_cache_is_in_the_home_directory_if_the_sources_are_read_only(
     monkeypatch.setattr(os, "access", lambda *_: False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     assert place(tmp_path).parent == tmp_path / "home" / "numba"
-    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "given"))
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "given"))
     assert place(tmp_path).parent == tmp_path / "given"
 
 

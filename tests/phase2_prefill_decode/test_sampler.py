@@ -1,6 +1,8 @@
 """The Sampler: edits of logits, greedy rows, failures, log-probabilities, seeds, and independence of the batch."""
 
+import gc
 import math
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
@@ -131,6 +133,56 @@ def test_the_repetition_penalty_is_that_of_transformers(seed: int, penalty: floa
     wanted = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([tokens]), logits.clone())
     found = edited(logits, [request_of(prompt=prompt, output=said, repetition_penalty=penalty)])
     assert torch.equal(found, wanted)
+
+
+@given(
+    output=st.lists(st.integers(0, 9), max_size=20),
+    least=st.integers(0, 20),
+    penalties=st.tuples(*[st.sampled_from([0.0, 0.7])] * 2, st.sampled_from([1.0, 1.3])),
+)
+def test_edits_that_are_kept_up_to_date_are_those_of_a_new_sampler(
+    output: list[int], least: int, penalties: tuple[float, float, float]
+) -> None:
+    presence, frequency, repetition = penalties
+    request = request_of(
+        prompt=(2, 2, 11), max_tokens=30, min_tokens=least, stop_token_ids=[3, 4], logit_bias={3: 5.0, 7: -1.0},
+        presence_penalty=presence, frequency_penalty=frequency, repetition_penalty=repetition,
+    )  # fmt: skip
+    logits, sampler = some_logits(1), Sampler((9,), VOCAB)
+    for token in output:
+        edits = sampler.pack([request]).edits
+        assert edits is not None
+        assert torch.equal(edit(logits, edits), edited(logits, [request], eos_ids=(9,)))
+        request.output_tokens.append(token)
+
+
+def test_packing_a_step_costs_no_more_after_a_long_context() -> None:
+    """All tokens of prompt and output were counted again at every step: the memory that takes shows it. The number of
+    different tokens is the same here."""
+
+    def peak(length: int) -> int:
+        tokens = [token % VOCAB for token in range(length)]
+        request = request_of(prompt=tokens, output=tokens, repetition_penalty=1.1, frequency_penalty=0.5)
+        sampler = Sampler((), VOCAB)
+        sampler.pack([request])
+        request.output_tokens.append(1)
+        tracemalloc.start()
+        sampler.pack([request])
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak
+
+    peak(1000)  # what is imported or cached by the first one
+    assert peak(30_000) < 1.5 * peak(1000)
+
+
+def test_a_request_that_has_ended_leaves_nothing_in_the_sampler() -> None:
+    sampler, request = Sampler((), VOCAB), request_of(repetition_penalty=1.1)
+    sampler.pack([request])
+    assert len(sampler._edits) == 1
+    del request
+    gc.collect()
+    assert len(sampler._edits) == 0
 
 
 def test_presence_and_frequency_penalties_are_those_of_openai() -> None:

@@ -1,3 +1,7 @@
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
 import pytest
 
 from tests.phase6_integration.real_engine import GREEDY, PROMPTS
@@ -10,3 +14,25 @@ def offline() -> list[list[int]]:
 
     with NanoServingEngine.from_pretrained(kv_cache_pages=256) as made:
         return [completion.output_tokens for completion in made.generate(PROMPTS, GREEDY)]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_tokenizer_processes() -> Iterator[None]:
+    """Apps of one model and one template share their tokenizer processes, which take a second to start."""
+    from phase6_integration.server import tokenization
+
+    made = []
+
+    @cache
+    def make(setup: Any) -> Any:
+        made.append(real(setup))
+        return made[-1]
+
+    real = tokenization.Processes
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenization, "Processes", make)
+        yield
+    for processes in made:
+        processes._threads.shutdown()
+        while not processes._free.empty():
+            processes._free.get().close()

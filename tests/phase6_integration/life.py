@@ -109,8 +109,10 @@ class Life:
         self.process.stderr.close()
 
     def children(self) -> list[int]:
+        """Its processes, apart from those that tokenize."""
         tasks = Path(f"/proc/{self.process.pid}/task")
-        return [int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()]
+        found = [int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()]
+        return [child for child in found if b"tokenizer" not in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 def started(

@@ -57,7 +57,7 @@ WRONG: dict[str, list[Any]] = {  # of both kinds of completion
     "seed": [1.5, "1", True, 1 << 63, -(1 << 63) - 1],
     "presence_penalty": [-2.1, 2.1, "0", *INFINITE],
     "frequency_penalty": [-2.1, 2.1, "0", *INFINITE],
-    "repetition_penalty": [0, -1, 10.1, "1", *INFINITE],
+    "repetition_penalty": [0, 1e-45, -1, 10.1, "1", *INFINITE],
     "logit_bias": [[], {"a": 1}, {"-1": 1}, {"1": 101}, {"1": "1"}, {"4096": 1}, {"01": 1}, {"1": INFINITE[0]}],
     "ignore_eos": [1, "true", 0],
     "stream": [1, "true", 0],

@@ -26,7 +26,7 @@ def place(sources: Path) -> Path:
     change of a source gives another directory."""
     beside, home = sources / "__pycache__", Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "numba"
     state = b"".join(file.read_bytes() for file in sorted(sources.glob("*.py")))
-    folder = numba.config.CACHE_DIR or (beside if os.access(sources, os.W_OK) else home)
+    folder = os.environ.get("NUMBA_CACHE_DIR") or (beside if os.access(sources, os.W_OK) else home)
     return Path(folder) / f"kernels-{hashlib.sha256(state).hexdigest()[:12]}"
 
 

@@ -1,0 +1,62 @@
+"""ChatTemplate: renders a conversation as text in which the control tokens that the template wrote are marked.
+
+The text of a message must never become a control token such as `<|im_end|>`, whatever the template does with it: trim
+it, cut it, join it to other text. So it is not the messages that are searched but the template that is marked: each
+control token's name in its source becomes a mark before the template is compiled. A mark in the result was written by
+the template; all else is text. The marks are surrogates, code points that no valid text contains, so no message can
+hold one.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+Messages = Sequence[Mapping[str, Any]]
+_FIRST_MARK, _LAST_MARK = 0xDC00, 0xDFFF
+_MARK = re.compile(f"([{chr(_FIRST_MARK)}-{chr(_LAST_MARK)}])")
+
+
+class ChatTemplate:
+    """A model's chat template, with the names of its control tokens and the variables that stand for them."""
+
+    def __init__(self, source: str, control: Iterable[str], named_tokens: Mapping[str, str]) -> None:
+        """`named_tokens` are the template's variables: bos_token, eos_token and so on."""
+        values = set(named_tokens.values())
+        used = [name for name in control if (name in source or name in values) and not name.isidentifier()]
+        if len(used) > _LAST_MARK - _FIRST_MARK:
+            raise ValueError(f"the chat template names {len(used)} control tokens; at most 1024 can be marked")
+        mark_of = {name: chr(_FIRST_MARK + number) for number, name in enumerate(used)}
+        self._name_of = {mark: name for name, mark in mark_of.items()}
+        longest_first = "|".join(map(re.escape, sorted(used, key=len, reverse=True)))
+        self._source = re.sub(longest_first, lambda found: mark_of[found[0]], source) if used else source
+        self._variables: dict[str, Any] = {name: mark_of.get(token, token) for name, token in named_tokens.items()}
+
+    def render(self, messages: Messages, add_generation_prompt: bool) -> list[str]:
+        """The rendered text in pieces. Every second one, from index 1, is the name of a control token that the template
+        wrote; the others are text. ValueError if the template rejects the messages."""
+        if not messages:
+            raise ValueError("messages must hold at least one message, got none")
+        try:
+            json.dumps(list(map(dict, messages)), ensure_ascii=False, default=str).encode()
+        except UnicodeEncodeError:
+            raise ValueError("a message holds half of a surrogate pair; it is no text") from None
+        # Imported here because it takes a second and a plain prompt does not need it.
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        try:
+            rendered = render_jinja_template(
+                conversations=[[dict(message) for message in messages]],
+                chat_template=self._source,
+                add_generation_prompt=add_generation_prompt,
+                **self._variables,
+            )
+        except Exception as error:  # a template is a program of the model and can raise anything
+            why = "".join(self._pieces(str(error)))
+            raise ValueError(f"the chat template refused the messages: {why}") from error
+        return self._pieces(str(rendered[0][0]))
+
+    def _pieces(self, marked: str) -> list[str]:
+        pieces = _MARK.split(marked)
+        pieces[1::2] = [self._name_of.get(mark, mark) for mark in pieces[1::2]]
+        return pieces

@@ -1,0 +1,203 @@
+"""Text that attacks: programs in a model's own files, ids that its tokenizer does not know, penalties that overflow."""
+
+import asyncio
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import normalizers
+
+from phase0_request.tokenizer import BUNDLED, Tokenizer
+from phase6_integration.server.settings import ServerSettings
+from phase6_integration.tokenizer_process import Encode, Killed, Setup, TokenizerProcess, Tokens, limit_memory
+from tests.phase6_integration.fake_engine import FakeEngine, client
+from tests.phase6_integration.life import PATIENCE, ROOT
+
+CHAT = "/v1/chat/completions"
+LIMIT = 1.0  # seconds for a template
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def model(directory: Path, **config: Any) -> Path:
+    """The bundled model without its weights."""
+    shutil.copytree(BUNDLED, directory, ignore=shutil.ignore_patterns("*.safetensors"))
+    changed = json.loads((directory / "config.json").read_text()) | config
+    (directory / "config.json").write_text(json.dumps(changed))
+    return directory
+
+
+BOMBS = {
+    "power": "{{ what|length ** (9**9) }}",
+    "text": "{{ what * 10**9 }}",
+    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "long": "{{ what * 2 * 10**6 }}",
+}
+ARMED = "{% set what = messages[0].content %}" + "".join(
+    f"{{% if what == '{name}' %}}{bomb}{{% endif %}}" for name, bomb in BOMBS.items()
+)
+
+
+def test_template_bombs_are_400s_and_everything_else_is_answered() -> None:
+    """A template is a program. It ran in one of four threads, which nothing can stop: it froze the event loop (powers),
+    took 4.9 GB (text), or took the threads for ever (loops). The class of CVE-2025-61620 (vLLM)."""
+    settings = ServerSettings(template_timeout=LIMIT, chat_template=ARMED + "{{ messages[0].content }}")
+
+    def body(content: str) -> dict[str, Any]:
+        return {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
+
+    async def attack() -> None:
+        async with client(FakeEngine(), settings) as http:
+            bombs = [asyncio.create_task(http.post(CHAT, json=body(name))) for name in BOMBS]
+            assert (await http.get("/version")).status_code == 200
+            assert not any(bomb.done() for bomb in bombs)
+            beside = await asyncio.gather(*(http.post(CHAT, json=body("Hello")) for _ in BOMBS))
+            assert [answer.status_code for answer in beside] == [200] * len(BOMBS)
+            refused = [await bomb for bomb in bombs]
+            assert {(one.status_code, one.json()["error"]["param"]) for one in refused} == {(400, "messages")}
+            assert "took longer than 1 seconds" in refused[2].text
+            assert "at most 4194304 fit" in refused[3].text
+            text = await http.post("/tokenize", json={"prompt": "Hello"})
+            assert text.json()["tokens"] == Tokenizer.from_pretrained().encode("Hello")
+
+    asyncio.run(attack())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("template", ["{{ 9**(9**9) }}", "{{ 'a'*10**9 }}"])
+def test_a_bomb_that_explodes_when_the_template_is_compiled(template: str) -> None:
+    """Jinja computes constants before it renders anything."""
+
+    async def attack() -> None:
+        async with client(FakeEngine(), ServerSettings(template_timeout=LIMIT, chat_template=template)) as http:
+            for _ in range(2):
+                assert (await http.post(CHAT, json={"messages": HELLO})).status_code == 400
+                assert (await http.post("/tokenize", json={"prompt": "Hello"})).status_code == 200
+
+    asyncio.run(attack())
+
+
+def test_a_normalizer_that_makes_gigabytes_of_a_letter_ends_alone(tmp_path: Path) -> None:
+    """The tokenizer.json of a model may replace each letter by ten, nine times over: 6.2 GB in the server's process."""
+    directory = model(tmp_path / "model")
+    described = json.loads((directory / "tokenizer.json").read_text())
+    steps = normalizers.Sequence([normalizers.Replace("z", "z" * 10)] * 9)
+    described["normalizer"] = json.loads(steps.__getstate__())
+    (directory / "tokenizer.json").write_text(json.dumps(described))
+
+    async def attack() -> None:
+        async with client(FakeEngine(model=str(directory)), ServerSettings(template_timeout=LIMIT)) as http:
+            for path, body in (
+                ("/v1/completions", {"prompt": "z"}),
+                (CHAT, {"messages": [{"role": "user", "content": "z"}]}),
+            ):
+                refused = await http.post(path, json=body)
+                assert refused.status_code == 400, refused.text
+                assert "the tokenizer" in refused.text or "the chat template" in refused.text
+            assert (await http.post("/v1/completions", json={"prompt": "Hello", "max_tokens": 1})).status_code == 200
+
+    asyncio.run(attack())
+
+
+def test_a_child_is_limited_in_memory() -> None:
+    """In a process of its own, since the limit cannot be raised again."""
+    import multiprocessing
+
+    def limited(found: Any) -> None:
+        limit_memory(64 << 20)
+        try:
+            found.put(len(bytes(128 << 20)))
+        except MemoryError:
+            found.put(resource.getrlimit(resource.RLIMIT_CORE)[0])
+
+    context = multiprocessing.get_context("fork")
+    found = context.Queue()
+    process = context.Process(target=limited, args=(found,))
+    process.start()
+    assert found.get(timeout=60) == 0
+    process.join()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_a_tokenizer_process_that_was_killed_is_replaced() -> None:
+    """First its child, while it does nothing; then its parent, and the child by its alarm. One job may fail for each.
+    The results of the others are their own, and not those of a job before."""
+    process, words = TokenizerProcess(Setup(str(BUNDLED), None)), ["page", "cache", "token", "batch"]
+    expected = {word: Tokens([Tokenizer.from_pretrained().encode(word, False)]) for word in words}
+
+    def run(word: str, seconds: float = 60.0) -> Any:
+        return process.run(Encode([word], False, seconds))
+
+    try:
+        assert run("page") == expected["page"]
+        assert process._running is not None
+        parent = process._running[0]
+        (child,) = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+        os.kill(int(child), signal.SIGKILL)
+        found = [run(word) for word in words]
+        assert found in ([*expected.values()], [Killed(), *[*expected.values()][1:]])
+        parent.kill()
+        parent.wait()
+        assert run("page", seconds=1e-6) == Killed()
+        assert [run(word) for word in words] == [*expected.values()]
+    finally:
+        process.close()
+
+
+def test_tokenizer_processes_end_with_a_server_that_is_killed() -> None:
+    """They inherit its stdout, which is at its end when none of them is left."""
+    program = f"""
+import os
+from phase6_integration.tokenizer_process import Encode, Setup, TokenizerProcess
+process = TokenizerProcess(Setup({str(BUNDLED)!r}, "none"))
+print(process.run(Encode(["Hello"], False, 60.0)), flush=True)
+os.kill(os.getpid(), 9)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=ROOT, timeout=PATIENCE, text=True
+    )
+    assert "Tokens" in done.stdout
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_padded_ids_are_tokens_without_text_everywhere(tmp_path: Path) -> None:
+    """A model's embedding may have more rows than its tokenizer has tokens. A client may ask for such an id by
+    logit_bias; /detokenize and echo then refused what the server itself had produced."""
+    directory = model(tmp_path / "model", vocab_size=4160)
+
+    async def ask() -> None:
+        async with client(FakeEngine(model=str(directory)), ServerSettings()) as http:
+            text = await http.post("/detokenize", json={"tokens": [300, 4100, 301, 4159]})
+            assert text.json()["prompt"] == Tokenizer.from_pretrained().decode([300, 301])
+            body = {
+                "prompt": [300, 4100, 301],
+                "max_tokens": 3,
+                "echo": True,
+                "logprobs": 1,
+                "logit_bias": {"4100": 100},
+            }
+            answer = (await http.post("/v1/completions", json=body)).json()["choices"][0]
+            assert answer["text"] == 2 * Tokenizer.from_pretrained().decode([300, 301])
+            assert answer["logprobs"]["tokens"][1::3] == ["token_id:4100"] * 2
+            refused = await http.post("/detokenize", json={"tokens": [4160]})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tokens")
+
+    asyncio.run(ask())
+
+
+def test_a_repetition_penalty_that_overflows_is_a_400() -> None:
+    """Logits divided by 1e-45 are infinite: a 500 on demand."""
+
+    async def ask() -> None:
+        async with client(FakeEngine()) as http:
+            for path, body in (("/v1/completions", {"prompt": "Hi"}), (CHAT, {"messages": HELLO})):
+                refused = await http.post(path, json={**body, "repetition_penalty": 1e-45})
+                assert (refused.status_code, refused.json()["error"]["param"]) == (400, "repetition_penalty")
+
+    asyncio.run(ask())
