@@ -40,7 +40,7 @@ from phase6_integration.messages import (
     frame,
 )
 from phase6_integration.options import EngineOptions, openmp_environment
-from phase6_integration.outputs import OutputProcessor, OutputState, OutputStream
+from phase6_integration.outputs import LogprobArrays, OutputProcessor, OutputState, OutputStream
 from phase6_integration.stats import Gauges
 from phase6_integration.watchdog import Watchdog
 
@@ -266,7 +266,7 @@ class AsyncEngine:
             if not output.state.generated:
                 prompt_tokens += len(output.request.prompt)
             if new.prompt_logprobs is not None:
-                output.state.prompt_logprobs = new.prompt_logprobs
+                output.state.prompt_logprobs = LogprobArrays(new.prompt_logprobs)
             try:
                 chunk = output.append(new.token, new.logprobs, reasons.get(new.id), update.at)
             except Exception:

@@ -7,6 +7,7 @@ from fastapi import Depends, Request
 from pydantic import BaseModel, ValidationError
 
 from phase6_integration.async_engine import AsyncEngine
+from phase6_integration.server.budget import Budget, answer_budget
 from phase6_integration.server.errors import RequestError, bad_value, invalid
 from phase6_integration.server.logprobs import TokenNames
 from phase6_integration.server.metrics import Metrics
@@ -28,13 +29,15 @@ class ServerState:
     tokenizers: TokenizerPool
     names: TokenNames
     metrics: Metrics
+    answers: Budget
 
     @classmethod
     def of(cls, engine: AsyncEngine, settings: ServerSettings) -> "ServerState":
         metrics = Metrics(settings.model_name, engine.max_model_len, lambda: engine.gauges)
         engine.observers.append(metrics)
+        answers = answer_budget(settings.max_buffered_bytes)
         tokenizers, names = TokenizerPool(engine, settings), TokenNames(engine.tokenizer)
-        return cls(engine, settings, Limits.of(engine, settings), tokenizers, names, metrics)
+        return cls(engine, settings, Limits.of(engine, settings), tokenizers, names, metrics, answers)
 
     def model_name(self, requested: str | None) -> str:
         """The model name for the response: the requested one, if it is served here."""
@@ -64,10 +67,12 @@ def json_body(model: type[M]) -> Any:
         if not content:
             raise bad_value(None, "the body is empty; a JSON object is needed", "bad_json")
         try:
-            return model.model_validate_json(content, context=server.limits)
+            body = model.model_validate_json(content, context=server.limits)
         except ValidationError as error:
             if error.error_count() > MANY:
                 raise bad_value(None, f"the body is wrong in {error.error_count()} places") from None
             raise invalid(error.errors(include_url=False)) from None
+        request.state.account.body_id = getattr(body, "request_id", None)
+        return body
 
     return Depends(read)
