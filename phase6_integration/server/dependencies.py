@@ -7,7 +7,7 @@ from fastapi import Depends, Request
 from pydantic import BaseModel, ValidationError
 
 from phase6_integration.async_engine import AsyncEngine
-from phase6_integration.server.budget import Budget, answer_budget
+from phase6_integration.server.budget import Budget
 from phase6_integration.server.errors import RequestError, bad_value, invalid
 from phase6_integration.server.logprobs import TokenNames
 from phase6_integration.server.metrics import Metrics
@@ -35,7 +35,7 @@ class ServerState:
     def of(cls, engine: AsyncEngine, settings: ServerSettings) -> "ServerState":
         metrics = Metrics(settings.model_name, engine.max_model_len, lambda: engine.gauges)
         engine.observers.append(metrics)
-        answers = answer_budget(settings.max_buffered_bytes)
+        answers = Budget.for_answers(settings.max_buffered_bytes)
         tokenizers, names = TokenizerPool(engine, settings), TokenNames(engine.tokenizer)
         return cls(engine, settings, Limits.of(engine, settings), tokenizers, names, metrics, answers)
 
@@ -72,7 +72,7 @@ def json_body(model: type[M]) -> Any:
             if error.error_count() > MANY:
                 raise bad_value(None, f"the body is wrong in {error.error_count()} places") from None
             raise invalid(error.errors(include_url=False)) from None
-        request.state.account.body_id = getattr(body, "request_id", None)
+        request.state.account.request_id = getattr(body, "request_id", None)
         return body
 
     return Depends(read)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from phase6_integration.server.budget import SMALL, Lease, body_budget
+from phase6_integration.server.budget import Budget, Lease
 from phase6_integration.server.errors import RequestError, overloaded
 from phase6_integration.server.logs import AccessLog
 from phase6_integration.server.settings import ServerSettings
@@ -167,7 +167,7 @@ class BodyLimits:
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self.app = app
         self.settings = settings
-        self.budget = body_budget(settings.max_buffered_bytes)
+        self.budget = Budget.for_bodies(settings.max_buffered_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -214,7 +214,7 @@ class BodyLimits:
                     more = message.get("more_body", False)
                     if size > limit:
                         raise too_large
-                    lease.cover(size - SMALL)
+                    lease.cover(size)
         except TimeoutError:
             late = f"the body did not arrive within {seconds:g} seconds"
             raise RequestError(408, late, code="body_timeout", headers=_CLOSE) from None

@@ -14,7 +14,7 @@ from phase0_request.request import FinishReason
 from phase6_integration.async_engine import Health, UnavailableError
 from phase6_integration.messages import EngineRequest
 from phase6_integration.outputs import Chunk, OutputStream
-from phase6_integration.server.budget import Lease, answer_bytes, check_answer
+from phase6_integration.server.budget import Lease, answer_bytes
 from phase6_integration.server.dependencies import ServerState
 from phase6_integration.server.errors import RequestError, conflict, unavailable
 from phase6_integration.server.formatter import Formatter
@@ -58,15 +58,14 @@ class GenerationResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         formatter, account = self._formatter, scope["state"]["account"]
         account.prompt_tokens, account.n, account.user = formatter.prompt_tokens, formatter.n, self._user
-        answers = self._server.answers
-        check_answer(size := answer_bytes(self._requests), answers.limit)
-        with answers.lease(size) as lease, self._submit() as outputs:
+        size = answer_bytes(self._requests, self._server.answers)
+        with self._server.answers.lease(size) as lease, self._submit() as outputs:
             account.outputs = formatter.outputs = outputs.states
             writer = ResponseWriter(send, self._server.settings.send_timeout)
-            sender = _Sender(self._server, formatter, outputs, writer, account, scope["state"]["request_id"], lease)
+            sender = _Sender(self._server, formatter, outputs, writer, account, scope["state"]["request_id"])
             async with _beside(_abort_on_disconnect(receive, outputs)):
                 try:
-                    await (sender.stream() if self._stream else sender.whole())
+                    await (sender.stream() if self._stream else sender.whole(lease, size))
                 except SlowReaderError as error:  # the response stays unfinished, so the server closes the connection
                     account.error = str(error)
                 except ClientLeftError:
@@ -95,7 +94,6 @@ class _Sender:
         writer: "ResponseWriter",
         account: Account,
         request_id: str,
-        lease: Lease,
     ) -> None:
         self.server = server
         self.formatter = formatter
@@ -103,16 +101,14 @@ class _Sender:
         self.writer = writer
         self.account = account
         self.request_id = request_id
-        self.lease = lease
 
-    async def whole(self) -> None:
+    async def whole(self, lease: Lease, size: int) -> None:
         """Send the answer once all of it is there: until then a failure has a status of its own."""
-        reserved = self.lease.size
         async for chunks in self.outputs:
             for chunk in chunks:
                 self._check(chunk)
                 self.formatter.accumulate(chunk)
-            self.lease.cover(reserved + self.formatter.text_bytes)
+            lease.cover(size + self.formatter.text_bytes)
         await self.writer.write_json(self.formatter.whole())
 
     # region stream
