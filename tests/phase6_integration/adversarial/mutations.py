@@ -1,5 +1,6 @@
 """Strategies of hypothesis that damage a JSON document."""
 
+import copy
 import json
 from typing import Any
 
@@ -19,7 +20,8 @@ ODD = st.one_of(
 def edited(document: Any, edits: list[tuple[int, int, Any]]) -> Any:
     """A copy of a JSON document in which values are replaced, removed or added: anywhere in it."""
     document = json.loads(json.dumps(document))
-    for where, what, value in edits:
+    for where, what, given in edits:
+        value = copy.deepcopy(given)  # else a list could be put into itself
         inner = [document]
         for one in inner:
             children = one.values() if isinstance(one, dict) else one

@@ -92,4 +92,4 @@ def test_a_damaged_file_is_read_or_refused(kind: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CASES)
 def test_many_more_damaged_files_are_read_or_refused(kind: str, tmp_path: Path) -> None:
-    fuzz(kind, tmp_path, 5_000)
+    fuzz(kind, tmp_path, 3_000)
