@@ -126,6 +126,7 @@ class CompletionFormatter(Formatter):
                 found = LogprobArrays([None])
                 for part in (self.outputs[index].prompt_logprobs, new.logprobs):
                     found.extend(part or LogprobArrays())
+                self.outputs[index].prompt_logprobs = None  # written once
             self._unsent.discard(index)
         logprobs = for_completion(self.names, tokens, found or (), offsets) if self.logprobs else None
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason, "stop_reason": stop}
