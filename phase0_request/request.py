@@ -1,6 +1,6 @@
 """Request: a list of tokens and a count of how many have been computed. Serving a request means catching up."""
 
-from collections.abc import Sequence
+from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -51,7 +51,7 @@ class RequestTimes:
 
     arrival: float
     admitted: float | None = None  # first admission; resuming after a preemption does not change it
-    tokens: list[float] = field(default_factory=list)  # one timestamp for each output token
+    tokens: MutableSequence[float] = field(default_factory=list)  # one timestamp for each output token
     finished: float | None = None
 
     def admit(self, now: float) -> None:

@@ -25,7 +25,7 @@ from phase6_integration.health import Health, UnavailableError
 from phase6_integration.hub import directory_of
 from phase6_integration.messages import EngineRequest, Finish, Ready, ToEngine, Update
 from phase6_integration.options import EngineOptions
-from phase6_integration.outputs import OutputProcessor, OutputState, OutputStream
+from phase6_integration.outputs import LogprobArrays, OutputProcessor, OutputState, OutputStream
 from phase6_integration.stats import Gauges
 
 log = logging.getLogger(__name__)
@@ -236,7 +236,7 @@ class AsyncEngine:
             if not output.state.generated:
                 prompt_tokens += len(output.request.prompt)
             if new.prompt_logprobs is not None:
-                output.state.prompt_logprobs = new.prompt_logprobs
+                output.state.prompt_logprobs = LogprobArrays(new.prompt_logprobs)
             try:
                 chunk = output.append(new.token, new.logprobs, reasons.get(new.id), update.at)
             except Exception:

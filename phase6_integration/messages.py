@@ -17,7 +17,12 @@ from phase6_integration.options import EngineOptions
 from phase6_integration.stats import Gauges
 
 HEADER = 4
+MAX_FRAME = 1 << 28  # bytes of a message: a length above it is no length
 CHUNK = 1 << 16
+
+
+class FrameTooLargeError(ValueError):
+    """The length of a message is beyond MAX_FRAME: these bytes are not messages."""
 
 
 class Load(msgspec.Struct, tag=True, frozen=True):
@@ -151,7 +156,10 @@ class Frames:
         try:
             # region exercise 6.1
             while len(buffer) - start >= HEADER:
-                stop = start + HEADER + int.from_bytes(buffer[start : start + HEADER], "big")
+                length = int.from_bytes(buffer[start : start + HEADER], "big")
+                if length > MAX_FRAME:
+                    raise FrameTooLargeError(f"a message of {length} bytes was announced; at most {MAX_FRAME} are read")
+                stop = start + HEADER + length
                 if len(buffer) < stop:
                     break
                 body = bytes(buffer[start + HEADER : stop])

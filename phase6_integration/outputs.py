@@ -6,8 +6,10 @@ together; iterating over it is how a client reads them.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+import math
+from array import array
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from phase0_request.detokenizer import Detokenizer
 from phase0_request.request import FinishReason, RequestTimes, TokenLogprobs
@@ -15,19 +17,91 @@ from phase0_request.tokenizer import Tokenizer
 from phase6_integration.health import Health
 from phase6_integration.messages import EngineRequest
 
+SUCCESS = (None, FinishReason.STOP, FinishReason.LENGTH)
+JOINED = 256  # tokens: unread chunks are joined up to this length
 
-@dataclass(frozen=True, slots=True)
+
+class LogprobArrays:
+    """The logprobs of consecutive tokens, in arrays: 12 bytes for an alternative, which as objects takes 110."""
+
+    __slots__ = ("_alternatives", "_counts", "_logprobs", "_top")
+
+    def __init__(self, found: Iterable[TokenLogprobs | None] = ()) -> None:
+        self._logprobs = array("d")  # of each token
+        self._counts = array("B")  # of each token, the number of its alternatives
+        self._alternatives = array("i")  # of all tokens, one after the other
+        self._top = array("d")  # their logprobs
+        for one in found:
+            self.append(one)
+
+    def __len__(self) -> int:
+        return len(self._logprobs)
+
+    def __iter__(self) -> Iterator[TokenLogprobs | None]:
+        stop = 0
+        for logprob, count in zip(self._logprobs, self._counts, strict=True):
+            start, stop = stop, stop + count
+            top = tuple(zip(self._alternatives[start:stop], self._top[start:stop], strict=True))
+            yield None if math.isnan(logprob) else TokenLogprobs(logprob, top)
+
+    def append(self, one: TokenLogprobs | None) -> None:
+        """Add those of a token; None for the first of a prompt, which has none."""
+        one = one or TokenLogprobs(math.nan, ())
+        self._logprobs.append(one.logprob)
+        self._counts.append(len(one.top))
+        for token, logprob in one.top:
+            self._alternatives.append(token)
+            self._top.append(logprob)
+
+    def extend(self, later: "LogprobArrays") -> None:
+        for name in self.__slots__:
+            getattr(self, name).extend(getattr(later, name))
+
+    def split(self, count: int) -> "LogprobArrays":
+        """Remove the first `count` tokens and return them."""
+        first, alternatives = LogprobArrays(), sum(self._counts[:count])
+        for name in self.__slots__:
+            stop = count if name in ("_logprobs", "_counts") else alternatives
+            setattr(first, name, getattr(self, name)[:stop])
+            del getattr(self, name)[:stop]
+        return first
+
+
+def _integers() -> "array[int]":
+    return array("i")
+
+
+@dataclass(slots=True)
 class Chunk:
     """New text of one request, with its tokens. Only the last chunk of a request may be empty."""
 
     index: int  # of the request in its OutputStream
-    text: str
-    tokens: tuple[int, ...] = ()  # the tokens of this text, without the one that ended it
-    offsets: tuple[int, ...] = ()  # where in the whole output text each token begins, in characters
-    logprobs: tuple[TokenLogprobs, ...] = ()  # one for each token, if requested
+    text: str = ""
+    tokens: "array[int]" = field(default_factory=_integers)  # of this text, without the one that ended it
+    offsets: "array[int]" = field(default_factory=_integers)  # in the whole output text, where each token begins
+    logprobs: LogprobArrays | None = None  # of each token, if requested
     finish_reason: FinishReason | None = None  # set on the last chunk
     error: str | None = None  # cause of FinishReason.ERROR: for the log, not for the client
     health: Health | None = None  # of the engine, if that is the cause
+
+    def extend(self, later: "Chunk") -> None:
+        """Append a later chunk of the same request."""
+        self.text += later.text
+        self.tokens += later.tokens
+        self.offsets += later.offsets
+        if self.logprobs is None:
+            self.logprobs = later.logprobs
+        elif later.logprobs is not None:
+            self.logprobs.extend(later.logprobs)
+        self.finish_reason, self.error, self.health = later.finish_reason, later.error, later.health
+
+    def split(self, count: int) -> tuple["Chunk", "Chunk"]:
+        """Two chunks without text: the first `count` tokens, and the rest."""
+        if count == len(self.tokens):
+            return self, Chunk(self.index)
+        first = Chunk(self.index, "", self.tokens[:count], self.offsets[:count])
+        first.logprobs = self.logprobs and self.logprobs.split(count)
+        return first, Chunk(self.index, "", self.tokens[count:], self.offsets[count:], self.logprobs)
 
 
 @dataclass(slots=True)
@@ -56,17 +130,8 @@ class OutputState:
     times: OutputTimes
     cached_tokens: int = 0  # of its prompt, known once it is admitted
     generated: int = 0  # tokens, including the one that ended it
-    prompt_logprobs: list[TokenLogprobs] | None = None  # if requested: of all but the first prompt token
+    prompt_logprobs: LogprobArrays | None = None  # if requested: of all but the first prompt token
     stop_reason: str | int | None = None  # the stop string or stop token that ended it
-
-
-@dataclass(slots=True)
-class _Token:
-    """A token whose text is not fully sent yet."""
-
-    id: int
-    offset: int
-    logprobs: TokenLogprobs | None
 
 
 class OutputProcessor:
@@ -77,11 +142,11 @@ class OutputProcessor:
         params = request.params
         self.request = request
         self.index = index
-        self.state = OutputState(OutputTimes(request.arrival))
+        self.state = OutputState(OutputTimes(request.arrival, tokens=array("d")))
         self.reason: FinishReason | None = None  # why it ended, once the last chunk has been made
         self._detokenizer = Detokenizer(tokenizer, params.stop, params.min_tokens) if tokenizer else None
         self._sent_chars = 0
-        self._held: list[_Token] = []
+        self._held = Chunk(index)  # the tokens whose text is not fully sent yet
         self._stops = frozenset(params.stop_token_ids)
 
     @property
@@ -98,10 +163,8 @@ class OutputProcessor:
                 state.stop_reason = token
             return self.finish(reason)
         text = ""
-        if self._detokenizer is None:
-            self._held.append(_Token(token, 0, logprob))
-        else:
-            self._held.append(_Token(token, self._sent_chars + self._detokenizer.held, logprob))
+        self._hold(token, logprob)
+        if self._detokenizer is not None:
             text = self._detokenizer.push([token])
             if self._detokenizer.stopped is not None:
                 state.stop_reason = self._detokenizer.stopped
@@ -120,6 +183,15 @@ class OutputProcessor:
         stopped = self._detokenizer is not None and self._detokenizer.stopped is not None
         return self._chunk(text, reason, error, health, everything=not stopped)
 
+    def _hold(self, token: int, logprob: TokenLogprobs | None) -> None:
+        """Keep a token until its text is sent."""
+        held = self._held
+        held.tokens.append(token)
+        held.offsets.append(self._sent_chars + self._detokenizer.held if self._detokenizer else 0)
+        if logprob is not None:
+            held.logprobs = held.logprobs or LogprobArrays()
+            held.logprobs.append(logprob)
+
     def _chunk(
         self,
         text: str,
@@ -129,34 +201,27 @@ class OutputProcessor:
         everything: bool = False,
     ) -> Chunk:
         self._sent_chars += len(text)
+        held, offsets = self._held, self._held.offsets
         # region exercise 6.2
-        held = self._held
         if everything or self._detokenizer is None:
-            shown = len(held)
+            shown = len(offsets)
         else:
-            shown = next((i for i, token in enumerate(held) if token.offset >= self._sent_chars), len(held))
-        out, self._held = held[:shown], held[shown:]
+            shown = next((i for i, offset in enumerate(offsets) if offset >= self._sent_chars), len(offsets))
         # endregion
-        return Chunk(
-            self.index,
-            text,
-            tuple(token.id for token in out),
-            tuple(token.offset for token in out),
-            tuple(token.logprobs for token in out if token.logprobs is not None),
-            reason,
-            error,
-            health,
-        )
+        out, self._held = held.split(shown)
+        out.text, out.finish_reason, out.error, out.health = text, reason, error, health
+        return out
 
 
 class OutputStream:
     """The outputs of requests that were submitted together. Iterating yields lists of chunks, everything since the last
-    turn. A slow reader gets longer lists; what waits for it is bounded by the length of the outputs."""
+    turn. The unread chunks of an output are joined: a slow reader gets fewer and longer ones."""
 
     def __init__(self, outputs: Sequence[OutputProcessor], abort: Callable[[Sequence[OutputProcessor]], None]) -> None:
         self._abort = abort
         self._outputs = outputs
         self._chunks: list[Chunk] = []
+        self._newest: dict[int, Chunk] = {}  # of each output, its last unread chunk
         self._unfinished = len(outputs)  # requests whose last chunk has not arrived
         self._arrived = asyncio.Event()
         self._admitted = asyncio.Event()
@@ -187,7 +252,7 @@ class OutputStream:
             # region exercise 6.5
             await self._arrived.wait()
             self._arrived.clear()
-            chunks, self._chunks = self._chunks, []
+            chunks, self._chunks, self._newest = self._chunks, [], {}
             # endregion
             if chunks:
                 yield chunks
@@ -196,7 +261,12 @@ class OutputStream:
         self._admitted.set()
 
     def put(self, chunk: Chunk) -> None:
-        self._chunks.append(chunk)
+        newest, failed = self._newest.get(chunk.index), chunk.finish_reason not in SUCCESS
+        if newest is not None and len(newest.tokens) < JOINED and not failed:
+            newest.extend(chunk)
+        else:
+            self._chunks.append(chunk)
+            self._newest[chunk.index] = chunk
         self._unfinished -= chunk.finish_reason is not None
         self._arrived.set()
         self._admitted.set()

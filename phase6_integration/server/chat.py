@@ -4,10 +4,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
 
+from phase0_request.request import FinishReason
+from phase6_integration.outputs import Chunk
 from phase6_integration.server import openapi
 from phase6_integration.server.dependencies import Server, json_body
 from phase6_integration.server.errors import conflict
-from phase6_integration.server.formatter import Accumulator, Formatter
+from phase6_integration.server.formatter import Formatter
 from phase6_integration.server.logprobs import for_chat
 from phase6_integration.server.parsing import (
     check_lengths,
@@ -58,17 +60,17 @@ class ChatFormatter(Formatter):
             for index in range(self.n)
         ]
 
-    def choice(self, index: int, new: Accumulator) -> dict[str, Any]:
+    def choice(self, index: int, new: Chunk) -> dict[str, Any]:
         message = {"role": "assistant", "content": new.text}
         return {"index": index, "message": message, **self._rest(index, new)}
 
-    def delta(self, index: int, new: Accumulator) -> dict[str, Any]:
+    def delta(self, index: int, new: Chunk) -> dict[str, Any]:
         delta = {"content": new.text} if new.text else {}
         return {"index": index, "delta": delta, **self._rest(index, new)}
 
-    def _rest(self, index: int, new: Accumulator) -> dict[str, Any]:
-        entries = for_chat(self.names, new.tokens, new.logprobs) if self.logprobs else None
-        stop = self.outputs[index].stop_reason if new.finish_reason == "stop" else None
+    def _rest(self, index: int, new: Chunk) -> dict[str, Any]:
+        entries = for_chat(self.names, new.tokens, new.logprobs or ()) if self.logprobs else None
+        stop = self.outputs[index].stop_reason if new.finish_reason is FinishReason.STOP else None
         return {
             "logprobs": None if entries is None else {"content": entries},
             "finish_reason": new.finish_reason,

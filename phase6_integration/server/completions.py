@@ -5,11 +5,12 @@ from typing import Annotated, Any, NamedTuple, cast
 
 from fastapi import APIRouter, Request, Response
 
-from phase0_request.request import TokenLogprobs
+from phase0_request.request import FinishReason
+from phase6_integration.outputs import Chunk, LogprobArrays
 from phase6_integration.server import openapi
 from phase6_integration.server.dependencies import Server, ServerState, json_body
 from phase6_integration.server.errors import conflict
-from phase6_integration.server.formatter import Accumulator, Formatter
+from phase6_integration.server.formatter import Formatter
 from phase6_integration.server.logprobs import for_completion, prompt_offsets
 from phase6_integration.server.parsing import (
     check_lengths,
@@ -110,23 +111,25 @@ class CompletionFormatter(Formatter):
         self._echoes = echoes
         self._unsent = set(range(len(prompts) * self.n))  # choices of which nothing is sent, not even the prompt
 
-    def choice(self, index: int, new: Accumulator) -> dict[str, Any]:
+    def choice(self, index: int, new: Chunk) -> dict[str, Any]:
         reason, stop = new.finish_reason, None
         if self._echo_only:
-            new, reason = Accumulator(), reason and "length"
-        elif reason == "stop":
+            new, reason = Chunk(index), reason and FinishReason.LENGTH
+        elif reason is FinishReason.STOP:
             stop = self.outputs[index].stop_reason
-        text, tokens, offsets = new.text, new.tokens, new.offsets
-        found: list[TokenLogprobs | None] = [*new.logprobs]
+        text, tokens, offsets, found = new.text, [*new.tokens], [*new.offsets], new.logprobs
         if self._echoes is not None:
             echo = self._echoes[index // self.n]
             offsets = [offset + len(echo.text) for offset in offsets]
             if index in self._unsent:
                 text = echo.text + text
                 tokens, offsets = [*echo.tokens, *tokens], [*echo.offsets, *offsets]
-                found = [None, *(self.outputs[index].prompt_logprobs or ()), *found]
+                found = LogprobArrays([None])
+                for part in (self.outputs[index].prompt_logprobs, new.logprobs):
+                    found.extend(part or LogprobArrays())
+                self.outputs[index].prompt_logprobs = None  # written once
             self._unsent.discard(index)
-        logprobs = for_completion(self.names, tokens, found, offsets) if self.logprobs else None
+        logprobs = for_completion(self.names, tokens, found or (), offsets) if self.logprobs else None
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason, "stop_reason": stop}
 
     delta = choice

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from phase6_integration.async_engine import AsyncEngine
 from phase6_integration.health import Health
+from phase6_integration.server.budget import Budget
 from phase6_integration.server.errors import RequestError, bad_value, invalid
 from phase6_integration.server.limits import ClientLimits
 from phase6_integration.server.logprobs import TokenNames
@@ -31,6 +32,7 @@ class ServerState:
     names: TokenNames
     metrics: Metrics
     clients: ClientLimits
+    answers: Budget
 
     @classmethod
     def of(cls, engine: AsyncEngine, settings: ServerSettings) -> "ServerState":
@@ -43,8 +45,9 @@ class ServerState:
         )
         clients = ClientLimits(settings)
         engine.observers += (metrics, clients)
+        answers = Budget.for_answers(settings.max_buffered_bytes)
         tokenizers, names = TokenizerPool(engine, settings), TokenNames(engine.tokenizer)
-        return cls(engine, settings, Limits.of(engine, settings), tokenizers, names, metrics, clients)
+        return cls(engine, settings, Limits.of(engine, settings), tokenizers, names, metrics, clients, answers)
 
     def model_name(self, requested: str | None) -> str:
         """The model name for the response: the requested one, if it is served here."""
@@ -74,10 +77,12 @@ def json_body(model: type[M]) -> Any:
         if not content:
             raise bad_value(None, "the body is empty; a JSON object is needed", "bad_json")
         try:
-            return model.model_validate_json(content, context=server.limits)
+            body = model.model_validate_json(content, context=server.limits)
         except ValidationError as error:
             if error.error_count() > MANY:
                 raise bad_value(None, f"the body is wrong in {error.error_count()} places") from None
             raise invalid(error.errors(include_url=False)) from None
+        request.state.account.request_id = getattr(body, "request_id", None)
+        return body
 
     return Depends(read)

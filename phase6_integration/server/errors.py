@@ -83,6 +83,11 @@ def unavailable(health: Health, reason: str | None = None) -> RequestError:
     return RequestError(503, message, code=health.value, headers={"retry-after": str(RETRY_AFTER.get(health, 30))})
 
 
+def overloaded() -> RequestError:
+    message = "the memory for requests and answers is all in use; try again later"
+    return RequestError(503, message, code="overloaded", headers={"retry-after": "5"})
+
+
 def invalid(details: Sequence[ErrorDetails]) -> RequestError:
     """The first of pydantic's errors, and the number of the others."""
     first = details[0]

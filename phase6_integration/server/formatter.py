@@ -1,47 +1,43 @@
 """Formatter: writes the outputs of one request as OpenAI's JSON, whole or in chunks.
 
-Chunks are many and small, so they are assembled from bytes: what all of them share is encoded once.
+Chunks are many and small, so they are assembled from bytes: what all of them share is encoded once. A whole response
+may be large, so it is encoded in pieces while it is sent: logprobs are iterators until then.
 """
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from sys import getsizeof
 from typing import Any
 
 import msgspec
 
-from phase0_request.request import TokenLogprobs
 from phase6_integration.outputs import Chunk, OutputState
 from phase6_integration.server.dependencies import ServerState
 from phase6_integration.server.schemas import SamplingFields, StreamOptions
 
-encode = msgspec.json.Encoder().encode
+BLOCK = 64  # items of an iterator that are encoded at a time
+encode = msgspec.json.Encoder(enc_hook=list).encode  # an iterator is an array
 
 
-@dataclass(slots=True)
-class Accumulator:
-    """The chunks of one output that are not written yet, joined."""
-
-    text: str = ""
-    tokens: list[int] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    finish_reason: str | None = None
-
-    def add(self, chunk: Chunk) -> None:
-        self.text += chunk.text
-        self.tokens += chunk.tokens
-        self.offsets += chunk.offsets
-        self.logprobs += chunk.logprobs
-        if chunk.finish_reason is not None:
-            self.finish_reason = chunk.finish_reason.value
-
-    def clear(self) -> None:
-        self.text, self.finish_reason = "", None
-        self.tokens.clear()
-        self.offsets.clear()
-        self.logprobs.clear()
+def pieces(value: Any) -> Iterator[bytes]:
+    """The JSON of a value in pieces: an object field by field, an iterator BLOCK items at a time."""
+    if isinstance(value, dict):
+        before = b"{"
+        for name, field in value.items():
+            yield before + encode(name) + b":"
+            yield from pieces(field)
+            before = b","
+        yield b"}"
+    elif isinstance(value, Iterator):
+        before = b"["
+        while block := list(islice(value, BLOCK)):
+            yield before + encode(block)[1:-1]
+            before = b","
+        yield b"]" if before == b"," else b"[]"
+    else:
+        yield encode(value)
 
 
 class Formatter(ABC):
@@ -65,7 +61,7 @@ class Formatter(ABC):
         self.names = server.names
         self._hides_cached = server.settings.hide_cached_tokens
         self.outputs: Sequence[OutputState] = ()  # once they are submitted
-        self._accumulated = [Accumulator() for _ in range(len(prompts) * self.n)]
+        self._unwritten: dict[int, Chunk] = {}  # by index
         self._head = encode(self._top(self.chunk_object))[:-1] + b',"choices":['
 
     def opening(self) -> list[dict[str, Any]]:
@@ -73,26 +69,26 @@ class Formatter(ABC):
         return []
 
     @abstractmethod
-    def choice(self, index: int, new: Accumulator) -> dict[str, Any]:
+    def choice(self, index: int, new: Chunk) -> dict[str, Any]:
         """A choice of the whole response."""
 
     @abstractmethod
-    def delta(self, index: int, new: Accumulator) -> dict[str, Any]:
+    def delta(self, index: int, new: Chunk) -> dict[str, Any]:
         """A choice of a chunk of a stream."""
 
-    def accumulate(self, chunk: Chunk) -> None:
-        """Add a chunk to the whole response."""
-        self._accumulated[chunk.index].add(chunk)
+    def accumulate(self, chunk: Chunk) -> Chunk:
+        """Append a chunk to those of its output that are not written. Returns all of them, joined."""
+        unwritten = self._unwritten.setdefault(chunk.index, chunk)
+        if unwritten is not chunk:
+            unwritten.extend(chunk)
+        return unwritten
 
     def to_chunk(self, chunk: Chunk) -> bytes:
         """The event for a chunk. Without text it is empty: tokens without text are sent with the text that follows."""
-        new = self._accumulated[chunk.index]
-        new.add(chunk)
+        new = self.accumulate(chunk)
         if not new.text and new.finish_reason is None:
             return b""
-        event = self.event(self.delta(chunk.index, new))
-        new.clear()
-        return event
+        return self.event(self.delta(new.index, self._unwritten.pop(new.index)))
 
     def event(self, choice: dict[str, Any]) -> bytes:
         usage = b""
@@ -108,20 +104,19 @@ class Formatter(ABC):
             return b""
         return b"".join((b"data: ", self._head, b'],"usage":', encode(self.usage), b"}\n\n"))
 
-    def whole(self) -> bytes:
-        """The whole response. Each choice is freed once it is encoded: with logprobs it is many times larger."""
-        choices = []
-        for index, output in enumerate(self._accumulated):
-            choices.append(encode(self.choice(index, output)))
-            output.clear()
-        head, usage = encode(self._top(self.object))[:-1], encode(self.usage)
-        return b"".join((head, b',"choices":[', b",".join(choices), b'],"usage":', usage, b"}"))
+    def whole(self) -> Iterator[bytes]:
+        """The whole response in pieces. Each choice is freed once it is written."""
+        before = encode(self._top(self.object))[:-1] + b',"choices":['
+        for index in sorted(self._unwritten):
+            yield before
+            yield from pieces(self.choice(index, self._unwritten.pop(index)))
+            before = b","
+        yield b'],"usage":' + encode(self.usage) + b"}"
 
     @property
-    def scores(self) -> int:
-        """The number of logprobs in the response: encoding them takes long."""
-        outputs = self.outputs if self.logprobs else ()
-        return sum(output.generated + len(output.prompt_logprobs or ()) for output in outputs)
+    def text_bytes(self) -> int:
+        """The size of the text that is not written."""
+        return sum(getsizeof(chunk.text) for chunk in self._unwritten.values())
 
     @property
     def completion_tokens(self) -> int:

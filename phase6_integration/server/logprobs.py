@@ -1,7 +1,7 @@
 """Logprobs in OpenAI's two formats: token texts, their bytes, and their offsets in the text."""
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from phase0_request.request import TokenLogprobs
@@ -45,23 +45,24 @@ def special_name(tokenizer: Tokenizer, token: int) -> str:
     return tokenizer.name(token) or f"token_id:{token}"
 
 
-def for_chat(names: TokenNames, tokens: Sequence[int], found: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
+def for_chat(
+    names: TokenNames, tokens: Iterable[int], found: Iterable[TokenLogprobs | None]
+) -> Iterator[dict[str, Any]]:
     """One entry per token, with its top alternatives."""
-    return [
-        {**_entry(names, token, one.logprob), "top_logprobs": [_entry(names, *other) for other in one.top]}
-        for token, one in zip(tokens, found, strict=True)
-    ]
+    for token, one in zip(tokens, found, strict=True):
+        assert one is not None  # only the first token of a prompt has none, which chats do not echo
+        yield {**_entry(names, token, one.logprob), "top_logprobs": [_entry(names, *other) for other in one.top]}
 
 
 def for_completion(
-    names: TokenNames, tokens: Sequence[int], found: Sequence[TokenLogprobs | None], offsets: Sequence[int]
-) -> dict[str, Any]:
+    names: TokenNames, tokens: Sequence[int], found: Iterable[TokenLogprobs | None], offsets: Iterable[int]
+) -> dict[str, Iterator[Any]]:
     """Parallel arrays. Each token is among its own alternatives; the first token of a prompt has no logprob."""
     return {
-        "tokens": [names[token].text for token in tokens],
-        "token_logprobs": [one and _number(one.logprob) for one in found],
-        "top_logprobs": [one and _alternatives(names, token, one) for token, one in zip(tokens, found, strict=True)],
-        "text_offset": list(offsets),
+        "tokens": (names[token].text for token in tokens),
+        "token_logprobs": (one and _number(one.logprob) for one in found),
+        "top_logprobs": (one and _alternatives(names, token, one) for token, one in zip(tokens, found, strict=True)),
+        "text_offset": iter(offsets),
     }
 
 

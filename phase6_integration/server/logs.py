@@ -102,12 +102,13 @@ class Account:
     outputs: Sequence[OutputState] = ()
     n: int = 1  # outputs per prompt
     user: str | None = None  # the field `user` of the request
+    request_id: str | None = None  # its field `request_id`, part of the id of the answer
     finish_reasons: list[str] = field(default_factory=list)  # one for each finished output
     error: str | None = None  # only for the log
 
     def fields(self) -> dict[str, Any]:
         """The fields of the log line that are known."""
-        about = {"user": self.user, "error": self.error}
+        about = {"user": self.user, "request_id": self.request_id, "error": self.error}
         if not self.outputs:
             return {name: value for name, value in about.items() if value is not None}
         times = [output.times for output in self.outputs]

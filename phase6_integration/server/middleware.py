@@ -17,7 +17,8 @@ from collections.abc import Iterable, Sequence
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from phase6_integration.server.errors import RequestError
+from phase6_integration.server.budget import Budget, Lease
+from phase6_integration.server.errors import RequestError, overloaded
 from phase6_integration.server.logs import AccessLog
 from phase6_integration.server.settings import ServerSettings
 
@@ -102,11 +103,13 @@ class LastResort:
                     scope, receive, send
                 )
             return None
-        except Exception:
+        except Exception as error:
             logger.exception("a request failed by a fault of the server", extra={"fields": {"id": name}})
             if not started:
                 message = f"the server failed on this request; its log says why under the id {name}"
-                await RequestError(500, message, code="internal_error").response(scope, receive, send)
+                fault = RequestError(500, message, code="internal_error")
+                refusal = overloaded() if isinstance(error, MemoryError) else fault
+                await refusal.response(scope, receive, send)
             return None  # an unfinished response: the server closes the connection, which the client notices
 
 
@@ -194,6 +197,7 @@ class BodyLimits:
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self.app = app
         self.settings = settings
+        self.budget = Budget.for_bodies(settings.max_buffered_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -212,15 +216,16 @@ class BodyLimits:
             message = f"the body may not be encoded, got {name}: send it as it is"
             refusal = RequestError(415, message, code="unsupported_content_encoding", headers=_PLAIN)
             return await refusal.response(scope, receive, send)
-        try:
-            body = await self._read(receive, length)
-        except RequestError as refusal:
-            return await refusal.response(scope, receive, send)
-        if body is None:  # the client has disconnected
-            return None
-        return await self.app(scope, _replay(body, receive), send)
+        with self.budget.lease() as lease:
+            try:
+                body = await self._read(receive, length, lease)
+            except RequestError as refusal:
+                return await refusal.response(scope, receive, send)
+            if body is None:  # the client has disconnected
+                return None
+            return await self.app(scope, _replay(body, receive), send)
 
-    async def _read(self, receive: Receive, length: bytes | None) -> bytes | None:
+    async def _read(self, receive: Receive, length: bytes | None, lease: Lease) -> bytes | None:
         """The whole body, or None if the client disconnected before its end."""
         limit, seconds = self.settings.max_body_bytes, self.settings.receive_timeout
         too_large = RequestError(413, f"the body is too large: at most {limit} bytes are read", code="body_too_large")
@@ -239,6 +244,7 @@ class BodyLimits:
                     more = message.get("more_body", False)
                     if size > limit:
                         raise too_large
+                    lease.cover(size)
         except TimeoutError:
             late = f"the body did not arrive within {seconds:g} seconds"
             raise RequestError(408, late, code="body_timeout", headers=_CLOSE) from None

@@ -30,6 +30,9 @@ class ServerSettings:
     served_model_names: tuple[str, ...] = ("tiny_chat",)  # responses carry the first
     api_keys: tuple[str, ...] = field(default=(), repr=False)  # none: no key is required
     max_body_bytes: int = option(4 << 20, "largest request body; more is a 413", "BYTES", at_least(1))
+    max_buffered_bytes: int = option(
+        1 << 30, "memory for bodies and unsent answers; more is a 503", "BYTES", partial(integer, low=1, high=1 << 50)
+    )
     max_header_bytes: int = option(32 << 10, "largest request header; more is a 431", "BYTES", at_least(1))
     max_headers: int = 100
     max_choices: int = option(128, "most choices of one request: prompts times n", check=at_least(1))

@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,6 +14,7 @@ from phase0_request.request import FinishReason
 from phase6_integration.health import UnavailableError
 from phase6_integration.messages import EngineRequest
 from phase6_integration.outputs import Chunk, OutputStream
+from phase6_integration.server.budget import Lease, answer_bytes
 from phase6_integration.server.dependencies import ServerState
 from phase6_integration.server.errors import RequestError, conflict, unavailable
 from phase6_integration.server.formatter import Formatter
@@ -26,13 +26,12 @@ logger = logging.getLogger("nanoserve")
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 PIECE = 1 << 16  # bytes of one send: larger bodies are sent in pieces
-LONG = 200  # logprobs of a whole response; more are encoded in a thread
+JSON = (b"content-type", b"application/json")
 STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx passes each event on at once
 )
-_ENCODER = ThreadPoolExecutor(1, "encoder")  # one thread: more are not faster, and each has its own heap
 
 
 class SlowReaderError(Exception):
@@ -59,13 +58,14 @@ class GenerationResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         formatter, account = self._formatter, scope["state"]["account"]
         account.prompt_tokens, account.n, account.user = formatter.prompt_tokens, formatter.n, self._user
-        with self._submit() as outputs:
+        size = answer_bytes(self._requests, self._server.answers)
+        with self._server.answers.lease(size) as lease, self._submit() as outputs:
             account.outputs = formatter.outputs = outputs.states
             writer = ResponseWriter(send, self._server.settings.send_timeout)
             sender = _Sender(self._server, formatter, outputs, writer, account, scope["state"]["request_id"])
             async with _beside(_abort_on_disconnect(receive, outputs)):
                 try:
-                    await (sender.stream() if self._stream else sender.whole())
+                    await (sender.stream() if self._stream else sender.whole(lease, size))
                 except SlowReaderError as error:  # the response stays unfinished, so the server closes the connection
                     account.error = str(error)
                 except ClientLeftError:
@@ -106,16 +106,14 @@ class _Sender:
         self.account = account
         self.request_id = request_id
 
-    async def whole(self) -> None:
+    async def whole(self, lease: Lease, size: int) -> None:
+        """Send the answer once all of it is there: until then a failure has a status of its own."""
         async for chunks in self.outputs:
             for chunk in chunks:
                 self._check(chunk)
                 self.formatter.accumulate(chunk)
-        encode = self.formatter.whole
-        body = await _in_thread(encode) if self.formatter.scores > LONG else encode()
-        length = str(len(body)).encode()
-        await self.writer.start(200, [(b"content-type", b"application/json"), (b"content-length", length)])
-        await self.writer.write(body, more=False)
+            lease.cover(size + self.formatter.text_bytes)
+        await self.writer.write_json(self.formatter.whole())
 
     # region stream
     async def stream(self) -> None:
@@ -156,12 +154,14 @@ class _Sender:
         return any(one.finished is not None for one in times) or all(one.admitted is None for one in times)
 
     async def _send(self, chunks: Sequence[Chunk]) -> None:
-        """Everything since the last turn, in one send."""
+        """Everything since the last turn, in one send unless it is large."""
         events = []
         try:
             for chunk in chunks:
                 events.append(self._event(chunk))
                 if len(events[-1]) > PIECE:
+                    await self._write(events)
+                    events.clear()
                     await asyncio.sleep(0)  # other streams have a turn
         finally:
             await self._write(events)
@@ -222,10 +222,26 @@ class ResponseWriter:
 
     async def write(self, body: bytes, more: bool = True) -> None:
         """Send bytes; without `more`, they end the response."""
-        for start in range(0, len(body), PIECE):
+        for start in range(0, max(len(body), 1), PIECE):
             last = start + PIECE >= len(body)
             piece = body[start : start + PIECE]
             await self._put({"type": "http.response.body", "body": piece, "more_body": more or not last})
+
+    async def write_json(self, pieces: Iterator[bytes]) -> None:
+        """Send a response while it is encoded. One that fits into a piece has a length."""
+        body, headers = bytearray(), [JSON]
+        for piece in pieces:
+            body += piece
+            if len(body) > PIECE:
+                if headers:
+                    await self.start(200, headers)
+                    headers = []
+                await self.write(bytes(body))
+                body.clear()
+                await asyncio.sleep(0)  # other requests have a turn
+        if headers:
+            await self.start(200, [*headers, (b"content-length", b"%d" % len(body))])
+        await self.write(bytes(body), more=False)
 
     async def keep_alive(self, seconds: float) -> None:
         """Send a comment after each such silence, until cancelled."""
@@ -253,10 +269,6 @@ class ResponseWriter:
 
 def event(content: bytes) -> bytes:
     return b"data: " + content + b"\n\n"
-
-
-async def _in_thread(encode: Callable[[], bytes]) -> bytes:
-    return await asyncio.get_running_loop().run_in_executor(_ENCODER, encode)
 
 
 async def _abort_on_disconnect(receive: Receive, outputs: OutputStream) -> None:

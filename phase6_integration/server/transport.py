@@ -13,11 +13,11 @@ import struct
 import sys
 from typing import Any, cast
 
-from httptools import HttpParserUpgrade, HttpRequestParser
+from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from phase6_integration.server.errors import RequestError
+from phase6_integration.server.errors import RequestError, overloaded
 from phase6_integration.server.middleware import REQUEST_ID, headers_too_large, request_id
 from phase6_integration.server.settings import ServerSettings
 
@@ -85,7 +85,10 @@ class Connection(HttpToolsProtocol):
             self._head += len(data)
         else:
             self._trailing += len(data)
-        super().data_received(data)
+        try:
+            super().data_received(data)
+        except Exception as error:  # of this server: uvicorn reports those of the parser to send_400_response
+            self._refuse(self._blame(error))
         if self.transport.is_closing():
             return
         if max(self._head, self._trailing) > self.settings.max_header_bytes:
@@ -126,8 +129,18 @@ class Connection(HttpToolsProtocol):
             self._active.message_event.set()
 
     def send_400_response(self, msg: str) -> None:
-        """Called by uvicorn for malformed HTTP."""
-        self._refuse(RequestError(400, "this is not a valid HTTP request", code="bad_http"))
+        """Called by uvicorn when the parser fails, even if it does because a callback of this server has raised."""
+        error = sys.exception()
+        self._refuse(self._blame(error.__context__ if isinstance(error, HttpParserCallbackError) else error))
+
+    def _blame(self, error: BaseException | None) -> RequestError:
+        """The client's error for malformed HTTP, and the server's for everything else."""
+        if error is None or isinstance(error, HttpParserError | ValueError):
+            return RequestError(400, "this is not a valid HTTP request", code="bad_http")
+        logger.error("reading a request failed", exc_info=error)
+        if isinstance(error, MemoryError):
+            return overloaded()
+        return RequestError(500, "the server failed on this request; its log says why", code="internal_error")
 
     def _start_timer(self) -> None:
         self._cancel_timer()
@@ -160,6 +173,7 @@ class Connection(HttpToolsProtocol):
         if self.pipeline or (self._active is not None and self._busy and self._active.response_started):
             return self._drop()  # an error would end up in the middle of another response
         head = {b"content-type": b"application/json", b"content-length": str(len(error.content)).encode()}
+        head |= {key.encode(): value.encode() for key, value in (error.headers or {}).items()}
         head |= {REQUEST_ID: name.encode(), b"connection": b"close"}
         head |= {name.encode(): value.encode() for name, value in (error.headers or {}).items()}
         lines = b"".join(b"%s: %s\r\n" % pair for pair in head.items())

@@ -47,15 +47,10 @@ async def answer(made: AsyncEngine, prompt: Sequence[int], params: SamplingParam
     """All of an answer in one piece."""
     (chunks,) = await read(made.submit([EngineRequest(name, tuple(prompt), params)]))
     assert all(chunk.finish_reason is None for chunk in chunks[:-1])
-    return Chunk(
-        0,
-        "".join(chunk.text for chunk in chunks),
-        tuple(token for chunk in chunks for token in chunk.tokens),
-        tuple(offset for chunk in chunks for offset in chunk.offsets),
-        tuple(found for chunk in chunks for found in chunk.logprobs),
-        chunks[-1].finish_reason,
-        chunks[-1].error,
-    )
+    first, *others = chunks
+    for chunk in others:
+        first.extend(chunk)
+    return first
 
 
 async def idle(made: AsyncEngine) -> None:

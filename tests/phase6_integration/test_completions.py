@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import threading
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +11,11 @@ import pytest
 from phase0_request.params import SamplingParams
 from phase0_request.tokenizer import Tokenizer
 from phase6_integration.messages import EngineRequest
-from phase6_integration.server.formatter import Formatter
+from phase6_integration.server.app import create_app
 from phase6_integration.server.logprobs import TokenNames, prompt_offsets
 from phase6_integration.server.responses import CompletionChunk, CompletionResponse
 from phase6_integration.server.settings import ServerSettings
+from tests.phase6_integration.asgi import Call
 from tests.phase6_integration.fake_engine import FakeEngine, client, events, says
 
 TOKENIZER = Tokenizer.from_pretrained()
@@ -214,20 +214,23 @@ def test_an_echo_of_the_prompt_alone(stream: bool) -> None:
     assert {one.params.max_tokens for one in engine.submitted} == {1}
 
 
-def test_long_responses_are_encoded_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    on_the_loop, whole = [], Formatter.whole
+@pytest.mark.parametrize("asked", [{}, {"echo": True}])
+def test_a_long_response_is_sent_while_it_is_encoded(asked: dict[str, Any]) -> None:
+    """Other requests have a turn between its pieces, and it is never whole in memory."""
 
-    def noted(shape: Formatter) -> bytes:
-        on_the_loop.append(threading.current_thread() is threading.main_thread())
-        return whole(shape)
+    async def test() -> None:
+        turns = 0
+        async with Call(create_app(FakeEngine(), ServerSettings()), "/v1/completions", body) as call:
+            while not call.complete:
+                turns += call.sends > 0
+                await asyncio.sleep(0)
+        assert call.sends >= 3
+        assert turns >= 2
+        assert "content-length" not in call.headers
+        assert len(CompletionResponse.model_validate_json(call.content).choices) == 3
 
-    monkeypatch.setattr(Formatter, "whole", noted)
-    prompt = [5] * 300
-    for asked in ({}, {"logprobs": 1}):
-        answer(FakeEngine(), prompt=prompt, max_tokens=300, **asked)
-        answer(FakeEngine(), prompt=prompt, max_tokens=2, **asked)
-        answer(FakeEngine(), prompt=prompt, max_tokens=2, echo=True, **asked)
-    assert on_the_loop == [True, True, True, False, True, False]
+    body = {"prompt": [5, 6] * 150, "max_tokens": 300, "logprobs": 20, "n": 3, **asked}
+    asyncio.run(test())
 
 
 def test_tokens_are_called_by_their_text_their_name_or_their_bytes() -> None:
@@ -264,9 +267,9 @@ def test_a_logprob_of_minus_infinity_has_a_number() -> None:
     never = TokenLogprobs(float("-inf"), ((5, -0.5),))
     names = TokenNames(TOKENIZER)
     found = for_completion(names, [6], [never], [0])
-    assert found["token_logprobs"] == [-9999.0]
-    assert found["top_logprobs"][0][names[6].text] == -9999.0
-    assert json.loads(json.dumps(for_chat(names, [6], [never]), allow_nan=False))[0]["logprob"] == -9999.0
+    assert [*found["token_logprobs"]] == [-9999.0]
+    assert next(found["top_logprobs"])[names[6].text] == -9999.0
+    assert json.loads(json.dumps([*for_chat(names, [6], [never])], allow_nan=False))[0]["logprob"] == -9999.0
 
 
 LENGTHS: list[tuple[dict[str, Any], int | None]] = [

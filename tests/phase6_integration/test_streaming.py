@@ -250,21 +250,23 @@ def test_no_comment_is_sent_where_there_is_no_silence() -> None:
     run(test)
 
 
-def test_what_has_gathered_goes_in_one_send() -> None:
-    """While the client does not read, tokens gather; they are separate chunks, and one message."""
+def test_what_has_gathered_is_joined() -> None:
+    """While the client does not read, tokens gather in one chunk, and its logprobs stay beside them."""
 
     async def test() -> None:
         engine = FakeEngine()
         app = create_app(engine, ServerSettings())
-        async with Call(app, PATHS[0], body(PATHS[0], stream=True, max_tokens=200)) as call:
+        async with Call(app, PATHS[0], body(PATHS[0], stream=True, max_tokens=200, logprobs=2)) as call:
             await call.until(lambda call: call.sends >= 2)
             call.reads.clear()
             while engine.live:
                 await asyncio.sleep(0)
             call.reads.set()
-        assert len(call.events) == 201
-        assert call.sends < 100
+        assert len(call.events) < 100
         assert "".join(map(text_of, call.events[:-1])) == "Hello" * 200
+        found = [event["choices"][0]["logprobs"] for event in call.events[:-1]]
+        assert sum(len(one["top_logprobs"]) for one in found) == 200
+        assert [offset for one in found for offset in one["text_offset"]] == list(range(0, 1000, 5))
 
     run(test)
 

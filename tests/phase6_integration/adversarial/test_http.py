@@ -1,31 +1,36 @@
-"""What hostile clients meet: raw sockets against a real server whose engine is a script."""
+"""Class: HTTP that two parsers read differently, that has no end, or that nobody reads.
+
+Published cases: Content-Length beside Transfer-Encoding (CVE-2026-40561, Starlet), trailers taken for headers or for
+the next request (CVE-2025-59822, http4s), headers without a limit (CVE-2025-48956, vLLM), a chunked body without a
+limit (CVE-2025-46728, cpp-httplib, which llama.cpp's server uses), memory of closed connections.
+Compressed bodies are refused, so that none can be a bomb: test_middleware.
+"""
 
 import asyncio
 import contextlib
 import gc
 import json
+import logging
 import os
 import select
 import socket
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import httpx
 import pytest
 import uvloop
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from phase0_request.request import FinishReason
-from phase6_integration.async_engine import AsyncEngine
-from phase6_integration.health import Health
+from phase6_integration.server.app import create_app
 from phase6_integration.server.settings import ServerSettings
 from phase6_integration.server.transport import NO_LINGER
-from tests.phase6_integration.fake_engine import FakeEngine, served
+from tests.phase6_integration.adversarial.raw import PATIENCE, POST, error_in, heard, line, listening, request_of
+from tests.phase6_integration.asgi import Call
+from tests.phase6_integration.fake_engine import FakeEngine
 
 HURRIED = ServerSettings(receive_timeout=1.0, send_timeout=0.2)  # for what is to be late, and for nothing else
 NARROW = ServerSettings(max_body_bytes=1000, max_header_bytes=2000)
-POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-PATIENCE = 60.0  # seconds that a test waits for what must happen
 
 
 @pytest.fixture(scope="module")
@@ -38,54 +43,6 @@ def hurried() -> Iterator[str]:
 def narrow() -> Iterator[str]:
     with listening(FakeEngine, NARROW) as url:
         yield url
-
-
-@contextlib.contextmanager
-def listening(make: Callable[[], AsyncEngine], settings: ServerSettings | None = None, **server: Any) -> Iterator[str]:
-    """A server whose port answers by now."""
-    with served(make, settings, **server) as url:
-        while not answers(url):
-            os.sched_yield()
-        yield url
-
-
-def answers(url: str) -> bool:
-    with contextlib.suppress(ConnectionRefusedError), line(url):
-        return True
-    return False
-
-
-@contextlib.contextmanager
-def line(url: str) -> Iterator[socket.socket]:
-    host, port = url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=PATIENCE) as one:
-        yield one
-
-
-def request_of(body: bytes) -> bytes:
-    return POST + b"content-length: %d\r\n\r\n" % len(body) + body
-
-
-def heard(one: socket.socket) -> bytes:
-    """Everything until the server closes the line."""
-    pieces = []
-    with contextlib.suppress(ConnectionResetError):
-        while piece := one.recv(65536):
-            pieces.append(piece)
-    return b"".join(pieces)
-
-
-def error_in(response: bytes) -> tuple[int, dict[str, Any]]:
-    """The status and the error of a response, which has a request id and the one shape."""
-    head, _, body = response.partition(b"\r\n\r\n")
-    assert b"\r\nx-request-id: " in head, response
-    assert b"\r\ncontent-type: application/json" in head
-    error = json.loads(body)["error"]
-    assert error.keys() == {"message", "type", "param", "code"}
-    return int(head.split()[1]), error
-
-
-# The line itself.
 
 
 def test_a_silent_connection_is_closed(hurried: str) -> None:
@@ -175,6 +132,46 @@ def test_what_is_not_http_is_a_400_in_the_shape_of_all_errors(plain: str, said: 
         assert error_in(heard(one))[0] == 400
 
 
+@pytest.mark.parametrize(
+    ("fault", "status", "code"), [(MemoryError, 503, "overloaded"), (KeyError, 500, "internal_error")]
+)
+@pytest.mark.parametrize("where", ["on_header", "on_headers_complete", "on_body", "data_received"])
+def test_a_fault_of_the_server_while_it_reads_a_request_is_not_the_clients(
+    plain: str, monkeypatch: pytest.MonkeyPatch, where: str, fault: type[Exception], status: int, code: str
+) -> None:
+    """Under memory pressure valid requests were answered with 400 bad_http: an exception in a callback of the parser is
+    an error of the parser too. Clients do not try those again."""
+
+    def fails(*_: object) -> None:
+        raise fault("at 0x7f00 in /secret/place.py")
+
+    with line(plain) as one:
+        monkeypatch.setattr(HttpToolsProtocol, where, fails)
+        one.sendall(request_of(b'{"prompt": "a", "max_tokens": 1}'))
+        answer = heard(one)
+    found, error = error_in(answer)
+    assert (found, error["code"]) == (status, code)
+    assert (b"\r\nretry-after: " in answer) == (status == 503)
+    assert b"secret" not in answer
+    monkeypatch.undo()
+    assert httpx.get(f"{plain}/health").status_code == 200
+
+
+def test_the_request_id_of_a_body_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """A client looks for it there: it is part of the answer's id. Whether the request is served or refused."""
+
+    async def ask(name: str, tokens: int) -> None:
+        body = {"prompt": "a", "request_id": name, "max_tokens": tokens}
+        async with Call(create_app(FakeEngine(), ServerSettings()), "/v1/completions", body):
+            pass
+
+    with caplog.at_level(logging.INFO, "nanoserve.access"):
+        asyncio.run(ask("served", 1))
+        asyncio.run(ask("refused", 0))
+    fields = [vars(record)["fields"] for record in caplog.records]
+    assert [(one["status"], one["request_id"]) for one in fields] == [(200, "served"), (400, "refused")]
+
+
 def test_a_body_that_does_not_arrive_is_given_up(hurried: str) -> None:
     with line(hurried) as one:
         one.sendall(POST + b"content-length: 100\r\n\r\n{")
@@ -183,7 +180,7 @@ def test_a_body_that_does_not_arrive_is_given_up(hurried: str) -> None:
 
 
 def test_a_body_without_end_is_refused_while_it_comes() -> None:
-    settings = ServerSettings(max_body_bytes=1000, receive_timeout=2)
+    settings = ServerSettings(max_body_bytes=1000, receive_timeout=1)
     with listening(FakeEngine, settings) as url, line(url) as one:
         one.sendall(POST + b"transfer-encoding: chunked\r\n\r\n" + b"ff\r\n" + b"a" * 255 + b"\r\n")
         one.sendall((b"ff\r\n" + b"a" * 255 + b"\r\n") * 3)
@@ -224,7 +221,7 @@ def test_trailers_are_no_headers() -> None:
 @pytest.mark.parametrize("loop", [uvloop.new_event_loop, asyncio.new_event_loop])
 def test_a_client_that_reads_slowly_is_served_to_its_end(loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
     """It takes several times as long as a client may that reads nothing."""
-    settings = ServerSettings(send_timeout=1.0)
+    settings = ServerSettings(send_timeout=0.5)
     with listening(FakeEngine, settings, loop=loop, buffer=4096) as url:
         host, port = url.removeprefix("http://").split(":")
         with socket.socket() as one:
@@ -235,7 +232,7 @@ def test_a_client_that_reads_slowly_is_served_to_its_end(loop: Callable[[], asyn
             begun, answer = time.monotonic(), b""
             while piece := one.recv(1 + len(whole) // 100):
                 answer += piece
-                while time.monotonic() - begun < 2.5 * min(len(answer) / len(whole), 1):
+                while time.monotonic() - begun < 1.25 * min(len(answer) / len(whole), 1):
                     select.select([], [], [], 0.01)
             assert answer.endswith(whole)
 
@@ -357,105 +354,6 @@ def test_a_bad_request_is_not_answered_inside_another(between: bytes) -> None:
         assert b"bad_http" not in heard(one)
 
 
-# What is told.
-
-SECRET = "hunter2-secret"
-BAD = [
-    ("/v1/completions", b'{"prompt": "hunter2-secret'),
-    ("/v1/completions", b'{"prompt": "hunter2-secret", "temperature": "hunter2-secret"}'),
-    ("/v1/completions", b'{"prompt": "hunter2-secret", "model": "hunter2-secret"}'),
-    ("/v1/completions", b'{"prompt": {"hunter2-secret": 1}}'),
-    ("/v1/completions", b'{"prompt": "hunter2-secret", "logit_bias": {"1": "hunter2-secret"}}'),
-    ("/v1/completions", b'{"prompt": "a", "stop": ["hunter2-secret", 1]}'),
-    ("/v1/completions", b'["hunter2-secret"]'),
-    ("/v1/completions", b"\xff\xfehunter2-secret"),
-    ("/v1/completions", b'{"prompt": "' + b"hunter2-secret " * 3000 + b'"}'),
-    (
-        "/v1/chat/completions",
-        b'{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "hunter2-secret"}}]}]}',
-    ),
-    ("/v1/chat/completions", b'{"messages": [{"role": "user", "content": "hunter2-secret", "name": 7}]}'),
-    ("/tokenize", b'{"prompt": 5, "model": "hunter2-secret"}'),
-    ("/detokenize", b'{"tokens": ["hunter2-secret"]}'),
-    ("/v1/hunter2-secret", b"{}"),
-]
-
-
-@pytest.fixture(scope="module")
-def plain() -> Iterator[str]:
-    with listening(FakeEngine, ServerSettings()) as url:
-        yield url
-
-
-@pytest.mark.parametrize(("path", "body"), BAD)
-def test_an_error_repeats_nothing_of_what_was_sent(plain: str, path: str, body: bytes) -> None:
-    response = httpx.post(plain + path, content=body, headers={"content-type": "application/json"})
-    assert 400 <= response.status_code < 500
-    assert SECRET not in response.text + str(response.headers)
-    error = response.json()["error"]
-    assert error.keys() == {"message", "type", "param", "code"}
-    assert response.headers["x-request-id"]
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/../../etc/passwd",
-        "/%2e%2e/%2e%2e/etc/passwd",
-        "/playground.html",
-        "//etc/passwd",
-        "/v1/models/..%2f..%2fetc%2fpasswd",
-    ],
-)
-def test_no_path_leads_to_a_file(plain: str, path: str) -> None:
-    with line(plain) as one:
-        one.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
-        assert error_in(heard(one))[0] == 404
-
-
-def failing(_: object) -> list[FinishReason]:
-    return [FinishReason.ERROR]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_failed_request_tells_its_id_and_no_reason(stream: bool) -> None:
-    with listening(lambda: FakeEngine(failing)) as url:
-        body = {"prompt": "a", "stream": stream}
-        response = httpx.post(f"{url}/v1/completions", json=body, headers={"x-request-id": "mine"})
-    assert "no client may see" not in response.text
-    assert "mine" in response.text
-    assert response.status_code == 500, (
-        "the engine fails before it admits the request, so a stream has not begun either"
-    )
-
-
-@pytest.mark.parametrize("health", [h for h in Health if h is not Health.READY])
-def test_health_says_what_is_wrong_and_not_where(health: Health) -> None:
-    def make() -> FakeEngine:
-        class Broken(FakeEngine):
-            async def __aenter__(self) -> "FakeEngine":
-                self.health, self.reason = health, "OSError: /secret/place at 0x7f00"
-                return self
-
-        return Broken()
-
-    with listening(make, ServerSettings(api_keys=("k",))) as url:
-        asked = httpx.post(f"{url}/v1/completions", json={"prompt": "a"}, headers={"authorization": "Bearer k"})
-        response = httpx.get(f"{url}/health")
-    for one in (asked, response):
-        assert one.status_code == 503
-        assert int(one.headers["retry-after"]) > 0
-        assert one.json()["error"]["code"] == health.value
-        assert "secret" not in one.text
-        assert "0x" not in one.text
-    assert health.value in response.json()["error"]["message"]
-
-
-def test_no_page_of_another_site_may_read_an_answer(plain: str) -> None:
-    response = httpx.get(f"{plain}/v1/models", headers={"origin": "http://elsewhere"})
-    assert not [name for name in response.headers if name.startswith("access-control-")]
-
-
 @pytest.mark.parametrize("loop", [uvloop.new_event_loop, asyncio.new_event_loop])
 def test_nothing_of_a_closed_connection_waits_for_a_collection(loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
     """What does would be many megabytes under load: a collection of all that is old is rare."""
@@ -484,16 +382,3 @@ def test_nothing_of_a_closed_connection_waits_for_a_collection(loop: Callable[[]
                 assert time.monotonic() < deadline, f"{left} are left"
         finally:
             gc.enable()
-
-
-def test_a_flood_of_bad_requests_leaves_the_server_answering(plain: str) -> None:
-    async def flood() -> list[int]:
-        async with httpx.AsyncClient(base_url=plain, timeout=PATIENCE) as http:
-            headers = {"content-type": "application/json"}
-            sent = [http.post(path, content=body, headers=headers) for _ in range(20) for path, body in BAD]
-            return [response.status_code for response in await asyncio.gather(*sent)]
-
-    statuses = asyncio.run(flood())
-    assert len(statuses) == 20 * len(BAD)
-    assert all(400 <= status < 500 for status in statuses)
-    assert httpx.post(f"{plain}/v1/completions", json={"prompt": "a", "max_tokens": 1}).status_code == 200

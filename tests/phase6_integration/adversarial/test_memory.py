@@ -1,0 +1,285 @@
+"""Class: one legal request, or many, that take all memory of the server (CWE-770).
+
+Published cases: `n` without a bound copies requests until vLLM is killed (CVE-2026-34756), a chunked body without a
+limit in cpp-httplib, the HTTP library of llama.cpp's server (CVE-2025-46728), video frames without a limit in vLLM
+(CVE-2026-5497). Here `n` and bodies had limits, and the answer had none: n=128, max_tokens=1500 and logprobs=20 took
+955 MB, up to 5,000 bytes a token, and 17 GB in a context of 32,768 tokens.
+"""
+
+import asyncio
+import tracemalloc
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from itertools import cycle, islice
+from typing import Any
+
+import pytest
+
+from phase6_integration.messages import EngineRequest
+from phase6_integration.server.app import create_app
+from phase6_integration.server.budget import SMALL_BODY, Budget
+from phase6_integration.server.middleware import BodyLimits
+from phase6_integration.server.settings import ServerSettings
+from tests.phase6_integration.asgi import Call
+from tests.phase6_integration.fake_engine import FakeEngine
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+HELLO = {COMPLETIONS: {"prompt": "Hello"}, CHAT: {"messages": [{"role": "user", "content": "Hello"}]}}
+
+
+class Reader(Call):
+    """Reads, and keeps nothing of it but its size."""
+
+    async def _send(self, message: Any) -> None:
+        self.size = getattr(self, "size", 0) + len(message.get("body", b""))
+        await super()._send({**message, "body": b""} if "body" in message else message)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 120))
+
+
+def words(request: EngineRequest) -> list[int]:
+    """Four tokens of some letters each, again and again."""
+    return list(islice(cycle((300, 700, 1200, 2000)), request.params.max_tokens))
+
+
+def scored(path: str, count: int | None) -> dict[str, Any]:
+    if count is None:
+        return {}
+    return {"logprobs": True, "top_logprobs": count} if path == CHAT else {"logprobs": count}
+
+
+def grown(engine: FakeEngine) -> int:
+    """The tokens of the shortest live output."""
+    return min((output.state.generated for output, _ in engine._live.values()), default=0)
+
+
+async def warm(app: Any, path: str) -> None:
+    """One request, so that nothing is loaded or filled for the first time while memory is measured."""
+    async with Call(app, path, {**HELLO[path], "max_tokens": 8, **scored(path, 20)}):
+        pass
+
+
+SHAPES = [
+    (COMPLETIONS, 4, 400, {"logprobs": 20}),
+    (CHAT, 4, 400, {"logprobs": True, "top_logprobs": 20}),
+    (COMPLETIONS, 8, 400, {"logprobs": 0}),
+    (COMPLETIONS, 8, 400, {}),
+    (COMPLETIONS, 1, 8, {"prompt": [300] * 800, "logprobs": 20, "echo": True}),
+    (COMPLETIONS, 64, 1, {}),
+]
+
+
+@pytest.mark.parametrize(("path", "n", "tokens", "more"), SHAPES)
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_takes_no_more_than_its_lease(
+    path: str, n: int, tokens: int, more: dict[str, Any], stream: bool
+) -> None:
+    """The cost model in bytes, against what the allocator counts once all but the last tokens are there. The stream's
+    client reads nothing."""
+
+    async def test() -> None:
+        engine = FakeEngine(words)
+        app = create_app(engine, ServerSettings())
+        budget: Budget = app.state.server.answers
+        budget.free = 0
+        await warm(app, path)
+        tracemalloc.start()
+        async with Reader(app, path, {**HELLO[path], "max_tokens": tokens, "n": n, "stream": stream, **more}) as call:
+            if stream:
+                call.reads.clear()
+            while grown(engine) < tokens - 1 or len(engine.submitted) <= n:
+                await asyncio.sleep(0)
+            engine.flow.clear()
+            snapshot = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(False, "*/tests/*")])
+            tracemalloc.stop()
+            held = sum(trace.size for trace in snapshot.traces)
+            assert held <= budget.used, "the model is a bound"
+            assert budget.used <= 6 * held, "and not far from the truth"
+            engine.flow.set()
+            call.reads.set()
+        assert (call.status, call.complete) == (200, True)
+        assert budget.used == 0
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("path", "more"), [(CHAT, {"logprobs": True, "top_logprobs": 20}), (COMPLETIONS, {"logprobs": 20})]
+)
+def test_an_answer_with_logprobs_is_never_whole_in_memory(path: str, more: dict[str, Any]) -> None:
+    """From its first token to its last byte it takes less than 600 bytes a token. It took 2,700 to 5,000."""
+
+    n, tokens = 16, 150
+
+    async def test() -> None:
+        app = create_app(FakeEngine(words), ServerSettings())
+        await warm(app, path)
+        tracemalloc.start()
+        async with Reader(app, path, {**HELLO[path], "max_tokens": tokens, "n": n, **more}) as call:
+            pass
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert (call.status, call.complete) == (200, True)
+        assert peak < (n * tokens) * 600
+
+    run(test)
+
+
+def test_an_answer_that_can_never_fit_is_refused_before_any_work() -> None:
+    """128 choices in a context of 32,768 tokens with 20 alternatives each took 17 GB."""
+
+    async def test() -> None:
+        engine = FakeEngine()
+        engine.max_model_len = 32_768
+        app = create_app(engine, ServerSettings())
+        asked = {**HELLO[CHAT], "n": 128, "logprobs": True, "top_logprobs": 20}
+        async with Call(app, CHAT, asked) as call:
+            pass
+        error = call.json["error"]
+        assert (call.status, error["code"], error["param"]) == (400, "answer_too_large", "max_tokens")
+        assert error["type"] == "invalid_request_error"
+        assert str(app.state.server.answers.limit // 4) in error["message"]
+        assert engine.submitted == []
+        assert app.state.server.answers.used == 0
+
+    run(test)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("leaves", [False, True])
+def test_an_answer_that_does_not_fit_now_is_refused_until_another_has_gone(stream: bool, leaves: bool) -> None:
+    """Whether that one was read to its end, or its client has left."""
+
+    async def test() -> None:
+        engine = FakeEngine(words)
+        app = create_app(engine, ServerSettings(max_buffered_bytes=3 << 20))
+        asked = {**HELLO[COMPLETIONS], "max_tokens": 900, "logprobs": 20, "stream": stream}
+        small = {**HELLO[COMPLETIONS], "max_tokens": 900, "stream": stream}
+        engine.flow.clear()
+        async with AsyncExitStack() as stack:
+            held = [await stack.enter_async_context(Call(app, COMPLETIONS, asked)) for _ in range(6)]
+            while len(engine.submitted) < 6:
+                await asyncio.sleep(0)
+            async with Call(app, COMPLETIONS, asked) as refused:
+                pass
+            assert (refused.status, refused.json["error"]["code"]) == (503, "overloaded")
+            assert int(refused.headers["retry-after"]) > 0
+            assert len(engine.submitted) == 6
+            one = await stack.enter_async_context(Call(app, COMPLETIONS, small))
+            for call in held * leaves:
+                call.leave()
+            engine.flow.set()
+        assert one.status == 200, "a small answer is not locked out"
+        async with Call(app, COMPLETIONS, asked) as again:
+            pass
+        assert again.status == 200
+        assert app.state.server.answers.used == 0
+
+    run(test)
+
+
+def test_text_that_outgrows_the_budget_ends_the_answer() -> None:
+    """The length of a token's text is not known before: a token may be one byte or hundreds."""
+
+    async def test() -> None:
+        engine = FakeEngine()
+        assert engine.tokenizer is not None
+        longest = max(range(300, 4000), key=lambda token: len(engine.tokenizer.token_bytes(token)))  # type: ignore[union-attr]
+        engine.script = lambda request: [longest] * request.params.max_tokens
+        app = create_app(engine, ServerSettings())
+        budget: Budget = app.state.server.answers
+        budget.free = 0
+        with budget.lease(budget.limit - 64_000):  # enough for the tokens, and not for their text
+            async with Call(app, COMPLETIONS, {**HELLO[COMPLETIONS], "max_tokens": 1600}) as call:
+                pass
+        assert (call.status, call.json["error"]["code"]) == (503, "overloaded")
+        assert engine.live == 0
+        assert app.state.server.answers.used == 0
+
+    run(test)
+
+
+def test_tokens_without_text_are_held_in_arrays_too() -> None:
+    """Special tokens wait for the text after them, which may never come; they waited as objects."""
+
+    async def test() -> None:
+        engine = FakeEngine(lambda request: [1] * request.params.max_tokens)
+        app = create_app(engine, ServerSettings())
+        await warm(app, COMPLETIONS)
+        tracemalloc.start()
+        async with Reader(app, COMPLETIONS, {**HELLO[COMPLETIONS], "max_tokens": 1500, "logprobs": 20}) as call:
+            while grown(engine) < 1499:
+                await asyncio.sleep(0)
+            held, _ = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            assert held < 1500 * 500
+        assert call.status == 200
+
+    run(test)
+
+
+def test_bodies_that_never_end_leave_the_budget_alone_and_small_requests_pass() -> None:
+    """500 clients send all but the end of the largest body. All of it was kept: 125 MB here, 2 GB with the defaults."""
+    size, limit = 256 << 10, 16 << 20
+    settings = ServerSettings(max_body_bytes=size, max_buffered_bytes=limit, receive_timeout=60)
+    ended: list[int] = []
+    gone = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    def request(pieces: int, whole: bool) -> tuple[Any, Any, Any]:
+        headers = [(b"content-type", b"application/json"), (b"transfer-encoding", b"chunked")]
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}
+        left = iter(range(pieces))
+
+        async def receive() -> dict[str, Any]:
+            await asyncio.sleep(0)
+            if (number := next(left, None)) is None:
+                await gone.wait()
+                return {"type": "http.disconnect"}
+            body = bytes(16 << 10)
+            return {"type": "http.request", "body": body, "more_body": not whole or number + 1 < pieces}
+
+        async def send(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                ended.append(message["status"])
+                assert message["status"] == 200 or (b"retry-after", b"5") in message["headers"]
+
+        return scope, receive, send
+
+    async def test() -> None:
+        limits = BodyLimits(app, settings)
+        tracemalloc.start()
+        calls = [asyncio.create_task(limits(*request(15, whole=False))) for _ in range(500)]
+        refused = 500 - limits.budget.limit // ((15 << 14) - SMALL_BODY)
+        while len(ended) < refused - 1:
+            await asyncio.sleep(0)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert set(ended) == {503}
+        assert peak < limits.budget.limit + 500 * 2 * SMALL_BODY
+        await limits(*request(1, whole=True))
+        assert ended[-1] == 200
+        gone.set()
+        await asyncio.gather(*calls)
+        assert limits.budget.used == 0
+
+    run(test)
+
+
+def test_a_budget_is_never_overdrawn() -> None:
+    """A lease takes what it covers, once, and gives all of it back."""
+    budget = Budget(100)
+    with budget.lease(40) as one, budget.lease() as other:
+        one.cover(30)
+        assert budget.used == 40
+        other.cover(60)
+        for lease in (one, other):
+            with pytest.raises(Exception, match="in use"):
+                lease.cover(61)
+        assert budget.used == 100
+    assert budget.used == 0

@@ -1,0 +1,123 @@
+"""Class: bytes on an engine's channel that execute, that allocate, or that never end.
+
+Published cases: pickle on ZeroMQ sockets, copied from one engine to the next (CVE-2024-50050, Meta; CVE-2026-3059 and
+CVE-2026-3060, SGLang; the class of "ShadowMQ"), a channel that the network can reach (CVE-2025-30202, vLLM). Here the
+channel is a pair of sockets without a name, and its bytes are msgpack of a few fixed types. A header that announced
+four gigabytes was waited for: the other side collected whatever came, and answered nothing any more.
+"""
+
+import os
+import pickle
+import struct
+import tracemalloc
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phase6_integration.messages import HEADER, MAX_FRAME, Frames, FrameTooLargeError, ToEngine, ToFront, frame
+from tests.phase6_integration.test_messages import TO_ENGINE, TO_FRONT
+
+REFUSED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, FrameTooLargeError)
+SIDES: list[tuple[Callable[[], Frames], list[ToEngine] | list[ToFront]]] = [
+    (Frames.for_engine, TO_ENGINE),
+    (Frames.for_front, TO_FRONT),
+]
+LENGTHS = st.integers(0, (1 << 32) - 1).map(lambda length: length.to_bytes(HEADER, "big"))
+
+
+class Executed:
+    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+        return os.system, ("echo executed >&2; kill -9 $PPID",)
+
+
+def framed(body: bytes) -> bytes:
+    return len(body).to_bytes(HEADER, "big") + body
+
+
+def fed(frames: Frames, content: bytes) -> list[object] | None:
+    """The messages in these bytes, or None if they are refused. Any other exception is a failure."""
+    try:
+        return list(frames.feed(content))
+    except REFUSED:
+        return None
+
+
+def mutants(messages: list[ToEngine] | list[ToFront]) -> st.SearchStrategy[bytes]:
+    """Valid frames with bytes changed, removed and inserted, in a frame whose length fits."""
+
+    def mutate(message: ToEngine | ToFront, edits: list[tuple[int, int, bytes]]) -> bytes:
+        body = bytearray(frame(message)[HEADER:])
+        for at, removed, inserted in edits:
+            at %= len(body) + 1
+            body[at : at + removed] = inserted
+        return framed(bytes(body))
+
+    edits = st.tuples(st.integers(0, 1 << 16), st.integers(0, 4), st.binary(max_size=6))
+    return st.builds(mutate, st.sampled_from(messages), st.lists(edits, min_size=1, max_size=4))
+
+
+def fuzz(examples: int) -> None:
+    for side, messages in SIDES:
+        check(side, messages, examples)
+
+
+def check(side: Callable[[], Frames], messages: list[ToEngine] | list[ToFront], examples: int) -> None:
+    @settings(max_examples=examples, deadline=None)
+    @given(st.one_of(st.binary(max_size=64).map(framed), mutants(messages), st.binary(max_size=64), LENGTHS))
+    def refuses_or_reads(content: bytes) -> None:
+        tracemalloc.start()
+        fed(side(), content)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 1 << 20
+
+    refuses_or_reads()
+
+
+def test_any_bytes_are_messages_or_are_refused() -> None:
+    fuzz(300)
+
+
+@pytest.mark.slow
+def test_any_of_many_more_bytes_are_messages_or_are_refused() -> None:
+    fuzz(4_000)
+
+
+@pytest.mark.parametrize("side", [Frames.for_engine, Frames.for_front])
+@pytest.mark.parametrize("length", [MAX_FRAME + 1, (1 << 32) - 1])
+def test_a_length_beyond_the_limit_is_refused_at_once(side: Callable[[], Frames], length: int) -> None:
+    """Whatever follows, and without memory for it."""
+    frames = side()
+    with pytest.raises(FrameTooLargeError, match=str(length)):
+        list(frames.feed(length.to_bytes(HEADER, "big")))
+
+
+@pytest.mark.parametrize("side", [Frames.for_engine, Frames.for_front])
+def test_nothing_on_the_channel_is_executed(side: Callable[[], Frames]) -> None:
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        assert fed(side(), framed(pickle.dumps(Executed(), protocol))) is None
+
+
+@pytest.mark.parametrize("count", [1 << 16, 1 << 27, (1 << 32) - 1])
+@pytest.mark.parametrize(
+    "kind", [b"\xdb", b"\xc6", b"\xdd", b"\xdf", b"\xc9"], ids=["str", "bin", "array", "map", "ext"]
+)
+@pytest.mark.parametrize("at", [b"\xa6prompt", b"\xa7outputs", b"\xa6reason", b"\xa7unknown"])
+def test_a_count_that_is_not_there_allocates_nothing(at: bytes, kind: bytes, count: int) -> None:
+    """Five bytes announce four billion items."""
+    for tag in (b"EngineRequest", b"Update", b"Dead"):
+        body = b"\x82\xa4type" + bytes([0xA0 + len(tag)]) + tag + at + kind + struct.pack(">I", count)
+        tracemalloc.start()
+        for side, _ in SIDES:
+            assert fed(side(), framed(body)) is None
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 1 << 20
+
+
+def test_values_nested_without_end_are_refused() -> None:
+    for side, _ in SIDES:
+        assert fed(side(), framed(b"\x82\xa4type\xa4Dead\xa1x" + b"\x91" * 200_000)) is None
