@@ -73,10 +73,9 @@ def assemble(
     )
     runner = IsolatingRunner(ModelRunner(model.decoder, pool, cache, sampler), cache)
     core = ObservedCore(scheduler, runner, clock, check_invariants=options.check_invariants)
-    model = replace(
-        model, config=replace(model.config, max_position_embeddings=_context_length(options, context, cache))
-    )
-    return Assembled(model, scheduler, core)
+    context = _context_length(options, context, cache)
+    model.decoder.rope(context)  # the tables are built now, not in the middle of a step
+    return Assembled(replace(model, config=replace(model.config, max_position_embeddings=context)), scheduler, core)
 
 
 # endregion
