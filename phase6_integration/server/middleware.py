@@ -1,21 +1,23 @@
-"""ASGI middleware of every request, outermost first: request id, access log, last resort, headers, API key, body, HEAD.
+"""ASGI middleware of every request, outermost first: request id, access log, CORS, last resort, headers, host, API key,
+body, HEAD.
 
 A route finds `request.state.request_id`, and `request.state.account`, which it fills for the access log.
 """
 
 import asyncio
-import hashlib
 import hmac
 import logging
 import re
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from phase6_integration.server.api_keys import ApiKeys, digest
 from phase6_integration.server.errors import RequestError
 from phase6_integration.server.logs import AccessLog
+from phase6_integration.server.origins import AllowedHosts, cors
 from phase6_integration.server.settings import ServerSettings
 
 logger = logging.getLogger("nanoserve")
@@ -30,13 +32,17 @@ _CLOSE = {"connection": "close"}
 _PLAIN = {"accept-encoding": "identity"}
 
 
-def middleware(settings: ServerSettings) -> list[Middleware]:
+def middleware(settings: ServerSettings, keys: ApiKeys | None = None) -> list[Middleware]:
+    """For an app with these settings. `keys` replaces the API keys of the settings, and may change while it runs."""
+    hosts = [Middleware(AllowedHosts, allowed=settings.allowed_hosts)] if settings.allowed_hosts else []
     return [
         Middleware(RequestIds),
         Middleware(AccessLog),
+        *cors(settings.allowed_origins),
         Middleware(LastResort),
         Middleware(HeaderLimits, settings=settings),
-        Middleware(Auth, keys=settings.api_keys),
+        *hosts,
+        Middleware(Auth, keys=keys or ApiKeys(settings.api_keys)),
         Middleware(BodyLimits, settings=settings),
         Middleware(Heads),
     ]
@@ -135,12 +141,12 @@ def headers_too_large(limits: ServerSettings) -> RequestError:
 class Auth:
     """Requires a bearer key on every route that is not public. All digests are always compared, in constant time."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
         self.app = app
-        self._digests = [_digest(key.encode()) for key in keys]
+        self.keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._digests or scope["path"] in PUBLIC or self._knows(scope["headers"]):
+        if scope["type"] != "http" or not self.keys.digests or scope["path"] in PUBLIC or self._knows(scope["headers"]):
             return await self.app(scope, receive, send)
         message = "a valid API key is needed: send it as `Authorization: Bearer <key>`"
         refusal = RequestError(401, message, code="invalid_api_key", headers=_CHALLENGE)
@@ -149,13 +155,9 @@ class Auth:
     def _knows(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         given = [value for name, value in headers if name == b"authorization"]
         scheme, _, key = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
-        digest = _digest(key.strip())
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        ours = digest(key.strip())
+        matches = [hmac.compare_digest(ours, known) for known in self.keys.digests]
         return scheme.lower() == b"bearer" and any(matches)
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
 
 
 class BodyLimits:

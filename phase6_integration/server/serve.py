@@ -13,13 +13,14 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from phase6_integration.async_engine import AsyncEngine, UnavailableError
 from phase6_integration.gc_freeze import gc_freeze
 from phase6_integration.options import EngineOptions
 from phase6_integration.server import logs
+from phase6_integration.server.api_keys import ApiKeys
 from phase6_integration.server.settings import ServerSettings
 
 BACKLOG = 2048  # connections that wait to be accepted
@@ -28,10 +29,12 @@ LINGER = 5  # seconds for responses to reach their clients, once all requests ha
 logger = logging.getLogger("nanoserve")
 
 
-def serve(options: EngineOptions, settings: ServerSettings) -> int:
+def serve(options: EngineOptions, settings: ServerSettings, warnings: Sequence[str] = ()) -> int:
     """Serve until a signal. Exit status: 0 after SIGTERM, 130 after Ctrl-C, 1 if the server cannot start, 128 + n if a
     second signal n interrupts the shutdown. Once the server has started, this function ends the process."""
     logs.configure(settings)
+    for warning in warnings:
+        logger.warning(warning)
     try:
         listener = bind(settings.host, settings.port)
     except OSError as error:
@@ -109,10 +112,13 @@ class _Lifecycle:
         self.engine = engine
         self.settings = settings
         self.listener = listener
+        self.keys = ApiKeys(settings.api_keys, settings.api_key_file)
 
     async def run(self) -> int:
         start = time.monotonic()
         signals = _Signals()
+        if self.keys.file is not None:  # otherwise a closed terminal ends the server, as usual
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.keys.reload)
         self._log("loading", model=self.settings.model_name, directory=self.engine.options.model)
         failure = None
         try:
@@ -168,7 +174,7 @@ class _Lifecycle:
                 yield
 
         config = uvicorn.Config(
-            create_app(self.engine, self.settings),
+            create_app(self.engine, self.settings, self.keys),
             http=connections(self.settings),
             ws="none",
             lifespan="off",
