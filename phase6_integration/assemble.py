@@ -83,7 +83,7 @@ def assemble(
 
 def load_model(options: EngineOptions) -> Model:
     device = default_device() if options.device is None else torch.device(options.device)
-    return load(directory_of(options.model), device=device, dtype=options.dtype)
+    return load(directory_of(options.model, options.revision), device=device, dtype=options.dtype)
 
 
 def allocate_pool(model: Model, pages: int, page_size: int) -> KVPool:

@@ -31,11 +31,12 @@ def run(installed: Path, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_it_holds_the_phases_the_course_and_nothing_else(installed: Path) -> None:
+def test_it_holds_the_phases_and_neither_the_course_nor_its_notebooks(installed: Path) -> None:
     packages = {p.name for p in installed.iterdir() if not p.name.endswith(".dist-info")}
     phases = {p.name for p in ROOT.glob("phase?_*")}
     assert len(phases) == 7
-    assert packages == phases | {"chapters"}
+    assert packages == phases
+    assert not list(installed.rglob("*.ipynb"))
     assert list(installed.glob("*.dist-info/licenses/LICENSE"))
 
 
@@ -58,13 +59,6 @@ def test_phase_0_serves_outside_the_checkout(installed: Path) -> None:
     done = run(installed, "-m", "phase0_request", "--num-requests", "2", "--max-tokens", "3")
     assert done.returncode == 0, done.stderr
     assert "2 requests, 6 tokens" in done.stdout
-
-
-def test_the_course_says_that_it_needs_the_checkout(installed: Path) -> None:
-    done = run(installed, "-m", "chapters", "start", "0")
-    assert done.returncode != 0
-    assert "checkout" in done.stderr + done.stdout
-    assert "Traceback" not in done.stderr
 
 
 # The Makefile's choice of torch.
