@@ -61,11 +61,30 @@ def test_phase_0_serves_outside_the_checkout(installed: Path) -> None:
     assert "2 requests, 6 tokens" in done.stdout
 
 
+# The pins.
+
+
+def pins(name: str) -> dict[str, set[str]]:
+    """The hashes of each line of a file of pins: a name, a version, a marker."""
+    text = (ROOT / ".ci" / name).read_text().replace("\\\n", "")
+    lines = [line.split("--hash=") for line in text.splitlines() if not line.startswith("#")]
+    return {line.strip(): {one.strip() for one in hashes} for line, *hashes in lines}
+
+
+def test_every_pin_has_hashes_and_the_server_has_those_of_the_course() -> None:
+    every, server = pins("constraints.txt"), pins("serve.txt")
+    assert all(hashes and all(one.startswith("sha256:") for one in hashes) for hashes in every.values())
+    versions = {line.partition(" ")[0] for line in every}
+    assert {line.partition(" ")[0] for line in server} <= versions
+    assert all(hashes == every[line] for line, hashes in server.items() if line in every)
+    assert not any("://" in line for line in every | server), "no file names an index"
+
+
 # The Makefile's choice of torch.
 
 
 def install_torch(python: str, environment: Path, choice: str) -> subprocess.CompletedProcess[str]:
-    variables = os.environ | {"PYTHON": python, "VENV": str(environment), "CONSTRAINTS": os.devnull}
+    variables = os.environ | {"PYTHON": python, "VENV": str(environment)}
     script = ["sh", str(ROOT / ".ci/install_torch.sh"), choice]
     return subprocess.run(script, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=120)
 
