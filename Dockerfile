@@ -11,16 +11,16 @@ FROM python:${PYTHON}-slim AS build
 ARG TORCH=cpu
 WORKDIR /src
 COPY . .
-RUN PYTHON=python3 VENV=/opt/nanoserve sh .ci/install_torch.sh "$TORCH" \
- && /opt/nanoserve/bin/python -m pip install --no-deps --no-build-isolation .
+RUN PYTHON=python3 VENV=/venv sh .ci/install_torch.sh "$TORCH" \
+ && /venv/bin/python -m pip install --no-deps --no-build-isolation .
 
 FROM python:${PYTHON}-slim
-ENV PATH=/opt/nanoserve/bin:$PATH \
+ENV PATH=/venv/bin:$PATH \
     PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1 \
     HF_HOME=/cache/huggingface NUMBA_CACHE_DIR=/cache/kernels
 RUN useradd --system --uid 10001 --home-dir /cache --shell /usr/sbin/nologin nanoserve \
  && install --directory --owner nanoserve --mode 0755 /cache
-COPY --from=build /opt/nanoserve /opt/nanoserve
+COPY --from=build /venv /venv
 USER 10001
 WORKDIR /cache
 # Compiles the kernels for the CPU that builds the image. Another CPU compiles them once, into /cache.

@@ -26,6 +26,8 @@ TOP_LEVEL = {
     "LICENSE",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
+    "Dockerfile",
+    "SECURITY.md",
 }
 
 # Modules of phases 0 to 5 that work with tensors. All others there schedule and manage memory, with integers only.
