@@ -2,15 +2,18 @@
 #   PYTHON       the Python to build .venv with
 #   TORCH        auto: PyTorch's build for CPUs if there is no NVIDIA driver; cpu, cuda: that build;
 #                system: the torch that PYTHON has, with ranges instead of pins for the rest
-#   CONSTRAINTS  the pins
+# What the server needs is pinned in .ci/serve.txt, and what the course and the tests need too in .ci/constraints.txt.
+# pip checks the hash of every file that it installs, but for torch and the CUDA libraries it brings: each index builds
+# its own. TORCH=system has no pins.
 PYTHON      ?= python3
 VENV        := .venv
-CONSTRAINTS ?= .ci/constraints.txt
 INSTALLED   := $(shell cat $(VENV)/.torch 2> /dev/null)
 TORCH       ?= $(or $(INSTALLED),auto)
 BIN         := $(VENV)/bin
-PINS        := $(if $(filter system,$(TORCH)),$(VENV)/system.txt,$(CONSTRAINTS))
-PIP         := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint $(PINS)
+SYSTEM      := $(filter system,$(TORCH))
+PIP         := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+COMPILE     := $(BIN)/uv pip compile --no-config --quiet --universal --python-version 3.11 --no-annotate \
+                 --generate-hashes --custom-compile-command 'make pins'
 
 PARALLEL    := -n auto --dist loadfile --no-loadscope-reorder
 
@@ -49,9 +52,9 @@ resolve: $(VENV)/.dev ## pins and ranges can be installed on every supported Pyt
 	@$(BIN)/python .ci/resolve.py
 
 pins: $(VENV)/.dev ## raise the pins to the newest versions that go with the pinned torch
-	@grep '^torch==' $(CONSTRAINTS) > $(VENV)/torch.txt
-	@$(BIN)/uv pip compile --quiet --universal --upgrade --python-version 3.11 --extra dev --no-annotate \
-	  --custom-compile-command 'make pins' --constraint $(VENV)/torch.txt --output-file $(CONSTRAINTS) pyproject.toml
+	@sed -n 's/^\(torch==[^ ]*\).*/\1/p' .ci/constraints.txt > $(VENV)/torch.txt
+	@$(COMPILE) --upgrade --extra dev --constraint $(VENV)/torch.txt --output-file .ci/constraints.txt pyproject.toml
+	@echo hatchling | $(COMPILE) --upgrade --constraint .ci/constraints.txt --output-file .ci/serve.txt pyproject.toml -
 
 notebooks: $(VENV)/.dev ## execute the notebooks and keep their outputs
 	@$(BIN)/python -m chapters notebooks --execute
@@ -59,18 +62,22 @@ notebooks: $(VENV)/.dev ## execute the notebooks and keep their outputs
 clean: ## forget the environment and all caches
 	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis phase*/kernels/__pycache__ phase*/kernels/*/__pycache__
 
-$(VENV)/.torch: $(CONSTRAINTS)
-	@PYTHON="$(PYTHON)" VENV="$(VENV)" CONSTRAINTS="$(CONSTRAINTS)" sh .ci/install_torch.sh $(TORCH)
+$(VENV)/.torch: .ci/serve.txt
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" sh .ci/install_torch.sh $(TORCH)
 	@echo $(TORCH) > $@
 
 $(VENV)/.serve: $(VENV)/.torch pyproject.toml
-	@echo "Installing the other libraries (about 120 MB)."
-	@$(PIP) --editable .
+	@$(PIP) $(if $(SYSTEM),--constraint $(VENV)/system.txt,--no-deps --no-build-isolation) --editable .
 	@echo "Compiling the kernels for this machine."
 	@$(BIN)/nanoserve generate --max-tokens 2 "How does a serving engine find the pages of a request?" > /dev/null
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.serve
+$(VENV)/.dev: $(VENV)/.serve .ci/constraints.txt
 	@echo "Adding what the course and the tests need (Triton alone is 200 MB)."
-	@$(PIP) --editable '.[dev]'
+ifneq ($(SYSTEM),)
+	@$(PIP) --constraint $(VENV)/system.txt --editable '.[dev]'
+else
+	@awk '/^[a-z]/ {keep = !/^(torch==|cuda-|nvidia-)/} keep' .ci/constraints.txt > $(VENV)/dev.txt
+	@$(PIP) --require-hashes --no-deps --requirement $(VENV)/dev.txt
+endif
 	@touch $@

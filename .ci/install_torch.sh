@@ -1,6 +1,7 @@
 #!/bin/sh
-# Make the environment and install the torch that suits this machine, with pip's progress bar: it is by far the largest
-# download. Usage: PYTHON=... VENV=... CONSTRAINTS=... install_torch.sh auto|cpu|cuda|system
+# Make the environment, install the server's libraries, whose hashes pip checks, and then the torch that suits this
+# machine, with pip's progress bar: it is by far the largest download.
+# Usage: PYTHON=... VENV=... install_torch.sh auto|cpu|cuda|system
 set -eu
 CPU_WHEELS=https://download.pytorch.org/whl/cpu
 choice=$1
@@ -66,4 +67,8 @@ u.urlopen("'$CPU_WHEELS'/torch/", timeout=5)'
     echo "TORCH is auto, cpu, cuda or system, not '$choice'" >&2
     exit 2 ;;
 esac
-exec "$python" -m pip --disable-pip-version-check install --constraint "$CONSTRAINTS" "$@" torch
+echo "First the libraries of the server (about 120 MB)."
+awk '/^[a-z]/ {keep = !/^(torch==|triton==|cuda-|nvidia-)/} keep' .ci/serve.txt > "$VENV/libraries.txt"
+sed -n '/^[a-z]/s/ *\\$//p' .ci/serve.txt > "$VENV/versions.txt"
+"$python" -m pip --disable-pip-version-check install --quiet --require-hashes --no-deps --requirement "$VENV/libraries.txt"
+"$python" -m pip --disable-pip-version-check install --constraint "$VENV/versions.txt" "$@" torch

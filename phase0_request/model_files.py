@@ -5,9 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from phase0_request.checks import check_int
+from phase0_request.checks import check_int, invalid
 
 MAX_TEMPLATE_BYTES = 1 << 18
+MAX_FILE_BYTES = 1 << 24  # of a JSON file, or a template
 NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -28,8 +29,8 @@ def chat_template(directory: Path) -> str | None:
     file = directory / "chat_template.jinja"
     if file.is_file():
         try:
-            template: Any = file.read_text("utf-8")
-        except UnicodeDecodeError as error:
+            template: Any = _read_text(file)
+        except ValueError as error:
             raise ValueError(f"{file} is not UTF-8: {error}") from error
     else:
         file = directory / "tokenizer_config.json"
@@ -40,7 +41,7 @@ def chat_template(directory: Path) -> str | None:
     if template is None:
         return None
     if not isinstance(template, str):
-        raise ValueError(f"{file}: a chat template must be text, got {template!r}")
+        raise invalid(f"{file}: a chat template", "text", template)
     size = len(template.encode("utf-8", "surrogatepass"))
     if size > MAX_TEMPLATE_BYTES:
         raise ValueError(f"{file}: the chat template has {size} bytes; at most {MAX_TEMPLATE_BYTES} are allowed")
@@ -63,9 +64,18 @@ def _read(file: Path) -> dict[str, Any]:
 def read_object(file: Path) -> dict[str, Any]:
     """The JSON object in a file. Anything else raises a ValueError that names the file."""
     try:
-        content = json.loads(file.read_text("utf-8"))
+        content = json.loads(_read_text(file))
     except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or too long a number or too deep a nesting
         raise ValueError(f"{file} is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file} must hold a JSON object, got {type(content).__name__}")
     return content
+
+
+def _read_text(file: Path) -> str:
+    """The UTF-8 text of a file. One without an end, such as a link to /dev/zero, is read up to the limit only."""
+    with file.open("rb") as source:
+        content = source.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise ValueError(f"it is longer than {MAX_FILE_BYTES} bytes")
+    return content.decode("utf-8")

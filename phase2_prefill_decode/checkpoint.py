@@ -13,9 +13,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from phase0_request.model_files import read_object
+from phase2_prefill_decode.fields import ConfigError
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+MAX_FAULTS = 20  # that one error lists
 
 
 # Names of dtypes in safetensors.
@@ -27,7 +29,7 @@ DTYPES = {
 }
 
 
-class WeightsError(ValueError):
+class WeightsError(ConfigError):
     """Weight files that are missing, damaged or do not match the configuration."""
 
 
@@ -134,5 +136,6 @@ def _leads_out(name: str) -> bool:
 
 
 def listed(what: str, faults: list[str]) -> str:
-    """A message with one line per fault."""
-    return "\n  ".join([f"{what}:", *faults])
+    """A message with one line per fault, up to a limit."""
+    more = [f"and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
+    return "\n  ".join([f"{what}:", *faults[:MAX_FAULTS], *more])

@@ -109,16 +109,26 @@ class Decoder:
         ]
         self.norm = RMSNorm(weights.norm, config.rms_norm_eps)
         self.lm_head = Linear(weights.lm_head)
-        self.rope = tables(config.rope_parameters, config.head_dim, config.max_position_embeddings, self.device)
+        self._rope = tables(config.rope_parameters, config.head_dim, 0, self.device)
+
+    def rope(self, positions: int) -> tuple[Tensor, Tensor]:
+        """cos and sin of at least so many positions. The tables grow with the longest sequence that is served, since a
+        config.json may allow any length."""
+        built = len(self._rope[0])
+        if positions > built:
+            rows = max(positions, min(2 * built, self.config.max_position_embeddings))
+            self._rope = tables(self.config.rope_parameters, self.config.head_dim, rows, self.device)
+        return self._rope
 
     # region forward
     @torch.inference_mode()
     def __call__(self, packed: Packed, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
         """Compute one step: store the keys and values of its tokens, return the logits [rows, vocab_size]."""
         x, residual = embedding(packed.tokens, self.embed_tokens), None
+        rope = self.rope(packed.metadata.max_seqlen_k)
         for number, layer in enumerate(self.layers):
             rows = packed.last if number == len(self.layers) - 1 else None  # other rows end with the last attention
-            x, residual = layer(x, residual, self.rope, packed, keys[number], values[number], rows)
+            x, residual = layer(x, residual, rope, packed, keys[number], values[number], rows)
         x, _ = self.norm(x, residual)
         return self.lm_head(x)
 

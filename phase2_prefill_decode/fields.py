@@ -3,10 +3,14 @@
 from math import inf
 
 MAX_LENGTH = 1 << 24  # tokens; longer than any context in use
+MAX_MESSAGE = 2000  # characters; a file may hold a value of any length
 
 
 class ConfigError(ValueError):
-    """A configuration that is invalid or not supported."""
+    """A configuration that is invalid or not supported. A long message is cut."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 3] + "...")
 
 
 def integer(name: str, value: object, low: int, high: int) -> int:

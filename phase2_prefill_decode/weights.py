@@ -60,8 +60,8 @@ def load_weights(
 ) -> Weights:
     """Load from a directory in Hugging Face layout, in `dtype` or the configuration's.
 
-    Missing, unexpected or misshapen tensors raise one WeightsError that lists them all. `progress` shows a bar on a
-    terminal.
+    Missing, unexpected or misshapen tensors raise one WeightsError that lists them, before memory is allocated.
+    `progress` shows a bar on a terminal.
     """
     return _fill(Checkpoint(directory), config, device, dtype, progress)
 
@@ -83,6 +83,9 @@ def _fill(
     dtype: torch.dtype | None,
     progress: bool,
 ) -> Weights:
+    layers = {name.split(".")[2] for name in checkpoint.stored if name.startswith("model.layers.")}
+    if config.num_hidden_layers > len(layers):  # first, because a layer costs memory even without data
+        raise WeightsError(f"{checkpoint.directory} has {len(layers)} of {config.num_hidden_layers} layers")
     wanted = places(empty_weights(config, "meta", dtype), config)  # shapes without memory
     faults = _faults(wanted, checkpoint, config)
     if faults:

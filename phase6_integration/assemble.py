@@ -71,10 +71,9 @@ def assemble(
     )
     runner = IsolatingRunner(ModelRunner(model.decoder, pool, cache, sampler), LoadShedding(scheduler))
     core = ObservedCore(scheduler, runner, clock, check_invariants=options.check_invariants)
-    model = replace(
-        model, config=replace(model.config, max_position_embeddings=_context_length(options, context, cache))
-    )
-    return Assembled(model, scheduler, core)
+    context = _context_length(options, context, cache)
+    model.decoder.rope(context)  # the tables are built now, not in the middle of a step
+    return Assembled(replace(model, config=replace(model.config, max_position_embeddings=context)), scheduler, core)
 
 
 # endregion
@@ -82,7 +81,7 @@ def assemble(
 
 def load_model(options: EngineOptions) -> Model:
     device = default_device() if options.device is None else torch.device(options.device)
-    return load(directory_of(options.model), device=device, dtype=options.dtype)
+    return load(directory_of(options.model, options.revision), device=device, dtype=options.dtype)
 
 
 def allocate_pool(model: Model, pages: int, page_size: int) -> KVPool:

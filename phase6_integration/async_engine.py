@@ -63,9 +63,10 @@ class AsyncEngine:
     def __init__(self, options: EngineOptions | None = None, *, factory: str = BUNDLED_ENGINE) -> None:
         """Read the model's config and tokenizer. `factory`, a `module:name`, builds the engine in its process."""
         options = options or EngineOptions()
-        directory = directory_of(options.model)
+        directory = directory_of(options.model, options.revision)
         self.config = ModelConfig.from_pretrained(directory)
-        self.options = replace(options, model=str(directory), threads=options.threads or threads_for(self.config))
+        threads = options.threads or threads_for(self.config)
+        self.options = replace(options, model=str(directory), revision=None, threads=threads)
         self.tokenizer = Tokenizer.from_pretrained(directory) if (directory / "tokenizer.json").exists() else None
         self.max_model_len = min(
             self.config.max_position_embeddings, options.max_model_len or self.config.max_position_embeddings

@@ -40,6 +40,11 @@ def _model(name: str, value: object) -> None:
         raise ConfigError(f"{name} must be a directory or the name of a repository, got {value!r}")
 
 
+def _revision(name: str, value: object) -> None:
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{name} must be a branch, a tag or a commit, got {value!r}")
+
+
 def _device(name: str, value: object) -> None:
     if not isinstance(value, str) or not DEVICE.fullmatch(value):
         raise ConfigError(f"{name} must be cpu, cuda or cuda:N, got {value!r}")
@@ -68,6 +73,9 @@ class EngineOptions:
     """The settings of an engine. None means: chosen from the model and the machine."""
 
     model: str = field(default=str(BUNDLED), metadata={"check": _model})  # a directory, or a repository on the hub
+    revision: str | None = option(
+        None, "branch, tag or commit of a repository on the hub (main)", "REVISION", _revision
+    )
     dtype: str | None = option(
         None, f"{', '.join(DTYPES)}; auto: as the weights were saved", "DTYPE", partial(one_of, allowed=DTYPES)
     )

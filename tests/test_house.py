@@ -26,6 +26,8 @@ TOP_LEVEL = {
     "LICENSE",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
+    "Dockerfile",
+    "SECURITY.md",
 }
 
 # Modules of phases 0 to 5 that work with tensors. All others there schedule and manage memory, with integers only.
@@ -302,8 +304,8 @@ def requirements() -> dict[str, Requirement]:
 
 def pins() -> list[Requirement]:
     """The pins for this machine: some are for one platform or for some Python versions only."""
-    lines = (ROOT / ".ci/constraints.txt").read_text().splitlines()
-    every = [Requirement(line) for line in lines if not line.startswith("#")]
+    lines = (ROOT / ".ci/constraints.txt").read_text().replace("\\\n", "").splitlines()
+    every = [Requirement(line.partition("--hash=")[0]) for line in lines if not line.startswith("#")]
     return [pin for pin in every if pin.marker is None or pin.marker.evaluate()]
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 WRONG_ARGUMENTS = 2
 API_KEYS = ("NANOSERVE_API_KEY", "VLLM_API_KEY")  # environment variables
-LOCAL = ("dtype", "device", "max_model_len", "kv_cache_pages", "threads")  # engine options of a local model
+LOCAL = ("revision", "dtype", "device", "max_model_len", "kv_cache_pages", "threads")  # engine options of a local model
 SAMPLING = {
     "max_tokens": ("N", "most tokens of an answer"),
     "temperature": ("T", "0: always the most likely token"),
@@ -130,13 +130,14 @@ def open_engine(options: EngineOptions) -> "NanoServingEngine":
     from phase2_prefill_decode.threads import threads_for
     from phase6_integration.hub import directory_of
 
-    directory = directory_of(options.model)
+    directory = directory_of(options.model, options.revision)
     if not (directory / "tokenizer.json").is_file():
         raise ValueError(f"{options.model} has no tokenizer.json, so it takes no text")
     threads = options.threads or threads_for(ModelConfig.from_pretrained(directory))
     from phase6_integration.engine import NanoServingEngine  # loads torch
 
-    return NanoServingEngine.from_pretrained(**asdict(replace(options, model=str(directory), threads=threads)))
+    options = replace(options, model=str(directory), revision=None, threads=threads)
+    return NanoServingEngine.from_pretrained(**asdict(options))
 
 
 # HTTP.

@@ -9,7 +9,10 @@ from typing import Any
 
 from phase6_integration.cli.common import API_KEYS, Parser, add_fields, engine_options, values_of
 from phase6_integration.options import EngineOptions
-from phase6_integration.server.settings import ServerSettings
+from phase6_integration.server.api_keys import read_keys
+from phase6_integration.server.settings import ServerSettings, default_hosts
+
+VISIBLE = f"every user of this machine can see --api-key in ps; use --api-key-file or {API_KEYS[0]}"
 
 
 def add_flags(parser: Parser) -> None:
@@ -21,7 +24,23 @@ def add_flags(parser: Parser) -> None:
     server.add_argument(
         "--served-model-name", nargs="+", action="extend", metavar="NAME", help="names of the model in requests"
     )
-    server.add_argument("--api-key", action="append", metavar="KEY", help=f"repeatable; also {', '.join(API_KEYS)}")
+    server.add_argument(
+        "--api-key", action="append", metavar="KEY", help=f"repeatable, but visible in ps; also {', '.join(API_KEYS)}"
+    )
+    server.add_argument(
+        "--allowed-hosts",
+        nargs="+",
+        action="extend",
+        metavar="NAME",
+        help="names in Host headers, such as *.example.com (localhost, if it listens on a loopback address; else any)",
+    )
+    server.add_argument(
+        "--allowed-origins",
+        nargs="+",
+        action="extend",
+        metavar="ORIGIN",
+        help="of web pages that may use the server, such as https://chat.example.com (none)",
+    )
     server.add_argument("--chat-template", metavar="FILE", help="a Jinja file, or the template itself")
 
 
@@ -32,17 +51,23 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
         parser.error(str(error))
     from phase6_integration.server.serve import serve
 
-    return serve(options, settings)
+    return serve(options, settings, [VISIBLE] if "api_key" in given else [])
 
 
 def server_settings(given: Mapping[str, Any], environment: Mapping[str, str]) -> ServerSettings:
     """ServerSettings from arguments, with API keys from the environment."""
     chosen = values_of(ServerSettings, given)
-    keys = [*given.get("api_key", ()), *(environment[name] for name in API_KEYS if environment.get(name))]
+    keys = (*given.get("api_key", ()), *(environment[name] for name in API_KEYS if environment.get(name)))
+    if "api_key_file" in given:
+        if keys:
+            raise ValueError(f"API keys come from --api-key-file, or from --api-key and {API_KEYS[0]}: not from both")
+        keys = read_keys(given["api_key_file"])
+    chosen |= {name: tuple(given[name]) for name in ("allowed_hosts", "allowed_origins") if name in given}
+    chosen.setdefault("allowed_hosts", default_hosts(chosen.get("host", ServerSettings().host)))
     names = given.get("served_model_name") or [_model_name(given.get("model", EngineOptions().model))]
     if "chat_template" in given:
         chosen["chat_template"] = _template(given["chat_template"])
-    return ServerSettings(served_model_names=tuple(names), api_keys=tuple(keys), **chosen)
+    return ServerSettings(served_model_names=tuple(names), api_keys=keys, **chosen)
 
 
 def _model_name(model: str) -> str:

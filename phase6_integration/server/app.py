@@ -6,6 +6,7 @@ from fastapi import FastAPI
 
 from phase6_integration.async_engine import AsyncEngine
 from phase6_integration.server import chat, completions, errors, health, model, openapi, playground, responses, schemas
+from phase6_integration.server.api_keys import ApiKeys
 from phase6_integration.server.dependencies import ServerState
 from phase6_integration.server.middleware import middleware
 from phase6_integration.server.settings import ServerSettings
@@ -17,7 +18,7 @@ DESCRIBED = (
 )
 
 
-def create_app(engine: AsyncEngine, settings: ServerSettings) -> FastAPI:
+def create_app(engine: AsyncEngine, settings: ServerSettings, keys: ApiKeys | None = None) -> FastAPI:
     """An OpenAI-style server for an engine, which may still be loading. The caller starts and closes the engine."""
     app = FastAPI(
         title="nano-serving",
@@ -27,7 +28,7 @@ def create_app(engine: AsyncEngine, settings: ServerSettings) -> FastAPI:
         redoc_url=None,
         separate_input_output_schemas=False,
         redirect_slashes=False,
-        middleware=middleware(settings),
+        middleware=middleware(settings, keys),
     )
     app.state.server = ServerState.of(engine, settings)
     for module in (completions, chat, model, health, playground):

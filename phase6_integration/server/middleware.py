@@ -1,4 +1,5 @@
-"""ASGI middleware of every request, outermost first: request id, access log, last resort, headers, API key, body, HEAD.
+"""ASGI middleware of every request, outermost first: request id, access log, CORS, last resort, headers, host, API key,
+body, HEAD.
 
 A route finds `request.state.request_id`, `request.state.tenant`, and `request.state.account`, which it fills for the
 access log.
@@ -12,14 +13,16 @@ import logging
 import re
 import secrets
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from phase6_integration.server.api_keys import ApiKeys, digest
 from phase6_integration.server.budget import Budget, Lease
 from phase6_integration.server.errors import RequestError, overloaded
 from phase6_integration.server.logs import AccessLog
+from phase6_integration.server.origins import AllowedHosts, cors
 from phase6_integration.server.settings import ServerSettings
 
 logger = logging.getLogger("nanoserve")
@@ -35,13 +38,17 @@ _CLOSE = {"connection": "close"}
 _PLAIN = {"accept-encoding": "identity"}
 
 
-def middleware(settings: ServerSettings) -> list[Middleware]:
+def middleware(settings: ServerSettings, keys: ApiKeys | None = None) -> list[Middleware]:
+    """For an app with these settings. `keys` replaces the API keys of the settings, and may change while it runs."""
+    hosts = [Middleware(AllowedHosts, allowed=settings.allowed_hosts)] if settings.allowed_hosts else []
     return [
         Middleware(RequestIds),
         Middleware(AccessLog),
+        *cors(settings.allowed_origins),
         Middleware(LastResort),
         Middleware(HeaderLimits, settings=settings),
-        Middleware(Auth, keys=settings.api_keys),
+        *hosts,
+        Middleware(Auth, keys=keys or ApiKeys(settings.api_keys)),
         Middleware(BodyLimits, settings=settings),
         Middleware(Heads),
     ]
@@ -146,15 +153,15 @@ class Auth:
     id of the client. It does not reveal key or address, and changes with every start of the server.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
         self.app = app
-        self._digests = [_digest(key.encode()) for key in keys]
+        self.keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         key = self._known_key(scope["headers"])
-        if key is not None or not self._digests or scope["path"] in PUBLIC:
+        if key is not None or not self.keys.digests or scope["path"] in PUBLIC:
             scope["state"]["tenant"] = _tenant(BY_ADDRESS, _network(scope)) if key is None else _tenant(BY_KEY, key)
             return await self.app(scope, receive, send)
         message = "a valid API key is needed: send it as `Authorization: Bearer <key>`"
@@ -164,9 +171,10 @@ class Auth:
     def _known_key(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
         given = [value for name, value in headers if name == b"authorization"]
         scheme, _, key = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
-        digest = _digest(key.strip())
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return key.strip() if scheme.lower() == b"bearer" and any(matches) else None
+        key = key.strip()
+        ours = digest(key)
+        matches = [hmac.compare_digest(ours, known) for known in self.keys.digests]
+        return key if scheme.lower() == b"bearer" and any(matches) else None
 
 
 _SECRET = secrets.token_bytes(16)
@@ -185,10 +193,6 @@ def _network(scope: Scope) -> bytes:
         return str(host).encode()
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).packed[:8]
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
 
 
 class BodyLimits:

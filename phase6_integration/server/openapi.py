@@ -22,6 +22,7 @@ WHY = {
     408: "The body did not arrive, or the request was not answered, in time.",
     413: "The body is too large.",
     415: "The body is not JSON, or encoded.",
+    421: "The Host is not one that this server answers to.",
     429: "Too many requests wait.",
     431: "The headers are too many or too large.",
     500: "The server failed; its log says why under the request id.",
@@ -32,7 +33,7 @@ HEADERS = {
     429: ("retry-after", "Seconds."),
     503: ("retry-after", "Seconds."),
 }
-ANY = (400, 431, 500)  # errors of the middleware, on every route
+ANY = (400, 421, 431, 500)  # errors of the middleware, on every route
 BODY = (400, 404, 408, 413, 415, 503)  # errors of a route with a body
 ENGINE = (*BODY, 429)  # errors of a route that submits requests to the engine
 

@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from phase6_integration.async_engine import AsyncEngine
@@ -22,6 +22,7 @@ from phase6_integration.gc_freeze import gc_freeze
 from phase6_integration.health import UnavailableError
 from phase6_integration.options import EngineOptions
 from phase6_integration.server import logs
+from phase6_integration.server.api_keys import ApiKeys
 from phase6_integration.server.notify import Notifier
 from phase6_integration.server.settings import ServerSettings
 
@@ -33,11 +34,13 @@ LINGER = 5  # seconds for responses to reach their clients, once all requests ha
 logger = logging.getLogger("nanoserve")
 
 
-def serve(options: EngineOptions, settings: ServerSettings) -> int:
+def serve(options: EngineOptions, settings: ServerSettings, warnings: Sequence[str] = ()) -> int:
     """Serve until a signal. Exit status: 0 after SIGTERM, 130 after Ctrl-C, 1 if the server cannot start, 70 if its
     engine has failed for good, 128 + n if a second signal n interrupts the shutdown. Once the server has started, this
     function ends the process."""
     logs.configure(settings)
+    for warning in warnings:
+        logger.warning(warning)
     try:
         listener = bind(settings.host, settings.port)
     except OSError as error:
@@ -116,10 +119,13 @@ class _Lifecycle:
         self.settings = settings
         self.listener = listener
         self.notifier = Notifier()
+        self.keys = ApiKeys(settings.api_keys, settings.api_key_file)
 
     async def run(self) -> int:
         start = time.monotonic()
         signals, beating = _Signals(), asyncio.create_task(self.notifier.beat())
+        if self.keys.file is not None:  # otherwise a closed terminal ends the server, as usual
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.keys.reload)
         self.notifier.send(f"EXTEND_TIMEOUT_USEC={round((self.engine.options.load_timeout + IMPORTS) * 1e6)}")
         self._log("loading", model=self.settings.model_name, directory=self.engine.options.model)
         failure = None
@@ -181,7 +187,7 @@ class _Lifecycle:
             def capture_signals(self) -> Iterator[None]:
                 yield
 
-        app = create_app(self.engine, self.settings)
+        app = create_app(self.engine, self.settings, self.keys)
         app.state.server.tokenizers.start()
         config = uvicorn.Config(
             app,

@@ -3,14 +3,18 @@
 import re
 from dataclasses import dataclass, field
 from functools import partial
+from ipaddress import ip_address
 
 from phase0_request.params import MAX_LOGPROBS
 from phase2_prefill_decode.fields import ConfigError, flag, integer, number, one_of
 from phase6_integration.options import at_least, check_fields, option, positive
+from phase6_integration.server.api_keys import check_keys
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("human", "json")
+LOCAL_HOSTS = ("localhost", "*.localhost")
 _NAME = re.compile(r"[!-~]{1,256}")  # printable ASCII without spaces
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[!-.0-~]{1,256}")  # no path
 
 
 _port = partial(integer, low=0, high=65535)
@@ -29,6 +33,9 @@ class ServerSettings:
     port: int = option(8000, "port to listen on; 0: any free one, which the log names", "PORT", _port)
     served_model_names: tuple[str, ...] = ("tiny_chat",)  # responses carry the first
     api_keys: tuple[str, ...] = field(default=(), repr=False)  # none: no key is required
+    api_key_file: str | None = option(None, "API keys, one on each line; read again on SIGHUP", "FILE")
+    allowed_hosts: tuple[str, ...] = ()  # names in Host headers; none: not checked
+    allowed_origins: tuple[str, ...] = ()  # of web pages that may use the server
     max_body_bytes: int = option(4 << 20, "largest request body; more is a 413", "BYTES", at_least(1))
     max_buffered_bytes: int = option(
         1 << 30, "memory for bodies and unsent answers; more is a 503", "BYTES", partial(integer, low=1, high=1 << 50)
@@ -76,10 +83,27 @@ class ServerSettings:
             positive(name, getattr(self, name))
         if not self.served_model_names or not all(map(_NAME.fullmatch, self.served_model_names)):
             raise ConfigError("served_model_names must be names of 1 to 256 printable ASCII characters without spaces")
-        if not all(map(_NAME.fullmatch, self.api_keys)):  # the message must not repeat a key
-            raise ConfigError("an API key must have 1 to 256 printable ASCII characters without spaces")
+        check_keys(self.api_keys)
+        if not all(map(_NAME.fullmatch, self.allowed_hosts)):
+            raise ConfigError("allowed_hosts must be names such as llm.example.com, *.example.com, or * for all")
+        if not all(map(_ORIGIN.fullmatch, self.allowed_origins)):
+            raise ConfigError("allowed_origins must be origins such as https://chat.example.com, or * for all")
 
     @property
     def model_name(self) -> str:
         """The name in responses and metrics."""
         return self.served_model_names[0]
+
+
+def is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def default_hosts(host: str) -> tuple[str, ...]:
+    """The names that a server answers to, if it listens on a loopback address; otherwise it does not check them."""
+    local = ip_address(host).is_loopback if is_address(host) else host == "localhost"
+    return LOCAL_HOSTS if local else ()

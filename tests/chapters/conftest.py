@@ -158,7 +158,7 @@ def standalone(course: Course) -> Course:
     """The same with the tool inside, so that `python -m chapters` runs there as in the real checkout."""
     for path in (HOME / "chapters").glob("*.py"):
         shutil.copy(path, course.chapters)
-    for name in ("entry.py", "machine.py"):
+    for name in ("entry.py", "machine.py", "safe_path.py"):
         shutil.copy(HOME / "phase0_request" / name, course.root / "phase0_request")
     return course
 

@@ -142,9 +142,9 @@ def error_of(content: Any) -> dict[str, Any]:
 def request(body: object = None, path: str = COMPLETIONS) -> bytes:
     """The bytes of a POST, or of a GET if there is no body. Bytes are sent as they are."""
     if body is None:
-        return f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode()
+        return f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode()
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n"
     return head.encode() + f"content-length: {len(content)}\r\n\r\n".encode() + content
 
 

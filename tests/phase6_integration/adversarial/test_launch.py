@@ -107,3 +107,4 @@ def test_a_download_brings_no_code_and_no_pickle() -> None:
     wanted = ("config.json", "model-00001-of-00002.safetensors", "tokenizer.json", "chat_template.jinja")
     refused = ("modeling_evil.py", "pytorch_model.bin", "model.pkl", "evil.so", ".numba_config.yaml", "setup.cfg")
     assert list(filter_repo_objects([*wanted, *refused], allow_patterns=PATTERNS)) == list(wanted)
+    assert not [file for file in ROOT.glob("phase*/**/*.py") if "trust_remote_code" in file.read_text()]

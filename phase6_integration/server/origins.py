@@ -1,0 +1,54 @@
+"""Origins: which web pages may use the server.
+
+A page of any site can send requests to a server on your machine. Its browser does not let it read the answers, nor send
+JSON, unless the server allows its origin (CORS). There is a way around: the page's own name is made to point at the
+server (DNS rebinding). The browser then takes both for one origin, and only the Host header tells them apart.
+"""
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from phase6_integration.server.errors import RequestError
+from phase6_integration.server.settings import is_address
+
+
+class AllowedHosts:
+    """Refuses requests whose Host is a name that is not allowed. Addresses are always allowed: DNS does not resolve
+    them. Starlette's TrustedHostMiddleware refuses addresses too, and its errors are not in OpenAI's format."""
+
+    def __init__(self, app: ASGIApp, allowed: Sequence[str]) -> None:
+        self.app = app
+        self.allowed = [pattern.lower() for pattern in allowed]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        given = [value for name, value in scope["headers"] if name == b"host"] if scope["type"] == "http" else []
+        if all(self._allows(host_of(value)) for value in given):
+            return await self.app(scope, receive, send)
+        message = "this server does not answer to this Host; --allowed-hosts names those that it does"
+        return await RequestError(421, message, code="unknown_host").response(scope, receive, send)
+
+    def _allows(self, host: str) -> bool:
+        return is_address(host) or any(fnmatchcase(host, pattern) for pattern in self.allowed)
+
+
+def host_of(header: bytes) -> str:
+    """The name or address in a Host header, without the port."""
+    text = header.decode("latin-1").lower()
+    return text[1:].partition("]")[0] if text.startswith("[") else text.partition(":")[0].removesuffix(".")
+
+
+def cors(allowed: Sequence[str]) -> list[Middleware]:
+    """Lets pages of these origins use the server, without cookies: keys are sent in a header."""
+    if not allowed:
+        return []
+    shown = ("x-request-id", "retry-after")
+    methods, headers = ("GET", "POST"), ("*",)
+    return [
+        Middleware(
+            CORSMiddleware, allow_origins=allowed, allow_methods=methods, allow_headers=headers, expose_headers=shown
+        )
+    ]

@@ -1,0 +1,111 @@
+"""Model files whose numbers cost memory, time or log (CWE-770, CWE-789): a few bytes of JSON, no weights to match."""
+
+import json
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phase0_request.tokenizer import BUNDLED
+from phase2_prefill_decode.config import ModelConfig
+from phase2_prefill_decode.fields import ConfigError
+from phase2_prefill_decode.weights import load_weights
+from tests.phase6_integration.life import ROOT, life
+
+SHORT = 4000  # characters
+SMALL = 200 << 20  # bytes: the bundled model's own files, and a few copies of a text of a few megabytes
+LOAD = """
+import sys
+from phase6_integration.engine import NanoServingEngine
+with NanoServingEngine.from_pretrained(sys.argv[1], max_model_len=512, kv_cache_pages=64) as engine:
+    engine.generate([[5] * 8], progress=False)
+status = open("/proc/self/status").read().splitlines()
+print(next(line.split()[1] for line in status if line.startswith("VmHWM:")))
+"""
+
+
+@pytest.fixture
+def spoilt(tmp_path: Path) -> Callable[..., Path]:
+    """The bundled model with other values in its config.json."""
+
+    def make(**values: Any) -> Path:
+        for file in BUNDLED.iterdir():
+            (tmp_path / file.name).symlink_to(file)
+        config = json.loads((BUNDLED / "config.json").read_text())
+        (tmp_path / "config.json").unlink()
+        (tmp_path / "config.json").write_text(json.dumps(config | values))
+        return tmp_path
+
+    return make
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_claimed_context_costs_no_memory_beyond_the_served_one(spoilt: Callable[..., Path]) -> None:
+    """`max_position_embeddings: 16777216` took 4.5 GB with `--max-model-len 512`: the rotary tables were built for all
+    positions."""
+    directory = spoilt(max_position_embeddings=1 << 24)
+    done = subprocess.run([sys.executable, "-c", LOAD, directory], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 2 << 20, "KiB; torch and the kernels take 0.4 GB"
+
+
+BOMBS: dict[str, dict[str, Any]] = {
+    "layers": {"num_hidden_layers": 1 << 16, "layer_types": None},
+    "hidden size": {"hidden_size": 1 << 24},
+    "vocabulary": {"vocab_size": (1 << 31) - 1},
+    "inner size": {"intermediate_size": 1 << 24},
+    "heads": {"num_attention_heads": 1 << 20, "num_key_value_heads": 1 << 20},
+    "types of layers": {"layer_types": ["full_attention"] * 200_000},
+    "text for a number": {"hidden_size": "9" * 5_000_000},
+    "long name": {"model_type": "x" * 5_000_000},
+    "many names": {"architectures": ["X" * 50] * 50_000},
+    "rope": {"rope_parameters": {"rope_type": "default", "rope_theta": ["x"] * 100_000}},
+    "end tokens": {"eos_token_id": [[5] * 100_000]},
+}
+
+
+@pytest.mark.parametrize("values", BOMBS.values(), ids=BOMBS)
+def test_sizes_that_the_weights_do_not_have_are_a_short_error_before_memory_is_allocated(
+    values: dict[str, Any], spoilt: Callable[..., Path]
+) -> None:
+    directory = spoilt(**values)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ConfigError) as caught:
+            load_weights(directory, ModelConfig.from_pretrained(directory))
+        assert len(str(caught.value)) < SHORT
+        assert tracemalloc.get_traced_memory()[1] < SMALL
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_index_of_many_tensors_is_a_short_error(spoilt: Callable[..., Path]) -> None:
+    directory = spoilt()
+    (directory / "model.safetensors").rename(directory / "part.safetensors")
+    names = {f"model.layers.{number}.x": "part.safetensors" for number in range(20_000)}
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    with pytest.raises(ValueError, match=r"and 200\d\d more$") as caught:
+        load_weights(directory, ModelConfig.from_pretrained(directory))
+    assert len(str(caught.value)) < SHORT
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_a_file_without_an_end_is_read_up_to_a_limit(name: str, spoilt: Callable[..., Path]) -> None:
+    """A repository may hold links, and a link to /dev/zero has no end."""
+    directory = spoilt()
+    (directory / name).unlink()
+    (directory / name).symlink_to("/dev/zero")
+    with pytest.raises(ValueError, match="longer than 16777216 bytes"):
+        ModelConfig.from_pretrained(directory)
+
+
+def test_a_server_of_65536_layers_says_so_in_one_line(spoilt: Callable[..., Path]) -> None:
+    """Each missing tensor was a line of a log of 52 MB."""
+    with life(str(spoilt(**BOMBS["layers"])), "--log-level", "warning") as server:
+        assert server.ended() == 1
+    assert sum(map(len, server.lines)) < SHORT
+    assert server.lines[-1].endswith("has 4 of 65536 layers")

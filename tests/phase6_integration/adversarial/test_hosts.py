@@ -1,0 +1,98 @@
+"""Pages of other sites against a server on this machine: DNS rebinding (CWE-350), cross-origin requests (CWE-942)."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from phase6_integration.cli.serve import server_settings
+from phase6_integration.server.settings import ServerSettings
+from tests.phase6_integration.fake_engine import FakeEngine, client
+
+PAGE = "https://chat.example.com"
+PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
+
+
+def ask(method: str, path: str, headers: dict[str, str], **settings: Any) -> httpx.Response:
+    async def main() -> httpx.Response:
+        async with client(FakeEngine(), ServerSettings(**settings)) as http:
+            return await http.request(method, path, headers=headers)
+
+    return asyncio.run(main())
+
+
+def hosts_of(*flags: tuple[str, Any]) -> tuple[str, ...]:
+    return server_settings(dict(flags), {}).allowed_hosts
+
+
+LOOPBACK = hosts_of()
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("LOCALHOST:8000", 200),
+        ("localhost.:8000", 200),
+        ("app.localhost", 200),
+        ("127.0.0.1:9000", 200),
+        ("[::1]:8000", 200),
+        ("192.168.1.7", 200),
+        ("evil.example", 421),
+        ("evil.example:8000", 421),
+        ("127.0.0.1.evil.example", 421),
+        ("localhost.evil.example", 421),
+        ("evil-localhost", 421),
+        ("[localhost]x", 200),
+        ("", 421),
+        ("::1", 421),
+        ("127.1.evil", 421),
+        ("0x7f.1", 421),
+    ],
+)
+def test_a_server_on_a_loopback_address_answers_to_local_names_and_to_addresses(host: str, status: int) -> None:
+    """After DNS rebinding a page of evil.example reads this server's answers as its own origin's. Its Host tells."""
+    response = ask("GET", "/v1/models", {"host": host}, allowed_hosts=LOOPBACK)
+    assert response.status_code == status
+    if status != 200:
+        assert response.json()["error"]["code"] == "unknown_host"
+        assert host not in response.text or not host
+
+
+def test_which_hosts_are_checked_follows_from_the_address_that_the_server_listens_on() -> None:
+    assert hosts_of(("host", "127.0.0.2")) == hosts_of(("host", "::1")) == hosts_of(("host", "localhost")) == LOOPBACK
+    assert hosts_of(("host", "0.0.0.0")) == hosts_of(("host", "::")) == hosts_of(("host", "10.0.0.1")) == ()
+    assert hosts_of(("host", "0.0.0.0"), ("allowed_hosts", ["a.example"])) == ("a.example",)
+    given = {"allowed_hosts": ("*.example.com",)}
+    assert ask("GET", "/version", {"host": "llm.example.com"}, **given).status_code == 200
+    assert ask("GET", "/version", {"host": "example.org"}, **given).status_code == 421
+    assert ask("GET", "/version", {"host": "any.thing"}, allowed_hosts=("*",)).status_code == 200
+
+
+def test_no_other_origin_may_read_answers_or_send_json_by_default() -> None:
+    headers = {"origin": PAGE}
+    assert not {name for name in ask("GET", "/v1/models", headers).headers if name.startswith("access-control")}
+    preflight = ask("OPTIONS", "/v1/completions", headers | PREFLIGHT)
+    assert preflight.status_code == 405
+    assert "access-control-allow-origin" not in preflight.headers
+
+
+def test_an_allowed_origin_may_and_another_may_not() -> None:
+    given: dict[str, Any] = {"allowed_origins": (PAGE,), "api_keys": ("k",)}
+    preflight = ask("OPTIONS", "/v1/completions", {"origin": PAGE, **PREFLIGHT}, **given)
+    assert preflight.status_code == 200, "a preflight carries no key"
+    assert preflight.headers["access-control-allow-origin"] == PAGE
+    assert "authorization" in preflight.headers["access-control-allow-headers"]
+    refused = ask("GET", "/v1/models", {"origin": PAGE}, **given)
+    assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, PAGE), "it may read the error"
+    for headers in ({"origin": "https://evil.example"}, {"origin": "null"}):
+        assert "access-control-allow-origin" not in ask("GET", "/v1/models", headers, **given).headers
+        answer = ask("OPTIONS", "/v1/completions", headers | PREFLIGHT, **given)
+        assert (answer.status_code, "access-control-allow-origin" in answer.headers) == (400, False)
+
+
+@pytest.mark.parametrize("origin", ["chat.example.com", "https://a.example/path", "null", "https://"])
+def test_what_is_no_origin_is_refused_at_the_start(origin: str) -> None:
+    with pytest.raises(ValueError, match="allowed_origins must be"):
+        ServerSettings(allowed_origins=(origin,))

@@ -1,0 +1,87 @@
+"""API keys that other users of the machine can read (CWE-214), and keys that cannot be replaced (CWE-324)."""
+
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from phase6_integration.cli.main import main
+from phase6_integration.cli.serve import server_settings
+from phase6_integration.server.api_keys import ApiKeys, digest
+from tests.phase6_integration.life import scripted
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "keys").write_text("# for the app\nsk-old\n\nsk-kept\n")
+    return tmp_path / "keys"
+
+
+def test_keys_in_a_file_are_one_on_each_line(file: Path) -> None:
+    settings = server_settings({"api_key_file": str(file)}, {})
+    assert settings.api_keys == ("sk-old", "sk-kept")
+    assert "sk-" not in repr(settings)
+
+
+@pytest.mark.parametrize("content", ["", "# none\n\n", "sk one\n", "sk-\xff\n"])
+def test_a_file_without_a_valid_key_never_opens_the_server(content: str, file: Path) -> None:
+    keys = ApiKeys(["sk-old"], str(file))
+    file.write_text(content, "latin-1")
+    with pytest.raises(ValueError, match="key") as caught:
+        server_settings({"api_key_file": str(file)}, {})
+    assert "sk" not in str(caught.value).replace(str(file), "")
+    keys.reload()
+    assert keys.digests == (digest(b"sk-old"),), "the keys stay as they were"
+
+
+@pytest.mark.parametrize(("given", "environment"), [({"api_key": ["k"]}, {}), ({}, {"NANOSERVE_API_KEY": "k"})])
+def test_a_key_that_a_rotation_would_not_replace_is_refused(
+    given: dict[str, Any], environment: dict[str, str], file: Path
+) -> None:
+    with pytest.raises(ValueError, match="not from both"):
+        server_settings({"api_key_file": str(file), **given}, environment)
+
+
+def test_a_key_on_the_command_line_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every user of the machine sees it in `ps`."""
+    logged: list[Sequence[str]] = []
+
+    def serve(options: Any, settings: Any, warnings: Sequence[str]) -> int:
+        logged.append(warnings)
+        return 0
+
+    monkeypatch.setitem(sys.modules, "phase6_integration.server.serve", SimpleNamespace(serve=serve))  # type: ignore[arg-type]
+    for flags in (["--api-key", "sk-seen"], []):
+        assert main(["serve", *flags]) == 0
+    shown, silent = logged
+    assert "--api-key-file" in shown[0]
+    assert "sk-seen" not in shown[0]
+    assert not silent
+
+
+def test_sighup_replaces_the_keys_and_drops_no_connection(file: Path) -> None:
+    body = {"prompt": [5, 6, 7], "stream": True, "max_tokens": 3}
+    with scripted("--api-key-file", str(file)) as (server, url):
+        old, new = ({"authorization": f"Bearer sk-{name}"} for name in ("old", "new"))
+        with httpx.Client(base_url=url, timeout=60) as http:
+            assert http.get("/v1/models", headers=new).status_code == 401
+            with http.stream("POST", "/v1/completions", json=body, headers=old) as running:
+                assert running.status_code == 200
+                file.write_text("sk-new\n")
+                server.signal(signal.SIGHUP)
+                server.until("the API keys were read again keys=1")
+                assert http.get("/v1/models", headers=new).status_code == 200
+                assert http.get("/v1/models", headers=old).status_code == 401
+                server.signal(signal.SIGUSR1)  # the engine answers
+                assert list(running.iter_lines())[-2:] == ["data: [DONE]", ""]
+        file.write_text("")
+        server.signal(signal.SIGHUP)
+        server.until("the API keys stay as they were: .* holds no API key")
+        server.signal(signal.SIGTERM)
+        assert server.ended() == 0
+    assert "sk-" not in "\n".join(server.lines)
