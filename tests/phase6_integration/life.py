@@ -14,6 +14,7 @@ from queue import Queue
 from typing import Any
 
 import httpx
+import psutil
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 60.0  # seconds that a test waits for what must happen
@@ -108,11 +109,15 @@ class Life:
         assert self.process.stderr is not None
         self.process.stderr.close()
 
-    def children(self) -> list[int]:
-        """Its processes, apart from those that tokenize."""
-        tasks = Path(f"/proc/{self.process.pid}/task")
-        found = [int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()]
-        return [child for child in found if b"tokenizer" not in Path(f"/proc/{child}/cmdline").read_bytes()]
+    def engines(self) -> list[int]:
+        """The process ids of its engines."""
+        return engines(self.process.pid)
+
+
+def engines(parent: int) -> list[int]:
+    """The engine processes among the children of a process."""
+    module = "phase6_integration.engine_process"
+    return [child.pid for child in psutil.Process(parent).children() if module in child.cmdline()]
 
 
 def started(
@@ -172,7 +177,7 @@ class Supervisor:
     def engine(self) -> int:
         """The process id of the engine that serves now."""
         self.until_ready()
-        (found,) = self.lives[-1].children()
+        (found,) = self.lives[-1].engines()
         return found
 
     def until_ready(self) -> None:

@@ -21,6 +21,7 @@ from phase6_integration.health import Health, UnavailableError
 from phase6_integration.messages import EngineRequest
 from phase6_integration.options import EngineOptions, openmp_environment
 from tests.phase6_integration.faults import POISON
+from tests.phase6_integration.life import engines
 from tests.phase6_integration.real_engine import FAULTS, GREEDY, PROMPTS, answer, engine, idle, process, read
 from tests.phase6_integration.running import run
 
@@ -36,7 +37,7 @@ def test_an_engine_is_started_once() -> None:
         waiting = await asyncio.gather(*(made.ready() for _ in range(3)), return_exceptions=True)
         assert [type(end) for end in waiting] == [UnavailableError] * 3
         await made.close()
-        assert psutil.Process().children() == []
+        assert engines(os.getpid()) == []
         with pytest.raises(RuntimeError, match="once"):
             await made.start()
 
@@ -128,7 +129,7 @@ def test_closing_leaves_no_process_and_no_thread() -> None:
         await made.close()
 
     run(test())
-    assert psutil.Process().children() == []
+    assert engines(os.getpid()) == []
 
 
 def test_an_engine_that_still_loads_is_killed_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:

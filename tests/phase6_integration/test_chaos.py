@@ -165,7 +165,7 @@ class Chaos:
 def memory(server: Life) -> dict[str, int]:
     """Bytes that the front and the engine have in memory."""
     front = psutil.Process(server.process.pid)
-    (engine,) = front.children()
+    (engine,) = map(psutil.Process, server.engines())
     return {"front": front.memory_info().rss, "engine": engine.memory_info().rss}
 
 

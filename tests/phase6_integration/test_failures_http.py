@@ -355,7 +355,7 @@ async def under_load(url: str, tokens: int, stop: Callable[[], None]) -> list[Re
 
 def test_running_requests_are_completed_during_shutdown() -> None:
     with serving("--dtype", "float32", "--shutdown-timeout", "100", stop=False) as (server, url):
-        (engine,) = server.children()
+        (engine,) = server.engines()
 
         def stop() -> None:
             server.signal(signal.SIGTERM)
@@ -381,7 +381,7 @@ def test_running_requests_are_completed_during_shutdown() -> None:
 
 def test_without_time_to_finish_every_stream_ends_in_an_error() -> None:
     with serving("--shutdown-timeout", "0", stop=False) as (server, url):
-        (engine,) = server.children()
+        (engine,) = server.engines()
         found = run(under_load(url, LONG, lambda: server.signal(signal.SIGTERM)))
         assert [broken_off(response, "draining") != [] for response in found] == [True] * STREAMS
     assert gone(engine)

@@ -56,7 +56,7 @@ def test_both_processes_of_a_server_freeze_what_they_loaded(tmp_path: Path) -> N
     (tmp_path / "sitecustomize.py").write_text(REPORTER.replace("{directory}", str(tmp_path)))
     with life(PYTHONPATH=str(tmp_path)) as server:
         server.until("ready")
-        for pid in (server.process.pid, *server.children()):
+        for pid in (server.process.pid, *server.engines()):
             os.kill(pid, signal.SIGUSR1)
             told, deadline = tmp_path / str(pid), time.monotonic() + PATIENCE
             while not (told.exists() and told.read_text().endswith("\n")):

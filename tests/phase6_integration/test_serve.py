@@ -145,7 +145,7 @@ def test_a_signal_while_it_imports_ends_it() -> None:
 def test_a_signal_while_the_real_engine_loads_ends_both() -> None:
     with life() as one:
         one.listening()
-        (engine,) = one.children()
+        (engine,) = one.engines()
         one.signal(signal.SIGTERM)
         assert one.ended() == 0
     assert gone(engine)
@@ -265,7 +265,7 @@ def test_the_bundled_model_serves_under_load_until_a_signal_and_leaves_nothing_b
     with life("--shutdown-timeout", "0.5", "--check-invariants") as one:
         url = one.listening()
         one.until("ready")
-        (engine,) = one.children()
+        (engine,) = one.engines()
         ends: list[list[str]] = []
         begun = threading.Barrier(9)
 
@@ -303,7 +303,7 @@ def test_with_the_flag_a_dead_engine_is_reported_and_the_server_stays() -> None:
         assert response.json()["usage"]["completion_tokens"] == 4
         events = stream(http, url, prompt=[3], max_tokens=1900, ignore_eos=True)
         next(events)
-        (engine,) = one.children()
+        (engine,) = one.engines()
         os.kill(engine, signal.SIGKILL)
         told = list(events)
         assert json.loads(told[-2])["error"]["code"] == "dead"
@@ -322,7 +322,7 @@ def test_if_the_server_is_killed_its_engine_ends_too() -> None:
     with life(factory="faults:light") as one:
         one.listening()
         one.until("ready")
-        (engine,) = one.children()
+        (engine,) = one.engines()
         descriptor = os.pidfd_open(engine)
         one.process.kill()
         import select

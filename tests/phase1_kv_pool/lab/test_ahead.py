@@ -84,7 +84,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, catalog: str) -> st
         "import sys\nfrom phase1_kv_pool.lab.report import main\n"
         "raise SystemExit(main('strange_kernels', sys.argv[2:]))\n"
     )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
     return "strange_kernels"
 
 

@@ -189,7 +189,7 @@ def test_the_channel_takes_descriptors_above_1023() -> None:
 
 def engine_of(one: Life) -> int:
     """The engine's process id."""
-    (found,) = one.children()
+    (found,) = one.engines()
     return found
 
 
@@ -292,7 +292,7 @@ def test_when_descriptors_run_out_clients_and_the_log_hear_of_it_and_the_server_
             answers = []
             for _ in range(100):
                 client = stack.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE))
-                client.sendall(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")
+                client.sendall(b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n")
                 answers.append(client.recv(4096))
         refused = [answer for answer in answers if answer.startswith(b"HTTP/1.1 503 ")]
         assert len(refused) > 50
