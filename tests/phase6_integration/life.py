@@ -71,6 +71,8 @@ class Life:
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self.process = process
         self.lines: list[str] = []
+        self.log_is_read = threading.Event()  # cleared: its pipe fills up
+        self.log_is_read.set()
         self._said: Queue[str | None] = Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -78,6 +80,7 @@ class Life:
     def _read(self) -> None:
         assert self.process.stderr is not None
         for line in self.process.stderr:
+            self.log_is_read.wait()
             self._said.put(line.rstrip("\n"))
         self._said.put(None)
 

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
 from phase6_integration.server.serve import ENGINE_FAILED
 from tests.phase2_prefill_decode.test_identity import prompts
-from tests.phase6_integration.life import Life, Supervisor
+from tests.phase6_integration.life import PATIENCE, Life, Supervisor
 from tests.phase6_integration.running import (
     Answer,
     Oracle,
@@ -203,6 +204,13 @@ def test_whoever_behaves_is_answered_right_whatever_the_others_do(tmp_path: Path
 CLIENTS = 500  # at a time
 SECONDS = 180.0
 SHORTAGE = 5.0  # seconds
+BOMBS = ("power", "text", "loop")
+TEMPLATE = """{% set bomb, nine = messages[0].content, 9 %}
+{%- if bomb == "power" %}{{ nine ** (nine ** nine) }}
+{%- elif bomb == "text" %}{{ bomb * 10 ** nine }}
+{%- elif bomb == "loop" %}{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}
+{%- endif %}{{ bomb }}"""
+UNREAD = 300  # lines of 300 bytes; a pipe holds 64 KiB
 BOUND = 1 << 30  # bytes that the front may have in memory
 REFUSALS = {"loading", "dead", "hung", "draining", "stopped", "queue_full", "overloaded"}
 
@@ -224,8 +232,31 @@ def memory_limited(server: Supervisor) -> None:
         resource.prlimit(engine, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
+def template_exploded(server: Supervisor) -> None:
+    """Each of these would compute, or allocate, for ever."""
+    for bomb in BOMBS:
+        sent = {"messages": [{"role": "user", "content": bomb}]}
+        response = httpx.post(f"{server.url}/v1/chat/completions", json=sent, timeout=PATIENCE)
+        assert response.status_code in (400, 503), response.text
+
+
+def log_blocked(server: Supervisor) -> None:
+    """Nothing reads the log, until more has been written than its pipe holds."""
+    one = server.lives[-1]
+    one.log_is_read.clear()
+    try:
+        with httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
+            for number in range(UNREAD):
+                assert http.get(f"/v1/models/{'x' * 200}-{number}").status_code == 404
+    finally:
+        one.log_is_read.set()
+
+
 # In this order, evenly spread over the time. A further fault is a function of the supervised server, added here.
-INJECTED: Sequence[Callable[[Supervisor], None]] = (engine_killed, memory_limited, engine_killed, engine_frozen)
+INJECTED: Sequence[Callable[[Supervisor], None]] = (
+    *(engine_killed, memory_limited, template_exploded),
+    *(engine_killed, log_blocked, engine_frozen),
+)
 
 
 class Turbulence(Chaos):
@@ -276,7 +307,7 @@ def test_orderly_clients_are_answered_right_or_refused_in_order_while_the_engine
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     flags = ("--dtype", "float32", "--kv-cache-pages", "160", "--hang-timeout", "10", "--heartbeat-timeout", "5")
-    with Supervisor(port, str(tmp_path), *flags, "--max-engine-restarts", "2") as server:
+    with Supervisor(port, str(tmp_path), *flags, "--max-engine-restarts", "2", "--chat-template", TEMPLATE) as server:
         chaos = Turbulence(server.url, given, oracle.answers(given, OUTPUT), Counter())
 
         async def inject() -> None:
