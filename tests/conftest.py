@@ -1,5 +1,5 @@
 """The same examples on every run, no deadlines, no colours or widths from the environment: a failure here is never a
-matter of luck, of load or of who runs it."""
+matter of luck, of load or of the user."""
 
 import os
 import signal

@@ -41,7 +41,7 @@ def scores(asked: int | None, token: int) -> TokenLogprobs | None:
 
 
 class FakeEngine(AsyncEngine):
-    """`room` cleared: nobody is admitted. `flow` cleared: nothing more is said. `cached`: of every prompt."""
+    """`room` cleared: no request is admitted. `flow` cleared: no more tokens come. `cached`: of every prompt."""
 
     def __init__(self, script: Script = echo, **options: Any) -> None:
         super().__init__(EngineOptions(**options))
@@ -156,7 +156,7 @@ def served(
     if buffer is not None:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
     listener.bind(("127.0.0.1", 0))
-    listener.listen()  # who connects before uvicorn is there waits for it
+    listener.listen()  # a client that connects before uvicorn runs waits for it
     with listener, ThreadPoolExecutor(1) as pool:
         server: Future[uvicorn.Server] = Future()
 

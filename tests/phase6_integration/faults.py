@@ -65,7 +65,7 @@ def _die(_: Any) -> None:
 
 
 def _nan(core: Any, _: Any) -> None:
-    """NaN in the logits of whoever's last token is the poison."""
+    """NaN in the logits of each request that ends in the poison."""
     runner = _runner(core)
     decoder = runner.decoder
 
@@ -100,7 +100,7 @@ def _broken(core: Any, _: Any) -> None:
 
 
 def _bad_sampler(core: Any, _: Any) -> None:
-    """It cannot make anything of who asks for top_k=13."""
+    """It fails on requests with top_k=13."""
     sampler = _runner(core).sampler
     pack = sampler.pack
 

@@ -54,7 +54,7 @@ async def answer(made: AsyncEngine, prompt: Sequence[int], params: SamplingParam
 
 
 async def idle(made: AsyncEngine) -> None:
-    """The engine has said its last word on everyone."""
+    """The engine has sent its last message about every request."""
     assert await made._is_idle(30)
     gauges = made.gauges
     assert (gauges.running, gauges.waiting, gauges.pages_used) == (0, 0, 0)

@@ -25,7 +25,7 @@ COMPLETIONS = "/v1/completions"
 
 
 def run(test: Coroutine[Any, Any, T], seconds: float = PATIENCE) -> T:
-    """To its end; whoever waits for ever in it makes it fail."""
+    """Run to the end; a test that waits for ever fails."""
 
     async def bounded() -> T:
         async with asyncio.timeout(seconds):
@@ -95,7 +95,7 @@ def serving(*arguments: str, stop: bool = True) -> Iterator[tuple[Life, str]]:
 
 
 async def idle(url: str) -> dict[str, Any]:
-    """Wait until nobody is served; then every page must be free or cached. What the server says of itself."""
+    """Wait until no request is live; then every page must be free or cached. Returns /stats."""
     while True:
         stats: dict[str, Any] = json.loads((await get(url, "/stats")).body)
         requests, pages = stats["requests"], stats["pages"]

@@ -15,7 +15,7 @@ INTEGRAL = re.compile(r"should be a valid integer, got -?\d+\.0\b")
 @schemathesis.check
 def refuses_what_its_schema_allows_only_for_its_meaning(ctx: Any, response: Any, case: Any) -> None:
     """`positive_data_acceptance` would have every body accepted that the schema allows; some are refused, with a 400.
-    It is told to expect that, and this holds the line: such a 400 has one of the codes above, never that of a type."""
+    It expects that, and this hook narrows it: such a 400 has one of the codes above, never that of a type."""
     if response.status_code == 400 and case.meta.generation.mode is GenerationMode.POSITIVE:
         error = response.json()["error"]
         if INTEGRAL.search(error["message"]):  # an integer to JSON Schema, and a float to every strict parser

@@ -1,4 +1,4 @@
-"""A server that says what it is told to: the other end for whatever is a client. It keeps what it was asked."""
+"""A server that sends scripted responses, for tests of clients. It keeps the requests."""
 
 import asyncio
 import json

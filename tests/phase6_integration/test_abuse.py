@@ -9,7 +9,7 @@ import pytest
 from tests.phase6_integration.running import Oracle, answer, ask, idle, line, request, run, serving
 
 CONTEXT = 16_384
-LONG = 10_000  # tokens that each of them brings, or asks for: nobody gets to the end in half a second
+LONG = 10_000  # tokens of each prompt, or of each answer: none ends within half a second
 SOON = 5.0  # seconds in which a request must be answered behind them
 
 
@@ -47,7 +47,7 @@ def test_a_client_that_hangs_up_leaves_nothing_behind(tmp_path: Path, clients: i
         seconds = perf_counter() - start
         assert answer(last) == wanted
         stats = await idle(url)
-        assert stats["requests"]["finished"]["length"] == 1, "nobody else came to an end"
+        assert stats["requests"]["finished"]["length"] == 1, "no other request was completed"
         print(f"{clients} clients hung up; the next request took {seconds:.2f} s; {stats['requests']}")
         if clients == 200:
             assert seconds < SOON

@@ -1,4 +1,4 @@
-"""The engine in its process: what it answers, what it refuses, and who is told what."""
+"""The engine in its process: what it answers, what it refuses, and what it reports."""
 
 import asyncio
 import subprocess
@@ -197,7 +197,7 @@ def test_observers_see_every_step_and_every_finished_request() -> None:
     run(test())
 
 
-# What the front itself knows of those who are here.
+# What the server process knows about live requests.
 
 
 class Silent(FakeEngine):

@@ -1,4 +1,4 @@
-"""Something fails behind the engine: who ends by it, and who does not notice."""
+"""A fault in the engine: which requests it ends, and which it does not touch."""
 
 import asyncio
 from collections.abc import Callable

@@ -82,7 +82,7 @@ def test_a_small_model_has_one_thread_and_a_large_one_all_that_sleep_while_they_
     assert openmp_environment(4) == {"OMP_WAIT_POLICY": "passive"}
     assert openmp_environment(3) == {}, "a core is left to the front"
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
-    assert openmp_environment(4) == {}, "whoever sets it knows why"
+    assert openmp_environment(4) == {}, "a value set by the user is kept"
 
 
 # It ends.

@@ -103,13 +103,13 @@ class Chaos:
         assert answer(parsed(b"".join(pieces))) == self.wanted[which]
 
     async def several(self, draw: random.Random) -> None:
-        """Drawn, not greedy: nobody knows the words, but there is a number of them."""
+        """Sampled, not greedy: the words are unknown, their number is not."""
         seeds = {"n": draw.randrange(1, 5), "temperature": 1.0, "seed": draw.randrange(1 << 32)}
         prompt = draw.choice(self.given)
         one = await ask(self.url, {"prompt": prompt, "max_tokens": OUTPUT, **seeds})
         again = await ask(self.url, {"prompt": prompt, "max_tokens": OUTPUT, **seeds})
         assert len(one.json["choices"]) == seeds["n"]
-        assert one.json["choices"] == again.json["choices"], "a seed is a promise, whoever else is served"
+        assert one.json["choices"] == again.json["choices"], "a seed fixes the tokens in any batch"
 
     async def invalid(self, draw: random.Random) -> None:
         response = await ask(self.url, draw.choice(INVALID))
@@ -171,7 +171,7 @@ def memory(server: Life) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("requests", [600, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_whoever_behaves_is_answered_right_whatever_the_others_do(tmp_path: Path, requests: int) -> None:
+def test_orderly_clients_are_answered_right_among_hostile_ones(tmp_path: Path, requests: int) -> None:
     oracle = Oracle.saved(tmp_path)
     given = prompts(oracle.model.config.vocab_size, LENGTHS)
     # Half of them begin alike, so that pages are shared, and evicted, and found again.

@@ -303,7 +303,7 @@ def test_a_prompt_and_its_answer_fit_into_the_context(given: dict[str, Any], len
 
 
 def test_a_token_without_text_fails_no_request() -> None:
-    """Models have more rows than their tokenizers have tokens; with a bias anyone can have one of them drawn."""
+    """Models have more rows than their tokenizers have tokens; with a bias, one of them is drawn."""
     said = TOKENIZER.encode(" and more")
     engine = FakeEngine(lambda _: [said[0], 4100, *said[1:]])
     engine.config = replace(engine.config, vocab_size=4160)

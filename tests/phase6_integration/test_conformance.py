@@ -155,7 +155,7 @@ def in_state(health: Health) -> Callable[[], FakeEngine]:
 
 def full() -> FakeEngine:
     engine = FakeEngine(max_num_queued_reqs=1)
-    engine._waiting.add("someone who waits")
+    engine._waiting.add("a waiting request")
     return engine
 
 

@@ -39,7 +39,7 @@ from tests.phase6_integration.running import (
 
 CHAT = "/v1/chat/completions"
 PROMPTS = [list(range(20 + 3 * n, 60 + 3 * n, 2)) for n in range(6)]
-LONG = 1900  # tokens: nobody gets to the end of it before something happens
+LONG = 1900  # tokens: no request ends before something happens
 # Greedily 300 again and again, until that is penalized so much that it is the poison's turn.
 TO_THE_POISON = {"logit_bias": {"300": 100, str(POISON): 50}, "frequency_penalty": 2, "temperature": 0}
 TEST = Callable[[str], Coroutine[Any, Any, None]]
@@ -108,7 +108,7 @@ async def begins(url: str, asked: dict[str, Any], begun: asyncio.Semaphore) -> R
 
 
 async def ends(url: str) -> Counter[str]:
-    """How answers have ended, once nobody is served."""
+    """How answers have ended, once no request is live."""
     return Counter((await idle(url))["requests"]["finished"])
 
 
@@ -178,7 +178,7 @@ def test_of_several_choices_that_fail_together_a_client_hears_once(faulty: Fault
                 refused(failed, 500, "internal_error")
             ended = await ends(url) - before
         assert ended["error"] >= 2
-        assert ended["error"] + ended["abort"] == ended.total() == 12, "who has not failed goes with those who have"
+        assert ended["error"] + ended["abort"] == ended.total() == 12, "all choices of the request end"
 
     run(test(faulty("model_says_nan")))
 
@@ -232,7 +232,7 @@ def test_an_answer_that_has_no_words_fails_alone(stream: bool) -> None:
         else:
             refused(failed, 500, "internal_error")
         assert {one.finish_reason for one in found} == {"length"}
-        assert len(engines[0].dropped) == 1, "the engine does not go on for nobody"
+        assert len(engines[0].dropped) == 1, "the engine does not go on without a client"
         assert engines[0].live == 0
 
     on_a_server(make, test)
@@ -303,7 +303,7 @@ def test_a_client_that_never_reads_is_disconnected_and_delays_no_other() -> None
     much = body([n % 4000 + 3 for n in range(1000)], echo=True, logprobs=20, n=16)
 
     def never_reads(url: str, stream: bool) -> bool:
-        """Whether it was cut off, once the answer was on its way and nobody read it."""
+        """Whether it was cut off, once the answer was on its way and was not read."""
         host, port = url.removeprefix("http://").split(":")
         with socket.socket() as one:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -336,13 +336,13 @@ def test_a_deadline_that_passes_is_a_408() -> None:
     on_a_server(failing(), test, request_timeout=0.1)
 
 
-# It is told to stop.
+# SIGTERM.
 
 STREAMS = 32
 
 
 async def under_load(url: str, tokens: int, stop: Callable[[], None]) -> list[Response]:
-    """Many streams, all of which have begun when it is told to stop."""
+    """Many streams, all of which have begun before SIGTERM."""
     begun = asyncio.Semaphore(0)
 
     asked = [body(PROMPTS[number % len(PROMPTS)], max_tokens=tokens) for number in range(STREAMS)]

@@ -16,7 +16,7 @@ STAY, LEAVE = 64, 32
 
 @pytest.mark.parametrize("pages", [80, 1000], ids=["pages for a few", "pages for all"])
 def test_greedy_float32_over_http_is_what_transformers_generates(tmp_path: Path, pages: int) -> None:
-    """With pages for a few, requests are preempted and computed again; nobody may notice."""
+    """With pages for a few, requests are preempted and computed again, without a trace in their answers."""
     oracle = Oracle.saved(tmp_path)
     given = prompts(oracle.model.config.vocab_size, LENGTHS)
     wanted = oracle.answers(given, OUTPUT)

@@ -29,7 +29,7 @@ class Response:
 
 
 class App:
-    """Answers with what it was sent; or does what it is told to."""
+    """Echoes the body, or does what the path says."""
 
     def __init__(self, does: Any = None) -> None:
         self.does = does

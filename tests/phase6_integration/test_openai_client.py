@@ -205,7 +205,7 @@ def test_a_wrong_key(address: str) -> None:
         client.models.list()
 
 
-def test_many_at_once_and_one_who_leaves(address: str) -> None:
+def test_many_streams_at_once_of_which_one_disconnects(address: str) -> None:
     async def test() -> None:
         async with AsyncOpenAI(base_url=address, api_key=KEY, max_retries=0) as client:
             alone = await client.completions.create(prompt="Paging is", **GREEDY)
@@ -239,7 +239,7 @@ def broken(health: Health) -> FakeEngine:
 
 def full() -> FakeEngine:
     engine = FakeEngine(max_num_queued_reqs=1)
-    engine._waiting.add("someone who waits")
+    engine._waiting.add("a waiting request")
     return engine
 
 

@@ -234,7 +234,7 @@ PART = {"type": "text", "text": "x"}
     ],
 )
 def test_a_long_list_is_refused_with_the_first_that_is_wrong_in_it(path: str, body: object, param: str) -> None:
-    """To find what is wrong with all the others would hold up everyone."""
+    """To find all the other faults would delay every client."""
     error = error_of(post(path, body))
     assert error["param"] == param
     assert "more)" not in error["message"]

@@ -76,7 +76,7 @@ def test_what_fails_before_the_first_token_has_a_status(
 
 @pytest.mark.parametrize(("reason", "status", "code"), FAILURES)
 def test_what_fails_in_its_first_step_has_a_status_too(reason: FinishReason, status: int, code: str) -> None:
-    """Of who was admitted and failed at once nothing has been said yet."""
+    """No byte of a request that failed right after admission has been sent."""
 
     class AtOnce(FakeEngine):
         def _send(self, message: object) -> None:

@@ -107,7 +107,7 @@ def test_a_stop_token_is_not_shown_and_the_first_tokens_are_not_searched(tokeniz
     run(scene())
 
 
-def test_the_urgent_pass_those_who_wait(tokenizer: Tokenizer) -> None:
+def test_urgent_requests_pass_waiting_ones(tokenizer: Tokenizer) -> None:
     async def scene() -> None:
         model = Gate(tokenizer)
         async with MockServer(tokenizer, model, batch_size=1) as server:

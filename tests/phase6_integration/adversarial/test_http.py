@@ -1,4 +1,4 @@
-"""Class: HTTP that two parsers read differently, that has no end, or that nobody reads.
+"""Class: HTTP that two parsers read differently, that has no end, or that is never read.
 
 Published cases: Content-Length beside Transfer-Encoding (CVE-2026-40561, Starlet), trailers taken for headers or for
 the next request (CVE-2025-59822, http4s), headers without a limit (CVE-2025-48956, vLLM), a chunked body without a
