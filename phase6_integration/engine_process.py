@@ -193,10 +193,10 @@ def main() -> int:
     dies, the kernel kills this one, even in the middle of a step."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    descriptor, front = map(int, sys.argv[1:])
+    descriptor, parent = map(int, sys.argv[1:])
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != front:  # it died before the call
+        if os.getppid() != parent:  # it died before the call
             return 0
     channel = Channel(socket.socket(fileno=descriptor))
     sys.stderr = errors = LogStream(sys.stderr.fileno())  # a traceback must not block the end of this process

@@ -1,1 +1,1 @@
-"""The HTTP front: an OpenAI-style server over an AsyncEngine."""
+"""The HTTP server: an OpenAI-style API over an AsyncEngine."""
