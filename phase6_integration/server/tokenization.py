@@ -1,6 +1,7 @@
 """TokenizerPool: the model's tokenizer for routes. Nothing that a model's files define runs on the event loop."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import LifoQueue
@@ -11,8 +12,19 @@ from phase6_integration.async_engine import AsyncEngine
 from phase6_integration.server.errors import RequestError, conflict
 from phase6_integration.server.schemas import Message
 from phase6_integration.server.settings import ServerSettings
-from phase6_integration.tokenizer_process import Chat, Encode, Job, Killed, Refused, Result, Setup, TokenizerProcess
+from phase6_integration.tokenizer_process import (
+    Chat,
+    Encode,
+    Job,
+    Killed,
+    NotStartedError,
+    Refused,
+    Result,
+    Setup,
+    TokenizerProcess,
+)
 
+logger = logging.getLogger("nanoserve")
 LONG = 10_000  # tokens; to decode fewer takes a few milliseconds and is done on the event loop
 PROCESSES = 2  # so that a text that takes its whole time limit delays no other
 SLOWEST = 100_000  # characters a second that a tokenizer encodes at the very least
@@ -102,7 +114,13 @@ class TokenizerPool:
         if self._processes.waiting >= self._max_waiting:
             message = "too many texts wait for the tokenizer; try again later"
             raise RequestError(503, message, code="tokenizer_busy", headers={"retry-after": "10"})
-        match await self._processes.run(job):
+        try:
+            result = await self._processes.run(job)
+        except NotStartedError as error:
+            logger.error("the tokenizer process cannot be started: %s", error)
+            message = "the tokenizer cannot be started now; try again later"
+            raise RequestError(503, message, code="tokenizer_unavailable", headers={"retry-after": "10"}) from None
+        match result:
             case Refused(why=why):
                 raise conflict(param, f"{param}: {why}")
             case Killed(late=True):
