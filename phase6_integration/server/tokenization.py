@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import LifoQueue
@@ -32,24 +33,57 @@ T = TypeVar("T")
 
 
 class Processes:
-    """Tokenizer processes, and a thread for each that waits for it. The second one starts when the first is busy."""
+    """Tokenizer processes, and a thread for each that waits for it. The second one starts when the first is busy. When
+    both are, the clients that have jobs waiting take turns."""
 
     def __init__(self, setup: Setup) -> None:
         self._threads = ThreadPoolExecutor(PROCESSES, "tokenizers")
         self._free: LifoQueue[TokenizerProcess] = LifoQueue()
         for _ in range(PROCESSES):
             self._free.put(TokenizerProcess(setup))
-        self.waiting = 0
+        self._idle = PROCESSES
+        self._turns: dict[str, deque[asyncio.Future[None]]] = {}  # by tenant, the next one first
+        self.unfinished = Counter[str]()  # jobs, by tenant
 
     def start(self) -> None:
         self._threads.submit(self._run, Encode([], False, 1.0))
 
-    async def run(self, job: Job) -> Result:
-        self.waiting += 1
+    async def run(self, job: Job, tenant: str) -> Result:
+        self.unfinished[tenant] += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, job)
+            await self._turn(tenant)
+            try:
+                return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, job)
+            finally:
+                self._pass_on()
         finally:
-            self.waiting -= 1
+            self.unfinished -= Counter((tenant,))  # drops those with none
+
+    async def _turn(self, tenant: str) -> None:
+        if self._idle:
+            self._idle -= 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._turns.setdefault(tenant, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # it had its turn already
+                self._pass_on()
+            raise
+
+    def _pass_on(self) -> None:
+        """Give the process to the next job of the next tenant, which then is the last."""
+        while self._turns:
+            tenant, turns = next(iter(self._turns.items()))
+            del self._turns[tenant]
+            turn = turns.popleft()
+            if turns:
+                self._turns[tenant] = turns
+            if not turn.done():
+                return turn.set_result(None)
+        self._idle += 1
+        return None
 
     def _run(self, job: Job) -> Result:
         process = self._free.get()
@@ -65,7 +99,7 @@ class TokenizerPool:
     def __init__(self, engine: AsyncEngine, settings: ServerSettings) -> None:
         self._tokenizer = engine.tokenizer
         self._seconds = settings.template_timeout
-        self._max_waiting = engine.options.max_num_queued_reqs
+        self._max_waiting = engine.options.queued_per_client
         self._template = settings.chat_template
         if self._template is None and engine.tokenizer is not None:
             self._template = engine.tokenizer.chat_template
@@ -88,34 +122,35 @@ class TokenizerPool:
         """The result of `call`, which runs in a thread unless its input is short."""
         return call() if size < LONG else await asyncio.to_thread(call)
 
-    async def encode(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[tuple[int, ...]]:
+    async def encode(self, texts: Sequence[str], tenant: str, add_special_tokens: bool = True) -> list[tuple[int, ...]]:
         """The tokens of each text."""
         seconds = self._seconds + sum(map(len, texts)) / SLOWEST
-        return await self._tokens(Encode(list(texts), add_special_tokens, seconds), "prompt", "the tokenizer")
+        job = Encode(list(texts), add_special_tokens, seconds)
+        return await self._tokens(job, tenant, "prompt", "the tokenizer")
 
     async def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens."""
         tokenizer = self.tokenizer
         return await self.run(lambda: tokenizer.decode(tokens), len(tokens))
 
-    async def chat(self, messages: Sequence[Message], add_generation_prompt: bool) -> tuple[int, ...]:
+    async def chat(self, messages: Sequence[Message], tenant: str, add_generation_prompt: bool) -> tuple[int, ...]:
         """The tokens of a conversation, rendered by the model's chat template."""
         if self._template is None:
             raise conflict("messages", "this model has no chat template; send a prompt to /v1/completions")
         plain = [{"role": message.role, "content": message.text} for message in messages]
         seconds = self._seconds + sum(len(one["content"]) for one in plain) / SLOWEST
         job = Chat(plain, add_generation_prompt, self._max_chars, seconds)
-        (tokens,) = await self._tokens(job, "messages", "the chat template")
+        (tokens,) = await self._tokens(job, tenant, "messages", "the chat template")
         return tokens
 
-    async def _tokens(self, job: Job, param: str, program: str) -> list[tuple[int, ...]]:
+    async def _tokens(self, job: Job, tenant: str, param: str, program: str) -> list[tuple[int, ...]]:
         assert self.tokenizer is not None
         assert self._processes is not None
-        if self._processes.waiting >= self._max_waiting:
+        if self._processes.unfinished[tenant] >= self._max_waiting:
             message = "too many texts wait for the tokenizer; try again later"
             raise RequestError(503, message, code="tokenizer_busy", headers={"retry-after": "10"})
         try:
-            result = await self._processes.run(job)
+            result = await self._processes.run(job, tenant)
         except NotStartedError as error:
             logger.error("the tokenizer process cannot be started: %s", error)
             message = "the tokenizer cannot be started now; try again later"
