@@ -308,11 +308,11 @@ class AsyncEngine:
     async def _restart(self) -> None:
         """Wait for the failed process to exit, so that its memory is free, and start another."""
         assert self._client is not None
-        await self._client.stop()
-        await asyncio.sleep(min(RESTART_DELAY * 2 ** (self._failures - 1), MAX_RESTART_DELAY))
         try:
+            await self._client.stop()
+            await asyncio.sleep(min(RESTART_DELAY * 2 ** (self._failures - 1), MAX_RESTART_DELAY))
             await self._start_process()
-        except OSError as error:
+        except Exception as error:  # of any kind: else clients would wait for an engine that never comes
             self._process_failed(Health.DEAD, f"its process cannot be started: {error}")
 
     def _end_all(self, health: Health, spare: Set[str] = frozenset()) -> None:

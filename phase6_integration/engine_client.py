@@ -56,7 +56,11 @@ class EngineClient:
     async def start(self) -> None:
         """Start the process, which loads the model. Returns at once; Ready is the first message."""
         ours, theirs = socket.socketpair()
-        self.spawn(theirs)
+        try:
+            self.spawn(theirs)
+        except BaseException:
+            ours.close()
+            raise
         loop = asyncio.get_running_loop()
         self._load_timer = loop.call_later(self.options.load_timeout, self._not_loaded)
         self._transport, _ = await loop.create_unix_connection(lambda: _EngineProtocol(self), sock=ours)

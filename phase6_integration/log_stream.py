@@ -6,12 +6,15 @@ dropped and counted.
 """
 
 import atexit
+import contextlib
 import io
 import os
 import threading
+import time
 from collections.abc import Callable
 
 CAPACITY = 1 << 20  # characters
+RETRY = 0.01  # seconds until the next write to a full pipe that does not block
 DRAIN_TIMEOUT = 1.0  # seconds that the end of the process may wait for what is not written yet
 
 
@@ -65,8 +68,9 @@ class LogStream(io.TextIOBase):
                 self._on_dropped(dropped)
 
     def _write(self, data: bytes) -> None:
-        try:
+        with contextlib.suppress(OSError):  # nothing reads it any more
             while data:
-                data = data[os.write(self._descriptor, data) :]
-        except OSError:  # nothing reads it any more
-            return
+                try:
+                    data = data[os.write(self._descriptor, data) :]
+                except BlockingIOError:  # the process at its other end has made it non-blocking
+                    time.sleep(RETRY)

@@ -81,6 +81,10 @@ _job: "msgspec.msgpack.Decoder[Job]" = msgspec.msgpack.Decoder(Job)
 _result: "msgspec.msgpack.Decoder[Result]" = msgspec.msgpack.Decoder(Result)
 
 
+class NotStartedError(RuntimeError):
+    """The tokenizer process could not be started: no fault of the job."""
+
+
 class TokenizerProcess:
     """The process as the server sees it. It is started by the first job, and again if it dies. For one thread."""
 
@@ -90,9 +94,9 @@ class TokenizerProcess:
         self._jobs = 0  # so far
 
     def run(self, job: Job) -> Result:
-        """The result of a job. Blocks until then."""
+        """The result of a job. Blocks until then. NotStartedError if there is no process and none can be started."""
+        connection = self._start() if self._running is None else self._running[1]
         try:
-            connection = self._start() if self._running is None else self._running[1]
             connection.settimeout(job.seconds + GRACE)
             self._jobs += 1
             _send(connection, self._jobs, job)
@@ -105,20 +109,34 @@ class TokenizerProcess:
             return Killed()
 
     def _start(self) -> socket.socket:
+        try:
+            return self._connect()
+        except (OSError, EOFError, RuntimeError, MemoryError) as error:
+            self.close()
+            raise NotStartedError(f"{type(error).__name__}: {error}") from error
+
+    def _connect(self) -> socket.socket:
         ours, theirs = socket.socketpair()
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                process_group=0,  # so that Ctrl-C reaches the server only
-                env={**safe_path.environment(), "TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1"},
-            )
-        self._running = process, ours
+        try:
+            self._running = self._spawn(theirs), ours
+        except BaseException:
+            ours.close()
+            raise
         ours.settimeout(LOADING)
         _send(ours, UNKNOWN, self._setup)
         _receive(ours, _result)
         return ours
+
+    def _spawn(self, end: socket.socket) -> "subprocess.Popen[bytes]":
+        """Start the process with its end of the socket pair."""
+        with end:
+            return subprocess.Popen(
+                [sys.executable, "-m", __name__, str(end.fileno())],
+                pass_fds=[end.fileno()],
+                stdin=subprocess.DEVNULL,
+                process_group=0,  # so that Ctrl-C reaches the server only
+                env={**safe_path.environment(), "TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1"},
+            )
 
     def close(self) -> None:
         """End the process. The child reads the end of the connection, or ends at its time limit."""

@@ -39,7 +39,7 @@ async def create_chat_completion(
         raise conflict("top_logprobs", "top_logprobs need logprobs; set logprobs to true")
     length, context, pool = requested_length(body), server.engine.max_model_len, server.tokenizers
     check_lengths(["".join(one.text for one in body.messages)], pool.tokenizer.longest, context, "messages")
-    prompt = await pool.chat(body.messages, body.add_generation_prompt is not False)
+    prompt = await pool.chat(body.messages, request.state.tenant, body.add_generation_prompt is not False)
     lengths = output_lengths([prompt], length, None, context, "messages")
     formatter = ChatFormatter(server, body, request.state.request_id, [prompt])
     formatter.logprobs = bool(body.logprobs)

@@ -43,7 +43,7 @@ async def create_completion(
     check_options(server, body, len(given))
     if body.max_tokens == 0 and not body.echo:
         raise conflict("max_tokens", "max_tokens may be 0 only with echo: there would be nothing to answer")
-    prompts = await _tokenize(pool, given, context)
+    prompts = await _tokenize(pool, request.state.tenant, given, context)
     tokens = [prompt.tokens for prompt in prompts]
     lengths = output_lengths(tokens, requested_length(body), DEFAULT_MAX_TOKENS, context)
     prompt_logprobs = body.logprobs if body.echo else None
@@ -80,11 +80,13 @@ def _split(prompt: Prompt) -> list[str] | list[list[int]]:
             return cast(list[str] | list[list[int]], prompt)
 
 
-async def _tokenize(pool: TokenizerPool, prompts: list[str] | list[list[int]], context: int) -> list[_Prompt]:
+async def _tokenize(
+    pool: TokenizerPool, tenant: str, prompts: list[str] | list[list[int]], context: int
+) -> list[_Prompt]:
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if texts:
         check_lengths(texts, pool.tokenizer.longest, context)
-        return [_Prompt(*pair) for pair in zip(await pool.encode(texts), texts, strict=True)]
+        return [_Prompt(*pair) for pair in zip(await pool.encode(texts, tenant), texts, strict=True)]
     return [_Prompt(tuple(cast(list[int], prompt)), None) for prompt in prompts]
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Path, Request, Response
 
 from phase6_integration.server import openapi
 from phase6_integration.server.dependencies import Server, ServerState, json_body
@@ -21,9 +21,11 @@ router = APIRouter(tags=["model"])
     responses=openapi.answer(TokenizeResponse) | openapi.errors(openapi.BODY),
     openapi_extra=openapi.request_body(TokenizeRequest),
 )
-async def tokenize(parsed: Annotated[TokenizeRequest, json_body(TokenizeRequest)], server: Server) -> Response:
+async def tokenize(
+    parsed: Annotated[TokenizeRequest, json_body(TokenizeRequest)], http: Request, server: Server
+) -> Response:
     """The tokens of a text or of a conversation."""
-    request, pool = parsed.root, server.tokenizers
+    request, pool, tenant = parsed.root, server.tokenizers, http.state.tenant
     server.model_name(request.model)
 
     def content(tokens: Sequence[int]) -> bytes:
@@ -32,9 +34,9 @@ async def tokenize(parsed: Annotated[TokenizeRequest, json_body(TokenizeRequest)
         return msgspec.json.encode({**found, "token_strs": strings})
 
     if isinstance(request, TokenizeChat):
-        tokens = await pool.chat(request.messages, request.add_generation_prompt is not False)
+        tokens = await pool.chat(request.messages, tenant, request.add_generation_prompt is not False)
     else:
-        (tokens,) = await pool.encode([request.prompt], request.add_special_tokens is not False)
+        (tokens,) = await pool.encode([request.prompt], tenant, request.add_special_tokens is not False)
     return _json(await pool.run(lambda: content(tokens), len(tokens)))
 
 

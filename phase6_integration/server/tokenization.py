@@ -1,6 +1,8 @@
 """TokenizerPool: the model's tokenizer for routes. Nothing that a model's files define runs on the event loop."""
 
 import asyncio
+import logging
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import LifoQueue
@@ -11,8 +13,19 @@ from phase6_integration.async_engine import AsyncEngine
 from phase6_integration.server.errors import RequestError, conflict
 from phase6_integration.server.schemas import Message
 from phase6_integration.server.settings import ServerSettings
-from phase6_integration.tokenizer_process import Chat, Encode, Job, Killed, Refused, Result, Setup, TokenizerProcess
+from phase6_integration.tokenizer_process import (
+    Chat,
+    Encode,
+    Job,
+    Killed,
+    NotStartedError,
+    Refused,
+    Result,
+    Setup,
+    TokenizerProcess,
+)
 
+logger = logging.getLogger("nanoserve")
 LONG = 10_000  # tokens; to decode fewer takes a few milliseconds and is done on the event loop
 PROCESSES = 2  # so that a text that takes its whole time limit delays no other
 SLOWEST = 100_000  # characters a second that a tokenizer encodes at the very least
@@ -20,24 +33,57 @@ T = TypeVar("T")
 
 
 class Processes:
-    """Tokenizer processes, and a thread for each that waits for it. The second one starts when the first is busy."""
+    """Tokenizer processes, and a thread for each that waits for it. The second one starts when the first is busy. When
+    both are, the clients that have jobs waiting take turns."""
 
     def __init__(self, setup: Setup) -> None:
         self._threads = ThreadPoolExecutor(PROCESSES, "tokenizers")
         self._free: LifoQueue[TokenizerProcess] = LifoQueue()
         for _ in range(PROCESSES):
             self._free.put(TokenizerProcess(setup))
-        self.waiting = 0
+        self._idle = PROCESSES
+        self._turns: dict[str, deque[asyncio.Future[None]]] = {}  # by tenant, the next one first
+        self.unfinished = Counter[str]()  # jobs, by tenant
 
     def start(self) -> None:
         self._threads.submit(self._run, Encode([], False, 1.0))
 
-    async def run(self, job: Job) -> Result:
-        self.waiting += 1
+    async def run(self, job: Job, tenant: str) -> Result:
+        self.unfinished[tenant] += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, job)
+            await self._turn(tenant)
+            try:
+                return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, job)
+            finally:
+                self._pass_on()
         finally:
-            self.waiting -= 1
+            self.unfinished -= Counter((tenant,))  # drops those with none
+
+    async def _turn(self, tenant: str) -> None:
+        if self._idle:
+            self._idle -= 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._turns.setdefault(tenant, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # it had its turn already
+                self._pass_on()
+            raise
+
+    def _pass_on(self) -> None:
+        """Give the process to the next job of the next tenant, which then is the last."""
+        while self._turns:
+            tenant, turns = next(iter(self._turns.items()))
+            del self._turns[tenant]
+            turn = turns.popleft()
+            if turns:
+                self._turns[tenant] = turns
+            if not turn.done():
+                return turn.set_result(None)
+        self._idle += 1
+        return None
 
     def _run(self, job: Job) -> Result:
         process = self._free.get()
@@ -53,7 +99,7 @@ class TokenizerPool:
     def __init__(self, engine: AsyncEngine, settings: ServerSettings) -> None:
         self._tokenizer = engine.tokenizer
         self._seconds = settings.template_timeout
-        self._max_waiting = engine.options.max_num_queued_reqs
+        self._max_waiting = engine.options.queued_per_client
         self._template = settings.chat_template
         if self._template is None and engine.tokenizer is not None:
             self._template = engine.tokenizer.chat_template
@@ -76,33 +122,40 @@ class TokenizerPool:
         """The result of `call`, which runs in a thread unless its input is short."""
         return call() if size < LONG else await asyncio.to_thread(call)
 
-    async def encode(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[tuple[int, ...]]:
+    async def encode(self, texts: Sequence[str], tenant: str, add_special_tokens: bool = True) -> list[tuple[int, ...]]:
         """The tokens of each text."""
         seconds = self._seconds + sum(map(len, texts)) / SLOWEST
-        return await self._tokens(Encode(list(texts), add_special_tokens, seconds), "prompt", "the tokenizer")
+        job = Encode(list(texts), add_special_tokens, seconds)
+        return await self._tokens(job, tenant, "prompt", "the tokenizer")
 
     async def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens."""
         tokenizer = self.tokenizer
         return await self.run(lambda: tokenizer.decode(tokens), len(tokens))
 
-    async def chat(self, messages: Sequence[Message], add_generation_prompt: bool) -> tuple[int, ...]:
+    async def chat(self, messages: Sequence[Message], tenant: str, add_generation_prompt: bool) -> tuple[int, ...]:
         """The tokens of a conversation, rendered by the model's chat template."""
         if self._template is None:
             raise conflict("messages", "this model has no chat template; send a prompt to /v1/completions")
         plain = [{"role": message.role, "content": message.text} for message in messages]
         seconds = self._seconds + sum(len(one["content"]) for one in plain) / SLOWEST
         job = Chat(plain, add_generation_prompt, self._max_chars, seconds)
-        (tokens,) = await self._tokens(job, "messages", "the chat template")
+        (tokens,) = await self._tokens(job, tenant, "messages", "the chat template")
         return tokens
 
-    async def _tokens(self, job: Job, param: str, program: str) -> list[tuple[int, ...]]:
+    async def _tokens(self, job: Job, tenant: str, param: str, program: str) -> list[tuple[int, ...]]:
         assert self.tokenizer is not None
         assert self._processes is not None
-        if self._processes.waiting >= self._max_waiting:
+        if self._processes.unfinished[tenant] >= self._max_waiting:
             message = "too many texts wait for the tokenizer; try again later"
             raise RequestError(503, message, code="tokenizer_busy", headers={"retry-after": "10"})
-        match await self._processes.run(job):
+        try:
+            result = await self._processes.run(job, tenant)
+        except NotStartedError as error:
+            logger.error("the tokenizer process cannot be started: %s", error)
+            message = "the tokenizer cannot be started now; try again later"
+            raise RequestError(503, message, code="tokenizer_unavailable", headers={"retry-after": "10"}) from None
+        match result:
             case Refused(why=why):
                 raise conflict(param, f"{param}: {why}")
             case Killed(late=True):

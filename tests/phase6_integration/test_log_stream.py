@@ -56,6 +56,19 @@ def test_a_write_never_blocks_and_dropped_lines_are_reported_once_there_is_a_rea
     assert stream.drain(PATIENCE)
 
 
+def test_a_pipe_that_another_process_made_non_blocking_loses_no_line(pipe: tuple[int, int]) -> None:
+    """The flag belongs to the pipe, not to a process: supervisors that share it set it."""
+    reader, writer = pipe
+    os.set_blocking(writer, False)
+    stream = LogStream(writer)
+    lines = [f"line {number:094}\n" for number in range(3000)]  # more than a pipe holds
+    for line in lines:
+        stream.write(line)
+    assert read(reader, lines[-1].encode()).decode() == "".join(lines)
+    assert stream.drain(PATIENCE)
+    assert stream.dropped == 0
+
+
 def test_a_reader_that_has_gone_is_no_error() -> None:
     reader, writer = os.pipe()
     os.close(reader)

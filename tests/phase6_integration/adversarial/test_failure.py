@@ -22,6 +22,7 @@ import pytest
 from phase0_request import FinishReason, SamplingParams
 from phase6_integration import async_engine
 from phase6_integration.async_engine import AsyncEngine
+from phase6_integration.engine_client import EngineClient
 from phase6_integration.health import Health, UnavailableError
 from phase6_integration.messages import CHUNK, Channel, EngineRequest, Finish, frame
 from phase6_integration.options import EngineOptions
@@ -88,6 +89,28 @@ def test_a_request_that_kills_the_engine_before_it_is_admitted_is_not_submitted_
             while made.health is not Health.READY:
                 await asyncio.sleep(0.01)
             assert await end(submit(made, "sound", SHORT)) == (FinishReason.LENGTH, None)
+
+    run(test())
+
+
+def test_a_restart_that_fails_is_a_failure_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: without memory for a thread the restart ended unseen, and the engine counted as loading for ever."""
+
+    def spawn(_: EngineClient, end: socket.socket) -> None:
+        end.close()
+        raise RuntimeError("can't start new thread")
+
+    async def test() -> None:
+        async with engine(monkeypatch, max_engine_restarts=2) as made:
+            killed = process(made)
+            with monkeypatch.context() as shortage:
+                shortage.setattr(EngineClient, "spawn", spawn)
+                killed.kill()
+                async with asyncio.timeout(PATIENCE):
+                    await made.failed.wait()
+            assert (made.health, made.restarts) == (Health.DEAD, 2)
+            assert "can't start new thread" in made.reason
+            made._client.process = killed  # type: ignore[union-attr]  # for the check of the fixture
 
     run(test())
 

@@ -6,6 +6,7 @@ CVE-2025-46570), and uncontrolled consumption of a shared resource (CWE-400, CWE
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from phase6_integration.server.settings import ServerSettings
 from phase6_integration.server.streaming import KEEP_ALIVE
 from tests.phase6_integration.asgi import Call
 from tests.phase6_integration.fake_engine import FakeEngine
+from tests.phase6_integration.fake_engine import client as client_of_app
 from tests.phase6_integration.real_engine import engine, idle
 from tests.phase6_integration.running import COMPLETIONS, run
 
@@ -324,3 +326,24 @@ def test_requests_have_a_deadline_unless_it_is_turned_off() -> None:
         assert await timeout(ServerSettings(request_timeout=0)) is None
 
     run(test())
+
+
+def test_clients_take_turns_at_the_tokenizer() -> None:
+    """Fault: the texts of all clients waited in one line, before any limit of a client counted."""
+
+    async def test() -> None:
+        async with client_of_app(FakeEngine(), ServerSettings(api_keys=("greedy", "modest"))) as http:
+
+            async def tokenize(key: str, text: str) -> float:
+                body, headers = {"prompt": text}, {"authorization": f"Bearer {key}"}
+                assert (await http.post("/tokenize", json=body, headers=headers)).status_code == 200
+                return time.monotonic()
+
+            await tokenize("modest", "Hello")  # the process is there
+            greedy = [asyncio.create_task(tokenize("greedy", "a page " * 4000)) for _ in range(60)]
+            await asyncio.sleep(0.05)  # its texts are in line
+            modest = await tokenize("modest", "Hello")
+            later = [end for end in await asyncio.gather(*greedy) if end > modest]
+            assert len(later) > 30, "it waited for most of the greedy client's"
+
+    asyncio.run(test())

@@ -1,6 +1,7 @@
 """Text that attacks: programs in a model's own files, ids that its tokenizer does not know, penalties that overflow."""
 
 import asyncio
+import errno
 import json
 import os
 import resource
@@ -15,6 +16,7 @@ import pytest
 from tokenizers import normalizers
 
 from phase0_request.tokenizer import BUNDLED, Tokenizer
+from phase6_integration import tokenizer_process
 from phase6_integration.server.settings import ServerSettings
 from phase6_integration.tokenizer_process import Encode, Killed, Setup, TokenizerProcess, Tokens, limit_memory
 from tests.phase6_integration.fake_engine import FakeEngine, client
@@ -148,6 +150,24 @@ def test_a_tokenizer_process_that_was_killed_is_replaced() -> None:
         assert [run(word) for word in words] == [*expected.values()]
     finally:
         process.close()
+
+
+def test_a_tokenizer_process_that_cannot_be_started_is_no_fault_of_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: when the machine had no memory for the process, a sound prompt got a 400."""
+
+    def no_memory(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    async def short() -> None:
+        async with client(FakeEngine()) as http:
+            with monkeypatch.context() as shortage:
+                shortage.setattr(tokenizer_process.subprocess, "Popen", no_memory)
+                refused = await http.post("/tokenize", json={"prompt": "Hello"})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "tokenizer_unavailable")
+            assert int(refused.headers["retry-after"]) > 0
+            assert (await http.post("/tokenize", json={"prompt": "Hello"})).status_code == 200
+
+    asyncio.run(short())
 
 
 def test_tokenizer_processes_end_with_a_server_that_is_killed() -> None:
