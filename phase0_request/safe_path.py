@@ -21,6 +21,6 @@ def restrict() -> None:
 def environment() -> dict[str, str]:
     """The environment of a Python process that imports from where this one does, and not from its working directory."""
     path = list(filter(None, sys.path))
-    if INSTALLATION not in path:
-        path.append(INSTALLATION)
+    if INSTALLATION not in path:  # it is there as "": before other installations
+        path.insert(0, INSTALLATION)
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
