@@ -159,7 +159,8 @@ class Steps:
 
 def test_a_one_token_request_does_not_wait_for_a_greedy_client(on_an_engine: Run) -> None:
     """Sixteen requests with n=128 held all places for 45 seconds, while another's one-token request got not a byte.
-    Steps are counted: one makes the place, one computes the prompt, the others are in the sockets already."""
+    Steps are counted, not seconds: one makes the place, one computes the prompt, and the others pass while the request
+    is tokenized and on its way. They were 5,103."""
 
     async def test(made: AsyncEngine) -> None:
         steps = Steps(made, waiting=900)
@@ -168,7 +169,7 @@ def test_a_one_token_request_does_not_wait_for_a_greedy_client(on_an_engine: Run
             await steps.crowded.wait()
             before = steps.count
             assert (await ask(modest)).status_code == 200
-            assert steps.count - before <= 12
+            assert steps.count - before <= 100
             refused = [task.result().json()["error"]["code"] for task in flood if task.done()]
             assert refused == ["queue_full"] * 8  # the others hold half of the queue
             for task in flood:
