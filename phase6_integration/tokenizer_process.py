@@ -46,7 +46,7 @@ class Encode(msgspec.Struct, tag=True):
     seconds: float
 
 
-class Chat(msgspec.Struct, tag=True):
+class EncodeChat(msgspec.Struct, tag=True):
     """Render and encode a conversation."""
 
     messages: list[dict[str, str]]
@@ -73,7 +73,7 @@ class Killed(msgspec.Struct, tag=True):
     late: bool = False
 
 
-Job = Encode | Chat
+Job = Encode | EncodeChat
 Result = Tokens | Refused | Killed
 T = TypeVar("T")
 _setup: "msgspec.msgpack.Decoder[Setup]" = msgspec.msgpack.Decoder(Setup)
@@ -174,7 +174,7 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 
 def compute(job: Job, tokenizer: Tokenizer) -> Result:
     try:
-        if isinstance(job, Chat):
+        if isinstance(job, EncodeChat):
             ids = [tokenizer.chat(job.messages, job.add_generation_prompt, job.max_chars)]
         else:
             ids = [tokenizer.encode(text, job.add_special_tokens) for text in job.texts]

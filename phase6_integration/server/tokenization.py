@@ -14,8 +14,8 @@ from phase6_integration.server.errors import RequestError, conflict
 from phase6_integration.server.schemas import Message
 from phase6_integration.server.settings import ServerSettings
 from phase6_integration.tokenizer_process import (
-    Chat,
     Encode,
+    EncodeChat,
     Job,
     Killed,
     NotStartedError,
@@ -139,7 +139,7 @@ class TokenizerPool:
             raise conflict("messages", "this model has no chat template; send a prompt to /v1/completions")
         plain = [{"role": message.role, "content": message.text} for message in messages]
         seconds = self._seconds + sum(len(one["content"]) for one in plain) / SLOWEST
-        job = Chat(plain, add_generation_prompt, self._max_chars, seconds)
+        job = EncodeChat(plain, add_generation_prompt, self._max_chars, seconds)
         (tokens,) = await self._tokens(job, tenant, "messages", "the chat template")
         return tokens
 
