@@ -33,6 +33,11 @@ def shared_tokenizer_processes() -> Iterator[None]:
         patch.setattr(tokenization, "Processes", make)
         yield
     for processes in made:
-        processes._threads.shutdown()
-        while not processes._free.empty():
-            processes._free.get().close()
+        end(processes)
+
+
+def end(processes: Any) -> None:
+    """End the tokenizer processes of an app."""
+    processes._threads.shutdown()
+    while not processes._free.empty():
+        processes._free.get().close()

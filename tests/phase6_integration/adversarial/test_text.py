@@ -18,7 +18,9 @@ from tokenizers import normalizers
 from phase0_request.tokenizer import BUNDLED, Tokenizer
 from phase6_integration import tokenizer_process
 from phase6_integration.server.settings import ServerSettings
+from phase6_integration.server.tokenization import Processes
 from phase6_integration.tokenizer_process import Encode, Killed, Setup, TokenizerProcess, Tokens, limit_memory
+from tests.phase6_integration.conftest import end
 from tests.phase6_integration.fake_engine import FakeEngine, client
 from tests.phase6_integration.life import PATIENCE, ROOT
 
@@ -158,6 +160,10 @@ def test_a_tokenizer_process_that_cannot_be_started_is_no_fault_of_the_client(mo
     def no_memory(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
+    own: list[Processes] = []  # not shared with other tests: none runs yet
+    make = "phase6_integration.server.tokenization.Processes"
+    monkeypatch.setattr(make, lambda setup: own.append(Processes(setup)) or own[-1])
+
     async def short() -> None:
         async with client(FakeEngine()) as http:
             with monkeypatch.context() as shortage:
@@ -168,6 +174,7 @@ def test_a_tokenizer_process_that_cannot_be_started_is_no_fault_of_the_client(mo
             assert (await http.post("/tokenize", json={"prompt": "Hello"})).status_code == 200
 
     asyncio.run(short())
+    end(own[0])
 
 
 def test_tokenizer_processes_end_with_a_server_that_is_killed() -> None:
