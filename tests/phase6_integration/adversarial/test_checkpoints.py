@@ -66,15 +66,17 @@ CASES: dict[str, tuple[str, st.SearchStrategy[bytes], Callable[[Path], object]]]
 }
 
 
-def fuzz(kind: str, directory: Path, examples: int) -> None:
+@pytest.mark.parametrize("examples", [150, pytest.param(3_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", CASES)
+def test_a_damaged_file_is_read_or_refused(kind: str, tmp_path: Path, examples: int) -> None:
     name, contents, load = CASES[kind]
 
     @settings(max_examples=examples, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
     @given(contents)
     def loads_or_is_refused(content: bytes) -> None:
-        (directory / name).write_bytes(content)
+        (tmp_path / name).write_bytes(content)
         try:
-            load(directory)
+            load(tmp_path)
         except (ValueError, OSError) as error:
             message = str(error)
         else:
@@ -82,14 +84,3 @@ def fuzz(kind: str, directory: Path, examples: int) -> None:
         assert 0 < len(message) < LONGEST
 
     loads_or_is_refused()
-
-
-@pytest.mark.parametrize("kind", CASES)
-def test_a_damaged_file_is_read_or_refused(kind: str, tmp_path: Path) -> None:
-    fuzz(kind, tmp_path, 150)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", CASES)
-def test_many_more_damaged_files_are_read_or_refused(kind: str, tmp_path: Path) -> None:
-    fuzz(kind, tmp_path, 3_000)

@@ -60,7 +60,8 @@ class Raw(Call):
         self._body = body
 
 
-def fuzz(examples: int) -> None:
+@pytest.mark.parametrize("examples", [120, pytest.param(5_000, marks=pytest.mark.slow)])
+def test_no_body_is_a_fault_of_the_server(examples: int) -> None:
     engine = FakeEngine(max_model_len=64)
     app = create_app(engine, ServerSettings(max_choices=8, template_timeout=60))
     loop = asyncio.new_event_loop()
@@ -85,15 +86,6 @@ def fuzz(examples: int) -> None:
         is_answered_in_order()
     finally:
         loop.close()
-
-
-def test_no_body_is_a_fault_of_the_server() -> None:
-    fuzz(120)
-
-
-@pytest.mark.slow
-def test_no_body_of_many_more_is_a_fault_of_the_server() -> None:
-    fuzz(5_000)
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [

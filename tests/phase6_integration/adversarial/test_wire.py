@@ -59,12 +59,11 @@ def mutants(messages: list[ToEngine] | list[ToFront]) -> st.SearchStrategy[bytes
     return st.builds(mutate, st.sampled_from(messages), st.lists(edits, min_size=1, max_size=4))
 
 
-def fuzz(examples: int) -> None:
-    for side, messages in SIDES:
-        check(side, messages, examples)
-
-
-def check(side: Callable[[], Frames], messages: list[ToEngine] | list[ToFront], examples: int) -> None:
+@pytest.mark.parametrize("examples", [300, pytest.param(4_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("side", "messages"), SIDES)
+def test_any_bytes_are_messages_or_are_refused(
+    side: Callable[[], Frames], messages: list[ToEngine] | list[ToFront], examples: int
+) -> None:
     @settings(max_examples=examples, deadline=None)
     @given(st.one_of(st.binary(max_size=64).map(framed), mutants(messages), st.binary(max_size=64), LENGTHS))
     def refuses_or_reads(content: bytes) -> None:
@@ -75,15 +74,6 @@ def check(side: Callable[[], Frames], messages: list[ToEngine] | list[ToFront], 
         assert peak < 1 << 20
 
     refuses_or_reads()
-
-
-def test_any_bytes_are_messages_or_are_refused() -> None:
-    fuzz(300)
-
-
-@pytest.mark.slow
-def test_any_of_many_more_bytes_are_messages_or_are_refused() -> None:
-    fuzz(4_000)
 
 
 @pytest.mark.parametrize("side", [Frames.for_engine, Frames.for_front])
