@@ -15,6 +15,8 @@ from phase0_request import safe_path
 
 INTERRUPTED = 128 + signal.SIGINT
 LATER = 0.05  # seconds until an interrupt that came at a bad moment is raised again
+# Where an interrupt gets lost: in an import, and where torch's C++ calls Python and makes a ValueError of any exception.
+SWALLOWED_IN = ("<frozen importlib._bootstrap>", os.path.join("torch", "storage.py"))
 
 
 def run(main: str, *arguments: str) -> NoReturn:
@@ -38,6 +40,9 @@ def run(main: str, *arguments: str) -> NoReturn:
             if not interrupted(error):
                 raise
             code = INTERRUPTED
+        finally:
+            if signal.setitimer(signal.ITIMER_REAL, 0)[0]:  # the command ended before its interrupt was raised again
+                code = INTERRUPTED
         if signal.getsignal(signal.SIGINT) is _interrupt:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # from here on Ctrl-C kills the process silently
     except KeyboardInterrupt:  # arrived between two of the lines above
@@ -60,9 +65,9 @@ def interrupted(error: BaseException | None) -> bool:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, but not inside an import: libraries swallow it there, or stay imported by half."""
+    """Raise KeyboardInterrupt, but not where libraries swallow it: inside an import, which may also stay half done."""
     while frame is not None:
-        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+        if frame.f_code.co_filename.endswith(SWALLOWED_IN):
             signal.setitimer(signal.ITIMER_REAL, LATER)
             return
         frame = frame.f_back

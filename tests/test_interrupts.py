@@ -118,6 +118,24 @@ def test_an_interrupt_inside_a_destructor_is_not_lost() -> None:
     assert (done.returncode, done.stderr) == (130, "")
 
 
+def test_an_interrupt_that_torch_would_make_a_value_error_is_not_lost() -> None:
+    done = run(
+        """
+def main():
+    import signal, torch
+    def press(frame, event, argument):
+        if frame.f_code.co_filename.endswith("torch/storage.py"):
+            sys.setprofile(None)
+            signal.raise_signal(signal.SIGINT)
+    storage = torch.zeros(8, dtype=torch.uint8).untyped_storage()
+    sys.setprofile(press)
+    torch.asarray(storage, dtype=torch.uint8)
+    while True: pass
+"""
+    )
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 def test_an_error_that_no_interrupt_caused_keeps_its_traceback() -> None:
     done = run("def main(): raise RuntimeError('a fault')")
     assert done.returncode == 1
