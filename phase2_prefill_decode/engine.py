@@ -27,7 +27,7 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 Plan = Callable[[Sequence[Request]], Batch]
 
 
-class Step(NamedTuple):
+class TimedStep(NamedTuple):
     """The tokens of one step, its time and its events."""
 
     prefill_tokens: int
@@ -70,7 +70,7 @@ class Stepper:
             request.advance(0, computed)
 
     # region step
-    def step(self) -> Step:
+    def step(self) -> TimedStep:
         """Plan, allocate pages, pack, run, commit."""
         start = self._clock()
         batch = self.plan(list(self.running.values()))
@@ -83,7 +83,7 @@ class Stepper:
         for event in events:
             if event.request.finished:
                 self.release(event.request)
-        return Step(prefill, decode, now - start, events)
+        return TimedStep(prefill, decode, now - start, events)
 
     # endregion
 

@@ -21,7 +21,7 @@ from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
-from phase2_prefill_decode.engine import Step, Stepper, together
+from phase2_prefill_decode.engine import Stepper, TimedStep, together
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.model import Model, default_device
 from phase2_prefill_decode.runner import ModelRunner
@@ -57,7 +57,7 @@ class Scene:
 class Played(NamedTuple):
     """A run of a scene: its steps from the first in which all decode, and the requests with their times."""
 
-    steps: list[Step]
+    steps: list[TimedStep]
     decodes: list[Request]
     long: Request
 
