@@ -15,7 +15,7 @@ from phase0_request import safe_path
 
 INTERRUPTED = 128 + signal.SIGINT
 LATER = 0.05  # seconds until an interrupt that came at a bad moment is raised again
-# Where an interrupt gets lost: in an import, and where torch's C++ calls Python and makes a ValueError of any exception.
+# Where an interrupt gets lost: in an import, and where C++ of torch calls Python and makes any exception a ValueError.
 SWALLOWED_IN = ("<frozen importlib._bootstrap>", os.path.join("torch", "storage.py"))
 
 
