@@ -14,7 +14,7 @@ from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool.cache import PagedCache
-from phase2_prefill_decode.engine import Engine, Step
+from phase2_prefill_decode.engine import Engine, TimedStep
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.engine import chunked, load
 from tests.phase2_prefill_decode.models import saved, variant
@@ -102,7 +102,7 @@ def test_only_the_slice_that_completes_a_prompt_yields_a_token(qwen3: Known) -> 
     stepper.admit(short)
     stepper.step()
     stepper.admit(long)
-    steps: list[Step] = [stepper.step() for _ in range(4)]
+    steps: list[TimedStep] = [stepper.step() for _ in range(4)]
     assert [(step.prefill_tokens, step.decode_tokens) for step in steps] == [(16, 1), (16, 1), (8, 1), (0, 2)]
     assert [[event.request.id for event in step.events] for step in steps[:3]] == [
         ["short"],

@@ -75,11 +75,15 @@ class FakeEngine(AsyncEngine):
     async def _answer(self, submit: EngineRequest) -> None:
         said = list(self.script(submit))
         await self.room.wait()
+        if submit.id not in self._live:  # the front has shut down meanwhile
+            return None
         if not isinstance(said[0], FinishReason):  # else it ends while it waits
             self._tell(started=[Started(submit.id, time.monotonic(), self.cached)])
         for i, one in enumerate(said):
             await asyncio.sleep(0)
             await self.flow.wait()
+            if submit.id not in self._live:
+                return None
             if isinstance(one, FinishReason):
                 return self._give_up(submit, one)
             last = i + 1 >= len(said) or i + 1 >= submit.params.max_tokens
