@@ -2,21 +2,24 @@
 
 from dataclasses import dataclass, replace
 
+import torch
+
 from phase0_request.batch import Batch, StepOutput
 from phase1_kv_pool.cache import KVCache
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.decoder import Decoder
+from phase2_prefill_decode.device_state import DeviceState
 from phase2_prefill_decode.logprobs import PromptTargets, pack_prompt_targets, prompt_logprobs_of
-from phase2_prefill_decode.packed import Packed, pack
-from phase2_prefill_decode.sampler import Sampled, Sampler
-from phase2_prefill_decode.sampling import SamplingMetadata
+from phase2_prefill_decode.packed import HostStep, pack
+from phase2_prefill_decode.sampler import Fetched, Sampler
+from phase2_prefill_decode.sampling import SamplingMetadata, moved
 
 
 @dataclass(frozen=True, slots=True)
 class PackedStep:
-    """A batch as tensors, with what its requests ask of the sampler."""
+    """A batch as integers, with what its requests ask of the sampler."""
 
-    packed: Packed
+    host: HostStep
     sampling: SamplingMetadata
     drawn: tuple[int, ...]  # the numbers of the slices that complete
     slices: int
@@ -31,23 +34,32 @@ class ModelRunner:
         self.pool = pool
         self.cache = cache
         self.sampler = sampler
+        self.state = DeviceState(pool.device)
 
     def pack(self, batch: Batch) -> PackedStep:
-        """Copy a batch to the device. Its pages must be allocated: `cache.grow` comes first."""
+        """Collect what the device needs to know. The pages of a batch must be allocated: `cache.grow` comes first."""
+        self.state.reserve(self.cache)
         drawn = tuple(number for number, piece in enumerate(batch.slices) if piece.completes)
-        sampling = self.sampler.pack([batch.slices[number].request for number in drawn])
+        pieces = [batch.slices[number] for number in drawn]
+        sampling = self.sampler.pack([piece.request for piece in pieces], [piece.stop for piece in pieces])
         prompt = pack_prompt_targets(batch, self.pool.device)
-        packed = pack(batch, self.cache, self.pool.device, prompt.counts if prompt else ())
-        return PackedStep(packed, sampling, drawn, len(batch.slices), prompt)
+        host = pack(batch, self.cache, self.state.width, prompt.counts if prompt else ())
+        return PackedStep(host, sampling, drawn, len(batch.slices), prompt)
 
     # region run
-    def launch(self, step: PackedStep) -> Sampled:
+    def launch(self, step: PackedStep) -> Fetched:
         """Run the model and sample. On a GPU this returns before the work is done."""
-        logits = self.decoder(step.packed, self.pool.keys, self.pool.values)
-        if step.prompt is None:
-            return self.sampler.sample(logits, step.sampling)
-        sampled = self.sampler.sample(logits[: step.sampling.rows], step.sampling)
-        return replace(sampled, prompt_logprobs=prompt_logprobs_of(logits[step.sampling.rows :], step.prompt))
+        packed = self.state.load(
+            step.host, moved(torch.from_numpy(step.host.array()), self.pool.device), self.cache.page_size
+        )
+        self.cache.changed.clear()
+        logits = self.decoder(packed, self.pool.keys, self.pool.values)
+        rows = step.sampling.rows
+        sampled = self.sampler.sample(logits[:rows], step.sampling, self.state.newest[packed.drawn])
+        self.state.store(packed, sampled.tokens)
+        if step.prompt is not None:
+            sampled = replace(sampled, prompt_logprobs=prompt_logprobs_of(logits[rows:], step.prompt))
+        return sampled.fetch()
 
     def run(self, step: PackedStep) -> StepOutput:
         """Run a step and wait for its tokens. A slice that does not complete its request has None."""

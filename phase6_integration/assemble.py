@@ -68,6 +68,7 @@ def assemble(
         budget,
         policy=policy(options.scheduling_policy),
         max_running=running,
+        ahead=options.ahead(on_gpu),
     )
     runner = IsolatingRunner(ModelRunner(model.decoder, pool, cache, sampler), LoadShedding(scheduler))
     core = ObservedCore(scheduler, runner, clock, check_invariants=options.check_invariants)

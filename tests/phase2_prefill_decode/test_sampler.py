@@ -36,7 +36,7 @@ def request_of(id: str = "r", prompt: Sequence[int] = (1,), output: Sequence[int
 
 def run(sampler: Sampler, logits: Tensor, requests: Sequence[Request]) -> StepOutput:
     sampled = sampler.sample(logits.to(sampler.device), sampler.pack(requests))
-    return sampled.output(range(len(requests)), len(requests))
+    return sampled.fetch().output(range(len(requests)), len(requests))
 
 
 def edited(logits: Tensor, requests: Sequence[Request], eos_ids: Sequence[int] = ()) -> Tensor:
@@ -286,7 +286,7 @@ def test_a_row_of_nan_or_inf_fails_alone_with_its_reason(
     sampler = Sampler((), 20, device, seed=0)
     sampled = sampler.sample(torch.cat((healthy[:1], row, healthy[1:])).to(device), sampler.pack(requests))
     assert 0 <= int(sampled.tokens[1]) < 20  # the next step may use it before the host reads it
-    found = sampled.output(range(3), 3)
+    found = sampled.fetch().output(range(3), 3)
     alone = run(sampler, healthy, [requests[0], requests[2]])
     assert found.tokens == [alone.tokens[0], None, alone.tokens[1]]
     assert list(found.failed) == [1]
@@ -303,11 +303,11 @@ def test_only_slices_that_complete_their_requests_get_tokens() -> None:
     logits = torch.tensor([[0.0, 1.0], [math.nan, 0.0], [3.0, 0.0]])
     sampler = Sampler((), 2)
     requests = [request_of(temperature=0, logprobs=0) for _ in range(3)]
-    output = sampler.sample(logits, sampler.pack(requests)).output((1, 2, 4), 6)
+    output = sampler.sample(logits, sampler.pack(requests)).fetch().output((1, 2, 4), 6)
     assert output.tokens == [None, 1, None, None, 0, None]
     assert list(output.failed) == [2]
     assert [*output.logprobs] == [1, 4]
-    nothing = sampler.sample(torch.empty(0, 2), sampler.pack([])).output((), 2)
+    nothing = sampler.sample(torch.empty(0, 2), sampler.pack([])).fetch().output((), 2)
     assert nothing == StepOutput([None, None])
 
 

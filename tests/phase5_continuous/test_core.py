@@ -14,7 +14,7 @@ from phase1_kv_pool.cache import KVCache, PagedCache
 from phase2_prefill_decode.engine import Engine
 from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.runner import PackedStep
-from phase2_prefill_decode.sampler import Sampled
+from phase2_prefill_decode.sampler import Fetched
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase4_radix.prefix_cache import PrefixCache
@@ -29,6 +29,14 @@ VOCABULARY = 307
 ANSWER = 24
 PROMPTS = ["What is a KV cache?", "Hello!", "Why does paging matter?", "How does a radix tree work?"]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(params=[0, 1], ids=["in turn", "ahead"], autouse=True)
+def ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Each test runs both ways: a step is read before the next one is launched, or after."""
+    monkeypatch.setitem(core.__kwdefaults__, "ahead", request.param)
+    steps: int = request.param
+    return steps
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +152,7 @@ def test_a_preemption_does_not_change_sampled_tokens(chatty: Model) -> None:
 class TestSteps:
     """What a step reports: its tokens, pages, times and events."""
 
-    def test_tokens_by_kind_pages_and_times(self, small: Model) -> None:
+    def test_tokens_by_kind_pages_and_times(self, small: Model, ahead: int) -> None:
         ticks = iter(range(1000))
         loop = core(small, TokenBudget(8, 16), cache=PagedCache(32, 4), clock=lambda: float(next(ticks)))
         loop.submit(Request("a", tuple(range(3, 23)), SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)))
@@ -154,7 +162,10 @@ class TestSteps:
         ]  # fmt: skip
         assert [s.pages for s in steps] == [5, 5, 5, 6, 6]
         assert [len(s.events) for s in steps] == [0, 0, 1, 1, 1]
-        assert all(s.spent == (1.0, 1.0, 1.0, 1.0) for s in steps)
+        if ahead:
+            assert sum(s.seconds for s in steps) < sum(sum(s.spent) for s in steps)
+        else:
+            assert all(s.spent == (1.0, 1.0, 1.0, 1.0) and s.seconds == 4.0 for s in steps)
         assert loop.steps == 5
 
     def test_a_prompt_of_one_token_counts_as_prefill_and_so_do_output_tokens_after_a_preemption(self) -> None:
@@ -200,11 +211,11 @@ def test_a_step_that_raises_is_planned_again(small: Model, oracle: Any, monkeypa
         loop.submit(request)
     launch, calls = loop.runner.launch, iter(range(1000))
 
-    def shaky(step: PackedStep) -> Sampled:
+    def shaky(step: PackedStep) -> Fetched:
         if next(calls) % 3 == 1:
             raise RuntimeError("the device is lost")
         found = launch(step)
-        assert isinstance(found, Sampled)
+        assert isinstance(found, Fetched)
         return found
 
     monkeypatch.setattr(loop.runner, "launch", shaky)
