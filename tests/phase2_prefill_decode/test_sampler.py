@@ -2,6 +2,7 @@
 
 import gc
 import math
+import random
 import tracemalloc
 from collections.abc import Sequence
 from typing import Any
@@ -236,6 +237,28 @@ def test_before_min_tokens_no_token_ends_the_request(output: int, ignore_eos: bo
         processor = MinNewTokensLengthLogitsProcessor(1, 3, list(eos))
         wanted = processor(torch.ones(1, 1 + output, dtype=torch.int64), logits.clone())[0, list(eos)]
         assert torch.equal(found[0, list(eos)], wanted)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_token_in_flight_counts_as_one_that_the_host_knows(seed: int) -> None:
+    rng = random.Random(seed)
+    known, whole = [], []
+    for row in range(4):
+        output = rng.choices(range(4), k=rng.randint(1, 5))
+        params: dict[str, Any] = {
+            "presence_penalty": rng.choice([0.0, 1.5]),
+            "frequency_penalty": rng.choice([0.0, -0.7]),
+            "repetition_penalty": rng.choice([1.0, 1.3]),
+            "logit_bias": rng.choice([{}, {1: 2.0}]),
+            "min_tokens": rng.choice([0, 3]),
+        }
+        prompt = rng.choices(range(6), k=2)
+        known.append(request_of(f"r{row}", prompt=prompt, output=output[:-1], **params))
+        whole.append(request_of(f"r{row}", prompt=prompt, output=output, **params))
+    logits, newest = some_logits(4, seed), torch.tensor([request.output_tokens[-1] for request in whole])
+    edits = Sampler((2,), VOCAB).pack(known, [request.total for request in whole]).edits
+    found = logits if edits is None else edit(logits, edits, newest)
+    assert torch.allclose(found, edited(logits, whole, (2,)), rtol=0, atol=1e-5)
 
 
 def test_edits_change_only_their_own_row_and_not_the_given_logits() -> None:
