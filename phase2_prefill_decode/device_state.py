@@ -60,7 +60,3 @@ class DeviceState:
         return Packed(tokens, positions, slots, metadata, None if step.all_logits else last, drawn)
 
     # endregion
-
-    def store(self, packed: Packed, tokens: Tensor) -> None:
-        """Store the tokens drawn in a step, for the next one."""
-        self.newest.index_copy_(0, packed.drawn, tokens)

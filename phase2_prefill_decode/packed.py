@@ -51,6 +51,11 @@ class HostStep:
     max_seqlen_k: int
     all_logits: bool  # whether `last` is all rows, in order
 
+    @classmethod
+    def empty(cls) -> "HostStep":
+        """A step without slices."""
+        return cls([], [], [], [], [], [], [0], [], [], [], (), 1, 0, all_logits=True)
+
     @property
     def in_flight(self) -> bool:
         """Whether there may be tokens that the host does not know yet."""

@@ -3,16 +3,18 @@
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from phase0_request.batch import Batch, StepOutput
 from phase1_kv_pool.cache import KVCache
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.device_state import DeviceState
+from phase2_prefill_decode.graphs import DecodeGraphs, Graph
 from phase2_prefill_decode.logprobs import PromptTargets, pack_prompt_targets, prompt_logprobs_of
-from phase2_prefill_decode.packed import HostStep, pack
+from phase2_prefill_decode.packed import HostStep, Packed, pack
 from phase2_prefill_decode.sampler import Fetched, Sampler
-from phase2_prefill_decode.sampling import SamplingMetadata, moved
+from phase2_prefill_decode.sampling import SamplingMetadata, moved, pinned
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,7 @@ class PackedStep:
     """A batch as integers, with what its requests ask of the sampler."""
 
     host: HostStep
+    graph: Graph | None  # that holds it; None: it is launched kernel by kernel
     sampling: SamplingMetadata
     drawn: tuple[int, ...]  # the numbers of the slices that complete
     slices: int
@@ -29,12 +32,15 @@ class PackedStep:
 class ModelRunner:
     """Runs steps of one model over one pool, in any mixture of slices."""
 
-    def __init__(self, decoder: Decoder, pool: KVPool, cache: KVCache, sampler: Sampler) -> None:
+    def __init__(
+        self, decoder: Decoder, pool: KVPool, cache: KVCache, sampler: Sampler, state: DeviceState | None = None
+    ) -> None:
         self.decoder = decoder
         self.pool = pool
         self.cache = cache
         self.sampler = sampler
-        self.state = DeviceState(pool.device)
+        self.state = state or DeviceState(pool.device)
+        self.graphs: DecodeGraphs | None = None
 
     def pack(self, batch: Batch) -> PackedStep:
         """Collect what the device needs to know. The pages of a batch must be allocated: `cache.grow` comes first."""
@@ -44,22 +50,33 @@ class ModelRunner:
         sampling = self.sampler.pack([piece.request for piece in pieces], [piece.stop for piece in pieces])
         prompt = pack_prompt_targets(batch, self.pool.device)
         host = pack(batch, self.cache, self.state.width, prompt.counts if prompt else ())
-        return PackedStep(host, sampling, drawn, len(batch.slices), prompt)
+        graph = self.graphs.graph_for(host) if self.graphs is not None else None
+        if self.graphs is not None and graph is not None:
+            host = self.graphs.pad(host, graph.size)
+        return PackedStep(host, graph, sampling, drawn, len(batch.slices), prompt)
 
     # region run
     def launch(self, step: PackedStep) -> Fetched:
         """Run the model and sample. On a GPU this returns before the work is done."""
-        packed = self.state.load(
-            step.host, moved(torch.from_numpy(step.host.array()), self.pool.device), self.cache.page_size
-        )
+        array = torch.from_numpy(step.host.array())
+        if step.graph is None:
+            packed, logits = self.compute(step.host, moved(array, self.pool.device))
+        else:
+            step.graph.array.copy_(pinned(array, self.pool.device), non_blocking=True)
+            packed, logits = step.graph.replay()
         self.cache.changed.clear()
-        logits = self.decoder(packed, self.pool.keys, self.pool.values)
         rows = step.sampling.rows
-        sampled = self.sampler.sample(logits[:rows], step.sampling, self.state.newest[packed.drawn])
-        self.state.store(packed, sampled.tokens)
+        newest = packed.tokens[:rows] if packed.last is None else packed.tokens[packed.last[:rows]]
+        sampled = self.sampler.sample(logits[:rows], step.sampling, newest)
+        self.state.newest.index_copy_(0, packed.drawn[:rows], sampled.tokens)
         if step.prompt is not None:
             sampled = replace(sampled, prompt_logprobs=prompt_logprobs_of(logits[rows:], step.prompt))
         return sampled.fetch()
+
+    def compute(self, step: HostStep, array: Tensor) -> tuple[Packed, Tensor]:
+        """Run the model on a step and its array on the device. Returns the logits [rows, vocab]."""
+        packed = self.state.load(step, array, self.cache.page_size)
+        return packed, self.decoder(packed, self.pool.keys, self.pool.values)
 
     def run(self, step: PackedStep) -> StepOutput:
         """Run a step and wait for its tokens. A slice that does not complete its request has None."""

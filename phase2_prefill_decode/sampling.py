@@ -235,8 +235,13 @@ def to_device(numbers: Sequence[object], dtype: torch.dtype, device: torch.devic
 
 
 def moved(numbers: Tensor, device: torch.device) -> Tensor:
-    """Copy without waiting for pending work of the device: on a GPU this takes pinned memory."""
-    return (numbers.pin_memory() if device.type == "cuda" else numbers).to(device, non_blocking=True)
+    """Copy without waiting for pending work of the device."""
+    return pinned(numbers, device).to(device, non_blocking=True)
+
+
+def pinned(numbers: Tensor, device: torch.device) -> Tensor:
+    """In memory from which a GPU copies by itself, while the host goes on."""
+    return numbers.pin_memory() if device.type == "cuda" else numbers
 
 
 # Random numbers.

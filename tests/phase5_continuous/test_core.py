@@ -11,13 +11,19 @@ from phase0_request.batch import Batch
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase1_kv_pool.cache import KVCache, PagedCache
+from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.decoder import Decoder
+from phase2_prefill_decode.device_state import DeviceState
 from phase2_prefill_decode.engine import Engine
+from phase2_prefill_decode.graphs import Compute, DecodeGraphs, Replay
 from phase2_prefill_decode.model import Model
-from phase2_prefill_decode.runner import PackedStep
-from phase2_prefill_decode.sampler import Fetched
+from phase2_prefill_decode.packed import HostStep, Packed
+from phase2_prefill_decode.runner import ModelRunner, PackedStep
+from phase2_prefill_decode.sampler import Fetched, Sampler
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase4_radix.prefix_cache import PrefixCache
+from phase5_continuous import engine as engine_module
 from phase5_continuous.core import EngineCore, Step, tokens_by_kind
 from phase5_continuous.engine import ContinuousEngine, core
 from phase5_continuous.invariants import check
@@ -31,12 +37,40 @@ PROMPTS = ["What is a KV cache?", "Hello!", "Why does paging matter?", "How does
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
-@pytest.fixture(params=[0, 1], ids=["in turn", "ahead"], autouse=True)
+@pytest.fixture(params=["in turn", "ahead", "recorded"], autouse=True)
 def ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Each test runs both ways: a step is read before the next one is launched, or after."""
-    monkeypatch.setitem(core.__kwdefaults__, "ahead", request.param)
-    steps: int = request.param
+    """Each test runs in three ways: a step is read before the next one is launched, or after, or after and with decode
+    steps recorded as on a GPU."""
+    steps = int(request.param != "in turn")
+    monkeypatch.setitem(core.__kwdefaults__, "ahead", steps)
+    if request.param == "recorded":
+        monkeypatch.setattr(engine_module, "ModelRunner", recorded_runner)
     return steps
+
+
+def recorded_runner(decoder: Decoder, pool: KVPool, cache: KVCache, sampler: Sampler) -> ModelRunner:
+    """A runner that replays its decode steps, by computing them again over the tensors that they were recorded with."""
+
+    def record(run: Replay) -> Replay:
+        run()
+        return run
+
+    state = DeviceState(pool.device, rows=128, pages=64)
+    runner = ModelRunner(decoder, pool, cache, sampler, state)
+    runner.graphs = DecodeGraphs(state, cache.page_size, decoder.config.max_position_embeddings)
+    runner.graphs.record(runner.compute, [1, 2, 4, 6], record)
+    runner.compute = only_mixed(runner.compute)  # type: ignore[method-assign]
+    return runner
+
+
+def only_mixed(compute: Compute) -> Compute:
+    """Refuse to launch a decode step that a graph holds."""
+
+    def checked(step: HostStep, array: torch.Tensor) -> tuple[Packed, torch.Tensor]:
+        assert step.max_seqlen_q > 1 or len(step.rows) > 6 or not step.all_logits or len(step.changed) > 2
+        return compute(step, array)
+
+    return checked
 
 
 @pytest.fixture(scope="module")
