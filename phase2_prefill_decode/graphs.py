@@ -6,7 +6,7 @@ its tensors and the size of its batch. So there is a graph for each of a few siz
 and its array is copied to where the graph reads it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -43,11 +43,11 @@ class DecodeGraphs:
         self._graphs: dict[int, Graph] = {}
 
     # region record
-    def record(self, compute: Compute, sizes: list[int], record: Record | None = None, progress: bool = False) -> None:
+    def record(self, compute: Compute, sizes: Sequence[int], record: Record | None = None) -> None:
         """Record a step of each size, the largest first: what it allocates is enough for the others."""
         record = record or cuda_recorder()
         device = self.state.newest.device
-        for size in tqdm(sorted(sizes, reverse=True), "recording graphs", leave=False, disable=not progress):
+        for size in tqdm(sorted(sizes, reverse=True), "recording graphs", leave=False, disable=None):
             step = self.pad(HostStep.empty(), size)
             array = torch.from_numpy(step.array()).to(device)
             self._graphs[size] = Graph(size, array, record(partial(compute, step, array)))

@@ -50,6 +50,7 @@ class HostStep:
     max_seqlen_q: int
     max_seqlen_k: int
     all_logits: bool  # whether `last` is all rows, in order
+    completed: tuple[int, ...] = ()  # the numbers of the slices that complete their requests
 
     @classmethod
     def empty(cls) -> "HostStep":
@@ -105,15 +106,16 @@ def pack(batch: Batch, cache: KVCache, width: int, scored: Sequence[int] = ()) -
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
-    cu_seqlens_q, last = [0], []
+    cu_seqlens_q, last, drawn = [0], [], []
     # region exercise 2.3
-    for piece in batch.slices:
+    for number, piece in enumerate(batch.slices):
         tokens += tokens_of(piece, cache)
         positions += range(piece.start, piece.stop)
         slots += cache.slots(piece)
         cu_seqlens_q.append(len(tokens))
         if piece.completes:
             last.append(len(tokens) - 1)
+            drawn.append(number)
     # endregion
     for start, count in zip(cu_seqlens_q, scored, strict=False):
         last += range(start, start + count)
@@ -129,7 +131,7 @@ def pack(batch: Batch, cache: KVCache, width: int, scored: Sequence[int] = ()) -
         positions=positions,
         slots=slots,
         last=last,
-        drawn=[row for row, piece in zip(rows, batch.slices, strict=True) if piece.completes],
+        drawn=[rows[number] for number in drawn],
         changed=changed,
         cu_seqlens_q=cu_seqlens_q,
         seq_lens=[stop for _, stop in sizes],
@@ -139,13 +141,16 @@ def pack(batch: Batch, cache: KVCache, width: int, scored: Sequence[int] = ()) -
         max_seqlen_q=max(length for length, _ in sizes),
         max_seqlen_k=max(stop for _, stop in sizes),
         all_logits=len(last) == len(tokens) and not any(scored),
+        completed=tuple(drawn),
     )
 
 
 def tokens_of(piece: Slice, cache: KVCache) -> list[int]:
     """The tokens of a slice. If a step in flight yields the last one, the host does not know it: it gets -1 - row."""
     request, start, length = piece
-    known = request.total
-    if start + length <= known:
-        return request.tokens(start, start + length)
-    return [*request.tokens(start, known), -1 - cache.row(request)]
+    known, stop = request.total, start + length
+    if stop > known:
+        return [*request.tokens(start, known), -1 - cache.row(request)]
+    if length == 1 and stop == known and request.output_tokens:
+        return request.output_tokens[-1:]
+    return request.tokens(start, stop)

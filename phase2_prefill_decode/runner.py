@@ -1,5 +1,6 @@
 """ModelRunner: runs a batch of slices through the model, and samples a token for each slice that completes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,7 +11,7 @@ from phase1_kv_pool.cache import KVCache
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.device_state import DeviceState
-from phase2_prefill_decode.graphs import DecodeGraphs, Graph
+from phase2_prefill_decode.graphs import DecodeGraphs, Graph, Record
 from phase2_prefill_decode.logprobs import PromptTargets, pack_prompt_targets, prompt_logprobs_of
 from phase2_prefill_decode.packed import HostStep, Packed, pack
 from phase2_prefill_decode.sampler import Fetched, Sampler
@@ -45,15 +46,19 @@ class ModelRunner:
     def pack(self, batch: Batch) -> PackedStep:
         """Collect what the device needs to know. The pages of a batch must be allocated: `cache.grow` comes first."""
         self.state.reserve(self.cache)
-        drawn = tuple(number for number, piece in enumerate(batch.slices) if piece.completes)
-        pieces = [batch.slices[number] for number in drawn]
-        sampling = self.sampler.pack([piece.request for piece in pieces], [piece.stop for piece in pieces])
         prompt = pack_prompt_targets(batch, self.pool.device)
         host = pack(batch, self.cache, self.state.width, prompt.counts if prompt else ())
+        pieces = [batch.slices[number] for number in host.completed]
+        sampling = self.sampler.pack([piece.request for piece in pieces], [piece.stop for piece in pieces])
         graph = self.graphs.graph_for(host) if self.graphs is not None else None
         if self.graphs is not None and graph is not None:
             host = self.graphs.pad(host, graph.size)
-        return PackedStep(host, graph, sampling, drawn, len(batch.slices), prompt)
+        return PackedStep(host, graph, sampling, host.completed, len(batch.slices), prompt)
+
+    def record(self, sizes: Sequence[int], context: int, record: Record | None = None) -> None:
+        """Record decode steps of these sizes, of sequences of up to `context` tokens; by default as CUDA graphs."""
+        self.graphs = DecodeGraphs(self.state, self.cache.page_size, context)
+        self.graphs.record(self.compute, sizes, record)
 
     # region run
     def launch(self, step: PackedStep) -> Fetched:

@@ -15,7 +15,7 @@ from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.device_state import DeviceState
 from phase2_prefill_decode.engine import Engine
-from phase2_prefill_decode.graphs import Compute, DecodeGraphs, Replay
+from phase2_prefill_decode.graphs import Compute, Replay
 from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.packed import HostStep, Packed
 from phase2_prefill_decode.runner import ModelRunner, PackedStep
@@ -55,10 +55,8 @@ def recorded_runner(decoder: Decoder, pool: KVPool, cache: KVCache, sampler: Sam
         run()
         return run
 
-    state = DeviceState(pool.device, rows=128, pages=64)
-    runner = ModelRunner(decoder, pool, cache, sampler, state)
-    runner.graphs = DecodeGraphs(state, cache.page_size, decoder.config.max_position_embeddings)
-    runner.graphs.record(runner.compute, [1, 2, 4, 6], record)
+    runner = ModelRunner(decoder, pool, cache, sampler, DeviceState(pool.device, rows=128, pages=64))
+    runner.record([1, 2, 4, 6], decoder.config.max_position_embeddings, record)
     runner.compute = only_mixed(runner.compute)  # type: ignore[method-assign]
     return runner
 
