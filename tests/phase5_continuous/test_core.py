@@ -1,11 +1,13 @@
 """EngineCore over a model: batching does not change a request's output, which is that of transformers."""
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from phase0_request.batch import Batch
 from phase0_request.params import SamplingParams
@@ -314,3 +316,47 @@ def test_an_empty_batch_is_never_launched(small: Model) -> None:
     for _ in range(5):
         loop.step()
     assert [len(batch) for batch in seen] == [1, 1]
+
+
+class NoWaiting(TorchDispatchMode):
+    """Refuses operators whose result the host has to know before it goes on: on a GPU it would wait for the device."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function.overloadpacket.__name__
+        assert name not in ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal"), name
+        assert name != "index" or all(index is None or index.dtype != torch.bool for index in args[1]), (
+            "a mask as index"
+        )
+        return function(*args, **(kwargs or {}))
+
+
+def test_packing_and_launching_never_wait_for_the_device(small: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With everything that a request can ask for. Only reading a step's output waits, for its own event."""
+    loop = core(small, TokenBudget(8, 16), cache=PrefixCache(32, 4), max_running=4)
+    params: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 1.0, "top_k": 5, "top_p": 0.9, "min_p": 0.05},
+        {"presence_penalty": 1.0, "repetition_penalty": 1.2, "logit_bias": {3: 1.0}, "min_tokens": 4},
+        {"logprobs": 2, "prompt_logprobs": 1},
+    ]
+    for number, one in enumerate(params):
+        loop.submit(
+            Request(f"r{number}", tuple(range(3, 15 + number)), SamplingParams(max_tokens=8, seed=number, **one))
+        )
+
+    def refused(*_: object, **__: object) -> None:
+        raise AssertionError("the host waits for the device")
+
+    def unwaiting(function: Callable[..., Any]) -> Callable[..., Any]:
+        def checked(*args: Any) -> Any:
+            with NoWaiting(), pytest.MonkeyPatch.context() as patch:
+                for name in ("tolist", "numpy", "cpu", "item"):
+                    patch.setattr(torch.Tensor, name, refused)
+                return function(*args)
+
+        return checked
+
+    for name in ("pack", "launch"):
+        monkeypatch.setattr(loop.runner, name, unwaiting(getattr(loop.runner, name)))
+    tokens = sum(event.token is not None for step in loop.run() for event in step.events)
+    assert tokens >= 8

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from phase0_request import SamplingParams
+from phase0_request import Batch, FinishReason, SamplingParams
 from phase2_prefill_decode.generation import Completion
 from phase6_integration.engine import NanoServingEngine
 
@@ -63,3 +63,49 @@ def test_answers_do_not_depend_on_running_ahead(seed: int) -> None:
 def numbers(found: list[Any]) -> torch.Tensor:
     """The log-probabilities of logprobs. Those of other batches may differ in their last bits."""
     return torch.tensor([one.logprob for one in found])
+
+
+@pytest.mark.parametrize("stage", ["pack", "launch"])
+def test_a_step_that_fails_ahead_of_another_costs_only_the_request_at_fault(
+    stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step after it has read tokens that were never drawn: it is void, and planned again."""
+    greedy = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    wanted = {}
+    for fails in (False, True):
+        with NanoServingEngine.from_pretrained(**SMALL, async_scheduling=True, check_invariants=True) as engine:
+            if fails:
+                raise_at(stage, engine, monkeypatch)
+            requests = [engine.add_request(f"{text} {number}", greedy) for number, text in enumerate(TEXTS)]
+            while engine.has_work:
+                engine.step()
+            wanted[fails] = [(request.finish_reason, request.output_tokens) for request in requests]
+            assert engine.get_stats()["pages"]["used"] == 0
+    assert wanted[True][0][0] is FinishReason.ERROR
+    assert len(wanted[True][0][1]) >= 4
+    assert wanted[True][1:] == wanted[False][1:]
+
+
+def raise_at(stage: str, engine: NanoServingEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every step raise that computes the fifth token of the first request's answer."""
+    runner = engine.parts.core.runner.runner  # type: ignore[attr-defined]
+    pack, launch = runner.pack, runner.launch
+    poisoned = set()
+
+    def bad_pack(batch: Batch) -> Any:
+        one = next((piece for piece in batch if piece.request.id == "added-1"), None)
+        bad = one is not None and one.stop >= len(one.request.prompt_tokens) + 4 and one.request.params.max_tokens == 20
+        if bad and stage == "pack":
+            raise RuntimeError("poison")
+        packed = pack(batch)
+        if bad:
+            poisoned.add(id(packed))
+        return packed
+
+    def bad_launch(packed: Any) -> Any:
+        if id(packed) in poisoned:
+            raise RuntimeError("poison")
+        return launch(packed)
+
+    monkeypatch.setattr(runner, "pack", bad_pack)
+    monkeypatch.setattr(runner, "launch", bad_launch)
