@@ -91,6 +91,7 @@ class HostStep:
     def padded(self, size: int, scratch_row: int, scratch_entry: int, context: int) -> "HostStep":
         """A step of decodes with slices added that read and write nothing, up to `size`. Whatever the sequences, all
         that the host knows of it is the same, as a captured step needs."""
+        # region exercise 2.9
         more, changes = size - len(self.tokens), CHANGES * size - len(self.changed)
         return replace(
             self,
@@ -107,6 +108,7 @@ class HostStep:
             sizes=(),
             max_seqlen_k=context,
         )
+        # endregion
 
 
 def pack(batch: Batch, cache: KVCache, width: int, scored: Sequence[int] = ()) -> HostStep:
