@@ -1,8 +1,8 @@
 """Sampler: draws the next token of each row of logits. A draw depends on the request's seed and the position alone.
 
-    logit_bias -> repetition penalty -> presence and frequency penalties -> temperature -> min_p -> top_k -> top_p
+    logit_bias -> repetition penalty -> presence and frequency penalties -> the kernel `sample`
 
-Each filter works on what the one before it kept. Log-probabilities are those of the model's own logits.
+The kernel applies temperature and filters, and draws. Log-probabilities are those of the model's own logits.
 
 Models often have more rows in lm_head than their tokenizer has tokens: the vocabulary is padded to a round size. Padded
 ids are never drawn, unless a request raises one with a positive logit_bias.
@@ -20,18 +20,17 @@ from torch import Tensor
 
 from phase0_request.batch import StepOutput
 from phase0_request.request import Request
-from phase2_prefill_decode.filters import cut, draw, min_p, top_k, top_p, weigh
+from phase2_prefill_decode.kernels.sample import SAMPLE
 from phase2_prefill_decode.logprobs import Logprobs, PromptLogprobs, logprobs_of
 from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.sampling import (
-    Draws,
     Edits,
     RequestEdits,
     SamplingMetadata,
     key_of,
-    pack_draws,
     pack_edits,
     pack_padding,
+    pack_params,
 )
 
 
@@ -39,8 +38,8 @@ from phase2_prefill_decode.sampling import (
 class Sampled:
     """The result of a step, still on the device."""
 
-    tokens: Tensor  # [rows] int64; in a failed row any id of the vocabulary
-    peaks: Tensor  # [rows]; the largest logit after all edits. If it is not finite, the row failed
+    tokens: Tensor  # [rows] int64; 0 in a failed row
+    peaks: Tensor  # [rows] float32; the largest logit after all edits. If it is not finite, the row failed
     logprobs: Logprobs | None = None
     prompt_logprobs: PromptLogprobs | None = None
 
@@ -85,6 +84,7 @@ class Sampler:
         self.vocab_size = vocab_size
         self.num_tokens = vocab_size if num_tokens is None else num_tokens
         self.device = torch.device(device)
+        self._sample = SAMPLE.on(self.device)
         self._edits: WeakKeyDictionary[Request, RequestEdits] = WeakKeyDictionary()
         self._entropy = secrets.token_bytes(16) if seed is None else str(seed).encode()[:64]
 
@@ -101,9 +101,8 @@ class Sampler:
             if request.params.logprobs is not None
         )
         return SamplingMetadata(
-            len(requests),
+            pack_params(requests, self._key, self.device),
             pack_edits(requests, self._edits_of, self.device),
-            pack_draws(requests, self._key, self.vocab_size, self.num_tokens, self.device),
             asked,
             pack_padding(requests, self.num_tokens, self.device) if self.num_tokens < self.vocab_size else None,
         )
@@ -114,14 +113,11 @@ class Sampler:
         if logits.shape != (sampling.rows, self.vocab_size):
             wanted = f"[{sampling.rows}, {self.vocab_size}]"
             raise ValueError(f"logits must be {wanted} for {sampling.rows} requests, got {list(logits.shape)}")
+        num_tokens = self.num_tokens
         edited = logits if sampling.edits is None else edit(logits, sampling.edits)
-        if self.num_tokens < self.vocab_size:
-            edited = without_padding(edited, self.num_tokens, sampling.padding)
-        peaks, tokens = edited.max(-1)  # one pass finds the token, and NaN: then the peak is NaN
-        if sampling.draws is not None:
-            drawn = draw(weights_of(edited, peaks, sampling.draws), sampling.draws.uniforms)
-            rows = sampling.draws.rows
-            tokens = drawn if rows is None else tokens.index_copy(0, rows, drawn)
+        if sampling.padding is not None:
+            edited, num_tokens = without_padding(edited, num_tokens, sampling.padding), self.vocab_size
+        tokens, peaks = self._sample(edited, sampling.params, num_tokens)
         return Sampled(tokens, peaks, logprobs_of(logits, tokens, sampling.logprobs))
 
     # endregion
@@ -145,26 +141,13 @@ def edit(logits: Tensor, edits: Edits) -> Tensor:
     return logits.index_put((edits.rows, edits.tokens), x)
 
 
-def without_padding(logits: Tensor, num_tokens: int, allowed: Tensor | None) -> Tensor:
-    """Exclude padded ids from sampling. `allowed` [2, n] are the (row, token) that stay."""
-    if allowed is None:
-        return logits[:, :num_tokens]  # a view: costs nothing
+def without_padding(logits: Tensor, num_tokens: int, allowed: Tensor) -> Tensor:
+    """Exclude padded ids from sampling, except `allowed` [2, n], the (row, token) that stay."""
     masked = logits.clone()
     masked[:, num_tokens:] = -torch.inf
     rows, tokens = allowed.unbind()
     masked[rows, tokens] = logits[rows, tokens]
     return masked
-
-
-def weights_of(logits: Tensor, peaks: Tensor, draws: Draws) -> Tensor:
-    """The weight of each token after all filters, for the rows that draw."""
-    if draws.rows is not None:
-        logits, peaks = logits[draws.rows], peaks[draws.rows]
-    weights = weigh(logits, peaks, draws.temperatures, draws.vocab_size)
-    for params, least in ((draws.min_p, min_p), (draws.top_k, top_k), (draws.top_p, top_p)):
-        if params is not None:
-            cut(weights, params, least)
-    return weights
 
 
 def _fetch(sampled: Sampled) -> list[list[float]]:

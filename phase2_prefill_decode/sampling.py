@@ -1,7 +1,7 @@
-"""SamplingMetadata: the sampling parameters of the rows of one step, as tensors. Rows without a parameter cost nothing.
+"""SamplingMetadata: what the requests of one step ask of the sampler, as tensors.
 
-The random number of a draw is a pure function of the request's seed and the token's position. There is no generator
-state, so no other request of the batch can change it.
+A draw is a pure function of the logits, the request's seed and the token's position. There is no generator state, so no
+other request of the batch can change it.
 """
 
 import math
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
-from phase2_prefill_decode.filters import FilterParams
+from phase2_prefill_decode.kernels.sample import SamplingTensors, signed
 
 COLDEST = 1e-30  # smaller temperatures would be 0 in float32; at this one only the likeliest token has weight
 
@@ -33,27 +33,17 @@ class Edits:
 
 
 @dataclass(frozen=True, slots=True)
-class Draws:
-    """The rows that sample at random; all others take the likeliest token."""
-
-    rows: Tensor | None  # [n] int64; None: all rows
-    uniforms: Tensor  # [n] float64
-    temperatures: Tensor  # [n] float32
-    vocab_size: int
-    min_p: FilterParams | None  # the rows of FilterParams are indices into these n
-    top_k: FilterParams | None
-    top_p: FilterParams | None
-
-
-@dataclass(frozen=True, slots=True)
 class SamplingMetadata:
-    """The sampling parameters of the rows of one step."""
+    """What the rows of one step ask of the sampler."""
 
-    rows: int
+    params: SamplingTensors
     edits: Edits | None = None
-    draws: Draws | None = None
     logprobs: tuple[tuple[int, int], ...] = ()  # (row, number of alternatives)
     padding: Tensor | None = None  # [2, n] int64; (row, padded token) that a positive logit_bias makes drawable
+
+    @property
+    def rows(self) -> int:
+        return len(self.params.keys)
 
 
 def is_greedy(params: SamplingParams) -> bool:
@@ -143,26 +133,22 @@ def pack_padding(requests: Sequence[Request], num_tokens: int, device: torch.dev
     return to_device(list(zip(*raised, strict=True)), torch.int64, device) if raised else None
 
 
-def pack_draws(
-    requests: Sequence[Request], key: Callable[[Request], int], vocab_size: int, num_tokens: int, device: torch.device
-) -> Draws | None:
-    """`key` is the seed of a request; with the token's position it determines the random number."""
-    table = []
-    for row, request in enumerate(requests):
-        params = request.params
-        if not is_greedy(params):
-            random = uniform(key(request), request.total)
-            k = params.top_k if 0 < params.top_k < num_tokens else 0
-            table.append((row, random, max(params.temperature, COLDEST), params.min_p, k, params.top_p))
-    if not table:
-        return None
-    rows, uniforms, temperatures, *filters = _columns(table, device)
-    min_p, top_k, top_p = (
-        _filter_params([line[column] for line in table], off, values)
-        for column, off, values in zip((3, 4, 5), (0, 0, 1), filters, strict=True)
+def pack_params(requests: Sequence[Request], key: Callable[[Request], int], device: torch.device) -> SamplingTensors:
+    """The parameters and the position of the next token of each request, in one copy. `key` is a request's seed."""
+    params, rows = [request.params for request in requests], len(requests)
+    columns = (
+        torch.tensor([signed(key(request)) for request in requests], dtype=torch.int64),
+        torch.tensor([request.total for request in requests], dtype=torch.int64),
+        torch.tensor([0 if is_greedy(of) else max(of.temperature, COLDEST) for of in params], dtype=torch.float32),
+        torch.tensor([of.top_p for of in params], dtype=torch.float32),
+        torch.tensor([of.min_p for of in params], dtype=torch.float32),
+        torch.tensor([of.top_k for of in params], dtype=torch.int32),
     )
-    every = len(table) == len(requests)
-    return Draws(None if every else rows.long(), uniforms, temperatures.float(), vocab_size, min_p, top_k, top_p)
+    packed = _moved(torch.cat([column.view(torch.int32) for column in columns]), device)
+    keys, positions = packed[: 4 * rows].view(torch.int64).view(2, rows).unbind()
+    temperatures, top_p, min_p, top_k = packed[4 * rows :].view(4, rows).unbind()
+    temperatures, top_p, min_p = (of.view(torch.float32) for of in (temperatures, top_p, min_p))
+    return SamplingTensors(temperatures, top_p, min_p, top_k, keys, positions)
 
 
 def _wants_edits(request: Request) -> bool:
@@ -176,22 +162,6 @@ def _wants_edits(request: Request) -> bool:
     )
 
 
-def _filter_params(values: Sequence[float], off: float, column: Tensor) -> FilterParams | None:
-    """The rows whose value is not `off`. `column` has the values on the device."""
-    rows = [row for row, value in enumerate(values) if value != off]
-    if not rows:
-        return None
-    if len(rows) == len(values):
-        return FilterParams(None, column, max(values))
-    index = to_device(rows, torch.int64, column.device)
-    return FilterParams(index, column[index], max(values[row] for row in rows))
-
-
-def _columns(table: Sequence[Sequence[float]], device: torch.device) -> tuple[Tensor, ...]:
-    """The columns of a table on the device, in one copy. float64 holds token ids exactly."""
-    return to_device(list(zip(*table, strict=True)), torch.float64, device).unbind()
-
-
 def to_device(numbers: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:
     return _moved(torch.tensor(numbers, dtype=dtype), device)
 
@@ -199,29 +169,6 @@ def to_device(numbers: Sequence[object], dtype: torch.dtype, device: torch.devic
 def _moved(numbers: Tensor, device: torch.device) -> Tensor:
     """Copy without waiting for pending work of the device: on a GPU this takes pinned memory."""
     return (numbers.pin_memory() if device.type == "cuda" else numbers).to(device, non_blocking=True)
-
-
-# Random numbers.
-
-_MASK = (1 << 64) - 1
-_STRIDE = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio: multiples of it spread evenly
-
-
-def mix(number: int) -> int:
-    """The finalizer of SplitMix64: a bijection on 64 bits in which every input bit affects every output bit."""
-    number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
-    number = (number ^ (number >> 27)) * 0x94D049BB133111EB & _MASK
-    return number ^ (number >> 31)
-
-
-def uniform(key: int, position: int) -> float:
-    """A random number in [0, 1), one of 2^53 equally likely ones, for one position under one key.
-
-    A key is any 64-bit integer, signed or not. It is mixed before the position is added, so that neighbouring keys give
-    unrelated numbers.
-    """
-    start = mix((key + _STRIDE) & _MASK)
-    return (mix((start + position * _STRIDE) & _MASK) >> 11) * 2.0**-53
 
 
 def key_of(name: str, entropy: bytes) -> int:
