@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 from phase1_kv_pool.cache import KVCache
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
 from phase2_prefill_decode.packed import HostStep, Packed
+from phase2_prefill_decode.sampling import sampling_tensors
 
 
 class DeviceState:
@@ -52,7 +53,7 @@ class DeviceState:
     # region load
     def load(self, step: HostStep, lists: Sequence[Tensor], page_size: int) -> Packed:
         """Complete a step, given its lists on the device: what it changes is stored, what it lacks is added."""
-        tokens, positions, slots, last, drawn, changed, cu_seqlens_q, seq_lens, rows, pages = lists
+        tokens, positions, slots, last, drawn, changed, cu_seqlens_q, seq_lens, rows, pages, params = lists
         # region exercise 2.8
         if step.changed:
             self.page_table.view(-1).index_copy_(0, changed, pages)
@@ -61,6 +62,7 @@ class DeviceState:
         table = self.page_table[:, : -(-step.max_seqlen_k // page_size)].index_select(0, rows)
         # endregion
         metadata = AttentionMetadata(cu_seqlens_q, seq_lens, table, step.max_seqlen_q, step.max_seqlen_k, step.sizes)
-        return Packed(tokens, positions, slots, metadata, None if step.all_logits else last, drawn)
+        last_rows = None if step.all_logits else last
+        return Packed(tokens, positions, slots, metadata, last_rows, drawn, sampling_tensors(params))
 
     # endregion

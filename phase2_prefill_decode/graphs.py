@@ -16,10 +16,20 @@ from tqdm import tqdm
 
 from phase2_prefill_decode.device_state import DeviceState
 from phase2_prefill_decode.packed import CHANGES, HostStep, Packed
+from phase2_prefill_decode.sampler import Sampled
 
-Compute = Callable[[HostStep, Sequence[Tensor]], tuple[Packed, Tensor]]  # of a step and its lists on the device
-Replay = Callable[[], tuple[Packed, Tensor]]
+Replay = Callable[[], "Computed"]
+Compute = Callable[[HostStep, Sequence[Tensor]], "Computed"]  # of a step and its lists on the device
 Record = Callable[[Replay], Replay]  # runs a step, and returns what runs it again
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a step has computed, on the device."""
+
+    packed: Packed
+    logits: Tensor  # [rows, vocab]
+    sampled: Sampled | None = None  # if nothing is asked for but a draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +95,7 @@ def cuda_recorder() -> Record:
         with torch.cuda.graph(graph, pool=pool):
             result = run()
 
-        def replay() -> tuple[Packed, Tensor]:
+        def replay() -> Computed:
             graph.replay()
             return result
 

@@ -5,7 +5,7 @@ already: page tables, and tokens that no step has shown to the host yet.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import numpy as np
@@ -16,7 +16,8 @@ from torch import Tensor
 from phase0_request.batch import Batch, Slice
 from phase1_kv_pool.cache import KVCache
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
-from phase2_prefill_decode.sampling import moved
+from phase2_prefill_decode.kernels.sample import SamplingTensors
+from phase2_prefill_decode.sampling import moved, pad_params
 
 CHANGES = 2  # entries of page tables that may change in a captured step, for each slice
 
@@ -31,6 +32,7 @@ class Packed:
     metadata: AttentionMetadata
     last: Tensor | None  # [rows] int64, the rows that need logits, see `pack`; None: all of them, in order
     drawn: Tensor  # [slices that complete] int64, the rows of their requests in the device state
+    params: SamplingTensors  # of the slices that complete
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,9 @@ class HostStep:
     max_seqlen_q: int
     max_seqlen_k: int
     all_logits: bool  # whether `last` is all rows, in order
+    params: NDArray[np.int32] = field(
+        default_factory=lambda: np.empty(0, np.int32)
+    )  # what the sampler needs, see `pack_params`
     completed: tuple[int, ...] = ()  # the numbers of the slices that complete their requests
 
     @classmethod
@@ -70,22 +75,23 @@ class HostStep:
         return wide, (self.cu_seqlens_q, self.seq_lens, self.rows, self.pages)
 
     def array(self) -> NDArray[np.int32]:
-        """All lists one after the other."""
+        """All lists one after the other, those of 64 bits first."""
         wide, narrow = (chain.from_iterable(part) for part in self.parts)
-        return np.concatenate((np.fromiter(wide, np.int64).view(np.int32), np.fromiter(narrow, np.int32)))
+        integers = np.fromiter(wide, np.int64).view(np.int32), np.fromiter(narrow, np.int32)
+        return np.concatenate((integers[0], self.params, integers[1]))
 
     def split(self, array: Tensor) -> Sequence[Tensor]:
-        """The lists as views of that array."""
+        """The lists as views of that array, then what the sampler needs."""
         wide, narrow = ([len(one) for one in part] for part in self.parts)
-        rest = array[2 * sum(wide) :]
-        return [*array[: 2 * sum(wide)].view(torch.int64).split_with_sizes(wide), *rest.split_with_sizes(narrow)]
+        integers, params, rest = array.split_with_sizes([2 * sum(wide), len(self.params), sum(narrow)])
+        return [*integers.view(torch.int64).split_with_sizes(wide), *rest.split_with_sizes(narrow), params]
 
     def to(self, device: torch.device) -> Sequence[Tensor]:
         """The lists as tensors, by one copy to the device."""
         if device.type == "cpu":
             wide, narrow = self.parts
             arrays = [np.array(one, np.int64) for one in wide] + [np.array(one, np.int32) for one in narrow]
-            return [torch.from_numpy(array) for array in arrays]
+            return [torch.from_numpy(array) for array in (*arrays, self.params)]
         return self.split(moved(torch.from_numpy(self.array()), device))
 
     def padded(self, size: int, scratch_row: int, scratch_entry: int, context: int) -> "HostStep":
@@ -107,6 +113,7 @@ class HostStep:
             pages=self.pages + [0] * changes,
             sizes=(),
             max_seqlen_k=context,
+            params=pad_params(self.params, size),
         )
         # endregion
 

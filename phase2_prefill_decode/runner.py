@@ -11,10 +11,10 @@ from phase1_kv_pool.cache import KVCache
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.device_state import DeviceState
-from phase2_prefill_decode.graphs import DecodeGraphs, Graph, Record
+from phase2_prefill_decode.graphs import Computed, DecodeGraphs, Graph, Record
 from phase2_prefill_decode.logprobs import PromptTargets, pack_prompt_targets, prompt_logprobs_of
-from phase2_prefill_decode.packed import HostStep, Packed, pack
-from phase2_prefill_decode.sampler import Fetched, Sampler
+from phase2_prefill_decode.packed import HostStep, pack
+from phase2_prefill_decode.sampler import Fetched, Sampled, Sampler
 from phase2_prefill_decode.sampling import SamplingMetadata, pinned
 
 
@@ -25,9 +25,13 @@ class PackedStep:
     host: HostStep
     graph: Graph | None  # that holds it; None: it is launched kernel by kernel
     sampling: SamplingMetadata
-    drawn: tuple[int, ...]  # the numbers of the slices that complete
     slices: int
     prompt: PromptTargets | None = None
+
+    @property
+    def drawn(self) -> tuple[int, ...]:
+        """The numbers of the slices that complete their requests."""
+        return self.host.completed
 
 
 class ModelRunner:
@@ -59,40 +63,57 @@ class ModelRunner:
         host = pack(batch, self.cache, self.state.width, prompt.counts if prompt else ())
         pieces = [batch.slices[number] for number in host.completed]
         sampling = self.sampler.pack([piece.request for piece in pieces], [piece.stop for piece in pieces])
+        host = replace(host, params=sampling.params)
         graph = self.graphs.graph_for(host) if self.graphs is not None else None
         if self.graphs is not None and graph is not None:
             host = self.graphs.pad(host, graph.size)
-        return PackedStep(host, graph, sampling, host.completed, len(batch.slices), prompt)
+        return PackedStep(host, graph, sampling, len(batch.slices), prompt)
 
     def record(self, sizes: Sequence[int], context: int, record: Record | None = None) -> None:
         """Record decode steps of these sizes, of sequences of up to `context` tokens; by default as CUDA graphs."""
+        shape = max(sizes), self.decoder.config.vocab_size
+        logits = torch.empty(shape, dtype=self.decoder.dtype, device=self.pool.device)  # one for all graphs
+
+        def compute(step: HostStep, lists: Sequence[Tensor]) -> Computed:
+            computed = self.compute(step, lists)
+            packed, rows = computed.packed, len(computed.logits)
+            sampled = self.sampler.draw(computed.logits, packed.params)
+            self.state.newest.index_copy_(0, packed.drawn, sampled.tokens)
+            return Computed(packed, logits[:rows].copy_(computed.logits), sampled.gather())
+
         self.graphs = DecodeGraphs(self.state, self.cache.page_size, context)
-        self.graphs.record(self.compute, sizes, record)
+        self.graphs.record(compute, sizes, record)
 
     # region run
     def launch(self, step: PackedStep) -> Fetched:
         """Run the model and sample. On a GPU this returns before the work is done."""
         if step.graph is None:
-            packed, logits = self.compute(step.host, step.host.to(self.pool.device))
+            computed = self.compute(step.host, step.host.to(self.pool.device))
         else:
             step.graph.array.copy_(pinned(torch.from_numpy(step.host.array()), self.pool.device), non_blocking=True)
-            packed, logits = step.graph.replay()
+            computed = step.graph.replay()
         self.cache.changed.clear()
-        rows, edits = step.sampling.rows, step.sampling.edits
-        newest = None
-        if edits is not None and edits.in_flight is not None:
+        if computed.sampled is not None and step.sampling.is_plain:
+            return computed.sampled.fetch()
+        return self.sample(step, computed).fetch()
+
+    def compute(self, step: HostStep, lists: Sequence[Tensor]) -> Computed:
+        """Run the model on a step, given its lists on the device."""
+        packed = self.state.load(step, lists, self.cache.page_size)
+        return Computed(packed, self.decoder(packed, self.pool.keys, self.pool.values))
+
+    def sample(self, step: PackedStep, computed: Computed) -> Sampled:
+        """Draw the tokens of a step."""
+        packed, logits, sampling = computed.packed, computed.logits, step.sampling
+        rows, newest = sampling.rows, None
+        if sampling.edits is not None and sampling.edits.in_flight is not None:
             newest = packed.tokens[:rows] if packed.last is None else packed.tokens[packed.last[:rows]]
-        sampled = self.sampler.sample(logits[:rows], step.sampling, newest)
+        sampled = self.sampler.sample(logits[:rows], sampling, packed.params.first(rows), newest)
         if self.ahead:
             self.state.newest.index_copy_(0, packed.drawn[:rows], sampled.tokens)
         if step.prompt is not None:
             sampled = replace(sampled, prompt_logprobs=prompt_logprobs_of(logits[rows:], step.prompt))
-        return sampled.fetch()
-
-    def compute(self, step: HostStep, lists: Sequence[Tensor]) -> tuple[Packed, Tensor]:
-        """Run the model on a step, given its lists on the device. Returns the logits [rows, vocab]."""
-        packed = self.state.load(step, lists, self.cache.page_size)
-        return packed, self.decoder(packed, self.pool.keys, self.pool.values)
+        return sampled
 
     def run(self, step: PackedStep) -> StepOutput:
         """Run a step and wait for its tokens. A slice that does not complete its request has None."""

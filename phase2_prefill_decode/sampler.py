@@ -1,8 +1,8 @@
 """Sampler: draws the next token of each row of logits. A draw depends on the request's seed and the position alone.
 
-    logit_bias -> repetition penalty -> presence and frequency penalties -> temperature -> min_p -> top_k -> top_p
+    logit_bias -> repetition penalty -> presence and frequency penalties -> the kernel `sample`
 
-Each filter works on what the one before it kept. Log-probabilities are those of the model's own logits.
+The kernel applies temperature and filters, and draws. Log-probabilities are those of the model's own logits.
 
 Models often have more rows in lm_head than their tokenizer has tokens: the vocabulary is padded to a round size. Padded
 ids are never drawn, unless a request raises one with a positive logit_bias.
@@ -11,27 +11,31 @@ ids are never drawn, unless a request raises one with a positive logit_bias.
 import math
 import secrets
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from phase0_request.batch import StepOutput
 from phase0_request.request import Request, TokenLogprobs
-from phase2_prefill_decode.filters import cut, draw, min_p, top_k, top_p, weigh
+from phase2_prefill_decode.kernels.sample import SAMPLE, SamplingTensors
 from phase2_prefill_decode.logprobs import Logprobs, PromptLogprobs, logprobs_of
 from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.sampling import (
-    Draws,
     Edits,
     RequestEdits,
     SamplingMetadata,
     key_of,
-    pack_draws,
+    moved,
     pack_edits,
     pack_padding,
+    pack_params,
+    positions_in,
+    sampling_tensors,
 )
 
 
@@ -39,27 +43,38 @@ from phase2_prefill_decode.sampling import (
 class Sampled:
     """The result of a step, still on the device."""
 
-    tokens: Tensor  # [rows] int64; in a failed row any id of the vocabulary
-    peaks: Tensor  # [rows]; the largest logit after all edits. If it is not finite, the row failed
+    tokens: Tensor  # [rows] int64; 0 in a failed row
+    peaks: Tensor  # [rows] float32; the largest logit after all edits. If it is not finite, the row failed
     logprobs: Logprobs | None = None
     prompt_logprobs: PromptLogprobs | None = None
+    whole: Tensor | None = None  # [all numbers] float64, see `gather`
+
+    @property
+    def blocks(self) -> tuple[Logprobs, ...]:
+        """The log-probabilities of the step."""
+        own = () if self.logprobs is None else (self.logprobs,)
+        return own if self.prompt_logprobs is None else (*own, *self.prompt_logprobs.blocks)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [self.tokens, self.peaks, *(tensor for block in self.blocks for tensor in block.tensors)]
+
+    def gather(self) -> "Sampled":
+        """Gather all of it in one tensor. float64 holds token ids exactly."""
+        return replace(self, whole=torch.cat([tensor.flatten().double() for tensor in self.tensors]))
 
     def fetch(self) -> "Fetched":
-        """Start to copy all of it to the host, in one copy. On a GPU that goes on while the next step is launched."""
-        blocks = (*(() if self.logprobs is None else (self.logprobs,)), *self.prompt_blocks)
-        tensors = [self.tokens, self.peaks, *(tensor for block in blocks for tensor in block.tensors)]
-        whole = torch.cat([tensor.flatten().double() for tensor in tensors])  # float64 holds token ids exactly
-        lengths = [tensor.numel() for tensor in tensors]
-        if whole.device.type != "cuda":
-            return Fetched(self, whole, lengths, None)
-        copy = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=True).copy_(whole, non_blocking=True)
+        """Start to copy all of it to the host. On a GPU that goes on while the next step is launched."""
+        if self.whole is None:
+            return self.gather().fetch()
+        lengths = [tensor.numel() for tensor in self.tensors]
+        if self.whole.device.type != "cuda":
+            return Fetched(self, self.whole, lengths, None)
+        copy = torch.empty(self.whole.shape, dtype=self.whole.dtype, pin_memory=True)
+        copy.copy_(self.whole, non_blocking=True)
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done.record()
         return Fetched(self, copy, lengths, done)
-
-    @property
-    def prompt_blocks(self) -> tuple[Logprobs, ...]:
-        return () if self.prompt_logprobs is None else self.prompt_logprobs.blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +94,8 @@ class Fetched:
         tokens, peaks, *found = (list(islice(all_numbers, length)) for length in self.lengths)
         drawn: list[int | None] = [None] * slices
         failed = {}
-        for number, token, peak in zip(numbers, tokens, peaks, strict=True):
+        rows = len(numbers)  # a recorded step may have more
+        for number, token, peak in zip(numbers, tokens[:rows], peaks[:rows], strict=True):
             if math.isfinite(peak):
                 drawn[number] = int(token)
             else:
@@ -117,6 +133,9 @@ class Sampler:
         self.vocab_size = vocab_size
         self.num_tokens = vocab_size if num_tokens is None else num_tokens
         self.device = torch.device(device)
+        self._sample = SAMPLE.on(self.device)
+        self._packed: list[ref[Request]] = []
+        self._packed_params = np.empty(0, np.int32)
         self._edits: WeakKeyDictionary[Request, RequestEdits] = WeakKeyDictionary()
         self._entropy = secrets.token_bytes(16) if seed is None else str(seed).encode()[:64]
 
@@ -126,8 +145,8 @@ class Sampler:
         return cls(model.eos_ids, model.config.vocab_size, model.decoder.device, seed, num_tokens=model.num_tokens)
 
     def pack(self, requests: Sequence[Request], totals: Sequence[int] | None = None) -> SamplingMetadata:
-        """The sampling parameters of these requests; row i of the logits belongs to requests[i]. `totals` are their
-        tokens, those in flight included; None: nothing is in flight."""
+        """What these requests ask for; row i of the logits belongs to requests[i]. `totals` are their tokens, those in
+        flight included; None: nothing is in flight."""
         totals = [request.total for request in requests] if totals is None else totals
         asked = tuple(
             (row, request.params.logprobs)
@@ -135,28 +154,37 @@ class Sampler:
             if request.params.logprobs is not None
         )
         return SamplingMetadata(
-            len(requests),
+            self._params(requests, totals),
             pack_edits(requests, totals, self._edits_of, self.device),
-            pack_draws(requests, totals, self._key, self.vocab_size, self.num_tokens, self.device),
             asked,
             pack_padding(requests, self.num_tokens, self.device) if self.num_tokens < self.vocab_size else None,
         )
 
+    def draw(self, logits: Tensor, params: SamplingTensors) -> Sampled:
+        """Draw a token for each row, by temperature and filters alone."""
+        return Sampled(*self._sample(logits, params, self.num_tokens))
+
     # region sample
-    def sample(self, logits: Tensor, sampling: SamplingMetadata, newest: Tensor | None = None) -> Sampled:
-        """Draw a token for each row. logits: [rows, vocab], of any float type; they are not changed. `newest` [rows]
-        are the newest tokens of the requests; None: the host knows all of them."""
+    def sample(
+        self,
+        logits: Tensor,
+        sampling: SamplingMetadata,
+        params: SamplingTensors | None = None,
+        newest: Tensor | None = None,
+    ) -> Sampled:
+        """Draw a token for each row. logits: [rows, vocab], of any float type; they are not changed. `params` are those
+        of `sampling` if they are on the device already, `newest` [rows] the newest tokens of the requests if some are
+        in flight."""
         if logits.shape != (sampling.rows, self.vocab_size):
             wanted = f"[{sampling.rows}, {self.vocab_size}]"
             raise ValueError(f"logits must be {wanted} for {sampling.rows} requests, got {list(logits.shape)}")
+        num_tokens = self.num_tokens
         edited = logits if sampling.edits is None else edit(logits, sampling.edits, newest)
-        if self.num_tokens < self.vocab_size:
-            edited = without_padding(edited, self.num_tokens, sampling.padding)
-        peaks, tokens = edited.max(-1)  # one pass finds the token, and NaN: then the peak is NaN
-        if sampling.draws is not None:
-            drawn = draw(weights_of(edited, peaks, sampling.draws), sampling.draws.uniforms)
-            rows = sampling.draws.rows
-            tokens = drawn if rows is None else tokens.index_copy(0, rows, drawn)
+        if sampling.padding is not None:
+            edited, num_tokens = without_padding(edited, num_tokens, sampling.padding), self.vocab_size
+        if params is None:
+            params = sampling_tensors(moved(torch.from_numpy(sampling.params), self.device))
+        tokens, peaks = self._sample(edited, params, num_tokens)
         return Sampled(tokens, peaks, logprobs_of(logits, tokens, sampling.logprobs))
 
     # endregion
@@ -166,6 +194,15 @@ class Sampler:
         if edits is None:
             edits = self._edits[request] = RequestEdits(request, self.eos_ids, self.vocab_size)
         return edits
+
+    def _params(self, requests: Sequence[Request], totals: Sequence[int]) -> NDArray[np.int32]:
+        """The parameters of the last step again, if it had the same requests: only the positions are new."""
+        known = len(requests) == len(self._packed)
+        if not known or not all(one() is request for one, request in zip(self._packed, requests, strict=True)):
+            self._packed, self._packed_params = [*map(ref, requests)], pack_params(requests, totals, self._key)
+        params = self._packed_params.copy()
+        positions_in(params)[:] = totals
+        return params
 
     def _key(self, request: Request) -> int:
         seed = request.params.seed
@@ -193,26 +230,13 @@ def penalized(x: Tensor, scale: Tensor, minus: Tensor) -> Tensor:
     return torch.where(x > 0, x / scale, x * scale) - minus
 
 
-def without_padding(logits: Tensor, num_tokens: int, allowed: Tensor | None) -> Tensor:
-    """Exclude padded ids from sampling. `allowed` [2, n] are the (row, token) that stay."""
-    if allowed is None:
-        return logits[:, :num_tokens]  # a view: costs nothing
+def without_padding(logits: Tensor, num_tokens: int, allowed: Tensor) -> Tensor:
+    """Exclude padded ids from sampling, except `allowed` [2, n], the (row, token) that stay."""
     masked = logits.clone()
     masked[:, num_tokens:] = -torch.inf
     rows, tokens = allowed.unbind()
     masked[rows, tokens] = logits[rows, tokens]
     return masked
-
-
-def weights_of(logits: Tensor, peaks: Tensor, draws: Draws) -> Tensor:
-    """The weight of each token after all filters, for the rows that draw."""
-    if draws.rows is not None:
-        logits, peaks = logits[draws.rows], peaks[draws.rows]
-    weights = weigh(logits, peaks, draws.temperatures, draws.vocab_size)
-    for params, least in ((draws.min_p, min_p), (draws.top_k, top_k), (draws.top_p, top_p)):
-        if params is not None:
-            cut(weights, params, least)
-    return weights
 
 
 def _reason(peak: float) -> str:

@@ -1,7 +1,7 @@
-"""SamplingMetadata: the sampling parameters of the rows of one step, as tensors. Rows without a parameter cost nothing.
+"""SamplingMetadata: what the requests of one step ask of the sampler, as tensors.
 
-The random number of a draw is a pure function of the request's seed and the token's position. There is no generator
-state, so no other request of the batch can change it.
+A draw is a pure function of the logits, the request's seed and the token's position. There is no generator state, so no
+other request of the batch can change it.
 """
 
 import math
@@ -16,8 +16,9 @@ from torch import Tensor
 
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
-from phase2_prefill_decode.filters import FilterParams
+from phase2_prefill_decode.kernels.sample import SamplingTensors, signed
 
+WORDS = 8  # of 32 bits, for the parameters of a row
 COLDEST = 1e-30  # smaller temperatures would be 0 in float32; at this one only the likeliest token has weight
 
 
@@ -48,27 +49,22 @@ class InFlight:
 
 
 @dataclass(frozen=True, slots=True)
-class Draws:
-    """The rows that sample at random; all others take the likeliest token."""
-
-    rows: Tensor | None  # [n] int64; None: all rows
-    uniforms: Tensor  # [n] float64
-    temperatures: Tensor  # [n] float32
-    vocab_size: int
-    min_p: FilterParams | None  # the rows of FilterParams are indices into these n
-    top_k: FilterParams | None
-    top_p: FilterParams | None
-
-
-@dataclass(frozen=True, slots=True)
 class SamplingMetadata:
-    """The sampling parameters of the rows of one step."""
+    """What the rows of one step ask of the sampler."""
 
-    rows: int
+    params: NDArray[np.int32]  # what SamplingTensors are made of, see `pack_params`
     edits: Edits | None = None
-    draws: Draws | None = None
     logprobs: tuple[tuple[int, int], ...] = ()  # (row, number of alternatives)
     padding: Tensor | None = None  # [2, n] int64; (row, padded token) that a positive logit_bias makes drawable
+
+    @property
+    def rows(self) -> int:
+        return len(self.params) // WORDS
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the rows ask for nothing but a draw, as a recorded step makes it."""
+        return self.edits is None and self.padding is None and not self.logprobs
 
 
 def is_greedy(params: SamplingParams) -> bool:
@@ -162,7 +158,7 @@ def pack_edits(
     rows, tokens, bias, scale, minus = moved(torch.from_numpy(np.concatenate(parts, 1)), device).unbind()
     in_flight = None
     if newest:
-        new_rows, new_scale, new_minus = _columns(newest, device)
+        new_rows, new_scale, new_minus = to_device(list(zip(*newest, strict=True)), torch.float64, device).unbind()
         next_scale, next_minus = moved(torch.from_numpy(np.concatenate(again, 1)), device).float().unbind()
         in_flight = InFlight(new_rows.long(), new_scale.float(), new_minus.float(), next_scale, next_minus)
     return Edits(rows.long(), tokens.long(), bias.float(), scale.float(), minus.float(), in_flight)
@@ -179,31 +175,42 @@ def pack_padding(requests: Sequence[Request], num_tokens: int, device: torch.dev
     return to_device(list(zip(*raised, strict=True)), torch.int64, device) if raised else None
 
 
-def pack_draws(
-    requests: Sequence[Request],
-    totals: Sequence[int],
-    key: Callable[[Request], int],
-    vocab_size: int,
-    num_tokens: int,
-    device: torch.device,
-) -> Draws | None:
-    """`key` is the seed of a request; with the token's position it determines the random number."""
-    table = []
-    for row, (request, total) in enumerate(zip(requests, totals, strict=True)):
-        params = request.params
-        if not is_greedy(params):
-            random = uniform(key(request), total)
-            k = params.top_k if 0 < params.top_k < num_tokens else 0
-            table.append((row, random, max(params.temperature, COLDEST), params.min_p, k, params.top_p))
-    if not table:
-        return None
-    rows, uniforms, temperatures, *filters = _columns(table, device)
-    min_p, top_k, top_p = (
-        _filter_params([line[column] for line in table], off, values)
-        for column, off, values in zip((3, 4, 5), (0, 0, 1), filters, strict=True)
+def pack_params(requests: Sequence[Request], totals: Sequence[int], key: Callable[[Request], int]) -> NDArray[np.int32]:
+    """The parameters of each request, in one array. `key` is a request's seed. `totals` are the positions to draw."""
+    params = [request.params for request in requests]
+    columns = (
+        np.array([signed(key(request)) for request in requests], np.int64),
+        np.array(totals, np.int64),
+        np.array([0 if is_greedy(of) else max(of.temperature, COLDEST) for of in params], np.float32),
+        np.array([of.top_p for of in params], np.float32),
+        np.array([of.min_p for of in params], np.float32),
+        np.array([of.top_k for of in params], np.int32),
     )
-    every = len(table) == len(requests)
-    return Draws(None if every else rows.long(), uniforms, temperatures.float(), vocab_size, min_p, top_k, top_p)
+    return np.concatenate([column.view(np.int32) for column in columns])
+
+
+def positions_in(params: NDArray[np.int32]) -> NDArray[np.int64]:
+    """The positions in that array, as a view."""
+    rows = len(params) // WORDS
+    return params[2 * rows : 4 * rows].view(np.int64)
+
+
+def pad_params(params: NDArray[np.int32], size: int) -> NDArray[np.int32]:
+    """That array with more rows, which are greedy."""
+    rows, padded = len(params) // WORDS, np.zeros(WORDS * size, np.int32)
+    padded[: 4 * size].reshape(2, -1)[:, : 2 * rows] = params[: 4 * rows].reshape(2, -1)
+    padded[4 * size :].reshape(4, -1)[:, :rows] = params[4 * rows :].reshape(4, -1)
+    return padded
+
+
+def sampling_tensors(params: Tensor) -> SamplingTensors:
+    """The parts of that array on the device, as views."""
+    rows = len(params) // WORDS
+    params = params if rows else params.new_empty(0)  # an empty slice may have a stride of 0
+    keys, positions = params[: 4 * rows].view(torch.int64).view(2, rows).unbind()
+    temperatures, top_p, min_p, top_k = params[4 * rows :].view(4, rows).unbind()
+    temperatures, top_p, min_p = (of.view(torch.float32) for of in (temperatures, top_p, min_p))
+    return SamplingTensors(temperatures, top_p, min_p, top_k, keys, positions)
 
 
 def _wants_edits(params: SamplingParams, output: int) -> bool:
@@ -212,22 +219,6 @@ def _wants_edits(params: SamplingParams, output: int) -> bool:
 
 def _penalizes(params: SamplingParams) -> bool:
     return bool(params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty)
-
-
-def _filter_params(values: Sequence[float], off: float, column: Tensor) -> FilterParams | None:
-    """The rows whose value is not `off`. `column` has the values on the device."""
-    rows = [row for row, value in enumerate(values) if value != off]
-    if not rows:
-        return None
-    if len(rows) == len(values):
-        return FilterParams(None, column, max(values))
-    index = to_device(rows, torch.int64, column.device)
-    return FilterParams(index, column[index], max(values[row] for row in rows))
-
-
-def _columns(table: Sequence[Sequence[float]], device: torch.device) -> tuple[Tensor, ...]:
-    """The columns of a table on the device, in one copy. float64 holds token ids exactly."""
-    return to_device(list(zip(*table, strict=True)), torch.float64, device).unbind()
 
 
 def to_device(numbers: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -242,29 +233,6 @@ def moved(numbers: Tensor, device: torch.device) -> Tensor:
 def pinned(numbers: Tensor, device: torch.device) -> Tensor:
     """In memory from which a GPU copies by itself, while the host goes on."""
     return numbers.pin_memory() if device.type == "cuda" else numbers
-
-
-# Random numbers.
-
-_MASK = (1 << 64) - 1
-_STRIDE = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio: multiples of it spread evenly
-
-
-def mix(number: int) -> int:
-    """The finalizer of SplitMix64: a bijection on 64 bits in which every input bit affects every output bit."""
-    number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
-    number = (number ^ (number >> 27)) * 0x94D049BB133111EB & _MASK
-    return number ^ (number >> 31)
-
-
-def uniform(key: int, position: int) -> float:
-    """A random number in [0, 1), one of 2^53 equally likely ones, for one position under one key.
-
-    A key is any 64-bit integer, signed or not. It is mixed before the position is added, so that neighbouring keys give
-    unrelated numbers.
-    """
-    start = mix((key + _STRIDE) & _MASK)
-    return (mix((start + position * _STRIDE) & _MASK) >> 11) * 2.0**-53
 
 
 def key_of(name: str, entropy: bytes) -> int:

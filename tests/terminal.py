@@ -3,10 +3,12 @@
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 import termios
 
+END = b"\0end\0"
 SHOWN, HIDDEN = b"\x1b[?25h", b"\x1b[?25l"  # the cursor
 
 
@@ -22,21 +24,19 @@ def on_a_terminal(*command: str, until: bytes | None = None) -> tuple[int, bytes
         env=os.environ | {"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "24"},
         start_new_session=True,
     )
-    os.close(theirs)
-    seen, interrupted = b"", False
-    while True:
-        try:
-            piece = os.read(ours, 4096)
-        except OSError:  # the other end is closed: the way Linux says end of file here
-            break
-        if not piece:
-            break
-        seen += piece
+    seen, interrupted, ended = b"", False, False
+    while not seen.endswith(END):
+        if not ended and process.poll() is not None:
+            ended = True
+            os.write(theirs, END)  # behind all that the process wrote, which may not be here yet
+        if select.select([ours], [], [], 0.05)[0]:
+            seen += os.read(ours, 4096)
         if until is not None and not interrupted and until in re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]|\s+", b" ", seen):
             process.send_signal(signal.SIGINT)
             interrupted = True
+    os.close(theirs)  # not earlier: what was written just before the last one closes may be lost
     os.close(ours)
-    return process.wait(30), seen
+    return process.wait(30), seen.removesuffix(END)
 
 
 def after_the_view(seen: bytes) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any
 
 from phase1_kv_pool.lab.ahead import Expect, KernelSpec
 from phase1_kv_pool.lab.catalog import HEAD_DIMS, TYPES, on
-from phase2_prefill_decode.kernels.triton import decode, pointwise, prefill
+from phase2_prefill_decode.kernels.triton import decode, pointwise, prefill, sample
 from phase2_prefill_decode.kernels.triton.tiles import Tiling, block
 
 KV_HEADS = 8
@@ -121,6 +121,37 @@ def swiglu_spec(dtype: str, inner: int = 12288) -> KernelSpec:
     )
 
 
+SAMPLE_TYPES = {
+    **dict.fromkeys(("temperatures", "top_p", "min_p", "peaks", "maxima"), "*fp32"),
+    **dict.fromkeys(("top_k", "bounds", "counts", "candidates"), "*i32"),
+    **dict.fromkeys(("keys", "positions", "masses", "races", "tokens"), "*i64"),
+    **dict.fromkeys(("stride", "vocab", "readable", "blocks", "tiles"), "i32"),
+}
+IN_TILES = {"maxima": sample.maxima_kernel, "scan": sample.scan_kernel}
+IN_ROWS = {"bound": sample.bound_kernel, "choose": sample.choose_kernel}
+
+
+def sample_spec(dtype: str, launch: str) -> KernelSpec:
+    """One of the four launches of the sampler."""
+    function = (IN_TILES | IN_ROWS)[launch]
+    types = {"logits": f"*{dtype}", **SAMPLE_TYPES}
+    constants = {
+        "block_size": sample.BLOCK,
+        "most": sample.CANDIDATES,
+        "shift": {"bf16": 16, "fp16": 13, "fp32": 0}[dtype],
+        "tile": sample.TILE if launch in IN_TILES else sample.SEARCH,
+    }
+    return KernelSpec(
+        name=f"sample {launch} {dtype}",
+        function=function,
+        signature={name: types[name] for name in function.arg_names if name in types},
+        constants={name: constants[name] for name in function.arg_names if name in constants},
+        options=sample.OPTIONS,
+        sixteens=("stride", "readable") if launch in IN_TILES else ("stride",),
+        expect=Expect(registers=80, wide_loads=launch in IN_TILES),
+    )
+
+
 CATALOG = [
     decode_spec("bf16", 128),
     *(on(architecture, decode_spec("bf16", head_dim)) for architecture, head_dim in OTHER_HEADS),
@@ -138,6 +169,8 @@ CATALOG = [
     add_norm_spec("bf16"),
     rotate_store_spec("bf16", 80),
     swiglu_spec("bf16"),
+    *(sample_spec("bf16", launch) for launch in (*IN_TILES, *IN_ROWS)),
+    *(on(90, sample_spec("fp32", launch)) for launch in (*IN_TILES, *IN_ROWS)),
 ]
 
 
@@ -155,3 +188,4 @@ def everything() -> Iterator[KernelSpec]:
     for dtype in TYPES:
         yield from (add_norm_spec(dtype, width) for width in (1024, 2560, 8192))
         yield from (swiglu_spec(dtype, inner) for inner in (3072, 11008))
+        yield from (sample_spec(dtype, launch) for launch in (*IN_TILES, *IN_ROWS))

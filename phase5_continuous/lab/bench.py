@@ -13,11 +13,10 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress
 from rich.table import Table
 
 from phase0_request.batch import Batch, StepOutput
@@ -153,10 +152,10 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[str | float]]) -> Table
 
 def measure(console: Console, file: Path | None) -> None:
     """Print all measurements, and write them to the file if there is one."""
-    watch = partial(track, console=console, transient=True)
     both = [(cache, n) for cache in CACHES for n in RUNNING]
-    steadies = [steady(cache, n) for cache, n in watch(both, "steady")]
-    whole = [lives(cache, min(256, LIVES), LIVES) for cache in watch(list(CACHES), "whole lives")]
+    with Progress(console=console, transient=True) as bar:
+        steadies = [steady(cache, n) for cache, n in bar.track(both, description="steady")]
+        whole = [lives(cache, min(256, LIVES), LIVES) for cache in bar.track(list(CACHES), description="whole lives")]
     shares = profile(256, PROFILED_STEPS)
     console.print("All requests decode, \u00b5s per running request and step: medians, and the fastest step")
     step_names = ("cache", "running", "plan", "commit", "plan + commit", "fastest")

@@ -12,7 +12,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from transformers.generation.logits_process import (
     MinNewTokensLengthLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
@@ -21,8 +20,8 @@ from transformers.generation.logits_process import (
 
 from phase0_request import Request, SamplingParams, StepOutput, reason_to_finish
 from phase2_prefill_decode.sampler import Sampler, edit
+from phase2_prefill_decode.sampling import sampling_tensors
 from tests.phase1_kv_pool.support import needs_gpu
-from tests.phase2_prefill_decode.test_sampler_filters import in_small_parts
 
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -47,19 +46,6 @@ def edited(logits: Tensor, requests: Sequence[Request], eos_ids: Sequence[int] =
 
 def some_logits(rows: int, seed: int = 0, vocab: int = VOCAB) -> Tensor:
     return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 3
-
-
-class Calls(TorchFunctionMode):
-    """Records the torch operators that are called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.__name__ != "__get__":  # attributes, such as a shape, are not
-            self.names.append(func.__name__)
-        return func(*args, **(kwargs or {}))
 
 
 @given(
@@ -99,28 +85,28 @@ def test_greedy_takes_the_likeliest_token_and_the_first_of_a_tie(dtype: torch.dt
     assert run(sampler, logits, [request_of(top_k=1, seed=i) for i in range(3)]).tokens == [1, 0, 3]
 
 
-def test_a_step_of_greedy_requests_runs_one_operator() -> None:
-    logits, sampler = some_logits(3), Sampler((), VOCAB)
-    sampling = sampler.pack([request_of(temperature=0)] * 3)
-    assert (sampling.edits, sampling.draws, sampling.logprobs) == (None, None, ())
-    with Calls() as calls:
-        sampler.sample(logits, sampling)
-    assert calls.names == ["max"]
-
-
-def test_only_requested_parameters_are_packed() -> None:
-    """Also row by row: a request without an option is not in the tensors of that option."""
-    sampler = Sampler((), VOCAB)
-    requests = [request_of(temperature=0), request_of(), request_of(top_k=5), request_of(min_p=0.1, top_k=VOCAB)]
-    draws = sampler.pack(requests).draws
-    assert draws is not None
-    assert draws.rows is not None
-    assert draws.rows.tolist() == [1, 2, 3]
-    assert draws.top_p is None
-    assert draws.top_k is not None
-    assert draws.min_p is not None
-    assert (draws.top_k.rows.tolist(), draws.top_k.values.tolist(), draws.top_k.largest) == ([1], [5], 5)  # type: ignore[union-attr]
-    assert (draws.min_p.rows.tolist(), draws.min_p.values.tolist()) == ([2], [0.1])  # type: ignore[union-attr]
+def test_parameters_are_packed_by_row() -> None:
+    """In the tensors that the kernel takes. `top_k=1` is greedy."""
+    requests = [
+        request_of(temperature=0, seed=1),
+        request_of(prompt=(1,) * 7, temperature=0.5, seed=-(1 << 63)),
+        request_of(top_k=5, top_p=0.25, seed=(1 << 63) - 1),
+        request_of(min_p=0.5, top_k=1, seed=0),
+    ]
+    sampling = Sampler((), VOCAB).pack(requests)
+    assert (sampling.rows, sampling.edits, sampling.padding, sampling.logprobs) == (4, None, None, ())
+    params = sampling_tensors(torch.from_numpy(sampling.params))
+    assert params.temperatures.tolist() == [0, 0.5, 1, 0]
+    assert params.top_k.tolist() == [0, 0, 5, 1]
+    assert params.top_p.tolist() == [1, 1, 0.25, 1]
+    assert params.min_p.tolist() == [0, 0, 0, 0.5]
+    assert params.keys.tolist() == [1, -(1 << 63), (1 << 63) - 1, 0]
+    assert params.positions.tolist() == [1, 7, 1, 1]
+    assert [of.dtype for of in (params.temperatures, params.top_k, params.keys)] == [
+        torch.float32,
+        torch.int32,
+        torch.int64,
+    ]
 
 
 # Edits.
@@ -292,16 +278,11 @@ SICK = {
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("small", [False, True])
 @pytest.mark.parametrize("sick", SICK)
 @pytest.mark.parametrize(
     "asked", [{"temperature": 0}, {}, {"top_p": 0.5, "top_k": 2, "min_p": 0.1, "logprobs": 2}, {"logit_bias": {0: 3.0}}]
 )
-def test_a_row_of_nan_or_inf_fails_alone_with_its_reason(
-    asked: dict[str, Any], sick: str, small: bool, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if small:
-        in_small_parts(monkeypatch)
+def test_a_row_of_nan_or_inf_fails_alone_with_its_reason(asked: dict[str, Any], sick: str, device: str) -> None:
     numbers, message = SICK[sick]
     healthy = some_logits(2, vocab=20)
     row = torch.tensor([numbers]).repeat(1, 5)
@@ -451,10 +432,7 @@ def test_the_batch_changes_no_draw(
     requests = [request_of(f"{i}", (1, 5, 8), (3, 8, 8)[: i % 4], **asked) for i, asked in enumerate(crowd)]
     order = data.draw(st.permutations(range(len(crowd))))
     company = order[: data.draw(st.integers(1, len(crowd)))]
-    with pytest.MonkeyPatch.context() as patch:
-        if data.draw(st.booleans()):
-            in_small_parts(patch)
-        found = run(sampler, logits[company], [requests[i] for i in company])
+    found = run(sampler, logits[company], [requests[i] for i in company])
     for row, i in enumerate(company):
         alone = run(sampler, logits[i : i + 1], [requests[i]])
         assert found.tokens[row] == alone.tokens[0]

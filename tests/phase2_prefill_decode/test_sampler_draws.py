@@ -4,8 +4,10 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
-from phase2_prefill_decode.sampling import key_of, mix, uniform
+from phase2_prefill_decode.kernels.sample import STRIDE, arrivals, mix, numbers, signed
+from phase2_prefill_decode.sampling import key_of
 
 N = 100_000
 
@@ -17,16 +19,22 @@ def z_of_chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
     return float(((statistic / d) ** (1 / 3) - (1 - 2 / (9 * d))) / math.sqrt(2 / (9 * d)))
 
 
+def uniforms(keys: list[int], positions: list[int], tokens: int = 1) -> np.ndarray:
+    """In [0, 1): the upper 53 of the 64 random bits of each token."""
+    bits = numbers(torch.tensor([*map(signed, keys)]), torch.tensor(positions), tokens)
+    return (bits.flatten().numpy().view(np.uint64) >> np.uint64(11)) * 2.0**-53
+
+
 def along_positions(key: int) -> np.ndarray:
-    return np.array([uniform(key, position) for position in range(1, N + 1)])
+    return uniforms([key] * N, [*range(1, N + 1)])
 
 
 def along_keys(position: int) -> np.ndarray:
-    return np.array([uniform(key, position) for key in range(N)])
+    return uniforms([*range(N)], [position] * N)
 
 
 def along_names(position: int) -> np.ndarray:
-    return np.array([uniform(key_of(f"request-{i}", b"entropy"), position) for i in range(N)])
+    return uniforms([key_of(f"request-{i}", b"entropy") for i in range(N)], [position] * N)
 
 
 WALKS = {
@@ -35,13 +43,15 @@ WALKS = {
     "keys": lambda: along_keys(1),
     "keys, far on": lambda: along_keys(100_000),
     "names": lambda: along_names(7),
+    "tokens": lambda: uniforms([0], [1], N),
+    "tokens of neighbouring rows": lambda: uniforms([5] * 100, [*range(100)], N // 100),
 }
 
 
 def test_it_is_splitmix64() -> None:
     """The sequence for seed 1234567 that the literature prints."""
-    numbers = [mix((1234567 + i * 0x9E3779B97F4A7C15) % (1 << 64)) for i in range(1, 6)]
-    assert numbers == [
+    found = mix(1234567 + torch.arange(1, 6) * STRIDE).numpy().view(np.uint64).tolist()
+    assert found == [
         6457827717110365317,
         3203168211198807973,
         9817491932198370423,
@@ -53,12 +63,9 @@ def test_it_is_splitmix64() -> None:
 @pytest.mark.parametrize("walk", WALKS)
 def test_draws_are_uniform_on_every_scale(walk: str) -> None:
     numbers = WALKS[walk]()
-    assert numbers.min() >= 0
-    assert numbers.max() < 1
     for fine in (1, 1 << 10, 1 << 20, 1 << 40):  # the leading bits, and bits further down
         counts = np.bincount((numbers * fine % 1 * 100).astype(int), minlength=100)
         assert abs(z_of_chi_square(counts, np.full(100, N / 100))) < 4
-    assert not np.any(numbers * 2**53 % 1)  # 53 bits and no more
 
 
 @pytest.mark.parametrize("walk", WALKS)
@@ -71,10 +78,21 @@ def test_neighbouring_draws_are_uncorrelated(walk: str, apart: int) -> None:
     assert abs(z_of_chi_square(pairs, np.full(256, len(first) / 256))) < 4
 
 
-def test_the_sequences_of_two_keys_are_not_shifts_of_each_other() -> None:
-    """Positions are added to a mixed key, so the next key must not repeat this one's sequence a position later."""
-    numbers = {uniform(key, position) for key in range(300) for position in range(300)}
-    assert len(numbers) == 300 * 300
+def test_no_two_sequences_are_shifts_of_each_other() -> None:
+    """Neither of two keys along positions, nor of two positions along tokens."""
+    keys, positions = np.divmod(np.arange(90_000), 300)
+    assert len({*uniforms(keys.tolist(), positions.tolist()).tolist()}) == 90_000
+    assert len({*uniforms([3] * 300, [*range(300)], 300).tolist()}) == 90_000
+
+
+def test_times_of_arrival_are_minus_log_of_1_minus_a_uniform_number() -> None:
+    """Of a float32 number: so close to 0 it has 24 significant bits, and close to 1 steps of 2^-24."""
+    anywhere = np.random.default_rng(0).integers(-(1 << 63), (1 << 63) - 1, 9999)
+    bits = np.concatenate((np.arange(1, 1 << 20, 333), anywhere))
+    v = np.minimum((bits.view(np.uint64) >> np.uint64(1)).astype(np.float32) * 2.0**-63, 1 - 2.0**-24)
+    found = arrivals(torch.from_numpy(bits)).double()
+    torch.testing.assert_close(found, torch.from_numpy(-np.log1p(-v.astype(np.float64))), rtol=1e-6, atol=2.0**-62)
+    assert float(found.min()) > 0
 
 
 def test_a_name_gives_the_same_key_in_every_process() -> None:

@@ -17,9 +17,9 @@ from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.device_state import DeviceState
 from phase2_prefill_decode.engine import Engine
-from phase2_prefill_decode.graphs import Compute, Replay
+from phase2_prefill_decode.graphs import Compute, Computed, Replay
 from phase2_prefill_decode.model import Model
-from phase2_prefill_decode.packed import HostStep, Packed
+from phase2_prefill_decode.packed import HostStep
 from phase2_prefill_decode.runner import ModelRunner, PackedStep
 from phase2_prefill_decode.sampler import Fetched, Sampler
 from phase3_chunked_prefill.budget import TokenBudget
@@ -66,8 +66,9 @@ def recorded_runner(decoder: Decoder, pool: KVPool, cache: KVCache, sampler: Sam
 def only_mixed(compute: Compute) -> Compute:
     """Refuse to launch a decode step that a graph holds."""
 
-    def checked(step: HostStep, lists: Sequence[torch.Tensor]) -> tuple[Packed, torch.Tensor]:
-        assert step.max_seqlen_q > 1 or len(step.rows) > 6 or not step.all_logits or len(step.changed) > 2
+    def checked(step: HostStep, lists: Sequence[torch.Tensor]) -> Computed:
+        mixed = step.max_seqlen_q > 1 or not step.all_logits
+        assert not step.sizes or mixed or len(step.rows) > 6 or len(step.changed) > 2
         return compute(step, lists)
 
     return checked

@@ -4,6 +4,7 @@ attention    plans the work of a batch and runs it on all threads
 decode       a tile of few rows: dot products, row by row
 prefill      a tile of many rows: two matrix products with an online softmax between them
 pointwise    the operations between the matrix products
+sample       temperature, filters and the draw of a token
 tiles        shared by decode and prefill: a tile, and how its keys and values are loaded
 matmul       a product of small matrices whose sums stay in registers
 intrinsics   pointers, 16-bit floats and exp2, which numba lacks

@@ -5,4 +5,5 @@ decode      few new tokens, many keys: each sequence is split (split-KV, as in F
 prefill     many new tokens that share the keys they read
 tiles       shared by both: page look-up and one step of the online softmax
 pointwise   the operations between the matrix products
+sample      temperature, filters and the draw of a token
 """
