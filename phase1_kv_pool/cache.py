@@ -1,7 +1,8 @@
 """KVCache: page tables of requests. The only view of KV memory that the scheduler has."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import Protocol
 
 from phase0_request.batch import Slice
@@ -35,10 +36,13 @@ class KVCache(Protocol):
         slots      the slot mapping of a slice, for the kernels
         publish    offer the full pages of computed tokens to the prefix cache
         release    free the page table
+
+    The device has a copy of the open page tables, one in each row. `changed` says which entries the copy lacks.
     """
 
     page_size: int
     shares: bool  # whether requests can share computed pages
+    changed: dict[str, int]  # by request id: the first entry that was added or replaced since its reader cleared this
 
     @property
     def max_tokens(self) -> int:
@@ -72,6 +76,14 @@ class KVCache(Protocol):
         """The page table of a request: its pages in the order of its tokens."""
         ...
 
+    def row(self, request: Request) -> int:
+        """The row of a page table on the device: the lowest that was free when it was opened."""
+        ...
+
+    def changes(self) -> Iterator[tuple[int, int, Sequence[int]]]:
+        """What `changed` says: the row, the first changed entry and the page table of each."""
+        ...
+
     def publish(self, request: Request) -> None:
         """Offer the request's full pages of computed tokens to the prefix cache.
 
@@ -99,7 +111,10 @@ class PagedCache:
     def __init__(self, num_pages: int, page_size: int = 16) -> None:
         self.page_size = check_int("page_size", page_size, 1)
         self.allocator = PageAllocator(num_pages)
+        self.changed: dict[str, int] = {}
         self._tables: dict[str, list[int]] = {}
+        self._rows: dict[str, int] = {}
+        self._free_rows: list[int] = []  # a heap
 
     @property
     def max_tokens(self) -> int:
@@ -112,17 +127,22 @@ class PagedCache:
         if request.id in self._tables:
             raise PageError(f"request {request.id} has a page table already")
         self._tables[request.id] = []
+        self._rows[request.id] = heappop(self._free_rows) if self._free_rows else len(self._rows)
+        self.changed[request.id] = 0
         return 0
 
     def can_grow(self, request: Request, tokens: int) -> bool:
         return self._missing(request, tokens) <= self.allocator.num_free
 
     def grow(self, request: Request, tokens: int) -> None:
+        entries = len(self.table(request))
         # region exercise 1.4
         missing = self._missing(request, tokens)
         if missing > 0:
             self._tables[request.id] += self.allocator.allocate(missing)
         # endregion
+        if len(self._tables[request.id]) > entries:
+            self.changed.setdefault(request.id, entries)
 
     def slots(self, piece: Slice) -> list[int]:
         table, size = self.table(piece.request), self.page_size
@@ -139,12 +159,21 @@ class PagedCache:
         except KeyError:
             raise PageError(f"request {request.id} has no page table; attach it first") from None
 
+    def row(self, request: Request) -> int:
+        self.table(request)  # raises without a page table
+        return self._rows[request.id]
+
+    def changes(self) -> Iterator[tuple[int, int, Sequence[int]]]:
+        return ((self._rows[name], first, self._tables[name]) for name, first in self.changed.items())
+
     def publish(self, request: Request) -> None:
         self.table(request)  # raises without a page table; there is no prefix cache to publish to
 
     def release(self, request: Request) -> None:
         self.allocator.release(self.table(request))
         del self._tables[request.id]
+        heappush(self._free_rows, self._rows.pop(request.id))
+        self.changed.pop(request.id, None)
 
     @property
     def usage(self) -> PageUsage:

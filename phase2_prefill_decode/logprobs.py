@@ -26,6 +26,10 @@ class Logprobs:
     top: Tensor  # [asked, most] float32, likeliest first, where `most` is the largest number of alternatives
     tokens: Tensor  # [asked, most] int64
 
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.drawn, self.top, self.tokens
+
     def by_row(self, drawn: Sequence[float], top: Sequence[float], tokens: Sequence[float]) -> dict[int, TokenLogprobs]:
         """Host objects by row, from the three tensors fetched and flattened. Alternatives of -inf are left out."""
         most = len(top) // len(self.asked)
@@ -79,9 +83,10 @@ class PromptLogprobs:
     counts: tuple[int, ...]
     blocks: tuple[Logprobs, ...]
 
-    def by_slice(self) -> dict[int, list[TokenLogprobs]]:
-        """Host objects by number of the slice."""
-        found = (one for block in self.blocks for one in _on_host(block))
+    def by_slice(self, numbers: Sequence[Sequence[float]]) -> dict[int, list[TokenLogprobs]]:
+        """Host objects by number of the slice, from the tensors of the blocks, fetched and flattened."""
+        of_blocks = zip(self.blocks, zip(*[iter(numbers)] * 3, strict=True), strict=True)
+        found = (one for block, three in of_blocks for one in block.by_row(*three).values())
         return {number: [next(found) for _ in range(count)] for number, count in enumerate(self.counts) if count}
 
 
@@ -115,8 +120,3 @@ def _predicted(piece: Slice) -> int:
     if request.params.prompt_logprobs is None:
         return 0
     return max(min(piece.stop, len(request.prompt_tokens) - 1) - piece.start, 0)
-
-
-def _on_host(block: Logprobs) -> list[TokenLogprobs]:
-    drawn, top, tokens = (tensor.flatten().tolist() for tensor in (block.drawn, block.top, block.tokens))
-    return list(block.by_row(drawn, top, tokens).values())

@@ -1,15 +1,23 @@
-"""Packed: the tensors of one step. The tokens of all slices in one row, without padding, and where each belongs."""
+"""Packed: the tensors of one step. The tokens of all slices in one row, without padding, and where each belongs.
+
+`pack` makes them on the host, in one array, so that one copy takes them to the device. `DeviceState` adds what is there
+already: page tables, and tokens that no step has shown to the host yet.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from phase0_request.batch import Batch
+from phase0_request.batch import Batch, Slice
 from phase1_kv_pool.cache import KVCache
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
+
+CHANGES = 2  # entries of page tables that may change in a captured step, for each slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,56 +29,128 @@ class Packed:
     slots: Tensor  # [tokens] int64, where its key and value are stored
     metadata: AttentionMetadata
     last: Tensor | None  # [rows] int64, the rows that need logits, see `pack`; None: all of them, in order
+    drawn: Tensor  # [slices that complete] int64, the rows of their requests in the device state
 
 
-def pack(batch: Batch, cache: KVCache, device: torch.device, scored: Sequence[int] = ()) -> Packed:
-    """Pack a batch into tensors, with one copy to the device. Logits are computed for the last row of each slice that
-    completes its request, then for the first scored[i] rows of each slice i."""
+@dataclass(frozen=True, slots=True)
+class HostStep:
+    """One step on the host, as lists of integers."""
+
+    tokens: list[int]  # -1 - row: the newest token of this row, which the host does not know yet
+    positions: list[int]
+    slots: list[int]
+    last: list[int]
+    drawn: list[int]
+    changed: list[int]  # the entries of page tables that have changed, counted from the first of the first row
+    cu_seqlens_q: list[int]
+    seq_lens: list[int]
+    rows: list[int]  # of each slice's page table on the device
+    pages: list[int]  # what the changed entries are now
+    sizes: tuple[tuple[int, int], ...]  # (new tokens, all tokens) of each slice; (): the host may not rely on them
+    max_seqlen_q: int
+    max_seqlen_k: int
+    all_logits: bool  # whether `last` is all rows, in order
+    completed: tuple[int, ...] = ()  # the numbers of the slices that complete their requests
+
+    @classmethod
+    def empty(cls) -> "HostStep":
+        """A step without slices."""
+        return cls([], [], [], [], [], [], [0], [], [], [], (), 1, 0, all_logits=True)
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether there may be tokens that the host does not know yet."""
+        return not self.sizes or min(self.tokens) < 0
+
+    @property
+    def parts(self) -> tuple[tuple[list[int], ...], tuple[list[int], ...]]:
+        """The lists of 64-bit and of 32-bit integers."""
+        wide = self.tokens, self.positions, self.slots, self.last, self.drawn, self.changed
+        return wide, (self.cu_seqlens_q, self.seq_lens, self.rows, self.pages)
+
+    def array(self) -> NDArray[np.int32]:
+        """All lists one after the other."""
+        wide, narrow = (chain.from_iterable(part) for part in self.parts)
+        return np.concatenate((np.fromiter(wide, np.int64).view(np.int32), np.fromiter(narrow, np.int32)))
+
+    def split(self, array: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """The lists as views of that array on the device."""
+        wide, narrow = ([len(one) for one in part] for part in self.parts)
+        rest = array[2 * sum(wide) :]
+        return array[: 2 * sum(wide)].view(torch.int64).split_with_sizes(wide), rest.split_with_sizes(narrow)
+
+    def padded(self, size: int, scratch_row: int, scratch_entry: int, context: int) -> "HostStep":
+        """A step of decodes with slices added that read and write nothing, up to `size`. Whatever the sequences, all
+        that the host knows of it is the same, as a captured step needs."""
+        more, changes = size - len(self.tokens), CHANGES * size - len(self.changed)
+        return replace(
+            self,
+            tokens=self.tokens + [0] * more,
+            positions=self.positions + [0] * more,
+            slots=self.slots + [-1] * more,
+            last=[*range(size)],
+            drawn=self.drawn + [scratch_row] * more,
+            changed=self.changed + [scratch_entry] * changes,
+            cu_seqlens_q=[*range(size + 1)],
+            seq_lens=self.seq_lens + [0] * more,
+            rows=self.rows + [scratch_row] * more,
+            pages=self.pages + [0] * changes,
+            sizes=(),
+            max_seqlen_k=context,
+        )
+
+
+def pack(batch: Batch, cache: KVCache, width: int, scored: Sequence[int] = ()) -> HostStep:
+    """Pack a batch. Logits are computed for the last row of each slice that completes its request, then for the first
+    scored[i] rows of each slice i. `width` is the number of entries of a page table on the device."""
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
-    cu_seqlens_q, last = [0], []
+    cu_seqlens_q, last, drawn = [0], [], []
     # region exercise 2.3
-    for piece in batch.slices:
-        tokens += piece.request.tokens(piece.start, piece.stop)
+    for number, piece in enumerate(batch.slices):
+        tokens += tokens_of(piece, cache)
         positions += range(piece.start, piece.stop)
         slots += cache.slots(piece)
         cu_seqlens_q.append(len(tokens))
         if piece.completes:
             last.append(len(tokens) - 1)
+            drawn.append(number)
     # endregion
     for start, count in zip(cu_seqlens_q, scored, strict=False):
         last += range(start, start + count)
-    seq_lens = [piece.stop for piece in batch.slices]
-    max_pages = -(-max(seq_lens) // cache.page_size)
-    page_table = np.zeros((len(seq_lens), max_pages), np.int32)
-    for row, piece in zip(page_table, batch.slices, strict=True):
-        pages = cache.table(piece.request)[:max_pages]
-        row[: len(pages)] = pages
-    rows = len(tokens)
-    wide = torch.from_numpy(np.array(tokens + positions + slots + last, np.int64))
-    narrow = torch.from_numpy(np.concatenate((np.array(cu_seqlens_q + seq_lens, np.int32), page_table.ravel())))
-    wide, narrow = _to_device(wide, narrow, device)
-    by_token, counts = wide[: 3 * rows].view(3, rows), len(cu_seqlens_q) + len(seq_lens)
-    return Packed(
-        tokens=by_token[0],
-        positions=by_token[1],
-        slots=by_token[2],
-        metadata=AttentionMetadata(
-            cu_seqlens_q=narrow[: len(cu_seqlens_q)],
-            seq_lens=narrow[len(cu_seqlens_q) : counts],
-            page_table=narrow[counts:].view(len(seq_lens), max_pages),
-            max_seqlen_q=max(piece.length for piece in batch.slices),
-            max_seqlen_k=max(seq_lens),
-            sizes=tuple((piece.length, piece.stop) for piece in batch.slices),
-        ),
-        last=None if len(last) == rows and not any(scored) else wide[3 * rows :],
+    rows = [cache.row(piece.request) for piece in batch.slices]
+    changed: list[int] = []
+    pages: list[int] = []
+    for row, first, table in cache.changes():
+        changed += range(row * width + first, row * width + len(table))
+        pages += table[first:]
+    sizes = tuple((length, start + length) for _, start, length in batch.slices)
+    return HostStep(
+        tokens=tokens,
+        positions=positions,
+        slots=slots,
+        last=last,
+        drawn=[rows[number] for number in drawn],
+        changed=changed,
+        cu_seqlens_q=cu_seqlens_q,
+        seq_lens=[stop for _, stop in sizes],
+        rows=rows,
+        pages=pages,
+        sizes=sizes,
+        max_seqlen_q=max(length for length, _ in sizes),
+        max_seqlen_k=max(stop for _, stop in sizes),
+        all_logits=len(last) == len(tokens) and not any(scored),
+        completed=tuple(drawn),
     )
 
 
-def _to_device(wide: Tensor, narrow: Tensor, device: torch.device) -> Sequence[Tensor]:
-    """Copy both to the device. On a GPU they go in one transfer from pinned memory."""
-    if device.type == "cpu":
-        return wide, narrow
-    whole = torch.cat((wide.view(torch.int32), narrow)).pin_memory().to(device, non_blocking=True)
-    return whole[: 2 * len(wide)].view(torch.int64), whole[2 * len(wide) :]
+def tokens_of(piece: Slice, cache: KVCache) -> list[int]:
+    """The tokens of a slice. If a step in flight yields the last one, the host does not know it: it gets -1 - row."""
+    request, start, length = piece
+    known, stop = request.total, start + length
+    if stop > known:
+        return [*request.tokens(start, known), -1 - cache.row(request)]
+    if length == 1 and stop == known and request.output_tokens:
+        return request.output_tokens[-1:]
+    return request.tokens(start, stop)

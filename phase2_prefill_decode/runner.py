@@ -1,22 +1,29 @@
 """ModelRunner: runs a batch of slices through the model, and samples a token for each slice that completes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
 
 from phase0_request.batch import Batch, StepOutput
 from phase1_kv_pool.cache import KVCache
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.decoder import Decoder
+from phase2_prefill_decode.device_state import DeviceState
+from phase2_prefill_decode.graphs import DecodeGraphs, Graph, Record
 from phase2_prefill_decode.logprobs import PromptTargets, pack_prompt_targets, prompt_logprobs_of
-from phase2_prefill_decode.packed import Packed, pack
-from phase2_prefill_decode.sampler import Sampled, Sampler
-from phase2_prefill_decode.sampling import SamplingMetadata
+from phase2_prefill_decode.packed import HostStep, Packed, pack
+from phase2_prefill_decode.sampler import Fetched, Sampler
+from phase2_prefill_decode.sampling import SamplingMetadata, moved, pinned
 
 
 @dataclass(frozen=True, slots=True)
 class PackedStep:
-    """A batch as tensors, with what its requests ask of the sampler."""
+    """A batch as integers, with what its requests ask of the sampler."""
 
-    packed: Packed
+    host: HostStep
+    graph: Graph | None  # that holds it; None: it is launched kernel by kernel
     sampling: SamplingMetadata
     drawn: tuple[int, ...]  # the numbers of the slices that complete
     slices: int
@@ -26,28 +33,55 @@ class PackedStep:
 class ModelRunner:
     """Runs steps of one model over one pool, in any mixture of slices."""
 
-    def __init__(self, decoder: Decoder, pool: KVPool, cache: KVCache, sampler: Sampler) -> None:
+    def __init__(
+        self, decoder: Decoder, pool: KVPool, cache: KVCache, sampler: Sampler, state: DeviceState | None = None
+    ) -> None:
         self.decoder = decoder
         self.pool = pool
         self.cache = cache
         self.sampler = sampler
+        self.state = state or DeviceState(pool.device)
+        self.graphs: DecodeGraphs | None = None
 
     def pack(self, batch: Batch) -> PackedStep:
-        """Copy a batch to the device. Its pages must be allocated: `cache.grow` comes first."""
-        drawn = tuple(number for number, piece in enumerate(batch.slices) if piece.completes)
-        sampling = self.sampler.pack([batch.slices[number].request for number in drawn])
+        """Collect what the device needs to know. The pages of a batch must be allocated: `cache.grow` comes first."""
+        self.state.reserve(self.cache)
         prompt = pack_prompt_targets(batch, self.pool.device)
-        packed = pack(batch, self.cache, self.pool.device, prompt.counts if prompt else ())
-        return PackedStep(packed, sampling, drawn, len(batch.slices), prompt)
+        host = pack(batch, self.cache, self.state.width, prompt.counts if prompt else ())
+        pieces = [batch.slices[number] for number in host.completed]
+        sampling = self.sampler.pack([piece.request for piece in pieces], [piece.stop for piece in pieces])
+        graph = self.graphs.graph_for(host) if self.graphs is not None else None
+        if self.graphs is not None and graph is not None:
+            host = self.graphs.pad(host, graph.size)
+        return PackedStep(host, graph, sampling, host.completed, len(batch.slices), prompt)
+
+    def record(self, sizes: Sequence[int], context: int, record: Record | None = None) -> None:
+        """Record decode steps of these sizes, of sequences of up to `context` tokens; by default as CUDA graphs."""
+        self.graphs = DecodeGraphs(self.state, self.cache.page_size, context)
+        self.graphs.record(self.compute, sizes, record)
 
     # region run
-    def launch(self, step: PackedStep) -> Sampled:
+    def launch(self, step: PackedStep) -> Fetched:
         """Run the model and sample. On a GPU this returns before the work is done."""
-        logits = self.decoder(step.packed, self.pool.keys, self.pool.values)
-        if step.prompt is None:
-            return self.sampler.sample(logits, step.sampling)
-        sampled = self.sampler.sample(logits[: step.sampling.rows], step.sampling)
-        return replace(sampled, prompt_logprobs=prompt_logprobs_of(logits[step.sampling.rows :], step.prompt))
+        array = torch.from_numpy(step.host.array())
+        if step.graph is None:
+            packed, logits = self.compute(step.host, moved(array, self.pool.device))
+        else:
+            step.graph.array.copy_(pinned(array, self.pool.device), non_blocking=True)
+            packed, logits = step.graph.replay()
+        self.cache.changed.clear()
+        rows = step.sampling.rows
+        newest = packed.tokens[:rows] if packed.last is None else packed.tokens[packed.last[:rows]]
+        sampled = self.sampler.sample(logits[:rows], step.sampling, newest)
+        self.state.newest.index_copy_(0, packed.drawn[:rows], sampled.tokens)
+        if step.prompt is not None:
+            sampled = replace(sampled, prompt_logprobs=prompt_logprobs_of(logits[rows:], step.prompt))
+        return sampled.fetch()
+
+    def compute(self, step: HostStep, array: Tensor) -> tuple[Packed, Tensor]:
+        """Run the model on a step and its array on the device. Returns the logits [rows, vocab]."""
+        packed = self.state.load(step, array, self.cache.page_size)
+        return packed, self.decoder(packed, self.pool.keys, self.pool.values)
 
     def run(self, step: PackedStep) -> StepOutput:
         """Run a step and wait for its tokens. A slice that does not complete its request has None."""

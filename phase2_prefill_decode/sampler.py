@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from phase0_request.batch import StepOutput
-from phase0_request.request import Request
+from phase0_request.request import Request, TokenLogprobs
 from phase2_prefill_decode.filters import cut, draw, min_p, top_k, top_p, weigh
 from phase2_prefill_decode.logprobs import Logprobs, PromptLogprobs, logprobs_of
 from phase2_prefill_decode.model import Model
@@ -44,10 +44,39 @@ class Sampled:
     logprobs: Logprobs | None = None
     prompt_logprobs: PromptLogprobs | None = None
 
+    def fetch(self) -> "Fetched":
+        """Start to copy all of it to the host, in one copy. On a GPU that goes on while the next step is launched."""
+        blocks = (*(() if self.logprobs is None else (self.logprobs,)), *self.prompt_blocks)
+        tensors = [self.tokens, self.peaks, *(tensor for block in blocks for tensor in block.tensors)]
+        whole = torch.cat([tensor.flatten().double() for tensor in tensors])  # float64 holds token ids exactly
+        lengths = [tensor.numel() for tensor in tensors]
+        if whole.device.type != "cuda":
+            return Fetched(self, whole, lengths, None)
+        copy = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=True).copy_(whole, non_blocking=True)
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record()
+        return Fetched(self, copy, lengths, done)
+
+    @property
+    def prompt_blocks(self) -> tuple[Logprobs, ...]:
+        return () if self.prompt_logprobs is None else self.prompt_logprobs.blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """The result of a step on its way to the host."""
+
+    sampled: Sampled
+    whole: Tensor  # [all numbers] float64
+    lengths: Sequence[int]  # of the parts
+    done: torch.cuda.Event | None  # recorded after the copy; None: it is there
+
     def output(self, numbers: Sequence[int], slices: int) -> StepOutput:
-        """Copy the result of a step of so many slices to the host; row i belongs to slice numbers[i]. Waits for the
-        device, and fetches all that was drawn in one copy."""
-        tokens, peaks, *found = _fetch(self)
+        """Wait for the result of a step of so many slices; row i belongs to slice numbers[i]."""
+        if self.done is not None:
+            self.done.synchronize()
+        all_numbers = iter(self.whole.tolist())
+        tokens, peaks, *found = (list(islice(all_numbers, length)) for length in self.lengths)
         drawn: list[int | None] = [None] * slices
         failed = {}
         for number, token, peak in zip(numbers, tokens, peaks, strict=True):
@@ -55,9 +84,12 @@ class Sampled:
                 drawn[number] = int(token)
             else:
                 failed[number] = _reason(peak)
-        asked = {} if self.logprobs is None else self.logprobs.by_row(*found)
+        sampled = self.sampled
+        asked: dict[int, TokenLogprobs] = {}
+        if sampled.logprobs is not None:
+            asked, found = sampled.logprobs.by_row(*found[:3]), found[3:]
         logprobs = {numbers[row]: of for row, of in asked.items() if numbers[row] not in failed}
-        scores = {} if self.prompt_logprobs is None else self.prompt_logprobs.by_slice()
+        scores = {} if sampled.prompt_logprobs is None else sampled.prompt_logprobs.by_slice(found)
         for number, of_prompt in scores.items():
             if any(math.isnan(one.logprob) for one in of_prompt):
                 failed.setdefault(number, "its prompt cannot be scored: there is NaN among the logits")
@@ -93,8 +125,10 @@ class Sampler:
         """The sampler of a model, on the model's device."""
         return cls(model.eos_ids, model.config.vocab_size, model.decoder.device, seed, num_tokens=model.num_tokens)
 
-    def pack(self, requests: Sequence[Request]) -> SamplingMetadata:
-        """The sampling parameters of these requests; row i of the logits belongs to requests[i]."""
+    def pack(self, requests: Sequence[Request], totals: Sequence[int] | None = None) -> SamplingMetadata:
+        """The sampling parameters of these requests; row i of the logits belongs to requests[i]. `totals` are their
+        tokens, those in flight included; None: nothing is in flight."""
+        totals = [request.total for request in requests] if totals is None else totals
         asked = tuple(
             (row, request.params.logprobs)
             for row, request in enumerate(requests)
@@ -102,19 +136,20 @@ class Sampler:
         )
         return SamplingMetadata(
             len(requests),
-            pack_edits(requests, self._edits_of, self.device),
-            pack_draws(requests, self._key, self.vocab_size, self.num_tokens, self.device),
+            pack_edits(requests, totals, self._edits_of, self.device),
+            pack_draws(requests, totals, self._key, self.vocab_size, self.num_tokens, self.device),
             asked,
             pack_padding(requests, self.num_tokens, self.device) if self.num_tokens < self.vocab_size else None,
         )
 
     # region sample
-    def sample(self, logits: Tensor, sampling: SamplingMetadata) -> Sampled:
-        """Draw a token for each row. logits: [rows, vocab], of any float type; they are not changed."""
+    def sample(self, logits: Tensor, sampling: SamplingMetadata, newest: Tensor | None = None) -> Sampled:
+        """Draw a token for each row. logits: [rows, vocab], of any float type; they are not changed. `newest` [rows]
+        are the newest tokens of the requests; None: the host knows all of them."""
         if logits.shape != (sampling.rows, self.vocab_size):
             wanted = f"[{sampling.rows}, {self.vocab_size}]"
             raise ValueError(f"logits must be {wanted} for {sampling.rows} requests, got {list(logits.shape)}")
-        edited = logits if sampling.edits is None else edit(logits, sampling.edits)
+        edited = logits if sampling.edits is None else edit(logits, sampling.edits, newest)
         if self.num_tokens < self.vocab_size:
             edited = without_padding(edited, self.num_tokens, sampling.padding)
         peaks, tokens = edited.max(-1)  # one pass finds the token, and NaN: then the peak is NaN
@@ -137,12 +172,25 @@ class Sampler:
         return key_of(request.id, self._entropy) if seed is None else seed
 
 
-def edit(logits: Tensor, edits: Edits) -> Tensor:
+def edit(logits: Tensor, edits: Edits, newest: Tensor | None = None) -> Tensor:
     """Apply logit_bias and penalties, in float32. -inf and NaN stay as they are."""
-    logits = logits.float()
-    x = logits[edits.rows, edits.tokens] + edits.bias
-    x = torch.where(x > 0, x / edits.scale, x * edits.scale) - edits.minus
-    return logits.index_put((edits.rows, edits.tokens), x)
+    logits, at, scale, minus = logits.float(), (edits.rows, edits.tokens), edits.scale, edits.minus
+    if edits.in_flight is None or newest is None:
+        return logits.index_put(at, penalized(logits[at] + edits.bias, scale, minus))
+    more = edits.in_flight
+    of_row = torch.full_like(newest, -1).index_copy(0, more.rows, newest[more.rows])
+    again = edits.tokens == of_row[edits.rows]
+    scale, minus = torch.where(again, more.scale, scale), torch.where(again, more.minus, minus)
+    logits = logits.index_put(at, penalized(logits[at] + edits.bias, scale, minus))
+    listed = torch.zeros_like(newest).index_add(0, edits.rows, again.long())[more.rows] > 0
+    at = more.rows, newest[more.rows]
+    once = penalized(logits[at], more.new_scale, more.new_minus)
+    return logits.index_put_(at, torch.where(listed, logits[at], once))
+
+
+def penalized(x: Tensor, scale: Tensor, minus: Tensor) -> Tensor:
+    """Logits with the penalties of tokens that have occurred."""
+    return torch.where(x > 0, x / scale, x * scale) - minus
 
 
 def without_padding(logits: Tensor, num_tokens: int, allowed: Tensor | None) -> Tensor:
@@ -165,15 +213,6 @@ def weights_of(logits: Tensor, peaks: Tensor, draws: Draws) -> Tensor:
         if params is not None:
             cut(weights, params, least)
     return weights
-
-
-def _fetch(sampled: Sampled) -> list[list[float]]:
-    """Fetch tokens, peaks and log-probabilities in one copy, each flattened. float64 holds token ids exactly."""
-    tensors = [sampled.tokens, sampled.peaks]
-    if sampled.logprobs is not None:
-        tensors += [sampled.logprobs.drawn, sampled.logprobs.top, sampled.logprobs.tokens]
-    whole = iter(torch.cat([tensor.flatten().double() for tensor in tensors]).tolist())
-    return [list(islice(whole, tensor.numel())) for tensor in tensors]
 
 
 def _reason(peak: float) -> str:

@@ -30,6 +30,21 @@ class Edits:
     bias: Tensor  # [n] float32; added first: logit_bias, or -inf for a token that min_tokens forbids
     scale: Tensor  # [n] float32; the repetition penalty, or 1
     minus: Tensor  # [n] float32; presence and frequency penalty, subtracted last
+    in_flight: "InFlight | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """The penalties of tokens that only the device knows: the newest ones of some rows.
+
+    If such a token is among the edits of its row, its scale and minus are replaced there. If not, it gets its own.
+    """
+
+    rows: Tensor  # [m] int64
+    new_scale: Tensor  # [m] float32, of a token that is not among the edits
+    new_minus: Tensor
+    scale: Tensor  # [n] float32, of an edit if its token is the newest of its row
+    minus: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +105,12 @@ class RequestEdits:
         if most >= vocab_size:
             raise ValueError(f"request {request.id} names token {most}; ids run from 0 to {vocab_size - 1}")
 
-    def update(self) -> NDArray[np.float64]:
-        """The changes after all tokens so far: [4, n] of token, bias, scale and minus."""
+    def update(self, output: int) -> NDArray[np.float64]:
+        """The changes after all tokens that the host knows: [4, n] of token, bias, scale and minus. The output has
+        `output` tokens, those in flight included."""
         params = self._params
         counts = params.presence_penalty or params.frequency_penalty
-        if counts or params.repetition_penalty != 1:
+        if _penalizes(params):
             for token in self._output[self._counted :]:
                 column = self._column(token)
                 self._times[column] += 1
@@ -103,9 +119,15 @@ class RequestEdits:
                     minus = params.presence_penalty + params.frequency_penalty * self._times[column]
                     self._edits[3, column] = minus
             self._counted = len(self._output)
-        short = len(self._output) < params.min_tokens
+        short = output < params.min_tokens
         self._edits[1, self._stops] = -math.inf if short else self._bias_of_stops
         return self._edits[:, : len(self._columns)]
+
+    def counted_again(self) -> NDArray[np.float64]:
+        """The scale and minus of each token if the output has it once more: [2, n]."""
+        params, times = self._params, self._times[: len(self._columns)]
+        minus = params.presence_penalty + params.frequency_penalty * (times + 1)
+        return np.stack((np.full(len(times), params.repetition_penalty), minus))
 
     def _column(self, token: int) -> int:
         """The column of a token, a new one if it has none."""
@@ -119,17 +141,31 @@ class RequestEdits:
 
 
 def pack_edits(
-    requests: Sequence[Request], edits_of: Callable[[Request], RequestEdits], device: torch.device
+    requests: Sequence[Request],
+    totals: Sequence[int],
+    edits_of: Callable[[Request], RequestEdits],
+    device: torch.device,
 ) -> Edits | None:
-    parts = [
-        np.insert(edits_of(request).update(), 0, row, axis=0)
-        for row, request in enumerate(requests)
-        if _wants_edits(request)
-    ]
-    if not sum(part.size for part in parts):
+    """`totals` are the tokens of the requests, those in flight included."""
+    parts, again, newest = [], [], []
+    for row, (request, total) in enumerate(zip(requests, totals, strict=True)):
+        output, params = total - len(request.prompt_tokens), request.params
+        if not _wants_edits(params, output):
+            continue
+        edits = edits_of(request)
+        parts.append(np.insert(edits.update(output), 0, row, axis=0))
+        again.append(edits.counted_again())
+        if total > request.total and _penalizes(params):
+            newest.append((row, params.repetition_penalty, params.presence_penalty + params.frequency_penalty))
+    if not newest and not sum(part.size for part in parts):
         return None
-    rows, tokens, bias, scale, minus = _moved(torch.from_numpy(np.concatenate(parts, 1)), device).unbind()
-    return Edits(rows.long(), tokens.long(), bias.float(), scale.float(), minus.float())
+    rows, tokens, bias, scale, minus = moved(torch.from_numpy(np.concatenate(parts, 1)), device).unbind()
+    in_flight = None
+    if newest:
+        new_rows, new_scale, new_minus = _columns(newest, device)
+        next_scale, next_minus = moved(torch.from_numpy(np.concatenate(again, 1)), device).float().unbind()
+        in_flight = InFlight(new_rows.long(), new_scale.float(), new_minus.float(), next_scale, next_minus)
+    return Edits(rows.long(), tokens.long(), bias.float(), scale.float(), minus.float(), in_flight)
 
 
 def pack_padding(requests: Sequence[Request], num_tokens: int, device: torch.device) -> Tensor | None:
@@ -144,14 +180,19 @@ def pack_padding(requests: Sequence[Request], num_tokens: int, device: torch.dev
 
 
 def pack_draws(
-    requests: Sequence[Request], key: Callable[[Request], int], vocab_size: int, num_tokens: int, device: torch.device
+    requests: Sequence[Request],
+    totals: Sequence[int],
+    key: Callable[[Request], int],
+    vocab_size: int,
+    num_tokens: int,
+    device: torch.device,
 ) -> Draws | None:
     """`key` is the seed of a request; with the token's position it determines the random number."""
     table = []
-    for row, request in enumerate(requests):
+    for row, (request, total) in enumerate(zip(requests, totals, strict=True)):
         params = request.params
         if not is_greedy(params):
-            random = uniform(key(request), request.total)
+            random = uniform(key(request), total)
             k = params.top_k if 0 < params.top_k < num_tokens else 0
             table.append((row, random, max(params.temperature, COLDEST), params.min_p, k, params.top_p))
     if not table:
@@ -165,15 +206,12 @@ def pack_draws(
     return Draws(None if every else rows.long(), uniforms, temperatures.float(), vocab_size, min_p, top_k, top_p)
 
 
-def _wants_edits(request: Request) -> bool:
-    params = request.params
-    return bool(
-        params.logit_bias
-        or params.repetition_penalty != 1
-        or params.presence_penalty
-        or params.frequency_penalty
-        or len(request.output_tokens) < params.min_tokens
-    )
+def _wants_edits(params: SamplingParams, output: int) -> bool:
+    return bool(params.logit_bias or output < params.min_tokens or _penalizes(params))
+
+
+def _penalizes(params: SamplingParams) -> bool:
+    return bool(params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty)
 
 
 def _filter_params(values: Sequence[float], off: float, column: Tensor) -> FilterParams | None:
@@ -193,12 +231,17 @@ def _columns(table: Sequence[Sequence[float]], device: torch.device) -> tuple[Te
 
 
 def to_device(numbers: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:
-    return _moved(torch.tensor(numbers, dtype=dtype), device)
+    return moved(torch.tensor(numbers, dtype=dtype), device)
 
 
-def _moved(numbers: Tensor, device: torch.device) -> Tensor:
-    """Copy without waiting for pending work of the device: on a GPU this takes pinned memory."""
-    return (numbers.pin_memory() if device.type == "cuda" else numbers).to(device, non_blocking=True)
+def moved(numbers: Tensor, device: torch.device) -> Tensor:
+    """Copy without waiting for pending work of the device."""
+    return pinned(numbers, device).to(device, non_blocking=True)
+
+
+def pinned(numbers: Tensor, device: torch.device) -> Tensor:
+    """In memory from which a GPU copies by itself, while the host goes on."""
+    return numbers.pin_memory() if device.type == "cuda" else numbers
 
 
 # Random numbers.

@@ -122,6 +122,8 @@ class PrefixCache(PagedCache):
         table[handle.published : handle.published + len(known)] = known
         self.allocator.release(own[: len(known)])
         # endregion
+        if known:
+            self.changed[request.id] = min(handle.published, self.changed.get(request.id, handle.published))
         self.tree.lock(node)
         self.tree.unlock(handle.node, used=False)  # insert has marked the path as used
         handle.node, handle.published = node, full

@@ -4,6 +4,7 @@ It knows neither models nor time: a runner computes, and a clock tells the time.
 clock it is an engine; with a cost model in place of both it is a simulator.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -68,7 +69,8 @@ class SchedulerInterface(Protocol):
 
 
 class Spent(NamedTuple):
-    """Seconds of a step, by part. `run` lasts from the launch until the tokens are on the host."""
+    """Seconds of a step, by part. `run` lasts from the launch until the tokens are on the host. Ahead, the other
+    parts of a step are within the `run` of another."""
 
     plan: float
     pack: float
@@ -85,6 +87,7 @@ class Step(NamedTuple):
     pages: int  # held by live requests while it ran
     spent: Spent
     events: list[Event]
+    seconds: float = 0.0  # from the start of its plan, or the end of the step before, to the end of its commit
 
 
 class _InFlight(NamedTuple, Generic[P]):
@@ -92,9 +95,9 @@ class _InFlight(NamedTuple, Generic[P]):
     packed: P
     launched: Launched
     pages: int
-    planning: float
-    packing: float
-    since: float
+    start: float  # moments: the plan begins, the plan is made, the batch is packed
+    planned: float
+    ready: float
 
 
 class EngineCore(Generic[P]):
@@ -112,6 +115,7 @@ class EngineCore(Generic[P]):
         self.clock = clock
         self.steps = 0
         self._in_flight: deque[_InFlight[P]] = deque()
+        self._ended = -math.inf  # when the last step was committed
 
     @property
     def has_work(self) -> bool:
@@ -158,18 +162,19 @@ class EngineCore(Generic[P]):
         ready = clock()
         pages = self.scheduler.cache.usage.referenced
         launched = self.runner.launch(packed)
-        self._in_flight.append(_InFlight(batch, packed, launched, pages, planned - start, ready - planned, ready))
+        self._in_flight.append(_InFlight(batch, packed, launched, pages, start, planned, ready))
         return True
 
     def _complete(self) -> Step:
-        batch, packed, launched, pages, planning, packing, since = self._in_flight.popleft()
+        batch, packed, launched, pages, start, planned, ready = self._in_flight.popleft()
         output = launched.output(packed.drawn, packed.slices)
         done = self.clock()
         prefill, decode = tokens_by_kind(batch.slices)
         events = self.scheduler.commit(batch, output, done)
         self.steps += 1
-        spent = Spent(planning, packing, done - since, self.clock() - done)
-        return Step(batch, prefill, decode, pages, spent, events)
+        before, self._ended = self._ended, self.clock()
+        spent = Spent(planned - start, ready - planned, done - ready, self._ended - done)
+        return Step(batch, prefill, decode, pages, spent, events, self._ended - max(start, before))
 
     # endregion
 

@@ -30,6 +30,7 @@ def core(
     cache: KVCache | None = None,
     policy: Policy | None = None,
     max_running: int = 64,
+    ahead: int = 0,
     seed: int | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> EngineCore[PackedStep]:
@@ -42,7 +43,7 @@ def core(
     layout = model.config.kv_layout(cache.page_size)
     pool = KVPool(layout, cache.max_tokens // cache.page_size, decoder.device, decoder.dtype)
     sampler = Sampler.of(model, seed)
-    scheduler = Scheduler(cache, model.eos_ids, budget, policy=policy, max_running=max_running)
+    scheduler = Scheduler(cache, model.eos_ids, budget, policy=policy, max_running=max_running, ahead=ahead)
     return EngineCore(scheduler, ModelRunner(decoder, pool, cache, sampler), clock)
 
 
@@ -90,4 +91,5 @@ class ContinuousEngine:
         finally:
             for request in requests:
                 self.core.abort(request)
-            self.core.drain()
+            while self.core.has_work:  # a step in flight still uses their pages
+                self.core.step()

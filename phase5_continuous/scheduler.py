@@ -27,7 +27,7 @@ class Scheduler:
     - No waiting request is admitted while a preempted one of its tenant waits for pages.
     - Tenants get equal shares of tokens, places and pages (`fairness`).
 
-    With `ahead=1`, which the server does not use yet, a step may be planned while another is in flight, so that the
+    With `ahead=1`, as the server runs on a GPU, a step may be planned while another is in flight, so that the
     device need not wait for the host. The tokens of that other step are known only to the device. If one of them ends
     its request, the later step has computed that request in vain, and its result is discarded.
     """

@@ -1,7 +1,8 @@
 """Build an engine from its options: model, KV pool, cache, scheduler and runner, with a pool sized to the memory."""
 
+import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from phase1_kv_pool.cache import KVCache, PagedCache
 from phase1_kv_pool.layout import KVLayout
 from phase1_kv_pool.memory import free_bytes
 from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.device_state import DeviceState
 from phase2_prefill_decode.fields import ConfigError
+from phase2_prefill_decode.graphs import batch_sizes
 from phase2_prefill_decode.model import Model, default_device
 from phase2_prefill_decode.runner import ModelRunner, PackedStep
 from phase2_prefill_decode.sampler import Sampler
@@ -56,9 +59,11 @@ def assemble(
     budget, running = options.budget(on_gpu, context), options.running(on_gpu)
     sampler = Sampler.of(model, options.seed)
     activations = profile(model, sampler, budget.max_batched_tokens, running, options.page_size)
+    sizes = batch_sizes(running) if on_gpu and not options.enforce_eager else []
+    graphs = graph_bytes(model, sampler, sizes, context, options.page_size)
     layout = model.config.kv_layout(options.page_size, str(model.decoder.dtype).removeprefix("torch."))
     pages = options.kv_cache_pages or pages_that_fit(
-        layout, device, options.gpu_memory_utilization, activations, max_tokens=running * context
+        layout, device, options.gpu_memory_utilization, activations + graphs, max_tokens=running * context
     )
     pool = allocate_pool(model, pages, options.page_size)
     cache = (PrefixCache if options.enable_prefix_caching else PagedCache)(pages, options.page_size)
@@ -68,11 +73,13 @@ def assemble(
         budget,
         policy=policy(options.scheduling_policy),
         max_running=running,
+        ahead=options.ahead(on_gpu),
     )
-    runner = IsolatingRunner(ModelRunner(model.decoder, pool, cache, sampler), LoadShedding(scheduler))
-    core = ObservedCore(scheduler, runner, clock, check_invariants=options.check_invariants)
     context = _context_length(options, context, cache)
     model.decoder.rope(context)  # the tables are built now, not in the middle of a step
+    runner = make_runner(model, pool, cache, sampler, sizes, context)
+    isolating = IsolatingRunner(runner, LoadShedding(scheduler))
+    core = ObservedCore(scheduler, isolating, clock, check_invariants=options.check_invariants)
     return Assembled(replace(model, config=replace(model.config, max_position_embeddings=context)), scheduler, core)
 
 
@@ -119,6 +126,35 @@ def profile(model: Model, sampler: Sampler, tokens: int, running: int, page_size
     for batch in warmup_batches(cache, model.config.max_position_embeddings) if on_gpu else ():
         runner.run(runner.pack(batch))
     return activations
+
+
+def make_runner(
+    model: Model, pool: KVPool, cache: KVCache, sampler: Sampler, sizes: Sequence[int], context: int
+) -> ModelRunner:
+    """A runner with recorded decode steps of these sizes. Without any, it launches all steps kernel by kernel."""
+    if not sizes:
+        return ModelRunner(model.decoder, pool, cache, sampler)
+    rows = 2 * max(sizes)  # as many may have ended in flight as run
+    state = DeviceState(pool.device, rows, -(-context // cache.page_size))
+    runner = ModelRunner(model.decoder, pool, cache, sampler, state)
+    runner.record(sizes, context)
+    return runner
+
+
+def graph_bytes(model: Model, sampler: Sampler, sizes: Sequence[int], context: int, page_size: int) -> int:
+    """The memory of recorded steps, measured by recording the two largest over a pool of one page. They share what the
+    largest needs; each further one takes what the second took."""
+    device, used = model.decoder.device, [0, 0]
+    for number in range(min(len(sizes), 2)):
+        pool = allocate_pool(model, 1, page_size)
+        before = free_bytes(device) or 0
+        runner = make_runner(model, pool, PagedCache(1, page_size), sampler, sizes[-1 - number :], context)
+        used[number] = before - (free_bytes(device) or 0)
+        del runner, pool
+        gc.collect()
+        torch.cuda.empty_cache()
+    first, both = used
+    return first + max(both - first, 0) * (len(sizes) - 1)
 
 
 # region pages_that_fit

@@ -106,7 +106,7 @@ class Loop:
                 self._requests.pop(request.id, None)
                 self._unannounced.pop(request.id, None)
         now = Gauges.read(self.scheduler)
-        seconds = sum(step.spent)
+        seconds = step.seconds
         return Update(self.core.clock(), seconds, step.prefill_tokens, step.decode_tokens, started, outputs, ended, now)
 
     def _started(self, step: Step) -> list[Started]:

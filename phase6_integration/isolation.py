@@ -25,6 +25,10 @@ class StepFailedError(RuntimeError):
     """A step failed, and no request is at fault. It can be planned again."""
 
 
+class StepVoidError(StepFailedError):
+    """A step before it failed, so it read tokens and keys that were never computed. It can be planned again."""
+
+
 class BrokenError(RuntimeError):
     """No request is at fault: the engine cannot compute any step."""
 
@@ -79,6 +83,7 @@ class IsolatingRunner(Generic[P]):
     def __init__(self, runner: Runner[P], shedding: LoadShedding) -> None:
         self.runner = runner
         self.shedding = shedding
+        self.failures = 0  # steps that failed: those launched before one was known are void
 
     def pack(self, batch: Batch) -> Attempt[P]:
         try:
@@ -155,8 +160,11 @@ class IsolatedStep(Generic[P]):
         self._runner = runner
         self._attempt = attempt
         self._launched = launched
+        self._failures = runner.failures
 
     def output(self, numbers: Sequence[int], slices: int) -> StepOutput:
+        if self._failures != self._runner.failures:
+            raise StepVoidError("a step before it failed")
         if self._launched is not None:
             try:
                 output = self._launched.output(numbers, slices)
@@ -165,4 +173,5 @@ class IsolatedStep(Generic[P]):
             else:
                 self._runner.shedding.succeeded()
                 return output
+        self._runner.failures += 1
         return self._runner.one_by_one(self._attempt.batch)

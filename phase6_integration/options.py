@@ -56,11 +56,6 @@ def _fraction(name: str, value: Any) -> None:
         raise ConfigError(f"{name} must be at most 1, got {value!r}")
 
 
-def _eager(name: str, value: object) -> None:
-    if not flag(name, value):
-        raise ConfigError(f"{name} must be true: this engine captures no graphs yet")
-
-
 def at_least(low: int) -> Check:
     return partial(integer, low=low, high=MAX_INT)
 
@@ -104,7 +99,10 @@ class EngineOptions:
     threads: int | None = option(
         None, "CPU threads (1 for a small model, else all cores)", check=partial(integer, low=1, high=1024)
     )
-    enforce_eager: bool = option(True, "launch kernels one by one; there are no graphs yet", check=_eager)
+    async_scheduling: bool | None = option(
+        None, "launch a step before the one before it has been read (on a GPU)", check=flag
+    )
+    enforce_eager: bool = option(False, "launch kernels one by one, without CUDA graphs", check=flag)
     check_invariants: bool = option(False, "check the scheduler's invariants after every step; slow", check=flag)
     load_timeout: float = option(600.0, "an engine may take to load its model", "SECONDS", positive)
     hang_timeout: float = option(300.0, "of silence before a busy engine counts as hung", "SECONDS", positive)
@@ -126,6 +124,11 @@ class EngineOptions:
     def running(self, on_gpu: bool) -> int:
         """The most requests in a step."""
         return self.max_num_seqs or (256 if on_gpu else 64)
+
+    def ahead(self, on_gpu: bool) -> int:
+        """How many steps may be launched before the oldest one has been read. A CPU computes while it launches: there,
+        running ahead would only delay the tokens."""
+        return int(on_gpu if self.async_scheduling is None else self.async_scheduling)
 
     def budget(self, on_gpu: bool, max_model_len: int) -> TokenBudget:
         """The token budget of a step. Without chunked prefill it must hold the longest prompt."""

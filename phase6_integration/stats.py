@@ -78,7 +78,7 @@ class Stats:
             self.steps += 1
             self.prefill_tokens += step.prefill_tokens
             self.decode_tokens += step.decode_tokens
-            self.busy += sum(step.spent)
+            self.busy += step.seconds
         self.add_events(step.events)
 
     def add_events(self, events: list[Event]) -> None:

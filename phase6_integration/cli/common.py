@@ -60,7 +60,8 @@ def add_fields(group: argparse._ActionsContainer, options: type, only: Collectio
         hint = hints[field.name]
         kind = next((one for one in get_args(hint) if one is not type(None)), hint)
         if kind is bool:
-            add_switch(group, flags[0], f"{field.metadata['help']} ({'on' if field.default else 'off'})", field.name)
+            default = "" if field.default is None else " (on)" if field.default else " (off)"
+            add_switch(group, flags[0], field.metadata["help"] + default, field.name)
             continue
         default = "" if field.default is None else f" ({field.default})"
         help = field.metadata["help"] + default

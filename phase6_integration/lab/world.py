@@ -133,5 +133,5 @@ class World:
                 client.answer += client.detokenizer.push([token])
             if reason is not None:
                 client.answer += client.detokenizer.flush()
-        milliseconds, now = sum(step.spent) * 1e3, Gauges.read(self.engine.parts.scheduler)
+        milliseconds, now = step.seconds * 1e3, Gauges.read(self.engine.parts.scheduler)
         self.rows.append(Row(self.steps, step.prefill_tokens, step.decode_tokens, len(step.batch), milliseconds, now))

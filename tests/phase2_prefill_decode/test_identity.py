@@ -17,8 +17,7 @@ from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.engine import Engine
 from phase2_prefill_decode.model import Model
-from phase2_prefill_decode.packed import pack
-from tests.phase2_prefill_decode.models import FAMILIES, VARIANTS, saved, variant
+from tests.phase2_prefill_decode.models import FAMILIES, VARIANTS, loaded, saved, variant
 
 LENGTHS = (1, 3, 15, 16, 17, 50)  # one token, and around and over several pages
 ANSWER = 64
@@ -51,7 +50,8 @@ def logits(model: Model, prompt: list[int], page_size: int = 16) -> Tensor:
     rows = []
     for stop in range(1, len(prompt) + 1):
         known = Request("r", tuple(prompt[:stop]))
-        rows.append(decoder(pack(Batch((Slice(known, stop - 1, 1),)), cache, decoder.device), pool.keys, pool.values))
+        packed = loaded(Batch((Slice(known, stop - 1, 1),)), cache, decoder.device)
+        rows.append(decoder(packed, pool.keys, pool.values))
     return torch.cat(rows)
 
 

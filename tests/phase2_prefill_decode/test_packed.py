@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from phase0_request.batch import Batch, Slice
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
-from phase2_prefill_decode.packed import Packed, pack
+from phase2_prefill_decode.packed import Packed
+from tests.phase2_prefill_decode.models import loaded
 
 CPU = torch.device("cpu")
 
@@ -51,7 +52,7 @@ def test_every_token_has_its_position_and_its_slot_and_every_sequence_its_rows_a
     given_: tuple[Batch, PagedCache],
 ) -> None:
     batch, cache = given_
-    packed = pack(batch, cache, CPU)
+    packed = loaded(batch, cache)
     starts = packed.metadata.cu_seqlens_q.tolist()
     assert (starts[0], starts[-1]) == (0, batch.num_tokens)
     assert len(packed.tokens) == batch.num_tokens
@@ -80,7 +81,7 @@ def test_pages_stay_in_the_order_of_their_table() -> None:
     third = running(cache, 3, 24, 0, 0)
     table = cache.table(third)
     assert table != sorted(table)
-    packed = pack(Batch((Slice(third, 0, 24),)), cache, CPU)
+    packed = loaded(Batch((Slice(third, 0, 24),)), cache)
     assert packed.metadata.page_table.tolist() == [table]
 
 
@@ -88,13 +89,13 @@ def test_a_page_table_may_be_longer_than_the_step_needs() -> None:
     cache = PagedCache(20, 4)
     request = running(cache, 1, 6, 0, 0)
     cache.grow(request, 60)
-    packed = pack(Batch((Slice(request, 0, 6),)), cache, CPU)
+    packed = loaded(Batch((Slice(request, 0, 6),)), cache)
     assert packed.metadata.page_table.tolist() == [cache.table(request)[:2]]
 
 
 def test_a_batch_of_decodes_selects_no_rows() -> None:
     cache = PagedCache(20, 4)
     requests = [running(cache, number, 5, 1, 5) for number in (1, 2)]
-    packed = pack(Batch(tuple(Slice(request, 5, 1) for request in requests)), cache, CPU)
+    packed = loaded(Batch(tuple(Slice(request, 5, 1) for request in requests)), cache)
     assert packed.last is None
     assert packed.metadata.max_seqlen_q == 1

@@ -2,6 +2,7 @@
 
 import gc
 import math
+import random
 import tracemalloc
 from collections.abc import Sequence
 from typing import Any
@@ -36,7 +37,7 @@ def request_of(id: str = "r", prompt: Sequence[int] = (1,), output: Sequence[int
 
 def run(sampler: Sampler, logits: Tensor, requests: Sequence[Request]) -> StepOutput:
     sampled = sampler.sample(logits.to(sampler.device), sampler.pack(requests))
-    return sampled.output(range(len(requests)), len(requests))
+    return sampled.fetch().output(range(len(requests)), len(requests))
 
 
 def edited(logits: Tensor, requests: Sequence[Request], eos_ids: Sequence[int] = ()) -> Tensor:
@@ -238,6 +239,28 @@ def test_before_min_tokens_no_token_ends_the_request(output: int, ignore_eos: bo
         assert torch.equal(found[0, list(eos)], wanted)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_token_in_flight_counts_as_one_that_the_host_knows(seed: int) -> None:
+    rng = random.Random(seed)
+    known, whole = [], []
+    for row in range(4):
+        output = rng.choices(range(4), k=rng.randint(1, 5))
+        params: dict[str, Any] = {
+            "presence_penalty": rng.choice([0.0, 1.5]),
+            "frequency_penalty": rng.choice([0.0, -0.7]),
+            "repetition_penalty": rng.choice([1.0, 1.3]),
+            "logit_bias": rng.choice([{}, {1: 2.0}]),
+            "min_tokens": rng.choice([0, 3]),
+        }
+        prompt = rng.choices(range(6), k=2)
+        known.append(request_of(f"r{row}", prompt=prompt, output=output[:-1], **params))
+        whole.append(request_of(f"r{row}", prompt=prompt, output=output, **params))
+    logits, newest = some_logits(4, seed), torch.tensor([request.output_tokens[-1] for request in whole])
+    edits = Sampler((2,), VOCAB).pack(known, [request.total for request in whole]).edits
+    found = logits if edits is None else edit(logits, edits, newest)
+    assert torch.allclose(found, edited(logits, whole, (2,)), rtol=0, atol=1e-5)
+
+
 def test_edits_change_only_their_own_row_and_not_the_given_logits() -> None:
     logits = some_logits(3)
     before = logits.clone()
@@ -286,7 +309,7 @@ def test_a_row_of_nan_or_inf_fails_alone_with_its_reason(
     sampler = Sampler((), 20, device, seed=0)
     sampled = sampler.sample(torch.cat((healthy[:1], row, healthy[1:])).to(device), sampler.pack(requests))
     assert 0 <= int(sampled.tokens[1]) < 20  # the next step may use it before the host reads it
-    found = sampled.output(range(3), 3)
+    found = sampled.fetch().output(range(3), 3)
     alone = run(sampler, healthy, [requests[0], requests[2]])
     assert found.tokens == [alone.tokens[0], None, alone.tokens[1]]
     assert list(found.failed) == [1]
@@ -303,11 +326,11 @@ def test_only_slices_that_complete_their_requests_get_tokens() -> None:
     logits = torch.tensor([[0.0, 1.0], [math.nan, 0.0], [3.0, 0.0]])
     sampler = Sampler((), 2)
     requests = [request_of(temperature=0, logprobs=0) for _ in range(3)]
-    output = sampler.sample(logits, sampler.pack(requests)).output((1, 2, 4), 6)
+    output = sampler.sample(logits, sampler.pack(requests)).fetch().output((1, 2, 4), 6)
     assert output.tokens == [None, 1, None, None, 0, None]
     assert list(output.failed) == [2]
     assert [*output.logprobs] == [1, 4]
-    nothing = sampler.sample(torch.empty(0, 2), sampler.pack([])).output((), 2)
+    nothing = sampler.sample(torch.empty(0, 2), sampler.pack([])).fetch().output((), 2)
     assert nothing == StepOutput([None, None])
 
 

@@ -1,23 +1,31 @@
 """EngineCore over a model: batching does not change a request's output, which is that of transformers."""
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from phase0_request.batch import Batch
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase1_kv_pool.cache import KVCache, PagedCache
+from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.decoder import Decoder
+from phase2_prefill_decode.device_state import DeviceState
 from phase2_prefill_decode.engine import Engine
+from phase2_prefill_decode.graphs import Compute, Replay
 from phase2_prefill_decode.model import Model
-from phase2_prefill_decode.runner import PackedStep
-from phase2_prefill_decode.sampler import Sampled
+from phase2_prefill_decode.packed import HostStep, Packed
+from phase2_prefill_decode.runner import ModelRunner, PackedStep
+from phase2_prefill_decode.sampler import Fetched, Sampler
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase4_radix.prefix_cache import PrefixCache
+from phase5_continuous import engine as engine_module
 from phase5_continuous.core import EngineCore, Step, tokens_by_kind
 from phase5_continuous.engine import ContinuousEngine, core
 from phase5_continuous.invariants import check
@@ -29,6 +37,40 @@ VOCABULARY = 307
 ANSWER = 24
 PROMPTS = ["What is a KV cache?", "Hello!", "Why does paging matter?", "How does a radix tree work?"]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(params=["in turn", "ahead", "recorded"], autouse=True)
+def ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Each test runs in three ways: a step is read before the next one is launched, or after, or after and with decode
+    steps recorded as on a GPU."""
+    steps = int(request.param != "in turn")
+    monkeypatch.setitem(core.__kwdefaults__, "ahead", steps)
+    if request.param == "recorded":
+        monkeypatch.setattr(engine_module, "ModelRunner", recorded_runner)
+    return steps
+
+
+def recorded_runner(decoder: Decoder, pool: KVPool, cache: KVCache, sampler: Sampler) -> ModelRunner:
+    """A runner that replays its decode steps, by computing them again over the tensors that they were recorded with."""
+
+    def record(run: Replay) -> Replay:
+        run()
+        return run
+
+    runner = ModelRunner(decoder, pool, cache, sampler, DeviceState(pool.device, rows=128, pages=64))
+    runner.record([1, 2, 4, 6], decoder.config.max_position_embeddings, record)
+    runner.compute = only_mixed(runner.compute)  # type: ignore[method-assign]
+    return runner
+
+
+def only_mixed(compute: Compute) -> Compute:
+    """Refuse to launch a decode step that a graph holds."""
+
+    def checked(step: HostStep, array: torch.Tensor) -> tuple[Packed, torch.Tensor]:
+        assert step.max_seqlen_q > 1 or len(step.rows) > 6 or not step.all_logits or len(step.changed) > 2
+        return compute(step, array)
+
+    return checked
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +186,7 @@ def test_a_preemption_does_not_change_sampled_tokens(chatty: Model) -> None:
 class TestSteps:
     """What a step reports: its tokens, pages, times and events."""
 
-    def test_tokens_by_kind_pages_and_times(self, small: Model) -> None:
+    def test_tokens_by_kind_pages_and_times(self, small: Model, ahead: int) -> None:
         ticks = iter(range(1000))
         loop = core(small, TokenBudget(8, 16), cache=PagedCache(32, 4), clock=lambda: float(next(ticks)))
         loop.submit(Request("a", tuple(range(3, 23)), SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)))
@@ -154,7 +196,10 @@ class TestSteps:
         ]  # fmt: skip
         assert [s.pages for s in steps] == [5, 5, 5, 6, 6]
         assert [len(s.events) for s in steps] == [0, 0, 1, 1, 1]
-        assert all(s.spent == (1.0, 1.0, 1.0, 1.0) for s in steps)
+        if ahead:
+            assert sum(s.seconds for s in steps) < sum(sum(s.spent) for s in steps)
+        else:
+            assert all(s.spent == (1.0, 1.0, 1.0, 1.0) and s.seconds == 4.0 for s in steps)
         assert loop.steps == 5
 
     def test_a_prompt_of_one_token_counts_as_prefill_and_so_do_output_tokens_after_a_preemption(self) -> None:
@@ -200,11 +245,11 @@ def test_a_step_that_raises_is_planned_again(small: Model, oracle: Any, monkeypa
         loop.submit(request)
     launch, calls = loop.runner.launch, iter(range(1000))
 
-    def shaky(step: PackedStep) -> Sampled:
+    def shaky(step: PackedStep) -> Fetched:
         if next(calls) % 3 == 1:
             raise RuntimeError("the device is lost")
         found = launch(step)
-        assert isinstance(found, Sampled)
+        assert isinstance(found, Fetched)
         return found
 
     monkeypatch.setattr(loop.runner, "launch", shaky)
@@ -271,3 +316,47 @@ def test_an_empty_batch_is_never_launched(small: Model) -> None:
     for _ in range(5):
         loop.step()
     assert [len(batch) for batch in seen] == [1, 1]
+
+
+class NoWaiting(TorchDispatchMode):
+    """Refuses operators whose result the host has to know before it goes on: on a GPU it would wait for the device."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function.overloadpacket.__name__
+        assert name not in ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal"), name
+        assert name != "index" or all(index is None or index.dtype != torch.bool for index in args[1]), (
+            "a mask as index"
+        )
+        return function(*args, **(kwargs or {}))
+
+
+def test_packing_and_launching_never_wait_for_the_device(small: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With everything that a request can ask for. Only reading a step's output waits, for its own event."""
+    loop = core(small, TokenBudget(8, 16), cache=PrefixCache(32, 4), max_running=4)
+    params: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 1.0, "top_k": 5, "top_p": 0.9, "min_p": 0.05},
+        {"presence_penalty": 1.0, "repetition_penalty": 1.2, "logit_bias": {3: 1.0}, "min_tokens": 4},
+        {"logprobs": 2, "prompt_logprobs": 1},
+    ]
+    for number, one in enumerate(params):
+        loop.submit(
+            Request(f"r{number}", tuple(range(3, 15 + number)), SamplingParams(max_tokens=8, seed=number, **one))
+        )
+
+    def refused(*_: object, **__: object) -> None:
+        raise AssertionError("the host waits for the device")
+
+    def unwaiting(function: Callable[..., Any]) -> Callable[..., Any]:
+        def checked(*args: Any) -> Any:
+            with NoWaiting(), pytest.MonkeyPatch.context() as patch:
+                for name in ("tolist", "numpy", "cpu", "item"):
+                    patch.setattr(torch.Tensor, name, refused)
+                return function(*args)
+
+        return checked
+
+    for name in ("pack", "launch"):
+        monkeypatch.setattr(loop.runner, name, unwaiting(getattr(loop.runner, name)))
+    tokens = sum(event.token is not None for step in loop.run() for event in step.events)
+    assert tokens >= 8

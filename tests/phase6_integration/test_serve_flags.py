@@ -23,6 +23,7 @@ def help_text(capsys: pytest.CaptureFixture[str]) -> str:
 CONTRACT = """host port dtype device max-model-len max-num-seqs max-num-batched-tokens block-size page-size
     kv-cache-pages gpu-memory-utilization enable-prefix-caching no-enable-prefix-caching enable-chunked-prefill
     no-enable-chunked-prefill scheduling-policy served-model-name api-key chat-template enforce-eager seed
+    async-scheduling
     max-num-queued-reqs request-timeout shutdown-timeout max-body-bytes max-logprobs log-level log-format"""
 
 
@@ -94,7 +95,7 @@ WRONG = [
     ["--max-body-bytes", "0"],
     ["--max-logprobs", "1000"],
     ["--log-level", "loud"],
-    ["--no-enforce-eager"],
+    ["--enforce-eager=yes"],
     ["--max-num-se", "3"],
     ["--chat-template", "no-such-file"],
     ["--chat-template", "{% for %}{"],

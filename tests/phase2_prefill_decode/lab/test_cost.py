@@ -21,8 +21,8 @@ from phase2_prefill_decode.config import ModelConfig
 from phase2_prefill_decode.kernels.attention import reference
 from phase2_prefill_decode.kernels.pointwise import add_norm_reference, rotate_store_reference, swiglu_reference
 from phase2_prefill_decode.lab.cost import Cost, CostModel, Load, Part, seen
-from phase2_prefill_decode.packed import pack
 from phase2_prefill_decode.weights import random_weights
+from tests.phase2_prefill_decode.models import loaded
 
 SMALL = ModelConfig(
     vocab_size=300,
@@ -199,7 +199,7 @@ def test_the_decoder_multiplies_as_many_rows_as_the_model_counts(monkeypatch: py
     for ends in ((12, 20, 9), (5, 50, 1), (5, 20, 1)):
         operations = weights = 0
         batch = Batch(tuple(Slice(request, 0, end) for request, end in zip(requests, ends, strict=True)))
-        model(pack(batch, cache, torch.device("cpu")), pool.keys, pool.values)
+        model(loaded(batch, cache), pool.keys, pool.values)
         cost = CostModel(config, dtype="float32").step(batch)
         assert operations == cost.linears.operations + cost.head.operations
         assert weights == cost.linears.weights + cost.head.weights
