@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from phase0_request.machine import record
 CAPS = {  # the most seconds of each stage
     "smoke": 180, "tests": 480, "kernels": 240, "step": 300, "idle": 300, "serve": 480, "beside": 300, "vllm": 480,
 }  # fmt: skip
+NEEDED = {"beside": "transformers", "vllm": "vllm"}  # packages that stages need
 LEAST = 10.0  # seconds that a stage is started for
 LOG = 4000  # characters of a stage's output that are kept
 Results = dict[str, Any]
@@ -35,6 +37,13 @@ def finished(result: Results) -> bool:
 
 def run_stage(name: str, dry: bool, seconds: float) -> Results:
     """Run a stage in a process, and end it after so many seconds. Returns its state, its rows and its output."""
+    if name in NEEDED and find_spec(NEEDED[name]) is None:
+        return {
+            "state": "ok",
+            "seconds": 0.0,
+            "rows": [{"not_available": f"{NEEDED[name]} is not installed"}],
+            "log": "",
+        }
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder) / "rows"

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -381,10 +380,7 @@ def beside(day: Day) -> None:
 
 
 def vllm(day: Day) -> None:
-    """vLLM on the workload of `serve`, with random weights of the same shapes, if it is installed."""
-    if find_spec("vllm") is None:
-        with day.row(engine="vLLM", not_available="not installed"):
-            return
+    """vLLM on the workload of `serve`, with random weights of the same shapes."""
     from vllm import LLM  # type: ignore[import-not-found]
     from vllm import SamplingParams as Params
 
