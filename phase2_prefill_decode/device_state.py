@@ -4,6 +4,8 @@ A step brings only what has changed. A step can be launched while the one before
 that it needs from there is read where it was written.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -48,14 +50,16 @@ class DeviceState:
         self.newest = pad(self.newest, (0, more_rows))
 
     # region load
-    def load(self, step: HostStep, array: Tensor, page_size: int) -> Packed:
-        """The tensors of a step from its array on the device: what it changes is stored, what it lacks is added."""
-        (tokens, positions, slots, last, drawn, changed), (cu_seqlens_q, seq_lens, rows, pages) = step.split(array)
+    def load(self, step: HostStep, lists: Sequence[Tensor], page_size: int) -> Packed:
+        """Complete a step, given its lists on the device: what it changes is stored, what it lacks is added."""
+        tokens, positions, slots, last, drawn, changed, cu_seqlens_q, seq_lens, rows, pages = lists
+        # region exercise 2.8
         if step.changed:
             self.page_table.view(-1).index_copy_(0, changed, pages)
         if step.in_flight:
             tokens = torch.where(tokens < 0, self.newest[(-1 - tokens).clamp_(min=0)], tokens)
         table = self.page_table[:, : -(-step.max_seqlen_k // page_size)].index_select(0, rows)
+        # endregion
         metadata = AttentionMetadata(cu_seqlens_q, seq_lens, table, step.max_seqlen_q, step.max_seqlen_k, step.sizes)
         return Packed(tokens, positions, slots, metadata, None if step.all_logits else last, drawn)
 

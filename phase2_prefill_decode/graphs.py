@@ -17,7 +17,7 @@ from tqdm import tqdm
 from phase2_prefill_decode.device_state import DeviceState
 from phase2_prefill_decode.packed import CHANGES, HostStep, Packed
 
-Compute = Callable[[HostStep, Tensor], tuple[Packed, Tensor]]  # a step and its array: the packed step and its logits
+Compute = Callable[[HostStep, Sequence[Tensor]], tuple[Packed, Tensor]]  # of a step and its lists on the device
 Replay = Callable[[], tuple[Packed, Tensor]]
 Record = Callable[[Replay], Replay]  # runs a step, and returns what runs it again
 
@@ -50,7 +50,7 @@ class DecodeGraphs:
         for size in tqdm(sorted(sizes, reverse=True), "recording graphs", leave=False, disable=None):
             step = self.pad(HostStep.empty(), size)
             array = torch.from_numpy(step.array()).to(device)
-            self._graphs[size] = Graph(size, array, record(partial(compute, step, array)))
+            self._graphs[size] = Graph(size, array, record(partial(compute, step, step.split(array))))
 
     # endregion
 

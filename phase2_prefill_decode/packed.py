@@ -16,6 +16,7 @@ from torch import Tensor
 from phase0_request.batch import Batch, Slice
 from phase1_kv_pool.cache import KVCache
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
+from phase2_prefill_decode.sampling import moved
 
 CHANGES = 2  # entries of page tables that may change in a captured step, for each slice
 
@@ -73,15 +74,24 @@ class HostStep:
         wide, narrow = (chain.from_iterable(part) for part in self.parts)
         return np.concatenate((np.fromiter(wide, np.int64).view(np.int32), np.fromiter(narrow, np.int32)))
 
-    def split(self, array: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """The lists as views of that array on the device."""
+    def split(self, array: Tensor) -> Sequence[Tensor]:
+        """The lists as views of that array."""
         wide, narrow = ([len(one) for one in part] for part in self.parts)
         rest = array[2 * sum(wide) :]
-        return array[: 2 * sum(wide)].view(torch.int64).split_with_sizes(wide), rest.split_with_sizes(narrow)
+        return [*array[: 2 * sum(wide)].view(torch.int64).split_with_sizes(wide), *rest.split_with_sizes(narrow)]
+
+    def to(self, device: torch.device) -> Sequence[Tensor]:
+        """The lists as tensors, by one copy to the device."""
+        if device.type == "cpu":
+            wide, narrow = self.parts
+            arrays = [np.array(one, np.int64) for one in wide] + [np.array(one, np.int32) for one in narrow]
+            return [torch.from_numpy(array) for array in arrays]
+        return self.split(moved(torch.from_numpy(self.array()), device))
 
     def padded(self, size: int, scratch_row: int, scratch_entry: int, context: int) -> "HostStep":
         """A step of decodes with slices added that read and write nothing, up to `size`. Whatever the sequences, all
         that the host knows of it is the same, as a captured step needs."""
+        # region exercise 2.9
         more, changes = size - len(self.tokens), CHANGES * size - len(self.changed)
         return replace(
             self,
@@ -98,6 +108,7 @@ class HostStep:
             sizes=(),
             max_seqlen_k=context,
         )
+        # endregion
 
 
 def pack(batch: Batch, cache: KVCache, width: int, scored: Sequence[int] = ()) -> HostStep:

@@ -15,7 +15,7 @@ from phase2_prefill_decode.graphs import DecodeGraphs, Graph, Record
 from phase2_prefill_decode.logprobs import PromptTargets, pack_prompt_targets, prompt_logprobs_of
 from phase2_prefill_decode.packed import HostStep, Packed, pack
 from phase2_prefill_decode.sampler import Fetched, Sampler
-from phase2_prefill_decode.sampling import SamplingMetadata, moved, pinned
+from phase2_prefill_decode.sampling import SamplingMetadata, pinned
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,22 @@ class ModelRunner:
     """Runs steps of one model over one pool, in any mixture of slices."""
 
     def __init__(
-        self, decoder: Decoder, pool: KVPool, cache: KVCache, sampler: Sampler, state: DeviceState | None = None
+        self,
+        decoder: Decoder,
+        pool: KVPool,
+        cache: KVCache,
+        sampler: Sampler,
+        state: DeviceState | None = None,
+        *,
+        ahead: bool = False,
     ) -> None:
+        """With `ahead`, a step may be launched before the tokens of the one before it are known."""
         self.decoder = decoder
         self.pool = pool
         self.cache = cache
         self.sampler = sampler
         self.state = state or DeviceState(pool.device)
+        self.ahead = ahead
         self.graphs: DecodeGraphs | None = None
 
     def pack(self, batch: Batch) -> PackedStep:
@@ -63,24 +72,26 @@ class ModelRunner:
     # region run
     def launch(self, step: PackedStep) -> Fetched:
         """Run the model and sample. On a GPU this returns before the work is done."""
-        array = torch.from_numpy(step.host.array())
         if step.graph is None:
-            packed, logits = self.compute(step.host, moved(array, self.pool.device))
+            packed, logits = self.compute(step.host, step.host.to(self.pool.device))
         else:
-            step.graph.array.copy_(pinned(array, self.pool.device), non_blocking=True)
+            step.graph.array.copy_(pinned(torch.from_numpy(step.host.array()), self.pool.device), non_blocking=True)
             packed, logits = step.graph.replay()
         self.cache.changed.clear()
-        rows = step.sampling.rows
-        newest = packed.tokens[:rows] if packed.last is None else packed.tokens[packed.last[:rows]]
+        rows, edits = step.sampling.rows, step.sampling.edits
+        newest = None
+        if edits is not None and edits.in_flight is not None:
+            newest = packed.tokens[:rows] if packed.last is None else packed.tokens[packed.last[:rows]]
         sampled = self.sampler.sample(logits[:rows], step.sampling, newest)
-        self.state.newest.index_copy_(0, packed.drawn[:rows], sampled.tokens)
+        if self.ahead:
+            self.state.newest.index_copy_(0, packed.drawn[:rows], sampled.tokens)
         if step.prompt is not None:
             sampled = replace(sampled, prompt_logprobs=prompt_logprobs_of(logits[rows:], step.prompt))
         return sampled.fetch()
 
-    def compute(self, step: HostStep, array: Tensor) -> tuple[Packed, Tensor]:
-        """Run the model on a step and its array on the device. Returns the logits [rows, vocab]."""
-        packed = self.state.load(step, array, self.cache.page_size)
+    def compute(self, step: HostStep, lists: Sequence[Tensor]) -> tuple[Packed, Tensor]:
+        """Run the model on a step, given its lists on the device. Returns the logits [rows, vocab]."""
+        packed = self.state.load(step, lists, self.cache.page_size)
         return packed, self.decoder(packed, self.pool.keys, self.pool.values)
 
     def run(self, step: PackedStep) -> StepOutput:

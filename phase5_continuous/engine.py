@@ -44,7 +44,7 @@ def core(
     pool = KVPool(layout, cache.max_tokens // cache.page_size, decoder.device, decoder.dtype)
     sampler = Sampler.of(model, seed)
     scheduler = Scheduler(cache, model.eos_ids, budget, policy=policy, max_running=max_running, ahead=ahead)
-    return EngineCore(scheduler, ModelRunner(decoder, pool, cache, sampler), clock)
+    return EngineCore(scheduler, ModelRunner(decoder, pool, cache, sampler, ahead=ahead > 0), clock)
 
 
 class ContinuousEngine:

@@ -77,7 +77,7 @@ def assemble(
     )
     context = _context_length(options, context, cache)
     model.decoder.rope(context)  # the tables are built now, not in the middle of a step
-    runner = make_runner(model, pool, cache, sampler, sizes, context)
+    runner = make_runner(model, pool, cache, sampler, sizes, context, ahead=scheduler.ahead > 0)
     isolating = IsolatingRunner(runner, LoadShedding(scheduler))
     core = ObservedCore(scheduler, isolating, clock, check_invariants=options.check_invariants)
     return Assembled(replace(model, config=replace(model.config, max_position_embeddings=context)), scheduler, core)
@@ -129,14 +129,20 @@ def profile(model: Model, sampler: Sampler, tokens: int, running: int, page_size
 
 
 def make_runner(
-    model: Model, pool: KVPool, cache: KVCache, sampler: Sampler, sizes: Sequence[int], context: int
+    model: Model,
+    pool: KVPool,
+    cache: KVCache,
+    sampler: Sampler,
+    sizes: Sequence[int],
+    context: int,
+    ahead: bool = False,
 ) -> ModelRunner:
     """A runner with recorded decode steps of these sizes. Without any, it launches all steps kernel by kernel."""
     if not sizes:
-        return ModelRunner(model.decoder, pool, cache, sampler)
+        return ModelRunner(model.decoder, pool, cache, sampler, ahead=ahead)
     rows = 2 * max(sizes)  # as many may have ended in flight as run
     state = DeviceState(pool.device, rows, -(-context // cache.page_size))
-    runner = ModelRunner(model.decoder, pool, cache, sampler, state)
+    runner = ModelRunner(model.decoder, pool, cache, sampler, state, ahead=ahead)
     runner.record(sizes, context)
     return runner
 

@@ -126,4 +126,4 @@ def loaded(batch: Batch, cache: KVCache, device: torch.device = CPU, state: Devi
     state = state or DeviceState(device)
     state.reserve(cache)
     step = pack(batch, cache, state.width)
-    return state.load(step, torch.from_numpy(step.array()).to(device), cache.page_size)
+    return state.load(step, step.to(device), cache.page_size)

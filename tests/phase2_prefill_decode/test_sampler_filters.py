@@ -81,7 +81,7 @@ def weights(logits: Tensor, *params: SamplingParams) -> Tensor:
 
 def tokens_of(sampler: Sampler, logits: Tensor, requests: list[Request]) -> np.ndarray:
     sampled = sampler.sample(logits.expand(len(requests), -1), sampler.pack(requests))
-    output = sampled.output(range(len(requests)), len(requests))
+    output = sampled.fetch().output(range(len(requests)), len(requests))
     assert output.failed == {}
     return np.array(output.tokens, dtype=int)
 

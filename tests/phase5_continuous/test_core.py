@@ -1,7 +1,7 @@
 """EngineCore over a model: batching does not change a request's output, which is that of transformers."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +50,14 @@ def ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
     return steps
 
 
-def recorded_runner(decoder: Decoder, pool: KVPool, cache: KVCache, sampler: Sampler) -> ModelRunner:
+def recorded_runner(decoder: Decoder, pool: KVPool, cache: KVCache, sampler: Sampler, *, ahead: bool) -> ModelRunner:
     """A runner that replays its decode steps, by computing them again over the tensors that they were recorded with."""
 
     def record(run: Replay) -> Replay:
         run()
         return run
 
-    runner = ModelRunner(decoder, pool, cache, sampler, DeviceState(pool.device, rows=128, pages=64))
+    runner = ModelRunner(decoder, pool, cache, sampler, DeviceState(pool.device, rows=128, pages=64), ahead=ahead)
     runner.record([1, 2, 4, 6], decoder.config.max_position_embeddings, record)
     runner.compute = only_mixed(runner.compute)  # type: ignore[method-assign]
     return runner
@@ -66,9 +66,9 @@ def recorded_runner(decoder: Decoder, pool: KVPool, cache: KVCache, sampler: Sam
 def only_mixed(compute: Compute) -> Compute:
     """Refuse to launch a decode step that a graph holds."""
 
-    def checked(step: HostStep, array: torch.Tensor) -> tuple[Packed, torch.Tensor]:
+    def checked(step: HostStep, lists: Sequence[torch.Tensor]) -> tuple[Packed, torch.Tensor]:
         assert step.max_seqlen_q > 1 or len(step.rows) > 6 or not step.all_logits or len(step.changed) > 2
-        return compute(step, array)
+        return compute(step, lists)
 
     return checked
 
