@@ -30,6 +30,8 @@ from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.layout import KVLayout
 from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.device_state import DeviceState
+from phase2_prefill_decode.graphs import Replay
 from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.roofline import named
 from phase2_prefill_decode.packed import Packed
@@ -126,14 +128,20 @@ class Landing:
 
 
 class FakeDeviceRunner(ModelRunner):
-    """Packs and launches as the ModelRunner does. `seconds` predicts how long the device takes for a batch."""
+    """Packs and launches as the ModelRunner does, with a recorded step of `size` decodes that takes the host no time to
+    replay. `seconds` predicts how long the device takes for a batch."""
 
-    def __init__(self, cache: PagedCache, device: FakeDevice, seconds: Callable[[Batch], float]) -> None:
+    def __init__(
+        self, cache: PagedCache, device: FakeDevice, seconds: Callable[[Batch], float], size: int, ahead: int
+    ) -> None:
         decoder: Any = NoDecoder()
         pool = KVPool(LAYOUT, cache.max_tokens // cache.page_size, "cpu", torch.float32)
-        super().__init__(decoder, pool, cache, Sampler((), VOCABULARY, "cpu", 0))
+        state = DeviceState(pool.device, 2 * size, pool.num_pages // size)
+        super().__init__(decoder, pool, cache, Sampler((), VOCABULARY, "cpu", 0), state, ahead=ahead > 0)
+        self.record([size], cache.max_tokens // size, recorded)
         self.device = device
         self.seconds = seconds
+        self.replays = 0
         self._seconds = 0.0
 
     def pack(self, batch: Batch) -> PackedStep:
@@ -141,7 +149,14 @@ class FakeDeviceRunner(ModelRunner):
         return super().pack(batch)
 
     def launch(self, step: PackedStep) -> Any:
+        self.replays += step.graph is not None
         return Landing(super().launch(step), self.device, self.device.launch(self._seconds))
+
+
+def recorded(run: Replay) -> Replay:
+    """Run a step once. Replaying it returns the same result."""
+    result = run()
+    return lambda: result
 
 
 def predicted(clock: HostClock) -> Callable[[Batch], float]:
@@ -174,7 +189,7 @@ def play(
     answer = steps + running * context // (BUDGET // 2) + 8  # so that none ends: the first decode while others prefill
     cache = PagedCache(running * -(-(context + answer) // 16), 16)
     scheduler = Scheduler(cache, (), TokenBudget(BUDGET, BUDGET), max_running=running, watermark=0, ahead=ahead)
-    runner = FakeDeviceRunner(cache, device, nothing)
+    runner = FakeDeviceRunner(cache, device, nothing, running, ahead)
     core = EngineCore(scheduler, runner, device.clock)
     params = SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)
     for number in range(running):
@@ -184,7 +199,11 @@ def play(
     runner.seconds = seconds
     device.steps.clear()
     device.waits.clear()
-    return [step for step in (core.step() for _ in range(steps)) if step is not None]
+    before = runner.replays
+    done = [step for step in (core.step() for _ in range(steps)) if step is not None]
+    if runner.replays - before != len(device.steps):
+        raise RuntimeError("a decode step was launched kernel by kernel")
+    return done
 
 
 # endregion
@@ -234,6 +253,7 @@ def main(arguments: list[str] | None = None) -> int:
     p.add_argument("--steps", type=int, default=STEPS, help="to measure (%(default)s)")
     p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     options = p.parse_args(arguments)
+    torch.set_num_threads(1)  # the host launches from one thread
     console = Console()
     cases = [(running, ahead) for running in options.batches for ahead in (0, 1)]
     figures: dict[str, Any] = {"model": MODEL, "gpu": GPU, "context": CONTEXT}

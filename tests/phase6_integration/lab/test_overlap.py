@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 from matplotlib.figure import Figure
 
 from chapters import charts
@@ -72,8 +73,9 @@ def test_the_host_lane_is_when_it_does_not_wait_and_the_device_lane_when_it_runs
 
 
 def test_the_command_measures_the_engines_own_host_code_and_its_figures_can_be_drawn(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # for the tests after this
     file = tmp_path / "overlap.json"
     assert overlap.main(["--batches", "2", "--steps", "6", "--json", str(file)]) == 0
     result = json.loads(file.read_text())
