@@ -143,6 +143,20 @@ def prefix(figure: Any, result: dict[str, Any]) -> None:
     right.minorticks_off()
 
 
+def overlap(figure: Any, result: dict[str, Any]) -> None:
+    """When the host works and when the device does, in a few decode steps, without and with one step ahead."""
+    rows = [result["figures"][f"batch_256_ahead_{ahead}"]["timeline"] for ahead in (0, 1)]
+    end = max(row["device"][-1][1] for row in rows)
+    titles = ("Without running ahead", "One step ahead")
+    for axes, row, title in zip(figure.subplots(2, 1, sharex=True), rows, titles, strict=True):
+        for place, (lane, color) in enumerate((("host", RED), ("device", BLUE))):
+            axes.broken_barh([(a, b - a) for a, b in row[lane]], (place - 0.35, 0.7), color=color, edgecolor="white")
+        axes.set(title=title, xlim=(0, end), ylim=(1.5, -0.5))
+        axes.set_yticks((0, 1), ("host", "device"))
+        axes.grid(axis="y", visible=False)
+    axes.set_xlabel("ms")
+
+
 Chart = tuple[str, tuple[float, float], Callable[[Any, dict[str, Any]], None]]
 CHARTS: dict[str, Chart] = {
     "batching.svg": ("phase0.json", (8.8, 3.2), batching),

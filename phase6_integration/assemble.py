@@ -28,9 +28,9 @@ from phase6_integration.hub import directory_of
 from phase6_integration.isolation import Attempt, IsolatingRunner, LoadShedding
 from phase6_integration.options import EngineOptions
 from phase6_integration.stats import ObservedCore
+from phase6_integration.warmup import warmup_batches, warmup_pages
 
 MAX_BYTES_ON_CPU = 4 << 30  # of KV cache: a CPU takes minutes to fill that much
-PROFILE_PAGE = 16  # tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def assemble(
         )
     budget, running = options.budget(on_gpu, context), options.running(on_gpu)
     sampler = Sampler.of(model, options.seed)
-    activations = peak_bytes(lambda: profile_step(model, sampler, budget.max_batched_tokens, running), device)
+    activations = profile(model, sampler, budget.max_batched_tokens, running, options.page_size)
     sizes = batch_sizes(running) if on_gpu and not options.enforce_eager else []
     graphs = graph_bytes(model, sampler, sizes, context, options.page_size)
     layout = model.config.kv_layout(options.page_size, str(model.decoder.dtype).removeprefix("torch."))
@@ -101,20 +101,31 @@ def allocate_pool(model: Model, pages: int, page_size: int) -> KVPool:
     return pool
 
 
-def profile_step(model: Model, sampler: Sampler, tokens: int, running: int) -> None:
-    """Run the largest possible step on dummy tokens: the whole budget, with as many requests sampling as can run. It
-    also compiles the kernels."""
+def profile(model: Model, sampler: Sampler, tokens: int, running: int, page_size: int) -> int:
+    """Run the largest possible step on dummy tokens: the whole budget, with as many requests sampling as can run.
+    Returns its peak memory, without its pages. On a GPU, then compile every kernel variant that serving can launch."""
     requests = min(tokens, running)
     length = min(tokens // requests, model.config.max_position_embeddings)
-    cache = PagedCache(-(-length // PROFILE_PAGE) * requests, PROFILE_PAGE)
-    runner = ModelRunner(model.decoder, allocate_pool(model, cache.usage.total, PROFILE_PAGE), cache, sampler)
+    on_gpu = model.decoder.device.type == "cuda"
+    pages = max(-(-length // page_size) * requests, warmup_pages(page_size) if on_gpu else 0)
+    cache = PagedCache(pages, page_size)
+    runner = ModelRunner(model.decoder, allocate_pool(model, pages, page_size), cache, sampler)
     dummies = [Request(f"{number}", (0,) * length) for number in range(requests)]
-    for request in dummies:
-        cache.attach(request)
-    for start, count in ((0, length - 1), (length - 1, 1)) if length > 1 else ((0, 1),):
+
+    def largest() -> None:
         for request in dummies:
-            cache.grow(request, start + count)
-        runner.run(runner.pack(Batch(tuple(Slice(request, start, count) for request in dummies))))
+            cache.attach(request)
+        for start, count in ((0, length - 1), (length - 1, 1)) if length > 1 else ((0, 1),):
+            for request in dummies:
+                cache.grow(request, start + count)
+            runner.run(runner.pack(Batch(tuple(Slice(request, start, count) for request in dummies))))
+        for request in dummies:
+            cache.release(request)
+
+    activations = peak_bytes(largest, model.decoder.device)
+    for batch in warmup_batches(cache, model.config.max_position_embeddings) if on_gpu else ():
+        runner.run(runner.pack(batch))
+    return activations
 
 
 def make_runner(

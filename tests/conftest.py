@@ -30,3 +30,18 @@ def pytest_configure() -> None:
     from phase1_kv_pool.kernels import prepare_triton
 
     prepare_triton()
+    compute_on_the_cpu()
+
+
+def compute_on_the_cpu() -> None:
+    """Make the CPU the default device, also on a machine with a GPU, where an engine takes 90 % of the memory: two do
+    not fit beside each other. What tests a GPU is marked `gpu` and names it; Triton kernels are tested on it anyway."""
+    import torch
+
+    if torch.cuda.is_available():
+        from phase2_prefill_decode import model
+
+        torch.cuda.init()
+        torch.cuda.device_count()  # torch keeps the number, and does not read the environment again
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # of the processes that tests start
+        model.default_device = lambda: torch.device("cpu")  # before other modules import it

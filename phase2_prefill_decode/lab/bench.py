@@ -18,6 +18,7 @@ from rich.progress import Progress
 
 from phase0_request.machine import describe, record
 from phase0_request.params import SamplingParams
+from phase2_prefill_decode.config import ModelConfig
 from phase2_prefill_decode.engine import Engine
 from phase2_prefill_decode.lab.comparison import WORKLOADS, Beside, Result, compared, table
 from phase2_prefill_decode.lab.shapes import SHAPES
@@ -54,18 +55,28 @@ def ours(directory: Path, device: torch.device) -> Callable[[list[list[int]], in
 
 def save_random(shape: str, directory: Path) -> None:
     """Random weights, in the layout of transformers."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    random_peer(SHAPES[shape], torch.bfloat16).save_pretrained(directory)
 
-    ours = SHAPES[shape]
+
+def random_peer(config: ModelConfig, dtype: torch.dtype) -> Any:
+    """A model of transformers with random weights."""
+    from transformers import AutoModelForCausalLM
+
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=ours.vocab_size, hidden_size=ours.hidden_size, intermediate_size=ours.intermediate_size,
-        num_hidden_layers=ours.num_hidden_layers, num_attention_heads=ours.num_attention_heads,
-        num_key_value_heads=ours.num_key_value_heads, head_dim=ours.head_dim,
-        max_position_embeddings=ours.max_position_embeddings, tie_word_embeddings=ours.tie_word_embeddings,
+    make: Any = AutoModelForCausalLM
+    return make.from_config(peer_config(config), dtype=dtype).eval()
+
+
+def peer_config(config: ModelConfig) -> Any:
+    """The same architecture for transformers."""
+    from transformers import Qwen3Config
+
+    return Qwen3Config(
+        vocab_size=config.vocab_size, hidden_size=config.hidden_size, intermediate_size=config.intermediate_size,
+        num_hidden_layers=config.num_hidden_layers, num_attention_heads=config.num_attention_heads,
+        num_key_value_heads=config.num_key_value_heads, head_dim=config.head_dim,
+        max_position_embeddings=config.max_position_embeddings, tie_word_embeddings=config.tie_word_embeddings,
     )  # fmt: skip
-    model: Any = Qwen3ForCausalLM(config)
-    model.to(torch.bfloat16).save_pretrained(directory)
 
 
 def measure(shape: str, device: torch.device, runs: int, console: Console) -> Iterator[Result]:

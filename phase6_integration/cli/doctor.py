@@ -1,9 +1,13 @@
 """`nanoserve doctor`: check what this machine has, run the bundled model on it, and say what to do about problems."""
 
 import argparse
+import ctypes
+import os
 import re
+import shutil
 import socket
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -66,6 +70,7 @@ def findings(machine: Machine) -> Iterator[Finding]:
         "processor": lambda: check_processor(machine),
         "memory": check_memory,
         "GPU": lambda: check_gpu(machine),
+        **({} if machine.gpu is None else {"Triton": lambda: check_triton(machine.versions)}),
         "model": check_model,
         "kernels": check_kernels,
         "port": check_port,
@@ -119,14 +124,43 @@ def check_gpu(machine: Machine) -> Finding:
     if machine.gpu is None:
         return Finding(State.OK, "GPU", "none; models run on the CPU")
     if not torch.cuda.is_available():
-        built = torch.version.cuda
+        built, supported = torch.version.cuda, driver_cuda()
         advice = "install a torch built for CUDA" if built is None else f"the driver must support CUDA {built}"
+        if built is not None and supported is not None:
+            advice += f", and supports {supported}: update it, or install a torch for that CUDA"
         return Finding(State.WARNING, "GPU", f"{machine.gpu}, and torch cannot use it", advice)
     free, total = torch.cuda.mem_get_info()
     words = f"{machine.gpu}, {free / 2**30:.1f} of {total / 2**30:.0f} GiB free"
     if free < total / 4:
         return Finding(State.WARNING, "GPU", words, "other processes use it: stop them, or lower the utilization")
     return Finding(State.OK, "GPU", words)
+
+
+def driver_cuda() -> str | None:
+    """The newest CUDA that the driver supports; None without a driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    version = ctypes.c_int(0)
+    driver.cuDriverGetVersion(ctypes.byref(version))
+    return f"{version.value // 1000}.{version.value % 1000 // 10}"
+
+
+def check_triton(versions: dict[str, str], headers: Path | None = None) -> Finding:
+    """Whether Triton can launch a kernel: at the first use it compiles a launcher in C, against Python's headers."""
+    headers = headers or Path(sysconfig.get_path("include"))
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    missing = {
+        "Triton": "triton" not in versions,
+        "a C compiler (gcc or clang)": compiler is None or shutil.which(compiler) is None,
+        "Python's headers (Python.h)": not (headers / "Python.h").exists(),
+    }
+    if any(missing.values()):
+        words = f"missing: {', '.join(name for name, absent in missing.items() if absent)}"
+        advice = "no model runs on the GPU without: install it (Debian: gcc and python3-dev), or use --device cpu"
+        return Finding(State.FAULT, "Triton", words, advice)
+    return Finding(State.OK, "Triton", f"{versions['triton']}, compiles with {compiler}")
 
 
 def check_model() -> Finding:

@@ -189,7 +189,7 @@ def test_presence_and_frequency_penalties_are_those_of_openai() -> None:
 def test_biases_are_those_of_transformers_and_come_before_the_repetition_penalty() -> None:
     logits, biases = some_logits(1), {4: 2.5, 9: -100.0, 0: 100.0}
     tokens = torch.tensor([[4, 9]])
-    wanted = SequenceBiasLogitsProcessor([[[token], bias] for token, bias in biases.items()])(tokens, logits.clone())
+    wanted = SequenceBiasLogitsProcessor({(token,): bias for token, bias in biases.items()})(tokens, logits.clone())
     assert torch.equal(edited(logits, [request_of(logit_bias=biases)]), wanted)
     wanted = RepetitionPenaltyLogitsProcessor(1.7)(tokens, wanted)
     found = edited(logits, [request_of(prompt=(4, 9), logit_bias=biases, repetition_penalty=1.7)])

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -60,13 +61,62 @@ def test_low_memory_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_gpu_that_torch_cannot_use_or_that_is_full_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert doctor.check_gpu(HERE).state is State.OK
-    for built, words in ((None, "built for CUDA"), ("13.0", "CUDA 13.0")):
+    for built, supported, advice in (
+        (None, "12.4", "install a torch built for CUDA"),
+        ("13.0", None, "the driver must support CUDA 13.0"),
+        ("13.0", "12.4", "must support CUDA 13.0, and supports 12.4: update it, or install a torch for that CUDA"),
+    ):
         monkeypatch.setattr(torch.version, "cuda", built)
-        assert words in doctor.check_gpu(WITH_GPU).advice
+        monkeypatch.setattr(doctor, "driver_cuda", lambda supported=supported: supported)
+        assert doctor.check_gpu(WITH_GPU).advice.endswith(advice)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for free, state in ((79 << 30, State.OK), (9 << 30, State.WARNING)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free: (free, 80 << 30))
         assert doctor.check_gpu(WITH_GPU).state is state
+
+
+def test_on_a_gpu_what_triton_lacks_to_compile_its_launcher_is_a_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Programs are looked for on the path, headers in a folder; both are made up."""
+    programs, headers = tmp_path / "bin", tmp_path / "include"
+    programs.mkdir()
+    headers.mkdir()
+    monkeypatch.setenv("PATH", str(programs))
+    monkeypatch.delenv("CC", raising=False)
+    found = doctor.check_triton({}, headers)
+    assert found.state is State.FAULT
+    assert found.words == "missing: Triton, a C compiler (gcc or clang), Python's headers (Python.h)"
+    assert "gcc and python3-dev" in found.advice
+    (headers / "Python.h").touch()
+    assert doctor.check_triton(VERSIONS, headers).words == "missing: a C compiler (gcc or clang)"
+    for name in ("clang", "gcc"):
+        (programs / name).write_text("#!/bin/sh")
+        (programs / name).chmod(0o755)
+        assert doctor.check_triton(VERSIONS, headers).words == f"3.6.0, compiles with {programs / name}"
+    monkeypatch.setenv("CC", "cc-that-is-not-there")
+    assert doctor.check_triton(VERSIONS, headers).state is State.FAULT
+
+
+def test_triton_is_checked_only_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "check_model", lambda: Finding(State.OK, "model", ""))
+    for here, checked in ((HERE, False), (WITH_GPU, True)):
+        assert ("Triton" in [one.name for one in doctor.findings(here)]) == checked
+
+
+def test_the_cuda_of_a_driver_is_read_from_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Driver:
+        def cuDriverGetVersion(self, version: Any) -> int:  # noqa: N802
+            version._obj.value = 12_040
+            return 0
+
+    def missing(name: str) -> Any:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(doctor.ctypes, "CDLL", lambda name: Driver())
+    assert doctor.driver_cuda() == "12.4"
+    monkeypatch.setattr(doctor.ctypes, "CDLL", missing)
+    assert doctor.driver_cuda() is None
 
 
 def test_a_port_in_use_is_a_warning() -> None:
@@ -108,8 +158,9 @@ def test_the_command_reports_every_check_and_exits_0_without_faults() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
     found = dict(re.findall(r"^(?:ok|warning) +(\S+) +(.*)$", done.stdout, re.MULTILINE))
-    assert list(found) == ["Python", "packages", "processor", "memory", "GPU", "model", "kernels", "port"]
     here = machine.describe()
+    names = ["Python", "packages", "processor", "memory", "GPU", "Triton", "model", "kernels", "port"]
+    assert list(found) == [name for name in names if name != "Triton" or here.gpu is not None]
     assert found["Python"].startswith(here.python)
     assert f"torch {here.versions['torch']}" in found["packages"]
     assert f"{here.cores} cores" in found["processor"]

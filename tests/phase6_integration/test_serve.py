@@ -16,7 +16,6 @@ from typing import Any
 
 import httpx
 import pytest
-import torch
 
 from phase6_integration.cli.main import main
 from phase6_integration.server.serve import bind, more_files
@@ -67,7 +66,6 @@ def test_as_many_files_may_be_open_as_the_system_allows(caplog: pytest.LogCaptur
     assert (line.levelno, vars(line)["fields"]) == (logging.DEBUG, {"before": few, "now": hard})
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, and it can be used")
 def test_a_device_that_is_not_there_is_one_line_and_exit_code_1() -> None:
     with life("--device", "cuda") as one:
         assert one.ended() == 1

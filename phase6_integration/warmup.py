@@ -1,0 +1,60 @@
+"""Warm-up: the steps that compile every kernel variant that serving can launch, before the engine is ready.
+
+A kernel is compiled once for each set of constants. Those of the model and the pool are the same in every step; these
+batches go through the others: new tokens of a sequence by power of two, alone and beside a chunk, behind a context that
+is split, and every kind of sampling.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from phase0_request.batch import Batch, Slice
+from phase0_request.params import SamplingParams
+from phase0_request.request import Request
+from phase1_kv_pool.cache import KVCache
+
+NEW = (1, 2, 4, 8, 16)  # new tokens of a sequence: the decode kernel is compiled for each
+CHUNK = 64  # new tokens: too many for the decode kernel
+CONTEXT = 1088  # tokens: more than two splits of the decode kernel
+
+SAMPLING = (
+    SamplingParams(temperature=0),
+    SamplingParams(),
+    SamplingParams(top_k=5),
+    SamplingParams(top_p=0.9),
+    SamplingParams(min_p=0.1),
+    SamplingParams(top_k=5, top_p=0.9, min_p=0.1),
+    SamplingParams(repetition_penalty=1.1, frequency_penalty=0.1, logit_bias={0: 1.0}),
+    SamplingParams(logprobs=1, prompt_logprobs=1),
+)
+
+
+def warmup_pages(page_size: int) -> int:
+    """The pages that the largest of these batches takes."""
+    return 2 * -(-CONTEXT // page_size) + len(SAMPLING)
+
+
+def warmup_batches(cache: KVCache, max_tokens: int) -> Iterator[Batch]:
+    """Yield the batches, one after the other; each has pages in `cache` until the next is taken. No sequence is longer
+    than `max_tokens`."""
+    length = min(CONTEXT, max_tokens)
+    for new in NEW:
+        for beside in ((), (CHUNK,)):
+            yield from _in_pages(cache, [_sequence(min(one, length), length) for one in (new, *beside)])
+    for kinds in (*((params,) for params in SAMPLING), SAMPLING):
+        yield from _in_pages(cache, [_sequence(1, 1, params) for params in kinds])
+
+
+def _sequence(new: int, length: int, params: SamplingParams = SAMPLING[0]) -> tuple[int, int, SamplingParams]:
+    return new, length, params
+
+
+def _in_pages(cache: KVCache, sequences: Sequence[tuple[int, int, SamplingParams]]) -> Iterator[Batch]:
+    slices = []
+    for number, (new, length, params) in enumerate(sequences):
+        request = Request(f"warm-up {number}", (0,) * length, params)
+        cache.attach(request)
+        cache.grow(request, length)
+        slices.append(Slice(request, length - new, new))
+    yield Batch(tuple(slices))
+    for piece in slices:
+        cache.release(piece.request)

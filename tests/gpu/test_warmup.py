@@ -1,0 +1,120 @@
+"""Warm-up: no step of a server requests a kernel that warm-up has not."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from phase0_request.batch import Batch, Slice
+from phase0_request.params import SamplingParams
+from phase0_request.request import Request
+from phase1_kv_pool.cache import PagedCache
+from phase6_integration.warmup import SAMPLING, warmup_batches, warmup_pages
+from tests.phase1_kv_pool.support import needs_gpu
+
+ROOT = Path(__file__).parents[2]
+
+# Both shapes have layers with a window. The second has as many KV heads as heads: up to 16 new tokens of a sequence
+# then share a tile.
+SHAPES = [(4, 2, 64, 16), (2, 2, 128, 64)]  # heads, KV heads, head_dim, page_size
+
+UNLAUNCHED = """
+from tests.gpu.unlaunched import requested  # first
+import json, random, sys
+import torch
+from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.config import ModelConfig
+from phase2_prefill_decode.model import Model
+from phase2_prefill_decode.runner import ModelRunner
+from phase2_prefill_decode.sampler import Sampler
+from phase3_chunked_prefill.kernels.attention import ATTEND
+from tests.gpu.test_warmup import serving, warming
+
+heads, kv_heads, head_dim, page_size = map(int, sys.argv[1:])
+config = ModelConfig(
+    vocab_size=64, num_hidden_layers=3, hidden_size=32, intermediate_size=32, num_attention_heads=heads,
+    num_key_value_heads=kv_heads, head_dim=head_dim, qk_norm=True, max_position_embeddings=8192,
+    sliding_windows=(None, 700, 20), dtype="bfloat16",
+)
+model = Model.random(config, device="cpu", attend=ATTEND.load("triton"))
+
+def run(cache, batches):
+    pool = KVPool(config.kv_layout(page_size), cache.max_tokens // page_size, "cpu", torch.bfloat16)
+    runner = ModelRunner(model.decoder, pool, cache, Sampler.of(model, 0))
+    for batch in batches:
+        runner.launch(runner.pack(batch))
+    found = sorted(requested)
+    requested.clear()
+    return found
+
+print(json.dumps([run(*warming(page_size)), run(*serving(page_size))]))
+"""
+
+
+def warming(page_size: int) -> tuple[PagedCache, Iterator[Batch]]:
+    cache = PagedCache(warmup_pages(page_size), page_size)
+    return cache, warmup_batches(cache, 8192)
+
+
+def serving(page_size: int) -> tuple[PagedCache, Iterator[Batch]]:
+    """Steps of any mixture: decodes, drafts, chunks with and without context, prompts, all kinds of sampling."""
+    cache, rng = PagedCache(1 + 9 * 2400 // page_size, page_size), random.Random(0)
+
+    def batches() -> Iterator[Batch]:
+        for _ in range(60):
+            slices = []
+            longest = rng.choice([1, 4, 8, 20, 400])
+            for number in range(rng.choice([1, 2, 7])):
+                new = rng.randint(1, longest)
+                length = new + rng.choice([0, 1, 15, 300, 513, 2000])
+                params = rng.choice([*SAMPLING, SamplingParams(top_k=50, temperature=0.3)])
+                request = Request(f"{number}", (0,) * (length + rng.choice([0, 0, 5])), params)
+                cache.attach(request)
+                cache.grow(request, length)
+                slices.append(Slice(request, length - new, new))
+            yield Batch(tuple(slices))
+            for piece in slices:
+                cache.release(piece.request)
+
+    return cache, batches()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_serving_requests_no_kernel_that_warm_up_has_not(shape: tuple[int, ...]) -> None:
+    command = [sys.executable, "-c", UNLAUNCHED, *map(str, shape)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    warmed, served = map(set, json.loads(done.stdout))
+    assert {kernel.split()[0] for kernel in served} >= {"decode_kernel", "join_kernel", "ragged_kernel"}
+    assert [kernel[:200] for kernel in sorted(served - warmed)] == []
+
+
+COMPILED = """
+from triton import knobs
+from phase0_request.params import SamplingParams
+from phase6_integration.engine import NanoServingEngine
+from tests.gpu.test_warmup import SAMPLING
+compiled = []
+with NanoServingEngine.from_pretrained(kv_cache_pages=512, max_num_seqs=16, device="cuda") as engine:
+    knobs.runtime.jit_cache_hook = lambda *, fn, **_: compiled.append(fn.name)
+    for number, params in enumerate(SAMPLING * 4):
+        engine.add_request([5] * (1 + 131 * number % 1500), params)
+        engine.step()
+    while engine.has_work:
+        engine.step()
+print(compiled)
+"""
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_nothing_is_compiled_once_the_engine_is_ready() -> None:
+    """Also not loaded from Triton's cache on disk: a kernel that is not in memory counts."""
+    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    done = subprocess.run([sys.executable, "-c", COMPILED], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr

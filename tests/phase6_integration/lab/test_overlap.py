@@ -1,0 +1,92 @@
+"""The overlap lab: a device that is not there, on a clock that only the test moves."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from chapters import charts
+from phase0_request.batch import Batch
+from phase0_request.params import SamplingParams
+from phase0_request.request import Request
+from phase1_kv_pool.cache import PagedCache
+from phase5_continuous.core import EngineCore
+from phase5_continuous.lab.virtual import VirtualClock, VirtualStep
+from phase5_continuous.scheduler import Scheduler
+from phase6_integration.lab import overlap
+from phase6_integration.lab.overlap import FakeDevice, Landing
+
+
+@dataclass
+class HostAndDevice:
+    """A runner whose host takes `host` seconds to pack a step, and whose device `work` seconds to run it."""
+
+    host: float
+    work: float
+    clock: VirtualClock
+    device: FakeDevice
+
+    def pack(self, batch: Batch) -> VirtualStep:
+        self.clock.now += self.host
+        return VirtualStep(batch, list(range(len(batch))), [1] * len(batch))
+
+    def launch(self, step: VirtualStep) -> Landing:
+        return Landing(step, self.device, self.device.launch(self.work))
+
+
+def steps(ahead: int, host: float, work: float, count: int = 50) -> FakeDevice:
+    clock = VirtualClock()
+    device = FakeDevice(clock, lambda until: setattr(clock, "now", until))
+    runner = HostAndDevice(host, work, clock, device)
+    core = EngineCore(Scheduler(PagedCache(16), ahead=ahead), runner, clock)
+    core.submit(Request("one", (1,), SamplingParams(max_tokens=count, ignore_eos=True)))
+    for _ in core.run():
+        pass
+    assert len(device.steps) == count
+    return device
+
+
+@pytest.mark.parametrize(
+    ("ahead", "host", "work", "share"),
+    [(0, 2.0, 6.0, 2 / 8), (1, 2.0, 6.0, 0), (0, 6.0, 2.0, 6 / 8), (1, 6.0, 2.0, 4 / 6), (0, 0.0, 3.0, 0)],
+)
+def test_one_step_ahead_hides_the_host_unless_it_is_slower_than_the_device(
+    ahead: int, host: float, work: float, share: float
+) -> None:
+    device = steps(ahead, host, work)
+    wall = device.steps[-1][1] - device.steps[0][0]
+    idle = share * (wall - work) / wall  # no host before the first step, whose work is in it
+    assert device.idle_share == pytest.approx(idle, abs=1e-9 if host == 0 else 0.01)
+    assert all(before[1] <= after[0] for before, after in zip(device.steps, device.steps[1:], strict=False))
+
+
+def test_the_host_lane_is_when_it_does_not_wait_and_the_device_lane_when_it_runs() -> None:
+    without, ahead = (overlap.timeline(steps(n, 2.0, 6.0), 10) for n in (0, 1))
+    second = 1000
+    assert without["device"] == [[8 * n * second, (8 * n + 6) * second] for n in range(4)]
+    assert without["host"] == [[(8 * n + 6) * second, 8 * (n + 1) * second] for n in range(3)]
+    assert ahead["device"] == [[6 * n * second, 6 * (n + 1) * second] for n in range(4)]
+    assert [stop - start for start, stop in ahead["host"]] == [2 * second] * 4
+
+
+def test_the_command_measures_the_engines_own_host_code_and_its_figures_can_be_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # for the tests after this
+    file = tmp_path / "overlap.json"
+    assert overlap.main(["--batches", "2", "--steps", "6", "--json", str(file)]) == 0
+    result = json.loads(file.read_text())
+    assert result["command"].endswith("overlap --batches 2 --steps 6 --json overlap.json")
+    rows = [result["figures"][f"batch_2_ahead_{ahead}"] for ahead in (0, 1)]
+    for row in rows:
+        assert (row["steps"], row["launches"]) == (6, 1)
+        assert 0 <= row["idle_share"] < 1
+    assert rows[1]["idle_share"] < rows[0]["idle_share"]
+    assert result["figures"]["host_ms_2"]["pack"] > 0
+    assert "device idle" in capsys.readouterr().out
+    figures = result["figures"] | {f"batch_256_ahead_{n}": row for n, row in enumerate(rows)}
+    charts.overlap(figure := Figure(), {"figures": figures})
+    assert [axes.get_title() for axes in figure.axes] == ["Without running ahead", "One step ahead"]
