@@ -43,13 +43,16 @@ def test_every_kernel_compiles_well_for_every_gpu(compiled: list[Compiled]) -> N
     assert kinds == {"splits", "decode", "join", "prefill", "add_norm", "rotate_store", "swiglu"}
 
 
-def test_three_programs_of_the_decode_kernel_fit_on_a_hopper(compiled: list[Compiled]) -> None:
-    """64 Ki registers and 228 KiB of shared memory a multiprocessor, 128 threads a program. Its grid counts on it."""
-    found = [k for k in compiled if k.kernel.startswith("decode bf16 x 128") and k.architecture == 90]
-    assert len(found) == 5
+def test_the_decode_kernel_needs_no_more_than_its_grid_counts_on(compiled: list[Compiled]) -> None:
+    """On a Hopper, three programs of 128 threads a multiprocessor for heads of up to 128."""
+    found = [k for k in compiled if k.kernel.startswith("decode bf16 x") and k.architecture >= 90]
+    assert len(found) > 6
     for kernel in found:
-        assert 3 * 128 * (-(-kernel.registers // 8) * 8) <= 65536
-        assert 3 * (kernel.shared + 1024) <= 228 * 1024
+        wide = " x 256," in kernel.kernel
+        assert kernel.registers <= (200 if wide else 168)
+        assert kernel.shared <= decode.tiling(256 if wide else 128, 2, 4, Tuning(0)).buffers(128 + 128 * wide, 2) + 8192
+        if not wide:
+            assert 65536 // (128 * 168) == 228 * 1024 // (kernel.shared + 1024) == 3
 
 
 @pytest.mark.slow
@@ -103,7 +106,6 @@ def splits_table(
     metadata = AttentionMetadata(starts, seq_lens, torch.empty(0), max(new), max(lengths), known)
     options = {"kv_heads": 2, "queries": 1, "chunk": 128, "tile": 32, "window": None, **shape}
     found = splits_of(metadata, **options)
-    assert splits_of(metadata, **options) is found, "one table serves all layers of a kind"
     return found.work[: found.cu_splits[-1]].tolist(), found
 
 
@@ -167,9 +169,10 @@ class Kernel:
     """A kernel that is not run. Keeps the grid of its last launch."""
 
     grid: tuple[int, ...]
+    launches = 0
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        self.grid = grid
+        self.grid, self.launches = grid, self.launches + 1
         return lambda *arguments, **options: None
 
 
@@ -201,7 +204,9 @@ def test_the_grids_of_a_captured_step_do_not_grow_with_the_context(monkeypatch: 
     rows = torch.zeros(257, dtype=torch.int32)
     metadata = AttentionMetadata(rows, rows[1:], torch.zeros(256, 2560, dtype=torch.int32), 1, 40_960)
     query, page = torch.empty(256, 32, 128, dtype=torch.bfloat16), torch.empty(1, 8, 16, 128, dtype=torch.bfloat16)
-    decode.decode(query, page, page, query, metadata, 1.0)
+    for _layer in range(2):
+        decode.decode(query, page, page, query, metadata, 1.0)
+    assert table.launches == 1, "one table serves all layers of a kind"
     assert (table.grid, kernel.grid, join.grid) == ((256,), (8, 3 * 132 // 8), (256, 1, 8))
 
 

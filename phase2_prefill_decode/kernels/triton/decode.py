@@ -13,6 +13,7 @@ tokens.
 
 from functools import cache
 from math import gcd
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -20,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
-from phase2_prefill_decode.kernels.triton.splits import splits_of
+from phase2_prefill_decode.kernels.triton.splits import Splits, splits_of
 from phase2_prefill_decode.kernels.triton.tiles import (
     LOG2_E,
     LOWEST,
@@ -196,14 +197,56 @@ def join_constants(heads: int, head_dim: int, queries: int) -> dict[str, int]:
 
 
 @cache
-def programs_at_once(device: torch.device, shared: int, warps: int) -> int:
-    """How many programs a GPU runs at once, each with `shared` bytes of shared memory and 168 registers a thread."""
+def programs_at_once(device: torch.device, tiles: Tiling, head_dim: int, itemsize: int) -> int:
+    """How many programs of decode_kernel a GPU runs at once. Tests hold compiled kernels to these needs."""
     if device.type != "cuda":
         return 8  # interpreted: few, so that a program computes several splits
     gpu = torch.cuda.get_device_properties(device)
-    by_memory = gpu.shared_memory_per_multiprocessor // (shared + 1024)  # 1024: the system's own
-    by_registers = REGISTERS // (168 * 32 * warps)
-    return max(min(by_memory, by_registers), 1) * int(gpu.multi_processor_count)
+    registers = (tiles.maxnreg or (168 if head_dim <= 128 else 200)) * 32 * tiles.num_warps
+    shared = tiles.buffers(head_dim, itemsize) + 9 * 1024  # queries and weights 8 KiB, the system's own 1
+    fit = min(REGISTERS // registers, gpu.shared_memory_per_multiprocessor // shared)
+    return max(fit, 1) * int(gpu.multi_processor_count)
+
+
+class Planned(NamedTuple):
+    """What the launches of all layers of a kind have in common in a step."""
+
+    splits: Splits
+    queries: int
+    grid: tuple[int, int]
+    decode: dict[str, Any]  # constants and options
+    join_grid: tuple[int, int, int]
+    join: dict[str, int]
+
+
+def planned_of(
+    metadata: AttentionMetadata,
+    heads: int,
+    keys: Tensor,
+    window: int | None,
+    tuning: Tuning | None,
+) -> Planned:
+    """Plan a step at the first layer of a kind, and keep the plan in the metadata."""
+    capturing = keys.is_cuda and torch.cuda.is_current_stream_capturing()  # a graph makes its own table
+    key = heads, keys.shape[1:], keys.dtype, window, tuning, capturing
+    if key not in metadata.plans:
+        (_, kv_heads, page_size, head_dim), itemsize = keys.shape, keys.element_size()
+        group, queries = heads // kv_heads, triton.next_power_of_2(max(metadata.max_seqlen_q, 1))
+        tuning = tuning or tuned(keys.device, Key(head_dim, group, page_size), itemsize)
+        tiles = tiling(head_dim, itemsize, queries * group, tuning)
+        splits = splits_of(metadata, kv_heads, queries, tuning.chunk, tiles.tile, window)
+        programs = max(programs_at_once(keys.device, tiles, head_dim, itemsize) // kv_heads, 1)
+        join = join_constants(heads, head_dim, queries)
+        metadata.plans[key] = Planned(
+            splits,
+            queries,
+            (kv_heads, min(programs, splits.most)),
+            constants(heads, kv_heads, page_size, head_dim, queries, tiles, window) | tiles.options,
+            (len(metadata.seq_lens), queries, heads // join["rows"]),
+            join,
+        )
+    planned: Planned = metadata.plans[key]
+    return planned
 
 
 def decode(
@@ -221,18 +264,13 @@ def decode(
     None of these has more than `metadata.max_seqlen_k` tokens. Rows of other sequences are left unchanged. Nothing is
     read from the device, and all memory is of a size that the host knows, so a launch can be captured.
     """
-    heads, (_, kv_heads, page_size, head_dim) = query.shape[1], keys.shape
-    sequences, group = len(metadata.seq_lens), heads // kv_heads
-    queries = triton.next_power_of_2(max(metadata.max_seqlen_q, 1))  # kernels are compiled for each
-    tuning = tuning or tuned(query.device, Key(head_dim, group, page_size), keys.element_size())
-    tiles = tiling(head_dim, keys.element_size(), queries * group, tuning)
-    splits = splits_of(metadata, kv_heads, queries, tuning.chunk, tiles.tile, window)
-    lse = query.new_empty((splits.most, queries, heads), dtype=torch.float32)
+    heads, head_dim = query.shape[1:]
+    step = planned_of(metadata, heads, keys, window, tuning)
+    splits = step.splits
+    lse = query.new_empty((splits.most, step.queries, heads), dtype=torch.float32)
     parts = query.new_empty((*lse.shape, head_dim), dtype=torch.float32)
-    shared = tiles.buffers(head_dim, keys.element_size()) + 8192  # 8192: queries, weights
-    programs = max(programs_at_once(query.device, shared, tiles.num_warps) // kv_heads, 1)
     with torch.cuda.device(query.get_device()):
-        decode_kernel[kv_heads, min(programs, splits.most)](
+        decode_kernel[step.grid](
             query,
             keys,
             values,
@@ -244,14 +282,10 @@ def decode(
             metadata.cu_seqlens_q,
             metadata.seq_lens,
             metadata.page_table,
-            sequences,
+            len(metadata.seq_lens),
             metadata.page_table.stride(0),
             scale * LOG2_E,
-            **constants(heads, kv_heads, page_size, head_dim, queries, tiles, window),
-            **tiles.options,
+            **step.decode,
         )
         if splits.most_of_one > 1:
-            join = join_constants(heads, head_dim, queries)
-            join_kernel[sequences, queries, heads // join["rows"]](
-                result, parts, lse, splits.cu_splits, metadata.cu_seqlens_q, **join
-            )
+            join_kernel[step.join_grid](result, parts, lse, splits.cu_splits, metadata.cu_seqlens_q, **step.join)

@@ -98,21 +98,17 @@ def constants(kv_heads: int, queries: int, chunk: int, tile: int, window: int | 
 def splits_of(
     metadata: AttentionMetadata, kv_heads: int, queries: int, chunk: int, tile: int, window: int | None
 ) -> Splits:
-    """Return the table of a step, made at the first call for each kind of layer and kept in the metadata."""
-    capturing = metadata.seq_lens.is_cuda and torch.cuda.is_current_stream_capturing()  # a graph makes its own table
-    key = kv_heads, queries, chunk, tile, window, capturing
-    if key not in metadata.plans:
-        shape, sequences = constants(kv_heads, queries, chunk, tile, window), len(metadata.seq_lens)
-        seen = metadata.max_seqlen_k if window is None else min(metadata.max_seqlen_k, window + queries + tile - 2)
-        most_of_one = max(min(triton.cdiv(seen, chunk), shape["max_splits"]), 1)
-        most = sequences * most_of_one
-        if metadata.sizes:
-            short = (length for new, length in metadata.sizes if 0 < new <= queries)
-            most = sum(max(min(triton.cdiv(length, chunk), most_of_one), 1) for length in short)
-        work = metadata.seq_lens.new_empty((most, 4))
-        cu_splits = metadata.seq_lens.new_empty(sequences + 1)
-        with torch.cuda.device(work.get_device()):
-            splits_kernel[(sequences,)](work, cu_splits, metadata.cu_seqlens_q, metadata.seq_lens, **shape)
-        metadata.plans[key] = Splits(work, cu_splits, most, most_of_one)
-    splits: Splits = metadata.plans[key]
-    return splits
+    """Make the table of a step. Nothing is read from the device: without sizes on the host, it has room for as many
+    splits as `max_seqlen_k` allows."""
+    shape, sequences = constants(kv_heads, queries, chunk, tile, window), len(metadata.seq_lens)
+    seen = metadata.max_seqlen_k if window is None else min(metadata.max_seqlen_k, window + queries + tile - 2)
+    most_of_one = max(min(triton.cdiv(seen, chunk), shape["max_splits"]), 1)
+    most = sequences * most_of_one
+    if metadata.sizes:
+        short = (length for new, length in metadata.sizes if 0 < new <= queries)
+        most = sum(max(min(triton.cdiv(length, chunk), most_of_one), 1) for length in short)
+    work = metadata.seq_lens.new_empty((most, 4))
+    cu_splits = metadata.seq_lens.new_empty(sequences + 1)
+    with torch.cuda.device(work.get_device()):
+        splits_kernel[(sequences,)](work, cu_splits, metadata.cu_seqlens_q, metadata.seq_lens, **shape)
+    return Splits(work, cu_splits, most, most_of_one)
