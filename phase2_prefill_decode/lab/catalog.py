@@ -66,7 +66,7 @@ def decode_spec(
 def splits_spec(group: int = 4, window: int | None = None, queries: int = 1) -> KernelSpec:
     constants = splits.constants(KV_HEADS, queries, default(group).chunk, 64, window)
     return KernelSpec(
-        name=f"splits, group {group}, {queries} new{f', window {window}' if window else ''}",
+        name=f"splits for groups of {group}, {queries} new{f', window {window}' if window else ''}",
         function=splits.splits_kernel,
         signature=dict.fromkeys(("work", "cu_splits", "cu_seqlens_q", "seq_lens"), "*i32"),
         constants=constants,

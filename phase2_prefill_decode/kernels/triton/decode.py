@@ -203,7 +203,7 @@ def programs_at_once(device: torch.device, tiles: Tiling, head_dim: int, itemsiz
         return 8  # interpreted: few, so that a program computes several splits
     gpu = torch.cuda.get_device_properties(device)
     registers = (tiles.maxnreg or (168 if head_dim <= 128 else 200)) * 32 * tiles.num_warps
-    shared = tiles.buffers(head_dim, itemsize) + 9 * 1024  # queries and weights 8 KiB, the system's own 1
+    shared = tiles.buffers(head_dim, itemsize) + 11 * 1024  # queries and weights 10 KiB, the system's own 1
     fit = min(REGISTERS // registers, gpu.shared_memory_per_multiprocessor // shared)
     return max(fit, 1) * int(gpu.multi_processor_count)
 
