@@ -21,7 +21,11 @@ from phase1_kv_pool.kernels.backends import Backends
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """The layout of a ragged batch: sequences of any length, each with any number of new tokens at its end."""
+    """The layout of a ragged batch: sequences of any length, each with any number of new tokens at its end.
+
+    It serves one step. Kernels keep in it what they plan for all layers, so the next step, or a captured one, needs its
+    own, even over the same tensors.
+    """
 
     cu_seqlens_q: Tensor  # [sequences + 1] int32; new tokens of sequence i: rows cu_seqlens_q[i] to cu_seqlens_q[i + 1]
     seq_lens: Tensor  # [sequences] int32; all tokens of sequence i, the new ones last
@@ -29,13 +33,7 @@ class AttentionMetadata:
     max_seqlen_q: int  # the most new tokens of a sequence
     max_seqlen_k: int  # the most tokens of a sequence
     sizes: tuple[tuple[int, int], ...] = ()  # (new tokens, all tokens) of each sequence; (): known to the device only
-    plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # made by kernels
-
-    def host_sizes(self) -> tuple[tuple[int, int], ...]:
-        """Return `sizes`, or read them from the device if there are none, which waits for all its pending work."""
-        if self.sizes:
-            return self.sizes
-        return tuple(zip(self.cu_seqlens_q.diff().tolist(), self.seq_lens.tolist(), strict=True))
+    plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # of kernels
 
 
 Attend = Callable[[Tensor, Tensor, Tensor, AttentionMetadata, float, int | None], Tensor]

@@ -46,15 +46,16 @@ def tiled(
     scale: float,
     window: int | None = None,
     *,
-    chunk: int = 512,
+    chunk: int = 256,
     tile: int = 64,
 ) -> Tensor:
     """Compute what `reference` does. On a GPU the two outer loops and the splits are programs that run in parallel."""
     result = torch.empty_like(query)
     _, kv_heads, page_size, _ = keys.shape
     group = query.shape[1] // kv_heads
-    for sequence, (new, length) in enumerate(metadata.host_sizes()):
-        first = int(metadata.cu_seqlens_q[sequence])
+    starts, lengths = metadata.cu_seqlens_q.tolist(), metadata.seq_lens.tolist()
+    for sequence, length in enumerate(lengths):
+        first, new = starts[sequence], starts[sequence + 1] - starts[sequence]
         mine = query[first : first + new].float() * (scale * LOG2_E)
         token = torch.arange(length, device=query.device)
         page = metadata.page_table[sequence, token // page_size]

@@ -5,13 +5,16 @@ takes many minutes.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from phase1_kv_pool.lab.ahead import Expect, KernelSpec
 from phase1_kv_pool.lab.catalog import HEAD_DIMS, TYPES, on
-from phase2_prefill_decode.kernels.triton import decode, pointwise, prefill, sample
+from phase2_prefill_decode.kernels.triton import decode, pointwise, prefill, sample, splits
 from phase2_prefill_decode.kernels.triton.tiles import Tiling, block
+from phase2_prefill_decode.kernels.triton.tuning import Tuning, default
+from phase2_prefill_decode.lab import tune
 
 KV_HEADS = 8
 GROUPS = (1, 2, 4, 8)
@@ -26,7 +29,7 @@ def attention_spec(
     """The specification of an attention kernel: K and V are loaded by asynchronous copies, with buffers for both."""
     window = f", window {constants['window']}" if constants["window"] else ""
     shape = f"x {constants['head_dim']}, pages of {constants['page_size']}, group {constants['group']}{window}"
-    buffers = 2 * (tiles.num_stages - 1) * tiles.tile * block(constants["head_dim"] or 0) * TYPES[dtype]
+    buffers = tiles.buffers(constants["head_dim"] or 0, TYPES[dtype])
     return KernelSpec(
         name=f"{kernel} {dtype} {shape}",
         function=function,
@@ -44,14 +47,31 @@ def attention_spec(
 
 
 def decode_spec(
-    dtype: str, head_dim: int, page_size: int = 16, group: int = 4, window: int | None = None, queries: int = 1
+    dtype: str,
+    head_dim: int,
+    page_size: int = 16,
+    group: int = 4,
+    window: int | None = None,
+    queries: int = 1,
+    tuning: Tuning | None = None,
 ) -> KernelSpec:
-    tiles = decode.tiling(head_dim, TYPES[dtype], queries * group)
-    constants = decode.constants(head_dim, queries, decode.CHUNK, window)
-    constants |= decode.decode_constants(KV_HEADS * group, KV_HEADS, page_size, tiles)
-    constants["work"] = None
-    more = {"parts": "*fp32", "lse": "*fp32", "firsts": "*i32", "max_splits": "i32"}
-    return attention_spec("decode", decode.decode_kernel, dtype, tiles, constants, more)
+    tiles = decode.tiling(head_dim, TYPES[dtype], queries * group, tuning or default(group))
+    constants = decode.constants(KV_HEADS * group, KV_HEADS, page_size, head_dim, queries, tiles, window)
+    pointers = {"parts": "*fp32", "lse": "*fp32", "work": "*i32", "cu_splits": "*i32"}
+    spec = attention_spec("decode", decode.decode_kernel, dtype, tiles, constants, pointers | {"sequences": "i32"})
+    name = spec.name if queries == 1 else f"{spec.name}, {queries} new"
+    return replace(spec, name=name if tuning is None else f"{name}, {tiles.tile}/{tiles.num_warps}/{tiles.num_stages}")
+
+
+def splits_spec(group: int = 4, window: int | None = None, queries: int = 1) -> KernelSpec:
+    constants = splits.constants(KV_HEADS, queries, default(group).chunk, 64, window)
+    return KernelSpec(
+        name=f"splits for groups of {group}, {queries} new{f', window {window}' if window else ''}",
+        function=splits.splits_kernel,
+        signature=dict.fromkeys(("work", "cu_splits", "cu_seqlens_q", "seq_lens"), "*i32"),
+        constants=constants,
+        expect=Expect(registers=64),
+    )
 
 
 def prefill_spec(
@@ -62,20 +82,16 @@ def prefill_spec(
     return attention_spec("prefill", prefill.prefill_kernel, dtype, tiles, constants, {})
 
 
-def join_spec(dtype: str, head_dim: int, window: int | None = None) -> KernelSpec:
+def join_spec(dtype: str, head_dim: int, queries: int = 1) -> KernelSpec:
     return KernelSpec(
-        name=f"join {dtype} x {head_dim}{f', window {window}' if window else ''}",
+        name=f"join {dtype} x {head_dim}, {queries} new",
         function=decode.join_kernel,
         signature={
             "result": f"*{dtype}",
             **dict.fromkeys(("parts", "lse"), "*fp32"),
-            **dict.fromkeys(("firsts", "cu_seqlens_q", "seq_lens"), "*i32"),
+            **dict.fromkeys(("cu_splits", "cu_seqlens_q"), "*i32"),
         },
-        constants={
-            **decode.constants(head_dim, 1, decode.CHUNK, window),
-            "heads": 4 * KV_HEADS,
-            "at_once": decode.SPLITS,
-        },
+        constants=decode.join_constants(4 * KV_HEADS, head_dim, queries),
         expect=Expect(registers=128, wide_loads=True),
     )
 
@@ -160,6 +176,8 @@ CATALOG = [
     on(80, decode_spec("fp32", 128)),
     on(90, decode_spec("fp32", 256)),
     join_spec("bf16", 128),
+    splits_spec(),
+    on(90, splits_spec(window=WINDOW)),
     prefill_spec("bf16", 128),
     *(on(architecture, prefill_spec("bf16", head_dim)) for architecture, head_dim in OTHER_HEADS),
     *(on(90, prefill_spec("bf16", 128, 64, group)) for group in GROUPS),
@@ -182,9 +200,13 @@ def everything() -> Iterator[KernelSpec]:
         yield decode_spec(dtype, head_dim, window=WINDOW)
         yield prefill_spec(dtype, head_dim, window=WINDOW)
         yield join_spec(dtype, head_dim)
-        yield join_spec(dtype, head_dim, WINDOW)
+        yield join_spec(dtype, head_dim, 4)
         yield rotate_store_spec(dtype, head_dim)
         yield rotate_store_spec(dtype, head_dim, norms=False)
+    for shape, tile in product(tune.SHAPES, tune.TILES):
+        yield decode_spec("bf16", shape.head_dim, shape.page_size, shape.group, tuning=Tuning(256, *tile))
+    for group, window, queries in product(GROUPS, (None, WINDOW), (1, 4)):
+        yield splits_spec(group, window, queries)
     for dtype in TYPES:
         yield from (add_norm_spec(dtype, width) for width in (1024, 2560, 8192))
         yield from (swiglu_spec(dtype, inner) for inner in (3072, 11008))

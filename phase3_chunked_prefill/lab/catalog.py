@@ -1,4 +1,4 @@
-"""The kernel variants of this phase: the ragged kernel, and the decode kernel with a table of its work."""
+"""The kernel variants of this phase: the ragged kernel, and the decode kernel for a few new tokens of a sequence."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,29 +24,16 @@ def ragged_spec(
     )
 
 
-def short_spec(
-    dtype: str, head_dim: int, page_size: int = 16, group: int = 4, window: int | None = None, queries: int = 1
-) -> KernelSpec:
-    spec = decode_spec(dtype, head_dim, page_size, group, window, queries)
-    constants = {name: value for name, value in spec.constants.items() if name != "work"}
-    return replace(
-        spec,
-        name=f"{spec.name}, {queries} new",
-        signature={**spec.signature, "work": "*i32"},
-        constants=constants,
-    )
-
-
 CATALOG = [
     ragged_spec("bf16", 128),
     *(on(architecture, ragged_spec("bf16", head_dim)) for architecture, head_dim in OTHER_HEADS),
     *(on(90, ragged_spec("bf16", 128, 64, group)) for group in (1, 8)),
     on(80, ragged_spec("bf16", 128, window=WINDOW)),
     on(90, ragged_spec("fp32", 128)),
-    *(on(80, short_spec("bf16", 128, 64, group, queries=ROWS // group)) for group in GROUPS),
-    short_spec("bf16", 128, 64, 8, queries=FEW),
-    on(80, short_spec("bf16", 128, 16, 16, queries=FEW)),
-    on(80, short_spec("bf16", 256, 16, 8, queries=FEW)),
+    *(on(80, decode_spec("bf16", 128, 64, group, queries=ROWS // group)) for group in GROUPS),
+    decode_spec("bf16", 128, 64, 8, queries=FEW),
+    on(80, decode_spec("bf16", 128, 16, 16, queries=FEW)),
+    on(80, decode_spec("bf16", 256, 16, 8, queries=FEW)),
 ]
 
 
@@ -55,6 +42,7 @@ def everything() -> Iterator[KernelSpec]:
     for dtype, head_dim in product(TYPES, HEAD_DIMS):
         for page_size, group in product(PAGE_SIZES, GROUPS):
             yield ragged_spec(dtype, head_dim, page_size, group)
-            yield short_spec(dtype, head_dim, page_size, group, queries=ROWS // group)
+            yield decode_spec(dtype, head_dim, page_size, group, queries=ROWS // group)
+            yield decode_spec(dtype, head_dim, page_size, group, queries=FEW)
         yield ragged_spec(dtype, head_dim, window=WINDOW)
-        yield short_spec(dtype, head_dim, window=WINDOW, queries=FEW)
+        yield decode_spec(dtype, head_dim, window=WINDOW, queries=FEW)

@@ -140,6 +140,7 @@ EDGES = {
     **{f"decodes_of_heads_of_{n}": decodes(40, 17, head_dim=n) for n in (32, 80, 96, 128, 256)},
     **{f"prompts_of_heads_of_{n}": prompts(20, 17, head_dim=n) for n in (32, 80, 96, 128, 256)},
     **{f"decodes_in_pages_of_{n}": decodes(1, 63, 64, 65, 150, page_size=n) for n in (1, 5, 64, 256)},
+    "splits_in_pages_of_64": decodes(700, 1, 257, page_size=64, window=600),
     **{f"prompts_in_pages_of_{n}": prompts(1, 63, 65, page_size=n) for n in (1, 5, 64)},
     **{f"mixture_in_pages_of_{n}": Case([63, 65, 90], [63, 1, 30], page_size=n) for n in (1, 64)},
     **{f"decodes_window_{n}": decodes(1, 7, 33, 150, 600, window=n) for n in (1, 5, 16, 40, 520, 4096)},

@@ -13,7 +13,7 @@ from phase2_prefill_decode.kernels.attention import ATTEND
 from tests.phase1_kv_pool.support import bits, every_backend, every_backend_and_dtype
 from tests.phase2_prefill_decode.attention_cases import EDGES, TOLERANCE, Case, decodes, prompts
 
-KINDS = ("long_beside_short", "prompts_of_any_length", "all_kinds", "decodes_gqa_3", "mixture_window_40")
+KINDS = ("long_beside_short", "prompts_of_any_length", "all_kinds", "splits_in_pages_of_64", "mixture_window_40")
 
 
 def every_backend_and_case() -> list[Any]:

@@ -1,7 +1,5 @@
 """Attention for mixed steps: its plan, its result against the reference, and the compiled kernels."""
 
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -13,9 +11,8 @@ from phase1_kv_pool.kernels import prepare_triton
 from phase1_kv_pool.lab import report
 from phase2_prefill_decode.kernels import attention
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
-from phase2_prefill_decode.kernels.triton import decode
 from phase3_chunked_prefill.kernels.attention import ATTEND
-from phase3_chunked_prefill.kernels.plan import FEW, Plan, plan
+from phase3_chunked_prefill.kernels.plan import plan
 from tests.phase1_kv_pool.support import bits, needs_gpu
 from tests.phase2_prefill_decode.attention_cases import EDGES, TOLERANCE, Case, Inputs, decodes, prompts
 
@@ -98,23 +95,14 @@ def batches(draw: st.DrawFn) -> Case:
 
 
 @settings(max_examples=20)
-@given(case=batches(), sizes=st.booleans())
-def test_random_mixed_steps_match_the_oracle(case: Case, sizes: bool) -> None:
-    inputs = case.inputs("triton", torch.float32)
-    check(case, with_sizes(case, inputs) if sizes else inputs)
-
-
-@pytest.mark.proof
-@pytest.mark.parametrize("window", [None, 40])
-def test_a_batch_without_host_sizes_has_the_same_bits(window: int | None) -> None:
-    case = Case([130, 33, 200, 64, 600], [100, 1, 30, 64, 1], window=window)
-    inputs, attend = case.inputs("triton", HALF), ATTEND.load("triton")
-    assert torch.equal(bits(case.run(attend, inputs)), bits(case.run(attend, with_sizes(case, inputs))))
+@given(case=batches())
+def test_random_mixed_steps_match_the_oracle(case: Case) -> None:
+    check(case, with_sizes(case, case.inputs("triton", torch.float32)))
 
 
 def test_a_chunk_and_a_decode_are_bit_identical_in_any_batch() -> None:
     case = Case([130, 33, 200, 64, 600], [100, 1, 30, 64, 1])
-    inputs, attend = case.inputs("triton", HALF), ATTEND.load("triton")
+    inputs, attend = with_sizes(case, case.inputs("triton", HALF)), ATTEND.load("triton")
     together = case.run(attend, inputs).split(case.new)
     queries = inputs.query.split(case.new)
     for number, (length, new) in enumerate(zip(case.lengths, case.new, strict=True)):
@@ -124,6 +112,7 @@ def test_a_chunk_and_a_decode_are_bit_identical_in_any_batch() -> None:
             page_table=inputs.metadata.page_table[number : number + 1],
             max_seqlen_q=new,
             max_seqlen_k=length,
+            sizes=((new, length),),
         )
         alone = attend(queries[number], inputs.keys, inputs.values, metadata, case.scaling, None)
         assert torch.equal(bits(alone), bits(together[number]))
@@ -132,12 +121,18 @@ def test_a_chunk_and_a_decode_are_bit_identical_in_any_batch() -> None:
 @pytest.mark.parametrize(
     "case", [decodes(40, 600, 33), Case([40, 90], [8, 1]), decodes(700, window=50)], ids=["decodes", "drafts", "window"]
 )
-def test_a_short_step_does_not_read_sizes_from_the_device(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    def waits(metadata: AttentionMetadata) -> None:
-        raise AssertionError("the sizes were read from the device")
+def test_a_short_step_needs_no_sizes_on_the_host_and_has_the_same_bits_with_them(case: Case) -> None:
+    inputs, attend = case.inputs("triton", HALF), ATTEND.load("triton")
+    check(case, inputs)
+    assert torch.equal(bits(case.run(attend, inputs)), bits(case.run(attend, with_sizes(case, inputs))))
 
-    monkeypatch.setattr(AttentionMetadata, "host_sizes", waits)
-    check(case, case.inputs("triton", torch.float32))
+
+def test_a_long_step_without_sizes_is_refused_not_read_from_the_device() -> None:
+    case = Case([130, 33], [100, 1])
+    with pytest.raises(
+        ValueError, match="a step with more than 8 new tokens of a sequence needs the sizes on the host"
+    ):
+        check(case, case.inputs("triton", torch.float32))
 
 
 def test_a_step_is_planned_once_per_window_size() -> None:
@@ -146,21 +141,6 @@ def test_a_step_is_planned_once_per_window_size() -> None:
         check(replace(case, window=window), inputs)
     assert len(inputs.metadata.plans) == 2
     assert replace(inputs.metadata).plans == {}
-
-
-def test_one_long_context_does_not_enlarge_the_buffers_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With as many splits for each sequence as the longest has, 128k tokens beside 255 decodes took gigabytes."""
-    found = []
-
-    class Join:
-        def __getitem__(self, grid: object) -> Callable[..., None]:
-            return lambda result, parts, *others, **options: found.append(parts.numel())
-
-    monkeypatch.setattr(decode, "join_kernel", Join())
-    case = Case([1100, *[40] * 7], [4, *[1] * 7])
-    inputs = with_sizes(case, case.inputs("triton", torch.float32))
-    case.run(ATTEND.load("triton"), inputs)
-    assert found == [(3 + 7) * 4 * case.heads * case.head_dim]
 
 
 def test_the_other_backends_are_those_of_phase_2() -> None:
@@ -195,20 +175,14 @@ sizes_of_steps = st.lists(
 def test_every_new_token_is_in_one_piece(
     sizes: list[tuple[int, int]], group: int, block: int, window: int | None
 ) -> None:
-    found = plan(tuple(sizes), group, block, 512, window)
-    splits, blocks = [tuple(row) for row in found.splits.tolist()], [tuple(row) for row in found.blocks.tolist()]
-    short, long = {sequence for sequence, _ in splits}, {sequence for sequence, _ in blocks}
+    found = plan(tuple(sizes), group, block, window)
+    blocks = [tuple(row) for row in found.blocks.tolist()]
+    long = {sequence for sequence, _ in blocks}
+    short = {number for number, (new, _) in enumerate(sizes) if 0 < new <= found.queries}
     assert short | long == {number for number, (new, _) in enumerate(sizes) if new > 0}
     assert not short & long
-    most_of_short = max((sizes[n][0] for n in short), default=0)
-    assert all(sizes[n][0] > most_of_short for n in long)
-    assert most_of_short <= found.queries
     assert found.longest == max((sizes[n][1] for n in short), default=0)
-    for sequence, count in Counter(sequence for sequence, _ in splits).items():
-        new, length = sizes[sequence]
-        first = 0 if window is None else max(length - new - window + 1, 0) // 512 * 512
-        assert sorted(split for owner, split in splits if owner == sequence) == list(range(count))
-        assert first + 512 * (count - 1) < length <= first + 512 * count
+    assert (found.queries == 0) == (not short)
     for sequence in long:
         firsts = sorted(first for owner, first in blocks if owner == sequence)
         assert firsts == list(range(0, sizes[sequence][0], block))
@@ -227,23 +201,22 @@ def test_every_new_token_is_in_one_piece(
         ([1, 2, 500], 71, [1]),
         ([4, 5, 500], 3, [4]),  # 5 would fit into 16 rows; the limit is a power of two
         ([16, 17], 1, [16]),
-        ([1, 5, 8], 8, [1, 5, 8]),  # all are short: no second kernel
         ([9, 1], 8, [1]),
         ([300], 4, []),
         ([], 4, []),
     ],
 )
 def test_a_sequence_is_short_if_its_queries_fit_into_one_tile(new: list[int], group: int, short: list[int]) -> None:
-    found: Plan = plan(tuple((n, 600) for n in new), group, 32, 512, None)
-    assert sorted({new[sequence] for sequence in found.splits[:, 0].tolist()}) == short
-    assert found.queries & (found.queries - 1) == 0
-    assert max(short, default=0) <= found.queries <= max(16 // group, FEW)
+    found = plan(tuple((n, 600) for n in new), group, 32, None)
+    assert sorted(set(new) - {new[sequence] for sequence in found.blocks[:, 0].tolist()}) == short
+    assert found.queries in (0, 1, 2, 4, 8, 16)
+    assert max(short, default=0) <= found.queries <= max(16 // group, 1)
 
 
 def test_blocks_that_see_the_most_keys_go_first() -> None:
-    found = plan(((64, 64), (64, 1000), (1, 5000)), 4, 32, 512, None)
+    found = plan(((64, 64), (64, 1000), (1, 5000)), 4, 32, None)
     assert found.blocks.tolist() == [[1, 32], [1, 0], [0, 32], [0, 0]]
-    windowed = plan(((64, 64), (64, 1000), (1, 5000)), 4, 32, 512, 20)
+    windowed = plan(((64, 64), (64, 1000), (1, 5000)), 4, 32, 20)
     assert windowed.blocks.tolist() == [[0, 32], [1, 0], [1, 32], [0, 0]], "with a window all see about as many keys"
 
 

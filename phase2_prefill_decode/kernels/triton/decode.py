@@ -2,13 +2,18 @@
 """Decode attention: few new tokens, many keys. Each sequence is split between programs (split-KV, as in FlashDecoding).
 
 A decode reads every key and value once and does little arithmetic with them: it is memory-bound. One program for each
-sequence and KV head would leave most of a GPU idle, so a sequence is cut into splits of `chunk` tokens and a second
-kernel joins their results. The query heads of a group are rows of one tile: what is loaded for one head serves all.
+sequence and KV head would leave most of a GPU idle, so a sequence is cut into splits and a second kernel joins their
+results. The query heads of a group are rows of one tile: what is loaded for one head serves all.
 
-The cuts depend only on the sequence's own length, so its result is the same to the last bit in any batch. Grids are
-made from host integers that are upper bounds: a program without work returns at once. So a captured launch (a CUDA
-graph) serves any batch of no more sequences, each of no more than `max_seqlen_k` tokens.
+`splits` makes a table of all splits on the device. The grid of the decode kernel is what the GPU runs at once, and each
+program walks over the table in steps of the grid. So the host knows no lengths, and no program is launched for nothing:
+a launch that was captured in a CUDA graph serves any batch of as many sequences, each of no more than `max_seqlen_k`
+tokens.
 """
+
+from functools import cache
+from math import gcd
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -16,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
+from phase2_prefill_decode.kernels.triton.splits import Splits, splits_of
 from phase2_prefill_decode.kernels.triton.tiles import (
     LOG2_E,
     LOWEST,
@@ -25,193 +31,222 @@ from phase2_prefill_decode.kernels.triton.tiles import (
     block,
     lookup_pages,
 )
+from phase2_prefill_decode.kernels.triton.tuning import Key, Tuning, tuned
 
-CHUNK = 512  # tokens of a split: enough to amortise the start and the join, few enough to make many splits
-SPLITS = 16  # that join_kernel loads at once
+JOINED = 512  # numbers of the result that a program of join_kernel computes, at most
+AT_ONCE = 8  # splits that it loads at once
+REGISTERS = 65536  # of a multiprocessor, on every GPU of today
 
 
 # region decode
 @triton.jit(
-    do_not_specialize=["table_width", "max_splits"],
-    # Views of one buffer, at any offset.
-    do_not_specialize_on_alignment=["cu_seqlens_q", "seq_lens", "page_table", "work"],
+    do_not_specialize=["sequences", "table_width"],
+    do_not_specialize_on_alignment=["cu_seqlens_q", "seq_lens", "page_table"],  # views of one buffer, at any offset
 )
 def decode_kernel(
     query,  # [tokens, heads, head_dim]
     keys,  # [pages, kv_heads, page_size, head_dim]
     values,
     result,  # [tokens, heads, head_dim]
-    parts,  # [splits of all sequences, queries, heads, head_dim] float32: the result of each split
-    lse,  # [splits of all sequences, queries, heads] float32: log2 of the sum of the split's weights (log-sum-exp)
-    firsts,  # [sequences]: the index of each sequence's first split; written here, read by the join
+    parts,  # [most splits, queries, heads, head_dim] float32: the result of each split
+    lse,  # [most splits, queries, heads] float32: log2 of the sum of the split's weights (log-sum-exp)
+    work,  # [most splits, 4]: a sequence, the first key of the split, the key after its last, the sequence's splits
+    cu_splits,  # [sequences + 1]; the last is the number of all splits
     cu_seqlens_q,  # [sequences + 1]
     seq_lens,  # [sequences]
     page_table,  # [sequences, table_width]
-    work,  # [programs, 2]: the sequence and the split of each program; None: a program for every pair
+    sequences,
     table_width,
-    max_splits,
     scale,  # times log2(e)
     kv_heads: tl.constexpr,
     group: tl.constexpr,  # query heads per KV head
     head_dim: tl.constexpr,
     block_dim: tl.constexpr,  # head_dim, rounded up to a power of two
     page_size: tl.constexpr,
-    queries: tl.constexpr,  # at most so many new tokens; sequences with more are skipped
+    queries: tl.constexpr,  # new tokens of a sequence, at most
     rows: tl.constexpr,  # queries * group, rounded up to a tensor-core tile
     tile: tl.constexpr,  # tokens loaded at once
-    chunk: tl.constexpr,
     window: tl.constexpr,
 ):
-    """Each program computes one split of one sequence, for one group of heads."""
-    sequence, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    number = sequence * max_splits + split  # index of the split among all
-    if work is not None:
-        number = sequence
-        sequence, split = tl.load(work + 2 * sequence), tl.load(work + 2 * sequence + 1)
-    start = tl.load(cu_seqlens_q + sequence)
-    new = tl.load(cu_seqlens_q + sequence + 1) - start
-    length = tl.load(seq_lens + sequence)
-    begin, splits = cuts(length, new, chunk, window)
-    if (new > queries) | (split >= splits):
-        return
-
-    row, dim = tl.arange(0, rows), tl.arange(0, block_dim)
-    position = length - new + row // group  # of each row's token in its sequence
+    """Each program computes splits of any sequences, one after the other, for one group of heads."""
+    kv_head, row, dim = tl.program_id(0), tl.arange(0, rows), tl.arange(0, block_dim)
     q_offsets = row // group * kv_heads * group + kv_head * group + row % group  # from the sequence's first row
-    q_mask = (row < new * group)[:, None] & (dim < head_dim)
-    first_row = start.to(tl.int64) * kv_heads * group
-    q = tl.load(query + (first_row + q_offsets)[:, None] * head_dim + dim, mask=q_mask, other=0.0)
+    for number in range(tl.program_id(1), tl.load(cu_splits + sequences), tl.num_programs(1)):
+        sequence, splits = tl.load(work + number * 4), tl.load(work + number * 4 + 3)
+        begin, end = tl.load(work + number * 4 + 1), tl.load(work + number * 4 + 2)
+        start = tl.load(cu_seqlens_q + sequence)
+        new, length = tl.load(cu_seqlens_q + sequence + 1) - start, tl.load(seq_lens + sequence)
+        position = length - new + row // group  # of each row's token in its sequence
+        q_mask = (row < new * group)[:, None] & (dim < head_dim)
+        first_row = start.to(tl.int64) * kv_heads * group
+        q = tl.load(query + (first_row + q_offsets)[:, None] * head_dim + dim, mask=q_mask, other=0.0)
+        table = page_table + sequence.to(tl.int64) * table_width
+        page = lookup_pages(table, begin, length, page_size, tile)
+        m_i = tl.full([rows], LOWEST, tl.float32)
+        l_i = tl.zeros([rows], tl.float32)
+        acc = tl.zeros([rows, block_dim], tl.float32)
+        for first in range(begin, end, tile):
+            # region exercise 2.7
+            token = first + tl.arange(0, tile)
+            kv_offsets = ((page * kv_heads + kv_head) * page_size + token % page_size)[:, None] * head_dim + dim
+            kv_mask = (token < length)[:, None] & (dim < head_dim)
+            key = tl.load(keys + kv_offsets, mask=kv_mask, other=0.0)
+            value = tl.load(values + kv_offsets, mask=kv_mask, other=0.0)  # 0: a weight of 0 times NaN would be NaN
+            page = lookup_pages(table, first + tile, length, page_size, tile)  # of the next tile, while this one loads
+            seen = token <= position[:, None]
+            if window is not None:
+                seen &= token > position[:, None] - window
+            scores = tl.dot(q, tl.trans(key), input_precision=PRECISION) * scale
+            m_i, l_i, acc = accumulate(tl.where(seen, scores, -float("inf")), value, m_i, l_i, acc)
+            # endregion
 
-    begin += split * chunk
-    end = tl.minimum(begin + chunk, length)
-    if window is not None:  # skip tiles before the windows of all rows
-        begin = tl.maximum(begin, (length - new - window + 1) // tile * tile)
-    table = page_table + sequence.to(tl.int64) * table_width
-    page = lookup_pages(table, begin, length, page_size, tile)
-    m_i = tl.full([rows], LOWEST, tl.float32)
-    l_i = tl.zeros([rows], tl.float32)
-    acc = tl.zeros([rows, block_dim], tl.float32)
-    for first in range(begin, end, tile):
-        # region exercise 2.7
-        token = first + tl.arange(0, tile)
-        kv_offsets = ((page * kv_heads + kv_head) * page_size + token % page_size)[:, None] * head_dim + dim
-        kv_mask = (token < length)[:, None] & (dim < head_dim)
-        key = tl.load(keys + kv_offsets, mask=kv_mask, other=0.0)
-        value = tl.load(values + kv_offsets, mask=kv_mask, other=0.0)  # 0: a weight of 0 times NaN would be NaN
-        page = lookup_pages(table, first + tile, length, page_size, tile)  # of the next tile, while this one loads
-        seen = token <= position[:, None]
-        if window is not None:
-            seen &= token > position[:, None] - window
-        scores = tl.dot(q, tl.trans(key), input_precision=PRECISION) * scale
-        m_i, l_i, acc = accumulate(tl.where(seen, scores, -float("inf")), value, m_i, l_i, acc)
-        # endregion
-
-    acc /= tl.where(l_i == 0, 1.0, l_i)[:, None]  # a row without visible keys is 0
-    if splits == 1:  # nothing to join
-        out = (first_row + q_offsets)[:, None] * head_dim + dim
-        tl.store(result + out, acc.to(result.dtype.element_ty), mask=q_mask)
-    else:
-        if split == 0:
-            tl.store(firsts + sequence, number)
-        part = number.to(tl.int64) * queries * kv_heads * group + q_offsets
-        tl.store(parts + part[:, None] * head_dim + dim, acc, mask=q_mask)
-        tl.store(lse + part, m_i + tl.log2(l_i), mask=row < new * group)
+        acc /= tl.where(l_i == 0, 1.0, l_i)[:, None]  # a row without visible keys is 0
+        if splits == 1:  # nothing to join
+            out = (first_row + q_offsets)[:, None] * head_dim + dim
+            tl.store(result + out, acc.to(result.dtype.element_ty), mask=q_mask)
+        else:
+            part = (number * queries * kv_heads * group + q_offsets).to(tl.int64)
+            tl.store(parts + part[:, None] * head_dim + dim, acc, mask=q_mask)
+            tl.store(lse + part, m_i + tl.log2(l_i), mask=row < new * group)
 
 
 # endregion
 
 
-@triton.jit
-def cuts(length, new, chunk: tl.constexpr, window: tl.constexpr):
-    """Where the first split begins, and the number of splits. Splits begin at multiples of chunk, window or not."""
-    origin = 0
-    if window is not None:
-        origin = tl.maximum(length - new - window + 1, 0) // chunk * chunk
-    return origin, tl.maximum(tl.cdiv(length - origin, chunk), 1)
-
-
 # region join
-@triton.jit(do_not_specialize_on_alignment=["cu_seqlens_q", "seq_lens"])
+@triton.jit(do_not_specialize_on_alignment=["cu_seqlens_q"])
 def join_kernel(
     result,
     parts,
     lse,
-    firsts,
+    cu_splits,
     cu_seqlens_q,
-    seq_lens,
     heads: tl.constexpr,
     head_dim: tl.constexpr,
     block_dim: tl.constexpr,
     queries: tl.constexpr,
+    rows: tl.constexpr,  # heads of a program
     at_once: tl.constexpr,  # splits loaded at once
-    chunk: tl.constexpr,
-    window: tl.constexpr,
 ):
-    """Each program joins the splits of one head of one new token: their mean, each weighted by its sum."""
-    sequence, query, head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    start = tl.load(cu_seqlens_q + sequence)
-    new = tl.load(cu_seqlens_q + sequence + 1) - start
-    _, splits = cuts(tl.load(seq_lens + sequence), new, chunk, window)
-    if (new > queries) | (query >= new) | (splits == 1):
+    """Each program joins the splits of some heads of one new token: their mean, each weighted by its sum."""
+    sequence, query = tl.program_id(0), tl.program_id(1)
+    head, dim = tl.program_id(2) * rows + tl.arange(0, rows), tl.arange(0, block_dim)
+    start, number = tl.load(cu_seqlens_q + sequence), tl.load(cu_splits + sequence)
+    splits = tl.load(cu_splits + sequence + 1) - number
+    if (splits < 2) | (query >= tl.load(cu_seqlens_q + sequence + 1) - start):
         return
 
-    dim = tl.arange(0, block_dim)
-    row = (tl.load(firsts + sequence).to(tl.int64) * queries + query) * heads + head  # of the first split
-    m_i = tl.full([], LOWEST, tl.float32)
-    l_i = tl.zeros([], tl.float32)
-    acc = tl.zeros([block_dim], tl.float32)
+    m_i = tl.full([rows], LOWEST, tl.float32)
+    l_i = tl.zeros([rows], tl.float32)
+    acc = tl.zeros([rows, block_dim], tl.float32)
     for first in range(0, splits, at_once):
-        split = first + tl.arange(0, at_once)
-        is_part = (split < splits)[:, None] & (dim < head_dim)
-        offsets = row + split * queries * heads
-        lse_j = tl.load(lse + offsets, mask=split < splits, other=-float("inf"))
-        part = tl.load(parts + offsets[:, None] * head_dim + dim, mask=is_part, other=0.0)
+        split = first + tl.arange(0, at_once)[:, None]
+        row = ((number + split) * queries + query).to(tl.int64) * heads + head
+        is_part = (split < splits)[:, :, None] & (dim < head_dim)
+        lse_j = tl.load(lse + row, mask=split < splits, other=-float("inf"))
+        part = tl.load(parts + row[:, :, None] * head_dim + dim, mask=is_part, other=0.0)
         # region exercise 2.4
         m_new = tl.maximum(m_i, tl.max(lse_j, 0))
         alpha = tl.exp2(m_i - m_new)  # rescales what was summed relative to the lower maximum
         p = tl.exp2(lse_j - m_new)
         l_i = l_i * alpha + tl.sum(p, 0)
-        acc = acc * alpha + tl.sum(p[:, None] * part, 0)
+        acc = acc * alpha[:, None] + tl.sum(p[:, :, None] * part, 0)
         m_i = m_new
         # endregion
-    out = ((start + query).to(tl.int64) * heads + head) * head_dim + dim
-    tl.store(result + out, (acc / l_i).to(result.dtype.element_ty), mask=dim < head_dim)
+    out = ((start + query).to(tl.int64) * heads + head)[:, None] * head_dim + dim
+    tl.store(result + out, (acc / l_i[:, None]).to(result.dtype.element_ty), mask=(dim < head_dim)[None, :])
 
 
 # endregion
 
 
-def tiling(head_dim: int, itemsize: int, rows: int) -> Tiling:
-    """The tiling for `rows` used rows."""
+def tiling(head_dim: int, itemsize: int, rows: int, tuning: Tuning) -> Tiling:
+    """The tiling for `rows` used rows: if these are few, the tuned one."""
+    if tuning.tile and block(rows) == 16:
+        return Tiling(16, tuning.tile, tuning.num_warps, tuning.num_stages)
     wide = head_dim > 128
     if itemsize == 4:  # float32 products take more registers and no tensor cores
         return Tiling(block(rows), 16 if wide else 32, 8, 3, maxnreg=255)
     tile = 32 if wide else 64
-    if block(rows) * block(head_dim) > 64 * 128:  # more registers than four warps have
+    if block(rows) * block(head_dim) > 32 * 128:  # more registers than four warps have
         return Tiling(block(rows), tile, 8, 2 if wide else 3)
     return Tiling(block(rows), tile, 4, 3)
 
 
-def constants(head_dim: int, queries: int, chunk: int, window: int | None) -> dict[str, int | None]:
-    """The constants that both kernels are compiled for."""
+def constants(
+    heads: int, kv_heads: int, page_size: int, head_dim: int, queries: int, tiles: Tiling, window: int | None
+) -> dict[str, int | None]:
+    """The constants that decode_kernel is compiled for."""
     return {
+        "kv_heads": kv_heads,
+        "group": heads // kv_heads,
         "head_dim": head_dim,
         "block_dim": block(head_dim),
+        "page_size": page_size,
         "queries": queries,
-        "chunk": chunk,
+        "rows": tiles.rows,
+        "tile": tiles.tile,
         "window": window,
     }
 
 
-def decode_constants(heads: int, kv_heads: int, page_size: int, tiles: Tiling) -> dict[str, int]:
-    """The constants that only decode_kernel is compiled for."""
-    return {
-        "kv_heads": kv_heads,
-        "group": heads // kv_heads,
-        "page_size": page_size,
-        "rows": tiles.rows,
-        "tile": tiles.tile,
-    }
+def join_constants(heads: int, head_dim: int, queries: int) -> dict[str, int]:
+    """The constants that join_kernel is compiled for. `rows` divides the number of heads."""
+    shape = {"heads": heads, "head_dim": head_dim, "block_dim": block(head_dim), "queries": queries}
+    return {**shape, "rows": gcd(heads, max(JOINED // block(head_dim), 1)), "at_once": AT_ONCE}
+
+
+@cache
+def programs_at_once(device: torch.device, tiles: Tiling, head_dim: int, itemsize: int) -> int:
+    """How many programs of decode_kernel a GPU runs at once. Tests hold compiled kernels to these needs."""
+    if device.type != "cuda":
+        return 8  # interpreted: few, so that a program computes several splits
+    gpu = torch.cuda.get_device_properties(device)
+    registers = (tiles.maxnreg or (168 if head_dim <= 128 else 200)) * 32 * tiles.num_warps
+    shared = tiles.buffers(head_dim, itemsize) + 11 * 1024  # queries and weights 10 KiB, the system's own 1
+    fit = min(REGISTERS // registers, gpu.shared_memory_per_multiprocessor // shared)
+    return max(fit, 1) * int(gpu.multi_processor_count)
+
+
+class Planned(NamedTuple):
+    """What the launches of all layers of a kind have in common in a step."""
+
+    splits: Splits
+    queries: int
+    grid: tuple[int, int]
+    decode: dict[str, Any]  # constants and options
+    join_grid: tuple[int, int, int]
+    join: dict[str, int]
+
+
+def planned_of(
+    metadata: AttentionMetadata,
+    heads: int,
+    keys: Tensor,
+    window: int | None,
+    tuning: Tuning | None,
+) -> Planned:
+    """Plan a step at the first layer of a kind, and keep the plan in the metadata."""
+    capturing = keys.is_cuda and torch.cuda.is_current_stream_capturing()  # a graph makes its own table
+    key = heads, keys.shape[1:], keys.dtype, window, tuning, capturing
+    if key not in metadata.plans:
+        (_, kv_heads, page_size, head_dim), itemsize = keys.shape, keys.element_size()
+        group, queries = heads // kv_heads, triton.next_power_of_2(max(metadata.max_seqlen_q, 1))
+        tuning = tuning or tuned(keys.device, Key(head_dim, group, page_size), itemsize)
+        tiles = tiling(head_dim, itemsize, queries * group, tuning)
+        splits = splits_of(metadata, kv_heads, queries, tuning.chunk, tiles.tile, window)
+        programs = max(programs_at_once(keys.device, tiles, head_dim, itemsize) // kv_heads, 1)
+        join = join_constants(heads, head_dim, queries)
+        metadata.plans[key] = Planned(
+            splits,
+            queries,
+            (kv_heads, min(programs, splits.most)),
+            constants(heads, kv_heads, page_size, head_dim, queries, tiles, window) | tiles.options,
+            (len(metadata.seq_lens), queries, heads // join["rows"]),
+            join,
+        )
+    planned: Planned = metadata.plans[key]
+    return planned
 
 
 def decode(
@@ -222,50 +257,35 @@ def decode(
     metadata: AttentionMetadata,
     scale: float,
     window: int | None = None,
-    *,
-    chunk: int = CHUNK,
-    work: Tensor | None = None,
+    tuning: Tuning | None = None,
 ) -> None:
-    """Compute the sequences with at most `metadata.max_seqlen_q` new tokens; rows of others are left unchanged.
+    """Compute the sequences with at most `metadata.max_seqlen_q` new tokens, rounded up to a power of two.
 
-    None of these sequences has more than `metadata.max_seqlen_k` tokens. `chunk` is a multiple of 128. `work` lists
-    every split of every such sequence; without it, the grid has the longest sequence's number of splits for each.
+    None of these has more than `metadata.max_seqlen_k` tokens. Rows of other sequences are left unchanged. Nothing is
+    read from the device, and all memory is of a size that the host knows, so a launch can be captured.
     """
-    if chunk < 128 or chunk % 128:
-        raise ValueError(f"chunk must be a multiple of 128 tokens, got {chunk}")
-    heads, (_, kv_heads, page_size, head_dim) = query.shape[1], keys.shape
-    sequences, queries = len(metadata.seq_lens), max(metadata.max_seqlen_q, 1)
-    seen = metadata.max_seqlen_k if window is None else min(metadata.max_seqlen_k, window + queries + chunk - 2)
-    max_splits = max(triton.cdiv(seen, chunk), 1)
-    splits = sequences * max_splits if work is None else len(work)
-    lse = query.new_empty((splits, queries, heads), dtype=torch.float32)
+    heads, head_dim = query.shape[1:]
+    step = planned_of(metadata, heads, keys, window, tuning)
+    splits = step.splits
+    lse = query.new_empty((splits.most, step.queries, heads), dtype=torch.float32)
     parts = query.new_empty((*lse.shape, head_dim), dtype=torch.float32)
-    firsts = query.new_empty(sequences, dtype=torch.int32)
-    tiles = tiling(head_dim, keys.element_size(), queries * heads // kv_heads)
-    both = constants(head_dim, queries, chunk, window)
-    grid = (sequences, kv_heads, max_splits) if work is None else (len(work), kv_heads)
     with torch.cuda.device(query.get_device()):
-        decode_kernel[grid](
+        decode_kernel[step.grid](
             query,
             keys,
             values,
             result,
             parts,
             lse,
-            firsts,
+            splits.work,
+            splits.cu_splits,
             metadata.cu_seqlens_q,
             metadata.seq_lens,
             metadata.page_table,
-            work,
+            len(metadata.seq_lens),
             metadata.page_table.stride(0),
-            max_splits,
             scale * LOG2_E,
-            **decode_constants(heads, kv_heads, page_size, tiles),
-            **both,
-            **tiles.options,
+            **step.decode,
         )
-        if max_splits > 1:
-            batch = metadata.cu_seqlens_q, metadata.seq_lens
-            join_kernel[sequences, queries, heads](
-                result, parts, lse, firsts, *batch, heads=heads, at_once=SPLITS, **both
-            )
+        if splits.most_of_one > 1:
+            join_kernel[step.join_grid](result, parts, lse, splits.cu_splits, metadata.cu_seqlens_q, **step.join)

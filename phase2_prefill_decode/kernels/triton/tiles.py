@@ -58,6 +58,10 @@ class Tiling(NamedTuple):
         options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
         return options if self.maxnreg is None else options | {"maxnreg": self.maxnreg}
 
+    def buffers(self, head_dim: int, itemsize: int) -> int:
+        """Bytes of shared memory for keys and values."""
+        return 2 * (self.num_stages - 1) * self.tile * block(head_dim) * itemsize
+
 
 def block(size: int) -> int:
     """The next power of two, and at least the 16 of a tensor-core instruction."""

@@ -1,26 +1,25 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 """Attention for steps that mix decodes, chunks and prompts: the kernel for chunks and prompts, and the launch of both.
 
-`plan` assigns each sequence to a kernel. Decodes go to phase 2's kernel, here with a table of their splits. The kernel
-in this module is phase 2's prefill kernel, made fast for chunks behind a long context:
+`plan` assigns each sequence to a kernel. Decodes go to phase 2's decode kernel. The kernel in this module is phase 2's
+prefill kernel, made fast for chunks behind a long context:
 
 - Its blocks come from a table, those that see the most keys first.
 - Nearly all keys of a chunk precede all of its queries. These tiles need no mask, neither causal nor
   for the length. Masks remain for the diagonal, and for windows, which are short.
 
-Both tables are made once per step, not once per layer, and reach the device in one copy.
+The table is made once per step, not once per layer.
 """
 
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from phase2_prefill_decode.kernels.attention import AttentionMetadata, check_shapes
-from phase2_prefill_decode.kernels.triton.decode import CHUNK, decode
+from phase2_prefill_decode.kernels.triton.decode import decode
 from phase2_prefill_decode.kernels.triton.prefill import constants, tiling
 from phase2_prefill_decode.kernels.triton.tiles import LOG2_E, LOWEST, PRECISION, accumulate, lookup_pages
 from phase3_chunked_prefill.kernels.plan import FEW, plan
@@ -120,36 +119,26 @@ def walk(
 # endregion
 
 
-@dataclass(frozen=True, slots=True)
-class Tables:
-    """A plan's tables on the device."""
-
-    work: Tensor  # [splits, 2] for the decode kernel
-    short: AttentionMetadata  # the batch, with the maxima of its short sequences
-    blocks: Tensor  # [blocks, 2] for the ragged kernel
-
-
 # region attend
 def attend(
     query: Tensor, keys: Tensor, values: Tensor, metadata: AttentionMetadata, scale: float, window: int | None = None
 ) -> Tensor:
     """Run each sequence on the kernel that `plan` assigns: one launch for chunks and prompts, one for short sequences.
 
-    A batch of short sequences without host sizes is not read back from the device. It goes to the decode kernel with
-    the largest grid that `max_seqlen_k` allows, as a captured step needs.
+    A step of short sequences needs no plan and no sizes on the host, so it can be captured in a CUDA graph.
     """
     check_shapes(query, keys, values)
     query, result = query.contiguous(), torch.empty_like(query, memory_format=torch.contiguous_format)
-    if metadata.max_seqlen_q <= FEW and not metadata.sizes:
+    if metadata.max_seqlen_q <= FEW:
         decode(query, keys, values, result, metadata, scale, window)
         return result
     heads, (_, kv_heads, page_size, head_dim) = query.shape[1], keys.shape
     group = heads // kv_heads
     tiles = tiling(head_dim, keys.element_size(), group)
-    tables = tables_of(metadata, group, tiles.rows // group, window)
-    if len(tables.blocks) > 0:
+    planned = planned_of(metadata, group, tiles.rows // group, window)
+    if len(planned.blocks) > 0:
         with torch.cuda.device(query.get_device()):
-            ragged_kernel[kv_heads, len(tables.blocks)](
+            ragged_kernel[kv_heads, len(planned.blocks)](
                 query,
                 keys,
                 values,
@@ -157,33 +146,39 @@ def attend(
                 metadata.cu_seqlens_q,
                 metadata.seq_lens,
                 metadata.page_table,
-                tables.blocks,
+                planned.blocks,
                 metadata.page_table.stride(0),
                 scale * LOG2_E,
                 **constants(heads, kv_heads, page_size, head_dim, tiles, window),
                 **tiles.options,
             )
-    if len(tables.work) > 0:
-        decode(query, keys, values, result, tables.short, scale, window, work=tables.work)
+    if planned.short is not None:
+        decode(query, keys, values, result, planned.short, scale, window)
     return result
 
 
 # endregion
 
 
-def tables_of(metadata: AttentionMetadata, group: int, block: int, window: int | None) -> Tables:
-    """The tables of a step, planned once for each kind of layer and kept in the metadata. `block` is in new tokens."""
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan on the device."""
+
+    blocks: Tensor  # [blocks, 2] for the ragged kernel
+    short: AttentionMetadata | None  # the batch with the maxima of its short sequences, if there are any
+
+
+def planned_of(metadata: AttentionMetadata, group: int, block: int, window: int | None) -> Planned:
+    """The plan of a step, made once for each kind of layer and kept in the metadata. `block` is in new tokens."""
     key = group, block, window
     if key not in metadata.plans:
-        planned = plan(metadata.host_sizes(), group, block, CHUNK, window)
-        table = torch.from_numpy(np.concatenate((planned.splits, planned.blocks)))
-        device = metadata.cu_seqlens_q.device
+        if not metadata.sizes:
+            raise ValueError(f"a step with more than {FEW} new tokens of a sequence needs the sizes on the host")
+        found = plan(metadata.sizes, group, block, window)
+        blocks, device = torch.from_numpy(found.blocks), metadata.cu_seqlens_q.device
         if device.type == "cuda":
-            table = table.pin_memory().to(device, non_blocking=True)
-        metadata.plans[key] = Tables(
-            work=table[: len(planned.splits)],
-            blocks=table[len(planned.splits) :],
-            short=replace(metadata, max_seqlen_q=planned.queries, max_seqlen_k=planned.longest),
-        )
-    tables: Tables = metadata.plans[key]
-    return tables
+            blocks = blocks.pin_memory().to(device, non_blocking=True)
+        short = replace(metadata, max_seqlen_q=found.queries, max_seqlen_k=found.longest) if found.queries else None
+        metadata.plans[key] = Planned(blocks, short)
+    planned: Planned = metadata.plans[key]
+    return planned
