@@ -299,8 +299,8 @@ def test_every_backend_computes_the_same_scores_to_the_last_bit(backend: str, te
 
 
 SIZES = [
-    {"CANDIDATES": 8, "SEARCH": 128},  # most filters need the whole row
-    {"BLOCK": 16, "TILE": 64, "SEARCH": 32, "CANDIDATES": 128},  # many tiles, and the candidates of a few of them
+    {"CANDIDATES": 8, "SEARCH": 256},  # most filters need the whole row
+    {"BLOCK": 32, "TILE": 128, "SEARCH": 64, "CANDIDATES": 128},  # many tiles, and the candidates of a few of them
 ]
 
 
@@ -316,7 +316,7 @@ def test_no_split_of_the_vocabulary_changes_a_draw(
         monkeypatch.setattr(sample, name, value)
     rows = rows_of_logits()
     batch = torch.stack([rows["ties"], rows["some"], rows["some"], rows["close"], rows["some"]]).to(dtype)
-    assert_as_reference(backend, batch, [EDGES[i] for i in (0, 1, 6, 3, 11)], 500)
+    assert_as_reference(backend, batch, [EDGES[i] for i in (0, 1, 6, 3, 11)], 400)
 
 
 @pytest.mark.gpu

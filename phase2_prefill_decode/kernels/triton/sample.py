@@ -22,8 +22,8 @@ from phase2_prefill_decode.kernels import sample as interface
 from phase2_prefill_decode.kernels.sample import SamplingTensors
 
 BLOCK = 256  # tokens that share a maximum
-TILE = 4096  # tokens of a program of maxima and scan
-SEARCH = 2048  # tokens, or maxima, at a time in bound and choose
+TILE = 2048  # tokens of a program of maxima and scan
+SEARCH = 1024  # tokens, or maxima, at a time in bound and choose
 CANDIDATES = 4096  # of a row; the rest of them is not stored
 OPTIONS: dict[str, Any] = {"num_warps": 8, "enable_fp_fusion": False}  # fused, a product would be rounded once less
 PARAMETERS = ["temperatures", "top_k", "top_p", "min_p", "keys", "positions"]  # views of one upload, not aligned
