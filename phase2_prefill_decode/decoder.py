@@ -2,9 +2,13 @@
 
 There is one path for prefill and decode. Tokens are packed in one row; their keys and values are stored in the slots
 they are given, and each token attends to the tokens of its own sequence in the pages.
+
+Where a small model decodes few tokens on a CPU, to call the operators takes longer than what they compute. Such a step
+is one kernel, `kernels.cpu.forward`, which does the same.
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,7 +20,11 @@ from phase2_prefill_decode.kernels.pointwise import ADD_NORM, ROTATE_STORE, SWIG
 from phase2_prefill_decode.linear import Linear
 from phase2_prefill_decode.packed import Packed
 from phase2_prefill_decode.rope import tables
+from phase2_prefill_decode.threads import FREE_CORES
 from phase2_prefill_decode.weights import LayerWeights, Weights
+
+if TYPE_CHECKING:
+    from phase2_prefill_decode.kernels.cpu.forward import Forward
 
 
 class RMSNorm:
@@ -110,6 +118,8 @@ class Decoder:
         self.norm = RMSNorm(weights.norm, config.rms_norm_eps)
         self.lm_head = Linear(weights.lm_head)
         self._rope = tables(config.rope_parameters, config.head_dim, 0, self.device)
+        self._on_cpu = self.device.type == "cpu"
+        self._forward = one_call(config, weights, attend) if self._on_cpu else None
 
     def rope(self, positions: int) -> tuple[Tensor, Tensor]:
         """cos and sin of at least so many positions. The tables grow with the longest sequence that is served, since a
@@ -124,8 +134,12 @@ class Decoder:
     @torch.inference_mode()
     def __call__(self, packed: Packed, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
         """Compute one step: store the keys and values of its tokens, return the logits [rows, vocab_size]."""
+        if self._on_cpu:
+            FREE_CORES.follow()
         x, residual = embedding(packed.tokens, self.embed_tokens), None
         rope = self.rope(packed.metadata.max_seqlen_k)
+        if self._forward is not None and self._forward.takes(packed):
+            return self._forward(x, rope, packed, keys, values)
         for number, layer in enumerate(self.layers):
             rows = packed.last if number == len(self.layers) - 1 else None  # other rows end with the last attention
             x, residual = layer(x, residual, rope, packed, keys[number], values[number], rows)
@@ -133,3 +147,10 @@ class Decoder:
         return self.lm_head(x)
 
     # endregion
+
+
+def one_call(config: ModelConfig, weights: Weights, attend: Attend) -> "Forward | None":
+    """All layers and lm_head as one kernel, for the CPU and its attention, if the model is small."""
+    from phase2_prefill_decode.kernels.cpu.forward import Forward  # here: a GPU does not need numba
+
+    return Forward(config, weights) if attend is ATTEND.load("cpu") and Forward.serves(config, weights) else None

@@ -12,7 +12,7 @@ from typing import Any
 from phase1_kv_pool.lab.ahead import Expect, KernelSpec
 from phase1_kv_pool.lab.catalog import HEAD_DIMS, TYPES, on
 from phase2_prefill_decode.kernels.triton import decode, pointwise, prefill, sample, splits
-from phase2_prefill_decode.kernels.triton.tiles import Tiling, block
+from phase2_prefill_decode.kernels.triton.tiles import Tiling
 from phase2_prefill_decode.kernels.triton.tuning import Tuning, default
 from phase2_prefill_decode.lab import tune
 

@@ -5,8 +5,8 @@ torch runs matrix products on the threads of an OpenMP library, and after each p
 waiting for the next. Other threads, as numba's, would compete with them for the cores several times a layer. So the
 kernels here run on the same threads, with one call: GOMP_parallel(body, work, threads, 0) calls body(work) on each.
 
-Spinning has a price: where other programs need the cores too, a step can take fifty times as long. `threads.py` runs
-small models on one thread; OMP_WAIT_POLICY=passive in the environment makes the threads sleep.
+Spinning has a price: where other programs need the cores too, a step can take fifty times as long. `threads.py` keeps
+the number of threads at that of the free cores.
 
 `on_each_thread` compiles a body. `work` is the address of its arguments, of which the first is a counter: each thread
 takes a number, does that part, and takes the next, until none are left.
@@ -47,6 +47,7 @@ def _openmp() -> int:
 
 
 OPENMP = _openmp()
+USLEEP = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p).value or 0  # the address of C's usleep(microseconds)
 
 
 def threads_for(microseconds: float) -> int:
@@ -92,10 +93,32 @@ def launch(body, arguments, number, threads, openmp):
 
 
 @intrinsic
-def take(context, work):
-    """Take the next number of the counter, atomically."""
+def take(context, counter):
+    """Take the next number of a counter, atomically. A thread that peeks after sees what was written before."""
 
     def generate(context, builder, signature, args):
-        return builder.atomic_rmw("add", builder.inttoptr(args[0], ADDRESS.as_pointer()), ADDRESS(1), "monotonic")
+        return builder.atomic_rmw("add", builder.inttoptr(args[0], ADDRESS.as_pointer()), ADDRESS(1), "acq_rel")
 
     return types.int64(types.int64), generate
+
+
+@intrinsic
+def peek(context, counter):
+    """Read a counter, and with it what was written before its last increment."""
+
+    def generate(context, builder, signature, args):
+        return builder.load_atomic(builder.inttoptr(args[0], ADDRESS.as_pointer()), "acquire", 8)
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def call(context, address, number):
+    """Call a C function of one int."""
+
+    def generate(context, builder, signature, args):
+        function = ir.FunctionType(INT, [INT]).as_pointer()
+        builder.call(builder.inttoptr(args[0], function), [builder.trunc(args[1], INT)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate

@@ -109,13 +109,18 @@ def rotate_store(
 def rotate_store_kernel(body, inputs, others, sizes, eps, threads, openmp):
     """Check all positions and slots before anything is written."""
     tokens, _, _, _, most_positions, pages, _, page_size = sizes
-    positions, slots = array(inputs[3], (tokens,), INT64), array(inputs[4], (tokens,), INT64)
+    check_places(inputs[3], inputs[4], tokens, most_positions, pages * page_size)
+    spread(body, np.array((0, *inputs, *others, *sizes, np.float64(eps).view(np.int64))), threads, openmp)
+
+
+@compiled()
+def check_places(positions, slots, tokens, most_positions, most_slots):
+    positions, slots = array(positions, (tokens,), INT64), array(slots, (tokens,), INT64)
     for token in range(tokens):
         if positions[token] < 0 or positions[token] >= most_positions:
             raise IndexError("a position is outside of the rotary tables")
-        if slots[token] >= pages * page_size:
+        if slots[token] >= most_slots:
             raise IndexError("a slot is outside of the pool")
-    spread(body, np.array((0, *inputs, *others, *sizes, np.float64(eps).view(np.int64))), threads, openmp)
 
 
 @cache

@@ -1,0 +1,185 @@
+"""The whole decode step of a small model in one kernel: the result of transformers, and of the decoder's layers."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.config import ModelConfig
+from phase2_prefill_decode.decoder import Decoder
+from phase2_prefill_decode.kernels.attention import ATTEND, AttentionMetadata
+from phase2_prefill_decode.kernels.cpu import forward
+from phase2_prefill_decode.kernels.cpu.forward import TOKENS, Forward
+from phase2_prefill_decode.model import Model
+from phase2_prefill_decode.packed import Packed
+from phase2_prefill_decode.threads import FREE_CORES
+from phase2_prefill_decode.weights import random_weights
+from tests.phase2_prefill_decode.models import FAMILIES, VARIANTS, saved, tiny_model
+from tests.phase2_prefill_decode.test_identity import logits, prompts
+
+SMALL = ModelConfig(
+    model_type="qwen3", vocab_size=320, num_hidden_layers=3, hidden_size=64, intermediate_size=96,
+    num_attention_heads=4, num_key_value_heads=2, head_dim=24, qk_norm=True, tie_word_embeddings=True,
+)  # fmt: skip
+LENGTHS = 17, 600, 1, 32  # of the sequences; 600 keys would be split by the attention of other steps
+PAGES = 40
+KINDS = (
+    *FAMILIES,
+    "llama-tied",
+    "llama-one-kv-head",
+    "llama-biases",
+    "llama-wide-heads",
+    "qwen3-biases",
+    "mistral-window",
+)
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    before = torch.get_num_threads()
+    monkeypatch.setattr(FREE_CORES, "follow", lambda: None)
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The tokens of each step that was one kernel."""
+    tokens: list[int] = []
+    call = Forward.__call__
+
+    def counted(self: Forward, x: Tensor, *arguments: Any) -> Tensor:
+        tokens.append(len(x))
+        return call(self, x, *arguments)
+
+    monkeypatch.setattr(Forward, "__call__", counted)
+    return tokens
+
+
+def by_layers(decoder: Decoder) -> Decoder:
+    """The same decoder, without the kernel."""
+    layers = Decoder.__new__(Decoder)
+    layers.__dict__ = decoder.__dict__ | {"_forward": None}
+    return layers
+
+
+def packed(lengths: tuple[int, ...], new: int = 1) -> Packed:
+    """The last `new` tokens of sequences of these lengths."""
+    total = torch.tensor(lengths, dtype=torch.int32)
+    positions = torch.cat([torch.arange(length - new, length) for length in lengths])
+    table = torch.arange(len(lengths) * PAGES, dtype=torch.int32).view(-1, PAGES)
+    rows = torch.arange(len(lengths)).repeat_interleave(new)
+    slots = table[rows, positions // 16].long() * 16 + positions % 16
+    ends = torch.arange(0, len(positions) + 1, new, dtype=torch.int32)
+    metadata = AttentionMetadata(ends, total, table, new, max(lengths), tuple((new, length) for length in lengths))
+    return Packed(torch.arange(len(positions)) + 7, positions, slots, metadata, None)
+
+
+def pool_of(config: ModelConfig) -> KVPool:
+    pool = KVPool(config.kv_layout(16), len(LENGTHS) * PAGES, "cpu", torch.bfloat16)
+    draw = torch.Generator().manual_seed(3)
+    for tensor in (*pool.keys, *pool.values):
+        tensor.normal_(generator=draw)
+    return pool
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_logits_are_those_of_transformers(name: str, tmp_path: Path, calls: list[int]) -> None:
+    family, options = VARIANTS[name]
+    oracle: Any = tiny_model(family, **{"vocab_size": 320, "intermediate_size": 96, **options})
+    model = Model.load(saved(oracle, tmp_path), device="cpu", dtype="bfloat16")
+    (prompt,) = prompts(320, [41])
+    with torch.inference_mode():
+        wanted = oracle.to(torch.bfloat16).float()(torch.tensor([prompt])).logits[0]
+        theirs = oracle.to(torch.bfloat16)(torch.tensor([prompt])).logits[0].float()
+    found = logits(model, prompt).float()
+    assert calls == [1] * 41
+    assert (found - wanted).norm() < min(3e-2 * wanted.norm(), 1.5 * (theirs - wanted).norm())
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("count", range(1, TOKENS + 1))
+def test_logits_keys_and_values_are_those_of_the_layers(count: int, calls: list[int]) -> None:
+    decoder = Decoder(SMALL, random_weights(SMALL, dtype=torch.bfloat16))
+    step, pools = packed(LENGTHS[:count]), [pool_of(SMALL), pool_of(SMALL)]
+    found = decoder(step, pools[0].keys, pools[0].values)
+    assert calls == [count]
+    wanted = by_layers(decoder)(step, pools[1].keys, pools[1].values)
+    assert calls == [count]
+    torch.testing.assert_close(found.float(), wanted.float(), atol=2e-2, rtol=2e-2)
+    for mine, theirs in zip(pools[0].keys + pools[0].values, pools[1].keys + pools[1].values, strict=True):
+        torch.testing.assert_close(mine.float(), theirs.float(), atol=5e-2, rtol=5e-2)
+
+
+def test_a_row_does_not_depend_on_the_others() -> None:
+    decoder = Decoder(SMALL, random_weights(SMALL, dtype=torch.bfloat16))
+    pool = pool_of(SMALL)
+    alone = decoder(packed(LENGTHS[:1]), pool.keys, pool.values)
+    assert torch.equal(decoder(packed(LENGTHS), pool.keys, pool.values)[:1], alone)
+
+
+def test_padding_stores_nothing_and_only_the_rows_that_are_wanted_return() -> None:
+    decoder = Decoder(SMALL, random_weights(SMALL, dtype=torch.bfloat16))
+    pool, untouched, step = pool_of(SMALL), pool_of(SMALL), packed(LENGTHS[:2])
+    step.slots.fill_(-1)
+    both = decoder(step, pool.keys, pool.values)
+    assert all(map(torch.equal, pool.keys + pool.values, untouched.keys + untouched.values))
+    last = Packed(step.tokens, step.positions, step.slots, step.metadata, torch.tensor([1]))
+    assert torch.equal(decoder(last, pool.keys, pool.values), both[1:])
+
+
+def test_other_steps_and_other_models_go_by_layers(calls: list[int]) -> None:
+    weights, pool = random_weights(SMALL, dtype=torch.bfloat16), pool_of(SMALL)
+    decoder = Decoder(SMALL, weights)
+    decoder(packed(LENGTHS[:2], new=2), pool.keys, pool.values)
+    Decoder(SMALL, weights, attend=ATTEND.reference)(packed(LENGTHS[:1]), pool.keys, pool.values)
+    assert calls == []
+    assert not Forward.serves(SMALL, random_weights(SMALL, dtype=torch.float32))
+    odd = replace(SMALL, vocab_size=321)  # no whole tiles
+    assert not Forward.serves(odd, random_weights(odd, dtype=torch.bfloat16))
+
+
+def test_without_openmp_it_runs_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder, pool = Decoder(SMALL, random_weights(SMALL, dtype=torch.bfloat16)), pool_of(SMALL)
+    wanted = decoder(packed(LENGTHS), pool.keys, pool.values)
+    monkeypatch.setattr(forward, "OPENMP", 0)  # a call to address 0 would end the process
+    assert torch.equal(decoder(packed(LENGTHS), pool.keys, pool.values), wanted)
+
+
+@pytest.mark.parametrize(("field", "value"), [("positions", 4096), ("positions", -1), ("slots", 1 << 20)])
+def test_positions_and_slots_outside_are_refused(field: str, value: int) -> None:
+    decoder, pool, step = Decoder(SMALL, random_weights(SMALL, dtype=torch.bfloat16)), pool_of(SMALL), packed(LENGTHS)
+    getattr(step, field)[1] = value
+    with pytest.raises(IndexError, match="outside"):
+        decoder(step, pool.keys, pool.values)
+
+
+class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the operators of torch that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_decode_step_calls_few_operators() -> None:
+    """One kernel for a small model; else four products a layer and the memory of the results between them."""
+    decoder, pool, step = Decoder(SMALL, random_weights(SMALL, dtype=torch.bfloat16)), pool_of(SMALL), packed(LENGTHS)
+    decoder.rope(max(LENGTHS))
+    with Operators() as whole:
+        decoder(step, pool.keys, pool.values)
+    with Operators() as layered:
+        by_layers(decoder)(step, pool.keys, pool.values)
+    assert len(whole.names) <= 3, whole.names
+    assert len(layered.names) <= 13 * SMALL.num_hidden_layers, layered.names
