@@ -164,7 +164,7 @@ def sample_spec(dtype: str, launch: str) -> KernelSpec:
         constants={name: constants[name] for name in function.arg_names if name in constants},
         options=sample.OPTIONS,
         sixteens=("stride", "readable") if launch in IN_TILES else ("stride",),
-        expect=Expect(registers=80, wide_loads=launch in IN_TILES),
+        expect=Expect(registers=64, wide_loads=launch in IN_TILES),
     )
 
 
