@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -109,6 +110,9 @@ class FakeDevice:
 
 class NoDecoder:
     """A decoder that computes nothing: all logits are 0."""
+
+    config = SimpleNamespace(vocab_size=VOCABULARY)
+    dtype = torch.float32
 
     def __call__(self, packed: Packed, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
         return torch.zeros(len(packed.tokens if packed.last is None else packed.last), VOCABULARY)
