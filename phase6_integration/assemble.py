@@ -4,6 +4,7 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -28,7 +29,7 @@ from phase6_integration.hub import directory_of
 from phase6_integration.isolation import Attempt, IsolatingRunner, LoadShedding
 from phase6_integration.options import EngineOptions
 from phase6_integration.stats import ObservedCore
-from phase6_integration.warmup import warmup_batches, warmup_pages
+from phase6_integration.warmup import SAMPLING, attention_batches, sampling_batches, warmup_pages
 
 MAX_BYTES_ON_CPU = 4 << 30  # of KV cache: a CPU takes minutes to fill that much
 
@@ -103,11 +104,11 @@ def allocate_pool(model: Model, pages: int, page_size: int) -> KVPool:
 
 def profile(model: Model, sampler: Sampler, tokens: int, running: int, page_size: int) -> int:
     """Run the largest possible step on dummy tokens: the whole budget, with as many requests sampling as can run.
-    Returns its peak memory, without its pages. On a GPU, then compile every kernel variant that serving can launch."""
+    Returns its peak memory, without its pages. Then compile every kernel variant that serving can launch."""
     requests = min(tokens, running)
     length = min(tokens // requests, model.config.max_position_embeddings)
     on_gpu = model.decoder.device.type == "cuda"
-    pages = max(-(-length // page_size) * requests, warmup_pages(page_size) if on_gpu else 0)
+    pages = max(-(-length // page_size) * requests, warmup_pages(page_size) if on_gpu else len(SAMPLING))
     cache = PagedCache(pages, page_size)
     runner = ModelRunner(model.decoder, allocate_pool(model, pages, page_size), cache, sampler)
     dummies = [Request(f"{number}", (0,) * length) for number in range(requests)]
@@ -123,7 +124,8 @@ def profile(model: Model, sampler: Sampler, tokens: int, running: int, page_size
             cache.release(request)
 
     activations = peak_bytes(largest, model.decoder.device)
-    for batch in warmup_batches(cache, model.config.max_position_embeddings) if on_gpu else ():
+    attention = attention_batches(cache, model.config.max_position_embeddings) if on_gpu else ()
+    for batch in chain(attention, sampling_batches(cache)):
         runner.run(runner.pack(batch))
     return activations
 

@@ -33,13 +33,17 @@ def warmup_pages(page_size: int) -> int:
     return 2 * -(-CONTEXT // page_size) + len(SAMPLING)
 
 
-def warmup_batches(cache: KVCache, max_tokens: int) -> Iterator[Batch]:
-    """Yield the batches, one after the other; each has pages in `cache` until the next is taken. No sequence is longer
-    than `max_tokens`."""
+def attention_batches(cache: KVCache, max_tokens: int) -> Iterator[Batch]:
+    """Yield batches for the kernels of attention, one after the other; each has pages in `cache` until the next is
+    taken. No sequence is longer than `max_tokens`. A CPU has one kernel for all of them."""
     length = min(CONTEXT, max_tokens)
     for new in NEW:
         for beside in ((), (CHUNK,)):
             yield from _in_pages(cache, [_sequence(min(one, length), length) for one in (new, *beside)])
+
+
+def sampling_batches(cache: KVCache) -> Iterator[Batch]:
+    """Yield batches of decodes for the kernels of sampling, in the same way."""
     for kinds in (*((params,) for params in SAMPLING), SAMPLING):
         yield from _in_pages(cache, [_sequence(1, 1, params) for params in kinds])
 

@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from phase0_request.batch import Batch, Slice
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
-from phase6_integration.warmup import SAMPLING, warmup_batches, warmup_pages
+from phase6_integration.warmup import SAMPLING, attention_batches, sampling_batches, warmup_pages
 from tests.phase1_kv_pool.support import needs_gpu
 
 ROOT = Path(__file__).parents[2]
@@ -58,7 +59,7 @@ print(json.dumps([run(*warming(page_size)), run(*serving(page_size))]))
 
 def warming(page_size: int) -> tuple[PagedCache, Iterator[Batch]]:
     cache = PagedCache(warmup_pages(page_size), page_size)
-    return cache, warmup_batches(cache, 8192)
+    return cache, chain(attention_batches(cache, 8192), sampling_batches(cache))
 
 
 def serving(page_size: int) -> tuple[PagedCache, Iterator[Batch]]:

@@ -18,6 +18,7 @@ from phase2_prefill_decode.kernels.cpu import forward
 from phase2_prefill_decode.kernels.cpu.forward import TOKENS, Forward
 from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.packed import Packed
+from phase2_prefill_decode.sampling import WORDS, sampling_tensors
 from phase2_prefill_decode.threads import FREE_CORES
 from phase2_prefill_decode.weights import random_weights
 from tests.phase2_prefill_decode.models import FAMILIES, VARIANTS, saved, tiny_model
@@ -79,7 +80,8 @@ def packed(lengths: tuple[int, ...], new: int = 1) -> Packed:
     slots = table[rows, positions // 16].long() * 16 + positions % 16
     ends = torch.arange(0, len(positions) + 1, new, dtype=torch.int32)
     metadata = AttentionMetadata(ends, total, table, new, max(lengths), tuple((new, length) for length in lengths))
-    return Packed(torch.arange(len(positions)) + 7, positions, slots, metadata, None)
+    params = sampling_tensors(torch.zeros(WORDS * len(lengths), dtype=torch.int32))
+    return Packed(torch.arange(len(positions)) + 7, positions, slots, metadata, None, rows, params)
 
 
 def pool_of(config: ModelConfig) -> KVPool:
@@ -131,7 +133,7 @@ def test_padding_stores_nothing_and_only_the_rows_that_are_wanted_return() -> No
     step.slots.fill_(-1)
     both = decoder(step, pool.keys, pool.values)
     assert all(map(torch.equal, pool.keys + pool.values, untouched.keys + untouched.values))
-    last = Packed(step.tokens, step.positions, step.slots, step.metadata, torch.tensor([1]))
+    last = replace(step, last=torch.tensor([1]))
     assert torch.equal(decoder(last, pool.keys, pool.values), both[1:])
 
 
