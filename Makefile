@@ -35,8 +35,9 @@ serve: $(VENV)/.serve ## install, then serve the bundled model on 127.0.0.1:8000
 test: $(VENV)/.dev ## install, then run the suite (`make test-all` adds what is marked slow)
 	@$(BIN)/python -m pytest -q -m "not slow" $(PARALLEL)
 
-test-all: $(VENV)/.dev ## the suite with its slow tests
+test-all: $(VENV)/.dev ## the suite with its slow tests, then the engines' tests one step ahead
 	@$(BIN)/python -m pytest -q $(PARALLEL)
+	@$(BIN)/python -m pytest -q -m "not slow" --ahead $(PARALLEL) tests/phase5_continuous tests/phase6_integration
 
 lint: $(VENV)/.dev ## ruff: rules and format
 	@$(BIN)/ruff check && $(BIN)/ruff format --check

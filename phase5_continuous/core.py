@@ -103,8 +103,8 @@ class _InFlight(NamedTuple, Generic[P]):
 class EngineCore(Generic[P]):
     """Serves requests, one step at a time.
 
-    With a scheduler that runs ahead, a step is launched before the previous one has been committed, and `step` returns
-    the previous one. The runner must then take tokens from the device that the host does not know yet.
+    With a scheduler that runs ahead, a step is launched before the previous one has been committed. The runner must
+    then take tokens from the device that the host does not know yet.
     """
 
     def __init__(
@@ -136,14 +136,15 @@ class EngineCore(Generic[P]):
 
     # region step
     def step(self) -> Step | None:
-        """Plan, pack and launch a step, then wait for the oldest one in flight and commit it.
+        """Plan, pack and launch steps until as many are in flight as may be, then wait for the oldest and commit it.
 
-        Returns None if no step was committed: there was nothing to run, or the first step runs ahead. If the runner
-        raises, the error is passed on, and what was in flight is planned again by the next call.
+        Returns None if there was nothing to run. If the runner raises, the error is passed on, and what was in flight
+        is planned again by the next call.
         """
         try:
-            launched = self._launch()
-            if len(self._in_flight) > (self.scheduler.ahead if launched else 0):
+            while len(self._in_flight) <= self.scheduler.ahead and self._launch():
+                pass
+            if self._in_flight:
                 return self._complete()
         except BaseException:
             self._in_flight.clear()

@@ -25,12 +25,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name != "test_book.py")
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--ahead", action="store_true", help="run the engines one step ahead, as on a GPU")
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Before any test module imports torch, which looks at the environment above, or Triton, which looks at this."""
     from phase1_kv_pool.kernels import prepare_triton
 
     prepare_triton()
     compute_on_the_cpu()
+    if config.getoption("--ahead"):
+        run_ahead()
+
+
+def run_ahead() -> None:
+    """Make running one step ahead the default of engines, in this process and in those that get its options."""
+    from phase5_continuous.engine import core
+    from phase6_integration.options import EngineOptions
+
+    core.__kwdefaults__["ahead"] = 1
+    EngineOptions.__init__.__kwdefaults__["async_scheduling"] = True
 
 
 def compute_on_the_cpu() -> None:
