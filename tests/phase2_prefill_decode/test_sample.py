@@ -22,7 +22,7 @@ from transformers.generation.logits_process import (
 from phase0_request import Request, SamplingParams
 from phase1_kv_pool.kernels import device_of
 from phase2_prefill_decode.kernels.sample import SAMPLE, SamplingTensors, arrivals, keep, numbers, reference, weigh
-from phase2_prefill_decode.sampling import pack_params
+from phase2_prefill_decode.sampling import pack_params, sampling_tensors
 from tests.phase1_kv_pool.support import bits, every_backend, every_backend_and_dtype, needs_gpu
 from tests.phase2_prefill_decode.test_sampler_draws import z_of_chi_square
 
@@ -44,7 +44,9 @@ ASKED: dict[str, dict[str, Any]] = {
 def tensors(*asked: SamplingParams, device: str | torch.device = "cpu") -> SamplingTensors:
     """The parameters of one row for each, with keys and positions of their own."""
     requests = [Request("r", (1,) * (1 + row), one) for row, one in enumerate(asked)]
-    return pack_params(requests, lambda request: hash(request.total), torch.device(device))
+    totals = [request.total for request in requests]
+    params = pack_params(requests, totals, lambda request: hash(request.total))
+    return sampling_tensors(torch.from_numpy(params).to(device))
 
 
 def repeated(params: SamplingParams, rows: int) -> SamplingTensors:

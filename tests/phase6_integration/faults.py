@@ -104,10 +104,10 @@ def _bad_sampler(core: Any, _: Any) -> None:
     sampler = _runner(core).sampler
     pack = sampler.pack
 
-    def poisoned(requests: Any) -> Any:
+    def poisoned(requests: Any, totals: Any) -> Any:
         if any(request.params.top_k == 13 for request in requests):
             raise RuntimeError("secret: no sampling for you")
-        return pack(requests)
+        return pack(requests, totals)
 
     sampler.pack = poisoned
 
