@@ -15,7 +15,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from phase2_prefill_decode.device_state import DeviceState
-from phase2_prefill_decode.packed import CHANGES, HostStep, Packed
+from phase2_prefill_decode.kernels.sample import SamplingTensors
+from phase2_prefill_decode.packed import CHANGES, HostStep
 from phase2_prefill_decode.sampler import Sampled
 
 Replay = Callable[[], "Computed"]
@@ -25,9 +26,12 @@ Record = Callable[[Replay], Replay]  # runs a step, and returns what runs it aga
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What a step has computed, on the device."""
+    """What a step has computed, on the device, with what the sampler needs of its input. A graph keeps all of it."""
 
-    packed: Packed
+    tokens: Tensor  # [tokens] int64, the input
+    last: Tensor | None
+    drawn: Tensor
+    params: SamplingTensors
     logits: Tensor  # [rows, vocab]
     sampled: Sampled | None = None  # if nothing is asked for but a draw
 
@@ -68,7 +72,7 @@ class DecodeGraphs:
         """The smallest graph that holds a step. None if the step is not all decodes, or if it is too large, or if too
         many entries of its page tables have changed: it is launched kernel by kernel."""
         slices = len(step.rows)
-        if step.max_seqlen_q > 1 or not step.all_logits:
+        if step.max_seqlen_q > 1 or not step.all_logits or step.max_seqlen_k > self.context:
             return None
         fits = (size for size in self._graphs if slices <= size and len(step.changed) <= CHANGES * size)
         return self._graphs.get(min(fits, default=0))

@@ -76,10 +76,10 @@ class ModelRunner:
 
         def compute(step: HostStep, lists: Sequence[Tensor]) -> Computed:
             computed = self.compute(step, lists)
-            packed, rows = computed.packed, len(computed.logits)
-            sampled = self.sampler.draw(computed.logits, packed.params)
-            self.state.newest.index_copy_(0, packed.drawn, sampled.tokens)
-            return Computed(packed, logits[:rows].copy_(computed.logits), sampled.gather())
+            sampled = self.sampler.draw(computed.logits, computed.params)
+            self.state.newest.index_copy_(0, computed.drawn, sampled.tokens)
+            kept = logits[: len(computed.logits)].copy_(computed.logits)
+            return replace(computed, logits=kept, sampled=sampled.gather())
 
         self.graphs = DecodeGraphs(self.state, self.cache.page_size, context)
         self.graphs.record(compute, sizes, record)
@@ -100,17 +100,18 @@ class ModelRunner:
     def compute(self, step: HostStep, lists: Sequence[Tensor]) -> Computed:
         """Run the model on a step, given its lists on the device."""
         packed = self.state.load(step, lists, self.cache.page_size)
-        return Computed(packed, self.decoder(packed, self.pool.keys, self.pool.values))
+        logits = self.decoder(packed, self.pool.keys, self.pool.values)
+        return Computed(packed.tokens, packed.last, packed.drawn, packed.params, logits)
 
     def sample(self, step: PackedStep, computed: Computed) -> Sampled:
         """Draw the tokens of a step."""
-        packed, logits, sampling = computed.packed, computed.logits, step.sampling
+        tokens, last, logits, sampling = computed.tokens, computed.last, computed.logits, step.sampling
         rows, newest = sampling.rows, None
         if sampling.edits is not None and sampling.edits.in_flight is not None:
-            newest = packed.tokens[:rows] if packed.last is None else packed.tokens[packed.last[:rows]]
-        sampled = self.sampler.sample(logits[:rows], sampling, packed.params.first(rows), newest)
+            newest = tokens[:rows] if last is None else tokens[last[:rows]]
+        sampled = self.sampler.sample(logits[:rows], sampling, computed.params.first(rows), newest)
         if self.ahead:
-            self.state.newest.index_copy_(0, packed.drawn[:rows], sampled.tokens)
+            self.state.newest.index_copy_(0, computed.drawn[:rows], sampled.tokens)
         if step.prompt is not None:
             sampled = replace(sampled, prompt_logprobs=prompt_logprobs_of(logits[rows:], step.prompt))
         return sampled

@@ -31,24 +31,33 @@ def threads_for(config: ModelConfig) -> int:
 
 def use_threads_for(config: ModelConfig) -> None:
     """Set torch's number of threads, unless OMP_NUM_THREADS is set."""
-    import torch  # here: `threads_for` alone needs no torch
 
     if not os.environ.get("OMP_NUM_THREADS"):
-        torch.set_num_threads(threads_for(config))
+        set_threads(threads_for(config))
+
+
+def set_threads(threads: int) -> None:
+    """Set torch's number of threads: the most that a step uses from now on."""
+    import torch
+
+    torch.set_num_threads(threads)
+    FREE_CORES.limit = threads
 
 
 class FreeCores:
     """Keeps torch's number of threads at the number of free cores, and never above the number it was set to before."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter, *, asleep: bool = False) -> None:
+        """`asleep`: threads sleep while they wait, and lose little by a neighbour. Nothing is changed then."""
+        self._asleep = asleep
         self._clock = clock
         self._last = self._times()
-        self._limit = self._set = 0
+        self.limit = self._set = 0
 
     # region follow
     def follow(self) -> None:
         """Before a step: if PERIOD has passed, look how busy other programs kept the cores meanwhile."""
-        if self._clock() < self._last[0] + PERIOD:
+        if self._asleep or self._clock() < self._last[0] + PERIOD:
             return
         import torch
 
@@ -56,9 +65,9 @@ class FreeCores:
         passed, busy, own = (end - start for start, end in zip(before, self._last, strict=True))
         threads = torch.get_num_threads()
         if threads != self._set:  # set by the program since the last step
-            self._limit = threads
+            self.limit = threads
         free = cores() - (busy - own) / passed
-        self._set = max(1, min(self._limit, int(free + TAKEN)))
+        self._set = max(1, min(self.limit, int(free + TAKEN)))
         if self._set != threads:
             torch.set_num_threads(self._set)
 
@@ -86,4 +95,5 @@ def busy_seconds() -> float:
     return ticks / rate
 
 
-FREE_CORES = FreeCores()  # one of a process, as torch has one number of threads
+# One of a process, as torch has one number of threads.
+FREE_CORES = FreeCores(asleep=os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive")

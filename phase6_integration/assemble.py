@@ -21,6 +21,7 @@ from phase2_prefill_decode.graphs import batch_sizes
 from phase2_prefill_decode.model import Model, default_device
 from phase2_prefill_decode.runner import ModelRunner, PackedStep
 from phase2_prefill_decode.sampler import Sampler
+from phase2_prefill_decode.threads import set_threads
 from phase3_chunked_prefill.engine import load
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.policies import policy
@@ -49,9 +50,11 @@ def assemble(
 ) -> Assembled:
     """Load the model unless it is given, profile the largest step, size the KV pool, and connect the parts."""
     if options.threads is not None:
-        torch.set_num_threads(options.threads)
+        set_threads(options.threads)
     model = loaded or load_model(options)
     device, on_gpu = model.decoder.device, model.decoder.device.type == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(device)  # streams and events are those of the current device
     context = options.max_model_len or model.config.max_position_embeddings
     if context > model.config.max_position_embeddings:
         raise ConfigError(
@@ -152,17 +155,27 @@ def make_runner(
 def graph_bytes(model: Model, sampler: Sampler, sizes: Sequence[int], context: int, page_size: int) -> int:
     """The memory of recorded steps, measured by recording the two largest over a pool of one page. They share what the
     largest needs; each further one takes what the second took."""
-    device, used = model.decoder.device, [0, 0]
-    for number in range(min(len(sizes), 2)):
-        pool = allocate_pool(model, 1, page_size)
-        before = free_bytes(device) or 0
-        runner = make_runner(model, pool, PagedCache(1, page_size), sampler, sizes[-1 - number :], context)
-        used[number] = before - (free_bytes(device) or 0)
-        del runner, pool
+    if not sizes:
+        return 0
+
+    def taken(few: Sequence[int]) -> int:
+        before = unreserved_bytes()
+        runner = make_runner(model, allocate_pool(model, 1, page_size), PagedCache(1, page_size), sampler, few, context)
+        bytes = before - unreserved_bytes()
+        del runner
         gc.collect()
-        torch.cuda.empty_cache()
-    first, both = used
+        return bytes
+
+    model.decoder.rope(context)
+    taken(sizes[:1])  # what is allocated once for all graphs
+    first, both = taken(sizes[-1:]), taken(sizes[-2:])
     return first + max(both - first, 0) * (len(sizes) - 1)
+
+
+def unreserved_bytes() -> int:
+    """The memory of the GPU that torch has not reserved. What a recorded step needs stays reserved for it."""
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info()[0]
 
 
 # region pages_that_fit

@@ -56,7 +56,6 @@ def test_after_every_step_the_device_has_the_page_tables_of_the_cache(kind: type
         for request in [one for one in live if one.total > 80 or rng.random() < 0.05]:
             cache.release(request)
             live.remove(request)
-    assert isinstance(cache, PrefixCache) is (kind is PrefixCache)
     if isinstance(cache, PrefixCache):
         assert cache.counts.duplicates > 0, "no page of a table was ever replaced"
 

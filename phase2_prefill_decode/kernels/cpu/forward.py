@@ -11,6 +11,7 @@ so a thread that comes late finds nothing left to do, and everything in place.
 import math
 from collections.abc import Sequence
 from functools import cache
+from threading import Lock
 
 import numpy as np
 import torch
@@ -60,6 +61,7 @@ class Forward:
         heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         numbers = (3 * heads + 2 * kv_heads) * head_dim + 2 * config.hidden_size + config.intermediate_size
         self._shared = torch.empty(config.num_hidden_layers * TOKENS * numbers, dtype=torch.bfloat16)
+        self._lock = Lock()  # of the memory that steps share
         self._counters = torch.empty(5 * config.num_hidden_layers + 1, 2, 8, dtype=torch.int64)  # a cache line each
 
     @staticmethod
@@ -85,21 +87,22 @@ class Forward:
         c, tokens, metadata = self.config, len(x), packed.metadata
         logits = torch.empty((tokens, c.vocab_size), dtype=x.dtype)
         check_shapes(x.new_empty(0, c.num_attention_heads, c.head_dim), keys[0], values[0])
-        for row, k, v in zip(self._table, keys, values, strict=True):
-            row[-2], row[-1] = k.data_ptr(), v.data_ptr()
-        forward_kernel(
-            forward_body(),
-            (x.data_ptr(), rope[0].data_ptr(), rope[1].data_ptr(), packed.positions.data_ptr(),
-             packed.slots.data_ptr()),
-            (metadata.seq_lens.data_ptr(), metadata.page_table.data_ptr(), logits.data_ptr()),
-            (self._table.ctypes.data, self._lm_head, self._norm.data_ptr()),
-            (self._shared.data_ptr(), self._counters.data_ptr(), USLEEP),
-            (tokens, c.num_hidden_layers, c.hidden_size, c.intermediate_size, c.vocab_size, c.num_attention_heads,
-             c.head_dim, len(rope[0]), *keys[0].shape[:3], metadata.page_table.shape[1]),
-            c.rms_norm_eps,
-            torch.get_num_threads() if OPENMP else 1,
-            OPENMP,
-        )  # fmt: skip
+        with self._lock:  # the call lets other Python threads run
+            for row, k, v in zip(self._table, keys, values, strict=True):
+                row[-2], row[-1] = k.data_ptr(), v.data_ptr()
+            forward_kernel(
+                forward_body(),
+                (x.data_ptr(), rope[0].data_ptr(), rope[1].data_ptr(), packed.positions.data_ptr(),
+                 packed.slots.data_ptr()),
+                (metadata.seq_lens.data_ptr(), metadata.page_table.data_ptr(), logits.data_ptr()),
+                (self._table.ctypes.data, self._lm_head, self._norm.data_ptr()),
+                (self._shared.data_ptr(), self._counters.data_ptr(), USLEEP),
+                (tokens, c.num_hidden_layers, c.hidden_size, c.intermediate_size, c.vocab_size, c.num_attention_heads,
+                 c.head_dim, len(rope[0]), *keys[0].shape[:3], metadata.page_table.shape[1]),
+                c.rms_norm_eps,
+                torch.get_num_threads() if OPENMP else 1,
+                OPENMP,
+            )  # fmt: skip
         return logits if packed.last is None else logits[packed.last]
 
     def _pack(self, weights: Weights) -> list[int]:

@@ -171,10 +171,10 @@ def bound_kernel(
             x = tl.load(logits + row * stride + inside, mask=inside < vocab, other=-float("inf")).to(tl.float32)
             token = tl.min(tl.where(x == peak, inside, LAST), 0)
         else:
-            k, _ = filters_of(top_k, top_p, row, vocab)
+            k, p = filters_of(top_k, top_p, row, vocab)
             reach = tl.where(k > 0, k, blocks - blocks // 8)  # without top-k: enough for the most nuclei
             low = tl.full((), LOWEST, tl.int32)
-            if reach <= blocks:
+            if ((k > 0) | (p < 1)) & (reach <= blocks):
                 low = search(maxima, maxima, blocks, low, top, reach, peak, 0.0, 0.0, False, True, 0, tile)
             tl.store(bounds + row, low)
     tl.store(tokens + row, token)
