@@ -145,9 +145,9 @@ class PagedCache:
             self.changed.setdefault(request.id, entries)
 
     def slots(self, piece: Slice) -> list[int]:
-        table, size = self.table(piece.request), self.page_size
-        if piece.stop > len(table) * size:
-            room = f"{len(table) * size} tokens, not for {piece.start} to {piece.stop}"
+        table, size, stop = self.table(piece.request), self.page_size, piece.start + piece.length
+        if stop > len(table) * size:
+            room = f"{len(table) * size} tokens, not for {piece.start} to {stop}"
             raise PageError(f"request {piece.request.id} has room for {room}")
         # region exercise 1.5
         return [table[position // size] * size + position % size for position in range(piece.start, piece.stop)]

@@ -166,9 +166,10 @@ def pack(batch: Batch, cache: KVCache, width: int, scored: Sequence[int] = ()) -
 def tokens_of(piece: Slice, cache: KVCache) -> list[int]:
     """The tokens of a slice. If a step in flight yields the last one, the host does not know it: it gets -1 - row."""
     request, start, length = piece
-    known, stop = request.total, start + length
-    if stop > known:
-        return [*request.tokens(start, known), -1 - cache.row(request)]
-    if length == 1 and stop == known and request.output_tokens:
-        return request.output_tokens[-1:]
-    return request.tokens(start, stop)
+    output, stop = request.output_tokens, start + length
+    known = len(request.prompt_tokens) + len(output)
+    if stop < known or (stop == known and (length > 1 or not output)):
+        return request.tokens(start, stop)
+    if stop == known:  # a decode
+        return output[-1:]
+    return [*request.tokens(start, known), -1 - cache.row(request)]

@@ -29,6 +29,7 @@ from phase2_prefill_decode.sampling import (
     Edits,
     RequestEdits,
     SamplingMetadata,
+    asks_for_more,
     key_of,
     moved,
     pack_edits,
@@ -136,6 +137,7 @@ class Sampler:
         self._sample = SAMPLE.on(self.device)
         self._packed: list[ref[Request]] = []
         self._packed_params = np.empty(0, np.int32)
+        self._packed_more = False  # whether one of them asks for more than a draw
         self._edits: WeakKeyDictionary[Request, RequestEdits] = WeakKeyDictionary()
         self._entropy = secrets.token_bytes(16) if seed is None else str(seed).encode()[:64]
 
@@ -148,13 +150,16 @@ class Sampler:
         """What these requests ask for; row i of the logits belongs to requests[i]. `totals` are their tokens, those in
         flight included; None: nothing is in flight."""
         totals = [request.total for request in requests] if totals is None else totals
+        params = self._params(requests, totals)
+        if not self._packed_more:
+            return SamplingMetadata(params)
         asked = tuple(
             (row, request.params.logprobs)
             for row, request in enumerate(requests)
             if request.params.logprobs is not None
         )
         return SamplingMetadata(
-            self._params(requests, totals),
+            params,
             pack_edits(requests, totals, self._edits_of, self.device),
             asked,
             pack_padding(requests, self.num_tokens, self.device) if self.num_tokens < self.vocab_size else None,
@@ -200,6 +205,7 @@ class Sampler:
         known = len(requests) == len(self._packed)
         if not known or not all(one() is request for one, request in zip(self._packed, requests, strict=True)):
             self._packed, self._packed_params = [*map(ref, requests)], pack_params(requests, totals, self._key)
+            self._packed_more = any(asks_for_more(request.params) for request in requests)
         params = self._packed_params.copy()
         positions_in(params)[:] = totals
         return params

@@ -213,6 +213,11 @@ def sampling_tensors(params: Tensor) -> SamplingTensors:
     return SamplingTensors(temperatures, top_p, min_p, top_k, keys, positions)
 
 
+def asks_for_more(params: SamplingParams) -> bool:
+    """Whether a request may ever need more than a draw: edits, or log-probabilities."""
+    return params.logprobs is not None or _wants_edits(params, 0)
+
+
 def _wants_edits(params: SamplingParams, output: int) -> bool:
     return bool(params.logit_bias or output < params.min_tokens or _penalizes(params))
 

@@ -89,9 +89,9 @@ class PrefixCache(PagedCache):
         self._count(self._handles[request.id])
 
     def slots(self, piece: Slice) -> list[int]:
-        table, handle = self.table(piece.request), self._handles[piece.request.id]
-        if piece.start < handle.published * self.page_size:
-            page = table[piece.start // self.page_size]
+        handle = self._handles.get(piece.request.id)
+        if handle is not None and piece.start < handle.published * self.page_size:
+            page = self.table(piece.request)[piece.start // self.page_size]
             raise PageError(f"request {piece.request.id} cannot write token {piece.start}: page {page} is published")
         return super().slots(piece)
 

@@ -43,6 +43,7 @@ from phase5_continuous.core import EngineCore, Launched, Spent, Step
 from phase5_continuous.lab.simulator import MODELS
 from phase5_continuous.lab.virtual import StepTimes
 from phase5_continuous.scheduler import Scheduler
+from phase6_integration.gc_freeze import freeze
 
 BATCHES = (64, 256)
 CONTEXT = 1024  # tokens of each request before the first measured step
@@ -258,6 +259,7 @@ def main(arguments: list[str] | None = None) -> int:
     p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     options = p.parse_args(arguments)
     torch.set_num_threads(1)  # the host launches from one thread
+    freeze()  # as the engine's process does
     console = Console()
     cases = [(running, ahead) for running in options.batches for ahead in (0, 1)]
     figures: dict[str, Any] = {"model": MODEL, "gpu": GPU, "context": CONTEXT}
