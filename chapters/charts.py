@@ -164,6 +164,7 @@ CHARTS: dict[str, Chart] = {
     "roofline.svg": ("phase2_phases.json", (8.0, 4.6), roofline),
     "stall.svg": ("stall.json", (8.8, 3.2), stall),
     "prefix.svg": ("phase4.json", (8.8, 3.4), prefix),
+    "overlap.svg": ("phase6_overlap.json", (8.8, 3.2), overlap),
 }
 
 
