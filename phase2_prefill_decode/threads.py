@@ -16,6 +16,7 @@ from phase2_prefill_decode.config import ModelConfig
 
 SMALL = 32 << 20  # bytes of weights
 PERIOD = 0.2  # seconds between two looks
+STALE = 2.0  # seconds; a look that is older is of no use
 TAKEN = 0.3  # of a core, by other programs, from which on it is not free
 STAT = Path("/proc/stat")
 
@@ -62,6 +63,8 @@ class FreeCores:
         import torch
 
         before, self._last = self._last, self._times()
+        if self._last[0] > before[0] + STALE:  # no step for a while: what was busy then says nothing of now
+            return
         passed, busy, own = (end - start for start, end in zip(before, self._last, strict=True))
         threads = torch.get_num_threads()
         if threads != self._set:  # set by the program since the last step

@@ -63,6 +63,11 @@ def test_it_does_not_look_in_every_step(machine: Machine) -> None:
     assert machine.run(0, 4, PERIOD) == 1
 
 
+def test_what_others_did_while_no_step_ran_says_nothing(machine: Machine) -> None:
+    assert machine.run(0, 4, 5.0) == 4
+    assert machine.run(1, 3) == 1
+
+
 def test_the_number_of_the_program_is_the_limit(machine: Machine) -> None:
     machine.threads = 2
     assert [machine.run(2, 0), machine.run(2, 4), machine.run(1, 0)] == [2, 1, 2]
