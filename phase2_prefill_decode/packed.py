@@ -6,7 +6,6 @@ already: page tables, and tokens that no step has shown to the host yet.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -54,7 +53,7 @@ class HostStep:
     max_seqlen_q: int
     max_seqlen_k: int
     all_logits: bool  # whether `last` is all rows, in order
-    params: NDArray[np.int32] = field(default_factory=partial(np.empty, 0, np.int32))  # for the sampler, see `pack_params`
+    params: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))  # see `pack_params`
     completed: tuple[int, ...] = ()  # the numbers of the slices that complete their requests
 
     @classmethod
