@@ -44,7 +44,7 @@ class Report:
 
 def check(course: Course, phase: Phase, timeout: float, report: Callable[[str], object]) -> Report:
     """Run the phase's tests with the workspace in place of the reference, and store the results. If a test hangs or
-    ends the process, each exercise whose tests were not reached runs again on its own, with the reference for all
+    ends the process, each exercise with tests that were not reached runs again on its own, with the reference for all
     others. Every run may take `timeout` seconds; `report` gets a line about each interruption."""
     folder = fresh_folder(course, "check", phase)
     attempts = assemble(course, phase, folder / "all")

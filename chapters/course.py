@@ -33,7 +33,7 @@ class Course:
 
     @classmethod
     def here(cls) -> Course:
-        """The course whose `chapters` package is running."""
+        """The course of the `chapters` package that is running."""
         return cls(Path(__file__).resolve().parent.parent)
 
     @property

@@ -1,4 +1,4 @@
-"""Linear: a matrix product whose weight is packed once for the machine.
+"""Linear: a matrix product with a weight that is packed once for the machine.
 
 torch hands a bfloat16 product on a CPU to oneDNN, which wants the weight in a blocked layout and repacks it in every
 call. A model uses the same weights in every step, so they are packed here when the model is loaded. The operators for

@@ -69,7 +69,7 @@ def likeliest(logprobs: Tensor, many: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class PromptTargets:
-    """The prompt tokens whose log-probabilities a step computes."""
+    """The prompt tokens that a step computes the log-probabilities of."""
 
     counts: tuple[int, ...]  # the first counts[i] rows of slice i predict tokens of its prompt
     targets: Tensor  # [rows] int64, these tokens

@@ -246,7 +246,7 @@ def without_padding(logits: Tensor, num_tokens: int, allowed: Tensor) -> Tensor:
 
 
 def _reason(peak: float) -> str:
-    """Why no token can be drawn from a row whose largest logit is not finite."""
+    """Why no token can be drawn from a row, if its largest logit is not finite."""
     if math.isnan(peak):
         return "no token can be drawn: there is NaN among the logits"
     if peak > 0:

@@ -1,7 +1,7 @@
 """The engine of this phase: phase 2's, with steps under a token budget and attention for any mixture of slices.
 
 Its requests are still a fixed set, admitted together. What has changed is the plan: prompts are cut into chunks, and
-requests whose prompts are computed decode in the same steps.
+requests with a computed prompt decode in the same steps.
 """
 
 from pathlib import Path

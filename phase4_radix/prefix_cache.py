@@ -37,7 +37,7 @@ class CacheHandle:
 
 
 class PrefixCache(PagedCache):
-    """A PagedCache whose pages can be shared and outlive their request. Each page is in one of three states:
+    """A PagedCache with pages that can be shared and outlive their request. Each page is in one of three states:
 
         free        reference count 0
         cached      count 1, held by the tree alone: evicted when pages are needed

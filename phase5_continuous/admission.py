@@ -139,7 +139,7 @@ class PrefixesInProgress:
     _sequences: list[SequenceState] = field(default_factory=list)
 
     def add(self, sequence: SequenceState) -> None:
-        """Note an admitted request, whose prompt is computed from now on."""
+        """Note an admitted request: its prompt is computed from now on."""
         if self.cache.shares:
             self._sequences = [
                 other for other in self._sequences if _will_compute(other, len(other.request.prompt_tokens))

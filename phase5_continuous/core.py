@@ -131,7 +131,7 @@ class EngineCore(Generic[P]):
         return self.scheduler.finish(request, reason, self.clock(), error)
 
     def abort(self, request: Request) -> bool:
-        """End a request whose client has disconnected. Legal at any moment."""
+        """End a request after its client has disconnected. Legal at any moment."""
         return self.finish(request, FinishReason.ABORT)
 
     # region step

@@ -1,4 +1,4 @@
-"""Deadlines: how long a request may wait, and how long it may take. Alarms: the requests whose deadline has passed."""
+"""Deadlines: how long a request may wait, and how long it may take. Alarms: the requests past their deadline."""
 
 import heapq
 import math
@@ -50,7 +50,7 @@ class Alarms:
             self._swept = max(len(self._heap), 64)
 
     def due(self, now: float) -> Iterator[SequenceState]:
-        """The requests whose deadline has passed, each once."""
+        """The requests past their deadline, each once."""
         while self._heap and self._heap[0][0] <= now:
             _, _, of_queue, sequence = heapq.heappop(self._heap)
             if _is_live(sequence, of_queue):

@@ -80,7 +80,7 @@ class ByPriority:
 
 @dataclass(frozen=True, slots=True)
 class LongestPrefixFirst:
-    """Admits prompts first whose beginning is cached: a prompt that is all cached is worth so many seconds.
+    """Admits prompts with a cached beginning first: a prompt that is all cached is worth so many seconds.
 
     It passes only the few other candidates, not the whole queue: that would be a lookup for every waiting request.
     """

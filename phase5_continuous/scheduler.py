@@ -119,7 +119,7 @@ class Scheduler:
         return True
 
     def abort(self, request: Request, now: float) -> bool:
-        """End a request whose client has disconnected. Legal in every state, also while its tokens are in flight."""
+        """End a request after its client has left. Legal in every state, also while its tokens are in flight."""
         return self.finish(request, FinishReason.ABORT, now)
 
     def drain(self) -> list[Event]:

@@ -181,7 +181,7 @@ def unreserved_bytes() -> int:
 # region pages_that_fit
 def pages_that_fit(layout: KVLayout, device: torch.device, share: float, activations: int, max_tokens: int) -> int:
     """The number of KV pages that fit beside the weights and the activations. `share` is of the device's whole memory.
-    On a CPU, whose memory other programs use too, it is of the free memory, and no more than `max_tokens` need."""
+    On a CPU, with memory that other programs use too, it is of the free memory, and no more than `max_tokens` need."""
     free = free_bytes(device)
     if free is None:
         raise ConfigError("this system does not report its free memory; set kv_cache_pages")

@@ -139,7 +139,7 @@ class IsolatingRunner(Generic[P]):
     # region probe
     def _probe(self, piece: Slice) -> None:
         """Run a slice of the same shape with nothing of the request in it: token 0 everywhere, default sampling. It has
-        the request's id and so its pages, whose contents are of no use any more. StepFailedError if it raises too."""
+        the request's id and so its pages; their contents are of no use any more. StepFailedError if it raises too."""
         request = piece.request
         probe = Request(request.id, (0,) * len(request.prompt_tokens))
         probe.output_tokens += [0] * len(request.output_tokens)
@@ -154,7 +154,7 @@ class IsolatingRunner(Generic[P]):
 
 
 class IsolatedStep(Generic[P]):
-    """A launched step, or one whose launch failed. `output` falls back to running its slices one by one."""
+    """A launched step, or one that failed to launch. `output` falls back to running its slices one by one."""
 
     def __init__(self, runner: IsolatingRunner[P], attempt: Attempt[P], launched: Launched | None) -> None:
         self._runner = runner

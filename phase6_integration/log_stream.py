@@ -1,4 +1,4 @@
-"""LogStream: a stderr whose writes never block.
+"""LogStream: a stderr with writes that never block.
 
 stderr is often a pipe. If its reader stalls, the pipe fills up and the next write blocks for ever: an event loop, an
 engine or a shutdown with it. Here a thread does the writing, from a buffer of limited size. What does not fit is

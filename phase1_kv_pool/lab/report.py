@@ -1,7 +1,7 @@
 """Report of a lab's compiled kernels: as a table, as JSON, and for tests.
 
 A lab needs a module `catalog`, with a list CATALOG of KernelSpecs and a function `everything` that returns all of them,
-and a module `kernels` whose `main` calls `main("phaseN_x.lab", arguments)`.
+and a module `kernels`, where `main` calls `main("phaseN_x.lab", arguments)`.
 """
 
 import argparse

@@ -70,7 +70,7 @@ def scheduler(cache: KVCache, running: int) -> Scheduler:
 
 
 def decoding(cache_type: type[PagedCache], running: int, steps: int) -> Scheduler:
-    """Return a scheduler whose requests have all computed their prompts, and will not end within so many steps."""
+    """Return a scheduler with requests that have all computed their prompts, and will not end within so many steps."""
     pages = running * (-(-(PROMPT + steps + 64) // PAGE_SIZE) + 1)
     one = scheduler(cache_type(pages + pages // 50, PAGE_SIZE), running)
     rng = random.Random(0)

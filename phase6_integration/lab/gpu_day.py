@@ -73,7 +73,8 @@ def run_stage(name: str, dry: bool, seconds: float) -> Results:
 
 def run_here(name: str, rows: Path, dry: bool) -> int:
     """Run a stage in this process."""
-    from phase6_integration.lab.gpu_stages import STAGES, Day
+    from phase6_integration.lab.gpu_rows import Day
+    from phase6_integration.lab.gpu_stages import STAGES
 
     with rows.open("a") as file:
         STAGES[name](Day(dry, file))

@@ -3,46 +3,29 @@
 It imports neither the HTTP server nor what that needs, for a machine with a GPU may have little installed.
 """
 
-import gc
-import json
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from phase0_request.machine import describe
 from phase0_request.params import SamplingParams
-from phase0_request.request import Request
-from phase1_kv_pool.lab.timing import clock_seconds, replay_seconds
 from phase2_prefill_decode.config import ModelConfig
-from phase2_prefill_decode.fields import ConfigError
-from phase2_prefill_decode.kernels.attention import AttentionMetadata
-from phase2_prefill_decode.lab import ceilings
 from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.roofline import Device, predict
-from phase2_prefill_decode.lab.shapes import SHAPES
-from phase2_prefill_decode.sampler import Sampler
 from phase2_prefill_decode.weights import Weights, random_weights
-from phase3_chunked_prefill.kernels.attention import ATTEND
-from phase5_continuous.lab.simulator import MODELS
 from phase6_integration.engine import NanoServingEngine
-from phase6_integration.options import EngineOptions
+from phase6_integration.lab.gpu_kernels import kernels
+from phase6_integration.lab.gpu_rows import SAMPLED, Day, limits
 
 ROOT = Path(__file__).parents[2]
-TINY = ModelConfig(
-    model_type="qwen3", vocab_size=128, num_hidden_layers=2, hidden_size=32, intermediate_size=64,
-    num_attention_heads=4, num_key_value_heads=2, head_dim=16, qk_norm=True, max_position_embeddings=256,
-    dtype="float32",
-)  # fmt: skip
 WAYS: dict[str, dict[str, bool]] = {
     "eager": {"enforce_eager": True, "async_scheduling": False},
     "graphs": {"enforce_eager": False, "async_scheduling": False},
@@ -50,46 +33,6 @@ WAYS: dict[str, dict[str, bool]] = {
 }
 TESTS = ("tests/gpu", "tests/phase1_kv_pool", "tests/phase2_prefill_decode", "tests/phase3_chunked_prefill")
 TAIL = 4000  # characters of a test run's output
-
-
-@dataclass(slots=True)
-class Day:
-    """What a stage needs: the device, and a file to which rows are appended at once, so that a cut loses none."""
-
-    dry: bool
-    file: TextIO
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cpu" if self.dry else "cuda")
-
-    @property
-    def models(self) -> dict[str, ModelConfig]:
-        return {"tiny": TINY} if self.dry else {"0.6b": SHAPES["596m"], "8b": MODELS["8b"]}
-
-    def some(self, all: Sequence[Any], dry: Sequence[Any]) -> Sequence[Any]:
-        return dry if self.dry else all
-
-    def seconds(self, call: Callable[[], object], times: int = 10) -> float:
-        """The seconds of a call on the device: on a GPU from a graph, without the host."""
-        return clock_seconds([call]) if self.dry else replay_seconds([call] * times)
-
-    def wait(self) -> None:
-        if not self.dry:
-            torch.cuda.synchronize()
-
-    @contextmanager
-    def row(self, **found: Any) -> Iterator[dict[str, Any]]:
-        """A row of the stage. What fails is a row too, and the stage goes on."""
-        try:
-            yield found
-        except Exception as error:
-            found["error"] = f"{type(error).__name__}: {error}"[:400]
-        self.file.write(json.dumps(found, default=float) + "\n")
-        self.file.flush()
-        gc.collect()
-        if not self.dry:
-            torch.cuda.empty_cache()
 
 
 def smoke(day: Day) -> None:
@@ -122,113 +65,11 @@ def tests(day: Day) -> None:
                 raise RuntimeError(f"pytest ended with {done.returncode}")
 
 
-def kernels(day: Day) -> None:
-    """Ceilings of this device, then attention and sampling beside them."""
-    with day.row(what="ceilings") as row:
-        row |= limits(day)
-    copy, product = row["copy_gb_per_second"], row["gflops_bfloat16"]
-    for group in day.some((4, 8), (2,)):
-        for page_size in (16, 64):
-            for batch, length in day.some(((1, 32_768), (4, 16_384), (16, 4096), (64, 2048), (256, 2048)), ((2, 70),)):
-                with day.row(what="decode", group=group, page_size=page_size, batch=batch, length=length) as row:
-                    call, read, _ = attention(day, [(1, length)] * batch, page_size, group)
-                    row["us"] = (seconds := day.seconds(call)) * 1e6
-                    row |= {"gb_per_second": read / seconds / 1e9, "of_copy": read / seconds / 1e9 / copy}
-            for new, length in day.some(((1024, 1024), (2048, 2048), (8192, 8192), (2048, 16_384)), ((40, 70),)):
-                with day.row(what="prefill", group=group, page_size=page_size, new=new, length=length) as row:
-                    call, _, operations = attention(day, [(new, length)], page_size, group)
-                    row["us"] = (seconds := day.seconds(call, 3)) * 1e6
-                    row["tflops"] = operations / seconds / 1e12
-                    row["of_product"] = row["tflops"] * 1e3 / product
-                    if new == length:
-                        row["of_sdpa"] = day.seconds(sdpa(day, new, group), 3) / seconds
-    for rows in day.some((1, 64, 256), (4,)):
-        for name, asked in SAMPLED.items():
-            with day.row(what="sample", rows=rows, how=name) as row, torch.inference_mode():
-                vocabulary = day.some([151_936], [500])[0]
-                sampler = Sampler((), vocabulary, day.device, 0)
-                requests = [Request(f"{n}", (1,), SamplingParams(**asked)) for n in range(rows)]
-                logits = torch.randn(rows, vocabulary, device=day.device).to(torch.bfloat16) * 3
-                row["us"] = clock_seconds([partial(sampling(sampler, requests), logits)] * day.some([20], [1])[0]) * 1e6
-
-
-def limits(day: Day) -> dict[str, float]:
-    """What this device can do at best: bytes copied and read, and matrix products."""
-    if day.dry:
-        ceilings.SIZES, ceilings.OUT_OF_CACHE, ceilings.WIDTH = {"cpu": (16, 24, 32)}, {"cpu": 1 << 20}, 256
-    best: dict[str, float] = ceilings.measure(day.device)["best"]
-    return best
-
-
-SAMPLED: dict[str, dict[str, Any]] = {
-    "greedy": {"temperature": 0},
-    "temperature": {},
-    "top_p": {"top_p": 0.9},
-    "top_k, top_p": {"top_k": 50, "top_p": 0.9},
-}
-
-
-def sampling(sampler: Sampler, requests: Sequence[Request]) -> Callable[[Tensor], object]:
-    packed: Any = sampler.pack(requests)
-    return lambda logits: sampler.sample(logits, packed)
-
-
-def attention(
-    day: Day, sizes: Sequence[tuple[int, int]], page_size: int, group: int
-) -> tuple[Callable[[], Tensor], int, int]:
-    """A call of one layer's attention over pages in random order; the bytes of keys and values that it reads, and its
-    operations. `sizes` are (new, all) tokens of each sequence."""
-    kv_heads, head_dim, dtype = (2, 16, torch.float32) if day.dry else (8, 128, torch.bfloat16)
-    counts = [-(-length // page_size) for _, length in sizes]
-    order = torch.randperm(sum(counts), dtype=torch.int32).split_with_sizes(counts)
-    table = torch.nn.utils.rnn.pad_sequence(list(order), batch_first=True).to(day.device)
-    starts = torch.tensor([0, *(new for new, _ in sizes)]).cumsum(0).int().to(day.device)
-    lengths = torch.tensor([length for _, length in sizes], dtype=torch.int32, device=day.device)
-    longest = [max(one) for one in zip(*sizes, strict=True)]
-    metadata = AttentionMetadata(starts, lengths, table, longest[0], longest[1], tuple(sizes))
-    shape = sum(counts), kv_heads, page_size, head_dim
-    keys, values = (torch.randn(shape, device=day.device, dtype=dtype) for _ in "kv")
-    tokens = sum(new for new, _ in sizes)
-    query = torch.randn(tokens, kv_heads * group, head_dim, device=day.device, dtype=dtype)
-    attend = ATTEND.on(day.device)
-    read = sum(length for _, length in sizes) * kv_heads * head_dim * 2 * query.element_size()
-    pairs = sum(new * (2 * length - new + 1) // 2 for new, length in sizes)
-    return (
-        lambda: attend(query, keys, values, metadata, head_dim**-0.5, None),
-        read,
-        4 * pairs * kv_heads * group * head_dim,
-    )
-
-
-def sdpa(day: Day, tokens: int, group: int) -> Callable[[], Tensor]:
-    """torch's attention over the same heads, without pages."""
-    kv_heads, head_dim, dtype = (2, 16, torch.float32) if day.dry else (8, 128, torch.bfloat16)
-    q, k, v = (
-        torch.randn(1, heads, tokens, head_dim, device=day.device, dtype=dtype)
-        for heads in (kv_heads * group, kv_heads, kv_heads)
-    )
-    call = torch.nn.functional.scaled_dot_product_attention
-    return lambda: call(q, k, v, is_causal=True, enable_gqa=True)
-
-
-class NotAvailableError(RuntimeError):
-    """This engine lacks an option."""
-
-
 @contextmanager
 def opened(day: Day, config: ModelConfig, weights: Weights, **options: Any) -> Iterator[NanoServingEngine]:
-    """An engine over weights that several share. Options that it lacks are refused by their names, unless they are to
-    be off."""
-    lacks = options.keys() - {one.name for one in fields(EngineOptions)}
-    if any(options[name] for name in lacks):
-        raise NotAvailableError(f"not available: {', '.join(sorted(lacks))}")
-    options = {name: value for name, value in options.items() if name not in lacks}
+    """An engine over weights that several share."""
     small = {"kv_cache_pages": 64, "max_num_seqs": 4, "threads": 1} if day.dry else {"max_num_batched_tokens": 8192}
-    try:
-        engine = NanoServingEngine(config, weights, enable_prefix_caching=False, **{**small, **options})
-    except ConfigError as error:
-        raise NotAvailableError(f"not available: {error}") from error
-    with engine:
+    with NanoServingEngine(config, weights, enable_prefix_caching=False, **{**small, **options}) as engine:
         yield engine
 
 

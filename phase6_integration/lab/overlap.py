@@ -121,7 +121,7 @@ class NoDecoder:
 
 @dataclass(slots=True)
 class Landing:
-    """A step whose output is there once the fake device has run it."""
+    """A step; its output is there once the fake device has run it."""
 
     step: Launched
     device: FakeDevice

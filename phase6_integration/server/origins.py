@@ -17,7 +17,7 @@ from phase6_integration.server.settings import is_address
 
 
 class AllowedHosts:
-    """Refuses requests whose Host is a name that is not allowed. Addresses are always allowed: DNS does not resolve
+    """Refuses requests with a name as Host that is not allowed. Addresses are always allowed: DNS does not resolve
     them. Starlette's TrustedHostMiddleware refuses addresses too, and its errors are not in OpenAI's format."""
 
     def __init__(self, app: ASGIApp, allowed: Sequence[str]) -> None:

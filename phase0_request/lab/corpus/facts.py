@@ -1,7 +1,7 @@
 """Facts: what the corpus is made of, read from the TOML files beside this module and checked.
 
 A fact is one answer and the many ways to ask for it. A [[topic]] in a file makes up to three facts, what, why and how,
-whose questions are made from templates; a [[pair]] makes one, with the questions it lists.
+with questions from templates; a [[pair]] makes one, with the questions it lists.
 """
 
 import re

@@ -7,7 +7,7 @@ pointwise    the operations between the matrix products
 sample       temperature, filters and the draw of a token
 forward      all layers of a small model in one call, for a decode of few tokens; it uses the functions of the others
 tiles        shared by decode and prefill: a tile, and how its keys and values are loaded
-matmul       a product of small matrices whose sums stay in registers
+matmul       a product of small matrices, with the sums in registers
 matvec       a product of few rows with a weight, at the speed of memory
 intrinsics   pointers, 16-bit floats and exp2, which numba lacks
 openmp       runs a compiled function on torch's own threads

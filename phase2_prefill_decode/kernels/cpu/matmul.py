@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""A product of small matrices whose sums stay in registers: where a prefill on a CPU spends its time.
+"""A product of small matrices, with the sums in registers: where a prefill on a CPU spends its time.
 
 In a loop, `sums[r, c] += left[r, i] * right[i, c]` loads and stores each sum in every step, and waits for memory rather
 than arithmetic. Here a tile of the sums is loaded once. Each step loads one line of `right` and multiplies it by one

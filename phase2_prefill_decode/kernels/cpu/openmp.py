@@ -64,7 +64,7 @@ def on_each_thread(body: Callable[[Any], None]) -> int:
     return int(made.address)
 
 
-_KEPT: list[Any] = []  # keeps alive the machine code whose addresses are in use
+_KEPT: list[Any] = []  # keeps alive the machine code at addresses in use
 
 
 @intrinsic
@@ -88,7 +88,7 @@ def spread(context, body, work, threads, openmp):
 
 @compiled()
 def launch(body, arguments, number, threads, openmp):
-    """Run a body whose arguments are integers and, last, a float."""
+    """Run a body with integers and, last, a float as arguments."""
     spread(body, np.array((0, *arguments, np.float64(number).view(np.int64))), threads, openmp)
 
 

@@ -208,7 +208,7 @@ def programs_at_once(device: torch.device, tiles: Tiling, head_dim: int, itemsiz
     return max(fit, 1) * int(gpu.multi_processor_count)
 
 
-class Planned(NamedTuple):
+class DecodePlan(NamedTuple):
     """What the launches of all layers of a kind have in common in a step."""
 
     splits: Splits
@@ -219,13 +219,13 @@ class Planned(NamedTuple):
     join: dict[str, int]
 
 
-def planned_of(
+def decode_plan_of(
     metadata: AttentionMetadata,
     heads: int,
     keys: Tensor,
     window: int | None,
     tuning: Tuning | None,
-) -> Planned:
+) -> DecodePlan:
     """Plan a step at the first layer of a kind, and keep the plan in the metadata."""
     capturing = keys.is_cuda and torch.cuda.is_current_stream_capturing()  # a graph makes its own table
     key = heads, keys.shape[1:], keys.dtype, window, tuning, capturing
@@ -237,7 +237,7 @@ def planned_of(
         splits = splits_of(metadata, kv_heads, queries, tuning.chunk, tiles.tile, window)
         programs = max(programs_at_once(keys.device, tiles, head_dim, itemsize) // kv_heads, 1)
         join = join_constants(heads, head_dim, queries)
-        metadata.plans[key] = Planned(
+        metadata.plans[key] = DecodePlan(
             splits,
             queries,
             (kv_heads, min(programs, splits.most)),
@@ -245,7 +245,7 @@ def planned_of(
             (len(metadata.seq_lens), queries, heads // join["rows"]),
             join,
         )
-    planned: Planned = metadata.plans[key]
+    planned: DecodePlan = metadata.plans[key]
     return planned
 
 
@@ -265,7 +265,7 @@ def decode(
     read from the device, and all memory is of a size that the host knows, so a launch can be captured.
     """
     heads, head_dim = query.shape[1:]
-    step = planned_of(metadata, heads, keys, window, tuning)
+    step = decode_plan_of(metadata, heads, keys, window, tuning)
     splits = step.splits
     lse = query.new_empty((splits.most, step.queries, heads), dtype=torch.float32)
     parts = query.new_empty((*lse.shape, head_dim), dtype=torch.float32)

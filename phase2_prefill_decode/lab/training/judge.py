@@ -50,7 +50,7 @@ class Question:
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Whether an answer is right, or in what way it is not. `similarity` is to the answer of the right fact, `nearest`
-    the fact whose answer it resembles most; the right one where another is as close."""
+    the fact with the answer that it resembles most; the right one where another is as close."""
 
     right: bool
     why: Reason
@@ -154,7 +154,7 @@ def examine(answer: Answerer, questions: Sequence[Question], facts: Sequence[Fac
 
 
 def held_out(facts: Sequence[Fact], file: Path = HELD_OUT) -> tuple[Question, ...]:
-    """The paraphrases of a file. CorpusError names an entry that is no question or whose fact is unknown."""
+    """The paraphrases of a file. CorpusError names an entry that is no question or has an unknown fact."""
     known = {key(fact): fact for fact in facts}
     questions = []
     for number, entry in enumerate(tomllib.loads(file.read_text(encoding="utf-8")).get("question", []), 1):

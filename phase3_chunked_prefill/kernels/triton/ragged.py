@@ -135,7 +135,7 @@ def attend(
     heads, (_, kv_heads, page_size, head_dim) = query.shape[1], keys.shape
     group = heads // kv_heads
     tiles = tiling(head_dim, keys.element_size(), group)
-    planned = planned_of(metadata, group, tiles.rows // group, window)
+    planned = ragged_plan_of(metadata, group, tiles.rows // group, window)
     if len(planned.blocks) > 0:
         with torch.cuda.device(query.get_device()):
             ragged_kernel[kv_heads, len(planned.blocks)](
@@ -161,14 +161,14 @@ def attend(
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class RaggedPlan:
     """A plan on the device."""
 
     blocks: Tensor  # [blocks, 2] for the ragged kernel
     short: AttentionMetadata | None  # the batch with the maxima of its short sequences, if there are any
 
 
-def planned_of(metadata: AttentionMetadata, group: int, block: int, window: int | None) -> Planned:
+def ragged_plan_of(metadata: AttentionMetadata, group: int, block: int, window: int | None) -> RaggedPlan:
     """The plan of a step, made once for each kind of layer and kept in the metadata. `block` is in new tokens."""
     key = group, block, window
     if key not in metadata.plans:
@@ -179,6 +179,6 @@ def planned_of(metadata: AttentionMetadata, group: int, block: int, window: int 
         if device.type == "cuda":
             blocks = blocks.pin_memory().to(device, non_blocking=True)
         short = replace(metadata, max_seqlen_q=found.queries, max_seqlen_k=found.longest) if found.queries else None
-        metadata.plans[key] = Planned(blocks, short)
-    planned: Planned = metadata.plans[key]
+        metadata.plans[key] = RaggedPlan(blocks, short)
+    planned: RaggedPlan = metadata.plans[key]
     return planned
