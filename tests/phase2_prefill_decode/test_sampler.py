@@ -1,10 +1,6 @@
-"""The Sampler: edits of logits, greedy rows, failures, log-probabilities, seeds, and independence of the batch."""
+"""The Sampler: greedy rows, failures, log-probabilities, seeds, padded vocabularies, independence of the batch."""
 
-import gc
 import math
-import random
-import tracemalloc
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,65 +8,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers.generation.logits_process import (
-    MinNewTokensLengthLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-    SequenceBiasLogitsProcessor,
-)
 
-from phase0_request import Request, SamplingParams, StepOutput, reason_to_finish
-from phase2_prefill_decode.sampler import Sampler, edit
+from phase0_request import Request, StepOutput
+from phase2_prefill_decode.sampler import Sampler
 from phase2_prefill_decode.sampling import sampling_tensors
 from tests.phase1_kv_pool.support import needs_gpu
+from tests.phase2_prefill_decode.sampling_cases import VOCAB, request_of, run, some_logits
 
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-VOCAB = 30
-
-
-def request_of(id: str = "r", prompt: Sequence[int] = (1,), output: Sequence[int] = (), **params: Any) -> Request:
-    request = Request(id, tuple(prompt), SamplingParams(**params))
-    request.output_tokens += output
-    return request
-
-
-def run(sampler: Sampler, logits: Tensor, requests: Sequence[Request]) -> StepOutput:
-    sampled = sampler.sample(logits.to(sampler.device), sampler.pack(requests))
-    return sampled.fetch().output(range(len(requests)), len(requests))
-
-
-def edited(logits: Tensor, requests: Sequence[Request], eos_ids: Sequence[int] = ()) -> Tensor:
-    edits = Sampler(eos_ids, logits.shape[1]).pack(requests).edits
-    return logits if edits is None else edit(logits, edits)
-
-
-def some_logits(rows: int, seed: int = 0, vocab: int = VOCAB) -> Tensor:
-    return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 3
-
-
-@given(
-    prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=40),
-    output=st.lists(st.integers(0, VOCAB - 1), max_size=40),
-    bias=st.dictionaries(st.integers(0, VOCAB - 1), st.integers(-100, 100), max_size=4),
-    least=st.integers(0, 50),
-    penalties=st.tuples(*[st.sampled_from([0.0, 0.5, -1.5])] * 2, st.sampled_from([1.0, 1.3])),
-)
-def test_edits_match_a_loop_over_the_tokens(
-    prompt: list[int], output: list[int], bias: dict[int, int], least: int, penalties: tuple[float, float, float]
-) -> None:
-    presence, frequency, repetition = penalties
-    request = request_of(
-        "r", prompt, output, max_tokens=50, min_tokens=least, logit_bias=bias, presence_penalty=presence,
-        frequency_penalty=frequency, repetition_penalty=repetition, stop_token_ids=[3],
-    )  # fmt: skip
-    wanted = []
-    for token, logit in enumerate(some_logits(1)[0].tolist()):
-        x = -math.inf if token in (3, 7) and len(output) < least else logit + bias.get(token, 0)
-        if token in prompt + output:
-            x = x / repetition if x > 0 else x * repetition
-        wanted.append(x - presence * (token in output) - frequency * output.count(token))
-    assert edited(some_logits(1), [request], [7])[0].tolist() == pytest.approx(wanted, rel=1e-5, abs=1e-5)
-
 
 # Greedy.
 
@@ -107,165 +53,6 @@ def test_parameters_are_packed_by_row() -> None:
         torch.int32,
         torch.int64,
     ]
-
-
-# Edits.
-
-
-@given(seed=st.integers(0, 1000), penalty=st.sampled_from([0.3, 0.9, 1.1, 2.0, 10.0]), output=st.integers(0, 9))
-def test_the_repetition_penalty_is_that_of_transformers(seed: int, penalty: float, output: int) -> None:
-    logits = some_logits(1, seed)
-    tokens = torch.randint(0, VOCAB, (12,), generator=torch.Generator().manual_seed(seed)).tolist()
-    prompt, said = tokens[: 12 - output], tokens[12 - output :]
-    wanted = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([tokens]), logits.clone())
-    found = edited(logits, [request_of(prompt=prompt, output=said, repetition_penalty=penalty)])
-    assert torch.equal(found, wanted)
-
-
-@given(
-    output=st.lists(st.integers(0, 9), max_size=20),
-    least=st.integers(0, 20),
-    penalties=st.tuples(*[st.sampled_from([0.0, 0.7])] * 2, st.sampled_from([1.0, 1.3])),
-)
-def test_edits_that_are_kept_up_to_date_are_those_of_a_new_sampler(
-    output: list[int], least: int, penalties: tuple[float, float, float]
-) -> None:
-    presence, frequency, repetition = penalties
-    request = request_of(
-        prompt=(2, 2, 11), max_tokens=30, min_tokens=least, stop_token_ids=[3, 4], logit_bias={3: 5.0, 7: -1.0},
-        presence_penalty=presence, frequency_penalty=frequency, repetition_penalty=repetition,
-    )  # fmt: skip
-    logits, sampler = some_logits(1), Sampler((9,), VOCAB)
-    for token in output:
-        edits = sampler.pack([request]).edits
-        assert edits is not None
-        assert torch.equal(edit(logits, edits), edited(logits, [request], eos_ids=(9,)))
-        request.output_tokens.append(token)
-
-
-def test_packing_a_step_costs_no_more_after_a_long_context() -> None:
-    """All tokens of prompt and output were counted again at every step: the memory that takes shows it. The number of
-    different tokens is the same here."""
-
-    def peak(length: int) -> int:
-        tokens = [token % VOCAB for token in range(length)]
-        request = request_of(prompt=tokens, output=tokens, repetition_penalty=1.1, frequency_penalty=0.5)
-        sampler = Sampler((), VOCAB)
-        sampler.pack([request])
-        request.output_tokens.append(1)
-        tracemalloc.start()
-        sampler.pack([request])
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        return peak
-
-    peak(1000)  # what is imported or cached by the first one
-    assert peak(30_000) < 1.5 * peak(1000)
-
-
-def test_a_request_that_has_ended_leaves_nothing_in_the_sampler() -> None:
-    sampler, request = Sampler((), VOCAB), request_of(repetition_penalty=1.1)
-    sampler.pack([request])
-    assert len(sampler._edits) == 1
-    del request
-    gc.collect()
-    assert len(sampler._edits) == 0
-
-
-def test_presence_and_frequency_penalties_are_those_of_openai() -> None:
-    """mu[j] - c[j] * alpha_frequency - (c[j] > 0) * alpha_presence, where c counts the output and not the prompt."""
-    logits = some_logits(2)
-    rows = [
-        request_of(prompt=(3, 3, 9), output=(7, 7, 7, 2), presence_penalty=0.5, frequency_penalty=0.25),
-        request_of(prompt=(7,), output=(5, 0), presence_penalty=-2.0),
-    ]
-    counts = torch.zeros(2, VOCAB)
-    counts[0, 7], counts[0, 2], counts[1, 5], counts[1, 0] = 3, 1, 1, 1
-    alpha_presence, alpha_frequency = torch.tensor([[0.5], [-2.0]]), torch.tensor([[0.25], [0.0]])
-    wanted = logits - counts * alpha_frequency - (counts > 0) * alpha_presence
-    assert torch.allclose(edited(logits, rows), wanted, rtol=0, atol=1e-6)
-
-
-def test_biases_are_those_of_transformers_and_come_before_the_repetition_penalty() -> None:
-    logits, biases = some_logits(1), {4: 2.5, 9: -100.0, 0: 100.0}
-    tokens = torch.tensor([[4, 9]])
-    wanted = SequenceBiasLogitsProcessor({(token,): bias for token, bias in biases.items()})(tokens, logits.clone())
-    assert torch.equal(edited(logits, [request_of(logit_bias=biases)]), wanted)
-    wanted = RepetitionPenaltyLogitsProcessor(1.7)(tokens, wanted)
-    found = edited(logits, [request_of(prompt=(4, 9), logit_bias=biases, repetition_penalty=1.7)])
-    assert torch.equal(found, wanted)
-
-
-def test_a_logit_bias_of_100_decides() -> None:
-    logits, sampler = some_logits(300).clamp_(-10, 10), Sampler((), VOCAB)
-    likeliest = int(logits[0].argmax())
-    forced = [request_of(seed=i, logit_bias={11: 100}) for i in range(300)]
-    assert set(run(sampler, logits, forced).tokens) == {11}
-    banned = [request_of(seed=i, logit_bias={likeliest: -100}) for i in range(300)]
-    assert likeliest not in run(sampler, logits[:1].expand(300, -1), banned).tokens
-    assert likeliest in run(sampler, logits[:1].expand(300, -1), [request_of(seed=i) for i in range(300)]).tokens
-
-
-@pytest.mark.parametrize("output", [0, 2, 3, 4])
-@pytest.mark.parametrize("ignore_eos", [False, True])
-def test_before_min_tokens_no_token_ends_the_request(output: int, ignore_eos: bool) -> None:
-    """Every token is checked against `reason_to_finish`, and EOS against transformers, too."""
-    logits, eos = some_logits(1), (3, 5)
-    said = [1] * output
-    request = request_of(output=said, min_tokens=3, stop_token_ids=(6, 900), ignore_eos=ignore_eos, logit_bias={0: 0.5})
-    found = edited(logits, [request], eos)
-    banned = (found == -torch.inf).nonzero()[:, 1].tolist()
-    later = request_of(output=[1] * 9, max_tokens=20, stop_token_ids=(6, 900), ignore_eos=ignore_eos)
-    for token in range(VOCAB):
-        later.output_tokens[-1] = token
-        assert (token in banned) == (output < 3 and reason_to_finish(later, eos) is not None)
-    if not ignore_eos:
-        processor = MinNewTokensLengthLogitsProcessor(1, 3, list(eos))
-        wanted = processor(torch.ones(1, 1 + output, dtype=torch.int64), logits.clone())[0, list(eos)]
-        assert torch.equal(found[0, list(eos)], wanted)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_a_token_in_flight_counts_as_one_that_the_host_knows(seed: int) -> None:
-    rng = random.Random(seed)
-    known, whole = [], []
-    for row in range(4):
-        output = rng.choices(range(4), k=rng.randint(1, 5))
-        params: dict[str, Any] = {
-            "presence_penalty": rng.choice([0.0, 1.5]),
-            "frequency_penalty": rng.choice([0.0, -0.7]),
-            "repetition_penalty": rng.choice([1.0, 1.3]),
-            "logit_bias": rng.choice([{}, {1: 2.0}]),
-            "min_tokens": rng.choice([0, 3]),
-        }
-        prompt = rng.choices(range(6), k=2)
-        known.append(request_of(f"r{row}", prompt=prompt, output=output[:-1], **params))
-        whole.append(request_of(f"r{row}", prompt=prompt, output=output, **params))
-    logits, newest = some_logits(4, seed), torch.tensor([request.output_tokens[-1] for request in whole])
-    edits = Sampler((2,), VOCAB).pack(known, [request.total for request in whole]).edits
-    found = logits if edits is None else edit(logits, edits, newest)
-    assert torch.allclose(found, edited(logits, whole, (2,)), rtol=0, atol=1e-5)
-
-
-def test_edits_change_only_their_own_row_and_not_the_given_logits() -> None:
-    logits = some_logits(3)
-    before = logits.clone()
-    requests = [request_of(), request_of(logit_bias={2: 5.0}), request_of(output=(4,), presence_penalty=1.0)]
-    run(Sampler((), VOCAB), logits, requests)
-    assert torch.equal(logits, before)
-    changed = (edited(logits, requests) != logits).nonzero().tolist()
-    assert changed == [[1, 2], [2, 4]]
-
-
-def test_edits_are_made_in_float32() -> None:
-    """In bfloat16, 1/256 more on a logit of 4 would be rounded away, and two tokens would tie."""
-    logits = torch.tensor([[4.0, 4.0, 0.0]], dtype=torch.bfloat16)
-    assert run(Sampler((), 3), logits, [request_of(temperature=0, logit_bias={1: 1 / 256})]).tokens == [1]
-
-
-def test_a_token_beyond_the_vocabulary_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="request odd names token 30; ids run from 0 to 29"):
-        Sampler((), VOCAB).pack([request_of(), request_of("odd", logit_bias={VOCAB: 1.0})])
 
 
 # Rows that cannot be sampled.

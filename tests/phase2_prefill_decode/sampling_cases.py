@@ -1,0 +1,32 @@
+"""Requests and logits for the tests of the Sampler."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phase0_request import Request, SamplingParams, StepOutput
+from phase2_prefill_decode.sampler import Sampler, edit
+
+VOCAB = 30
+
+
+def request_of(id: str = "r", prompt: Sequence[int] = (1,), output: Sequence[int] = (), **params: Any) -> Request:
+    request = Request(id, tuple(prompt), SamplingParams(**params))
+    request.output_tokens += output
+    return request
+
+
+def run(sampler: Sampler, logits: Tensor, requests: Sequence[Request]) -> StepOutput:
+    sampled = sampler.sample(logits.to(sampler.device), sampler.pack(requests))
+    return sampled.fetch().output(range(len(requests)), len(requests))
+
+
+def edited(logits: Tensor, requests: Sequence[Request], eos_ids: Sequence[int] = ()) -> Tensor:
+    edits = Sampler(eos_ids, logits.shape[1]).pack(requests).edits
+    return logits if edits is None else edit(logits, edits)
+
+
+def some_logits(rows: int, seed: int = 0, vocab: int = VOCAB) -> Tensor:
+    return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 3
