@@ -64,7 +64,7 @@ class HostStep:
     @property
     def in_flight(self) -> bool:
         """Whether there may be tokens that the host does not know yet."""
-        return not self.sizes or min(self.tokens) < 0
+        return not self.sizes or any(self.tokens[row] < 0 for row in self.last)
 
     @property
     def parts(self) -> tuple[tuple[list[int], ...], tuple[list[int], ...]]:

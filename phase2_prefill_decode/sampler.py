@@ -69,12 +69,13 @@ class Sampled:
         if self.whole is None:
             return self.gather().fetch()
         lengths = [tensor.numel() for tensor in self.tensors]
-        if self.whole.device.type != "cuda":
-            return Fetched(self, self.whole, lengths, None)
-        copy = torch.empty(self.whole.shape, dtype=self.whole.dtype, pin_memory=True)
-        copy.copy_(self.whole, non_blocking=True)
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record()
+        on_gpu = self.whole.device.type == "cuda"
+        copy = torch.empty(self.whole.shape, dtype=self.whole.dtype, pin_memory=on_gpu)
+        copy.copy_(self.whole, non_blocking=True)  # a recorded step writes its result to the same place again
+        done = None
+        if on_gpu:
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record()
         return Fetched(self, copy, lengths, done)
 
 

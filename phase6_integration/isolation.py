@@ -72,7 +72,8 @@ class Attempt(Generic[P]):
         self.batch = batch
         self.packed = packed
         self.slices = len(batch)
-        self.drawn = tuple(number for number, piece in enumerate(batch.slices) if piece.completes)
+        drawn = (number for number, piece in enumerate(batch.slices) if piece.completes)
+        self.drawn = tuple(drawn) if packed is None else packed.drawn
 
 
 class IsolatingRunner(Generic[P]):
