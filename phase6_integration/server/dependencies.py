@@ -1,6 +1,8 @@
 """What routes depend on: the state of the server, and the request body, validated."""
 
-from dataclasses import dataclass
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
@@ -9,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from phase6_integration.async_engine import AsyncEngine
 from phase6_integration.health import Health
 from phase6_integration.server.budget import Budget
-from phase6_integration.server.errors import RequestError, bad_value, invalid
+from phase6_integration.server.errors import UNKNOWN, RequestError, bad_value, invalid, param_of
 from phase6_integration.server.limits import ClientLimits
 from phase6_integration.server.logprobs import TokenNames
 from phase6_integration.server.metrics import Metrics
@@ -19,6 +21,7 @@ from phase6_integration.server.tokenization import TokenizerPool
 
 MANY = 1000  # errors of one body, beyond which not even the first is formatted: that takes as long as all of them
 M = TypeVar("M", bound=BaseModel)
+log = logging.getLogger("nanoserve")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,7 @@ class ServerState:
     metrics: Metrics
     clients: ClientLimits
     answers: Budget
+    warned: set[str] = field(default_factory=set)  # unknown fields that the log has
 
     @classmethod
     def of(cls, engine: AsyncEngine, settings: ServerSettings) -> "ServerState":
@@ -48,6 +52,13 @@ class ServerState:
         answers = Budget.for_answers(settings.max_buffered_bytes)
         tokenizers, names = TokenizerPool(engine, settings), TokenNames(engine.tokenizer)
         return cls(engine, settings, Limits.of(engine, settings), tokenizers, names, metrics, clients, answers)
+
+    def warn_of(self, unknown: Iterable[str]) -> None:
+        """Warn in the log of fields that are ignored, of each once."""
+        for name in {*unknown} - self.warned:
+            if len(self.warned) < MANY:
+                self.warned.add(name)
+                log.warning("a field of a request is unknown, and ignored", extra={"fields": {"field": name}})
 
     def model_name(self, requested: str | None) -> str:
         """The model name for the response: the requested one, if it is served here."""
@@ -81,7 +92,14 @@ def json_body(model: type[M]) -> Any:
         except ValidationError as error:
             if error.error_count() > MANY:
                 raise bad_value(None, f"the body is wrong in {error.error_count()} places") from None
-            raise invalid(error.errors(include_url=False)) from None
+            details = error.errors(include_url=False)
+            if not server.settings.allow_unknown_fields:
+                raise invalid(details, model.model_fields) from None
+            wrong = [detail for detail in details if detail["type"] != UNKNOWN]
+            if wrong:
+                raise invalid(wrong) from None
+            server.warn_of(param_of(detail) for detail in details)
+            body = model.model_validate_json(content, context=server.limits, extra="ignore")
         request.state.account.request_id = getattr(body, "request_id", None)
         return body
 

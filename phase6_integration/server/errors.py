@@ -2,13 +2,15 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from phase6_integration.health import Health
 
@@ -20,21 +22,11 @@ TYPES = {
     503: "service_unavailable_error",
 }
 
-# Fields of other servers. They are refused like unknown fields, with another message.
-UNSUPPORTED = frozenset(
-    """
-    add_special_tokens allowed_token_ids audio bad_words beam_search best_of chat_template chat_template_kwargs
-    continue_final_message documents echo_prompt function_call functions guided_choice guided_decoding_backend
-    guided_grammar guided_json guided_regex include_obfuscation include_reasoning include_stop_str_in_output
-    kv_transfer_params length_penalty logits_processors metadata mm_processor_kwargs modalities name
-    parallel_tool_calls prediction prompt_cache_key prompt_embeds prompt_logprobs reasoning_content
-    reasoning_effort refusal return_token_ids return_tokens_as_token_ids safety_identifier service_tier
-    skip_special_tokens spaces_between_special_tokens store structured_outputs suffix tool_call_id tool_calls
-    tool_choice tools truncate_prompt_tokens use_beam_search verbosity vllm_xargs web_search_options
-    """.split()  # noqa: SIM905
-)
 RETRY_AFTER = {Health.LOADING: 2, Health.DRAINING: 10}  # seconds; 30 in every other state
 VOCABULARY = "token_outside_vocabulary"
+UNSUPPORTED = "unsupported_field"
+UNKNOWN = "extra_forbidden"  # pydantic's
+MANY_NAMES = 16  # of fields in one message
 _WORD = re.compile(r"[a-z_]{1,32}")  # the name of a role, or of a kind of content
 
 
@@ -64,8 +56,21 @@ class RequestError(Exception):
         return json.dumps({"error": error}).encode()
 
     @property
-    def response(self) -> Response:
-        return Response(self.content, self.status, self.headers, media_type="application/json")
+    def response(self) -> "Refusal":
+        return Refusal(self)
+
+
+class Refusal(Response):
+    """Sends a RequestError, and has the access log say what was refused."""
+
+    def __init__(self, error: RequestError) -> None:
+        super().__init__(error.content, error.status, error.headers, media_type="application/json")
+        self.error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if account := scope.get("state", {}).get("account"):
+            account.code, account.param = self.error.code, self.error.param
+        await super().__call__(scope, receive, send)
 
 
 def bad_value(param: str | None, message: str, code: str = "invalid_value") -> RequestError:
@@ -88,20 +93,17 @@ def overloaded() -> RequestError:
     return RequestError(503, message, code="overloaded", headers={"retry-after": "5"})
 
 
-def invalid(details: Sequence[ErrorDetails]) -> RequestError:
-    """The first of pydantic's errors, and the number of the others."""
+def invalid(details: Sequence[ErrorDetails], known: Collection[str] = ()) -> RequestError:
+    """All fields that are unknown or not supported; or the first of pydantic's other errors, and their number. `known`
+    are the fields of the request."""
+    refused = [detail for detail in details if detail["type"] in (UNKNOWN, UNSUPPORTED)]
+    if refused:
+        return _refused(refused, known)
     first = details[0]
-    kind, path = first["type"], list(first["loc"])
-    own = [path.pop()] if kind == "extra_forbidden" else []  # the name of a field may look like a tag
-    path = [part for part in path if not (isinstance(part, str) and part[:1] in ("=", "["))] + own
-    param = ".".join(str(part) for part in path)[:128]
+    kind, param = first["type"], param_of(first)
     more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
     if kind == "json_invalid":
         return bad_value(None, f"the body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}", "bad_json")
-    if kind == "extra_forbidden":
-        known = path[-1] in UNSUPPORTED
-        message = f"{param!r} is not supported by this server" if known else f"{param!r} is not a field of this request"
-        return bad_value(param, message + more, "unsupported_field" if known else "unknown_field")
     if kind == "missing":
         return bad_value(param, f"{param!r} is required{more}", "missing_field")
     if kind in ("too_long", "too_short"):
@@ -110,6 +112,31 @@ def invalid(details: Sequence[ErrorDetails]) -> RequestError:
     if kind == VOCABULARY:
         return bad_value(param, f"{param}: {what}{more}", VOCABULARY)
     return bad_value(param or None, f"{param or 'the body'}: {what}{_given(first['input'], kind)}{more}")
+
+
+def param_of(detail: ErrorDetails) -> str:
+    """The path of the field at fault."""
+    path = list(detail["loc"])
+    own = [path.pop()] if detail["type"] == UNKNOWN else []  # the name of a field may look like a tag
+    path = [part for part in path if not (isinstance(part, str) and part[:1] in ("=", "["))] + own
+    return ".".join(str(part) for part in path)[:128]
+
+
+def _refused(details: Sequence[ErrorDetails], known: Collection[str]) -> RequestError:
+    """An error that names every refused field, up to `MANY_NAMES`."""
+    parts = []
+    for detail in details[:MANY_NAMES]:
+        param = param_of(detail)
+        if detail["type"] == UNSUPPORTED:
+            parts.append(f"{param!r} is not supported by this server, {detail['msg']}")
+            continue
+        nearest = get_close_matches(param, known, 1)
+        meant = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        parts.append(f"{param!r} is not a field of this request{meant}")
+    if len(details) > MANY_NAMES:
+        parts.append(f"and {len(details) - MANY_NAMES} more")
+    code = UNSUPPORTED if details[0]["type"] == UNSUPPORTED else "unknown_field"
+    return bad_value(param_of(details[0]), ". ".join(parts), code)
 
 
 def _count(kind: str, context: Mapping[str, Any]) -> str:

@@ -105,10 +105,12 @@ class Account:
     request_id: str | None = None  # its field `request_id`, part of the id of the answer
     finish_reasons: list[str] = field(default_factory=list)  # one for each finished output
     error: str | None = None  # only for the log
+    code: str | None = None  # of an error in the response, and the field at fault
+    param: str | None = None
 
     def fields(self) -> dict[str, Any]:
         """The fields of the log line that are known."""
-        about = {"user": self.user, "request_id": self.request_id, "error": self.error}
+        about = {name: getattr(self, name) for name in ("user", "request_id", "error", "code", "param")}
         if not self.outputs:
             return {name: value for name, value in about.items() if value is not None}
         times = [output.times for output in self.outputs]

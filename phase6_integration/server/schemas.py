@@ -1,10 +1,15 @@
 """Request schemas: every field that a client may send, typed and bounded. An unknown field is an error.
 
-Types are strict: "5" is not a number and true is not 1. null means not given. Some bounds depend on the model or the
-settings: those are `AtMost`, `FewItems` and `InVocabulary`. Validation takes their values from its context, a `Limits`;
-in a JSON schema they are names, which `Limits.resolve` replaces. What may be millions of items long fails fast.
+Types are strict: "5" is not a number and true is not 1. null means not given. The fields that OpenAI and vLLM have and
+this server has not are here too: hints, which have no effect (`Hint`), and others, which are allowed as long as their
+value changes nothing (`Unsupported`).
+
+Some bounds depend on the model or the settings: those are `AtMost`, `FewItems` and `InVocabulary`. Validation takes their
+values from its context, a `Limits`; in a JSON schema they are names, which `Limits.resolve` replaces. What may be
+millions of items long fails fast.
 """
 
+import json
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -34,7 +39,7 @@ from phase0_request.params import (
 )
 from phase0_request.request import MAX_PRIORITY, MAX_SALT
 from phase6_integration.async_engine import AsyncEngine
-from phase6_integration.server.errors import VOCABULARY
+from phase6_integration.server.errors import UNSUPPORTED, VOCABULARY
 from phase6_integration.server.settings import ServerSettings
 
 MAX_PARTS = 1024  # text parts of all messages together
@@ -140,6 +145,24 @@ class InVocabulary(_Bound):
             raise PydanticCustomError(VOCABULARY, message, {"last": limit - 1, "most": most})
 
 
+class Unsupported:
+    """A field that this server does not have. Only null and these values are allowed: they change nothing."""
+
+    def __init__(self, *harmless: Any) -> None:
+        self.harmless = harmless
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._validate, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"enum": [None, *self.harmless], "description": "Not supported; these values change nothing."}
+
+    def _validate(self, value: Any) -> None:
+        if value is not None and not any(type(value) is type(one) and value == one for one in self.harmless):
+            only = " or ".join(json.dumps(one) for one in (None, *self.harmless))
+            raise PydanticCustomError(UNSUPPORTED, "except as {only}", {"only": only})
+
+
 def _few_parts(messages: "list[Message]") -> "list[Message]":
     if sum(len(message.content) for message in messages if isinstance(message.content, list)) > MAX_PARTS:
         raise PydanticCustomError("too_many_parts", f"the messages may have at most {MAX_PARTS} text parts together")
@@ -196,6 +219,9 @@ Biases = Annotated[
 ]
 
 
+Hint = Annotated[Any, AfterValidator(lambda _: None), Field(description="No effect.")]
+
+
 def bounded(low: float, high: float) -> Any:
     """An optional number within bounds, both included."""
     return Field(None, ge=low, le=high, allow_inf_nan=False)
@@ -206,8 +232,9 @@ class RequestModel(BaseModel):
 
 
 class StreamOptions(RequestModel):
-    include_usage: bool = False  # a last chunk with the usage and no choices
-    continuous_usage_stats: bool = False  # in every chunk, the usage so far
+    include_usage: bool | None = None  # a last chunk with the usage and no choices
+    continuous_usage_stats: bool | None = None  # in every chunk, the usage so far
+    include_obfuscation: Hint = None
 
 
 class ResponseFormat(RequestModel):
@@ -250,6 +277,36 @@ class SamplingFields(RequestModel):
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT)] | None = None
     user: Annotated[str, Field(max_length=MAX_USER)] | None = None  # for the access log
     request_id: Annotated[str, Field(pattern=r"^[!-~]{1,128}$")] | None = None
+    best_of: int | None = None  # only as many as n
+    metadata: Hint = None
+    prompt_cache_key: Hint = None
+    prompt_cache_retention: Hint = None
+    safety_identifier: Hint = None
+    service_tier: Hint = None
+    store: Hint = None
+    allowed_token_ids: Annotated[Any, Unsupported()] = None
+    bad_words: Annotated[Any, Unsupported([])] = None
+    early_stopping: Annotated[Any, Unsupported(False)] = None
+    guided_choice: Annotated[Any, Unsupported()] = None
+    guided_decoding_backend: Annotated[Any, Unsupported()] = None
+    guided_grammar: Annotated[Any, Unsupported()] = None
+    guided_json: Annotated[Any, Unsupported()] = None
+    guided_regex: Annotated[Any, Unsupported()] = None
+    guided_whitespace_pattern: Annotated[Any, Unsupported()] = None
+    include_stop_str_in_output: Annotated[Any, Unsupported(False)] = None
+    kv_transfer_params: Annotated[Any, Unsupported({})] = None
+    length_penalty: Annotated[Any, Unsupported(1, 1.0)] = None
+    logits_processors: Annotated[Any, Unsupported([])] = None
+    prompt_embeds: Annotated[Any, Unsupported()] = None
+    prompt_logprobs: Annotated[Any, Unsupported()] = None
+    return_token_ids: Annotated[Any, Unsupported(False)] = None
+    return_tokens_as_token_ids: Annotated[Any, Unsupported(False)] = None
+    skip_special_tokens: Annotated[Any, Unsupported(True)] = None
+    spaces_between_special_tokens: Annotated[Any, Unsupported(True)] = None
+    structured_outputs: Annotated[Any, Unsupported()] = None
+    truncate_prompt_tokens: Annotated[Any, Unsupported()] = None
+    use_beam_search: Annotated[Any, Unsupported(False)] = None
+    vllm_xargs: Annotated[Any, Unsupported({})] = None
 
 
 class CompletionRequest(SamplingFields):
@@ -257,14 +314,22 @@ class CompletionRequest(SamplingFields):
     max_tokens: Length | None = None  # 0: only the prompt, with echo
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
+    add_special_tokens: Annotated[Any, Unsupported(True)] = None
+    suffix: Annotated[Any, Unsupported("")] = None
 
 
-class TextPart(RequestModel):
+class FromClient(RequestModel):
+    """What a client sends back as it got it: unknown keys have no effect."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class TextPart(FromClient):
     type: Literal["text"]
     text: str
 
 
-class Message(RequestModel):
+class Message(FromClient):
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
         Annotated[str, Tag("=text")]
@@ -275,6 +340,9 @@ class Message(RequestModel):
             custom_error_message="the content of a message is a string or a list of text parts",
         ),
     ]
+
+    function_call: Annotated[Any, Unsupported()] = None
+    tool_calls: Annotated[Any, Unsupported([])] = None
 
     @property
     def text(self) -> str:
@@ -293,6 +361,25 @@ class ChatRequest(SamplingFields):
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     add_generation_prompt: bool | None = None
+    verbosity: Hint = None
+    add_special_tokens: Annotated[Any, Unsupported(False)] = None
+    audio: Annotated[Any, Unsupported()] = None
+    chat_template: Annotated[Any, Unsupported()] = None
+    chat_template_kwargs: Annotated[Any, Unsupported({})] = None
+    continue_final_message: Annotated[Any, Unsupported(False)] = None
+    documents: Annotated[Any, Unsupported([])] = None
+    echo: Annotated[Any, Unsupported(False)] = None
+    function_call: Annotated[Any, Unsupported("none", "auto")] = None
+    functions: Annotated[Any, Unsupported([])] = None
+    include_reasoning: Annotated[Any, Unsupported(False, True)] = None
+    mm_processor_kwargs: Annotated[Any, Unsupported({})] = None
+    modalities: Annotated[Any, Unsupported([], ["text"])] = None
+    parallel_tool_calls: Annotated[Any, Unsupported(False, True)] = None
+    prediction: Annotated[Any, Unsupported()] = None
+    reasoning_effort: Annotated[Any, Unsupported("none")] = None
+    tool_choice: Annotated[Any, Unsupported("none", "auto")] = None
+    tools: Annotated[Any, Unsupported([])] = None
+    web_search_options: Annotated[Any, Unsupported()] = None
 
 
 class TokenizeText(RequestModel):

@@ -52,6 +52,7 @@ class ServerSettings:
         False, "let requests with different API keys reuse each other's prefixes", check=flag
     )
     hide_cached_tokens: bool = option(False, "leave cached_tokens out of usage", check=flag)
+    allow_unknown_fields: bool = option(False, "ignore unknown fields of requests, with a warning for each", check=flag)
     max_requests_per_client: int | None = option(
         None, "most unfinished completions of a client; more is a 429", check=at_least(1)
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from phase6_integration.server.errors import bad_value
 from phase6_integration.server.logs import HumanFormatter, JsonFormatter
 from tests.phase6_integration.middleware_app import JSON, KEYS, App, access_lines, call
 
@@ -66,6 +67,17 @@ def test_polled_routes_are_logged_only_when_they_fail(caplog: pytest.LogCaptureF
         call(App(), path, method="GET", max_headers=1, headers=[(b"a", b"b")])
     levels = [(r.levelname, vars(r)["fields"]["status"]) for r in caplog.records if r.name == "nanoserve.access"]
     assert levels == [("DEBUG", 200), ("INFO", 431)]
+
+
+def test_the_line_of_a_refused_request_has_its_code_and_field(caplog: pytest.LogCaptureFixture) -> None:
+    async def refuses(scope: Any, receive: Any, send: Any) -> None:
+        await bad_value("temperature", "too hot").response(scope, receive, send)
+
+    with caplog.at_level(logging.INFO):
+        call(App(refuses))
+        call(App(), max_headers=1, headers=[(b"a", b"b")])
+    codes = [(line["status"], line["code"], line.get("param")) for line in access_lines(caplog)]
+    assert codes == [(400, "invalid_value", "temperature"), (431, "headers_too_large", None)]
 
 
 @dataclass
