@@ -220,9 +220,11 @@ class AgainstTheContentOfSlots(RuleBasedStateMachine):
 
 def test_any_order_of_operations() -> None:
     """A short run, which judges exercises."""
+    AgainstTheContentOfSlots.seen = seen = Counts()
     run_state_machine_as_test(
         AgainstTheContentOfSlots, settings=settings(max_examples=40, stateful_step_count=40, derandomize=True)
     )
+    assert min(seen.hit_tokens, seen.duplicates, seen.evictions) > 10
 
 
 def test_at_least_ten_thousand_rules_hold() -> None:
