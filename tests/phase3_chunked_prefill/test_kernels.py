@@ -41,7 +41,7 @@ CHUNKS = {
 
 def check(case: Case, inputs: Inputs) -> None:
     found, dtype = case.run(ATTEND.load("triton"), inputs), inputs.query.dtype
-    torch.testing.assert_close(found.double(), case.oracle(inputs), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    case.assert_near(found, case.oracle(inputs), TOLERANCE[dtype])
 
 
 def with_sizes(case: Case, inputs: Inputs) -> Inputs:
@@ -115,7 +115,8 @@ def test_a_chunk_and_a_decode_are_bit_identical_in_any_batch() -> None:
             sizes=((new, length),),
         )
         alone = attend(queries[number], inputs.keys, inputs.values, metadata, case.scaling, None)
-        assert torch.equal(bits(alone), bits(together[number]))
+        same = torch.equal(bits(alone), bits(together[number]))
+        assert same, f"sequence {number} of {length} tokens, {new} of them new, has another result alone"
 
 
 @pytest.mark.parametrize(
@@ -179,16 +180,16 @@ def test_every_new_token_is_in_one_piece(
     blocks = [tuple(row) for row in found.blocks.tolist()]
     long = {sequence for sequence, _ in blocks}
     short = {number for number, (new, _) in enumerate(sizes) if 0 < new <= found.queries}
-    assert short | long == {number for number, (new, _) in enumerate(sizes) if new > 0}
-    assert not short & long
+    assert short | long == {number for number, (new, _) in enumerate(sizes) if new > 0}, "a sequence has no kernel"
+    assert not short & long, "a sequence is computed by both kernels"
     assert found.longest == max((sizes[n][1] for n in short), default=0)
     assert (found.queries == 0) == (not short)
     for sequence in long:
         firsts = sorted(first for owner, first in blocks if owner == sequence)
-        assert firsts == list(range(0, sizes[sequence][0], block))
+        assert firsts == list(range(0, sizes[sequence][0], block)), f"the blocks of sequence {sequence}"
     if window is None:
         work = [seen_by(piece, sizes, block) for piece in blocks]
-        assert work == sorted(work, reverse=True)
+        assert work == sorted(work, reverse=True), "blocks that see the most keys go first"
 
 
 @pytest.mark.parametrize(
