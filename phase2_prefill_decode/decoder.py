@@ -103,6 +103,7 @@ class DecoderLayer:
         values: Tensor,
         rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
+        """Return what comes out of the MLP, and the residual that is to be added to it. `rows`: see `Attention`."""
         x, residual = self.input_layernorm(x, residual)
         x = self.self_attn(x, rope, packed, keys, values, rows)
         x, residual = self.post_attention_layernorm(x, residual if rows is None else residual[rows])

@@ -100,6 +100,27 @@ def test_random_mixed_steps_match_the_oracle(case: Case) -> None:
     check(case, with_sizes(case, case.inputs("triton", torch.float32)))
 
 
+@pytest.mark.skipif(not prepare_triton(), reason="compiled kernels call no Python")
+@pytest.mark.parametrize(("context", "full"), [(0, 0), (94, 80), (95, 96), (96, 96)])
+def test_full_tiles_are_walked_without_a_mask(context: int, full: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk of 20 tokens behind a context; tiles of 16. Full is a tile whose keys are all seen by the first row."""
+    from phase3_chunked_prefill.kernels.triton import ragged
+
+    walks: list[tuple[int, int, bool]] = []
+    walk = ragged.walk
+
+    def watched(begin: object, end: object, *given: object) -> object:
+        if int(end) > int(begin):  # type: ignore[call-overload]
+            walks.append((int(begin), int(end), bool(given[-1])))  # type: ignore[call-overload]
+        return walk(begin, end, *given)
+
+    monkeypatch.setattr(ragged, "walk", watched)
+    case = Case([context + 20], [20], heads=1, kv_heads=1)
+    check(case, with_sizes(case, case.inputs("triton", torch.float32)))
+    wanted = [(0, full, False), (full, context + 20, True)]
+    assert walks == [one for one in wanted if one[1] > one[0]], "(first key, end, masked) of each walk"
+
+
 def test_a_chunk_and_a_decode_are_bit_identical_in_any_batch() -> None:
     case = Case([130, 33, 200, 64, 600], [100, 1, 30, 64, 1])
     inputs, attend = with_sizes(case, case.inputs("triton", HALF)), ATTEND.load("triton")
