@@ -1,4 +1,4 @@
-"""What the HTTP process notes of live requests: submitted, admitted, answered, ended. The test speaks for the engine."""
+"""What the HTTP process notes of live requests: submitted, admitted, answered, ended. The test acts as the engine."""
 
 import asyncio
 from typing import Any
