@@ -16,9 +16,9 @@ from phase5_continuous.lab.report import side_by_side
 from phase5_continuous.lab.simulator import WAYS, Setting, simulate
 from phase5_continuous.lab.traces import Trace
 
-SECONDS = 120
+SECONDS = 60
 RATES = (25, 50, 100, 150, 200, 250)
-READERS, PAGES = 24, 4096  # arrivals a second of questions about documents, more of which exist than fit into the pages
+READERS, PAGES = 56, 4096  # questions a second about documents, of which more exist than fit into the pages
 PREFIX_WAYS = ("fcfs", "longest-prefix")
 
 

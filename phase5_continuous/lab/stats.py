@@ -12,7 +12,7 @@ class SLO:
     """A service-level objective: the latency a request should have. Goodput counts the requests that met it."""
 
     ttft: float = 1.0  # seconds to the first token
-    gap: float = 0.05  # seconds from one token to the next, at the 99th percentile of its answer
+    gap: float = 0.025  # seconds from one token to the next, at the 99th percentile of its answer
 
     def __post_init__(self) -> None:
         for name in ("ttft", "gap"):
