@@ -61,7 +61,12 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("phase", type=int)
     sub.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARG", help="passed on to `python -m phaseN_...`")
     sub = command("mine", commands.mine, "serve with your workspace in place of the reference: HTTP and playground")
-    sub.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARG", help="passed on to `nanoserve serve`")
+    sub.add_argument(
+        "arguments",
+        nargs=argparse.REMAINDER,
+        metavar="ARG",
+        help="for `nanoserve serve`; `ladder ...`: for `nanoserve bench ladder` instead",
+    )
     for name, run, help in (
         ("hint", commands.hint, "one more hint"),
         ("solution", commands.solution, "a diff between your region and the reference"),

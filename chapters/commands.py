@@ -159,8 +159,9 @@ def run(course: Course, args: argparse.Namespace, out: Console) -> int:
 
 
 def mine(course: Course, args: argparse.Namespace, out: Console) -> int:
-    server = ["phase6_integration.cli", "serve", *args.arguments]
-    return _execute(course, _started(course, None), course.private / "mine", server, out, say=True)
+    wanted = ["bench", *args.arguments] if args.arguments[:1] == ["ladder"] else ["serve", *args.arguments]
+    command = ["phase6_integration.cli", *wanted]
+    return _execute(course, _started(course, None), course.private / "mine", command, out, say=True)
 
 
 def _execute(
