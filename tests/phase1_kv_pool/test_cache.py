@@ -228,5 +228,5 @@ class CacheAgainstSlotSets(RuleBasedStateMachine):
         assert usage.referenced == sum(map(self.pages_of, self.capacity.values()))
 
 
-CacheAgainstSlotSets.TestCase.settings = settings(max_examples=150, stateful_step_count=60)
+CacheAgainstSlotSets.TestCase.settings = settings(max_examples=80, stateful_step_count=40)
 TestCacheAgainstSlotSets = CacheAgainstSlotSets.TestCase
