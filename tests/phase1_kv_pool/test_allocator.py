@@ -69,7 +69,8 @@ def test_misuse_raises_an_error_with_the_page_and_changes_nothing() -> None:
     with pytest.raises(ValueError, match="cannot allocate -1 pages"):
         allocator.allocate(-1)
     assert held == [0, 1, 2]
-    assert ([allocator.count(page) for page in range(4)], allocator.num_free) == before
+    after = [allocator.count(page) for page in range(4)], allocator.num_free
+    assert after == before, f"a call that raised left counts and free pages {after}, before: {before}"
 
 
 def test_a_negative_page_is_refused() -> None:
