@@ -9,13 +9,14 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from chapters import checking, overlay, testing, workspace
+from chapters import bugs, checking, overlay, testing, workspace
 from chapters import exercises as exercise_files
 from chapters import notebooks as notebook_files
 from chapters import weave as weaving
@@ -98,7 +99,10 @@ def _snapshot(course: Course) -> dict[str, tuple[int, int]]:
 
 
 def run(course: Course, args: argparse.Namespace, out: Console) -> int:
-    """Run `python -m phaseN_...` in this process, so that terminal, signals and exit code are the phase's."""
+    """Run `python -m phaseN_...` in this process, so that terminal, signals and exit code are the phase's. A planted bug
+    of the phase runs instead of the workspace."""
+    if (bugs.folder(course) / course.phase(args.phase).package).is_dir():
+        return _run_module(course, bugs.folder(course), course.phase(args.phase), args.arguments)
     (phase,) = _started(course, args.phase)
     folder = workspace.fresh_folder(course, "run", phase)
     attempts = workspace.assemble(course, phase, folder)
@@ -106,8 +110,12 @@ def run(course: Course, args: argparse.Namespace, out: Console) -> int:
     if broken:
         out.print(_results((each.exercise.id, each.exercise.title, each.stage, each.note) for each in broken))
         return 1
+    return _run_module(course, folder, phase, args.arguments)
+
+
+def _run_module(course: Course, folder: Path, phase: Phase, arguments: Sequence[str]) -> int:
     overlay.install(course.root, folder)
-    sys.argv[1:] = args.arguments
+    sys.argv[1:] = arguments
     runpy.run_module(phase.package, run_name="__main__", alter_sys=True)
     return 0
 
