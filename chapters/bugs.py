@@ -1,4 +1,4 @@
-"""Bugs that shipped in real engines, each a small mutation of one module: planted for the reader, caught by the gate."""
+"""Bugs that shipped in real engines, each a small mutation of a module: planted for the reader, caught by the gate."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from chapters import bugs, overlay
+from chapters import bugs, commands, overlay
 from chapters import quiz as quizzes
 from chapters.bugs import Bug
 from chapters.course import Course, CourseError
@@ -81,6 +81,14 @@ def _run(course: Course, arguments: Sequence[str]) -> int:
         sys.argv = list(arguments) or [str(bugs.folder(course) / "repro.py")]
         runpy.run_path(sys.argv[0], run_name="__main__")
     return 0
+
+
+def run(course: Course, args: argparse.Namespace, out: Console) -> int:
+    """Run a phase: with the bug, if one of this phase is planted, and otherwise with the workspace."""
+    package = course.phase(args.phase).package
+    if (bugs.folder(course) / package).is_dir():
+        return _run(course, ["-m", package, *args.arguments])
+    return commands.run(course, args, out)
 
 
 def _check(course: Course, timeout: float, out: Console) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from chapters.course import Course, Phase
 from chapters.exercises import Exercise, blanked
 from chapters.testing import Result, Run, run_tests, shorten, stop_all
-from chapters.workspace import Attempt, State, assemble, fresh_folder, workspace_line
+from chapters.workspace import Attempt, State, assemble, attempts, fresh_folder, workspace_line
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        fine = all(row.status in ("passed", "skipped", "not started") for row in self.rows)
+        fine = all(row.status in ("passed", "skipped", "not begun") for row in self.rows)
         return fine and not self.others and not (self.run and self.run.stopped)
 
 
@@ -47,8 +47,9 @@ def check(course: Course, phase: Phase, timeout: float, report: Callable[[str], 
     ends the process, each exercise with tests that were not reached runs again on its own, with the reference for all
     others. Every run may take `timeout` seconds; `report` gets a line about each interruption."""
     folder = fresh_folder(course, "check", phase)
-    attempts = assemble(course, phase, folder / "all")
-    attempted = [attempt.exercise for attempt in attempts if attempt.stage == "attempted"]
+    stages = attempts(course, phase)
+    attempted = [attempt.exercise for attempt in stages if attempt.stage == "attempted"]
+    assemble(course, attempted, folder / "all")
     run = _run(course, _tests(course, phase, attempted), timeout, folder / "all") if attempted else None
     if run and run.stopped:
         report(f"{run.where}: {run.stopped}.")
@@ -56,9 +57,9 @@ def check(course: Course, phase: Phase, timeout: float, report: Callable[[str], 
     for exercise in attempted:
         if run and run.stopped and run.collected and not _reached(exercise, run):
             report(f"Exercise {exercise.id} runs again, on its own.")
-            assemble(course, phase, folder / exercise.id, only=exercise)
+            assemble(course, [exercise], folder / exercise.id)
             alone[exercise] = _run(course, exercise.tests, timeout, folder / exercise.id)
-    rows = tuple(_judge(attempt, alone.get(attempt.exercise, run)) for attempt in attempts)
+    rows = tuple(_judge(attempt, alone.get(attempt.exercise, run)) for attempt in stages)
     state = State(course)
     for row in rows:
         known = state.of(row.exercise.id)

@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
         sub = command(name, run, help)
         sub.add_argument("phase", type=int, nargs="?", help="default: every phase in the workspace")
         timeout(sub, 120, "end a phase's tests after this time")
-    sub = command("run", commands.run, "run a phase with your workspace in place of the reference")
+    sub = command("run", challenges.run, "run a phase with your workspace in place of the reference")
     sub.add_argument("phase", type=int)
     sub.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARG", help="passed on to `python -m phaseN_...`")
     for name, run, help in (

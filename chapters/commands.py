@@ -9,14 +9,13 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from chapters import bugs, checking, overlay, testing, workspace
+from chapters import checking, overlay, testing, workspace
 from chapters import exercises as exercise_files
 from chapters import notebooks as notebook_files
 from chapters import weave as weaving
@@ -99,23 +98,17 @@ def _snapshot(course: Course) -> dict[str, tuple[int, int]]:
 
 
 def run(course: Course, args: argparse.Namespace, out: Console) -> int:
-    """Run `python -m phaseN_...` in this process, so that terminal, signals and exit code are the phase's. A planted bug
-    of the phase runs instead of the workspace."""
-    if (bugs.folder(course) / course.phase(args.phase).package).is_dir():
-        return _run_module(course, bugs.folder(course), course.phase(args.phase), args.arguments)
+    """Run `python -m phaseN_...` in this process, so that terminal, signals and exit code are the phase's."""
     (phase,) = _started(course, args.phase)
     folder = workspace.fresh_folder(course, "run", phase)
-    attempts = workspace.assemble(course, phase, folder)
+    attempts = workspace.attempts(course, phase)
     broken = [each for each in attempts if each.stage in ("syntax error", "region missing")]
     if broken:
         out.print(_results((each.exercise.id, each.exercise.title, each.stage, each.note) for each in broken))
         return 1
-    return _run_module(course, folder, phase, args.arguments)
-
-
-def _run_module(course: Course, folder: Path, phase: Phase, arguments: Sequence[str]) -> int:
+    workspace.assemble(course, [each.exercise for each in attempts if each.stage == "attempted"], folder)
     overlay.install(course.root, folder)
-    sys.argv[1:] = arguments
+    sys.argv[1:] = args.arguments
     runpy.run_module(phase.package, run_name="__main__", alter_sys=True)
     return 0
 
@@ -163,10 +156,13 @@ def exercises(course: Course, args: argparse.Namespace, out: Console) -> int:
         return _gate(course, its, args.timeout or 120, out)
     if args.timeout:
         raise CourseError("--timeout needs --gate: a list runs no tests")
-    table = _table("exercise", "title", "file", "hints", "tests")
+    table = _table("exercise", "title", "lines", "file", "hints", "tests")
+    lines = {each: exercise_files.answer_lines(course, each) for each in its}
     for each in its:
-        table.add_row(each.id, each.title, each.file, str(len(each.hints)), "\n".join(each.tests))
+        title = f"{each.title} (large)" if each.large else each.title
+        table.add_row(each.id, title, str(lines[each]), each.file, str(len(each.hints)), "\n".join(each.tests))
     out.print(table)
+    out.print(f"{len(its)} exercises; the reference's answers have {sum(lines.values())} lines of code.")
     return 0
 
 

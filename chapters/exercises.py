@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chapters.course import Course, CourseError, Phase
-from chapters.source import find_regions, replace_bodies
+from chapters.source import Body, bodies, find_regions, replace_lines
 
 _FIELDS: dict[str, type] = {"id": str, "title": str, "file": str, "question": str, "hints": list, "tests": list}
 _WIDTH = 100
@@ -19,7 +19,8 @@ _WIDTH = 100
 
 @dataclass(frozen=True)
 class Exercise:
-    """One exercise, as its TOML file defines it. `tests` are test files or node ids, relative to the root."""
+    """One exercise, as its TOML file defines it. `tests` are test files or node ids, relative to the root. `large`
+    marks the one that is most of a layer."""
 
     id: str
     title: str
@@ -27,6 +28,7 @@ class Exercise:
     question: str
     hints: tuple[str, ...]
     tests: tuple[str, ...]
+    large: bool = False
 
     @property
     def region(self) -> str:
@@ -40,16 +42,26 @@ class Exercise:
         """Whether this test is one of those that judge the exercise."""
         return any(nodeid == test or nodeid.startswith((f"{test}::", f"{test}[")) for test in self.tests)
 
-    def blank(self, indent: str) -> list[str]:
-        """The lines that replace the solution: the question, and an error that names the exercise."""
-        comments = [f"{indent}# {line}".rstrip() for line in _wrap(self.question, _WIDTH - len(indent) - 2)]
-        message = json.dumps(f"{self.region}: {self.title}", ensure_ascii=False)
-        return [*comments, f"{indent}raise NotImplementedError({message})"]
+    @property
+    def error(self) -> str:
+        """The statement that stands where the answer belongs."""
+        return f"raise NotImplementedError({json.dumps(f'{self.region}: {self.title}', ensure_ascii=False)})"
 
-    def is_blank(self, body: Iterable[str]) -> bool:
-        """Whether nothing was written yet: besides comments, there is only the error."""
-        code = [line.strip() for line in body if line.strip() and not line.strip().startswith("#")]
-        return len(code) == 1 and code[0].startswith(f'raise NotImplementedError("{self.region}:')
+    def asked(self, indent: str) -> list[str]:
+        """The question as comments."""
+        return [f"{indent}# {line}".rstrip() for line in _wrap(self.question, _WIDTH - len(indent) - 2)]
+
+    def bodies(self, text: str) -> list[Body]:
+        """What is to be written, in this text of its file."""
+        return bodies(text, find_regions(text, self.file).get(self.region, []))
+
+    def unwritten(self, text: str) -> tuple[list[str], bool]:
+        """The names of the functions that still raise the error, and whether there is nothing else."""
+        lines, start = text.split("\n"), f'raise NotImplementedError("{self.region}:'
+        all_ = [(body.name, body.code(lines)) for body in self.bodies(text)]
+        left = [(name, code) for name, code in all_ if any(line.startswith(start) for line in code)]
+        untouched = len(left) == len(all_) and all(code[1:] in ([], ["yield"]) for _, code in left)
+        return [name for name, _ in left], bool(left) and untouched
 
 
 def _wrap(markdown: str, width: int) -> list[str]:
@@ -70,11 +82,24 @@ def _wrap(markdown: str, width: int) -> list[str]:
 
 
 def blanked(course: Course, file: str, exercises: Iterable[Exercise]) -> str:
-    """The text of `file` with the regions of these exercises blanked."""
+    """The text of `file` without the answers to these exercises: the question stands above the first piece, and an
+    error that names the exercise in each body."""
     text = (course.root / file).read_text(encoding="utf-8")
     regions = find_regions(text, file)
-    bodies = {exercise.region: exercise.blank(regions[exercise.region].indent) for exercise in exercises}
-    return replace_bodies(text, file, bodies)
+    pieces: list[tuple[int, int, list[str]]] = []
+    for exercise in exercises:
+        above = regions[exercise.region][0]
+        pieces.append((above.first + 1, above.first + 1, exercise.asked(above.indent)))
+        for body in exercise.bodies(text):
+            stays = [f"{body.indent}yield"] if body.is_async_generator else []  # else it would be a coroutine
+            pieces.append((body.first, body.last, [body.indent + exercise.error, *stays]))
+    return replace_lines(text, pieces)
+
+
+def answer_lines(course: Course, exercise: Exercise) -> int:
+    """The number of lines of code in the reference's answer."""
+    text = (course.root / exercise.file).read_text(encoding="utf-8")
+    return sum(len(body.code(text.split("\n"))) for body in exercise.bodies(text))
 
 
 def load(course: Course, phase: Phase) -> tuple[Exercise, ...]:
@@ -101,13 +126,15 @@ def load(course: Course, phase: Phase) -> tuple[Exercise, ...]:
 
 
 def _parse(table: dict[str, Any], where: str) -> Exercise:
-    if table.keys() != _FIELDS.keys():
-        wrong = ", ".join(sorted(table.keys() ^ _FIELDS.keys()))
+    wrong = ", ".join(sorted((table.keys() ^ _FIELDS.keys()) - {"large"}))
+    if wrong:
         raise CourseError(f"{where}: the fields are {', '.join(_FIELDS)}; missing or unknown: {wrong}")
     for name, kind in _FIELDS.items():
         items = table[name] if kind is list else [table[name]]
         if not (isinstance(items, list) and items and all(isinstance(each, str) and each.strip() for each in items)):
             raise CourseError(f"{where}: {name} must be {'one or more texts' if kind is list else 'a text'}")
+    if table.get("large", True) is not True:
+        raise CourseError(f"{where}: large is true, or absent")
     return Exercise(**table | {name: tuple(table[name]) for name in ("hints", "tests")})
 
 
@@ -121,13 +148,16 @@ def _validate(course: Course, phase: Phase, exercise: Exercise, earlier: Iterabl
     for test in exercise.tests:
         if not (course.root / test.partition("::")[0]).is_file():
             raise CourseError(f"there is no test file '{test.partition('::')[0]}'")
-    regions = find_regions((course.root / exercise.file).read_text(encoding="utf-8"), exercise.file)
-    mine = regions.get(exercise.region)
-    if mine is None:
+    text = (course.root / exercise.file).read_text(encoding="utf-8")
+    regions = find_regions(text, exercise.file)
+    if exercise.region not in regions:
         raise CourseError(f"{exercise.file} has no `# region {exercise.region}`")
-    for other in regions.values():
-        if other.name.startswith("exercise ") and mine.first < other.first < mine.last:
-            raise CourseError(f"{exercise.file}: {other.name} is inside {exercise.region}")
+    for piece in regions[exercise.region]:
+        for other in (each for pieces in regions.values() for each in pieces if each.name.startswith("exercise ")):
+            if piece.first < other.first < piece.last:
+                raise CourseError(f"{exercise.file}: {other.name} is inside {exercise.region}")
+        if not bodies(text, [piece]):
+            raise CourseError(f"{exercise.file}:{piece.first + 1}: the region has no function with a body to write")
     try:
         compile(blanked(course, exercise.file, [exercise]), exercise.file, "exec")
     except SyntaxError as error:

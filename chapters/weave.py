@@ -1,6 +1,8 @@
 """Copies listings from the source and figures from the results into the text, so that they always agree.
 
-`<!-- weave: path#name -->` on a line of its own owns the fenced block that follows it. A figure is between
+`<!-- weave: path#name -->` on a line of its own owns the fenced block that follows it; with `signature` after the
+name, functions end after their docstrings. `<!-- answers: N -->` owns the lines up to `<!-- /answers -->`: the answers
+to the exercises of phase N. In a document with answers no listing may show code of an exercise. A figure is between
 `<!-- measured: file.json#dotted.key FORMAT -->` and `<!-- /measured -->`, on one line; its key is looked up in the
 result's `figures`, then in the whole result. Markers inside fenced blocks or inline code are ignored.
 """
@@ -8,6 +10,7 @@ result's `figures`, then in the whole result. Markers inside fenced blocks or in
 from __future__ import annotations
 
 import difflib
+import html
 import json
 import re
 from dataclasses import dataclass, field
@@ -15,12 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from chapters.course import Course, CourseError
-from chapters.source import find_regions, listing
+from chapters.exercises import Exercise, load, need
+from chapters.source import find_regions, listing, locate
 
-_WEAVE = re.compile(r"( {0,3})<!-- weave: (\S+) -->\s*")
+_WEAVE = re.compile(r"( {0,3})<!-- weave: (\S+)( signature)? -->\s*")
+_ANSWERS = re.compile(r"<!-- answers: (\d+) -->\s*")
+_END = re.compile(r"<!-- /answers -->\s*")
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})([^\r]*)\r?")
 _MEASURED = re.compile(r"(<!-- measured: (\S+?)#(\S+) (\S+) -->)(.*?)(<!-- /measured -->)")
-_ANY_MARKER = re.compile(r"<!--\s*(weave|/?measured)\b")
+_ANY_MARKER = re.compile(r"<!--\s*(weave|/?measured|/?answers)\b")
 
 
 @dataclass
@@ -54,10 +60,11 @@ def weave_all(course: Course) -> list[Woven]:
 
 
 def weave(course: Course, path: Path) -> Woven:
-    """Weave each listing and figure of `path`. One that cannot be woven stays as it is and is a problem."""
+    """Weave each listing, figure and answer of `path`. One that cannot be woven stays as it is and is a problem."""
     text = path.read_bytes().decode("utf-8")
     woven = Woven(course.name(path), text)
     lines = text.split("\n")
+    hidden = _hidden(course, text)
     out: list[str] = []
     index = 0
     while index < len(lines):
@@ -69,8 +76,18 @@ def weave(course: Course, path: Path) -> Woven:
         elif match := _WEAVE.fullmatch(line):
             out.append(line)
             end = _block_end(lines, index + 1)
-            out += _block(course, woven, index + 1, match, lines[index + 1 : end])
+            out += _block(course, woven, index + 1, match, lines[index + 1 : end], hidden)
             index = end
+        elif match := _ANSWERS.fullmatch(line):
+            end = next((at for at in range(index + 1, len(lines)) if _END.fullmatch(lines[at])), index)
+            try:
+                if end == index:
+                    raise CourseError("no `<!-- /answers -->` follows")
+                out += [line, *_answers(course, int(match[1]), line[len(line.rstrip("\r")) :]), lines[end]]
+            except CourseError as error:
+                woven.problems.append(f"{woven.name}:{index + 1}: {error}")
+                out += lines[index : end + 1]
+            index = end + 1
         else:
             out.append(_figures(course, woven, index + 1, line))
             index += 1
@@ -94,14 +111,21 @@ def _block_end(lines: list[str], start: int) -> int:
     return _closing(lines, start) + 1 if start < len(lines) and _FENCE.fullmatch(lines[start]) else start
 
 
-def _block(course: Course, woven: Woven, number: int, marker: re.Match[str], old: list[str]) -> list[str]:
-    indent, anchor = marker.groups()
+def _block(
+    course: Course, woven: Woven, number: int, marker: re.Match[str], old: list[str], hidden: list[Exercise]
+) -> list[str]:
+    indent, anchor, signature = marker.groups()
     end = "\r" if "\r\n" in woven.before else ""
     if old and (len(old) == 1 or not _FENCE.fullmatch(old[-1])):
         woven.problems.append(f"{woven.name}:{number}: the fenced block of '{anchor}' is never closed")
         return old
     try:
-        body = listing(course.root, anchor).split("\n")
+        body = listing(course.root, anchor, bool(signature)).split("\n")
+        given_away = () if signature else _given_away(course, anchor, hidden)
+        woven.problems += [
+            f"{woven.name}:{number}: '{anchor}' shows the answer to exercise {id}; show its signature"
+            for id in given_away
+        ]
     except (CourseError, SyntaxError) as error:
         woven.problems.append(f"{woven.name}:{number}: {error}")
         return old
@@ -114,6 +138,44 @@ def _block(course: Course, woven: Woven, number: int, marker: re.Match[str], old
     suffix = Path(anchor.partition("#")[0]).suffix
     language = opener[2] if opener else {".py": "python"}.get(suffix, suffix[1:])
     return [indent + fence + language + end, *body, indent + fence + end]
+
+
+def _hidden(course: Course, text: str) -> list[Exercise]:
+    """The exercises whose code a document with answers may not show elsewhere."""
+    if not any(_ANSWERS.fullmatch(line) for line in text.split("\n")):
+        return []
+    return [exercise for phase in course.phases() for exercise in load(course, phase)]
+
+
+def _given_away(course: Course, anchor: str, hidden: list[Exercise]) -> list[str]:
+    """The ids of the exercises with code in what the anchor names."""
+    its = [exercise for exercise in hidden if exercise.file == anchor.partition("#")[0]]
+    text, spans = locate(course.root, anchor) if its else ("", [])
+    return [
+        exercise.id
+        for exercise in its
+        if any(first < body.last and body.first < last for first, last in spans for body in exercise.bodies(text))
+    ]
+
+
+def _answers(course: Course, phase: int, end: str) -> list[str]:
+    """The answers to a phase's exercises, each folded."""
+    lines: list[str] = []
+    for exercise in need(course, course.phase(phase)):
+        code = listing(course.root, f"{exercise.file}#{exercise.region}")
+        summary = f"<summary>{exercise.id} {html.escape(exercise.title, quote=False)}</summary>"
+        lines += [
+            "<details>",
+            summary,
+            "",
+            "```python",
+            f"# {exercise.file}",
+            *code.split("\n"),
+            "```",
+            "",
+            "</details>",
+        ]
+    return [line + end for line in lines]
 
 
 def _figures(course: Course, woven: Woven, number: int, line: str) -> str:

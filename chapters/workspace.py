@@ -5,21 +5,22 @@ from __future__ import annotations
 import difflib
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from chapters.course import Course, CourseError, Phase, write_atomically
 from chapters.exercises import Exercise, blanked, load, need
-from chapters.source import find_regions, replace_bodies
+from chapters.source import find_regions, replace_regions
 
-Stage = Literal["attempted", "not started", "region missing", "syntax error"]
+Stage = Literal["attempted", "partly written", "not begun", "region missing", "syntax error"]
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """The stage of an exercise before any test runs; `note` says what is wrong with its file, if anything."""
+    """The stage of an exercise before any test runs; `note` says what is wrong with its file, or which functions are
+    not written yet."""
 
     exercise: Exercise
     stage: Stage
@@ -106,51 +107,75 @@ def fresh_folder(course: Course, command: str, phase: Phase) -> Path:
     return folder
 
 
-def assemble(course: Course, phase: Phase, into: Path, only: Exercise | None = None) -> list[Attempt]:
-    """Write the workspace's files under `into`, with the reference in regions that are still blank, or in all but that
-    of `only`. A file that is missing, does not parse or has broken markers is left out, so the reference is used."""
-    attempts: list[Attempt] = []
-    for file, its in by_file(load(course, phase)).items():
-        path = course.workspace / file
-        name = course.name(path)
-        if not path.is_file():
-            attempts += [Attempt(exercise, "region missing", f"{name} is gone") for exercise in its]
-            continue
-        try:
-            text = path.read_text(encoding="utf-8")
-            compile(text, name, "exec", dont_inherit=True)
-            regions = find_regions(text, name)
-        except SyntaxError as error:
-            attempts += [Attempt(exercise, "syntax error", f"{name}:{error.lineno}: {error.msg}") for exercise in its]
-            continue
-        except (ValueError, CourseError) as error:
-            attempts += [Attempt(exercise, "region missing", str(error)) for exercise in its]
-            continue
-        reference = (course.root / file).read_text(encoding="utf-8")
-        fill: dict[str, list[str]] = {}
-        for exercise in its:
-            if exercise.region not in regions:
-                attempts.append(Attempt(exercise, "region missing", f"`# region {exercise.region}` is not in {name}"))
-            elif only not in (None, exercise) or exercise.is_blank(regions[exercise.region].body(text.split("\n"))):
-                fill[exercise.region] = region_body(reference, file, exercise)
-                attempts.append(Attempt(exercise, "not started"))
-            else:
-                attempts.append(Attempt(exercise, "attempted"))
-        write_atomically(into / file, replace_bodies(text, name, fill).encode())
-    return attempts
+def attempts(course: Course, phase: Phase) -> list[Attempt]:
+    """The stage of each exercise of a phase. An error in one region is no error of the others in its file."""
+    return [_attempt(course, exercise) for exercise in load(course, phase)]
+
+
+def _attempt(course: Course, exercise: Exercise) -> Attempt:
+    path = course.workspace / exercise.file
+    name = course.name(path)
+    if not path.is_file():
+        return Attempt(exercise, "region missing", f"{name} is gone")
+    try:
+        pieces = find_regions(path.read_text(encoding="utf-8"), name).get(exercise.region)
+        if pieces is None:
+            return Attempt(exercise, "region missing", f"`# region {exercise.region}` is not in {name}")
+        text = answered(course, exercise.file, [exercise])
+        compile(text, name, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        line = source_line(path.read_text(encoding="utf-8"), text, error.lineno or 1) or "?"
+        return Attempt(exercise, "syntax error", f"{name}:{line}: {error.msg}")
+    except (ValueError, CourseError) as error:
+        return Attempt(exercise, "region missing", str(error))
+    names, untouched = exercise.unwritten(text)
+    if untouched:
+        return Attempt(exercise, "not begun")
+    if names:
+        return Attempt(exercise, "partly written", f"not written yet: {', '.join(names)}")
+    return Attempt(exercise, "attempted")
+
+
+def answered(course: Course, file: str, answers: Collection[Exercise]) -> str:
+    """The workspace's text of `file` with the reference in all regions but those of `answers`."""
+    path = course.workspace / file
+    text, reference = path.read_text(encoding="utf-8"), (course.root / file).read_text(encoding="utf-8")
+    there, kept = find_regions(text, course.name(path)), {exercise.region for exercise in answers}
+    regions = {name: pieces for name, pieces in find_regions(reference, file).items() if name.startswith("exercise ")}
+    lines = reference.split("\n")
+    fill = {
+        name: [piece.body(lines) for piece in pieces] for name, pieces in regions.items() if name in there.keys() - kept
+    }
+    return replace_regions(text, course.name(path), fill)
+
+
+def assemble(course: Course, answers: Iterable[Exercise], into: Path) -> None:
+    """Write the workspace's files with these answers under `into`; elsewhere the reference is used."""
+    for file, its in by_file(answers).items():
+        write_atomically(into / file, answered(course, file, its).encode())
 
 
 def workspace_line(course: Course, assembled: Path, file: Path, line: int) -> str:
     """The workspace's `file:line` for a line of an assembled file; empty if that line is the reference's."""
-    theirs, ours = ((folder / file).read_text(encoding="utf-8").split("\n") for folder in (course.workspace, assembled))
-    for match in difflib.SequenceMatcher(None, ours, theirs, autojunk=False).get_matching_blocks():
+    theirs, ours = ((folder / file).read_text(encoding="utf-8") for folder in (course.workspace, assembled))
+    found = source_line(theirs, ours, line)
+    return f"{course.name(course.workspace / file)}:{found}" if found else ""
+
+
+def source_line(theirs: str, ours: str, line: int) -> int | None:
+    """The line of `theirs` that a line of `ours` was copied from, both counted from 1."""
+    matcher = difflib.SequenceMatcher(None, ours.split("\n"), theirs.split("\n"), autojunk=False)
+    for match in matcher.get_matching_blocks():
         if match.a < line <= match.a + match.size:
-            return f"{course.name(course.workspace / file)}:{line - match.a + match.b}"
-    return ""
+            return line - match.a + match.b
+    return None
 
 
 def region_body(text: str, where: str, exercise: Exercise) -> list[str]:
-    return find_regions(text, where)[exercise.region].body(text.split("\n"))
+    """The lines of the exercise's region; an empty one between its pieces."""
+    lines = text.split("\n")
+    pieces = [piece.body(lines) for piece in find_regions(text, where)[exercise.region]]
+    return [line for number, piece in enumerate(pieces) for line in [*[""][: number > 0], *piece]]
 
 
 def solution(course: Course, exercise: Exercise) -> list[str]:

@@ -24,7 +24,7 @@ class Slice(NamedTuple):
     @property
     def completes(self) -> bool:
         """Whether the slice reaches the request's last token. Only then does it yield an output token."""
-        return self.stop >= self.request.total
+        return self.start + self.length >= self.request.total
 
     @property
     def is_decode(self) -> bool:

@@ -166,8 +166,9 @@ def tokens_of(piece: Slice, cache: KVCache) -> list[int]:
     request, start, length = piece
     output, stop = request.output_tokens, start + length
     known = len(request.prompt_tokens) + len(output)
-    if stop < known or (stop == known and (length > 1 or not output)):
-        return request.tokens(start, stop)
-    if stop == known:  # a decode
+    if stop > known:
+        newest = -1 - cache.row(request)
+        return [newest] if length == 1 else [*request.tokens(start, known), newest]
+    if stop == known and length == 1 and output:  # a decode
         return output[-1:]
-    return [*request.tokens(start, known), -1 - cache.row(request)]
+    return request.tokens(start, stop)

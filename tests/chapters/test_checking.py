@@ -34,7 +34,7 @@ Judged = Callable[[], tuple[dict[str, str], Report]]
 
 def test_without_answers_no_test_runs(judged: Judged) -> None:
     statuses, report = judged()
-    assert set(statuses.values()) == {"not started"}
+    assert set(statuses.values()) == {"not begun"}
     assert (report.run, report.ok) == (None, True)
 
 
@@ -42,7 +42,7 @@ def test_partial_work_is_judged_and_the_rest_is_the_reference(course: Course, ju
     solve("0.1", "self.items += [item]")
     solve("0.3", "return value")
     statuses, report = judged()
-    assert statuses == {"0.1": "passed", "0.2": "not started", "0.3": "failed"}
+    assert statuses == {"0.1": "passed", "0.2": "not begun", "0.3": "failed"}
     assert not report.ok
     assert report.rows[2].note == f"{TESTS}/test_limits.py::test_clamp: assert 5 == 3"
     assert "assert 5 == 3" in report.log.read_text()
@@ -74,7 +74,7 @@ def test_an_error_on_import_fails_what_it_stops(judged: Judged, edit: Edit, solv
     solve("0.3", "return min(top, value)")
     edit("workspace/phase0_request/queue.py", '"""A queue."""', "import no_such_module")
     statuses, report = judged()
-    assert (statuses["0.1"], statuses["0.2"]) == ("failed", "not started")
+    assert (statuses["0.1"], statuses["0.2"]) == ("failed", "not begun")
     assert report.rows[0].note.endswith("ModuleNotFoundError: No module named 'no_such_module'")
     assert not report.ok
 

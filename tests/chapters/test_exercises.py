@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from chapters.course import Course, CourseError
-from chapters.exercises import Exercise, blanked, load
+from chapters.exercises import Exercise, answer_lines, blanked, load
 
 Edit = Callable[[str, str, str], None]
 
@@ -37,24 +37,80 @@ def test_a_blank_has_the_question_and_an_error_that_names_the_exercise(course: C
 
 def test_paragraphs_wrap_and_code_does_not() -> None:
     question = f"{'word ' * 40}\n\n```python\n{'x' * 120}\n\nplain\n```"
-    lines = Exercise("0.1", "T", "f.py", question, ("h",), ("t",)).blank("    ")
+    lines = Exercise("0.1", "T", "f.py", question, ("h",), ("t",)).asked("    ")
     assert all(len(line) <= 100 for line in lines[:3])
     assert lines.count("    # " + "x" * 120) == 1
-    assert lines[-4:-1] == ["    #", "    # plain", "    # ```"]
+    assert lines[-3:] == ["    #", "    # plain", "    # ```"]
+
+
+SKELETON = '''\
+class Stack:
+    # region exercise 0.3
+    # A stack that yields what it holds.
+    limit = 3
+
+    @property
+    def size(self) -> int:
+        """How many."""
+        raise NotImplementedError("exercise 0.3: Clamp")
+
+    def missing(self) -> None: ...
+
+    # endregion
+
+    def given(self) -> int:
+        return 1
+
+    # region exercise 0.3
+    async def drain(self):
+        raise NotImplementedError("exercise 0.3: Clamp")
+        yield
+
+    # endregion
+'''
+
+
+def test_whole_functions_keep_decorators_signatures_and_docstrings(course: Course, edit: Edit) -> None:
+    written = SKELETON.replace("    # A stack that yields what it holds.\n", "")
+    size = "# A comment.\n        def inner():\n            return 3\n\n        return inner()"
+    drain = "while True:\n            yield 1"
+    error = 'raise NotImplementedError("exercise 0.3: Clamp")'
+    written = written.replace(error, size, 1).replace(f"{error}\n        yield", drain)
+    (course.root / "phase0_request/limits.py").write_text(written)
+    edit("chapters/00_exercises.toml", "No more than `top`.", "A stack that yields what it holds.")
+    exercise = load(course, course.phase(0))[2]
+    assert blanked(course, exercise.file, [exercise]) == SKELETON
+    assert answer_lines(course, exercise) == 5
 
 
 @pytest.mark.parametrize(
-    ("body", "blank"),
+    ("old", "new", "left"),
     [
-        (['raise NotImplementedError("exercise 0.1: T")'], True),
-        (["  # thoughts", "", '  raise NotImplementedError("exercise 0.1: an older title")'], True),
-        (["x = 1", 'raise NotImplementedError("exercise 0.1: T")'], False),
-        (['raise NotImplementedError("exercise 0.10: T")'], False),
-        ([], False),
+        ("", "", (["size", "drain"], True)),
+        ("Clamp", "an older title", (["size", "drain"], True)),
+        ('raise NotImplementedError("exercise 0.3: Clamp")\n\n', "return 1\n\n", (["drain"], False)),
+        ("    async def", "    def helper(self):\n        return 1\n\n    async def", (["size", "drain"], False)),
+        ("0.3: Clamp", "0.30: Clamp", ([], False)),
     ],
 )
-def test_only_an_untouched_region_is_blank(body: list[str], blank: bool) -> None:
-    assert Exercise("0.1", "T", "f.py", "q", ("h",), ("t",)).is_blank(body) is blank
+def test_a_skeleton_is_untouched_partly_written_or_written(old: str, new: str, left: tuple[list[str], bool]) -> None:
+    exercise = Exercise("0.3", "Clamp", "f.py", "q", ("h",), ("t",))
+    assert exercise.unwritten(SKELETON.replace(old, new)) == left
+
+
+@pytest.mark.parametrize(
+    ("body", "left"),
+    [
+        ('raise NotImplementedError("exercise 0.1: T")', (["f"], True)),
+        ('# thoughts\n\n    raise NotImplementedError("exercise 0.1: an older title")', (["f"], True)),
+        ('x = 1\n    raise NotImplementedError("exercise 0.1: T")', (["f"], False)),
+        ('raise NotImplementedError("exercise 0.10: T")', ([], False)),
+        ("", ([], False)),
+    ],
+)
+def test_only_an_untouched_part_of_a_function_is_blank(body: str, left: tuple[list[str], bool]) -> None:
+    text = f"def f():\n    # region exercise 0.1\n    {body}\n    # endregion\n    return 1\n"
+    assert Exercise("0.1", "T", "f.py", "q", ("h",), ("t",)).unwritten(text) == left
 
 
 @pytest.mark.parametrize(
@@ -67,6 +123,7 @@ def test_only_an_untouched_region_is_blank(body: list[str], blank: bool) -> None
         ('hints = ["`min`"]', 'hints = "`min`"', "exercise 0.3: hints must be one or more texts"),
         ('hints = ["`min`"]', "", "exercise 0.3: the fields are id, title"),
         ('title = "Pop"', 'title = "Pop"\nlevel = 3', "missing or unknown: level"),
+        ('title = "Pop"', 'title = "Pop"\nlarge = 1', "exercise 0.2: large is true, or absent"),
         ('title = "Pop"', 'title = " "', "exercise 0.2: title must be a text"),
         (
             '"tests/phase0_request/test_limits.py"',
@@ -96,9 +153,9 @@ def test_a_wrong_definition_names_the_exercise(course: Course, edit: Edit, old: 
     [
         ("    # endregion\n", "", "exercise 0.3: phase0_request/limits.py:2: region 'exercise 0.3' is never closed"),
         (
-            "    return min(value, top)",
-            "    if top:\n        pass\n    # endregion\n    # region exercise 0.3",
-            "already",
+            "    # endregion\n",
+            "    # endregion\n\n\n# region exercise 0.3\nTOP = 3\n# endregion\n",
+            "exercise 0.3: phase0_request/limits.py:7: the region has no function with a body to write",
         ),
         (
             "    # region exercise 0.3\n    return min(value, top)\n",
@@ -125,3 +182,4 @@ def test_exercises_lists_them_all(tool: Callable[..., Any]) -> None:
     said = tool("exercises")
     assert said.code == 0
     assert all(text in said.out for text in ("0.1", "Push", "phase0_request/queue.py", "::test_pop", "0.3"))
+    assert "3 exercises; the reference's answers have 3 lines of code." in said.out

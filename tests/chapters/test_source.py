@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from chapters.course import CourseError
-from chapters.source import find_regions, listing, replace_bodies
+from chapters.source import find_regions, listing, replace_regions
 
 SOURCE = '''\
 import functools
@@ -48,7 +48,7 @@ def root(tmp_path: Path) -> Path:
 
 def test_regions_nest_and_know_their_lines() -> None:
     regions = find_regions(SOURCE, "pool.py")
-    assert {name: (region.first, region.last, region.indent) for name, region in regions.items()} == {
+    assert {name: (region.first, region.last, region.indent) for name, (region,) in regions.items()} == {
         "whole": (3, 21, ""),
         "exercise 1.1": (10, 12, "        "),
     }
@@ -102,8 +102,19 @@ def test_a_missing_anchor_says_what_there_is(root: Path, anchor: str, message: s
     assert message in str(error.value)
 
 
-def test_bodies_are_replaced_and_the_rest_is_kept() -> None:
-    text = "a\n# region x\n1\n2\n# endregion\nb\n# region y\n# endregion\n"
-    assert replace_bodies(text, "f.py", {"x": ["3"], "y": ["4", "5"]}) == (
-        "a\n# region x\n3\n# endregion\nb\n# region y\n4\n5\n# endregion\n"
+def test_a_signature_ends_after_the_docstring(root: Path) -> None:
+    assert listing(root, "pool.py#Pool.size", signature=True) == (
+        '@functools.cache\ndef size(self) -> int:\n    """How many."""\n    ...'
     )
+    whole = listing(root, "pool.py#whole", signature=True)
+    assert "@free.setter\n    def free(self, value: int) -> None:\n        pass" in whole
+    assert "return" not in whole
+
+
+def test_regions_are_replaced_piece_by_piece_and_the_rest_is_kept() -> None:
+    text = "a\n# region exercise 0.1\n1\n2\n# endregion\nb\n# region exercise 0.1\n# endregion\n"
+    assert replace_regions(text, "f.py", {"exercise 0.1": [["3"], ["4", "5"]]}) == (
+        "a\n# region exercise 0.1\n3\n# endregion\nb\n# region exercise 0.1\n4\n5\n# endregion\n"
+    )
+    with pytest.raises(CourseError, match=r"f\.py: 2 pieces of region 'exercise 0.1', not 1"):
+        replace_regions(text, "f.py", {"exercise 0.1": [["3"]]})

@@ -86,6 +86,9 @@ def test_figures_are_made_from_results(course: Course, marker: str, value: str) 
         ("text <!-- weave: phase0_request/queue.py#pop -->", "a malformed `weave` marker"),
         (f"    {MARK}", "a malformed `weave` marker"),
         (f"{MARK}\n```python\nnever closed", "is never closed"),
+        ("<!-- answers: 0 -->", "no `<!-- /answers -->` follows"),
+        ("<!-- answers: 1 -->\nx\n<!-- /answers -->", "phase 1 has no exercises"),
+        ("<!-- answers: 0 --> x", "a malformed `answers` marker"),
         ("<!-- measured: host.json#steps.us.0 .2f -->1", "a malformed `measured` marker"),
         ("<!-- measured: no.json#a d -->1<!-- /measured -->", "there is no result chapters/results/no.json"),
         ("<!-- measured: host.json#steps.ms d -->1<!-- /measured -->", "has no number or text at 'steps.ms'"),
@@ -99,6 +102,33 @@ def test_a_marker_that_cannot_be_woven_is_a_problem(course: Course, line: str, m
     assert [problem for problem in result.problems if problem.startswith("chapters/00_request.md:2: ")]
     assert message in result.problems[0]
     assert not result.drifted
+
+
+ANSWERS = """\
+<!-- answers: 0 -->
+<details>
+<summary>0.1 Push</summary>
+
+```python
+# phase0_request/queue.py
+self.items.append(item)
+```
+
+</details>
+"""
+
+
+def test_answers_are_folded_and_stand_nowhere_else(course: Course) -> None:
+    signature = "<!-- weave: phase0_request/queue.py#Queue.pop signature -->"
+    text = woven(course, f"{signature}\n\n<!-- answers: 0 -->\nold\n<!-- /answers -->\nend\n")
+    assert text.startswith(f"{signature}\n```python\ndef pop(self) -> int:\n    ...\n```\n\n{ANSWERS}<details>\n")
+    assert text.endswith("return min(value, top)\n```\n\n</details>\n<!-- /answers -->\nend\n")
+    assert woven(course, text) == text
+    path = course.chapters / "00_request.md"
+    path.write_text(f"{MARK}\n{text}")
+    assert weave(course, path).problems == [
+        "chapters/00_request.md:1: 'phase0_request/queue.py#pop' shows the answer to exercise 0.2; show its signature"
+    ]
 
 
 def test_check_finds_drift_and_writes_nothing(

@@ -10,14 +10,14 @@ import pytest
 
 from chapters.course import Course, CourseError
 from chapters.exercises import load
-from chapters.workspace import State, assemble, solution, start, workspace_line
+from chapters.workspace import State, assemble, attempts, solution, start, workspace_line
 
 Tool = Callable[..., Any]
 Solve = Callable[[str, str], None]
 
 
-def stages(course: Course, into: Path) -> dict[str, str]:
-    return {attempt.exercise.id: attempt.stage for attempt in assemble(course, course.phase(0), into)}
+def stages(course: Course) -> dict[str, str]:
+    return {attempt.exercise.id: attempt.stage for attempt in attempts(course, course.phase(0))}
 
 
 def test_start_copies_only_files_with_exercises_all_blank(course: Course, tool: Tool) -> None:
@@ -64,7 +64,8 @@ def test_fresh_backs_up_and_the_state_survives(course: Course, tool: Tool, solve
 def test_assembly_fills_blanks_and_keeps_what_was_written(course: Course, tmp_path: Path, solve: Solve) -> None:
     start(course, course.phase(0))
     solve("0.1", "self.items = [item]")
-    assert stages(course, tmp_path) == {"0.1": "attempted", "0.2": "not started", "0.3": "not started"}
+    assert stages(course) == {"0.1": "attempted", "0.2": "not begun", "0.3": "not begun"}
+    assemble(course, load(course, course.phase(0))[:1], tmp_path)
     text = (tmp_path / "phase0_request/queue.py").read_text()
     assert "self.items = [item]" in text
     assert "return self.items.pop(0)" in text
@@ -76,7 +77,7 @@ def test_one_exercise_alone_and_its_lines_in_the_workspace(course: Course, tmp_p
     solve("0.1", "self.items = [item]")
     solve("0.2", "return self.items[0]")
     second = load(course, course.phase(0))[1]
-    assemble(course, course.phase(0), tmp_path, only=second)
+    assemble(course, [second], tmp_path)
     file = Path(second.file)
     lines = (tmp_path / file).read_text().split("\n")
     assert "        self.items.append(item)" in lines
@@ -89,27 +90,27 @@ def test_one_exercise_alone_and_its_lines_in_the_workspace(course: Course, tmp_p
 
 
 def test_a_missing_region_or_file_does_not_affect_the_others(
-    course: Course, tmp_path: Path, edit: Callable[[str, str, str], None]
+    course: Course, edit: Callable[[str, str, str], None]
 ) -> None:
     start(course, course.phase(0))
     edit("workspace/phase0_request/queue.py", "# region exercise 0.1", "# mine")
-    attempts = {attempt.exercise.id: attempt for attempt in assemble(course, course.phase(0), tmp_path)}
-    assert attempts["0.1"].stage == "region missing"
-    assert "workspace/phase0_request/queue.py:" in attempts["0.1"].note
-    assert attempts["0.3"].stage == "not started"
+    found = {attempt.exercise.id: attempt for attempt in attempts(course, course.phase(0))}
+    assert found["0.1"].stage == "region missing"
+    assert "workspace/phase0_request/queue.py:" in found["0.1"].note
+    assert found["0.3"].stage == "not begun"
     (course.workspace / "phase0_request/limits.py").unlink()
-    assert stages(course, tmp_path)["0.3"] == "region missing"
+    assert stages(course)["0.3"] == "region missing"
 
 
-def test_a_syntax_error_has_its_line_in_the_learners_file(course: Course, tmp_path: Path, solve: Solve) -> None:
+def test_a_syntax_error_has_its_line_in_the_learners_file(course: Course, solve: Solve) -> None:
     start(course, course.phase(0))
     solve("0.1", "self.items.append(item))")
     path = course.workspace / "phase0_request/queue.py"
     line = path.read_text().split("\n").index("        self.items.append(item))") + 1
-    attempt = assemble(course, course.phase(0), tmp_path)[0]
-    assert attempt.stage == "syntax error"
-    assert attempt.note.startswith(f"workspace/phase0_request/queue.py:{line}: unmatched ')'")
-    assert not (tmp_path / "phase0_request/queue.py").exists()
+    solve("0.2", "return self.items.pop(0)")
+    first, second = attempts(course, course.phase(0))[:2]
+    assert (first.stage, second.stage) == ("syntax error", "attempted")
+    assert first.note.startswith(f"workspace/phase0_request/queue.py:{line}: unmatched ')'")
 
 
 def test_solution_is_the_difference_to_the_reference(course: Course, tool: Tool, solve: Solve) -> None:
