@@ -24,8 +24,8 @@ def break_it(course: Course, args: argparse.Namespace, out: Console) -> int:
         return _gate(course, args, out)
     if args.list:
         return _list(course, out)
-    if args.run is not None:
-        return _run(course, args.run)
+    if args.program is not None:
+        return _run(course, args.program)
     if args.check:
         return _check(course, args.timeout, out)
     if args.hint:

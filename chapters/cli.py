@@ -68,7 +68,13 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("break", challenges.break_it, "find and mend a bug that shipped in a real engine")
     sub.add_argument("bug", nargs="?", metavar="N", help="plant a bug of phase N, or the one with this id, such as 4b")
     act = sub.add_mutually_exclusive_group()
-    act.add_argument("--run", nargs=argparse.REMAINDER, metavar="ARG", help="run the reproduction; -m MODULE: a module")
+    act.add_argument(
+        "--run",
+        dest="program",
+        nargs=argparse.REMAINDER,
+        metavar="ARG",
+        help="run the reproduction; -m MODULE: a module",
+    )
     act.add_argument("--check", action="store_true", help="whether the planted bug is mended")
     act.add_argument("--hint", action="store_true", help="one more hint")
     act.add_argument("--reveal", action="store_true", help="what it is, where it shipped, and how it is mended")
