@@ -7,15 +7,14 @@ import shutil
 import tempfile
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from chapters.course import Course, CourseError, Phase, write_atomically
-from chapters.testing import Run, run_tests, shorten, stop_all
+from chapters.testing import Run, Runners, shorten
 
-AT_ONCE = 2
 _TEXTS = ("id", "title", "file", "symptom", "repro", "explanation")
 _LISTS = ("hints", "sources", "tests")
 
@@ -140,56 +139,44 @@ def current(course: Course) -> Bug:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The gate's result for one bug: the problem, or that its first test caught it."""
+    """The gate's result for one bug: the problem, or none if its first test caught it."""
 
     bug: Bug
     seconds: float
-    problem: str = ""
+    problem: str
 
 
 def gate(course: Course, bugs: Sequence[Bug], timeout: float) -> Iterator[Verdict]:
-    """Prove that the first test of each bug passes without the bug and fails with it. Yields verdicts as runs end."""
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        reference = pool.submit(run_tests, course, sorted({bug.tests[0] for bug in bugs}), timeout=timeout)
-        runs = {pool.submit(_with_bug, course, bug, timeout): bug for bug in bugs}
+    """Prove that the first test of each bug fails with the bug, and passes without it. Yields the verdicts in order."""
+    with Runners(course) as runners, ThreadPoolExecutor(runners.size) as pool:
         try:
-            for done in as_completed(runs):
-                yield _verdict(runs[done], done.result(), reference.result())
+            runs = list(pool.map(lambda bug: _with_bug(course, bug, runners, timeout), bugs))
+            reference = runners.run({bug.tests[0] for bug in bugs}, timeout=timeout * len(bugs))
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            stop_all()
+            runners.close()
             raise
+    passed = {result.id for result in reference.results if result.outcome == "passed"}
+    for bug, run in zip(bugs, runs, strict=True):
+        test, problem = bug.tests[0], _survived(bug, run)
+        if not problem and not any(id == test or id.startswith((f"{test}::", f"{test}[")) for id in passed):
+            problem = f"{test} does not pass without the bug: {shorten(reference.stopped or reference.last_line)}"
+        yield Verdict(bug, run.seconds, problem)
 
 
-def _with_bug(course: Course, bug: Bug, timeout: float) -> Run | CourseError:
-    try:
-        text = bug.planted((course.root / bug.file).read_text(encoding="utf-8"))
-    except CourseError as error:
-        return error
+def _with_bug(course: Course, bug: Bug, runners: Runners, timeout: float) -> Run:
     with tempfile.TemporaryDirectory(prefix="course-") as scratch:
+        text = bug.planted((course.root / bug.file).read_text(encoding="utf-8"))
         write_atomically(Path(scratch) / bug.file, text.encode())
-        return run_tests(course, bug.tests[:1], timeout=timeout, overlay=Path(scratch), options=["-x"])
+        return runners.run(bug.tests[:1], timeout=timeout, overlay=Path(scratch), options=["--exitfirst"])
 
 
-def _verdict(bug: Bug, run: Run | CourseError, reference: Run) -> Verdict:
-    if isinstance(run, CourseError):
-        return Verdict(bug, 0.0, str(run))
-    passes = {result.id for result in reference.results if result.outcome == "passed"}
-    if not any(_is_of(id, bug.tests[0]) for id in passes):
-        return Verdict(
-            bug, run.seconds, f"{bug.tests[0]} does not pass without the bug: {shorten(reference.last_line)}"
-        )
+def _survived(bug: Bug, run: Run) -> str:
+    """Why the bug does not count as caught; empty if it does. A run that it stopped has caught it."""
     if run.broken:
-        return Verdict(bug, run.seconds, f"{run.broken[0].id} cannot be collected: {shorten(run.broken[0].error)}")
+        return f"with the bug, {run.broken[0].id} cannot be collected: {shorten(run.broken[0].error)}"
     if not run.collected:
-        return Verdict(bug, run.seconds, f"no test ran with the bug: {shorten(run.last_line)}")
-    if not run.failures and not run.stopped:
-        return Verdict(bug, run.seconds, f"{bug.tests[0]} passes with the bug")
-    return Verdict(bug, run.seconds)
-
-
-def _is_of(nodeid: str, test: str) -> bool:
-    return nodeid == test or nodeid.startswith((f"{test}::", f"{test}["))
+        return f"with the bug, no test ran: {shorten(run.last_line)}"
+    return "" if run.failures or run.stopped else f"{bug.tests[0]} passes with the bug"
 
 
 def failing(run: Run) -> Iterable[str]:

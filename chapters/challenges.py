@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import runpy
+import os
 import sys
 from collections.abc import Sequence
 
@@ -70,17 +70,12 @@ def _list(course: Course, out: Console) -> int:
 
 
 def _run(course: Course, arguments: Sequence[str]) -> int:
-    """Run the reproduction, a script or a module in this process, with the planted bug."""
+    """Become `python ARGUMENTS`, by default the reproduction, with the planted bug here and in child processes."""
     bugs.current(course)
-    overlay.install(course.root, bugs.folder(course))
-    sys.path.insert(0, str(course.root))
-    if arguments[:1] == ["-m"] and len(arguments) > 1:
-        sys.argv = list(arguments[1:])
-        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = list(arguments) or [str(bugs.folder(course) / "repro.py")]
-        runpy.run_path(sys.argv[0], run_name="__main__")
-    return 0
+    command = arguments or [course.name(bugs.folder(course) / "repro.py")]
+    sys.stdout.flush()
+    environment = overlay.environment(course.root, os.environ, bugs.folder(course))
+    return os.execve(sys.executable, [sys.executable, *command], environment)
 
 
 def run(course: Course, args: argparse.Namespace, out: Console) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from chapters import challenges, commands, testing
+from chapters import challenges, commands
 from chapters.course import Course, CourseError
 
 
@@ -51,15 +51,17 @@ def _parser() -> argparse.ArgumentParser:
     start.add_argument("phase", type=int)
     start.add_argument("--fresh", action="store_true", help="start over; old files move to .course/backups/")
     for name, run, help in (
-        ("check", commands.check, "run the phase's tests against the workspace"),
-        ("watch", commands.watch, "check again whenever a file of the workspace changes"),
+        ("check", commands.check, "judge each exercise that you have written, alone; then all together"),
+        ("watch", commands.watch, "check, and judge again what a save changes"),
     ):
         sub = command(name, run, help)
-        sub.add_argument("phase", type=int, nargs="?", help="default: every phase in the workspace")
-        timeout(sub, 120, "end a phase's tests after this time")
+        sub.add_argument("target", metavar="N | N.M", nargs="?", help="default: every phase in the workspace")
+        timeout(sub, 120, "end an exercise's tests after this time")
     sub = command("run", challenges.run, "run a phase with your workspace in place of the reference")
     sub.add_argument("phase", type=int)
     sub.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARG", help="passed on to `python -m phaseN_...`")
+    sub = command("mine", commands.mine, "serve with your workspace in place of the reference: HTTP and playground")
+    sub.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARG", help="passed on to `nanoserve serve`")
     for name, run, help in (
         ("hint", commands.hint, "one more hint"),
         ("solution", commands.solution, "a diff between your region and the reference"),
@@ -116,6 +118,5 @@ def main(argv: Sequence[str] | None = None, course: Course | None = None) -> int
         Console(stderr=True, markup=False, highlight=False, emoji=False).print(f"error: {error}", soft_wrap=True)
         return 2
     except KeyboardInterrupt:
-        testing.stop_all()
         out.print("\nStopped.")
         return 130

@@ -178,6 +178,7 @@ def main(arguments: list[str] | None = None) -> int:
         machine = describe()
         figures = {
             "ceilings": best["best"],
+            "read_spread_gb_per_second": best["read_spread_gb_per_second"],
             "points": {f"{q.phase}_{q.batch}_{q.context}": q.figures() for q in series},
         }
         command = f"python -m phase2_prefill_decode.lab phases --shape {options.shape}"

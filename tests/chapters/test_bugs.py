@@ -84,8 +84,8 @@ def test_a_new_bug_keeps_the_files_of_the_one_before(course: Course) -> None:
     ("change", "problem"),
     [
         (("a + b + 1", "b + a"), "passes with the bug"),
-        (('before = "a + b"', 'before = "a - b"'), "is 0 times in"),
-        (("test_thing.py", "test_none.py"), "does not pass without the bug"),
+        (("a + b + 1", "a +"), "cannot be collected"),
+        (("test_thing.py", "test_none.py"), "no test ran"),
     ],
 )
 def test_the_gate_refuses_a_bug_that_no_test_catches(
@@ -100,6 +100,13 @@ def test_the_gate_refuses_a_bug_that_no_test_catches(
 def test_the_gate_names_the_test_that_caught_a_bug(course: Course, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["break", "--gate"], course) == 0
     assert "0a passed: caught by tests/phase0_toy/test_thing.py" in capsys.readouterr().out
+
+
+def test_an_edit_that_does_not_find_its_lines_once_is_an_error(course: Course) -> None:
+    [bug] = bugs.every(course)
+    for text in ("return b + a", "return a + b or a + b"):
+        with pytest.raises(CourseError, match="times in phase0_toy"):
+            bug.planted(text)
 
 
 def test_without_a_planted_bug_the_error_says_how_to_plant_one(course: Course) -> None:
