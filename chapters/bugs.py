@@ -84,10 +84,9 @@ def _parse(course: Course, phase: Phase, table: dict[str, Any], where: str) -> B
         raise CourseError(f"{where}: {', '.join(_LISTS)} and edit need one entry or more")
     if not table["file"].startswith(f"{phase.package}/") or not (course.root / table["file"]).is_file():
         raise CourseError(f"{where}: there is no file '{table['file']}' in {phase.package}/")
-    edits = tuple((edit["before"], edit["after"]) for edit in table["edit"])
-    return Bug(
-        **{name: table[name].strip() for name in _TEXTS}, **{name: tuple(table[name]) for name in _LISTS}, edits=edits
-    )
+    fields: dict[str, Any] = {name: table[name].strip() for name in _TEXTS}
+    fields |= {name: tuple(table[name]) for name in _LISTS}
+    return Bug(**fields, edits=tuple((edit["before"], edit["after"]) for edit in table["edit"]))
 
 
 def every(course: Course) -> tuple[Bug, ...]:
