@@ -36,7 +36,7 @@ from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.model import default_device
 from phase6_integration.lab.rungs import PAGE_SIZE, Build, Rung, rungs
 
-NAMES = ("transformers", "phase 2", "phase 3", "phase 4", "phase 5", "phase 6")
+NAMES = ("transformers", "phase2", "phase3", "phase4", "phase5", "phase6")
 COLUMNS = {
     "ttft_p50_ms": ("TTFT\np50", ",.0f"),
     "ttft_p99_ms": ("\np99", ",.0f"),
@@ -171,7 +171,7 @@ def table(served: dict[str, dict[str, Any]]) -> Table:
     for name, _ in COLUMNS.values():
         drawn.add_column(name, justify="right", no_wrap=True)
     for rung, row in served.items():
-        drawn.add_row(rung, *(f"{row[key]:{spec}}" for key, (_, spec) in COLUMNS.items()))
+        drawn.add_row(rung.replace("phase", "phase "), *(f"{row[key]:{spec}}" for key, (_, spec) in COLUMNS.items()))
     return drawn
 
 
