@@ -60,8 +60,8 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("run", commands.run, "run a phase with your workspace in place of the reference")
     sub.add_argument("phase", type=int)
     sub.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARG", help="passed on to `python -m phaseN_...`")
-    sub = command("mine", commands.mine, "serve with your workspace in place of the reference: HTTP and playground")
-    sub.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARG", help="passed on to `nanoserve serve`")
+    help = "serve with your workspace in place of the reference: HTTP and playground"
+    command("mine", commands.mine, help).usage = "python -m chapters mine [ARGUMENTS OF nanoserve serve]"
     for name, run, help in (
         ("hint", commands.hint, "one more hint"),
         ("solution", commands.solution, "a diff between your region and the reference"),
@@ -87,7 +87,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None, course: Course | None = None) -> int:
     """Run one command. Exit codes: 0 success, 1 the command found a problem, 2 wrong usage."""
-    args = _parser().parse_args(argv)
+    argv = list(sys.argv[1:] if argv is None else argv)
+    passed_on = argv[1:] if argv[:1] == ["mine"] and argv[1:] not in (["-h"], ["--help"]) else []
+    args = _parser().parse_args(argv[: len(argv) - len(passed_on)])
+    args.passed_on = passed_on
     course = course or Course.here()
     out = console()
     try:

@@ -159,7 +159,7 @@ def run(course: Course, args: argparse.Namespace, out: Console) -> int:
 
 
 def mine(course: Course, args: argparse.Namespace, out: Console) -> int:
-    server = ["phase6_integration.cli", "serve", *args.arguments]
+    server = ["phase6_integration.cli", "serve", *args.passed_on]
     return _execute(course, _started(course, None), course.private / "mine", server, out, say=True)
 
 
@@ -233,7 +233,7 @@ def exercises(course: Course, args: argparse.Namespace, out: Console) -> int:
     lines = {each: exercise_files.answer_lines(course.root, each) for each in its}
     for each in its:
         title = f"{each.title} (large)" if each.large else each.title
-        table.add_row(each.id, title, str(lines[each]), each.file, str(len(each.hints)), "\n".join(each.tests))
+        table.add_row(each.id, title, str(lines[each]), each.file, str(len(each.hints)), str(len(each.tests)))
     out.print(table)
     out.print(f"{len(its)} exercises; the reference's answers have {sum(lines.values())} lines of code.")
     return 0
