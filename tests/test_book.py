@@ -34,6 +34,11 @@ def test_every_chapter_has_its_parts() -> None:
         for number in listed:
             assert f'id = "{number}"' in (CHAPTERS / f"0{number[0]}_exercises.toml").read_text()
         assert list(CHAPTERS.glob(f"{chapter.name[:2]}_*.ipynb"))
+    for exercises in CHAPTERS.glob("0*_exercises.toml"):
+        (chapter,) = CHAPTERS.glob(f"{exercises.name[:2]}_*.md")
+        assert re.search(
+            rf"^## Answers\n\n(.+\n\n)?<!-- answers: {int(exercises.name[:2])} -->$", chapter.read_text(), re.MULTILINE
+        )
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=lambda p: p.name)
