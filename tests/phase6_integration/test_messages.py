@@ -76,6 +76,15 @@ def test_bytes_that_are_no_message_are_refused() -> None:
         list(Frames.for_engine().feed(len(bad).to_bytes(4, "big") + bad))
 
 
+def test_a_message_that_was_read_or_refused_is_not_read_again() -> None:
+    frames, message = Frames.for_engine(), frame(Ping())
+    assert next(frames.feed(message * 2)) == Ping()  # the caller stops reading here
+    assert list(frames.feed(b"")) == [Ping()], "the first message was read: the second is next"
+    with pytest.raises(msgspec.ValidationError):
+        list(frames.feed(frame(TO_FRONT[0])))
+    assert list(frames.feed(message)) == [Ping()], "a message that was refused is gone"
+
+
 def test_sending_never_blocks_on_a_peer_that_does_not_read() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -88,10 +97,13 @@ def test_sending_never_blocks_on_a_peer_that_does_not_read() -> None:
         assert channel.receive(wait=True) == [REQUEST], "heard, though what was said has not been read"
         frames, heard = Frames.for_front(), []
         ours.setblocking(False)
+        silent = 0
         while len(heard) < len(words):
             try:
                 heard += frames.feed(ours.recv(1 << 16))
             except BlockingIOError:
+                silent += 1
+                assert silent < 10_000, f"{len(heard)} of {len(words)} messages came: the rest is never sent"
                 channel.receive(wait=False)  # an engine passes by here in every step: what fits by now goes out
         assert heard == words
 
