@@ -2,22 +2,36 @@
 
 import pytest
 
-from phase0_request import RequestState
+from phase0_request import Request, RequestState
 from phase1_kv_pool import PagedCache
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.running import RunningSet, SequenceState
 from tests.phase5_continuous.support import request
 
 
-def state(name: str, number: int, prompt: int, max_tokens: int = 9) -> SequenceState:
-    one = request(name, [5] * prompt)
+def state(name: str, number: int, prompt: int, max_tokens: int = 9, tenant: str = "") -> SequenceState:
+    one = request(name, [5] * prompt, tenant=tenant)
     return SequenceState(one, (0.0, number), one.total, one.total + max_tokens)
 
 
-def running(pages: int, *prompts: int, watermark: int = 0) -> tuple[RunningSet, list[SequenceState]]:
+class Patient(PagedCache):
+    """A cache that is asked for the same page at most a hundred times: then the question never ends."""
+
+    asked = 0
+
+    def can_grow(self, request: Request, tokens: int) -> bool:
+        self.asked += 1
+        assert self.asked < 100, f"request {request.id} asks for a page again and again, and none is freed meanwhile"
+        return super().can_grow(request, tokens)
+
+
+def running(
+    pages: int, *prompts: int, watermark: int = 0, tenants: str = "   "
+) -> tuple[RunningSet, list[SequenceState]]:
     """Pages of four tokens, and running requests whose prompts are computed."""
-    running_set = RunningSet(PagedCache(pages, 4), watermark)
-    states = [state(name, n, prompt) for n, (name, prompt) in enumerate(zip("abc", prompts, strict=False))]
+    running_set = RunningSet(Patient(pages, 4), watermark)
+    named = zip("abc", prompts, tenants, strict=False)
+    states = [state(name, n, prompt, tenant=tenant) for n, (name, prompt, tenant) in enumerate(named)]
     for one in states:
         assert running_set.allocate(one, 0)
         one.request.advance(0, one.request.total)
@@ -92,6 +106,14 @@ def test_the_last_in_rank_is_preempted_for_a_page() -> None:
     assert (c.request.computed, c.num_scheduled, c.capacity, c.schedulable) == (0, 0, 0, False)
     assert len(c.request.output_tokens) == 1
     assert (running_set.num_preemptions, running_set.cache.usage.referenced) == (2, 2)
+
+
+def test_a_request_that_is_preempted_for_a_later_one_is_not_computed_in_this_step() -> None:
+    """The tenant of a and b runs two requests, so b gives up its pages for c, although c is the last in rank."""
+    running_set, (a, b, c) = running(5, 4, 4, 4, tenants="xxy")
+    ready = [one.request.id for one in running_set.allocate_slots([a, b, c])]
+    assert ready == ["a", "c"], "b got the last page first, and is preempted when c needs one"
+    assert (b.request.state, c.capacity) == (RequestState.PREEMPTED, 8)
 
 
 def test_a_request_that_runs_alone_is_not_preempted() -> None:
