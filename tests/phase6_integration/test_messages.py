@@ -1,7 +1,9 @@
 """Messages arrive whole, in order and once, however the bytes are cut, and sending never blocks."""
 
 import math
+import signal
 import socket
+from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -56,6 +58,20 @@ TO_FRONT: list[ToFront] = [
 ]
 
 
+@pytest.fixture
+def no_wait_for_ever() -> Iterator[None]:
+    """A channel that waits for a message which never comes is a failure, not a hang."""
+
+    def alarm(*_: object) -> None:
+        raise AssertionError("the channel waits for ever")
+
+    before = signal.signal(signal.SIGALRM, alarm)
+    signal.setitimer(signal.ITIMER_REAL, 30)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
 @pytest.mark.proof
 @given(st.lists(st.integers(0, 3), max_size=6), st.data())
 def test_messages_survive_any_cut(order: list[int], data: st.DataObject) -> None:
@@ -85,6 +101,7 @@ def test_a_message_that_was_read_or_refused_is_not_read_again() -> None:
     assert list(frames.feed(message)) == [Ping()], "a message that was refused is gone"
 
 
+@pytest.mark.usefixtures("no_wait_for_ever")
 def test_sending_never_blocks_on_a_peer_that_does_not_read() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -118,6 +135,7 @@ def test_flush_sends_everything() -> None:
         assert list(Frames.for_front().feed(ours.recv(1 << 16))) == [TO_FRONT[0], Dead("x")]
 
 
+@pytest.mark.usefixtures("no_wait_for_ever")
 def test_receive_raises_eof_once_the_http_process_has_closed() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
