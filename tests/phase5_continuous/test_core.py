@@ -26,7 +26,7 @@ from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous import engine as engine_module
-from phase5_continuous.core import EngineCore, Step, tokens_by_kind
+from phase5_continuous.core import EngineCore, tokens_by_kind
 from phase5_continuous.engine import ContinuousEngine, core
 from phase5_continuous.invariants import check
 from phase5_continuous.policies import LongestPrefixFirst
