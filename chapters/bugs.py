@@ -111,13 +111,18 @@ def folder(course: Course) -> Path:
     return course.workspace / "bug"
 
 
-def plant(course: Course, bug: Bug) -> None:
-    """Copy the modules of the bug's phase, one of them with the bug. What was planted before moves to the backups."""
-    target = folder(course)
-    if target.exists():
+def put_away(course: Course) -> None:
+    """Move what is planted to the backups, so that the phases run without it."""
+    if folder(course).exists():
         backups = course.private / "backups" / "bugs"
         backups.mkdir(parents=True, exist_ok=True)
-        shutil.move(target, backups / f"{len(list(backups.iterdir())) + 1}")
+        shutil.move(folder(course), backups / f"{len(list(backups.iterdir())) + 1}")
+
+
+def plant(course: Course, bug: Bug) -> None:
+    """Copy the modules of the bug's phase, one of them with the bug."""
+    put_away(course)
+    target = folder(course)
     package = course.root / bug.file.partition("/")[0]
     for path in package.rglob("*.py"):
         name = course.name(path)

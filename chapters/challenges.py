@@ -33,6 +33,10 @@ def break_it(course: Course, args: argparse.Namespace, out: Console) -> int:
         return _hint(course, out)
     if args.reveal:
         return _reveal(course, bugs.current(course), out)
+    if args.stop:
+        bugs.current(course)
+        bugs.put_away(course)
+        return 0
     return _plant(course, args.bug, out)
 
 
@@ -105,6 +109,7 @@ def _check(course: Course, timeout: float, out: Console) -> int:
             out.print(line, soft_wrap=True)
         return 1
     state.update(bug.key, result="mended", passed=True)
+    bugs.put_away(course)
     out.print(f"Mended: {passed} tests pass.\n")
     return _reveal(course, bug, out)
 

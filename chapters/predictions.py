@@ -15,12 +15,12 @@ class Prediction:
         """Print the guess beside what was found. Nothing without a guess: the cell shows what was found anyway."""
         if self.value is None:
             return
-        guess, truth = (f"{number:,.4g} {unit}".rstrip() for number in (self.value, found))
+        said, truth = (f"{number:,.4g} {unit}".rstrip() for number in (self.value, found))
         times = f", {self.value / found:.2g} times as much" if found else ""
-        print(f"It is {truth}. You said {guess}{times}.")
+        print(f"It is {truth}. You said {said}{times}.")
 
 
-def predict(question: str) -> Prediction:
+def guess(question: str) -> Prediction:
     """Ask for a number. An empty answer, or a notebook that is executed without a reader, is no guess."""
     try:
         given = input(f"{question} (a number, or Enter) ")

@@ -2,14 +2,14 @@
 
 import pytest
 
-from chapters.predictions import Prediction, predict
+from chapters.predictions import Prediction, guess
 
 
 def test_a_guess_is_compared_with_what_was_found(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("builtins.input", lambda _: "1,500")
-    predict("How many?").compare(1000, "ms")
+    guess("How many?").compare(1000, "ms")
     assert capsys.readouterr().out == "It is 1,000 ms. You said 1,500 ms, 1.5 times as much.\n"
 
 
@@ -23,6 +23,6 @@ def test_no_answer_is_no_guess(
         return given
 
     monkeypatch.setattr("builtins.input", answer)
-    assert predict("How many?") == Prediction(None)
-    predict("How many?").compare(3)
+    assert guess("How many?") == Prediction(None)
+    guess("How many?").compare(3)
     assert capsys.readouterr().out == ""
