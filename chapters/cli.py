@@ -80,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     act.add_argument("--check", action="store_true", help="whether the planted bug is mended")
     act.add_argument("--hint", action="store_true", help="one more hint")
     act.add_argument("--reveal", action="store_true", help="what it is, where it shipped, and how it is mended")
+    act.add_argument("--stop", action="store_true", help="put the planted bug away; the files move to .course/backups/")
     act.add_argument("--list", action="store_true", help="all bugs, and which of them are mended")
     act.add_argument("--gate", action="store_true", help="prove that a test catches each bug")
     timeout(sub, 120, "end each run of tests")
