@@ -61,7 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("phase", type=int)
     sub.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARG", help="passed on to `python -m phaseN_...`")
     help = "serve with your workspace in place of the reference: HTTP and playground"
-    command("mine", commands.mine, help).usage = "python -m chapters mine [ARGUMENTS OF nanoserve serve]"
+    command(
+        "mine", commands.mine, help
+    ).usage = "python -m chapters mine [ladder] [ARGUMENTS OF nanoserve serve, or of nanoserve bench ladder]"
     for name, run, help in (
         ("hint", commands.hint, "one more hint"),
         ("solution", commands.solution, "a diff between your region and the reference"),
