@@ -55,12 +55,17 @@ def _plant(course: Course, what: str | None, out: Console) -> int:
     bugs.plant(course, bug)
     state.update(bug.key, result="planted")
     out.print(f"Bug {bug.id} is planted in a copy of phase {bug.phase}, in workspace/bug/. The report says:\n")
-    out.print(bug.symptom)
-    out.print("\n  python -m chapters break --run                    run its reproduction, workspace/bug/repro.py")
-    out.print("  python -m chapters break --run -m MODULE ARG...   run a module with the bug: a phase, a lab, pytest")
-    out.print(f"  python -m chapters run {bug.phase}                          the phase's demo with the bug")
-    out.print("  python -m chapters break --hint                   when you are stuck")
-    out.print("  python -m chapters break --check                  whether it is mended")
+    out.print(f"{bug.symptom}\n")
+    server = "-m phase6_integration.cli serve --check-invariants"
+    for command, what in (
+        ("break --run", "its reproduction, workspace/bug/repro.py"),
+        (f"run {bug.phase}", "the phase's demo with the bug"),
+        ("break --run -m MODULE ARG...", "any module with the bug: a lab, pytest"),
+        (f"break --run {server}", "the server with the bug"),
+        ("break --hint", "when you are stuck"),
+        ("break --check", "whether it is mended"),
+    ):
+        out.print(f"  python -m chapters {command:<34}  {what}", soft_wrap=True)
     return 0
 
 
