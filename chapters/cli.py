@@ -61,7 +61,8 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("phase", type=int)
     sub.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARG", help="passed on to `python -m phaseN_...`")
     help = "serve with your workspace in place of the reference: HTTP and playground"
-    command("mine", answers.mine, help).usage = "python -m chapters mine [ARGUMENTS OF nanoserve serve]"
+    usage = "python -m chapters mine [ladder] [ARGUMENTS OF nanoserve serve, or of nanoserve bench ladder]"
+    command("mine", answers.mine, help).usage = usage
     for name, run, help in (
         ("hint", commands.hint, "one more hint"),
         ("solution", commands.solution, "a diff between your region and the reference"),
@@ -80,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     act.add_argument("--check", action="store_true", help="whether the planted bug is mended")
     act.add_argument("--hint", action="store_true", help="one more hint")
     act.add_argument("--reveal", action="store_true", help="what it is, where it shipped, and how it is mended")
+    act.add_argument("--stop", action="store_true", help="put the planted bug away; the files move to .course/backups/")
     act.add_argument("--list", action="store_true", help="all bugs, and which of them are mended")
     act.add_argument("--gate", action="store_true", help="prove that a test catches each bug")
     timeout(sub, 120, "end each run of tests")
