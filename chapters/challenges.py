@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from chapters import bugs, commands, overlay
+from chapters import answers, bugs, overlay
 from chapters import quiz as quizzes
 from chapters.bugs import Bug
 from chapters.course import Course, CourseError
@@ -93,7 +93,7 @@ def run(course: Course, args: argparse.Namespace, out: Console) -> int:
     package = course.phase(args.phase).package
     if (bugs.folder(course) / package).is_dir():
         return _run(course, ["-m", package, *args.arguments])
-    return commands.run(course, args, out)
+    return answers.run(course, args, out)
 
 
 def _check(course: Course, timeout: float, out: Console) -> int:
