@@ -24,7 +24,7 @@ VERSIONS = {
     "newest": (),
     "oldest": ("--resolution", "lowest-direct"),
 }
-EXTRAS = {"serve": (), "dev": ("--extra", "dev")}
+EXTRAS = {"serve": (), "dev": ("--extra", "dev"), "book": ("--group", "book")}
 SHOWN = ("torch", "triton", "transformers")
 PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy")
 KEPT = ("PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", *PROXIES)  # how to reach the index, not which one

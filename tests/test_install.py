@@ -71,13 +71,14 @@ def pins(name: str) -> dict[str, set[str]]:
     return {line.strip(): {one.strip() for one in hashes} for line, *hashes in lines}
 
 
-def test_every_pin_has_hashes_and_the_server_has_those_of_the_course() -> None:
-    every, server = pins("constraints.txt"), pins("serve.txt")
-    assert all(hashes and all(one.startswith("sha256:") for one in hashes) for hashes in every.values())
+def test_every_pin_has_hashes_and_the_server_and_the_book_have_those_of_the_course() -> None:
+    every, server, book = pins("constraints.txt"), pins("serve.txt"), pins("book.txt")
+    assert all(hashes and all(one.startswith("sha256:") for one in hashes) for hashes in (every | book).values())
     versions = {line.partition(" ")[0] for line in every}
     assert {line.partition(" ")[0] for line in server} <= versions
-    assert all(hashes == every[line] for line, hashes in server.items() if line in every)
-    assert not any("://" in line for line in every | server), "no file names an index"
+    for others in (server, book):
+        assert all(hashes == every[line] for line, hashes in others.items() if line in every)
+    assert not any("://" in line for line in every | server | book), "no file names an index"
 
 
 # The Makefile's choice of torch.
