@@ -49,9 +49,10 @@ lint: $(VENV)/.dev ## ruff: rules and format; codespell: spelling
 types: $(VENV)/.dev ## strict type check of the phases and the course
 	@$(BIN)/mypy
 
-gates: $(VENV)/.dev ## listings equal the source; every exercise is caught by a test
+gates: $(VENV)/.dev ## listings equal the source; every exercise and every planted bug is caught by a test
 	@$(BIN)/python -m chapters weave --check
 	@$(BIN)/python -m chapters exercises --gate
+	@$(BIN)/python -m chapters break --gate
 
 book: $(VENV)/.book ## the site of the book, into build/book; a warning or a dead link is an error
 	@$(BIN)/python -m sphinx --quiet --fresh-env --fail-on-warning --keep-going -c chapters/book -d build/doctrees . build/book

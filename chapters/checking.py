@@ -4,83 +4,88 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from chapters.course import Course, Phase
+from chapters.course import Course
 from chapters.exercises import Exercise, blanked
-from chapters.testing import Result, Run, run_tests, shorten, stop_all
-from chapters.workspace import Attempt, State, assemble, attempts, fresh_folder, workspace_line
+from chapters.testing import Result, Run, Runners, shorten
+from chapters.workspace import Attempt, State, assemble, attempt, workspace_line
 
 
 @dataclass(frozen=True)
 class Judged:
-    """An exercise with its result: passed, failed, skipped, or the stage at which it stopped before any test."""
+    """An exercise with its result: passed, failed, skipped, not begun, or what is wrong with its file. `failure` is the
+    first test that failed, `places` the lines of the workspace that it went through, innermost last."""
 
     exercise: Exercise
     status: str
     note: str = ""
-
-
-@dataclass(frozen=True)
-class Report:
-    """The results of `check` in one phase. `run` ran all its tests, and is None if no exercise was attempted; `others`
-    are failing tests that belong to no attempted exercise."""
-
-    phase: Phase
-    rows: tuple[Judged, ...]
-    others: tuple[Result, ...]
-    run: Run | None
-    log: Path
+    failure: Result | None = None
+    places: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
-        fine = all(row.status in ("passed", "skipped", "not begun") for row in self.rows)
-        return fine and not self.others and not (self.run and self.run.stopped)
+        return self.status in ("passed", "skipped", "not begun")
 
 
-def check(course: Course, phase: Phase, timeout: float, report: Callable[[str], object]) -> Report:
-    """Run the phase's tests with the workspace in place of the reference, and store the results. If a test hangs or
-    ends the process, each exercise with tests that were not reached runs again on its own, with the reference for all
-    others. Every run may take `timeout` seconds; `report` gets a line about each interruption."""
-    folder = fresh_folder(course, "check", phase)
-    stages = attempts(course, phase)
-    attempted = [attempt.exercise for attempt in stages if attempt.stage == "attempted"]
-    assemble(course, attempted, folder / "all")
-    run = _run(course, _tests(course, phase, attempted), timeout, folder / "all") if attempted else None
-    if run and run.stopped:
-        report(f"{run.where}: {run.stopped}.")
-    alone: dict[Exercise, Run] = {}
-    for exercise in attempted:
-        if run and run.stopped and run.collected and not _reached(exercise, run):
-            report(f"Exercise {exercise.id} runs again, on its own.")
-            assemble(course, [exercise], folder / exercise.id)
-            alone[exercise] = _run(course, exercise.tests, timeout, folder / exercise.id)
-    rows = tuple(_judge(attempt, alone.get(attempt.exercise, run)) for attempt in stages)
-    state = State(course)
-    for row in rows:
-        known = state.of(row.exercise.id)
-        state.update(row.exercise.id, result=row.status, passed=known.passed or row.status == "passed")
-    others = [each for each in (run.failures if run else ()) if not any(concerns(one, each) for one in attempted)]
-    return Report(phase, rows, tuple(others), run, folder / "pytest.txt")
+def judge_all(course: Course, exercises: Sequence[Exercise], runners: Runners, timeout: float) -> Iterator[Judged]:
+    """Judge each exercise alone; yields the results in order."""
+    with ThreadPoolExecutor(runners.size) as pool:
+        try:
+            for judged in pool.map(lambda exercise: judge(course, exercise, runners, timeout), exercises):
+                State(course).record(judged.exercise.id, judged.status)
+                yield judged
+        except BaseException:
+            runners.close()
+            raise
 
 
-def _tests(course: Course, phase: Phase, exercises: Iterable[Exercise]) -> list[str]:
-    """The tests of the phase, and files elsewhere that its exercises name."""
-    named = {test.partition("::")[0] for exercise in exercises for test in exercise.tests}
-    outside = sorted(file for file in named if not file.startswith(f"{phase.tests}/"))
-    return [*([phase.tests] if (course.root / phase.tests).is_dir() else []), *outside]
+def judge(course: Course, exercise: Exercise, runners: Runners, timeout: float) -> Judged:
+    """Run the exercise's tests with the workspace's answer to it, and the reference elsewhere."""
+    found = attempt(course, exercise)
+    if found.stage not in ("attempted", "partly written"):
+        return Judged(exercise, found.stage, found.note)
+    every = found.stage == "partly written"
+    return _judged(course, found, _run(course, [exercise], runners, timeout, exercise.id, every))
 
 
-def _run(course: Course, tests: Iterable[str], timeout: float, overlay: Path) -> Run:
-    """Run tests with the overlay and append the output to the log beside it. If the run was stopped inside the
-    workspace's code, `stopped` names the line."""
-    run = run_tests(course, tests, timeout=timeout, overlay=overlay)
-    with (overlay.parent / "pytest.txt").open("a", encoding="utf-8") as log:
-        log.write(f"{run.output}{run.stack}\n")
+def together(course: Course, exercises: Sequence[Exercise], runners: Runners, timeout: float) -> str:
+    """Run the tests of all these exercises with all their answers: what fails, or an empty text."""
+    run = _run(course, exercises, runners, timeout, f"{exercises[0].phase}")
+    if run.stopped:
+        return f"{run.where}: {run.stopped}"
+    return run.failures[0].line if run.failures else ""
+
+
+def in_words(nodeid: str) -> str:
+    """A test's name as a sentence: what it demands."""
+    *_, case, name = ("", *nodeid.split("::"))
+    name, bracket, parameters = (case if name == "runTest" else name).partition("[")
+    return f"{name.removeprefix('test_').replace('_', ' ')} {bracket}{parameters}".strip()
+
+
+def log(course: Course, name: str) -> Path:
+    """The output of pytest when it last judged an exercise, or a phase's exercises together."""
+    return course.private / "check" / f"{name}.txt"
+
+
+def _run(
+    course: Course, exercises: Sequence[Exercise], runners: Runners, timeout: float, name: str, every: bool = False
+) -> Run:
+    """Run the tests of these exercises with their answers, up to the first failure or `every` one. If the run was
+    stopped inside the workspace's code, `stopped` names the line."""
+    overlay = course.private / "check" / name
+    shutil.rmtree(overlay, ignore_errors=True)
+    assemble(course, exercises, overlay)
+    tests = dict.fromkeys(test for exercise in exercises for test in exercise.tests)
+    options = [] if every else ["--maxfail=1"]
+    run = runners.run(tests, timeout=timeout, overlay=overlay, options=options)
+    log(course, name).write_text(f"{run.output}{run.stack}", encoding="utf-8")
     inside = re.escape(f"{overlay.relative_to(course.root)}{os.sep}")
     frames = re.findall(rf'File ".*{inside}(.+?)", line (\d+)', run.stack)
     lines = (workspace_line(course, overlay, Path(file), int(line)) for file, line in frames)
@@ -88,37 +93,32 @@ def _run(course: Course, tests: Iterable[str], timeout: float, overlay: Path) ->
     return replace(run, stopped=f"{run.stopped}, at {place}") if run.stopped and place else run
 
 
-def concerns(exercise: Exercise, result: Result) -> bool:
-    """Whether a result counts for the exercise: one of its tests, or a file of them that could not be collected."""
-    return exercise.judged_by(result.id) or any(test.startswith(f"{result.id}::") for test in exercise.tests)
-
-
-def _reached(exercise: Exercise, run: Run) -> bool:
-    """Whether every test of the exercise was completed."""
-    return set(filter(exercise.judged_by, run.collected)) <= {result.id for result in run.results}
-
-
-def _judge(attempt: Attempt, run: Run | None) -> Judged:
-    exercise = attempt.exercise
-    if attempt.stage != "attempted" or run is None:
-        return Judged(exercise, attempt.stage, attempt.note)
-    if run.stopped and not (run.collected and _reached(exercise, run)):
+def _judged(course: Course, found: Attempt, run: Run) -> Judged:
+    exercise = found.exercise
+    if run.stopped:
         return Judged(exercise, "failed", f"{run.where}: {run.stopped}")
-    mine = [result for result in run.results if exercise.judged_by(result.id)]
-    failed = [result for result in run.failures if concerns(exercise, result)]
-    if failed:
-        more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-        return Judged(exercise, "failed", f"{failed[0].line}{more}")
-    if not mine:
+    passed = sum(result.outcome == "passed" for result in run.results)
+    skipped = sum(result.outcome == "skipped" for result in run.results)
+    count = f"{passed} of {len(run.collected) - skipped} tests pass" + (f", {skipped} are skipped" if skipped else "")
+    failures = [result for result in run.failures if exercise.id not in result.exercises]
+    if failures:
+        first, overlay = failures[0], course.private / "check" / exercise.id
+        frames = first.details.get("frames", ())
+        places = [(workspace_line(course, overlay, Path(file), line), name) for file, line, name in frames]
+        note = (
+            f"{found.note}; {count}" if found.note else f"{passed} of {len(run.collected)} tests pass before one fails"
+        )
+        return Judged(exercise, "failed", note, first, tuple(f"{place}, in {name}" for place, name in places if place))
+    if found.note or run.failures:
+        return Judged(exercise, "failed", f"{found.note or run.failures[0].error}; {count}")
+    if not run.results:
         return Judged(exercise, "failed", f"no test of it ran: {shorten(run.last_line)}")
-    if all(result.outcome == "skipped" for result in mine):
-        return Judged(exercise, "skipped", shorten(mine[0].error))
-    return Judged(exercise, "passed", f"{sum(result.outcome == 'passed' for result in mine)} tests")
+    if not passed:
+        return Judged(exercise, "skipped", shorten(run.results[0].error))
+    return Judged(exercise, "passed", count)
 
 
 # The gate
-
-AT_ONCE = 2
 
 
 @dataclass(frozen=True)
@@ -136,52 +136,37 @@ class Verdict:
 
 
 def gate(course: Course, exercises: Sequence[Exercise], timeout: float) -> Iterator[Verdict]:
-    """Prove that a test catches each exercise when it is blank. A phase's tests run once against the reference, which
-    must pass, and once for each exercise blanked on its own, where a failure must name it. Yields verdicts as runs
-    end."""
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        phases: dict[int, list[Exercise]] = {}
-        for exercise in exercises:
-            phases.setdefault(exercise.phase, []).append(exercise)
-        references = {phase: pool.submit(_reference, course, its, timeout * len(its)) for phase, its in phases.items()}
-        blanks = {pool.submit(_blanked, course, exercise, timeout): exercise for exercise in exercises}
+    """Prove that a test catches each exercise when it is blank: one of its tests fails, the failure names the exercise,
+    and the same test passes against the reference. Yields the verdicts in order."""
+    with Runners(course) as runners, ThreadPoolExecutor(runners.size) as pool:
         try:
-            for done in as_completed(blanks):
-                exercise = blanks[done]
-                yield _verdict(exercise, done.result(), references[exercise.phase].result())
+            runs = list(pool.map(lambda exercise: _blanked(course, exercise, runners, timeout), exercises))
+            caught = [
+                next((result.id for result in run.results if exercise.id in result.exercises), "")
+                for exercise, run in zip(exercises, runs, strict=True)
+            ]
+            reference = runners.run(dict.fromkeys(filter(None, caught)), timeout=timeout * len(exercises))
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            stop_all()
+            runners.close()
             raise
+    for exercise, run, test in zip(exercises, runs, caught, strict=True):
+        yield Verdict(exercise, test, run.seconds, _problem(test, reference) if test else _missed(run))
 
 
-def _reference(course: Course, exercises: Sequence[Exercise], timeout: float) -> Run:
-    return run_tests(course, sorted({test for each in exercises for test in each.tests}), timeout=timeout)
-
-
-def _blanked(course: Course, exercise: Exercise, timeout: float) -> Run:
+def _blanked(course: Course, exercise: Exercise, runners: Runners, timeout: float) -> Run:
     with tempfile.TemporaryDirectory(prefix="course-") as scratch:
         target = Path(scratch) / exercise.file
         target.parent.mkdir(parents=True)
         target.write_text(blanked(course, exercise.file, [exercise]), encoding="utf-8")
-        return run_tests(course, exercise.tests, timeout=timeout, overlay=Path(scratch), stop_at=exercise.id)
+        return runners.run(exercise.tests, timeout=timeout, overlay=Path(scratch), stop_at=exercise.id)
 
 
-def _verdict(exercise: Exercise, blank: Run, reference: Run) -> Verdict:
-    caught = next((result.id for result in blank.results if exercise.id in result.exercises), "")
-    problem = _reference_problem(exercise, reference) or ("" if caught else _missed(blank))
-    return Verdict(exercise, caught, blank.seconds, problem)
-
-
-def _reference_problem(exercise: Exercise, run: Run) -> str:
-    failed = [result for result in run.failures if concerns(exercise, result)]
-    if failed:
-        return f"the reference fails {failed[0].line}"
-    if run.stopped:
-        return f"the reference's run stopped in {run.where}: {run.stopped}"
-    if not any(result.outcome == "passed" and exercise.judged_by(result.id) for result in run.results):
-        return f"no test of it ran against the reference: {run.last_line}"
-    return ""
+def _problem(test: str, reference: Run) -> str:
+    """What is wrong with the test that caught an exercise, when it runs against the reference."""
+    result = next((result for result in reference.results if result.id == test), None)
+    if result is None:
+        return f"{test} did not run against the reference: {reference.stopped or reference.last_line}"
+    return "" if result.outcome == "passed" else f"the reference fails {result.line}"
 
 
 def _missed(run: Run) -> str:
@@ -191,6 +176,6 @@ def _missed(run: Run) -> str:
         return f"blank, {run.broken[0].id} cannot be collected: {shorten(run.broken[0].error)}"
     if run.failures:
         return f"blank, a test fails for another reason: {run.failures[0].line}"
-    if not run.results:
+    if not any(result.outcome == "passed" for result in run.results):
         return f"blank, no test ran: {run.last_line}"
     return f"blank, all of its {len(run.results)} tests pass"

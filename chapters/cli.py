@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from chapters import commands, testing
+from chapters import challenges, commands
 from chapters.course import Course, CourseError
 
 
@@ -51,20 +51,41 @@ def _parser() -> argparse.ArgumentParser:
     start.add_argument("phase", type=int)
     start.add_argument("--fresh", action="store_true", help="start over; old files move to .course/backups/")
     for name, run, help in (
-        ("check", commands.check, "run the phase's tests against the workspace"),
-        ("watch", commands.watch, "check again whenever a file of the workspace changes"),
+        ("check", commands.check, "judge each exercise that you have written, alone; then all together"),
+        ("watch", commands.watch, "check, and judge again what a save changes"),
     ):
         sub = command(name, run, help)
-        sub.add_argument("phase", type=int, nargs="?", help="default: every phase in the workspace")
-        timeout(sub, 120, "end a phase's tests after this time")
-    sub = command("run", commands.run, "run a phase with your workspace in place of the reference")
+        sub.add_argument("target", metavar="N | N.M", nargs="?", help="default: every phase in the workspace")
+        timeout(sub, 120, "end an exercise's tests after this time")
+    sub = command("run", challenges.run, "run a phase with your workspace in place of the reference")
     sub.add_argument("phase", type=int)
     sub.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARG", help="passed on to `python -m phaseN_...`")
+    sub = command("mine", commands.mine, "serve with your workspace in place of the reference: HTTP and playground")
+    sub.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARG", help="passed on to `nanoserve serve`")
     for name, run, help in (
         ("hint", commands.hint, "one more hint"),
         ("solution", commands.solution, "a diff between your region and the reference"),
     ):
         command(name, run, help).add_argument("exercise", metavar="N.M")
+    sub = command("break", challenges.break_it, "find and mend a bug that shipped in a real engine")
+    sub.add_argument("bug", nargs="?", metavar="N", help="plant a bug of phase N, or the one with this id, such as 4b")
+    act = sub.add_mutually_exclusive_group()
+    act.add_argument(
+        "--run",
+        dest="program",
+        nargs=argparse.REMAINDER,
+        metavar="ARG",
+        help="run the reproduction; -m MODULE: a module",
+    )
+    act.add_argument("--check", action="store_true", help="whether the planted bug is mended")
+    act.add_argument("--hint", action="store_true", help="one more hint")
+    act.add_argument("--reveal", action="store_true", help="what it is, where it shipped, and how it is mended")
+    act.add_argument("--list", action="store_true", help="all bugs, and which of them are mended")
+    act.add_argument("--gate", action="store_true", help="prove that a test catches each bug")
+    timeout(sub, 120, "end each run of tests")
+    sub = command("quiz", challenges.quiz, "five quick questions on a chapter")
+    sub.add_argument("chapter", type=int)
+    sub.add_argument("--answers", action="store_true", help="print all questions with their answers")
     command("status", commands.status, "every phase: exercises, passed, hints used")
     sub = command("exercises", commands.exercises, "list the exercises, or prove that tests catch each of them")
     sub.add_argument("phases", type=int, nargs="*", metavar="N", help="default: every phase")
@@ -97,6 +118,5 @@ def main(argv: Sequence[str] | None = None, course: Course | None = None) -> int
         Console(stderr=True, markup=False, highlight=False, emoji=False).print(f"error: {error}", soft_wrap=True)
         return 2
     except KeyboardInterrupt:
-        testing.stop_all()
         out.print("\nStopped.")
         return 130

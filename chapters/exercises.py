@@ -8,6 +8,7 @@ import textwrap
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from chapters.course import Course, CourseError, Phase
@@ -96,9 +97,9 @@ def blanked(course: Course, file: str, exercises: Iterable[Exercise]) -> str:
     return replace_lines(text, pieces)
 
 
-def answer_lines(course: Course, exercise: Exercise) -> int:
-    """The number of lines of code in the reference's answer."""
-    text = (course.root / exercise.file).read_text(encoding="utf-8")
+def answer_lines(root: Path, exercise: Exercise) -> int:
+    """The number of lines of code in the answer: the reference's, or that of another root."""
+    text = (root / exercise.file).read_text(encoding="utf-8")
     return sum(len(body.code(text.split("\n"))) for body in exercise.bodies(text))
 
 

@@ -1,28 +1,19 @@
-"""A pytest plugin (`-p chapters.plugin`): installs an overlay, and records why tests fail and where one hangs.
-Its options come from `chapters.testing` through the environment:
-
-NANO_COURSE_ROOT      the root of the course
-NANO_COURSE_OVERLAY   a folder for `chapters.overlay` (may be absent)
-NANO_COURSE_REPORT    a folder: `events.jsonl`, one object per line, flushed so that they survive a killed run, and
-                      `stack.txt`, the stacks of all threads when the process crashed or its time was over
-NANO_COURSE_TIMEOUT   after this many seconds the process ends itself
-NANO_COURSE_STOP      an exercise id: end the run at the first failure that this exercise caused (may be absent)
-"""
+"""A pytest plugin that records why tests fail, so that `check` can say it in a few lines."""
 
 from __future__ import annotations
 
-import faulthandler
 import json
-import os
 import re
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from chapters import overlay
+from chapters import pictures
 
+SHRINKING = 2  # seconds in which Hypothesis simplifies an example that fails: a reader waits for it
 _EXERCISE = re.compile(r"\bexercise (\d+\.\d+)\b")
 
 
@@ -38,11 +29,14 @@ def _chain(error: BaseException | None, seen: set[int]) -> Iterator[BaseExceptio
 
 
 class Recorder:
-    """Records the collected tests, each start, and each report with the exercises that its failure names."""
+    """Records the collected tests, each start, and each report with the exercises that its failure names: one line
+    of JSON each, flushed so that they survive a killed run. The first failure that exercise `stop_at` caused ends the
+    run."""
 
-    def __init__(self, path: Path, stop_at: str | None) -> None:
+    def __init__(self, path: Path, stop_at: str | None, overlay: str | None) -> None:
         self._file = path.open("a", encoding="utf-8", buffering=1)
         self._stop_at = stop_at
+        self._overlay = overlay
 
     def pytest_sessionfinish(self) -> None:
         self._write("finished")
@@ -60,6 +54,8 @@ class Recorder:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._write("collected", ids=[item.nodeid for item in session.items])
+        if engine := sys.modules.get("hypothesis.internal.conjecture.engine"):
+            engine.MAX_SHRINKING_SECONDS = SHRINKING  # type: ignore[attr-defined]
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._write("start", id=nodeid)
@@ -71,6 +67,7 @@ class Recorder:
         report = yield
         error = ""
         exercises: list[str] = []
+        details: dict[str, Any] = {}
         if report.failed:
             raised = call.excinfo.value if call.excinfo else None
             texts = [str(link) for link in _chain(raised, set())]
@@ -79,23 +76,40 @@ class Recorder:
             crash = getattr(report.longrepr, "reprcrash", None)
             lines = (crash.message if crash else report.longreprtext).strip().split("\n")
             error = lines[0] if crash else lines[-1]
+            if call.excinfo and report.when == "call":
+                details = describe(item, call.excinfo, self._overlay)
         elif report.skipped:
             error = report.longrepr[2] if isinstance(report.longrepr, tuple) else getattr(report, "wasxfail", "")
-        values = {"outcome": report.outcome, "seconds": report.duration, "error": error, "exercises": exercises}
+        values: dict[str, Any] = {"outcome": report.outcome, "seconds": report.duration, "error": error}
+        values |= {"exercises": exercises, "details": details}
         self._write("report", id=item.nodeid, when=report.when, **values)
         if self._stop_at in exercises:
             item.session.shouldstop = f"exercise {self._stop_at} was caught"
         return report
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Set up before any conftest or test, and so any module of an exercise, is imported."""
-    given = {name: os.environ.get(f"NANO_COURSE_{name}") for name in ("ROOT", "OVERLAY", "REPORT", "TIMEOUT", "STOP")}
-    if given["REPORT"] and given["TIMEOUT"]:
-        early_config.pluginmanager.register(Recorder(Path(given["REPORT"], "events.jsonl"), given["STOP"]))
-        stack = os.open(Path(given["REPORT"], "stack.txt"), os.O_CREAT | os.O_WRONLY)
-        faulthandler.enable(stack)
-        faulthandler.dump_traceback_later(float(given["TIMEOUT"]), exit=True, file=stack)
-    if given["ROOT"] and given["OVERLAY"]:
-        overlay.install(Path(given["ROOT"]), Path(given["OVERLAY"]))
+def describe(item: pytest.Item, info: pytest.ExceptionInfo[BaseException], overlay: str | None) -> dict[str, Any]:
+    """What a failure shows: the parameters, the example, the statement of the test, the message, the lines of the
+    workspace's code, innermost last, and pictures of what the test held."""
+    entries = list(info.traceback)
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    its = [entry for entry in entries if str(entry.path) == str(item.path)]
+    notes = [note for link in _chain(info.value, set()) for note in getattr(link, "__notes__", ())]
+    return {
+        "given": {name: _short(value) for name, value in parameters.items()},
+        "example": next((note for note in notes if note.startswith("Falsifying example")), ""),
+        "statement": str(its[-1].statement).strip() if its else "",
+        "line": its[-1].lineno + 1 if its else 0,
+        "message": info.exconly(tryshort=True),
+        "frames": [
+            (str(Path(entry.path).relative_to(overlay)), entry.lineno + 1, entry.name)
+            for entry in entries
+            if overlay and Path(entry.path).is_relative_to(overlay)
+        ],
+        "pictures": pictures.draw(entry.frame.f_locals for entry in entries),
+    }
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

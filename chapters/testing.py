@@ -1,4 +1,4 @@
-"""Runs tests with an overlay in a process of their own, with a time limit."""
+"""Runs tests with an overlay, each run in a fork of one process, with a time limit."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from queue import LifoQueue
 from typing import Any
 
+from chapters import overlay
 from chapters.course import Course
 
-_OPTIONS = "-q --color=no --tb=short --maxfail=0 --continue-on-collection-errors -p no:cacheprovider -p chapters.plugin"
-_OWN_LIMIT = "-p no:faulthandler"  # pytest's own would cancel our time limit at the first failure
-_running: set[subprocess.Popen[bytes]] = set()
+AT_ONCE = max(1, min(os.cpu_count() or 1, 4))
 
 
 def shorten(text: str, width: int = 160) -> str:
@@ -31,13 +31,14 @@ def shorten(text: str, width: int = 160) -> str:
 @dataclass(frozen=True)
 class Result:
     """The result of a test, or of a file that could not be collected. `error` is the first line of the exception or the
-    reason of a skip; `exercises` are those that the failure names."""
+    reason of a skip; `exercises` are those that the failure names; `details` are those of `plugin.describe`."""
 
     id: str
     outcome: str
     seconds: float = 0.0
     error: str = ""
     exercises: tuple[str, ...] = ()
+    details: dict[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def line(self) -> str:
@@ -71,74 +72,117 @@ class Run:
         return (*self.broken, *(result for result in self.results if result.outcome == "failed"))
 
 
-def run_tests(
-    course: Course,
-    tests: Iterable[str],
-    *,
-    timeout: float,
-    overlay: Path | None = None,
-    stop_at: str | None = None,
-    options: Sequence[str] = (),
-) -> Run:
-    """Run `tests` from the root, without those marked slow unless `options` select by another mark. After `timeout`
-    seconds the process ends itself, and the processes that it started are killed."""
-    command = [sys.executable, "-m", "pytest", *_OPTIONS.split(), *_OWN_LIMIT.split(), "-m", "not slow"]
-    command += [f"--rootdir={course.root}", *options, *tests]
-    with tempfile.TemporaryDirectory(prefix="course-") as scratch:
-        given = {"ROOT": course.root, "OVERLAY": overlay, "REPORT": scratch, "TIMEOUT": timeout, "STOP": stop_at}
-        began = time.monotonic()
-        _execute(command, course.root, _environment(course.root, given), Path(scratch, "output.txt"))
-        seconds = time.monotonic() - began
-        events, stack, output = (_read(Path(scratch, name)) for name in ("events.jsonl", "stack.txt", "output.txt"))
-    whole = events[: events.rfind("\n") + 1].splitlines()  # a killed run may leave an incomplete line
-    late = f"did not end within {timeout:g} s" if stack.startswith("Timeout") else ""
-    return _run([json.loads(line) for line in whole], late, seconds, output, stack)
+class Runner:
+    """Runs tests of a course, one run at a time. The first run imports everything; later ones start with the libraries
+    that the one before had imported. Closing it ends what is running."""
+
+    def __init__(self, course: Course) -> None:
+        self._course = course
+        self._process: subprocess.Popen[str] | None = None
+        self._fork = 0
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def run(
+        self,
+        tests: Iterable[str],
+        *,
+        timeout: float,
+        overlay: Path | None = None,
+        stop_at: str | None = None,
+        options: Sequence[str] = (),
+    ) -> Run:
+        """Run `tests` from the root, without those marked slow unless `options` select by another mark. After `timeout`
+        seconds the run ends itself, and the processes that it started are killed."""
+        with tempfile.TemporaryDirectory(prefix="course-") as scratch:
+            job = {"root": str(self._course.root), "report": scratch, "timeout": timeout, "stop_at": stop_at}
+            job |= {"overlay": str(overlay) if overlay else None, "arguments": ["-m", "not slow", *options, *tests]}
+            began = time.monotonic()
+            self._execute(json.dumps(job))
+            seconds = time.monotonic() - began
+            events, stack, output = (_read(Path(scratch, name)) for name in ("events.jsonl", "stack.txt", "output.txt"))
+        whole = events[: events.rfind("\n") + 1].splitlines()  # a killed run may leave an incomplete line
+        late = f"did not end within {timeout:g} s" if stack.startswith("Timeout") else ""
+        return _run([json.loads(line) for line in whole], late, seconds, output, stack)
+
+    def _execute(self, job: str) -> None:
+        """Hand the job over and wait for its end."""
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "chapters.prepared"],
+                cwd=self._course.root,
+                env=_environment(self._course.root),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(f"{job}\n")
+        self._process.stdin.flush()
+        self._fork = int(self._process.stdout.readline() or 0)
+        if not self._process.stdout.readline():  # it was killed
+            self.close()
+        self._fork = 0
+
+    def close(self) -> None:
+        """Kill the process, and the run if there is one: a Ctrl-C does not reach their process groups."""
+        for group in filter(None, (self._fork, self._process.pid if self._process else 0)):
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, signal.SIGKILL)
+        if self._process:
+            self._process.communicate()
+        self._process, self._fork = None, 0
 
 
-def _execute(command: list[str], cwd: Path, environment: dict[str, str], output: Path) -> None:
-    """Run a command in a process group of its own, so that its children end with it."""
-    with output.open("wb") as sink:
-        process = subprocess.Popen(
-            command,
-            cwd=cwd,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        _running.add(process)
+class Runners:
+    """Several runners, for threads: each run takes the one that was used last among those that are free."""
+
+    def __init__(self, course: Course, size: int = AT_ONCE) -> None:
+        self.size = size
+        self._all = [Runner(course) for _ in range(size)]
+        self._free: LifoQueue[Runner] = LifoQueue()
+
+    def __enter__(self) -> Runners:
+        for runner in self._all:
+            self._free.put(runner)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def run(self, tests: Iterable[str], **options: Any) -> Run:
+        runner = self._free.get()
         try:
-            process.wait()
+            return runner.run(tests, **options)
         finally:
-            _kill(process)
+            self._free.put(runner)
+
+    def prepare(self, tests: Iterable[str]) -> None:
+        """Import the libraries that these tests need, so that a first run starts fast."""
+        self.run(tests, timeout=600, options=["--collect-only"])
+
+    def close(self) -> None:
+        for runner in self._all:
+            runner.close()
 
 
-def stop_all() -> None:
-    """Kill all running tests: a Ctrl-C does not reach their process groups."""
-    for process in list(_running):
-        _kill(process)
+def run_tests(course: Course, tests: Iterable[str], **options: Any) -> Run:
+    """A single run: see `Runner.run`."""
+    with Runner(course) as runner:
+        return runner.run(tests, **options)
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill the process group, if it still exists."""
-    if hasattr(os, "killpg"):
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()
-    process.wait()
-    _running.discard(process)
-
-
-def _environment(root: Path, given: dict[str, Any]) -> dict[str, str]:
-    """The caller's environment with the plugin's options and without pytest's. Installed plugins are not loaded: no
-    test of the course needs one, and they add two seconds to every start."""
+def _environment(root: Path) -> dict[str, str]:
+    """The caller's environment without pytest's. Installed plugins are not loaded: no test of the course needs one, and
+    they add two seconds to every start."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "NANO_COURSE_"))}
-    home = Path(__file__).resolve().parent.parent
-    kept["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), str(home), kept.get("PYTHONPATH")]))
-    kept["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    return kept | {f"NANO_COURSE_{name}": str(value) for name, value in given.items() if value is not None}
+    return overlay.environment(root, kept) | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 
 def _read(path: Path) -> str:
@@ -167,7 +211,8 @@ def _run(events: list[dict[str, Any]], late: str, seconds: float, output: str, s
         elif event["event"] == "broken":
             broken.append(Result(event["id"], "failed", error=event["error"]))
         else:
-            new = Result(event["id"], event["outcome"], event["seconds"], event["error"], tuple(event["exercises"]))
+            named = tuple(event["exercises"])
+            new = Result(event["id"], event["outcome"], event["seconds"], event["error"], named, event["details"])
             old = results.get(new.id, Result(new.id, "passed"))
             worst = max(old, new, key=lambda result: ("passed", "skipped", "failed").index(result.outcome))
             results[new.id] = replace(worst, seconds=old.seconds + new.seconds)

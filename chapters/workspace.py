@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from chapters.course import Course, CourseError, Phase, write_atomically
-from chapters.exercises import Exercise, blanked, load, need
+from chapters.exercises import Exercise, blanked, need
 from chapters.source import find_regions, replace_regions
 
 Stage = Literal["attempted", "partly written", "not begun", "region missing", "syntax error"]
@@ -48,6 +48,10 @@ class State:
         except (TypeError, ValueError, AttributeError) as error:
             where = ".course/state.json"
             raise CourseError(f"{where} cannot be read ({error}); repair it, or move it away to start over") from None
+
+    def record(self, id: str, result: str) -> Progress:
+        """Store the result of a check."""
+        return self.update(id, result=result, passed=self.of(id).passed or result == "passed")
 
     def update(self, id: str, **changes: Any) -> Progress:
         progress = replace(self.of(id), **changes)
@@ -107,12 +111,8 @@ def fresh_folder(course: Course, command: str, phase: Phase) -> Path:
     return folder
 
 
-def attempts(course: Course, phase: Phase) -> list[Attempt]:
-    """The stage of each exercise of a phase. An error in one region is no error of the others in its file."""
-    return [_attempt(course, exercise) for exercise in load(course, phase)]
-
-
-def _attempt(course: Course, exercise: Exercise) -> Attempt:
+def attempt(course: Course, exercise: Exercise) -> Attempt:
+    """The stage of an exercise. An error in one region is no error of the others in its file."""
     path = course.workspace / exercise.file
     name = course.name(path)
     if not path.is_file():
@@ -147,6 +147,24 @@ def answered(course: Course, file: str, answers: Collection[Exercise]) -> str:
         name: [piece.body(lines) for piece in pieces] for name, pieces in regions.items() if name in there.keys() - kept
     }
     return replace_regions(text, course.name(path), fill)
+
+
+def content(course: Course, exercise: Exercise) -> str:
+    """The file of an exercise with its answer, and the reference in the other regions if the markers are there."""
+    path = course.workspace / exercise.file
+    try:
+        return answered(course, exercise.file, [exercise])
+    except CourseError:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError):  # an editor may replace files in between
+        return ""
+
+
+def place(course: Course, exercise: Exercise) -> str:
+    """The line of the workspace at which an exercise begins."""
+    path = course.workspace / exercise.file
+    region = find_regions(path.read_text(encoding="utf-8"), course.name(path))[exercise.region][0]
+    return f"{course.name(path)}:{region.first + 1}"
 
 
 def assemble(course: Course, answers: Iterable[Exercise], into: Path) -> None:

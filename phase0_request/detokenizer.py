@@ -21,6 +21,7 @@ class Detokenizer:
     ends before the first stop string. How the tokens are split into calls of `push` does not change the text.
     """
 
+    # region exercise 0.6
     def __init__(self, tokenizer: TokenBytes, stop: Iterable[str] = (), min_tokens: int = 0) -> None:
         self._tokenizer = tokenizer
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
@@ -53,6 +54,8 @@ class Detokenizer:
             return text
         return self._scanner.push(text)
 
+    # endregion
+
 
 class StopScanner:
     """Finds the first stop string in text that arrives in pieces.
@@ -62,6 +65,7 @@ class StopScanner:
     string to complete ends the text; if several complete on one character, the longest. `matched` is that stop string.
     """
 
+    # region exercise 0.6
     def __init__(self, stops: Iterable[str]) -> None:
         self._stops = [(stop, _borders(stop)) for stop in stops]
         self._progress = [0] * len(self._stops)
@@ -74,7 +78,6 @@ class StopScanner:
             return ""
         if not self._stops:
             return text
-        # region exercise 0.6
         start = len(self._held)
         text = self._held + text
         for end in range(start, len(text)):
@@ -93,13 +96,15 @@ class StopScanner:
         safe = len(text) - max(self._progress)
         self._held = text[safe:]
         return text[:safe]
-        # endregion
 
     def held(self) -> str:
         """The text held back. When no more text comes, it is not a stop string and can be streamed."""
         return self._held
 
+    # endregion
 
+
+# region exercise 0.6
 def _borders(stop: str) -> list[int]:
     """borders[i]: length of the longest proper prefix of stop[:i+1] that is also its suffix (Knuth-Morris-Pratt)."""
     borders = [0] * len(stop)
@@ -111,3 +116,6 @@ def _borders(stop: str) -> list[int]:
             matched += 1
         borders[i] = matched
     return borders
+
+
+# endregion

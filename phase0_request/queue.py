@@ -57,6 +57,7 @@ class RequestQueue(Generic[E]):
     def last(self) -> E:
         return self._entries[-1]
 
+    # region exercise 0.5
     def add(self, entry: E) -> None:
         """Insert an entry at the place of its key. QueueFullError if the queue is at its limit."""
         if self.limit is not None and len(self._entries) >= self.limit:
@@ -65,12 +66,12 @@ class RequestQueue(Generic[E]):
 
     def remove(self, entry: E) -> None:
         """Take an entry out, wherever it stands. ValueError if it is not in the queue."""
-        # region exercise 0.5
         place = bisect.bisect_left(self._entries, entry.key, key=_KEY)
         if place == len(self._entries) or self._entries[place] is not entry:
             raise ValueError(f"request {entry.request.id} is not in this queue")
         del self._entries[place]
-        # endregion
+
+    # endregion
 
     def pop(self) -> E:
         """Take the first entry out. IndexError if the queue is empty."""

@@ -151,6 +151,7 @@ class Request:
         split = len(self.prompt_tokens)
         return [*self.prompt_tokens[start:stop], *self.output_tokens[max(start - split, 0) : max(stop - split, 0)]]
 
+    # region exercise 0.1
     def admit(self, now: float) -> None:
         """Start to run, or resume after a preemption."""
         if self.state is not RequestState.WAITING and self.state is not RequestState.PREEMPTED:
@@ -160,7 +161,6 @@ class Request:
 
     def advance(self, start: int, length: int) -> None:
         """Record that a step has computed tokens `start` to `start + length`. `start` must equal `computed`."""
-        # region exercise 0.1
         stop = start + length
         if self.state is not RequestState.RUNNING:
             raise InvalidTransitionError(self, f"advance from {start} to {stop}", "it is not running")
@@ -168,17 +168,6 @@ class Request:
             done = f"{self.computed} of {self.total} are computed"
             raise InvalidTransitionError(self, f"advance from {start} to {stop}", done)
         self.computed = stop
-        # endregion
-
-    def add_prompt_logprobs(self, start: int, found: Sequence[TokenLogprobs]) -> None:
-        """Record the logprobs of the prompt tokens after position `start`. Recomputed ones, after a preemption, are
-        ignored."""
-        known = len(self.prompt_logprobs)
-        if start > known or start + len(found) >= len(self.prompt_tokens):
-            given = f"prompt logprobs {start + 1} to {start + len(found)}"
-            why = f"{known} are known, and its prompt has {len(self.prompt_tokens)} tokens"
-            raise InvalidTransitionError(self, f"take {given}", why)
-        self.prompt_logprobs += found[known - start :]
 
     def append(self, token: int, now: float) -> None:
         """Append the output token that the model predicted. All tokens before it must be computed."""
@@ -209,6 +198,18 @@ class Request:
         self.finish_reason = reason
         self.error = error
         self.times.finish(now)
+
+    # endregion
+
+    def add_prompt_logprobs(self, start: int, found: Sequence[TokenLogprobs]) -> None:
+        """Record the logprobs of the prompt tokens after position `start`. Recomputed ones, after a preemption, are
+        ignored."""
+        known = len(self.prompt_logprobs)
+        if start > known or start + len(found) >= len(self.prompt_tokens):
+            given = f"prompt logprobs {start + 1} to {start + len(found)}"
+            why = f"{known} are known, and its prompt has {len(self.prompt_tokens)} tokens"
+            raise InvalidTransitionError(self, f"take {given}", why)
+        self.prompt_logprobs += found[known - start :]
 
     def stop_after_all(self) -> None:
         """Change the finish reason from LENGTH to STOP: the text of the last token completed a stop string."""

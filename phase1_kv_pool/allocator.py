@@ -33,6 +33,7 @@ class PageAllocator:
         self._free = list(range(num_pages - 1, -1, -1))  # the top of the stack is the end of the list: page 0
         self._counts = [0] * num_pages
 
+    # region exercise 1.2
     @property
     def num_free(self) -> int:
         return len(self._free)
@@ -50,7 +51,6 @@ class PageAllocator:
         """Allocate n pages with a reference count of 1; OutOfPagesError, and nothing allocated, if fewer are free."""
         if n < 0:
             raise ValueError(f"cannot allocate {n} pages")
-        # region exercise 1.2
         if n > len(self._free):
             raise OutOfPagesError(n, len(self._free))
         if n == 0:
@@ -62,7 +62,6 @@ class PageAllocator:
         for page in pages:
             counts[page] = 1
         return pages
-        # endregion
 
     def share(self, pages: Sequence[int]) -> None:
         """Increment the reference count of each page. All of them must be in use."""
@@ -78,7 +77,6 @@ class PageAllocator:
 
         Raises PageError, and changes no count, if one of the pages is free already or is not of this pool.
         """
-        # region exercise 1.3
         counts = self._counts
         freed = []
         for done, page in enumerate(reversed(pages)):
@@ -92,7 +90,6 @@ class PageAllocator:
                 freed.append(page)
         self._free += freed  # last page first, so that the first page is on top
         return len(freed)
-        # endregion
 
     def check(self) -> None:
         """Raise PageError unless every page is either in use or on the free stack exactly once."""
@@ -110,3 +107,5 @@ class PageAllocator:
     def _check_page(self, page: int) -> None:
         if not 0 <= page < self.num_pages:
             raise PageError(f"page {page} is not of this pool; its pages run from 0 to {self.num_pages - 1}")
+
+    # endregion

@@ -116,6 +116,7 @@ class PagedCache:
         self._rows: dict[str, int] = {}
         self._free_rows: list[int] = []  # a heap
 
+    # region exercise 1.3
     @property
     def max_tokens(self) -> int:
         return self.allocator.num_pages * self.page_size
@@ -136,11 +137,9 @@ class PagedCache:
 
     def grow(self, request: Request, tokens: int) -> None:
         entries = len(self.table(request))
-        # region exercise 1.4
         missing = self._missing(request, tokens)
         if missing > 0:
             self._tables[request.id] += self.allocator.allocate(missing)
-        # endregion
         if len(self._tables[request.id]) > entries:
             self.changed.setdefault(request.id, entries)
 
@@ -149,9 +148,7 @@ class PagedCache:
         if stop > len(table) * size:
             room = f"{len(table) * size} tokens, not for {piece.start} to {stop}"
             raise PageError(f"request {piece.request.id} has room for {room}")
-        # region exercise 1.5
         return [table[position // size] * size + position % size for position in range(piece.start, piece.stop)]
-        # endregion
 
     def table(self, request: Request) -> list[int]:
         try:
@@ -180,6 +177,14 @@ class PagedCache:
         allocator = self.allocator
         return PageUsage(total=allocator.num_pages, free=allocator.num_free, referenced=allocator.num_used)
 
+    def _missing(self, request: Request, tokens: int) -> int:
+        """The number of pages that a request lacks for `tokens` tokens; 0 or less if it has enough."""
+        if tokens < 0:
+            raise ValueError(f"request {request.id} cannot have {tokens} tokens")
+        return -(-tokens // self.page_size) - len(self.table(request))
+
+    # endregion
+
     def check(self) -> None:
         self.allocator.check()
         held = [page for table in self._tables.values() for page in table]
@@ -190,12 +195,6 @@ class PagedCache:
         for page in held:
             if self.allocator.count(page) != 1:
                 raise PageError(f"page {page} is in one table and has {self.allocator.count(page)} users")
-
-    def _missing(self, request: Request, tokens: int) -> int:
-        """The number of pages that a request lacks for `tokens` tokens; 0 or less if it has enough."""
-        if tokens < 0:
-            raise ValueError(f"request {request.id} cannot have {tokens} tokens")
-        return -(-tokens // self.page_size) - len(self.table(request))
 
 
 __all__ = ["KVCache", "OutOfPagesError", "PageUsage", "PagedCache"]

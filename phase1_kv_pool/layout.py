@@ -53,12 +53,11 @@ class KVLayout:
         kv_heads = config.get("num_key_value_heads") or heads  # without it: multi-head attention
         return cls(int(config["num_hidden_layers"]), int(kv_heads), int(head_dim), page_size, dtype)
 
+    # region exercise 1.1
     @property
     def bytes_per_token(self) -> int:
         """Bytes of one token: a key and a value in every layer, for every KV head."""
-        # region exercise 1.1
         return 2 * self.layers * self.kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
-        # endregion
 
     @property
     def bytes_per_page(self) -> int:
@@ -81,3 +80,5 @@ class KVLayout:
         if tokens < 1:
             raise ValueError(f"a request has at least 1 token, got {tokens}")
         return self.pages_in(memory) // self.pages_for(tokens)
+
+    # endregion

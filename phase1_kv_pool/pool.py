@@ -75,7 +75,6 @@ class KVPool:
 
     # endregion
 
-    # region gather
     def gather(self, layer: int, table: Sequence[int], length: int) -> tuple[Tensor, Tensor]:
         """Copy the first `length` keys and values of a page table, [length, kv_heads, head_dim]. For tests."""
         self._check_layer(layer)
@@ -86,11 +85,11 @@ class KVPool:
         for page in pages:
             if not 0 <= page < self.num_pages:
                 raise ValueError(f"page {page} is not of this pool; its pages run from 0 to {self.num_pages - 1}")
+        # region exercise 1.4
         index = torch.tensor(pages, dtype=torch.int64, device=self.device)
         k, v = (side[layer][index].transpose(1, 2).flatten(0, 1)[:length] for side in (self.keys, self.values))
         return k, v
-
-    # endregion
+        # endregion
 
     def _check_layer(self, layer: int) -> None:
         if not 0 <= layer < self.layout.layers:

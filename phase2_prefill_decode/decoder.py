@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 class RMSNorm:
     """Adds the residual and norms the sum. Returns both: the sum is the next residual."""
 
+    # region exercise 2.5
     def __init__(self, weight: Tensor, eps: float) -> None:
         self.weight = weight
         self.eps = eps
@@ -38,10 +39,13 @@ class RMSNorm:
     def __call__(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         return self._add_norm(x, residual, self.weight, self.eps)
 
+    # endregion
+
 
 class Attention:
     """Stores the keys and values of its tokens, and attends to all that their sequences have in pages."""
 
+    # region exercise 2.5
     def __init__(self, config: ModelConfig, weights: LayerWeights, window: int | None, attend: Attend) -> None:
         self.qkv_proj = Linear(weights.qkv_proj, weights.qkv_proj_bias)
         self.o_proj = Linear(weights.o_proj, weights.o_proj_bias)
@@ -61,10 +65,13 @@ class Attention:
         x = self.attend(q, keys, values, packed.metadata, self.scale, self.window).flatten(1)
         return self.o_proj(x if rows is None else x[rows])
 
+    # endregion
+
 
 class MLP:
     """The gated MLP: down(silu(gate(x)) * up(x))."""
 
+    # region exercise 2.5
     def __init__(self, weights: LayerWeights) -> None:
         self.gate_up_proj = Linear(weights.gate_up_proj, weights.gate_up_proj_bias)
         self.down_proj = Linear(weights.down_proj, weights.down_proj_bias)
@@ -73,10 +80,13 @@ class MLP:
     def __call__(self, x: Tensor) -> Tensor:
         return self.down_proj(self._swiglu(self.gate_up_proj(x)))
 
+    # endregion
+
 
 class DecoderLayer:
     """Attention and MLP, each after a norm and with a residual."""
 
+    # region exercise 2.5
     def __init__(self, config: ModelConfig, weights: LayerWeights, window: int | None, attend: Attend) -> None:
         self.input_layernorm = RMSNorm(weights.input_layernorm, config.rms_norm_eps)
         self.self_attn = Attention(config, weights, window, attend)
@@ -93,10 +103,13 @@ class DecoderLayer:
         values: Tensor,
         rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
+        """Return what comes out of the MLP, and the residual that is to be added to it. `rows`: see `Attention`."""
         x, residual = self.input_layernorm(x, residual)
         x = self.self_attn(x, rope, packed, keys, values, rows)
         x, residual = self.post_attention_layernorm(x, residual if rows is None else residual[rows])
         return self.mlp(x), residual
+
+    # endregion
 
 
 class Decoder:
@@ -121,6 +134,7 @@ class Decoder:
         self._on_cpu = self.device.type == "cpu"
         self._forward = one_call(config, weights, attend) if self._on_cpu else None
 
+    # region exercise 2.5
     def rope(self, positions: int) -> tuple[Tensor, Tensor]:
         """cos and sin of at least so many positions. The tables grow with the longest sequence that is served, since a
         config.json may allow any length."""
@@ -130,7 +144,6 @@ class Decoder:
             self._rope = tables(self.config.rope_parameters, self.config.head_dim, rows, self.device)
         return self._rope
 
-    # region forward
     @torch.inference_mode()
     def __call__(self, packed: Packed, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
         """Compute one step: store the keys and values of its tokens, return the logits [rows, vocab_size]."""

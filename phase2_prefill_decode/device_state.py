@@ -36,6 +36,7 @@ class DeviceState:
     def scratch_row(self) -> int:
         return len(self.newest) - 1
 
+    # region exercise 2.15
     def reserve(self, cache: KVCache) -> None:
         """Make room for the page tables of a cache."""
         rows = max((row + 1 for row, _, _ in cache.changes()), default=0)
@@ -50,17 +51,14 @@ class DeviceState:
         self.page_table = pad(self.page_table, (0, more_pages, 0, more_rows))
         self.newest = pad(self.newest, (0, more_rows))
 
-    # region load
     def load(self, step: HostStep, lists: Sequence[Tensor], page_size: int) -> Packed:
         """Complete a step, given its lists on the device: what it changes is stored, what it lacks is added."""
         tokens, positions, slots, last, drawn, changed, cu_seqlens_q, seq_lens, rows, pages, params = lists
-        # region exercise 2.8
         if step.changed:
             self.page_table.view(-1).index_copy_(0, changed, pages)
         if step.in_flight:
             tokens = torch.where(tokens < 0, self.newest[(-1 - tokens).clamp_(min=0)], tokens)
         table = self.page_table[:, : -(-step.max_seqlen_k // page_size)].index_select(0, rows)
-        # endregion
         metadata = AttentionMetadata(cu_seqlens_q, seq_lens, table, step.max_seqlen_q, step.max_seqlen_k, step.sizes)
         last_rows = None if step.all_logits else last
         return Packed(tokens, positions, slots, metadata, last_rows, drawn, sampling_tensors(params))

@@ -68,6 +68,7 @@ class DecodeGraphs:
 
     # endregion
 
+    # region exercise 2.17
     def graph_for(self, step: HostStep) -> Graph | None:
         """The smallest graph that holds a step. None if the step is not all decodes, or if it is too large, or if too
         many entries of its page tables have changed: it is launched kernel by kernel."""
@@ -76,6 +77,8 @@ class DecodeGraphs:
             return None
         fits = (size for size in self._graphs if slices <= size and len(step.changed) <= CHANGES * size)
         return self._graphs.get(min(fits, default=0))
+
+    # endregion
 
     def pad(self, step: HostStep, size: int) -> HostStep:
         """The step as a graph of this size takes it."""

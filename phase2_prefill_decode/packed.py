@@ -92,10 +92,10 @@ class HostStep:
             return [torch.from_numpy(array) for array in (*arrays, self.params)]
         return self.split(moved(torch.from_numpy(self.array()), device))
 
+    # region exercise 2.16
     def padded(self, size: int, scratch_row: int, scratch_entry: int, context: int) -> "HostStep":
         """A step of decodes with slices added that read and write nothing, up to `size`. Whatever the sequences, all
         that the host knows of it is the same, as a captured step needs."""
-        # region exercise 2.9
         more, changes = size - len(self.tokens), CHANGES * size - len(self.changed)
         return replace(
             self,
@@ -113,9 +113,11 @@ class HostStep:
             max_seqlen_k=context,
             params=pad_params(self.params, size),
         )
-        # endregion
+
+    # endregion
 
 
+# region exercise 2.2
 def pack(batch: Batch, cache: KVCache, width: int, scored: Sequence[int] = ()) -> HostStep:
     """Pack a batch. Logits are computed for the last row of each slice that completes its request, then for the first
     scored[i] rows of each slice i. `width` is the number of entries of a page table on the device."""
@@ -123,7 +125,6 @@ def pack(batch: Batch, cache: KVCache, width: int, scored: Sequence[int] = ()) -
     positions: list[int] = []
     slots: list[int] = []
     cu_seqlens_q, last, drawn = [0], [], []
-    # region exercise 2.3
     for number, piece in enumerate(batch.slices):
         tokens += tokens_of(piece, cache)
         positions += range(piece.start, piece.stop)
@@ -132,7 +133,6 @@ def pack(batch: Batch, cache: KVCache, width: int, scored: Sequence[int] = ()) -
         if piece.completes:
             last.append(len(tokens) - 1)
             drawn.append(number)
-    # endregion
     for start, count in zip(cu_seqlens_q, scored, strict=False):
         last += range(start, start + count)
     rows = [cache.row(piece.request) for piece in batch.slices]
@@ -161,6 +161,10 @@ def pack(batch: Batch, cache: KVCache, width: int, scored: Sequence[int] = ()) -
     )
 
 
+# endregion
+
+
+# region exercise 2.14
 def tokens_of(piece: Slice, cache: KVCache) -> list[int]:
     """The tokens of a slice. If a step in flight yields the last one, the host does not know it: it gets -1 - row."""
     request, start, length = piece
@@ -172,3 +176,6 @@ def tokens_of(piece: Slice, cache: KVCache) -> list[int]:
     if stop == known and length == 1 and output:  # a decode
         return output[-1:]
     return request.tokens(start, stop)
+
+
+# endregion

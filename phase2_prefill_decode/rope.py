@@ -17,7 +17,7 @@ from torch import Tensor
 from phase2_prefill_decode.config import RopeParameters
 
 
-# region tables
+# region exercise 2.3
 def tables(
     rope: RopeParameters, head_dim: int, positions: int, device: str | torch.device = "cpu"
 ) -> tuple[Tensor, Tensor]:

@@ -216,6 +216,7 @@ class Sampler:
         return key_of(request.id, self._entropy) if seed is None else seed
 
 
+# region exercise 2.11
 def edit(logits: Tensor, edits: Edits, newest: Tensor | None = None) -> Tensor:
     """Apply logit_bias and penalties, in float32. -inf and NaN stay as they are."""
     logits, at, scale, minus = logits.float(), (edits.rows, edits.tokens), edits.scale, edits.minus
@@ -244,6 +245,9 @@ def without_padding(logits: Tensor, num_tokens: int, allowed: Tensor) -> Tensor:
     rows, tokens = allowed.unbind()
     masked[rows, tokens] = logits[rows, tokens]
     return masked
+
+
+# endregion
 
 
 def _reason(peak: float) -> str:

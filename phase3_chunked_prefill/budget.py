@@ -34,20 +34,22 @@ class TokenBudget:
         return max(self.max_batched_tokens // 8, 1)
 
 
+# region exercise 3.1
 def cut(start: int, pending: int, room: int, page_size: int) -> int:
     """The length of the next chunk of a prompt: of `pending` tokens from position `start` on, at most `room`.
 
     A chunk that does not reach the end of its prompt ends at a page boundary, so that its last page is full and can be
     shared. If there is no boundary within reach, the chunk takes all the room there is.
     """
-    # region exercise 3.1
     length = min(pending, room)
     if length < pending:
         boundary = (start + length) // page_size * page_size
         if boundary > start:
             length = boundary - start
     return length
-    # endregion
+
+
+# endregion
 
 
 @dataclass(slots=True)
@@ -65,6 +67,7 @@ class StepBudget:
     left: int  # tokens left for prompts
     reserved_for_short: int  # of those; below 0 once short prompts have taken more
 
+    # region exercise 3.2
     @classmethod
     def of_step(cls, limits: TokenBudget, page_size: int, num_decodes: int, pending: Sequence[int]) -> "StepBudget":
         """Split a step between so many decodes and prompts with so many pending tokens each.
@@ -83,11 +86,9 @@ class StepBudget:
 
     def fit(self, start: int, pending: int) -> int:
         """How many of its `pending` tokens a prompt may compute in this step, from position `start` on; may be 0."""
-        # region exercise 3.2
         room = min(self.left, self.limits.max_chunk_size)
         if self.is_long(pending):
             room = min(room, self.left - self.reserved_for_short)
-        # endregion
         return cut(start, pending, room, self.page_size)
 
     def consume(self, pending: int, length: int) -> None:
@@ -103,3 +104,5 @@ class StepBudget:
     def fits_long(self) -> bool:
         """Whether a long prompt can have a token of this step."""
         return self.left - self.reserved_for_short > 0
+
+    # endregion

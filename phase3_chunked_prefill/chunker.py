@@ -41,6 +41,7 @@ class StepPlan(Generic[S]):
     slices: list[Slice]
     sequences: list[S]
 
+    # region exercise 3.3
     def add_prompt(self, sequence: S) -> None:
         """Schedule as much of a prompt as fits; nothing if nothing does."""
         pending = sequence.num_tokens - sequence.num_scheduled
@@ -49,6 +50,8 @@ class StepPlan(Generic[S]):
             self.budget.consume(pending, length)
             self.slices.append(Slice(sequence.request, sequence.num_scheduled, length))
             self.sequences.append(sequence)
+
+    # endregion
 
 
 class Chunker:
@@ -73,6 +76,7 @@ class Chunker:
         self.page_size = page_size
         self._skipped: list[Request] = []  # the decodes that did not run in the last step, longest waiting first
 
+    # region exercise 3.3
     def schedule(
         self,
         running: Iterable[S],
@@ -113,11 +117,11 @@ class Chunker:
         if len(decodes) <= room:
             self._skipped = []
             return decodes
-        # region exercise 3.3
         place = {request: place for place, request in enumerate(self._skipped)}
         behind = len(place)
         queue = sorted(decodes, key=lambda decode: place.get(decode.request, behind))  # stable: the others in order
         self._skipped = [decode.request for decode in queue[room:]]
         skipped = set(self._skipped)
         return [decode for decode in decodes if decode.request not in skipped]
-        # endregion
+
+    # endregion

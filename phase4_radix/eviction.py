@@ -25,6 +25,7 @@ class EvictionQueue:
         self._deque: deque[int] = deque()
         self._heap: list[int] = []
 
+    # region exercise 4.4
     def __len__(self) -> int:
         return len(self._entries)
 
@@ -57,3 +58,5 @@ class EvictionQueue:
 
     def _is_stale(self, entry: int) -> bool:
         return self._entries.get(entry & NODE_MASK) != entry
+
+    # endregion

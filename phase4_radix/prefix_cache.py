@@ -54,6 +54,17 @@ class PrefixCache(PagedCache):
         self.counts = Counts()
         self._handles: dict[str, CacheHandle] = {}
 
+    # Ownership of pages. The allocator counts references: one for each page table that names the page, one if the tree
+    # holds it. A page is free when its count is 0, so no page needs to be freed explicitly.
+    #
+    #   attach    +1 for each page of the cached prefix: the new table names it
+    #   grow       1 for each page allocated; if too few are free, the tree evicts
+    #   publish   +1 for each page that is new to the tree
+    #             for a duplicate: +1 for the tree's page, which replaces the request's own in the table; -1 for that
+    #   release   -1 for each page of the table; the pages in the tree stay cached
+    #   evict     -1 for each page that leaves the tree; it was unlocked, so no table names it
+
+    # region exercise 4.5
     def attach(self, request: Request) -> int:
         """Open a page table that starts with the longest cached prefix, in whole pages, and lock that prefix. Returns
         how many tokens it holds; the request advances over them."""
@@ -95,16 +106,6 @@ class PrefixCache(PagedCache):
             raise PageError(f"request {piece.request.id} cannot write token {piece.start}: page {page} is published")
         return super().slots(piece)
 
-    # Ownership of pages. The allocator counts references: one for each page table that names the page, one if the tree
-    # holds it. A page is free when its count is 0, so no page needs to be freed explicitly.
-    #
-    #   attach    +1 for each page of the cached prefix: the new table names it
-    #   grow       1 for each page allocated; if too few are free, the tree evicts
-    #   publish   +1 for each page that is new to the tree
-    #             for a duplicate: +1 for the tree's page, which replaces the request's own in the table; -1 for that
-    #   release   -1 for each page of the table; the pages in the tree stay cached
-    #   evict     -1 for each page that leaves the tree; it was unlocked, so no table names it
-
     def publish(self, request: Request) -> None:
         """Add the pages that are full now to the tree. Where the tree already has the same tokens, the table switches
         to the tree's pages and the request's own are released."""
@@ -115,13 +116,11 @@ class PrefixCache(PagedCache):
         if full > len(table):
             raise PageError(f"request {request.id} has computed {request.computed} tokens, with {len(table)} pages")
         tokens = request.tokens(handle.published * self.page_size, full * self.page_size)
-        # region exercise 4.4
         own = table[handle.published : full]
         node, _, known = self.tree.insert(tokens, own, request.cache_salt, after=handle.node)
         self.allocator.share([*known, *own[len(known) :]])  # known pages: this table; the others: the tree
         table[handle.published : handle.published + len(known)] = known
         self.allocator.release(own[: len(known)])
-        # endregion
         if known:
             self.changed[request.id] = min(handle.published, self.changed.get(request.id, handle.published))
         self.tree.lock(node)
@@ -144,6 +143,25 @@ class PrefixCache(PagedCache):
     def usage(self) -> PageUsage:
         total, free, cached = self.allocator.num_pages, self.allocator.num_free, self.tree.num_evictable
         return PageUsage(total=total, free=free, referenced=total - free - cached, cached=cached)
+
+    def _match(self, request: Request) -> Match:
+        """The longest cached prefix that leaves the request at least one token to compute."""
+        cacheable = request.cacheable_tokens
+        last = request.total - 1  # its logits yield the next token, so it is computed even if it is cached
+        return self.tree.match(request.tokens(0, min(last, cacheable)), request.cache_salt)
+
+    def _evict(self, pages: int) -> int:
+        return self.allocator.release(self.tree.evict(pages)) if pages > 0 else 0
+
+    def _count(self, handle: CacheHandle) -> None:
+        """Count a query when the request first gets pages: a request that found no room was never admitted."""
+        if not handle.counted:
+            handle.counted = True
+            self.counts.queries += 1
+            self.counts.query_tokens += handle.total
+            self.counts.hit_tokens += handle.found
+
+    # endregion
 
     def check(self) -> None:
         """Raise PageError unless every page's reference count equals the tables that name it, plus one if the tree
@@ -168,22 +186,3 @@ class PrefixCache(PagedCache):
         for view in nodes.values():
             if view.ref_count != locks[view.node]:
                 raise PageError(f"node {view.node} has {view.ref_count} references, from {locks[view.node]} requests")
-
-    def _match(self, request: Request) -> Match:
-        """The longest cached prefix that leaves the request at least one token to compute."""
-        cacheable = request.cacheable_tokens
-        # region exercise 4.5
-        last = request.total - 1  # its logits yield the next token, so it is computed even if it is cached
-        return self.tree.match(request.tokens(0, min(last, cacheable)), request.cache_salt)
-        # endregion
-
-    def _evict(self, pages: int) -> int:
-        return self.allocator.release(self.tree.evict(pages)) if pages > 0 else 0
-
-    def _count(self, handle: CacheHandle) -> None:
-        """Count a query when the request first gets pages: a request that found no room was never admitted."""
-        if not handle.counted:
-            handle.counted = True
-            self.counts.queries += 1
-            self.counts.query_tokens += handle.total
-            self.counts.hit_tokens += handle.found

@@ -48,6 +48,7 @@ class NodeView(NamedTuple):
     last_used: int
 
 
+# region exercise 4.1
 def page_keys(tokens: Sequence[int], page_size: int, salt: str = "") -> list[bytes]:
     """Pack the whole pages of `tokens` into one `bytes` object each; an incomplete last page is left out.
 
@@ -75,6 +76,9 @@ def common_pages(key: list[bytes], other: list[bytes], start: int) -> int:
         else:
             high = middle - 1
     return low
+
+
+# endregion
 
 
 class RadixTree:
@@ -105,6 +109,7 @@ class RadixTree:
     def num_evictable(self) -> int:
         return self.num_pages - self.num_locked
 
+    # region exercise 4.2
     def match(self, tokens: Sequence[int], salt: str = "") -> Match:
         """Return the longest cached prefix in whole pages. Read-only: no split, no lock, no update of `last_used`."""
         return self._walk(ROOT, page_keys(tokens, self.page_size, salt))
@@ -168,7 +173,6 @@ class RadixTree:
         """Remove `count` pages, or all unlocked pages if there are fewer, and return them. The least recently used
         leaf is evicted first, from its end. A node that has lost its last child is a leaf."""
         evicted: list[int] = []
-        # region exercise 4.3
         while len(evicted) < count and self._leaves:
             leaf = self._leaves.oldest()
             node = self._nodes[leaf]
@@ -177,9 +181,82 @@ class RadixTree:
             if kept == 0:
                 self._remove_leaf(leaf)
             del node.key[kept:], node.pages[kept:]
-        # endregion
         self.num_pages -= len(evicted)
         return evicted
+
+    def _walk(self, after: int, key: list[bytes]) -> Match:
+        """Follow `key` down the tree from the end of node `after`, as far as the tree has it."""
+        node, offset = after, len(self._nodes[after].key)
+        pages: list[int] = []
+        while len(pages) < len(key):
+            child = self._nodes[node].children.get(key[len(pages)])
+            if child is None:
+                break
+            node, offset = child, common_pages(self._nodes[child].key, key, len(pages))
+            pages += self._nodes[child].pages[:offset]
+            if offset < len(self._nodes[child].key):
+                break
+        return Match(node, offset, pages)
+
+    def _split(self, lower: int, offset: int) -> int:
+        """Move the first `offset` pages of a node to a new parent, and return that. The lower part keeps the number,
+        since locks refer to it."""
+        node = self._nodes[lower]
+        above = Node(node.parent, node.key[:offset], node.pages[:offset], {}, node.ref_count, node.last_used)
+        upper = self._allocate(above)
+        self._nodes[node.parent].children[node.key[0]] = upper
+        del node.key[:offset], node.pages[:offset]
+        self._nodes[upper].children[node.key[0]] = lower
+        node.parent = upper
+        return upper
+
+    def _append(self, node: int, key: list[bytes], pages: list[int], ref_count: int) -> int:
+        """Add a key that starts like no child's: extend the node if it is a leaf with no references but the caller's
+        `ref_count`, and otherwise add a child."""
+        end = self._nodes[node]
+        self.num_pages += len(pages)
+        if node != ROOT and not end.children and end.ref_count == ref_count:
+            self.num_locked += len(pages) * ref_count
+            end.key += key
+            end.pages += pages
+            return node
+        child = self._allocate(Node(node, key, pages))
+        end.children[key[0]] = child
+        return child
+
+    # endregion
+
+    # region exercise 4.3
+    def _merge(self, lower: int) -> bool:
+        """Undo a split: merge a node with its parent if it is the only child, no lock ends between the two, and both
+        were last used together. Returns whether it did."""
+        node = self._nodes[lower]
+        upper = self._nodes[node.parent]
+        same = (upper.ref_count, upper.last_used) == (node.ref_count, node.last_used)
+        if node.parent == ROOT or len(upper.children) > 1 or not same:
+            return False
+        self._nodes[upper.parent].children[upper.key[0]] = lower
+        self._recycle(node.parent)
+        node.parent = upper.parent
+        upper.key += node.key  # append to the upper lists: during decoding the lower ones are the short ones
+        upper.pages += node.pages
+        node.key, node.pages = upper.key, upper.pages
+        return True
+
+    def _touch(self, node: int) -> None:
+        """Mark the path to a node as used now, and merge the nodes on it that no longer need to be separate."""
+        self._clock += 1
+        end = node
+        while node != ROOT:
+            current = self._nodes[node]
+            current.last_used = self._clock
+            node = current.parent
+        self._add_to_queue(end)
+        while end != ROOT:
+            if not self._merge(end):
+                end = self._nodes[end].parent
+
+    # endregion
 
     def path(self, node: int) -> list[int]:
         """The nodes from the root, which is left out, down to this one."""
@@ -240,66 +317,6 @@ class RadixTree:
             reached += node.children.values()
         return reached
 
-    def _walk(self, after: int, key: list[bytes]) -> Match:
-        """Follow `key` down the tree from the end of node `after`, as far as the tree has it."""
-        node, offset = after, len(self._nodes[after].key)
-        pages: list[int] = []
-        # region exercise 4.1
-        while len(pages) < len(key):
-            child = self._nodes[node].children.get(key[len(pages)])
-            if child is None:
-                break
-            node, offset = child, common_pages(self._nodes[child].key, key, len(pages))
-            pages += self._nodes[child].pages[:offset]
-            if offset < len(self._nodes[child].key):
-                break
-        # endregion
-        return Match(node, offset, pages)
-
-    def _split(self, lower: int, offset: int) -> int:
-        """Move the first `offset` pages of a node to a new parent, and return that. The lower part keeps the number,
-        since locks refer to it."""
-        node = self._nodes[lower]
-        # region exercise 4.2
-        above = Node(node.parent, node.key[:offset], node.pages[:offset], {}, node.ref_count, node.last_used)
-        upper = self._allocate(above)
-        self._nodes[node.parent].children[node.key[0]] = upper
-        del node.key[:offset], node.pages[:offset]
-        self._nodes[upper].children[node.key[0]] = lower
-        node.parent = upper
-        # endregion
-        return upper
-
-    def _merge(self, lower: int) -> bool:
-        """Undo a split: merge a node with its parent if it is the only child, no lock ends between the two, and both
-        were last used together. Returns whether it did."""
-        node = self._nodes[lower]
-        upper = self._nodes[node.parent]
-        same = (upper.ref_count, upper.last_used) == (node.ref_count, node.last_used)
-        if node.parent == ROOT or len(upper.children) > 1 or not same:
-            return False
-        self._nodes[upper.parent].children[upper.key[0]] = lower
-        self._recycle(node.parent)
-        node.parent = upper.parent
-        upper.key += node.key  # append to the upper lists: during decoding the lower ones are the short ones
-        upper.pages += node.pages
-        node.key, node.pages = upper.key, upper.pages
-        return True
-
-    def _append(self, node: int, key: list[bytes], pages: list[int], ref_count: int) -> int:
-        """Add a key that starts like no child's: extend the node if it is a leaf with no references but the caller's
-        `ref_count`, and otherwise add a child."""
-        end = self._nodes[node]
-        self.num_pages += len(pages)
-        if node != ROOT and not end.children and end.ref_count == ref_count:
-            self.num_locked += len(pages) * ref_count
-            end.key += key
-            end.pages += pages
-            return node
-        child = self._allocate(Node(node, key, pages))
-        end.children[key[0]] = child
-        return child
-
     def _allocate(self, node: Node) -> int:
         if not self._free:
             self._nodes.append(node)
@@ -318,19 +335,6 @@ class RadixTree:
         self._leaves.discard(leaf)
         self._add_to_queue(node.parent)
         self._recycle(leaf)
-
-    def _touch(self, node: int) -> None:
-        """Mark the path to a node as used now, and merge the nodes on it that no longer need to be separate."""
-        self._clock += 1
-        end = node
-        while node != ROOT:
-            current = self._nodes[node]
-            current.last_used = self._clock
-            node = current.parent
-        self._add_to_queue(end)
-        while end != ROOT:
-            if not self._merge(end):
-                end = self._nodes[end].parent
 
     def _add_to_queue(self, node: int) -> None:
         """Add a node to the eviction queue if it is an unlocked leaf."""

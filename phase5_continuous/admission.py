@@ -51,6 +51,7 @@ class Admission:
             return False
         return len(running_set.running) < self.max_running and bool(running_set.preempted or self.waiting)
 
+    # region exercise 5.2
     def pending_lengths(self) -> list[int]:
         """The tokens of the requests that the next step may admit: of short prompts if there are any."""
         if not self.is_open:
@@ -76,7 +77,9 @@ class Admission:
                     step.add_prompt(sequence)
                     admitted = True
 
-    # region make_room
+    # endregion
+
+    # region exercise 5.6
     def make_room(self) -> None:
         """Preempt a request of the tenant that runs the most, if the next in turn is of a tenant that runs at least two
         fewer, has had fewer tokens, and could not be admitted."""
@@ -100,6 +103,7 @@ class Admission:
         """All requests that do not run, in turn: of a tenant's, those that wait only if none is preempted."""
         return self.share.in_turn(self.waiting.by_tenant | self.running_set.preempted.by_tenant)
 
+    # region exercise 5.2
     def _candidates(self, long: bool) -> list[SequenceState]:
         """The next requests that do not wait for a prefix, as far as known; with long prompts or without."""
         ready = (
@@ -108,6 +112,8 @@ class Admission:
             if (long or sequence.num_tokens <= self.max_chunk_size) and not self.prefixes.known_in_progress(sequence)
         )
         return list(islice(ready, CANDIDATES))
+
+    # endregion
 
     def _in_order(self, candidates: list[SequenceState]) -> list[SequenceState]:
         """The policy orders the requests of each tenant; the turns of the tenants stay as they are."""

@@ -134,7 +134,7 @@ class EngineCore(Generic[P]):
         """End a request after its client has disconnected. Legal at any moment."""
         return self.finish(request, FinishReason.ABORT)
 
-    # region step
+    # region exercise 5.1
     def step(self) -> Step | None:
         """Plan, pack and launch steps until as many are in flight as may be, then wait for the oldest and commit it.
 
@@ -154,6 +154,7 @@ class EngineCore(Generic[P]):
         return Step(Batch(), 0, 0, 0, Spent(0.0, 0.0, 0.0, 0.0), events) if events else None
 
     def _launch(self) -> bool:
+        """Plan, pack and launch one step, and note when. False if the plan is empty: nothing is launched."""
         clock, start = self.clock, self.clock()
         batch = self.scheduler.plan(start)
         if not batch:
@@ -167,6 +168,7 @@ class EngineCore(Generic[P]):
         return True
 
     def _complete(self) -> Step:
+        """Wait for the oldest step in flight and commit it. Returns what it did."""
         batch, packed, launched, pages, start, planned, ready = self._in_flight.popleft()
         output = launched.output(packed.drawn, packed.slices)
         done = self.clock()

@@ -67,6 +67,7 @@ class FairShare:
     virtual_time: float = 0.0
     _live: Counter[str] = field(default_factory=Counter)  # requests, by tenant
 
+    # region exercise 5.5
     def enter(self, tenant: str) -> None:
         """Count a submitted request."""
         self._live[tenant] += 1
@@ -85,7 +86,6 @@ class FairShare:
         self.served[tenant] += tokens
         self.virtual_time += tokens / len(self._live)
 
-    # region in_turn
     def in_turn(self, queues: Mapping[str, Iterable[P]]) -> Iterator[P]:
         """The requests of all queues, by tenant, in the order in which they are to be admitted: always the next one of
         the tenant with the fewest tokens, with those of its requests before it counted."""

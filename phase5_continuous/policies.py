@@ -64,15 +64,18 @@ class ByPriority:
     def __post_init__(self) -> None:
         _check_seconds(self.seconds)
 
+    # region exercise 5.7
     @property
     def bound(self) -> float:
+        """The largest head start: of the outermost level on one side over that on the other."""
         return 2 * LEVELS * self.seconds
 
     def rank(self, request: Request) -> float:
-        # region exercise 5.4
+        """The arrival, later by `seconds` for each level. Levels beyond LEVELS on either side count as LEVELS."""
         level = min(max(request.priority, -LEVELS), LEVELS)
         return request.arrival + level * self.seconds
-        # endregion
+
+    # endregion
 
     def order(self, first: Sequence[Request], cache: KVCache) -> Sequence[Request]:
         return first
@@ -90,18 +93,25 @@ class LongestPrefixFirst:
     def __post_init__(self) -> None:
         _check_seconds(self.seconds)
 
+    # region exercise 5.7
     @property
     def bound(self) -> float:
+        """The largest head start: of a prompt that is all cached over one of which nothing is."""
         return self.seconds
 
     def rank(self, request: Request) -> float:
+        """The arrival: what is cached changes while a request waits, and its rank does not."""
         return request.arrival
 
     def order(self, first: Sequence[Request], cache: KVCache) -> Sequence[Request]:
+        """By arrival, earlier by `seconds` times the share of the request's tokens that is cached now."""
+
         def counts_as(request: Request) -> float:
             return request.arrival - self.seconds * cache.cached_tokens(request) / request.total
 
         return sorted(first, key=counts_as)
+
+    # endregion
 
 
 POLICIES: dict[str, Callable[[], Policy]] = {

@@ -70,6 +70,7 @@ class RunningSet:
     pool_full: bool = False  # the last allocation failed, and no pages were freed since
     num_preemptions: int = 0
 
+    # region exercise 5.3
     def allocate(self, sequence: SequenceState, now: float) -> bool:
         """Start or resume a request with pages for all its tokens. False, and nothing has changed, if they do not fit.
 
@@ -77,14 +78,12 @@ class RunningSet:
         """
         request, cache = sequence.request, self.cache
         cached = cache.attach(request)
-        # region exercise 5.1
         watermark = self.watermark if self.running or self.finished_in_flight else 0
         self.pool_full = not cache.can_grow(request, request.total + watermark)
         if self.pool_full:
             cache.release(request)
             return False
         cache.grow(request, request.total)
-        # endregion
         request.admit(now)
         if cached:
             request.advance(0, cached)
@@ -124,7 +123,6 @@ class RunningSet:
     def preempt(self, sequence: SequenceState) -> None:
         """Preempt a request: free its pages and keep its tokens. When it resumes, they are prefilled again. With a
         slice in flight, it is preempted once that is committed, and takes no part in steps until then."""
-        # region exercise 5.2
         if sequence.in_flight:
             sequence.schedulable = False
             self.pending_preemption = sequence
@@ -135,7 +133,6 @@ class RunningSet:
         self.preempted.add(sequence)
         self.num_preemptions += 1
         self._free(sequence)
-        # endregion
 
     def preempt_pending(self) -> None:
         """Carry out the pending preemption, if nothing of that request is in flight any more."""
@@ -161,6 +158,7 @@ class RunningSet:
         self._free(sequence)
 
     def _remove(self, sequence: SequenceState) -> None:
+        """Remove a request from the running ones, and count its place as free. A tenant without places has no entry."""
         tenant = sequence.request.tenant
         self.running.remove(sequence)
         sequence.schedulable = False
@@ -169,5 +167,8 @@ class RunningSet:
             del self.places[tenant]
 
     def _free(self, sequence: SequenceState) -> None:
+        """Free the pages of a request. The pool is not known to be full any more."""
         self.cache.release(sequence.request)
         self.pool_full = False
+
+    # endregion

@@ -129,6 +129,7 @@ class Scheduler:
 
     # A step is planned.
 
+    # region exercise 5.4
     def plan(self, now: float) -> Batch:
         """Plan the next step. Empty if there is no request, or if a step in flight must be committed first."""
         if len(self._in_flight) > self.ahead:
@@ -173,14 +174,12 @@ class Scheduler:
         sequences = self._check_output(batch, output)
         failed, prompt_logprobs = output.failed, output.prompt_logprobs
         for number, sequence in enumerate(sequences):
-            # region exercise 5.5
             sequence.in_flight -= 1
             if sequence.request.finished:  # it ended in flight: its result is discarded
                 if not sequence.in_flight:
                     self.running_set.flush(sequence)
                     self._forget(sequence)
                 continue
-            # endregion
             if number in failed:
                 self._finish(sequence, FinishReason.ERROR, now, failed[number])
                 continue
@@ -209,7 +208,6 @@ class Scheduler:
     ) -> None:
         """Advance a request by a computed slice, and append its next token if the slice completes it."""
         request = sequence.request
-        # region exercise 5.3
         request.advance(piece.start, piece.length)
         if request.computed % self.cache.page_size < piece.length:  # a page has become full
             self.cache.publish(request)
@@ -219,7 +217,6 @@ class Scheduler:
         self.admission.share.served[request.tenant] += 1
         reason = reason_to_finish(request, self.eos_ids)
         self._events.append(Event(request, token, reason, logprobs))
-        # endregion
         if reason is not None:
             request.finish(reason, now)
             if self.running_set.finish(sequence):
@@ -260,3 +257,5 @@ class Scheduler:
         """Forget a request that has ended and has nothing in flight."""
         del self._sequences[sequence.request.id]
         self.admission.share.leave(sequence.request.tenant)
+
+    # endregion

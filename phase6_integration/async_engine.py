@@ -128,7 +128,7 @@ class AsyncEngine:
 
     # Requests.
 
-    # region submit
+    # region exercise 6.3
     def submit(self, requests: Sequence[EngineRequest]) -> OutputStream:
         """Submit all requests, or none. ValueError if one can never be served, QueueFullError if too many wait,
         UnavailableError if the engine is not ready."""
@@ -163,8 +163,6 @@ class AsyncEngine:
             self._send(request)
         return stream
 
-    # endregion
-
     def abort(self, outputs: Sequence[OutputProcessor]) -> None:
         """Abort requests, of which some may have finished."""
         for output in outputs:
@@ -178,6 +176,8 @@ class AsyncEngine:
             self._send(Finish(id, FinishReason.ABORT))
             if self._restarting is not None:  # no engine will report its end
                 self._end(id, reason, time.monotonic())
+
+    # endregion
 
     def _check(self, request: EngineRequest) -> None:
         """Refuse here what the engine would refuse: the request's own limits, the vocabulary and the context."""
@@ -206,6 +206,7 @@ class AsyncEngine:
             case Ready():
                 self._process_ready(message)
 
+    # region exercise 6.3
     def _process_ready(self, ready: Ready) -> None:
         """Take requests. A restarted engine gets those that its predecessor had not admitted."""
         self.ready_info = ready
@@ -219,7 +220,6 @@ class AsyncEngine:
             self._send(output.request)
         self._load_ended.set()
 
-    # region update
     def _update(self, update: Update) -> None:
         """Pass the results of a step to their streams. A stop string is found here, and then the engine is notified."""
         self.gauges = update.gauges
@@ -256,8 +256,6 @@ class AsyncEngine:
         for observer in self.observers:
             observer.stepped(report)
 
-    # endregion
-
     def _end(
         self, id: str, reason: FinishReason, at: float, error: str | None = None, health: Health | None = None
     ) -> None:
@@ -272,6 +270,8 @@ class AsyncEngine:
             observer.finished(output.request, output.state, output.reason or reason)
         if not self._live:
             self._idle.set()
+
+    # endregion
 
     def _send(self, message: ToEngine) -> None:
         if self._client is not None:

@@ -55,7 +55,7 @@ class Loop:
         self._requests: dict[str, Request] = {}  # every request whose end is not sent yet
         self._unannounced: dict[str, Request] = {}  # requests whose admission is not sent yet
 
-    # region run
+    # region exercise 6.2
     def run(self) -> None:
         """Until the HTTP process closes the channel."""
         while True:
@@ -65,9 +65,8 @@ class Loop:
             if step is not None:
                 self.channel.send(self._update(step))
 
-    # endregion
-
     def handle(self, message: ToEngine) -> None:
+        """Act on one message: submit a request, finish one, answer a ping. ValueError for a second Load."""
         match message:
             case EngineRequest():
                 self._submit(message)
@@ -81,6 +80,7 @@ class Loop:
                 raise ValueError("an engine can be loaded only once")
 
     def _submit(self, message: EngineRequest) -> None:
+        """Submit a request. One that the engine refuses is reported as ended at once."""
         id, prompt, params = message.id, message.prompt, message.params
         request = Request(id, prompt, params, message.priority, message.arrival, message.cache_salt, message.tenant)
         deadlines = None if message.timeout is None else Deadlines(total=message.timeout)
@@ -95,6 +95,7 @@ class Loop:
         self._requests[id] = self._unannounced[id] = request
 
     def _update(self, step: Step) -> Update:
+        """The message about a step: requests that started, tokens, requests that ended, and the gauges."""
         started = self._started(step)
         outputs, ended = [], []
         for request, token, reason, logprobs in step.events:
@@ -118,6 +119,8 @@ class Loop:
             if self._unannounced.pop(request.id, None) is not None:
                 started.append(Started(request.id, request.times.admitted or 0.0, start))
         return started
+
+    # endregion
 
 
 Made = tuple[EngineCore[Any], Scheduler, Ready]

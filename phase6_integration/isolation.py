@@ -102,7 +102,7 @@ class IsolatingRunner(Generic[P]):
                 log.exception("a step of %d slices failed", attempt.slices)
         return IsolatedStep(self, attempt, launched)
 
-    # region one_by_one
+    # region exercise 6.6
     def one_by_one(self, batch: Batch) -> StepOutput:
         """Run each slice of a failed step as a step of its own, and collect tokens and failures."""
         tokens: list[int | None] = [None] * len(batch)
@@ -110,7 +110,6 @@ class IsolatingRunner(Generic[P]):
         logprobs: dict[int, TokenLogprobs] = {}
         scores: dict[int, Sequence[TokenLogprobs]] = {}
         blamed = False
-        # region exercise 6.3
         for number, piece in enumerate(batch.slices):
             try:
                 output = self._alone(piece)
@@ -126,18 +125,14 @@ class IsolatingRunner(Generic[P]):
                 logprobs[number] = found
             for of_prompt in output.prompt_logprobs.values():
                 scores[number] = of_prompt
-        # endregion
         if not blamed:
             self.shedding.failed(f"{len(batch)} slices together")
         return StepOutput(tokens, failed, logprobs, scores)
-
-    # endregion
 
     def _alone(self, piece: Slice) -> StepOutput:
         packed = self.runner.pack(Batch((piece,)))
         return self.runner.launch(packed).output(packed.drawn, packed.slices)
 
-    # region probe
     def _probe(self, piece: Slice) -> None:
         """Run a slice of the same shape with nothing of the request in it: token 0 everywhere, default sampling. It has
         the request's id and so its pages; their contents are of no use any more. StepFailedError if it raises too."""

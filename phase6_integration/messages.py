@@ -149,12 +149,14 @@ class Frames:
     def for_front(cls) -> "Frames":
         return cls(_to_front)
 
+    # region exercise 6.1
     def feed(self, data: bytes) -> Iterator[Any]:
+        """Yield the messages that are whole, in order. The rest waits for the next call. FrameTooLargeError if a length
+        is above MAX_FRAME. A message that is refused is dropped: the next call begins behind it."""
         buffer = self._buffer
         buffer += data
         start = 0
         try:
-            # region exercise 6.1
             while len(buffer) - start >= HEADER:
                 length = int.from_bytes(buffer[start : start + HEADER], "big")
                 if length > MAX_FRAME:
@@ -165,9 +167,10 @@ class Frames:
                 body = bytes(buffer[start + HEADER : stop])
                 start = stop
                 yield self._decoder.decode(body)
-            # endregion
         finally:
             del buffer[:start]
+
+    # endregion
 
 
 class Channel:
@@ -182,11 +185,12 @@ class Channel:
         self._frames = Frames.for_engine()
         self._unsent = bytearray()
 
+    # region exercise 6.1
     def send(self, message: ToFront) -> None:
+        """Append a message to what is unsent, and send as much of that as the socket takes now."""
         self._unsent += frame(message)
         self._push()
 
-    # region receive
     def receive(self, wait: bool) -> list[ToEngine]:
         """The messages that have arrived; with `wait`, at least one. EOFError once the HTTP process has closed."""
         while True:
@@ -200,8 +204,6 @@ class Channel:
             if not wait:
                 return []
 
-    # endregion
-
     def flush(self) -> None:
         """Block until everything is sent: the last thing an engine does."""
         self._socket.setblocking(True)
@@ -209,6 +211,7 @@ class Channel:
         self._unsent.clear()
 
     def _read(self) -> list[ToEngine]:
+        """Read what is there, CHUNK bytes at a time, and return the messages that are whole. None may be."""
         messages: list[ToEngine] = []
         while True:
             try:
@@ -222,8 +225,11 @@ class Channel:
                 return messages
 
     def _push(self) -> None:
+        """Send from the start of what is unsent until it is empty or the socket would block."""
         try:
             while self._unsent:
                 del self._unsent[: self._socket.send(self._unsent)]
         except BlockingIOError:
             return
+
+    # endregion

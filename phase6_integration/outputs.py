@@ -153,6 +153,7 @@ class OutputProcessor:
     def done(self) -> bool:
         return self.reason is not None
 
+    # region exercise 6.4
     def append(self, token: int, logprob: TokenLogprobs | None, reason: FinishReason | None, at: float) -> Chunk | None:
         """Add a token, with the finish reason if it is the last. None if no text is ready yet."""
         state = self.state
@@ -200,17 +201,18 @@ class OutputProcessor:
         health: Health | None = None,
         everything: bool = False,
     ) -> Chunk:
+        """A chunk of this text and the tokens whose text has begun to be sent; with `everything`, of all that wait."""
         self._sent_chars += len(text)
         held, offsets = self._held, self._held.offsets
-        # region exercise 6.2
         if everything or self._detokenizer is None:
             shown = len(offsets)
         else:
             shown = next((i for i, offset in enumerate(offsets) if offset >= self._sent_chars), len(offsets))
-        # endregion
         out, self._held = held.split(shown)
         out.text, out.finish_reason, out.error, out.health = text, reason, error, health
         return out
+
+    # endregion
 
 
 class OutputStream:
@@ -247,20 +249,25 @@ class OutputStream:
     def __exit__(self, *_: object) -> None:
         self.abort()
 
+    # region exercise 6.4
     async def __aiter__(self) -> AsyncIterator[list[Chunk]]:
+        """Yield every chunk since the last turn, until the last chunk of every request has been yielded."""
         while self._unfinished or self._chunks:
-            # region exercise 6.5
             await self._arrived.wait()
             self._arrived.clear()
             chunks, self._chunks, self._newest = self._chunks, [], {}
-            # endregion
             if chunks:
                 yield chunks
+
+    # endregion
 
     def mark_admitted(self) -> None:
         self._admitted.set()
 
+    # region exercise 6.4
     def put(self, chunk: Chunk) -> None:
+        """Add a chunk, and wake the reader. It is joined to the unread chunk of the same output, up to JOINED tokens;
+        the chunk of a failure stays by itself."""
         newest, failed = self._newest.get(chunk.index), chunk.finish_reason not in SUCCESS
         if newest is not None and len(newest.tokens) < JOINED and not failed:
             newest.extend(chunk)
@@ -270,3 +277,5 @@ class OutputStream:
         self._unfinished -= chunk.finish_reason is not None
         self._arrived.set()
         self._admitted.set()
+
+    # endregion

@@ -53,8 +53,9 @@ class Watchdog:
         if self._timer is not None:
             self._timer.cancel()
 
-    # region check
+    # region exercise 6.7
     def _check(self) -> None:
+        """Ping an idle engine, report one that has been silent for too long, or set the timer for the next check."""
         now = time.monotonic()
         if now - self._due > PAUSE:
             # This process was paused itself: messages of that time are still unread in the socket.
@@ -62,14 +63,12 @@ class Watchdog:
         if not self._has_work() and not self._pinged:
             self._pinged, self._since = True, now
             self._ping()
-        # region exercise 6.6
         limit = self.idle_limit if self._pinged else self.limit
         silence = now - self._since
         if silence >= limit:
             self._on_hang()
             return
         wait = min(limit - silence, self.limit, self.idle_limit)
-        # endregion
         self._due = now + wait
         self._timer = asyncio.get_running_loop().call_later(wait, self._check)
 

@@ -10,6 +10,8 @@ import pytest
 
 from chapters import charts
 from chapters.cli import main as chapters
+from chapters.drawings.catalog import DRAWINGS
+from chapters.drawings.request_map import MAP, stops
 from chapters.notebooks import execute
 
 ROOT = Path(__file__).parent.parent
@@ -51,18 +53,24 @@ def test_charts_are_drawn_from_the_figures_that_are_there(name: str, tmp_path: P
 
 
 def test_the_map_follows_a_request_from_the_server_to_the_engine_and_back() -> None:
-    """That every module of its table exists is the test of links. The figure shows the table as it is."""
-    stops = charts.stops()
-    rows = re.findall(r"^\| (?:server|engine) \|.*$", charts.MAP.read_text(), re.MULTILINE)
-    assert len(stops) == len(rows) > 20
-    assert [process for process, _ in itertools.groupby(stop.process for stop in stops)] == [
-        "server",
-        "engine",
-        "server",
-    ]
-    assert {stop.phase for stop in stops} == set(range(7))
-    assert all(stop.path.startswith(f"phase{stop.phase}_") for stop in stops)
-    assert charts.request_map() == (charts.FIGURES / "map.svg").read_text(), "run python -m chapters.charts"
+    """That every module of its table exists is the test of links."""
+    way = stops()
+    rows = re.findall(r"^\| (?:server|engine) \|.*$", MAP.read_text(), re.MULTILINE)
+    assert len(way) == len(rows) > 20
+    assert [process for process, _ in itertools.groupby(stop.process for stop in way)] == ["server", "engine", "server"]
+    assert {stop.phase for stop in way} == set(range(7))
+    assert all(stop.path.startswith(f"phase{stop.phase}_") for stop in way)
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_drawings_show_what_the_code_does_now(name: str) -> None:
+    assert DRAWINGS[name]().svg() == (charts.FIGURES / name).read_text(), "run python -m chapters.charts"
+
+
+@pytest.mark.parametrize("figure", sorted(charts.FIGURES.glob("*.svg")), ids=lambda p: p.name)
+def test_figures_have_colours_for_dark_mode_and_are_used(figure: Path) -> None:
+    assert "prefers-color-scheme:dark" in figure.read_text()
+    assert any(f"figures/{figure.name})" in text.read_text() for text in TEXTS), "no chapter shows it"
 
 
 def test_every_name_in_the_glossary_is_in_its_file() -> None:

@@ -45,7 +45,7 @@ class Batcher:
 
     def plan(self, now: float) -> Batch:
         """Admit waiting requests up to `batch_size`, then schedule all missing tokens of the running requests."""
-        # region exercise 0.3
+        # region exercise 0.2
         while self.waiting and len(self.running) < self.batch_size:
             request = self.waiting.pop().request
             request.admit(now)
@@ -55,10 +55,10 @@ class Batcher:
 
     def commit(self, batch: Batch, tokens: StepTokens, now: float) -> list[Event]:
         """Apply the results of a step: advance each request by its slice and append its token. Returns the events."""
+        # region exercise 0.4
         for piece, token in zip(batch.slices, tokens, strict=True):  # check the whole step before applying any of it
             if token is None and piece.completes and not piece.request.finished:
                 raise ValueError(f"the step gave no token for request {piece.request.id}, which it completed")
-        # region exercise 0.4
         events = []
         for piece, token in zip(batch.slices, tokens, strict=True):
             request = piece.request

@@ -39,7 +39,7 @@ class AttentionMetadata:
 Attend = Callable[[Tensor, Tensor, Tensor, AttentionMetadata, float, int | None], Tensor]
 
 
-# region reference
+# region exercise 2.6
 def reference(
     query: Tensor, keys: Tensor, values: Tensor, metadata: AttentionMetadata, scale: float, window: int | None = None
 ) -> Tensor:

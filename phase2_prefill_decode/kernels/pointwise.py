@@ -19,7 +19,7 @@ RotateStore = Callable[
 Swiglu = Callable[[Tensor], Tensor]
 
 
-# region add_norm
+# region exercise 2.4
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMS norm over the last dimension, computed in float32."""
     wide = x.float()
@@ -32,17 +32,11 @@ def add_norm_reference(x: Tensor, residual: Tensor | None, weight: Tensor, eps: 
     return rms_norm(total, weight, eps), total
 
 
-# endregion
-
-
-# region rotate_store
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate each pair (i, i + half) of a head by its angle. x: [tokens, heads, head_dim]; cos, sin: [tokens, half]."""
-    # region exercise 2.1
     first, second = x.float().chunk(2, -1)
     cos, sin = cos[:, None], sin[:, None]
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(x.dtype)
-    # endregion
 
 
 def rotate_store_reference(
@@ -68,10 +62,6 @@ def rotate_store_reference(
     return rotate(q, cos, sin)
 
 
-# endregion
-
-
-# region swiglu
 def swiglu_reference(gate_up: Tensor) -> Tensor:
     """silu(gate) * up. gate_up: [tokens, 2 * inner], the fused projection gate, up."""
     gate, up = gate_up.chunk(2, -1)

@@ -55,13 +55,31 @@ LOG = (1.0, 0.49999284744262695, 0.33370059728622437, 0.24280516803264618, 0.269
        1.257662057876587, -1.6958024501800537, 1.4411031007766724)  # fmt: skip
 
 
+# region exercise 2.12
 def reference(logits: Tensor, params: SamplingTensors, num_tokens: int) -> tuple[Tensor, Tensor]:
+    """Draw a token for each row, and return the tokens and the peaks, as `Sample` says."""
     logits = logits[:, :num_tokens].float()
     peaks = logits.amax(-1)
     weights = keep(logits, weigh(logits, peaks, params.temperatures), params)
     first = (weights / arrivals(numbers(params.keys, params.positions, num_tokens))).argmax(-1)
     tokens = torch.where(params.temperatures > 0, first, logits.argmax(-1))
     return torch.where(peaks.isfinite(), tokens, 0), peaks
+
+
+def keep(logits: Tensor, weights: Tensor, params: SamplingTensors) -> Tensor:
+    """Zero the weights of the tokens that a filter removes."""
+    weights = torch.where(weights >= params.min_p[:, None], weights, 0)
+    ranked, order = logits.sort(-1, descending=True)
+    k = torch.where(params.top_k > 0, params.top_k, logits.shape[1]).clamp(max=logits.shape[1])
+    weights = torch.where(logits >= ranked.gather(-1, k.long()[:, None] - 1), weights, 0)
+    sums = (weights * WHOLE).floor().double().gather(-1, order).cumsum(-1)  # of each token with the likelier ones
+    enough = sums[:, -1:] * params.top_p.double()[:, None]
+    last = (sums < enough).sum(-1, keepdim=True)  # the first token that reaches it
+    in_nucleus = (logits >= ranked.gather(-1, last)) | (params.top_p >= 1)[:, None]
+    return torch.where(in_nucleus, weights, 0)
+
+
+# endregion
 
 
 def weigh(logits: Tensor, peaks: Tensor, temperatures: Tensor) -> Tensor:
@@ -84,19 +102,6 @@ def horner(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
     for coefficient in coefficients[-2::-1]:
         result = result * x + coefficient
     return result
-
-
-def keep(logits: Tensor, weights: Tensor, params: SamplingTensors) -> Tensor:
-    """Zero the weights of the tokens that a filter removes."""
-    weights = torch.where(weights >= params.min_p[:, None], weights, 0)
-    ranked, order = logits.sort(-1, descending=True)
-    k = torch.where(params.top_k > 0, params.top_k, logits.shape[1]).clamp(max=logits.shape[1])
-    weights = torch.where(logits >= ranked.gather(-1, k.long()[:, None] - 1), weights, 0)
-    sums = (weights * WHOLE).floor().double().gather(-1, order).cumsum(-1)  # of each token with the likelier ones
-    enough = sums[:, -1:] * params.top_p.double()[:, None]
-    last = (sums < enough).sum(-1, keepdim=True)  # the first token that reaches it
-    in_nucleus = (logits >= ranked.gather(-1, last)) | (params.top_p >= 1)[:, None]
-    return torch.where(in_nucleus, weights, 0)
 
 
 def arrivals(numbers: Tensor) -> Tensor:

@@ -1,13 +1,18 @@
 """`python -m phase2_prefill_decode.lab ceilings`: the limits of this machine.
 
 How fast it multiplies matrices, how fast it copies and reads memory that no cache holds, and what it costs to start an
-operator that has nothing to do. No step is faster than these allow; the cost model's predictions stand on them.
+operator that has nothing to do. The cost model's predictions stand on them.
+
+On a CPU all cores take part. Memory may be shared with other programs, and with other machines on the same host, so it
+is read again and again in between the other measurements. The roof is the best of these reads; the spread goes with it.
 """
 
 import argparse
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -19,25 +24,56 @@ from phase0_request.machine import describe, record
 from phase1_kv_pool.lab.timing import Calls, clock_seconds, replay_seconds
 from phase2_prefill_decode.lab.roofline import measured
 from phase2_prefill_decode.linear import Linear
+from phase2_prefill_decode.threads import cores
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 SIZES = {"cpu": (1024, 2048, 3072), "cuda": (2048, 4096, 8192)}  # of square matrices
 OUT_OF_CACHE = {"cpu": 256 << 20, "cuda": 1 << 30}  # bytes
 WIDTH = 4096  # of the matrix in a matrix-vector product
 CALLS = 500
+READS = 15  # of all that memory, in each of three rounds
 
 Figures = dict[str, Any]
 
 
 def measure(device: torch.device) -> Figures:
     """Measure every ceiling, and the best of each kind. Each is the best of several runs: the machine may be shared."""
-    products = {f"{dtype}_{size}": _product(device, dtype, size) for dtype in DTYPES for size in SIZES[device.type]}
-    memory = dict(_memory(device))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(cores())
+    try:
+        reads = _reads(device)
+        products = {f"{dtype}_{size}": _product(device, dtype, size) for dtype in DTYPES for size in SIZES[device.type]}
+        reads += _reads(device)
+        memory = dict(_memory(device))
+        reads += _reads(device)
+    finally:
+        torch.set_num_threads(threads)
+    memory["sum"] = max(reads)
     best = {f"gflops_{dtype}": max(v for k, v in products.items() if k.startswith(dtype)) for dtype in DTYPES}
     best["copy_gb_per_second"] = memory["copy"]
     best["read_gb_per_second"] = max(rate for name, rate in memory.items() if name != "copy")
     best["call_us"] = _call(device) * 1e6
-    return {"matrix_product_gflops": products, "memory_gb_per_second": memory, "best": best}
+    spread = {"least": min(reads), "median": median(reads), "most": max(reads), "reads": len(reads)}
+    return {
+        "matrix_product_gflops": products,
+        "memory_gb_per_second": memory,
+        "read_spread_gb_per_second": spread,
+        "threads": cores(),
+        "best": best,
+    }
+
+
+@torch.inference_mode()
+def _reads(device: torch.device) -> list[float]:
+    """GB/s of reading memory that no cache holds and writing nothing, of each of READS runs."""
+    size, rates = OUT_OF_CACHE[device.type], []
+    source = torch.ones(size // 4, device=device)
+    source.sum().item()
+    for _ in range(READS):
+        start = time.perf_counter()
+        source.sum().item()  # waits for the result
+        rates.append(size / (time.perf_counter() - start) / 1e9)
+    return rates
 
 
 @torch.inference_mode()
@@ -54,7 +90,6 @@ def _memory(device: torch.device) -> Iterator[tuple[str, float]]:
     source = torch.ones(size // 4, device=device)
     copy = partial(torch.empty_like(source).copy_, source)
     yield "copy", 2 * size / _seconds(device, [copy]) / 1e9
-    yield "sum", size / _seconds(device, [source.sum]) / 1e9
     del source, copy
     for name, dtype in DTYPES.items():  # what decode does with every weight
         weight = torch.ones(size // dtype.itemsize // WIDTH, WIDTH, device=device, dtype=dtype)
@@ -85,6 +120,13 @@ def _show(console: Console, name: str, figures: Figures) -> None:
         what = "copy" if key == "copy" else "read"
         on = {"copy": "float32, read + written", "sum": "float32, sum"}.get(key, f"{key.split('_')[-1]}, matrix-vector")
         table.add_row(what, on, f"{rate:,.1f}", "GB/s")
+    spread = figures["read_spread_gb_per_second"]
+    table.add_row(
+        "",
+        f"{spread['reads']} sums: the slowest, the median",
+        f"{spread['least']:,.1f}, {spread['median']:,.1f}",
+        "GB/s",
+    )
     table.add_row("call", "an operator on one number", f"{figures['best']['call_us']:,.2f}", "µs")
     console.print(table)
     for dtype in DTYPES:

@@ -102,7 +102,7 @@ class Cost:
         return Cost(**{name: part + others[name] for name, part in mine.items()})
 
 
-# region seen
+# region exercise 2.1
 def seen(start: int, length: int, window: int | None = None) -> tuple[int, int]:
     """(pairs, keys) of one slice in one layer: pairs of a query and a key that it sees, and keys that any query sees.
 
@@ -198,11 +198,10 @@ class CostModel:
             activations=rows * (inputs + outputs) * self._bytes,
         )
 
-    # region attention
+    # region exercise 2.1
     def _attention(self, load: Load) -> Part:
         """Each query head multiplies with the keys that it sees. A key and its value are read once for all query heads
         that share them, and for all queries of a slice."""
-        # region exercise 2.6
         products = 2 * load.pairs * self._q  # a query with a key, and a weight with a value
         read = 2 * load.keys * self._kv  # a key and a value
         queries_and_results = 2 * load.tokens * self.config.num_hidden_layers * self._q
@@ -211,7 +210,6 @@ class CostModel:
             kv_read=read * self._kv_bytes,
             activations=queries_and_results * self._bytes,
         )
-        # endregion
 
     # endregion
 

@@ -55,7 +55,9 @@ class GenerationResponse(Response):
         self._stream = bool(body.stream)
         self._user = body.user
 
+    # region exercise 6.5
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Submit the requests and send their outputs, while a task waits for the client to disconnect."""
         formatter, account = self._formatter, scope["state"]["account"]
         account.prompt_tokens, account.n, account.user = formatter.prompt_tokens, formatter.n, self._user
         size = answer_bytes(self._requests, self._server.answers)
@@ -70,6 +72,8 @@ class GenerationResponse(Response):
                     account.error = str(error)
                 except ClientLeftError:
                     return
+
+    # endregion
 
     def _submit(self) -> OutputStream:
         try:
@@ -106,6 +110,7 @@ class _Sender:
         self.account = account
         self.request_id = request_id
 
+    # region exercise 6.5
     async def whole(self, lease: Lease, size: int) -> None:
         """Send the answer once all of it is there: until then a failure has a status of its own."""
         async for chunks in self.outputs:
@@ -115,7 +120,6 @@ class _Sender:
             lease.cover(size + self.formatter.text_bytes)
         await self.writer.write_json(self.formatter.whole())
 
-    # region stream
     async def stream(self) -> None:
         """Send events. The status is sent once the engine has admitted the request, so that an earlier failure has a
         status of its own; a later one is an event. A request that waits for long gets its status and comments, so that
@@ -129,7 +133,6 @@ class _Sender:
                 await self.writer.write(KEEP_ALIVE)
                 await self.outputs.admitted()
             await self._write([*map(self.formatter.event, self.formatter.opening()), *first])
-            # region exercise 6.4
             try:
                 async for chunks in arriving:
                     await self._send(chunks)
@@ -143,7 +146,6 @@ class _Sender:
                 self.account.error = repr(error)
                 last = event(self._fault.content)
             await self.writer.write(last + DONE, more=False)
-            # endregion
 
     # endregion
 
@@ -153,6 +155,7 @@ class _Sender:
         times = [output.times for output in self.outputs.states]
         return any(one.finished is not None for one in times) or all(one.admitted is None for one in times)
 
+    # region exercise 6.5
     async def _send(self, chunks: Sequence[Chunk]) -> None:
         """Everything since the last turn, in one send unless it is large."""
         events = []
@@ -166,6 +169,8 @@ class _Sender:
         finally:
             await self._write(events)
 
+    # endregion
+
     def _event(self, chunk: Chunk) -> bytes:
         self._check(chunk)
         return self.formatter.to_chunk(chunk)
@@ -174,6 +179,7 @@ class _Sender:
         if content := b"".join(events):
             await self.writer.write(content)
 
+    # region exercise 6.5
     def _check(self, chunk: Chunk) -> None:
         """Note a finish reason, and raise if it is a failure."""
         if chunk.finish_reason is None:
@@ -184,6 +190,8 @@ class _Sender:
         if (failure := self._failure(chunk)) is not None:
             self.account.error = chunk.error or failure.message
             raise failure
+
+    # endregion
 
     def _failure(self, chunk: Chunk) -> RequestError | None:
         """The error for the client, without internals."""
@@ -200,12 +208,16 @@ class _Sender:
         message = f"the server failed on this request; its log says why under the id {self.request_id}"
         return RequestError(500, message, code="internal_error")
 
+    # region exercise 6.5
     async def _keep_alive(self) -> None:
+        """Send comments until cancelled. A client that does not read even these has its requests aborted."""
         try:
             await self.writer.keep_alive(self.server.settings.keepalive)
         except SlowReaderError as error:
             self.account.error = str(error)
             self.outputs.abort()
+
+    # endregion
 
 
 class ResponseWriter:
@@ -220,12 +232,15 @@ class ResponseWriter:
     async def start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
         await self._put({"type": "http.response.start", "status": status, "headers": list(headers)})
 
+    # region exercise 6.5
     async def write(self, body: bytes, more: bool = True) -> None:
         """Send bytes; without `more`, they end the response."""
         for start in range(0, max(len(body), 1), PIECE):
             last = start + PIECE >= len(body)
             piece = body[start : start + PIECE]
             await self._put({"type": "http.response.body", "body": piece, "more_body": more or not last})
+
+    # endregion
 
     async def write_json(self, pieces: Iterator[bytes]) -> None:
         """Send a response while it is encoded. One that fits into a piece has a length."""
@@ -243,6 +258,7 @@ class ResponseWriter:
             await self.start(200, [*headers, (b"content-length", b"%d" % len(body))])
         await self.write(bytes(body), more=False)
 
+    # region exercise 6.5
     async def keep_alive(self, seconds: float) -> None:
         """Send a comment after each such silence, until cancelled."""
         clock = asyncio.get_running_loop().time
@@ -256,6 +272,7 @@ class ResponseWriter:
                 await self.write(KEEP_ALIVE)
 
     async def _put(self, message: Message) -> None:
+        """Send one ASGI message, and note when. SlowReaderError if that takes longer than the limit."""
         self._sending = True
         try:
             async with asyncio.timeout(self._limit):
@@ -265,6 +282,8 @@ class ResponseWriter:
         finally:
             self._sending = False
         self._last_send = asyncio.get_running_loop().time()
+
+    # endregion
 
 
 def event(content: bytes) -> bytes:

@@ -156,8 +156,10 @@ def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Course:
 @pytest.fixture
 def standalone(course: Course) -> Course:
     """The same with the tool inside, so that `python -m chapters` runs there as in the real checkout."""
-    for path in (HOME / "chapters").glob("*.py"):
-        shutil.copy(path, course.chapters)
+    for path in (HOME / "chapters").rglob("*.py"):
+        copy = course.root / path.relative_to(HOME)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copy(path, copy)
     for name in ("entry.py", "machine.py", "safe_path.py"):
         shutil.copy(HOME / "phase0_request" / name, course.root / "phase0_request")
     return course

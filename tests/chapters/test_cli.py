@@ -80,9 +80,10 @@ def test_watch_checks_again_after_a_change_and_ends_cleanly(
     guard = threading.Timer(50, process.kill)
     guard.start()
     try:
-        assert "No exercise is written yet" in read_until(process.stdout, "Watching")
+        assert read_until(process.stdout, "Watching").count("not begun") == 3
         solve("0.1", "self.items.append(item)")
-        assert "passed" in read_until(process.stdout, "Watching")
+        again = read_until(process.stdout, "Watching")
+        assert ("passed" in again, "0.2" in again) == (True, False)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate()
     finally:

@@ -80,7 +80,7 @@ def test_whole_functions_keep_decorators_signatures_and_docstrings(course: Cours
     edit("chapters/00_exercises.toml", "No more than `top`.", "A stack that yields what it holds.")
     exercise = load(course, course.phase(0))[2]
     assert blanked(course, exercise.file, [exercise]) == SKELETON
-    assert answer_lines(course, exercise) == 5
+    assert answer_lines(course.root, exercise) == 5
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,14 @@ import pytest
 
 from chapters.course import Course, CourseError
 from chapters.exercises import load
-from chapters.workspace import State, assemble, attempts, solution, start, workspace_line
+from chapters.workspace import State, assemble, attempt, solution, start, workspace_line
 
 Tool = Callable[..., Any]
 Solve = Callable[[str, str], None]
 
 
 def stages(course: Course) -> dict[str, str]:
-    return {attempt.exercise.id: attempt.stage for attempt in attempts(course, course.phase(0))}
+    return {each.id: attempt(course, each).stage for each in load(course, course.phase(0))}
 
 
 def test_start_copies_only_files_with_exercises_all_blank(course: Course, tool: Tool) -> None:
@@ -94,7 +94,7 @@ def test_a_missing_region_or_file_does_not_affect_the_others(
 ) -> None:
     start(course, course.phase(0))
     edit("workspace/phase0_request/queue.py", "# region exercise 0.1", "# mine")
-    found = {attempt.exercise.id: attempt for attempt in attempts(course, course.phase(0))}
+    found = {each.id: attempt(course, each) for each in load(course, course.phase(0))}
     assert found["0.1"].stage == "region missing"
     assert "workspace/phase0_request/queue.py:" in found["0.1"].note
     assert found["0.3"].stage == "not begun"
@@ -108,7 +108,7 @@ def test_a_syntax_error_has_its_line_in_the_learners_file(course: Course, solve:
     path = course.workspace / "phase0_request/queue.py"
     line = path.read_text().split("\n").index("        self.items.append(item))") + 1
     solve("0.2", "return self.items.pop(0)")
-    first, second = attempts(course, course.phase(0))[:2]
+    first, second = (attempt(course, each) for each in load(course, course.phase(0))[:2])
     assert (first.stage, second.stage) == ("syntax error", "attempted")
     assert first.note.startswith(f"workspace/phase0_request/queue.py:{line}: unmatched ')'")
 

@@ -1,5 +1,8 @@
 import itertools
 import random
+import sys
+from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -59,8 +62,8 @@ def test_multi_byte_text_split_at_every_position() -> None:
     assert len(tokens) > len(MULTI_BYTE)
     for middle in range(len(tokens) + 1):
         parts = pieces(tokens, [middle])
-        assert "".join(parts) == MULTI_BYTE
-        assert MULTI_BYTE.startswith(parts[0])
+        assert "".join(parts) == MULTI_BYTE, f"tokens pushed in two calls, {middle} in the first, give {parts}"
+        assert MULTI_BYTE.startswith(parts[0]), f"the first {middle} tokens give {parts[0]!r}: a character was cut"
 
 
 def test_special_tokens_have_no_text() -> None:
@@ -74,7 +77,8 @@ def test_special_tokens_have_no_text() -> None:
     st.lists(st.integers(0, 60)),
 )
 def test_stop_strings_spread_over_tokens_end_the_text(text: str, stops: list[str], cuts: list[int]) -> None:
-    assert "".join(pieces(TOKENIZER.encode(text), cuts, tuple(stops))) == brute_force(stops, text)[0]
+    shown, wanted = "".join(pieces(TOKENIZER.encode(text), cuts, tuple(stops))), brute_force(stops, text)[0]
+    assert shown == wanted, f"the tokens of {text!r} with stop strings {stops} give {shown!r}, not {wanted!r}"
 
 
 def test_no_part_of_a_stop_string_is_streamed() -> None:
@@ -83,7 +87,7 @@ def test_no_part_of_a_stop_string_is_streamed() -> None:
     shown = ""
     for piece in cut(text, list(range(len(text)))):
         shown += detokenizer.push(TOKENIZER.encode(piece))
-        assert "\n" not in shown
+        assert "\n" not in shown, f"{shown!r} was streamed: it has the beginning of the stop string"
     assert shown + detokenizer.flush() == "The answer is 42."
     assert detokenizer.stopped == "\nUser:"
 
@@ -92,16 +96,20 @@ def test_the_text_of_the_first_min_tokens_is_not_searched_for_stop_strings() -> 
     tokens = [t for word in ("stop", " stop", " go", " stop", " never") for t in TOKENIZER.encode(word)]
     first_two = len(TOKENIZER.encode("stop")) + len(TOKENIZER.encode(" stop"))
     detokenizer = Detokenizer(TOKENIZER, ["stop"], min_tokens=first_two)
-    assert detokenizer.push(tokens) + detokenizer.flush() == "stop stop go "
+    shown = detokenizer.push(tokens) + detokenizer.flush()
+    assert shown == "stop stop go ", f"the first two words are exempt and the fourth stops, but the text is {shown!r}"
 
 
 def test_flush_returns_held_text_and_an_incomplete_character_in_order() -> None:
     tokens = [*TOKENIZER.encode("one EN"), REFERENCE.token_to_id(BYTE_LETTERS[0xF0])]
     detokenizer = Detokenizer(TOKENIZER, ["END"])
-    assert detokenizer.push(tokens) == "one "
-    assert detokenizer.flush() == "EN\ufffd"
+    shown = detokenizer.push(tokens), detokenizer.flush()
+    assert shown == ("one ", "EN\ufffd"), f"push and flush show {shown}"
     stopped = Detokenizer(TOKENIZER, ["EN\ufffd"])
-    assert stopped.push(tokens) + stopped.flush() == "one "
+    shown = stopped.push(tokens) + stopped.flush()
+    assert shown == "one ", (
+        f"an incomplete character becomes U+FFFD and completes the stop string, but {shown!r} is shown"
+    )
     assert stopped.stopped == "EN\ufffd"
 
 
@@ -138,7 +146,8 @@ def scan(stops: list[str], pieces: list[str]) -> tuple[str, str | None]:
 @example(["abab", "ba"], "abab", [2])
 @example(["b", "ab"], "ab", [])  # both complete on one character: the longest wins
 def test_finds_what_brute_force_finds_however_the_text_is_split(stops: list[str], text: str, cuts: list[int]) -> None:
-    assert scan(stops, cut(text, cuts)) == brute_force(stops, text)
+    found, wanted = scan(stops, cut(text, cuts)), brute_force(stops, text)
+    assert found == wanted, f"text and match must be {wanted}, are {found}: {stops} in {cut(text, cuts)}"
 
 
 @given(st.lists(few_letters, min_size=1, max_size=4), st.text("abc", max_size=40))
@@ -151,15 +160,14 @@ def test_holds_back_exactly_the_longest_possible_start_of_a_stop_string(stops: l
             break
         held = text[len(shown) : n]
         longest = max(k for stop in stops for k in range(len(stop)) if text[:n].endswith(stop[:k]))
-        assert len(held) == longest
+        assert len(held) == longest, f"after {text[:n]!r}, with stop strings {stops}, {held!r} is held back"
 
 
 def test_no_text_after_a_stop_string() -> None:
     scanner = StopScanner(["END"])
-    assert scanner.push("one E") == "one "
-    assert scanner.push("NDtwo") == ""
+    shown = [scanner.push(text) for text in ("one E", "NDtwo", "three")]
+    assert shown == ["one ", "", ""], f"'one E', 'NDtwo', 'three' with stop string 'END' stream {shown}"
     assert scanner.matched == "END"
-    assert scanner.push("three") == ""
     assert scanner.held() == ""
 
 
@@ -168,3 +176,28 @@ def test_held_back_text_is_shorter_than_the_stop_string() -> None:
     shown = sum(len(scanner.push("a")) for _ in range(1000))
     assert shown == 1000 - 255
     assert scanner.held() == "a" * 255
+
+
+def test_a_character_costs_the_same_however_long_the_stop_strings_are() -> None:
+    """Counted in instructions of Python, not seconds. The worst text: each ending of it begins the stop string."""
+
+    def instructions(stop: str) -> int:
+        scanner, count = StopScanner([stop]), 0
+
+        def trace(frame: FrameType, event: str, argument: Any) -> Any:
+            nonlocal count
+            frame.f_trace_opcodes = True
+            count += event == "opcode"
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            for _ in range(400):
+                scanner.push("a")
+        finally:
+            sys.settrace(before)
+        return count
+
+    short, long = instructions("a" * 4 + "b"), instructions("a" * 255 + "b")
+    assert long < 3 * short, f"a stop string of 256 characters costs {long / short:.0f} times as much as one of 5"

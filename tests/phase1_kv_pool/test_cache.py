@@ -24,7 +24,7 @@ def test_a_page_table_grows_by_whole_pages(cache: PagedCache) -> None:
     assert cache.attach(a) == 0
     for tokens, pages in ((0, 0), (1, 1), (4, 1), (5, 2), (3, 2), (9, 3)):
         cache.grow(a, tokens)
-        assert len(cache.table(a)) == pages
+        assert len(cache.table(a)) == pages, f"grown to {tokens} tokens, in pages of 4: the table is {cache.table(a)}"
     assert cache.usage == PageUsage(total=6, free=3, referenced=3, cached=0)
     assert cache.usage.share_used == 0.5
 
@@ -36,9 +36,13 @@ def test_a_slot_is_page_times_size_plus_offset(cache: PagedCache) -> None:
             cache.attach(one)
         cache.grow(one, len(cache.table(one)) * 4 + 4)
     assert (cache.table(a), cache.table(b)) == ([0, 2], [1, 3])
-    assert cache.slots(Slice(a, 0, 8)) == [0, 1, 2, 3, 8, 9, 10, 11]
-    assert cache.slots(Slice(b, 3, 3)) == [7, 12, 13]
-    assert cache.slots(Slice(b, 7, 1)) == [15]
+    for piece, wanted in (
+        (Slice(a, 0, 8), [0, 1, 2, 3, 8, 9, 10, 11]),
+        (Slice(b, 3, 3), [7, 12, 13]),
+        (Slice(b, 7, 1), [15]),
+    ):
+        slots, table = cache.slots(piece), cache.table(piece.request)
+        assert slots == wanted, f"tokens {piece.start} to {piece.stop}, page table {table}, pages of 4: slots {slots}"
 
 
 def test_grow_allocates_all_pages_or_none(cache: PagedCache) -> None:
@@ -51,7 +55,7 @@ def test_grow_allocates_all_pages_or_none(cache: PagedCache) -> None:
     assert not cache.can_grow(b, 2 * 4 + 1)
     with pytest.raises(OutOfPagesError, match="2 pages wanted, 1 free"):
         cache.grow(b, 2 * 4 + 1)
-    assert (len(cache.table(b)), cache.usage.free) == (1, 1)
+    assert (len(cache.table(b)), cache.usage.free) == (1, 1), f"a grow that failed left {cache.table(b)}, {cache.usage}"
     cache.release(a)
     cache.grow(b, 2 * 4 + 1)
     cache.check()
@@ -81,6 +85,38 @@ def test_a_request_without_a_page_table_is_refused(cache: PagedCache) -> None:
     with pytest.raises(PageError, match="request a has no page table"):
         cache.release(a)
     assert cache.usage.free == 6
+
+
+def test_rows_are_reused_from_the_lowest(cache: PagedCache) -> None:
+    a, b, c, d, e = map(request, "abcde")
+    for one in (a, b, c):
+        cache.attach(one)
+    assert [cache.row(one) for one in (a, b, c)] == [0, 1, 2]
+    cache.release(b)
+    cache.release(a)
+    for one in (d, e, a):
+        cache.attach(one)
+    rows = [cache.row(one) for one in (d, e, c, a)]
+    assert rows == [0, 1, 2, 3], f"rows 0 and 1 were closed, then two requests and a third attached: {rows}"
+
+
+def test_changes_are_what_the_device_has_not_seen(cache: PagedCache) -> None:
+    """The first entry that is new, until the device has read the changes and cleared the notes."""
+    a, b = request("a"), request("b")
+    cache.attach(a)
+    cache.grow(a, 5)
+    cache.grow(a, 9)
+    noted = [(row, first, list(table)) for row, first, table in cache.changes()]
+    assert noted == [(0, 0, [0, 1, 2])], f"the device has seen no entry of row 0, but the changes are {noted}"
+    cache.changed.clear()
+    cache.grow(a, 12)
+    assert cache.changed == {}, "no page was added, and a change is noted"
+    cache.grow(a, 13)
+    cache.grow(a, 17)
+    cache.attach(b)
+    assert cache.changed == {"a": 3, "b": 0}, f"entries 3 and 4 of a and all of b are new, noted: {cache.changed}"
+    cache.release(a)
+    assert cache.changed == {"b": 0}, "request a was released, and a change of its table is still noted"
 
 
 def test_publish_shares_nothing_without_a_prefix_cache(cache: PagedCache) -> None:
@@ -158,7 +194,7 @@ class CacheAgainstSlotSets(RuleBasedStateMachine):
         one = self.live[name]
         free = self.total // self.cache.page_size - sum(map(self.pages_of, self.capacity.values()))
         fits = self.pages_of(tokens) - self.pages_of(self.capacity[name]) <= free
-        assert self.cache.can_grow(one, tokens) == fits
+        assert self.cache.can_grow(one, tokens) == fits, f"{name}, to {tokens} tokens, with {free} pages free"
         if not fits:
             with pytest.raises(OutOfPagesError):
                 self.cache.grow(one, tokens)
@@ -183,15 +219,15 @@ class CacheAgainstSlotSets(RuleBasedStateMachine):
         taken: list[int] = []
         for name, one in self.live.items():
             slots = self.cache.slots(Slice(one, 0, self.capacity[name]))
-            assert len(slots) == self.capacity[name]
+            assert len(slots) == self.capacity[name], f"request {name} has slots {slots}"
             taken += slots
             assert len(self.cache.table(one)) == self.pages_of(self.capacity[name])
-        assert len(taken) == len(set(taken))
+        assert len(taken) == len(set(taken)), f"a slot belongs to two tokens: {sorted(taken)}"
         assert set(taken) <= set(range(self.total))
         usage = self.cache.usage
         assert usage.free + usage.referenced + usage.cached == usage.total
         assert usage.referenced == sum(map(self.pages_of, self.capacity.values()))
 
 
-CacheAgainstSlotSets.TestCase.settings = settings(max_examples=150, stateful_step_count=60)
+CacheAgainstSlotSets.TestCase.settings = settings(max_examples=80, stateful_step_count=40)
 TestCacheAgainstSlotSets = CacheAgainstSlotSets.TestCase

@@ -59,6 +59,16 @@ def test_counts_are_of_whole_pages(page_size: int, memory: int, tokens: int) -> 
     assert fit * layout.pages_for(tokens) <= pages < (fit + 1) * layout.pages_for(tokens)
 
 
+def test_a_request_fills_whole_pages() -> None:
+    """A request of 17 tokens takes two pages of 16; what is left of the second is of no use to another."""
+    assert [LLAMA_8B.pages_for(tokens) for tokens in (0, 1, 16, 17, 32)] == [0, 1, 1, 2, 2]
+    memory = 100 * LLAMA_8B.bytes_per_page
+    assert (LLAMA_8B.pages_in(memory), LLAMA_8B.tokens_in(memory)) == (100, 1600)
+    fit = LLAMA_8B.requests_in(memory, 17)
+    assert fit == 50, f"{fit} requests of 17 tokens in 100 pages of 16: each takes two pages"
+    assert LLAMA_8B.requests_in(memory - 1, 16) == 99
+
+
 def test_negative_memory_holds_no_page() -> None:
     assert LLAMA_8B.pages_in(-5) == 0
 

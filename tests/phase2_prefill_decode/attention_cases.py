@@ -85,6 +85,23 @@ class Case:
         assert found.dtype == inputs.query.dtype
         return found.cpu()
 
+    def assert_close(self, found: Tensor, wanted: Tensor, tolerance: float) -> None:
+        """`found` is the oracle's result. A failure names the first token that is not, and what it should attend to."""
+        off = (found.double() - wanted).abs() > tolerance * (1 + wanted.abs())
+        off |= found.isnan() != wanted.isnan()
+        if off.any():
+            row, head = (int(place) for place in off.any(-1).nonzero()[0])
+            sequence = next(number for number in range(len(self.new)) if row < sum(self.new[: number + 1]))
+            position = self.lengths[sequence] - sum(self.new[: sequence + 1]) + row
+            first = 0 if self.window is None else max(position - self.window + 1, 0)
+            raise AssertionError(
+                f"sequence {sequence} of {self.lengths[sequence]} tokens, {self.new[sequence]} of them new, in pages "
+                f"of {self.page_size}: the token at position {position}, which sees keys {first} to {position}, has a "
+                f"wrong result in head {head} of {self.heads}; wrong are {int(off.any(-1).any(-1).sum())} of "
+                f"{len(found)} tokens. Found {found[row, head, :3].tolist()}..., "
+                f"wanted {wanted[row, head, :3].tolist()}..."
+            )
+
     @property
     def scaling(self) -> float:
         return self.head_dim**-0.5 if self.scale is None else self.scale

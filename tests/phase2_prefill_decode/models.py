@@ -10,13 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from phase0_request.batch import Batch
 from phase0_request.tokenizer import BUNDLED
-from phase1_kv_pool.cache import KVCache
-from phase2_prefill_decode.device_state import DeviceState
-from phase2_prefill_decode.packed import Packed, pack
-
-CPU = torch.device("cpu")
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 SIZES: dict[str, Any] = {
@@ -119,11 +113,3 @@ def padded_bundle(directory: Path, rows: int = 8) -> Path:
     config |= {"vocab_size": len(embedding) + rows, "tie_word_embeddings": False}
     (directory / "padded" / "config.json").write_text(json.dumps(config))
     return directory / "padded"
-
-
-def loaded(batch: Batch, cache: KVCache, device: torch.device = CPU, state: DeviceState | None = None) -> Packed:
-    """The tensors of a step; by default over a device state of its own."""
-    state = state or DeviceState(device)
-    state.reserve(cache)
-    step = pack(batch, cache, state.width)
-    return state.load(step, step.to(device), cache.page_size)

@@ -1,7 +1,9 @@
 """The device state: its page tables are always those of the cache, and a token in flight is read from its row."""
 
 import random
+from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,7 +14,9 @@ from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.device_state import DeviceState
 from phase2_prefill_decode.graphs import DecodeGraphs, batch_sizes
 from phase2_prefill_decode.packed import HostStep, Packed, pack
+from phase2_prefill_decode.sampling import WORDS
 from phase4_radix.prefix_cache import PrefixCache
+from tests.phase2_prefill_decode.steps import NothingWaits
 
 CPU = torch.device("cpu")
 
@@ -46,9 +50,10 @@ def test_after_every_step_the_device_has_the_page_tables_of_the_cache(kind: type
         if chosen:
             batch = Batch(tuple(Slice(one, one.computed, one.total - one.computed) for one in chosen))
             packed = load(batch, cache, state)
-            for row, (request, _, _) in zip(packed.metadata.page_table.tolist(), batch.slices, strict=True):
+            for row, (request, _, stop) in zip(packed.metadata.page_table.tolist(), batch.slices, strict=True):
                 table = cache.table(request)
-                assert row[: len(table)] == table[: len(row)]
+                assert row[: len(table)] == table[: len(row)], f"step {number}: the page table of {request.id}"
+                assert len(row) >= -(-stop // 4), f"step {number}: all pages of {request.id} that the step reads"
             for piece in batch:
                 piece.request.advance(piece.start, piece.length)
                 cache.publish(piece.request)
@@ -72,8 +77,26 @@ def test_a_token_in_flight_is_the_newest_of_its_row() -> None:
     assert packed.tokens.tolist() == [7, 7]
     state.newest.index_copy_(0, packed.drawn, torch.tensor([41, 42]))
     packed = load(Batch((Slice(second, 3, 1), Slice(first, 2, 2))), cache, state)
-    assert packed.tokens.tolist() == [42, 7, 41]
+    assert packed.tokens.tolist() == [42, 7, 41], "b's newest token, then a's last known one and its newest"
     assert packed.positions.tolist() == [3, 2, 3]
+
+
+def test_a_step_is_completed_without_waiting_for_the_device() -> None:
+    cache, state = PagedCache(20, 4), DeviceState(CPU)
+    request = Request("a", (5, 6, 7))
+    request.admit(0.0)
+    cache.attach(request)
+    cache.grow(request, 8)
+    request.advance(0, 2)
+    state.reserve(cache)
+    step = pack(Batch((Slice(request, 2, 2),)), cache, state.width)
+    lists = step.to(CPU)
+    with NothingWaits():
+        packed = state.load(step, lists, 4)
+    assert packed.last is not None
+    state.newest[0] = 9
+    assert state.load(step, lists, 4).tokens.tolist() == [7, 9], "the token in flight is read when the step is loaded"
+    assert packed.metadata.page_table.tolist() == [cache.table(request)[:1]], "4 tokens are one page"
 
 
 def test_a_state_of_fixed_size_refuses_what_does_not_fit() -> None:
@@ -100,15 +123,76 @@ def test_padding_reads_and_writes_nothing_of_a_request() -> None:
     before = state.page_table.clone()
     packed = state.load(padded, padded.to(CPU), 4)
     alone = state.load(whole, whole.to(CPU), 4)
-    assert packed.tokens.tolist() == [7, 0, 0, 0]
-    assert packed.slots.tolist() == [*alone.slots.tolist(), -1, -1, -1]
-    assert packed.metadata.seq_lens.tolist() == [3, 0, 0, 0]
-    assert packed.metadata.cu_seqlens_q.tolist() == [0, 1, 2, 3, 4]
-    assert packed.metadata.sizes == ()
+    assert packed.tokens.tolist() == [7, 0, 0, 0], "a padding slice computes token 0"
+    assert packed.positions.tolist() == [2, 0, 0, 0], "at position 0"
+    assert packed.slots.tolist() == [*alone.slots.tolist(), -1, -1, -1], "slot -1: nothing is stored"
+    assert packed.metadata.seq_lens.tolist() == [3, 0, 0, 0], "a padding sequence has no keys"
+    assert packed.metadata.cu_seqlens_q.tolist() == [0, 1, 2, 3, 4], "each slice has one token"
+    assert packed.last is None, "each slice of a recorded step has logits"
+    assert packed.metadata.sizes == (), "the host knows nothing of the sequences of a recorded step"
+    assert packed.metadata.max_seqlen_k == 20, "the context that it was recorded for"
     assert packed.drawn.tolist() == [0, 4, 4, 4], "row 4 is scratch"
-    assert torch.equal(state.page_table[1:], before[1:])
+    assert padded.rows == [0, 4, 4, 4], "row 4 is scratch"
+    assert torch.equal(state.page_table[1:4], before[1:4]), "padding changes no page table of a request"
     assert state.page_table[0, 0] == cache.table(request)[0]
-    assert [len(one) for one in padded.parts[0]] == [len(one) for one in graphs.pad(HostStep.empty(), 4).parts[0]]
+    assert np.array_equal(whole.array(), pack(Batch((Slice(request, 2, 1),)), cache, state.width).array()), "a copy"
+    empty = graphs.pad(HostStep.empty(), 4)
+    for mine, others in zip(padded.parts, empty.parts, strict=True):
+        assert [len(one) for one in mine] == [len(one) for one in others], "every padded step has lists of one size"
+    assert len(padded.params) == len(empty.params) == WORDS * 4
+    assert padded.all_logits
+
+
+@dataclass(frozen=True)
+class Decodes:
+    """A step of so many slices: the computed tokens of each, those that it computes, its prompt and its pages."""
+
+    count: int
+    start: int = 4
+    length: int = 1
+    prompt: int = 5
+    changed: int = 0  # entries of page tables that the device does not have yet, for each slice
+
+    def pack(self, state: DeviceState) -> HostStep:
+        cache = PagedCache(200, 4)
+        pieces = []
+        for number in range(self.count):
+            request = Request(f"r{number}", tuple(range(self.prompt)))
+            cache.attach(request)
+            cache.grow(request, max(self.prompt, 4 * self.changed))
+            pieces.append(Slice(request, self.start, self.length))
+        cache.changed = {name: len(cache._tables[name]) - self.changed for name in cache.changed if self.changed}
+        return pack(Batch(tuple(pieces)), cache, state.width)
+
+
+GRAPHS = {  # recorded are steps of 1, 2, 4 and 8 decodes, of up to 40 tokens
+    "one": (Decodes(1), 1),
+    "three": (Decodes(3), 4),
+    "eight": (Decodes(8), 8),
+    "more than the largest": (Decodes(9), None),
+    "prompts of one token": (Decodes(2, 0, 1, 1), 2),
+    "prompts": (Decodes(2, 0, 5, 5), None),
+    "chunks of one token": (Decodes(2, 2, 1, 5), None),
+    "of 40 tokens": (Decodes(2, 39, 1, 40), 2),
+    "of 41 tokens": (Decodes(2, 40, 1, 41), None),
+    "two changed pages each": (Decodes(2, changed=2), 2),
+    "three changed pages each": (Decodes(2, changed=3), 4),
+    "ten changed pages each": (Decodes(2, changed=10), None),
+}
+
+
+@pytest.mark.parametrize(("step", "size"), GRAPHS.values(), ids=GRAPHS)
+def test_a_step_is_replayed_by_the_smallest_graph_that_holds_it(step: Decodes, size: int | None) -> None:
+    state = DeviceState(CPU, rows=16, pages=12)
+    graphs = DecodeGraphs(state, 4, 40)
+    graphs.record(lambda step, lists: None, [1, 2, 4, 8], lambda replay: replay)  # type: ignore[arg-type, return-value]
+    found = graphs.graph_for(step.pack(state))
+    assert (found and found.size) == size, "the size of the graph, None if the step is launched kernel by kernel"
+
+
+def test_a_state_without_graphs_launches_every_step_kernel_by_kernel() -> None:
+    state = DeviceState(CPU, rows=16, pages=12)
+    assert DecodeGraphs(state, 4, 40).graph_for(Decodes(1).pack(state)) is None
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 5, 64, 100, 256, 300, 1024])

@@ -17,7 +17,8 @@ from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.engine import Engine
 from phase2_prefill_decode.model import Model
-from tests.phase2_prefill_decode.models import FAMILIES, VARIANTS, loaded, saved, variant
+from tests.phase2_prefill_decode.models import FAMILIES, VARIANTS, saved, variant
+from tests.phase2_prefill_decode.steps import loaded
 
 LENGTHS = (1, 3, 15, 16, 17, 50)  # one token, and around and over several pages
 ANSWER = 64

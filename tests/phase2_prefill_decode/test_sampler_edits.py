@@ -17,8 +17,9 @@ from transformers.generation.logits_process import (
 )
 
 from phase0_request import reason_to_finish
-from phase2_prefill_decode.sampler import Sampler, edit
+from phase2_prefill_decode.sampler import Sampler, edit, without_padding
 from tests.phase2_prefill_decode.sampling_cases import VOCAB, edited, request_of, run, some_logits
+from tests.phase2_prefill_decode.steps import NothingWaits
 
 
 @given(
@@ -188,6 +189,20 @@ def test_edits_change_only_their_own_row_and_not_the_given_logits() -> None:
     assert torch.equal(logits, before)
     changed = (edited(logits, requests) != logits).nonzero().tolist()
     assert changed == [[1, 2], [2, 4]]
+
+
+def test_edits_wait_for_nothing_on_the_device() -> None:
+    """With a token in flight that is among the edits of its row, and one that is not."""
+    known = [request_of("a", output=(3, 4), presence_penalty=1.0), request_of("b", output=(5,), frequency_penalty=0.5)]
+    edits = Sampler((), VOCAB).pack(known, [request.total + 1 for request in known]).edits
+    assert edits is not None
+    logits, newest, allowed = some_logits(2), torch.tensor([4, 9]), torch.tensor([[1], [28]])
+    with NothingWaits():
+        found = edit(logits, edits, newest)
+        without = without_padding(logits, 25, allowed)
+    changed = (found != logits).nonzero().tolist()
+    assert changed == [[0, 3], [0, 4], [1, 5], [1, 9]], "(row, token) of all penalties, those in flight included"
+    assert without[:, 25:].isfinite().nonzero().tolist() == [[1, 3]], "of ids from 25 on only the allowed one is left"
 
 
 def test_edits_are_made_in_float32() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phase0_request import Batch, Request, SamplingParams
-from phase3_chunked_prefill.budget import TokenBudget, cut
+from phase3_chunked_prefill.budget import StepBudget, TokenBudget, cut
 from phase3_chunked_prefill.chunker import Chunker, Running
 
 
@@ -22,6 +22,7 @@ def request(name: str, prompt: int, max_tokens: int = 4, computed: int = 0) -> R
 
 
 def lengths(batch: Batch) -> dict[str, int]:
+    """The tokens of each request in a step."""
     return {piece.request.id: piece.length for piece in batch}
 
 
@@ -59,7 +60,8 @@ def unfinished(requests: Sequence[Request]) -> list[Request]:
     ],
 )
 def test_a_chunk_ends_at_a_page_boundary(start: int, pending: int, room: int, page_size: int, length: int) -> None:
-    assert cut(start, pending, room, page_size) == length
+    found = cut(start, pending, room, page_size)
+    assert found == length, f"{pending} tokens from position {start}, room for {room}, pages of {page_size}"
 
 
 @given(
@@ -71,10 +73,67 @@ def test_a_chunk_ends_at_a_page_boundary(start: int, pending: int, room: int, pa
 def test_a_cut_wastes_less_than_a_page_and_never_all_of_it(start: int, pending: int, room: int, page_size: int) -> None:
     length = cut(start, pending, room, page_size)
     most = min(pending, room)
-    assert most - page_size < length <= most
-    assert (length > 0) == (room > 0)
+    assert most - page_size < length <= most, "a cut costs less than a page"
+    assert (length > 0) == (room > 0), "a step with room computes something"
     if length < most:
-        assert (start + length) % page_size == 0
+        assert (start + length) % page_size == 0, "a chunk shorter than its room ends at a page boundary"
+
+
+# The budget of a step.
+
+
+@pytest.mark.parametrize(
+    ("decodes", "pending", "wanted"),  # wanted: decodes that fit, tokens left for prompts, of those for short prompts
+    [
+        (0, [], (0, 64, 0)),
+        (10, [], (10, 54, 0)),
+        (70, [], (64, 0, 0)),  # without prompts all tokens may go to decodes
+        (70, [30], (56, 8, 4)),  # an eighth is left to prompts
+        (50, [30], (50, 14, 7)),
+        (10, [30, 100], (10, 54, 27)),  # up to half for short prompts
+        (10, [5, 100, 6], (10, 54, 11)),  # no more than they can use
+        (10, [32, 33], (10, 54, 27)),  # a prompt of a whole chunk is short
+        (10, [100, 200], (10, 54, 0)),
+    ],
+)
+def test_a_step_is_split_between_decodes_and_prompts(
+    decodes: int, pending: list[int], wanted: tuple[int, int, int]
+) -> None:
+    budget = StepBudget.of_step(TokenBudget(32, 64), 16, decodes, pending)
+    found = budget.decodes, budget.left, budget.reserved_for_short
+    assert found == wanted, f"(decodes, left, reserved_for_short) of {decodes} decodes and prompts of {pending} tokens"
+
+
+def test_prompts_take_their_tokens_from_the_budget_in_order() -> None:
+    budget = StepBudget.of_step(TokenBudget(64, 100), 16, 10, [1000, 20, 64, 65])
+    assert (budget.left, budget.reserved_for_short) == (90, 45)
+    found = []
+    for start, pending in ((0, 1000), (0, 20), (7, 64), (0, 65)):
+        length = budget.fit(start, pending)
+        found.append(length)
+        budget.consume(pending, length)
+        assert (budget.is_long(1000), budget.is_long(65), budget.is_long(64)) == (True, True, False)
+    assert found == [32, 20, 25, 13], "long, down to a page; short, whole; short, cut at a page; the rest"
+    assert (budget.left, budget.reserved_for_short) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("left", "reserved", "start", "pending", "length"),
+    [
+        (40, 10, 0, 1000, 30),  # a long prompt leaves what is reserved for short ones
+        (40, 10, 0, 50, 40),  # a short one may have all that is left
+        (40, -5, 0, 1000, 40),  # short ones have taken more than was reserved for them: nothing is left of that
+        (100, 10, 0, 1000, 64),  # but never more than a chunk
+        (10, 10, 0, 1000, 0),
+        (0, 0, 0, 5, 0),
+    ],
+)
+def test_a_prompt_gets_what_fits(left: int, reserved: int, start: int, pending: int, length: int) -> None:
+    budget = StepBudget(TokenBudget(64, 200), 1, decodes=0, left=left, reserved_for_short=reserved)
+    found = budget.fit(start, pending)
+    assert found == length, f"a prompt of {pending} tokens; {left} are left, {reserved} of them for short prompts"
+    assert (budget.left, budget.reserved_for_short) == (left, reserved), "fit takes nothing; consume does"
+    assert budget.fits_long == (left > reserved), "a long prompt can have a token if not all that is left is reserved"
 
 
 # One step.
@@ -90,13 +149,46 @@ def test_decodes_come_first_then_prompts_in_order_with_the_last_cut_to_fit() -> 
         request("last", 30),
         request("none", 30),
     ]
-    batch = chunker.plan(running)
-    assert [(piece.request.id, piece.start, piece.length) for piece in batch] == [
-        ("decode", 9, 1),
-        ("prompt", 0, 50),
-        ("half", 20, 40),
-        ("last", 0, 9),
-    ]
+    found = [(piece.request.id, piece.start, piece.length) for piece in chunker.plan(running)]
+    wanted = [("decode", 9, 1), ("prompt", 0, 50), ("half", 20, 40), ("last", 0, 9)]
+    assert found == wanted, f"(request, start, length) of a step of 100 tokens in chunks of 64: {found}"
+
+
+def test_sequences_with_tokens_in_flight_are_planned_behind_those() -> None:
+    """A sequence says what is scheduled; the request knows only what is computed. What is in flight is not planned."""
+    chunker = Chunker(TokenBudget(64, 100))
+    decode, prompt, nothing = (request(name, 9, computed=5) for name in ("decode", "prompt", "nothing"))
+    step = chunker.schedule([Running(prompt, 9, 7), Running(nothing, 9, 9), Running(decode, 10, 9)])
+    found = [(piece.request.id, piece.start, piece.length) for piece in step.slices]
+    assert found == [("decode", 9, 1), ("prompt", 7, 2)], "slices begin at num_scheduled and end at num_tokens"
+    assert [one.request.id for one in step.sequences] == ["decode", "prompt"], "the sequence of each slice"
+    assert step.budget.left == 100 - 1 - 2, "what is left of the step's budget"
+
+
+def test_the_budget_is_split_with_waiting_requests_in_mind() -> None:
+    chunker = Chunker(TokenBudget(64, 64))
+    long = [Running(request("long", 1000), 1000, 0)]
+    assert [piece.length for piece in chunker.schedule(long, waiting=[20]).slices] == [44], "20 for a request to come"
+    decodes = [Running(request(f"d{n}", 1), 1, 0) for n in range(70)]
+    step = chunker.schedule(decodes, waiting=iter([30]))
+    assert (len(step.slices), step.budget.left) == (56, 8), "decodes leave prompt_floor to a request to come"
+
+
+def test_only_sequences_with_slots_for_their_tokens_are_scheduled() -> None:
+    asked: list[list[str]] = []
+
+    def allocate_slots(sequences: Sequence[Running]) -> list[Running]:
+        asked.append([one.request.id for one in sequences])
+        return [one for one in sequences if one.request.id not in ("d1", "p0")]
+
+    chunker = Chunker(TokenBudget(6, 12))
+    running = [Running(request("p0", 9), 9, 0), *(Running(request(f"d{n}", 1), 1, 0) for n in range(13))]
+    running.append(Running(request("p1", 9), 9, 0))
+    step = chunker.schedule(running, allocate_slots=allocate_slots)
+    assert asked == [[f"d{n}" for n in range(11)], ["p0", "p1"]], "the decodes that run, then all prompts"
+    found = [(piece.request.id, piece.length) for piece in step.slices]
+    assert found == [("d0", 1), *((f"d{n}", 1) for n in range(2, 11)), ("p1", 1)], "without d1 and p0"
+    assert [one.request.id for one in step.sequences] == [name for name, _ in found]
 
 
 def test_a_long_prompt_gets_at_most_one_chunk() -> None:
@@ -151,7 +243,8 @@ def test_decodes_rotate_when_they_exceed_the_budget() -> None:
         seen.append([int(piece.request.id[1:]) for piece in batch])
         run(batch, step)
     # Within a step in the order of the requests. The longest waiting ones run, the first of them on a tie.
-    assert seen == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 8, 9], [2, 3, 4, 5], [0, 1, 6, 7]]
+    wanted = [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 8, 9], [2, 3, 4, 5], [0, 1, 6, 7]]
+    assert seen == wanted, "which of 10 decodes run in each of 5 steps with room for 4"
 
 
 def rotated(chunker: Chunker, numbers: list[int], decodes: dict[int, Running], room: int) -> list[int]:
@@ -163,7 +256,7 @@ def rotated(chunker: Chunker, numbers: list[int], decodes: dict[int, Running], r
 def test_rotation_restarts_once_all_decodes_fit() -> None:
     chunker, decodes = Chunker(TokenBudget(1, 8)), dict[int, Running]()
     steps = [rotated(chunker, numbers, decodes, 2) for numbers in ([0, 1, 2], [1, 2], [0, 1, 2])]
-    assert steps == [[0, 1], [1, 2], [0, 1]]
+    assert steps == [[0, 1], [1, 2], [0, 1]], "no decode was skipped in the second step: the third begins anew"
 
 
 @given(data=st.data(), room=st.integers(1, 6))
@@ -179,7 +272,8 @@ def test_no_decode_waits_longer_than_one_rotation_while_others_start_and_end(dat
             missed, there = waits.pop(d, (0, len(decodes)))
             if d not in ran:
                 waits[d] = missed + 1, there
-                assert missed + 1 < -(-there // room)
+                rotation = -(-there // room)
+                assert missed + 1 < rotation, f"a decode of {there}, with room for {room}, missed {missed + 1} steps"
         for gone in data.draw(st.lists(st.sampled_from(decodes), max_size=2, unique=True)):
             decodes.remove(gone)
             waits.pop(gone, None)
@@ -217,14 +311,14 @@ def test_no_step_is_over_budget_and_no_token_is_computed_twice_or_skipped(chunke
     requests = [request(f"r{n}", prompt, max_tokens=1 + n % 5) for n, prompt in enumerate(prompts)]
     computed: dict[str, list[int]] = {one.id: [] for one in requests}
     for batch in steps(chunker, requests):
-        assert batch.num_tokens <= chunker.budget.max_batched_tokens
-        assert max(piece.length for piece in batch) <= chunker.budget.max_chunk_size
-        assert len({piece.request.id for piece in batch}) == len(batch)
+        assert batch.num_tokens <= chunker.budget.max_batched_tokens, "a step is over its budget"
+        assert max(piece.length for piece in batch) <= chunker.budget.max_chunk_size, "a slice is longer than a chunk"
+        assert len({piece.request.id for piece in batch}) == len(batch), "a request has two slices in a step"
         for piece in batch:
             computed[piece.request.id] += range(piece.start, piece.stop)
             assert piece.completes or piece.length < piece.request.total - piece.request.computed
     for one in requests:
-        assert computed[one.id] == list(range(one.total - 1))
+        assert computed[one.id] == list(range(one.total - 1)), f"{one.id}: a token is computed twice, or skipped"
         assert len(one.output_tokens) == one.params.max_tokens
 
 
@@ -242,13 +336,15 @@ def test_decodes_and_prompts_both_advance_in_every_step(chunker: Chunker, prompt
         short = [name for name, n in prompts_left.items() if n <= budget.max_chunk_size]
         ran = [name for name in decodes if name in found]
         floor = budget.prompt_floor if prompts_left else 0
-        assert len(ran) == min(len(decodes), budget.max_batched_tokens - floor)
-        assert not prompts_left or next(iter(prompts_left)) in found
-        assert not short or short[0] in found or budget.max_batched_tokens - len(ran) == 1
+        assert len(ran) == min(len(decodes), budget.max_batched_tokens - floor), "the decodes of a step"
+        assert not prompts_left or next(iter(prompts_left)) in found, "the first prompt has no token in a step"
+        one_left = budget.max_batched_tokens - len(ran) == 1
+        assert not short or short[0] in found or one_left, "the first short prompt has no token in a step"
         # The unused budget is less than a page for each prompt that was cut, unless no request could use it.
         used = sum(found.values())
         wanted = len(decodes) + sum(min(pending[name], budget.max_chunk_size) for name in prompts_left)
-        assert used > min(budget.max_batched_tokens, wanted) - chunker.page_size * max(len(prompts_left), 1)
+        cut_off = chunker.page_size * max(len(prompts_left), 1)
+        assert used > min(budget.max_batched_tokens, wanted) - cut_off, "tokens of a step are left unused"
 
 
 def test_a_long_prompt_starts_and_ends_under_a_steady_stream_of_short_ones() -> None:

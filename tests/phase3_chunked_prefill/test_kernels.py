@@ -41,7 +41,7 @@ CHUNKS = {
 
 def check(case: Case, inputs: Inputs) -> None:
     found, dtype = case.run(ATTEND.load("triton"), inputs), inputs.query.dtype
-    torch.testing.assert_close(found.double(), case.oracle(inputs), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    case.assert_close(found, case.oracle(inputs), TOLERANCE[dtype])
 
 
 def with_sizes(case: Case, inputs: Inputs) -> Inputs:
@@ -100,6 +100,27 @@ def test_random_mixed_steps_match_the_oracle(case: Case) -> None:
     check(case, with_sizes(case, case.inputs("triton", torch.float32)))
 
 
+@pytest.mark.skipif(not prepare_triton(), reason="compiled kernels call no Python")
+@pytest.mark.parametrize(("context", "full"), [(0, 0), (94, 80), (95, 96), (96, 96)])
+def test_full_tiles_are_walked_without_a_mask(context: int, full: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk of 20 tokens behind a context; tiles of 16. Full is a tile whose keys are all seen by the first row."""
+    from phase3_chunked_prefill.kernels.triton import ragged
+
+    walks: list[tuple[int, int, bool]] = []
+    walk = ragged.walk
+
+    def watched(begin: object, end: object, *given: object) -> object:
+        if int(end) > int(begin):  # type: ignore[call-overload]
+            walks.append((int(begin), int(end), bool(given[-1])))  # type: ignore[call-overload]
+        return walk(begin, end, *given)
+
+    monkeypatch.setattr(ragged, "walk", watched)
+    case = Case([context + 20], [20], heads=1, kv_heads=1)
+    check(case, with_sizes(case, case.inputs("triton", torch.float32)))
+    wanted = [(0, full, False), (full, context + 20, True)]
+    assert walks == [one for one in wanted if one[1] > one[0]], "(first key, end, masked) of each walk"
+
+
 def test_a_chunk_and_a_decode_are_bit_identical_in_any_batch() -> None:
     case = Case([130, 33, 200, 64, 600], [100, 1, 30, 64, 1])
     inputs, attend = with_sizes(case, case.inputs("triton", HALF)), ATTEND.load("triton")
@@ -115,7 +136,8 @@ def test_a_chunk_and_a_decode_are_bit_identical_in_any_batch() -> None:
             sizes=((new, length),),
         )
         alone = attend(queries[number], inputs.keys, inputs.values, metadata, case.scaling, None)
-        assert torch.equal(bits(alone), bits(together[number]))
+        same = torch.equal(bits(alone), bits(together[number]))
+        assert same, f"sequence {number} of {length} tokens, {new} of them new, has another result alone"
 
 
 @pytest.mark.parametrize(
@@ -179,16 +201,16 @@ def test_every_new_token_is_in_one_piece(
     blocks = [tuple(row) for row in found.blocks.tolist()]
     long = {sequence for sequence, _ in blocks}
     short = {number for number, (new, _) in enumerate(sizes) if 0 < new <= found.queries}
-    assert short | long == {number for number, (new, _) in enumerate(sizes) if new > 0}
-    assert not short & long
+    assert short | long == {number for number, (new, _) in enumerate(sizes) if new > 0}, "a sequence has no kernel"
+    assert not short & long, "a sequence is computed by both kernels"
     assert found.longest == max((sizes[n][1] for n in short), default=0)
     assert (found.queries == 0) == (not short)
     for sequence in long:
         firsts = sorted(first for owner, first in blocks if owner == sequence)
-        assert firsts == list(range(0, sizes[sequence][0], block))
+        assert firsts == list(range(0, sizes[sequence][0], block)), f"the blocks of sequence {sequence}"
     if window is None:
         work = [seen_by(piece, sizes, block) for piece in blocks]
-        assert work == sorted(work, reverse=True)
+        assert work == sorted(work, reverse=True), "blocks that see the most keys go first"
 
 
 @pytest.mark.parametrize(

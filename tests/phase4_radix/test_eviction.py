@@ -1,6 +1,8 @@
 """The eviction queue against a dict of times."""
 
 import random
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -32,6 +34,38 @@ def test_stale_entries_never_outgrow_the_queue(live: int) -> None:
     assert len(queue._deque) + len(queue._heap) <= 2 * len(queue) + SLACK
 
 
+class Counted(dict[int, int]):
+    """A dict that counts how often all of it is walked."""
+
+    walks = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.walks += 1
+        return super().__iter__()
+
+    def values(self) -> Any:
+        self.walks += 1
+        return super().values()
+
+    keys = items = values
+
+
+@pytest.mark.parametrize("order", ["in order of use", "with old times"])
+def test_no_operation_searches_the_queue(order: str) -> None:
+    """Thousands of uses and evictions walk over all entries only now and then, to drop the stale ones."""
+    queue = EvictionQueue()
+    queue._entries = Counted()
+    times = list(range(4000))
+    if order == "with old times":
+        random.Random(0).shuffle(times)
+    for number, time in enumerate(times):
+        queue.add(number % 1000, time)
+    for _ in range(500):
+        queue.discard(queue.oldest())
+    walks = queue._entries.walks
+    assert walks < 40, f"4,000 uses and 500 evictions walk {walks} times over a queue of 1,000 leaves"
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_oldest_is_right_across_rebuilds(late: bool) -> None:
     """Far more uses than nodes, so the deque is rebuilt many times; with old times, too."""
@@ -42,7 +76,8 @@ def test_oldest_is_right_across_rebuilds(late: bool) -> None:
         times[node] = time
         assert len(queue._deque) + len(queue._heap) <= 2 * len(queue) + SLACK
         if number % 10 == 0:
-            assert queue.oldest() == min(times, key=lambda node: times[node])
+            oldest = min(times, key=lambda node: times[node])
+            assert queue.oldest() == oldest, f"after {number + 1} uses the oldest of {times} is {oldest}"
 
 
 class AgainstADict(RuleBasedStateMachine):
@@ -75,7 +110,8 @@ class AgainstADict(RuleBasedStateMachine):
         assert self.queue.items() == set(self.times.items())
         assert len(self.queue) == len(self.times)
         if self.times:
-            assert self.queue.oldest() == min(self.times, key=lambda node: self.times[node])
+            oldest = min(self.times, key=lambda node: self.times[node])
+            assert self.queue.oldest() == oldest, f"the least recently used of {self.times} (node: time) is {oldest}"
 
 
 AgainstADict.TestCase.settings = settings(max_examples=60, stateful_step_count=40)

@@ -60,9 +60,11 @@ class AgainstTheContentOfSlots(RuleBasedStateMachine):
     def attach(self, request: Request) -> None:
         ends = self.published()
         known = [ends[p] for p in self.prefixes(request, request.total - 1) if p in ends]
-        assert self.cache.cached_tokens(request) == len(known) * self.size
+        wanted, tokens = len(known) * self.size, self.cache.cached_tokens(request)
+        assert tokens == wanted, f"of {request.total} tokens of {request.id} {wanted} are cached, found: {tokens}"
         resume(self.cache, request)
-        assert list(self.cache.table(request)) == known
+        table = list(self.cache.table(request))
+        assert table == known, f"{request.id} is attached with pages {table}; its cached prefix is in pages {known}"
         assert request.computed == len(known) * self.size == self.cache.found(request)
         self.running.append(request)
         self.came += 1
@@ -123,12 +125,13 @@ class AgainstTheContentOfSlots(RuleBasedStateMachine):
         missing = max(-(-piece.stop // self.size) - len(self.cache.table(request)), 0)
         free = sum(self.cache.allocator.count(page) == 0 for page in self.all_pages)
         room = free + len(self.in_tree() - self.in_tables())
-        assert self.cache.can_grow(request, piece.stop) == (missing <= room)
+        fits = self.cache.can_grow(request, piece.stop)
+        assert fits == (missing <= room), f"{missing} pages missing, {room} free or evictable: can_grow says {fits}"
         before, evictions = self.cache.usage, self.cache.counts.evictions
         if missing > room:
             with pytest.raises(OutOfPagesError):
                 self.cache.grow(request, piece.stop)
-            assert self.cache.usage == before
+            assert self.cache.usage == before, f"a grow that failed changed {before} to {self.cache.usage}"
             return False
         self.cache.grow(request, piece.stop)
         assert self.cache.counts.evictions - evictions == max(missing - free, 0)
@@ -137,7 +140,8 @@ class AgainstTheContentOfSlots(RuleBasedStateMachine):
         others = {page for one in self.running if one is not request for page in self.cache.table(one)}
         tokens = tuple(request.tokens(0, piece.stop))
         for position, slot in zip(range(piece.start, piece.stop), self.cache.slots(piece), strict=True):
-            assert slot // self.size not in self.in_tree() | others
+            page = slot // self.size
+            assert page not in self.in_tree() | others, f"{request.id} writes to page {page}, which is shared"
             self.slots[slot] = request.cache_salt, tokens[: position + 1]
         request.advance(piece.start, piece.length)
         return True
@@ -150,7 +154,9 @@ class AgainstTheContentOfSlots(RuleBasedStateMachine):
         self.cache.publish(request)
         after = self.published()
         assert after == dict(zip(full, table, strict=False)) | before
-        assert list(self.cache.table(request)) == [after[prefix] for prefix in full] + table[len(full) :]
+        wanted = [after[prefix] for prefix in full] + table[len(full) :]
+        found = list(self.cache.table(request))
+        assert found == wanted, f"{request.id} published pages of {table}: its table must be {wanted}, and is {found}"
 
     @precondition(lambda self: self.running)
     @rule(which=pick, preempt=st.booleans())
@@ -166,7 +172,7 @@ class AgainstTheContentOfSlots(RuleBasedStateMachine):
             request.abort(0.0)
         before = self.in_tree()
         self.cache.release(request)
-        assert self.in_tree() == before  # release keeps pages cached
+        assert self.in_tree() == before, f"{request.id} was released; cached pages {before} are now {self.in_tree()}"
 
     @precondition(lambda self: len(self.running) > 1 and self.cache.usage.cached)
     @rule()
@@ -194,7 +200,11 @@ class AgainstTheContentOfSlots(RuleBasedStateMachine):
         assert self.cache.usage == PageUsage(len(self.all_pages), len(free), len(referenced), len(cached))
         for page in self.all_pages:
             tables = sum(page in self.cache.table(request) for request in self.running)
-            assert self.cache.allocator.count(page) == tables + (page in self.in_tree())
+            count, in_tree = self.cache.allocator.count(page), page in self.in_tree()
+            said = (
+                f"page {page} is in {tables} tables and {'' if in_tree else 'not '}in the tree, with a count of {count}"
+            )
+            assert count == tables + in_tree, said
         for page in free:  # from now on its content counts as undefined
             for slot in range(page * self.size, (page + 1) * self.size):
                 self.slots.pop(slot, None)
@@ -202,7 +212,19 @@ class AgainstTheContentOfSlots(RuleBasedStateMachine):
             table, tokens = self.cache.table(request), tuple(request.tokens(0, request.total))
             for position in range(request.computed):
                 slot = table[position // self.size] * self.size + position % self.size
-                assert self.slots[slot] == (request.cache_salt, tokens[: position + 1])
+                wanted, found = (request.cache_salt, tokens[: position + 1]), self.slots.get(slot)
+                assert found == wanted, (
+                    f"{request.id} reads slot {slot}, written for (salt, prefix) {found}, not {wanted}"
+                )
+
+
+def test_any_order_of_operations() -> None:
+    """A short run, which judges exercises."""
+    AgainstTheContentOfSlots.seen = seen = Counts()
+    run_state_machine_as_test(
+        AgainstTheContentOfSlots, settings=settings(max_examples=40, stateful_step_count=40, derandomize=True)
+    )
+    assert min(seen.hit_tokens, seen.duplicates, seen.evictions) > 10
 
 
 def test_at_least_ten_thousand_rules_hold() -> None:

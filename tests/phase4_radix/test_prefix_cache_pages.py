@@ -44,7 +44,7 @@ def test_locked_pages_are_never_evicted(cache: PrefixCache) -> None:
     assert not cache.can_grow(c, 10 * SIZE + 1)
     with pytest.raises(OutOfPagesError, match="11 pages wanted, 10 free"):
         cache.grow(c, 10 * SIZE + 1)
-    assert cache.counts.evictions == 0  # a grow that fails evicts nothing
+    assert cache.counts.evictions == 0, "a grow that failed has evicted pages"
     cache.grow(c, 10 * SIZE)
     assert cache.counts.evictions == 2
     assert list(cache.table(b)) == pages
@@ -59,7 +59,8 @@ def test_grow_evicts_only_the_missing_pages(cache: PrefixCache) -> None:
     b = admit(cache, "b", range(50, 60))
     for tokens, evictions in ((8, 0), (9, 1), (12, 1), (17, 3)):
         cache.grow(b, tokens)
-        assert cache.counts.evictions == evictions
+        done = cache.counts.evictions
+        assert done == evictions, f"grown to {tokens} tokens, {done} pages were evicted"
     assert cache.usage == PageUsage(total=12, free=0, referenced=5, cached=7)
 
 
@@ -101,7 +102,8 @@ def test_a_request_that_never_grew_leaves_the_cache_unchanged(cache: PrefixCache
         cache.attach(tried)
         cache.release(tried)
         cache.check()
-        assert list(cache.tree.nodes()) == before
+        after = list(cache.tree.nodes())
+        assert after == before, f"a request of {length} tokens was attached and released, and the tree changed"
     cache.grow(admit(cache, "c", [200]), 7 * SIZE)
     assert cache.cached_tokens(Request("probe", tuple(range(20)))) == 0  # a was evicted first, since it was used first
     assert cache.cached_tokens(Request("probe", tuple(range(100, 120)))) == 16

@@ -52,7 +52,7 @@ def test_answers_are_cached_too(cache: PrefixCache) -> None:
 def test_a_wholly_cached_prompt_leaves_one_token_to_compute(cache: PrefixCache, prompt: int, found: int) -> None:
     compute(cache, admit(cache, "a", range(12)))
     b = admit(cache, "b", range(prompt))
-    assert b.computed == found < b.total
+    assert b.computed == found < b.total, f"{b.computed} of {prompt} tokens are taken from the cache"
     assert cache.cached_tokens(b) == cache.found(b) == found
     compute(cache, b)
     b.append(1, 0.0)
@@ -134,7 +134,8 @@ def test_only_full_and_computed_pages_are_shared(cache: PrefixCache) -> None:
         compute(cache, a, length, publish=False)
         before = cache.cached_tokens(probe)
         cache.publish(a)
-        assert before <= cache.cached_tokens(probe) == there
+        found = cache.cached_tokens(probe)
+        assert before <= found == there, f"with {a.computed} tokens computed, {found} are cached"
     cache.check()
 
 
@@ -146,7 +147,8 @@ def test_two_requests_that_compute_the_same_prompt_end_up_on_the_same_pages(cach
     assert cache.usage.free == 12 - 6
     cache.publish(a)
     cache.publish(b)
-    assert list(cache.table(b))[:2] == list(cache.table(a))[:2] == [0, 1]
+    tables = list(cache.table(a)), list(cache.table(b))
+    assert tables[0][:2] == tables[1][:2] == [0, 1], f"both computed the same two pages, and their tables are {tables}"
     assert cache.table(b)[2] not in cache.table(a)
     assert cache.usage.free == 12 - 4
     assert cache.counts.duplicates == 2
@@ -202,7 +204,7 @@ def test_the_table_switches_to_the_shared_pages_before_its_own_are_freed(cache: 
 
     cache.allocator.release = release  # type: ignore[method-assign]
     cache.publish(b)
-    assert named == [[]]
+    assert named == [[]], f"pages were released while the page table named them: {named}"
     assert [cache.allocator.count(page) for page in own] == [0, 0, 1]
 
 
@@ -212,8 +214,35 @@ def test_a_partial_duplicate_keeps_the_other_pages(cache: PrefixCache) -> None:
     own = list(cache.table(b))
     compute(cache, a)
     cache.publish(b)
-    assert list(cache.table(b)) == [cache.table(a)[0], *own[1:]]
+    table = list(cache.table(b))
+    assert table == [cache.table(a)[0], *own[1:]], f"one of the pages {own} was known, and the table is {table}"
     cache.check()
+
+
+def test_switched_pages_are_new_to_the_device(cache: PrefixCache) -> None:
+    """The first of them, or an earlier entry that the device has not read."""
+    a, b = admit(cache, "a", range(22)), admit(cache, "b", range(22))
+
+    def both_compute(length: int) -> None:
+        compute(cache, a, length)
+        compute(cache, b, length, publish=False)
+
+    both_compute(4)
+    cache.changed.clear()
+    cache.publish(b)
+    assert cache.changed == {"b": 0}, f"page 0 of b's table was switched, noted: {cache.changed}"
+    both_compute(4)
+    cache.publish(b)
+    assert cache.changed["b"] == 0, f"entry 0 was not read yet, then page 1 was switched, noted: {cache.changed}"
+    both_compute(4)
+    cache.changed.clear()
+    cache.grow(b, 14)
+    cache.publish(b)
+    assert cache.changed == {"b": 2}, f"page 3 was added, then page 2 switched, noted: {cache.changed}"
+    both_compute(4)
+    cache.changed.clear()
+    cache.publish(a)
+    assert cache.changed == {}, f"no page of a's table was switched, noted: {cache.changed}"
 
 
 def test_published_pages_are_read_only(cache: PrefixCache) -> None:
@@ -242,5 +271,5 @@ def test_publishing_looks_only_at_new_tokens(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(radix_tree, "page_keys", page_keys)
     for _ in range(150):
         compute(cache, request, 1)
-    assert packed == [1] * 150
+    assert packed == [1] * 150, "publishing a page packs more than its tokens"
     assert len(cache.tree) == 1

@@ -2,25 +2,54 @@
 
 import copy
 import sys
+from array import array
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from phase1_kv_pool import PageError
 from phase4_radix import radix_tree
-from phase4_radix.radix_tree import ROOT, RadixTree
+from phase4_radix.radix_tree import ROOT, RadixTree, common_pages, page_keys
 from tests.phase4_radix.trees import A, B, C, D, flat, shape
+
+
+def test_a_page_becomes_the_bytes_of_its_tokens() -> None:
+    pages = [array("i", page).tobytes() for page in (A, B)]
+    assert page_keys(flat(A, B), 2) == pages
+    assert page_keys([*A, *B, 9], 2) == pages, "the incomplete page is not left out"
+    assert page_keys([7], 2) == page_keys([], 2) == page_keys([7], 2, "salt") == []
+    salted = page_keys(flat(A, B), 2, "\u00e9\ud800")
+    assert salted == [b"\xc3\xa9\xed\xa0\x80" + pages[0], pages[1]], "the salt stands before the first page only"
+
+
+keys = st.lists(st.sampled_from([b"a", b"b"]), max_size=9)
+
+
+@given(keys, keys, st.data())
+def test_common_pages_are_counted_from_the_start(key: list[bytes], other: list[bytes], data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(other)))
+    agree = 0
+    while agree < min(len(key), len(other) - start) and key[agree] == other[start + agree]:
+        agree += 1
+    assert common_pages(key, other, start) == agree, f"{key} and {other}, from page {start}, agree on {agree} pages"
+
+
+def test_common_pages_are_not_compared_one_by_one() -> None:
+    key = page_keys(range(10_000), 1)
+    for other, agree in ((list(key), 10_000), ([*key[:4000], b""], 4000)):
+        lines = lines_of(lambda other=other: common_pages(key, other, 0))  # type: ignore[misc]
+        assert common_pages(key, other, 0) == agree
+        assert lines < 200, f"{lines} lines of Python run to compare keys of {len(key):,} pages"
 
 
 @pytest.mark.proof
 def test_prefixes_split_where_they_diverge(tree: RadixTree) -> None:
-    assert shape(tree) == [
-        (1, flat(A, B), [10, 11], 1),
-        (2, flat(C), [12], 0),
-        (2, flat(D), [22], 1),
-    ]
+    wanted = [(1, flat(A, B), [10, 11], 1), (2, flat(C), [12], 0), (2, flat(D), [22], 1)]
+    assert shape(tree) == wanted, "pages 10 to 12, then 20 to 22, two of them the same prefix"
     assert (tree.num_pages, tree.num_locked, tree.num_evictable, len(tree)) == (4, 3, 1, 3)
     tree.check()
 
@@ -41,8 +70,9 @@ def test_prefixes_split_where_they_diverge(tree: RadixTree) -> None:
     ],
 )
 def test_a_match_is_the_longest_prefix_in_whole_pages(tree: RadixTree, tokens: list[int], pages: list[int]) -> None:
-    assert tree.match(tokens).pages == pages
-    assert tree.match(tuple(tokens)).pages == pages
+    for sequence in (tokens, tuple(tokens)):
+        found = tree.match(sequence).pages
+        assert found == pages, f"{tokens} must match pages {pages}, and matches {found}"
 
 
 def test_a_match_changes_nothing(tree: RadixTree) -> None:
@@ -114,6 +144,24 @@ def test_misuse_is_an_error(tree: RadixTree) -> None:
     tree.check()
 
 
+def lines_of(act: Callable[[], Any]) -> int:
+    """How many lines of Python run: a cost that does not depend on the machine."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        act()
+    finally:
+        sys.settrace(before)
+    return count
+
+
 @pytest.mark.parametrize("act", ["evict", "match", "insert", "lock", "unlock"])
 def test_no_operation_walks_the_tree(act: str) -> None:
     """As many lines of Python run in a tree of ten thousand leaves as in one of a hundred."""
@@ -129,22 +177,10 @@ def test_no_operation_walks_the_tree(act: str) -> None:
             "lock": lambda: tree.lock(7),
             "unlock": lambda: tree.unlock(ROOT, used=False),
         }
-        count = 0
+        return lines_of(acts[act])
 
-        def trace(frame: FrameType, event: str, argument: Any) -> Any:
-            nonlocal count
-            count += event == "line"
-            return trace
-
-        before = sys.gettrace()
-        sys.settrace(trace)
-        try:
-            acts[act]()
-        finally:
-            sys.settrace(before)
-        return count
-
-    assert 0 < lines(10_000) == lines(100)
+    small, large = lines(100), lines(10_000)
+    assert 0 < large == small, f"{act} runs {small} lines of Python with 100 leaves, and {large} with 10,000"
 
 
 def test_a_tree_deeper_than_the_recursion_limit() -> None:

@@ -57,14 +57,16 @@ class AgainstADictOfPrefixes(RuleBasedStateMachine):
 
     @rule(tokens=prompts, salt=salts)
     def match(self, tokens: list[int], salt: str) -> None:
-        assert self.tree.match(tokens, salt).pages == [self.pages[p] for p in self.known(salt, tokens)]
+        found, wanted = self.tree.match(tokens, salt).pages, [self.pages[p] for p in self.known(salt, tokens)]
+        assert found == wanted, f"{tokens} must match pages {wanted}, and matches {found}"
 
     @rule(tokens=prompts, salt=salts)
     def insert(self, tokens: list[int], salt: str) -> None:
         tokens = self.whole(tokens)
         prefixes, known = self.prefixes(salt, tokens), self.known(salt, tokens)
         pages = self.new_pages(len(prefixes))
-        assert self.tree.insert(tokens, pages, salt).pages == [self.pages[p] for p in known]
+        there, wanted = self.tree.insert(tokens, pages, salt).pages, [self.pages[p] for p in known]
+        assert there == wanted, f"{tokens} inserted: the tree had pages {wanted}, and returns {there}"
         self.pages |= {p: page for p, page in zip(prefixes, pages, strict=True) if p not in known}
         self.touch(prefixes)
 
@@ -119,7 +121,7 @@ class AgainstADictOfPrefixes(RuleBasedStateMachine):
                 gone.add(self.pages.pop(oldest))
         evicted = self.tree.evict(count)
         assert len(evicted) == len(set(evicted))
-        assert set(evicted) == gone
+        assert set(evicted) == gone, f"evict({count}) must remove pages {sorted(gone)}, and removes {evicted}"
         AgainstADictOfPrefixes.evicted += len(gone)
 
     @invariant()
@@ -137,12 +139,21 @@ class AgainstADictOfPrefixes(RuleBasedStateMachine):
             path.append((salt, tokens + tuple(node.tokens)))
             prefixes = self.prefixes(*path[-1])[-len(node.pages) :]
             found |= dict(zip(prefixes, node.pages, strict=True))
-        assert found == self.pages
+        assert found == self.pages, f"the prefixes must be in pages {self.pages}"
         assert self.tree.num_pages == len(self.pages)
         assert self.tree.num_locked == len(self.locked())
         for node, prefix in self.locks:
             there = [page for one in self.tree.path(node) for page in self.tree._nodes[one].pages]
-            assert there == [self.pages[p] for p in self.prefixes(*prefix)]
+            wanted = [self.pages[p] for p in self.prefixes(*prefix)]
+            assert there == wanted, f"a lock on pages {wanted} now covers {there}"
+
+
+def test_any_order_of_operations() -> None:
+    """A short run, which judges exercises."""
+    machine = AgainstADictOfPrefixes
+    machine.rules_run = machine.splits = machine.evicted = 0
+    run_state_machine_as_test(machine, settings=settings(max_examples=40, stateful_step_count=40, derandomize=True))
+    assert min(machine.splits, machine.evicted) > 10
 
 
 def test_at_least_ten_thousand_rules_hold() -> None:

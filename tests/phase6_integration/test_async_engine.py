@@ -6,11 +6,10 @@ import sys
 
 import pytest
 
-from phase0_request import FinishReason, QueueFullError, SamplingParams
+from phase0_request import FinishReason, SamplingParams
 from phase6_integration.async_engine import StepReport
-from phase6_integration.messages import Ended, EngineRequest, Output, Started
+from phase6_integration.messages import EngineRequest
 from phase6_integration.outputs import OutputState
-from tests.phase6_integration.fake_engine import FakeEngine
 from tests.phase6_integration.real_engine import GREEDY, PROMPTS, answer, engine, idle, read
 from tests.phase6_integration.running import run
 
@@ -193,67 +192,5 @@ def test_observers_see_every_step_and_every_finished_request() -> None:
             assert sorted(recorder.ends) == [(f"{n}", 24, FinishReason.LENGTH) for n in range(3)]
             assert recorder.tokens == sum(len(prompt) + 23 for prompt in PROMPTS[:3])
             assert (recorder.answered, recorder.generated) == (sum(map(len, PROMPTS[:3])), 3 * 24)
-
-    run(test())
-
-
-# What the server process knows about live requests.
-
-
-class Silent(FakeEngine):
-    """What is said of its requests, the test says."""
-
-    def _send(self, message: object) -> None: ...
-
-
-def test_tokens_after_the_last_chunk_are_dropped() -> None:
-    async def test() -> None:
-        made = Silent()
-        reply = made.submit([EngineRequest("one", (1,), GREEDY)])
-        made._tell(started=[Started("one", 0.0, 0)], outputs=[Output("one", 300)])
-        reply.abort()
-        made._tell(outputs=[Output("one", 301)])
-        made._tell(outputs=[Output("one", 302)], ended=[Ended("one", FinishReason.LENGTH)])
-        (chunks,) = await read(reply)
-        assert [token for chunk in chunks for token in chunk.tokens] == [300]
-        assert [chunk.finish_reason for chunk in chunks] == [None, FinishReason.ABORT]
-        assert reply.states[0].generated == 1
-        assert made.live == 0
-
-    run(test())
-
-
-def test_the_queue_is_bounded_and_an_abort_makes_room() -> None:
-    def full(made: FakeEngine) -> bool:
-        with pytest.raises(QueueFullError):
-            made.submit([EngineRequest("too many", (1,), GREEDY)])
-        return True
-
-    async def test() -> None:
-        made = Silent(max_num_queued_reqs=2)
-        made.submit([EngineRequest("first", (1,), GREEDY), EngineRequest("second", (1,), GREEDY)])
-        assert full(made)
-        made._tell(started=[Started("first", 0.0, 0)])
-        made.submit([EngineRequest("third", (1,), GREEDY)])
-        assert full(made)
-        made._tell(ended=[Ended("second", FinishReason.TIMEOUT)])
-        made.submit([EngineRequest("fourth", (1,), GREEDY)])
-        assert full(made)
-
-    run(test())
-
-
-def test_draining_waits_for_all_requests() -> None:
-    async def test() -> None:
-        made = Silent()
-        reply = made.submit([EngineRequest("one", (1,), GREEDY), EngineRequest("two", (1,), GREEDY)])
-        draining = asyncio.create_task(made.drain(60))
-        await asyncio.sleep(0)
-        made._tell(ended=[Ended("one", FinishReason.LENGTH)])
-        for _ in range(5):
-            await asyncio.sleep(0)
-        made._tell(ended=[Ended("two", FinishReason.LENGTH)])
-        await draining
-        assert [chunks[-1].finish_reason for chunks in await read(reply)] == [FinishReason.LENGTH] * 2
 
     run(test())

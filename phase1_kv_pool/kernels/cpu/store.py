@@ -3,9 +3,9 @@
 from torch import Tensor
 
 
-# region store
 def store(keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
     """Store all tokens in one indexed assignment per tensor. k and v may be strided views; they are not copied."""
+    # region exercise 1.5
     if len(slots) == 0:
         return
     if slots.min().item() < 0:  # check for padding once per call, not once per token
@@ -15,6 +15,4 @@ def store(keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> 
     where = slots // page_size, slots % page_size
     keys.transpose(1, 2).index_put_(where, k)
     values.transpose(1, 2).index_put_(where, v)
-
-
-# endregion
+    # endregion

@@ -28,11 +28,11 @@ def store_kernel(
     block_tokens: tl.constexpr,
 ):
     """Each program writes one head of block_tokens tokens: K and V together, since they have the same slots."""
+    # region exercise 1.6
     token = tl.program_id(0).to(tl.int64) * block_tokens + tl.arange(0, block_tokens)
     head = tl.program_id(1)
     dim = tl.arange(0, block_dim)
     slot = tl.load(slots + token, mask=token < tokens, other=-1).to(tl.int64)  # a pool may have more than 2^31 elements
-    # region exercise 1.6
     row = (slot // page_size * kv_heads + head) * page_size + slot % page_size
     offsets = row[:, None] * head_dim + dim[None, :]
     stored = (slot >= 0)[:, None] & (dim < head_dim)[None, :]

@@ -38,7 +38,7 @@ AT_ONCE = 8  # splits that it loads at once
 REGISTERS = 65536  # of a multiprocessor, on every GPU of today
 
 
-# region decode
+# region exercise 2.8
 @triton.jit(
     do_not_specialize=["sequences", "table_width"],
     do_not_specialize_on_alignment=["cu_seqlens_q", "seq_lens", "page_table"],  # views of one buffer, at any offset
@@ -86,7 +86,6 @@ def decode_kernel(
         l_i = tl.zeros([rows], tl.float32)
         acc = tl.zeros([rows, block_dim], tl.float32)
         for first in range(begin, end, tile):
-            # region exercise 2.7
             token = first + tl.arange(0, tile)
             kv_offsets = ((page * kv_heads + kv_head) * page_size + token % page_size)[:, None] * head_dim + dim
             kv_mask = (token < length)[:, None] & (dim < head_dim)
@@ -98,8 +97,6 @@ def decode_kernel(
                 seen &= token > position[:, None] - window
             scores = tl.dot(q, tl.trans(key), input_precision=PRECISION) * scale
             m_i, l_i, acc = accumulate(tl.where(seen, scores, -float("inf")), value, m_i, l_i, acc)
-            # endregion
-
         acc /= tl.where(l_i == 0, 1.0, l_i)[:, None]  # a row without visible keys is 0
         if splits == 1:  # nothing to join
             out = (first_row + q_offsets)[:, None] * head_dim + dim
@@ -113,7 +110,7 @@ def decode_kernel(
 # endregion
 
 
-# region join
+# region exercise 2.10
 @triton.jit(do_not_specialize_on_alignment=["cu_seqlens_q"])
 def join_kernel(
     result,
@@ -145,14 +142,12 @@ def join_kernel(
         is_part = (split < splits)[:, :, None] & (dim < head_dim)
         lse_j = tl.load(lse + row, mask=split < splits, other=-float("inf"))
         part = tl.load(parts + row[:, :, None] * head_dim + dim, mask=is_part, other=0.0)
-        # region exercise 2.4
         m_new = tl.maximum(m_i, tl.max(lse_j, 0))
         alpha = tl.exp2(m_i - m_new)  # rescales what was summed relative to the lower maximum
         p = tl.exp2(lse_j - m_new)
         l_i = l_i * alpha + tl.sum(p, 0)
         acc = acc * alpha[:, None] + tl.sum(p[:, :, None] * part, 0)
         m_i = m_new
-        # endregion
     out = ((start + query).to(tl.int64) * heads + head)[:, None] * head_dim + dim
     tl.store(result + out, (acc / l_i[:, None]).to(result.dtype.element_ty), mask=(dim < head_dim)[None, :])
 

@@ -34,7 +34,7 @@ def accumulate(scores, value, m_i, l_i, acc):
     l_i   [rows]             running sum of the weights
     acc   [rows, block_dim]  running sum of the weighted values
     """
-    # region exercise 2.2
+    # region exercise 2.7
     m_new = tl.maximum(m_i, tl.max(scores, 1))
     alpha = tl.exp2(m_i - m_new)  # rescales what was summed relative to the lower maximum
     p = tl.exp2(scores - m_new[:, None])  # 0 where the score is -inf

@@ -25,7 +25,7 @@ from phase2_prefill_decode.kernels.triton.tiles import LOG2_E, LOWEST, PRECISION
 from phase3_chunked_prefill.kernels.plan import FEW, plan
 
 
-# region ragged
+# region exercise 3.5
 @triton.jit(
     do_not_specialize=["table_width"],
     do_not_specialize_on_alignment=["cu_seqlens_q", "seq_lens", "page_table", "blocks"],  # views at any offset
@@ -70,7 +70,6 @@ def ragged_kernel(
     acc = tl.zeros([rows, block_dim], tl.float32)
 
     first, last = length - new + before, length - new + tl.minimum(before + tokens, new) - 1  # positions of the block
-    # region exercise 3.4
     if window is None:
         begin = (first + 1) // tile * tile  # tiles before `begin` precede all rows
         m_i, l_i, acc = walk(
@@ -83,7 +82,6 @@ def ragged_kernel(
         begin, last + 1, q, keys, values, table, position, length, scale, m_i, l_i, acc,
         kv_head, kv_heads, head_dim, block_dim, page_size, tile, window, True,
     )  # fmt: skip
-    # endregion
     acc /= tl.where(l_i == 0, 1.0, l_i)[:, None]
     tl.store(result + q_offsets[:, None] * head_dim + dim, acc.to(result.dtype.element_ty), mask=q_mask)
 

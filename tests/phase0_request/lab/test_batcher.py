@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phase0_request import (
+    Batch,
     Event,
     FinishReason,
     InvalidTransitionError,
@@ -13,6 +14,7 @@ from phase0_request import (
     Request,
     RequestState,
     SamplingParams,
+    Slice,
 )
 from phase0_request.lab.batcher import Batcher
 
@@ -62,6 +64,20 @@ def test_events_are_tokens_in_order_and_end_with_the_finish_reason(
     assert second == [Event(request, 8, FinishReason.LENGTH)]
     assert not batcher.plan(2.0)
     assert not batcher.finish(request, FinishReason.ABORT, 3.0)
+
+
+def test_a_slice_that_does_not_complete_its_request_yields_no_token(make_request: Callable[..., Request]) -> None:
+    """A chunk of a prompt, whatever the model returned for it."""
+    batcher = Batcher([EOS])
+    request = make_request(prompt=5)
+    batcher.submit(request)
+    batcher.plan(0.0)
+    for start, token in ((0, None), (2, 7)):
+        events = batcher.commit(Batch((Slice(request, start, 2),)), [token], 1.0)
+        assert events == [], f"tokens {start} to {start + 2} of a prompt of 5 yield {events}"
+        assert request.output_tokens == []
+        assert request.computed == start + 2
+    assert batcher.commit(batcher.plan(1.0), [8], 2.0) == [Event(request, 8, None)]
 
 
 def test_a_request_aborted_during_a_step_drops_its_result(make_request: Callable[..., Request]) -> None:
@@ -124,7 +140,8 @@ def test_an_incomplete_step_output_changes_no_request(
         batcher.submit(request)
     with pytest.raises(ValueError, match=r"no token for request r2|zip"):
         batcher.commit(batcher.plan(0.0), tokens, 1.0)
-    assert [request.computed for request in requests] == [0, 0]
+    computed = [request.computed for request in requests]
+    assert computed == [0, 0], f"the step {tokens} was refused after it had advanced a request: {computed}"
     assert not any(request.finished for request in requests)
 
 
@@ -165,7 +182,10 @@ def test_every_request_finishes_and_each_token_is_computed_and_delivered_once(
         batch = batcher.plan(step)
         if not batch and not todo:
             break
-        assert len(batch) == min(batch_size, len(batcher.running) + len(batcher.waiting))
+        live = len(batcher.running) + len(batcher.waiting)
+        assert len(batch) == min(batch_size, live), (
+            f"{len(batch)} of {live} requests in a step, batch size {batch_size}"
+        )
         assert len({s.request.id for s in batch}) == len(batch)
         for piece in batch:
             computed[piece.request.id] += range(piece.start, piece.stop)
@@ -174,13 +194,14 @@ def test_every_request_finishes_and_each_token_is_computed_and_delivered_once(
             assert batcher.finish(victim, FinishReason.ABORT, step)
             ended.append(victim.id)
         for request, token, reason, _ in batcher.commit(batch, [rng.randint(1, 99) for _ in batch], step):
-            assert request.id not in ended
+            assert request.id not in ended, f"an event for request {request.id}, which has ended"
             delivered[request.id].append(token)
             if reason is not None:
                 ended.append(request.id)
     assert sorted(ended) == sorted(request.id for request in requests)
     for request in requests:
-        assert computed[request.id] == list(range(len(computed[request.id])))
+        once = list(range(len(computed[request.id])))
+        assert computed[request.id] == once, f"request {request.id} computed tokens {computed[request.id]}"
         assert delivered[request.id] == request.output_tokens
         if request.finish_reason is FinishReason.LENGTH:
             assert len(request.output_tokens) == request.params.max_tokens

@@ -22,7 +22,7 @@ from phase2_prefill_decode.kernels.attention import reference
 from phase2_prefill_decode.kernels.pointwise import add_norm_reference, rotate_store_reference, swiglu_reference
 from phase2_prefill_decode.lab.cost import Cost, CostModel, Load, Part, seen
 from phase2_prefill_decode.weights import random_weights
-from tests.phase2_prefill_decode.models import loaded
+from tests.phase2_prefill_decode.steps import loaded
 
 SMALL = ModelConfig(
     vocab_size=300,

@@ -1,0 +1,33 @@
+"""Steps as tensors, without an engine."""
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from phase0_request.batch import Batch
+from phase1_kv_pool.cache import KVCache
+from phase2_prefill_decode.device_state import DeviceState
+from phase2_prefill_decode.packed import Packed, pack
+
+CPU = torch.device("cpu")
+
+
+def loaded(batch: Batch, cache: KVCache, device: torch.device = CPU, state: DeviceState | None = None) -> Packed:
+    """The tensors of a step; by default over a device state of its own."""
+    state = state or DeviceState(device)
+    state.reserve(cache)
+    step = pack(batch, cache, state.width)
+    return state.load(step, step.to(device), cache.page_size)
+
+
+class NothingWaits(TorchDispatchMode):
+    """Refuses the operators whose result or shape depends on what a device has computed."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        masks = [one for one in args[1] or () if one is not None] if func._schema.name == "aten::index" else []
+        name = func._schema.name.removeprefix("aten::")
+        waits = {"_local_scalar_dense", "nonzero", "masked_select", "item", "unique", "is_nonzero", "equal"}
+        if name in waits or any(one.dtype == torch.bool for one in masks):
+            raise AssertionError(f"`{name}` makes the host wait: its result depends on numbers that are on the device")
+        return func(*args, **(kwargs or {}))
