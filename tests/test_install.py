@@ -1,5 +1,6 @@
 """What a deployer gets: a wheel that brings everything it needs and runs outside the checkout."""
 
+import json
 import os
 import subprocess
 import sys
@@ -79,6 +80,15 @@ def test_every_pin_has_hashes_and_the_server_and_the_book_have_those_of_the_cour
     for others in (server, book):
         assert all(hashes == every[line] for line, hashes in others.items() if line in every)
     assert not any("://" in line for line in every | server | book), "no file names an index"
+
+
+def test_the_dev_container_installs_with_the_makefile() -> None:
+    container = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text())
+    done = subprocess.run(
+        [*container["postCreateCommand"].split(), "--dry-run"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert container["remoteEnv"]["PATH"].startswith("${containerWorkspaceFolder}/.venv/bin:")
 
 
 # The Makefile's choice of torch.

@@ -1,7 +1,7 @@
 """The Sphinx extension of the book: what GitHub does not show, added to the same Markdown.
 
 A listing is captioned with a link to its place in the source, a mention of a source file leads to the page of that
-file, the first mention of a term shows its meaning, and a chapter's title is followed by its hours.
+file, and the first mention of a term shows its meaning.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from sphinx.application import Sphinx
 from sphinx.project import Project
 from sphinx.util.logging import getLogger
 
-from chapters.book.pages import contents, hours, notebooks_of, terms
+from chapters.book.pages import below, contents, terms
 from chapters.book.sources import Sources
 from chapters.course import CourseError
+from chapters.source import locate
 
 log = getLogger(__name__)
 COMMENT = re.compile(r"\s*<!--(?:(?!-->).)*-->\s*", re.DOTALL)
@@ -48,12 +49,14 @@ def begin(app: Sphinx) -> None:
 
 
 def list_pages(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Add the table of contents to the first page, and to a chapter its notebooks; leave out the marks of figures."""
+    """Add the table of contents to the first page, and to a chapter its notebooks. Leave out the marks of figures, and
+    the links to the pages before and after: each page has them at its end."""
     source[0] = re.sub(r"<!-- /?measured\b.*?-->", "", source[0])
+    source[0] = re.sub(r"^\[[^|\n]*\| \[Map\]\(map\.md\)( \|.*)?$", "", source[0], flags=re.MULTILINE)
     if docname == app.config.root_doc:
         for title, pages in contents():
             source[0] += "\n" + toctree(pages, f":caption: {title}\n")
-    elif pages := notebooks_of(docname):
+    elif pages := below(docname):
         source[0] += "\n" + toctree(pages)
 
 
@@ -70,9 +73,8 @@ def finish_page(app: Sphinx, document: nodes.document) -> None:
         mark_terms(document)
     elif docname.startswith("chapters/"):
         explain_terms(app, docname, document)
-    say_hours(app, docname, document)
     for table in document.findall(nodes.table):
-        if table.next_node(nodes.tgroup)["cols"] > 3:
+        if table.next_node(nodes.tgroup)["cols"] > 4:
             table["classes"].append("wide")
 
 
@@ -84,7 +86,7 @@ def caption_listings(app: Sphinx, docname: str, document: nodes.document) -> Non
         if anchor and isinstance(block, nodes.literal_block):
             path = anchor[1].partition("#")[0]
             try:
-                line = app.sources.line(path, block.astext())
+                line = locate(app.sources.root, anchor[1])[1][0][0] + 1
             except CourseError as error:
                 log.warning(str(error), location=comment)
                 continue
@@ -146,19 +148,3 @@ def prose(document: nodes.document) -> Iterator[nodes.Text]:
             for text in paragraph.findall(nodes.Text):
                 if isinstance(text.parent, nodes.paragraph | nodes.emphasis | nodes.strong):
                     yield text
-
-
-def say_hours(app: Sphinx, docname: str, document: nodes.document) -> None:
-    """Below the title: how long the chapter takes, and its notebooks."""
-    spent = hours().get(posixpath.basename(docname) + ".md")
-    title = document.next_node(nodes.title)
-    if spent is None or title is None:
-        return
-    plan = app.builder.get_relative_uri(docname, "chapters/plan")
-    line = nodes.paragraph("", f"About {spent} hours · ", classes=["hours"])
-    line += nodes.reference("", "the plan", internal=True, refuri=plan)
-    for page in notebooks_of(docname):
-        line += nodes.Text(" · ")
-        uri = app.builder.get_relative_uri(docname, f"chapters/{page}")
-        line += nodes.reference("", f"notebook {page.removesuffix('-notebook')}", internal=True, refuri=uri)
-    title.parent.insert(title.parent.index(title) + 1, line)

@@ -1,7 +1,4 @@
-"""What the book knows of its pages: their order, the hours of a chapter, the terms of the glossary.
-
-Each comes from the page on which a reader sees it: hours from the table of plan.md, terms from glossary.md.
-"""
+"""What the book knows of its pages: their order, and the terms of the glossary, read from glossary.md."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from pathlib import Path
 
 CHAPTERS = Path(__file__).resolve().parent.parent
 
-# Groups of the table of contents; a chapter's notebooks are listed below it, and what is in no group is in the last.
+# Groups of the table of contents. A chapter's notebooks are listed below it; what is in no group is in the last.
 CONTENTS = {
     "Start here": ("plan", "map", "glossary"),
     "Chapters": ("0?_*", "capstone"),
@@ -29,7 +26,20 @@ CONTENTS = {
 
 # Terms that are plain English too, so that a first occurrence says little about its meaning.
 PLAIN = {
-    *("abort", "attach", "attention", "block", "computed", "drain", "here", "iteration", "lab", "lock", "phase"),
+    *(
+        "abort",
+        "attach",
+        "attention",
+        "block",
+        "computed",
+        "drain",
+        "greedy",
+        "here",
+        "iteration",
+        "lab",
+        "lock",
+        "phase",
+    ),
     *("publish", "region", "request", "running", "sequence", "step", "token", "weave"),
 }
 
@@ -69,15 +79,10 @@ def plain(markdown: str) -> str:
     return re.sub(r"[`*]", "", re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", markdown))
 
 
-def hours(page: Path = CHAPTERS / "plan.md") -> dict[str, int]:
-    """The hours of each page that the plan's table names, by its file."""
-    return {file: int(spent) for file, spent in re.findall(r"\]\((\w+\.md)\) \| (\d+) \|", page.read_text("utf-8"))}
-
-
 def contents() -> list[tuple[str, list[str]]]:
     """The titles of the groups and the pages in them."""
     left = sorted([path.stem for path in CHAPTERS.glob("*.md")] + ["colab-notebook"])
-    left.remove("index")
+    left = [page for page in left if page != "index" and "_appendix" not in page]
     groups = []
     for title, patterns in CONTENTS.items():
         pages = [
@@ -88,7 +93,10 @@ def contents() -> list[tuple[str, list[str]]]:
     return [(title, pages) for title, pages in groups if pages]
 
 
-def notebooks_of(docname: str) -> list[str]:
-    """The pages of a chapter's notebooks: those that begin with its number."""
-    number = re.match(r"chapters/(\d\d)_(?!.*-notebook)", docname)
-    return [f"{path.stem}-notebook" for path in sorted(CHAPTERS.glob(f"{number[1]}_*.ipynb"))] if number else []
+def below(docname: str) -> list[str]:
+    """The pages that belong to a chapter: its appendices and its notebooks, which begin with its number."""
+    number = re.match(r"chapters/(\d\d)_(?!appendix|.*-notebook)", docname)
+    if number is None:
+        return []
+    appendices = [path.stem for path in sorted(CHAPTERS.glob(f"{number[1]}_appendix*.md"))]
+    return [*appendices, *(f"{path.stem}-notebook" for path in sorted(CHAPTERS.glob(f"{number[1]}_*.ipynb")))]

@@ -12,9 +12,6 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_for_filename
 from pygments.util import ClassNotFound
 
-from chapters.course import CourseError
-
-SKIPPED = re.compile(r"\s*(?:# ?(?:end)?region\b.*)?")
 PLACES = re.compile(r"(?:(?:phase\d_\w+|chapters|tests|\.ci)/)?[\w./-]+\.(?:py|pyi|toml|json|md|sh)")
 
 
@@ -38,16 +35,6 @@ class Sources:
         folders = [self.root, *(self.root.glob(f"phase{number[1]}_*") if number else ())]
         found = [folder / text for folder in folders if (folder / text).is_file()]
         return found[0].relative_to(self.root).as_posix() if found else None
-
-    def line(self, path: str, listing: str) -> int:
-        """The number of the line at which a listing begins in its file."""
-        wanted = [line.strip() for line in listing.split("\n") if line.strip()][:4]
-        numbered = enumerate((self.root / path).read_text("utf-8").split("\n"), 1)
-        lines = [(number, line.strip()) for number, line in numbered if not SKIPPED.fullmatch(line)]
-        for start, (number, _) in enumerate(lines):
-            if [line for _, line in lines[start : start + len(wanted)]] == wanted:
-                return number
-        raise CourseError(f"{path} does not hold the listing that begins with `{wanted[0]}`")
 
     def pages(self) -> Iterator[tuple[str, dict[str, Any], str]]:
         """Page name, context and template of every file that was asked for."""

@@ -6,19 +6,22 @@ from pathlib import Path
 import pytest
 
 from chapters.book.check import faults
-from chapters.book.pages import CHAPTERS, contents, hours, notebooks_of, terms
+from chapters.book.pages import CHAPTERS, below, contents, terms
 
 
-def test_every_chapter_has_hours_and_a_week_in_the_plan() -> None:
-    assert sorted(hours()) == sorted(path.name for path in CHAPTERS.glob("0*_*.md"))
-    weeks = re.findall(r"^\| (\d) \| \[", (CHAPTERS / "plan.md").read_text(), re.MULTILINE)
-    assert weeks == sorted(weeks)
-    assert set(weeks) == set("1234")
+def test_the_plan_has_every_chapter_with_the_hours_of_its_head() -> None:
+    rows = re.findall(r"^\| (\d) \| \[.*?\]\((\w+\.md)\) \| (.*?) \|", (CHAPTERS / "plan.md").read_text(), re.MULTILINE)
+    assert [week for week, _, _ in rows] == sorted(week for week, _, _ in rows)
+    assert {week for week, _, _ in rows} == set("1234")
+    heads = {
+        path.name: re.search(r"\*Time:\*\s(.+?)(?:\s+hours)?[,.]", path.read_text()) for path in CHAPTERS.glob("*.md")
+    }
+    assert {file: spent for _, file, spent in rows} == {file: head[1] for file, head in heads.items() if head}
 
 
 def test_every_page_and_notebook_is_in_the_table_of_contents_once() -> None:
     listed = [page for _, pages in contents() for page in pages]
-    listed += [page for name in list(listed) for page in notebooks_of(f"chapters/{name}")]
+    listed += [page for name in list(listed) for page in below(f"chapters/{name}")]
     assert len(listed) == len(set(listed))
     pages = {path.stem for path in CHAPTERS.glob("*.md")} - {"index"}
     assert pages | {f"{path.stem}-notebook" for path in CHAPTERS.glob("*.ipynb")} <= set(listed)
