@@ -60,8 +60,10 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("run", challenges.run, "run a phase with your workspace in place of the reference")
     sub.add_argument("phase", type=int)
     sub.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARG", help="passed on to `python -m phaseN_...`")
-    sub = command("mine", commands.mine, "serve with your workspace in place of the reference: HTTP and playground")
-    sub.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARG", help="passed on to `nanoserve serve`")
+    help = "serve with your workspace in place of the reference: HTTP and playground"
+    command(
+        "mine", commands.mine, help
+    ).usage = "python -m chapters mine [ladder] [ARGUMENTS OF nanoserve serve, or of nanoserve bench ladder]"
     for name, run, help in (
         ("hint", commands.hint, "one more hint"),
         ("solution", commands.solution, "a diff between your region and the reference"),
@@ -80,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     act.add_argument("--check", action="store_true", help="whether the planted bug is mended")
     act.add_argument("--hint", action="store_true", help="one more hint")
     act.add_argument("--reveal", action="store_true", help="what it is, where it shipped, and how it is mended")
+    act.add_argument("--stop", action="store_true", help="put the planted bug away; the files move to .course/backups/")
     act.add_argument("--list", action="store_true", help="all bugs, and which of them are mended")
     act.add_argument("--gate", action="store_true", help="prove that a test catches each bug")
     timeout(sub, 120, "end each run of tests")
@@ -106,7 +109,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None, course: Course | None = None) -> int:
     """Run one command. Exit codes: 0 success, 1 the command found a problem, 2 wrong usage."""
-    args = _parser().parse_args(argv)
+    argv = list(sys.argv[1:] if argv is None else argv)
+    passed_on = argv[1:] if argv[:1] == ["mine"] and argv[1:] not in (["-h"], ["--help"]) else []
+    args = _parser().parse_args(argv[: len(argv) - len(passed_on)])
+    args.passed_on = passed_on
     course = course or Course.here()
     out = console()
     try:

@@ -91,7 +91,7 @@ def test_steps_lost_in_flight_are_run_again_and_each_token_is_delivered_once(bre
                 delivered[event.request.id].append(event.token)
     assert not loop.has_work
     assert delivered == {one.id: alone(one, EOS)[0] for one in requests}
-    assert behind == ahead
+    assert behind == ahead, "so many steps are launched before the output of the oldest is fetched"
     assert (broken > 3) == (breaks != "never")
     assert cache.usage.referenced == 0
 
@@ -125,7 +125,7 @@ def test_an_abort_without_a_step_is_reported_and_then_there_is_nothing_to_do() -
     assert loop.abort(one)
     assert not loop.abort(one)
     step = loop.step()
-    assert step is not None
+    assert step is not None, "the abort of a request is an event, also without a step"
     assert [(event.token, event.finish_reason) for event in step.events] == [(None, FinishReason.ABORT)]
     assert (len(step.batch), step.prefill_tokens, step.seconds) == (0, 0, 0.0)
     assert loop.step() is None
