@@ -91,7 +91,7 @@ def caption_listings(app: Sphinx, docname: str, document: nodes.document) -> Non
                 log.warning(str(error), location=comment)
                 continue
             uri = app.builder.get_relative_uri(docname, app.sources.page(path)) + f"#L-{line}"
-            caption = nodes.paragraph("", "", nodes.reference("", f"{path}, line {line}", internal=True, refuri=uri))
+            caption = nodes.paragraph("", "", nodes.reference("", f"{path}:{line}", internal=True, refuri=uri))
             block.replace_self(nodes.container("", caption, block.deepcopy(), classes=["listing"]))
         comment.parent.remove(comment)
 
