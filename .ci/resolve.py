@@ -20,7 +20,7 @@ PLATFORMS = {
     "macOS arm64": "aarch64-apple-darwin",
 }
 VERSIONS = {
-    "pins": ("--constraint", str(ROOT / ".ci/constraints.txt")),
+    "pins": ("--constraint", str(ROOT / ".ci/constraints.txt"), "--constraint", str(ROOT / ".ci/book.txt")),
     "newest": (),
     "oldest": ("--resolution", "lowest-direct"),
 }
