@@ -1,5 +1,6 @@
 """What a deployer gets: a wheel that brings everything it needs and runs outside the checkout."""
 
+import json
 import os
 import subprocess
 import sys
@@ -71,13 +72,23 @@ def pins(name: str) -> dict[str, set[str]]:
     return {line.strip(): {one.strip() for one in hashes} for line, *hashes in lines}
 
 
-def test_every_pin_has_hashes_and_the_server_has_those_of_the_course() -> None:
-    every, server = pins("constraints.txt"), pins("serve.txt")
-    assert all(hashes and all(one.startswith("sha256:") for one in hashes) for hashes in every.values())
+def test_every_pin_has_hashes_and_the_server_and_the_book_have_those_of_the_course() -> None:
+    every, server, book = pins("constraints.txt"), pins("serve.txt"), pins("book.txt")
+    assert all(hashes and all(one.startswith("sha256:") for one in hashes) for hashes in (every | book).values())
     versions = {line.partition(" ")[0] for line in every}
     assert {line.partition(" ")[0] for line in server} <= versions
-    assert all(hashes == every[line] for line, hashes in server.items() if line in every)
-    assert not any("://" in line for line in every | server), "no file names an index"
+    for others in (server, book):
+        assert all(hashes == every[line] for line, hashes in others.items() if line in every)
+    assert not any("://" in line for line in every | server | book), "no file names an index"
+
+
+def test_the_dev_container_installs_with_the_makefile() -> None:
+    container = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text())
+    done = subprocess.run(
+        [*container["postCreateCommand"].split(), "--dry-run"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert container["remoteEnv"]["PATH"].startswith("${containerWorkspaceFolder}/.venv/bin:")
 
 
 # The Makefile's choice of torch.
