@@ -118,9 +118,7 @@ def test_the_table_of_splits_has_every_key_once() -> None:
         [4, 256, 300, 3],
     ]
     assert rows == wanted, f"(sequence, first key, end, splits of the sequence): {rows}"
-    assert table.cu_splits.tolist() == [0, 1, 2, 3, 5, 8, 8, 8], (
-        "the splits before each sequence; the last have none"
-    )
+    assert table.cu_splits.tolist() == [0, 1, 2, 3, 5, 8, 8, 8], "the splits before each sequence; the last have none"
     rows, _ = splits_table([300, 90], [1, 1], window=100)
     assert rows == [[0, 192, 300, 1], [1, 0, 90, 1]], "a window of 100 keys: from the tile on that holds key 200"
     rows, _ = splits_table([9000], [1], kv_heads=32)
