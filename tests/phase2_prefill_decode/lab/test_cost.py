@@ -73,9 +73,7 @@ def every_pair(start: int, length: int, window: int | None) -> list[tuple[int, i
 def test_pairs_and_keys_are_those_of_brute_force(start: int, length: int, window: int | None) -> None:
     pairs = every_pair(start, length, window)
     wanted = len(pairs), len({key for _, key in pairs})
-    assert seen(start, length, window) == wanted, (
-        f"(pairs, keys) of tokens {start} to {start + length}, window {window}"
-    )
+    assert seen(start, length, window) == wanted, f"(pairs, keys) of {length} tokens from {start}, window {window}"
 
 
 @given(st.lists(st.tuples(starts, lengths), max_size=4), windows, windows)
