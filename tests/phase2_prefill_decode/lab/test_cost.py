@@ -72,7 +72,8 @@ def every_pair(start: int, length: int, window: int | None) -> list[tuple[int, i
 @given(starts, lengths, windows)
 def test_pairs_and_keys_are_those_of_brute_force(start: int, length: int, window: int | None) -> None:
     pairs = every_pair(start, length, window)
-    assert seen(start, length, window) == (len(pairs), len({key for _, key in pairs}))
+    wanted = len(pairs), len({key for _, key in pairs})
+    assert seen(start, length, window) == wanted, f"(pairs, keys) of {length} tokens from {start}, window {window}"
 
 
 @given(st.lists(st.tuples(starts, lengths), max_size=4), windows, windows)
