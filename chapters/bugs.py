@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
+import textwrap
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -86,6 +87,8 @@ def _parse(course: Course, phase: Phase, table: dict[str, Any], where: str) -> B
         raise CourseError(f"{where}: there is no file '{table['file']}' in {phase.package}/")
     fields: dict[str, Any] = {name: table[name].strip() for name in _TEXTS}
     fields |= {name: tuple(table[name]) for name in _LISTS}
+    for name in ("symptom", "explanation"):  # a paragraph is one line: the terminal wraps it
+        fields[name] = "\n\n".join(" ".join(part.split()) for part in fields[name].split("\n\n"))
     return Bug(**fields, edits=tuple((edit["before"], edit["after"]) for edit in table["edit"]))
 
 
@@ -108,13 +111,18 @@ def folder(course: Course) -> Path:
     return course.workspace / "bug"
 
 
-def plant(course: Course, bug: Bug) -> None:
-    """Copy the modules of the bug's phase, one of them with the bug. What was planted before moves to the backups."""
-    target = folder(course)
-    if target.exists():
+def put_away(course: Course) -> None:
+    """Move what is planted to the backups, so that the phases run without it."""
+    if folder(course).exists():
         backups = course.private / "backups" / "bugs"
         backups.mkdir(parents=True, exist_ok=True)
-        shutil.move(target, backups / f"{len(list(backups.iterdir())) + 1}")
+        shutil.move(folder(course), backups / f"{len(list(backups.iterdir())) + 1}")
+
+
+def plant(course: Course, bug: Bug) -> None:
+    """Copy the modules of the bug's phase, one of them with the bug."""
+    put_away(course)
+    target = folder(course)
     package = course.root / bug.file.partition("/")[0]
     for path in package.rglob("*.py"):
         name = course.name(path)
@@ -122,7 +130,8 @@ def plant(course: Course, bug: Bug) -> None:
             text = path.read_text(encoding="utf-8")
             write_atomically(target / name, (bug.planted(text) if name == bug.file else text).encode())
     write_atomically(target / "repro.py", f"{bug.repro}\n".encode())
-    write_atomically(target / f"{bug.id}.md", f"# Bug {bug.id}\n\n{bug.symptom}\n".encode())
+    report = "\n\n".join(textwrap.fill(part, 100) for part in bug.symptom.split("\n\n"))
+    write_atomically(target / f"{bug.id}.md", f"# Bug {bug.id}\n\n{report}\n".encode())
 
 
 def current(course: Course) -> Bug:

@@ -9,9 +9,10 @@ import sys
 from collections.abc import Sequence
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.text import Text
 
-from chapters import bugs, commands, overlay
+from chapters import answers, bugs, overlay
 from chapters import quiz as quizzes
 from chapters.bugs import Bug
 from chapters.course import Course, CourseError
@@ -32,6 +33,10 @@ def break_it(course: Course, args: argparse.Namespace, out: Console) -> int:
         return _hint(course, out)
     if args.reveal:
         return _reveal(course, bugs.current(course), out)
+    if args.stop:
+        bugs.current(course)
+        bugs.put_away(course)
+        return 0
     return _plant(course, args.bug, out)
 
 
@@ -50,12 +55,17 @@ def _plant(course: Course, what: str | None, out: Console) -> int:
     bugs.plant(course, bug)
     state.update(bug.key, result="planted")
     out.print(f"Bug {bug.id} is planted in a copy of phase {bug.phase}, in workspace/bug/. The report says:\n")
-    out.print(bug.symptom, soft_wrap=True)
-    out.print("\n  python -m chapters break --run                    run its reproduction, workspace/bug/repro.py")
-    out.print("  python -m chapters break --run -m MODULE ARG...   run a module with the bug: a phase, a lab, pytest")
-    out.print(f"  python -m chapters run {bug.phase}                          the phase's demo with the bug")
-    out.print("  python -m chapters break --hint                   when you are stuck")
-    out.print("  python -m chapters break --check                  whether it is mended")
+    out.print(f"{bug.symptom}\n")
+    server = "-m phase6_integration.cli serve --check-invariants"
+    for command, what in (
+        ("break --run", "its reproduction, workspace/bug/repro.py"),
+        (f"run {bug.phase}", "the phase's demo with the bug"),
+        ("break --run -m MODULE ARG...", "any module with the bug: a lab, pytest"),
+        (f"break --run {server}", "the server with the bug"),
+        ("break --hint", "when you are stuck"),
+        ("break --check", "whether it is mended"),
+    ):
+        out.print(f"  python -m chapters {command:<34}  {what}", soft_wrap=True)
     return 0
 
 
@@ -83,7 +93,7 @@ def run(course: Course, args: argparse.Namespace, out: Console) -> int:
     package = course.phase(args.phase).package
     if (bugs.folder(course) / package).is_dir():
         return _run(course, ["-m", package, *args.arguments])
-    return commands.run(course, args, out)
+    return answers.run(course, args, out)
 
 
 def _check(course: Course, timeout: float, out: Console) -> int:
@@ -104,6 +114,7 @@ def _check(course: Course, timeout: float, out: Console) -> int:
             out.print(line, soft_wrap=True)
         return 1
     state.update(bug.key, result="mended", passed=True)
+    bugs.put_away(course)
     out.print(f"Mended: {passed} tests pass.\n")
     return _reveal(course, bug, out)
 
@@ -113,7 +124,7 @@ def _hint(course: Course, out: Console) -> int:
     seen = min(state.of(bug.key).hints + 1, len(bug.hints))
     state.update(bug.key, hints=seen)
     for number, text in enumerate(bug.hints[:seen], 1):
-        out.print(f"Hint {number} of {len(bug.hints)}: {text}", soft_wrap=True)
+        out.print(f"Hint {number} of {len(bug.hints)}: {text}")
     if seen == len(bug.hints):
         out.print("`break --reveal` shows the bug.")
     return 0
@@ -122,7 +133,7 @@ def _hint(course: Course, out: Console) -> int:
 def _reveal(course: Course, bug: Bug, out: Console) -> int:
     """Print what the bug was, where it shipped, and the lines that mend it."""
     out.print(Text(f"Bug {bug.id}: {bug.title}", style="bold"))
-    out.print(bug.explanation, soft_wrap=True)
+    out.print(bug.explanation)
     out.print("\nWhere it shipped:")
     for source in bug.sources:
         out.print(f"- {source}", soft_wrap=True)
@@ -175,19 +186,23 @@ def quiz(course: Course, args: argparse.Namespace, out: Console) -> int:
 
 
 def _ask(number: int, question: quizzes.Question, out: Console) -> None:
-    out.print(Text(f"{number}. {question.text}", style="bold"), soft_wrap=True)
+    out.print(Text(f"{number}. {question.text}", style="bold"))
     for letter, choice in question.lettered:
-        out.print(f"   {letter}) {choice.text}", soft_wrap=True)
+        _indented(f"{letter}) {choice.text}", out)
     if question.number is not None:
-        out.print(f"   (a number{f', in {question.unit}' if question.unit else ''})")
+        _indented(f"(a number{f', in {question.unit}' if question.unit else ''})", out)
     out.print()
 
 
 def _explain(question: quizzes.Question, out: Console, given: str = "") -> None:
     """The right answer and why; the other choices, or only the one that was given, and why not."""
     if question.number is not None:
-        out.print(f"   {question.number:g} {question.unit}".rstrip() + f". {question.why}", soft_wrap=True)
+        _indented(f"{question.number:g} {question.unit}".rstrip() + f". {question.why}", out)
     for letter, choice in question.lettered:
         if choice.right or not given or letter == given.lower():
-            out.print(f"   {letter}) {'right' if choice.right else 'no'}: {choice.why}", soft_wrap=True)
+            _indented(f"{letter}) {'right' if choice.right else 'no'}: {choice.why}", out)
     out.print()
+
+
+def _indented(text: str, out: Console) -> None:
+    out.print(Padding(Text(text), (0, 0, 0, 3)))

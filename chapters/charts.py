@@ -171,7 +171,7 @@ def ladder(figure: Any, result: dict[str, Any]) -> None:
     colors = [GREY if name == "transformers" else BLUE for name in rungs]
     for axes, (key, title) in zip(figure.subplots(2, 2, sharey=True).flat, LADDER, strict=True):
         values = [row[key] for row in rungs.values()]
-        axes.barh(list(rungs), values, color=colors, height=0.66)
+        axes.barh([name.replace("phase", "phase ") for name in rungs], values, color=colors, height=0.66)
         for place, value in enumerate(values):
             inside = value > 0.6 * max(values)
             looks = {"ha": "right", "color": "white"} if inside else {"ha": "left"}

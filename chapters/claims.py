@@ -88,7 +88,7 @@ def _claims(path: Path) -> Iterator[tuple[str, dict[int, str]]]:
     for cell in cells:
         if cell["cell_type"] == "code":
             lines = [o.get("text") or o.get("data", {}).get("text/plain", "") for o in cell["outputs"]]
-            outputs[cell["execution_count"]] = "\n".join("".join(line) for line in lines)
+            outputs[cell["execution_count"]] = re.sub(r"<Figure[^>]*>", "", "\n".join("".join(line) for line in lines))
     for cell in cells:
         if cell["cell_type"] == "markdown":
             yield from ((claim, outputs) for claim in CLAIM.findall("".join(cell["source"])))

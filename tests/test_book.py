@@ -25,7 +25,8 @@ def test_listings_and_numbers_are_what_their_sources_say(capsys: pytest.CaptureF
 
 
 def test_every_chapter_has_its_parts() -> None:
-    for chapter in CHAPTERS.glob("0*_*.md"):
+    chapters = [path for path in CHAPTERS.glob("0*_*.md") if "appendix" not in path.name]
+    for chapter in chapters:
         text = chapter.read_text()
         for part in ("The problem", "The idea", "What to try", "Exercises", "What real engines do", "Further reading"):
             assert re.search(rf"^## {part}", text, re.MULTILINE), f"{chapter.name} lacks '{part}'"
@@ -34,6 +35,9 @@ def test_every_chapter_has_its_parts() -> None:
         for number in listed:
             assert f'id = "{number}"' in (CHAPTERS / f"0{number[0]}_exercises.toml").read_text()
         assert list(CHAPTERS.glob(f"{chapter.name[:2]}_*.ipynb"))
+        if (exercises := CHAPTERS / f"{chapter.name[:2]}_exercises.toml").exists():
+            answers = rf"^## Answers\n\n(.+\n\n)?<!-- answers: {int(exercises.name[:2])} -->$"
+            assert re.search(answers, text, re.MULTILINE), f"{chapter.name} lacks the answers"
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=lambda p: p.name)

@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean
@@ -36,7 +36,7 @@ from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.model import default_device
 from phase6_integration.lab.rungs import PAGE_SIZE, Build, Rung, rungs
 
-NAMES = ("transformers", "phase 2", "phase 3", "phase 4", "phase 5", "phase 6")
+NAMES = ("transformers", "phase2", "phase3", "phase4", "phase5", "phase6")
 COLUMNS = {
     "ttft_p50_ms": ("TTFT\np50", ",.0f"),
     "ttft_p99_ms": ("\np99", ",.0f"),
@@ -133,7 +133,7 @@ def serve(rung: Rung, requests: Sequence[Request], answers: dict[str, int]) -> S
 def measure(build: Build, trace: Trace, vocabulary: int, runs: int) -> Served:
     """The run with the highest throughput, after one with a few requests that compiles what has to be compiled."""
     found = []
-    small = Trace(requests=4, num_long=1, long=trace.long, answer=4, seed=1, pages=trace.pages)
+    small = replace(trace, requests=4, num_long=1, answer=4, seed=1)
     for run in range(runs + 1):
         one = trace if run else small
         _, answers = one.make(vocabulary, 0.0)
@@ -156,7 +156,7 @@ def in_the_workspace(arguments: Sequence[str], console: Console) -> dict[str, di
     """The same ladder with the reader's own phases, in a process of its own. RuntimeError if it does not run."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "mine.json"
-        command = [sys.executable, "-m", "chapters", "mine", "--module", "phase6_integration.lab.ladder"]
+        command = [sys.executable, "-m", "chapters", "mine", "ladder"]
         console.print("Now with your own phases.")
         done = subprocess.run([*command, *arguments, "--json", str(file)], env=safe_path.environment())
         if not file.exists():
@@ -171,7 +171,7 @@ def table(served: dict[str, dict[str, Any]]) -> Table:
     for name, _ in COLUMNS.values():
         drawn.add_column(name, justify="right", no_wrap=True)
     for rung, row in served.items():
-        drawn.add_row(rung, *(f"{row[key]:{spec}}" for key, (_, spec) in COLUMNS.items()))
+        drawn.add_row(rung.replace("phase", "phase "), *(f"{row[key]:{spec}}" for key, (_, spec) in COLUMNS.items()))
     return drawn
 
 

@@ -211,11 +211,11 @@ def rungs(directory: Path, pages: int) -> dict[str, Build]:
 
     return {
         "transformers": transformers,
-        "phase 2": lambda _: StaticRung(Engine(dense, cache=PagedCache(pages, PAGE_SIZE), batch_size=BATCH)),
-        "phase 3": lambda _: StaticRung(chunked(ragged, BUDGET, cache=PagedCache(pages, PAGE_SIZE), batch_size=BATCH)),
-        "phase 4": lambda _: StaticRung(cached(ragged, BUDGET, num_pages=pages, batch_size=BATCH)),
-        "phase 5": lambda _: ContinuousRung(
+        "phase2": lambda _: StaticRung(Engine(dense, cache=PagedCache(pages, PAGE_SIZE), batch_size=BATCH)),
+        "phase3": lambda _: StaticRung(chunked(ragged, BUDGET, cache=PagedCache(pages, PAGE_SIZE), batch_size=BATCH)),
+        "phase4": lambda _: StaticRung(cached(ragged, BUDGET, num_pages=pages, batch_size=BATCH)),
+        "phase5": lambda _: ContinuousRung(
             core(ragged, BUDGET, cache=PrefixCache(pages, PAGE_SIZE), max_running=BATCH)
         ),
-        "phase 6": phase6,
+        "phase6": phase6,
     }

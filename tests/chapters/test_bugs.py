@@ -71,6 +71,7 @@ def test_a_bug_is_planted_found_and_mended(course: Course, capsys: pytest.Captur
     code, out = run("--check")
     assert (code, "Adds one too many" in out) == (0, True)
     assert run("--list")[1] == "0a  mended      1 hints\n"
+    assert run("--check")[0] == 2, "a mended bug is put away"
 
 
 def test_a_new_bug_keeps_the_files_of_the_one_before(course: Course) -> None:
@@ -78,6 +79,8 @@ def test_a_new_bug_keeps_the_files_of_the_one_before(course: Course) -> None:
     (course.workspace / "bug" / MODULE).write_text("mine", encoding="utf-8")
     assert main(["break", "0a"], course) == 0
     assert (course.private / "backups/bugs/1" / MODULE).read_text(encoding="utf-8") == "mine"
+    assert main(["break", "--stop"], course) == 0
+    assert not bugs.folder(course).exists()
 
 
 @pytest.mark.parametrize(

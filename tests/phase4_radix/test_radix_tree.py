@@ -189,7 +189,9 @@ def test_a_tree_deeper_than_the_recursion_limit() -> None:
         node = tree.insert([token], [token], after=node).node
         tree.lock(node)
         tree.lock(node)  # two locks: the next page gets a node of its own
-    assert len(tree) == deep
+    assert len(tree) == deep, (
+        f"each of {deep} pages continues a node with two locks, and the tree has {len(tree)} nodes"
+    )
     tree.check()
     assert tree.match(range(deep)).pages == list(range(deep))
     assert [node.depth for node in tree.nodes()] == list(range(1, deep + 1))
