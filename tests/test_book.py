@@ -24,6 +24,13 @@ def test_listings_and_numbers_are_what_their_sources_say(capsys: pytest.CaptureF
     assert chapters(["weave", "--check"]) == 0, capsys.readouterr().out
 
 
+def test_no_line_begins_with_a_measured_figure() -> None:
+    """Markdown would take the rest of its paragraph for HTML."""
+    texts = [ROOT / "README.md", *(ROOT / "chapters").glob("*.md")]
+    lines = [f"{text.name}: {line}" for text in texts for line in text.read_text(encoding="utf-8").split("\n")]
+    assert [line for line in lines if ": <!-- measured" in line] == []
+
+
 def test_every_chapter_has_its_parts() -> None:
     chapters = [path for path in CHAPTERS.glob("0*_*.md") if "appendix" not in path.name]
     for chapter in chapters:
