@@ -45,9 +45,10 @@ lint: $(VENV)/.dev ## ruff: rules and format
 types: $(VENV)/.dev ## strict type check of the phases and the course
 	@$(BIN)/mypy
 
-gates: $(VENV)/.dev ## listings equal the source; every exercise is caught by a test
+gates: $(VENV)/.dev ## listings equal the source; every exercise and every planted bug is caught by a test
 	@$(BIN)/python -m chapters weave --check
 	@$(BIN)/python -m chapters exercises --gate
+	@$(BIN)/python -m chapters break --gate
 
 resolve: $(VENV)/.dev ## pins and ranges can be installed on every supported Python and platform (asks the index)
 	@$(BIN)/python .ci/resolve.py

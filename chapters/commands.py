@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from rich import box
@@ -143,14 +144,26 @@ def watch(course: Course, args: argparse.Namespace, out: Console) -> int:
     """Check, then judge again each exercise that a save changes."""
     its = _chosen(course, args.target)
     with testing.Runners(course, 1) as runners:
+        saved, before = _saved(course), [workspace.content(course, each) for each in its]
         _check(course, its, runners, args.timeout, out)
         runners.prepare(test for exercise in its for test in exercise.tests)
         while True:
-            seen = {exercise: workspace.content(course, exercise) for exercise in its}
             out.print("Watching the workspace; Ctrl-C ends.")
-            while not (changed := [each for each in its if workspace.content(course, each) != seen[each]]):
-                time.sleep(0.2)
+            changed: list[Exercise] = []
+            while not changed:
+                while _saved(course) == saved:
+                    time.sleep(0.1)
+                saved, now = _saved(course), [workspace.content(course, each) for each in its]
+                changed = [each for each, old, new in zip(its, before, now, strict=True) if old != new]
+                before = now
             _check(course, changed, runners, args.timeout, out)
+
+
+def _saved(course: Course) -> list[tuple[str, int]]:
+    """The files of the workspace and when each was saved."""
+    with suppress(FileNotFoundError):  # an editor may replace files in between
+        return [(str(path), path.stat().st_mtime_ns) for path in course.workspace.rglob("*.py")]
+    return []
 
 
 def run(course: Course, args: argparse.Namespace, out: Console) -> int:
@@ -159,8 +172,9 @@ def run(course: Course, args: argparse.Namespace, out: Console) -> int:
 
 
 def mine(course: Course, args: argparse.Namespace, out: Console) -> int:
-    server = ["phase6_integration.cli", "serve", *args.arguments]
-    return _execute(course, _started(course, None), course.private / "mine", server, out, say=True)
+    wanted = ["bench", *args.passed_on] if args.passed_on[:1] == ["ladder"] else ["serve", *args.passed_on]
+    command = ["phase6_integration.cli", *wanted]
+    return _execute(course, _started(course, None), course.private / "mine", command, out, say=True)
 
 
 def _execute(
@@ -233,7 +247,7 @@ def exercises(course: Course, args: argparse.Namespace, out: Console) -> int:
     lines = {each: exercise_files.answer_lines(course.root, each) for each in its}
     for each in its:
         title = f"{each.title} (large)" if each.large else each.title
-        table.add_row(each.id, title, str(lines[each]), each.file, str(len(each.hints)), "\n".join(each.tests))
+        table.add_row(each.id, title, str(lines[each]), each.file, str(len(each.hints)), str(len(each.tests)))
     out.print(table)
     out.print(f"{len(its)} exercises; the reference's answers have {sum(lines.values())} lines of code.")
     return 0

@@ -102,4 +102,5 @@ def _import_like(modules: Sequence[str] = (), environment: Mapping[str, str] = M
 
 
 if __name__ == "__main__":
-    main()
+    with suppress(BrokenPipeError):  # the command has gone
+        main()

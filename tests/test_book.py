@@ -13,6 +13,8 @@ import pytest
 
 from chapters import charts
 from chapters.cli import main as chapters
+from chapters.drawings.catalog import DRAWINGS
+from chapters.drawings.request_map import MAP, stops
 from chapters.notebooks import NotebookError, execute
 
 ROOT = Path(__file__).parent.parent
@@ -26,7 +28,8 @@ def test_listings_and_numbers_are_what_their_sources_say(capsys: pytest.CaptureF
 
 
 def test_every_chapter_has_its_parts() -> None:
-    for chapter in CHAPTERS.glob("0*_*.md"):
+    chapters = [path for path in CHAPTERS.glob("0*_*.md") if "appendix" not in path.name]
+    for chapter in chapters:
         text = chapter.read_text()
         for part in ("The problem", "The idea", "What to try", "Exercises", "What real engines do", "Further reading"):
             assert re.search(rf"^## {part}", text, re.MULTILINE), f"{chapter.name} lacks '{part}'"
@@ -35,6 +38,9 @@ def test_every_chapter_has_its_parts() -> None:
         for number in listed:
             assert f'id = "{number}"' in (CHAPTERS / f"0{number[0]}_exercises.toml").read_text()
         assert list(CHAPTERS.glob(f"{chapter.name[:2]}_*.ipynb"))
+        if (exercises := CHAPTERS / f"{chapter.name[:2]}_exercises.toml").exists():
+            answers = rf"^## Answers\n\n(.+\n\n)?<!-- answers: {int(exercises.name[:2])} -->$"
+            assert re.search(answers, text, re.MULTILINE), f"{chapter.name} lacks the answers"
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=lambda p: p.name)
@@ -54,18 +60,24 @@ def test_charts_are_drawn_from_the_figures_that_are_there(name: str, tmp_path: P
 
 
 def test_the_map_follows_a_request_from_the_server_to_the_engine_and_back() -> None:
-    """That every module of its table exists is the test of links. The figure shows the table as it is."""
-    stops = charts.stops()
-    rows = re.findall(r"^\| (?:server|engine) \|.*$", charts.MAP.read_text(), re.MULTILINE)
-    assert len(stops) == len(rows) > 20
-    assert [process for process, _ in itertools.groupby(stop.process for stop in stops)] == [
-        "server",
-        "engine",
-        "server",
-    ]
-    assert {stop.phase for stop in stops} == set(range(7))
-    assert all(stop.path.startswith(f"phase{stop.phase}_") for stop in stops)
-    assert charts.request_map() == (charts.FIGURES / "map.svg").read_text(), "run python -m chapters.charts"
+    """That every module of its table exists is the test of links."""
+    way = stops()
+    rows = re.findall(r"^\| (?:server|engine) \|.*$", MAP.read_text(), re.MULTILINE)
+    assert len(way) == len(rows) > 20
+    assert [process for process, _ in itertools.groupby(stop.process for stop in way)] == ["server", "engine", "server"]
+    assert {stop.phase for stop in way} == set(range(7))
+    assert all(stop.path.startswith(f"phase{stop.phase}_") for stop in way)
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_drawings_show_what_the_code_does_now(name: str) -> None:
+    assert DRAWINGS[name]().svg() == (charts.FIGURES / name).read_text(), "run python -m chapters.charts"
+
+
+@pytest.mark.parametrize("figure", sorted(charts.FIGURES.glob("*.svg")), ids=lambda p: p.name)
+def test_figures_have_colours_for_dark_mode_and_are_used(figure: Path) -> None:
+    assert "prefers-color-scheme:dark" in figure.read_text()
+    assert any(f"figures/{figure.name})" in text.read_text() for text in TEXTS), "no chapter shows it"
 
 
 def test_every_name_in_the_glossary_is_in_its_file() -> None:

@@ -149,20 +149,16 @@ def test_decodes_come_first_then_prompts_in_order_with_the_last_cut_to_fit() -> 
         request("last", 30),
         request("none", 30),
     ]
-    batch = chunker.plan(running)
-    assert [(piece.request.id, piece.start, piece.length) for piece in batch] == [
-        ("decode", 9, 1),
-        ("prompt", 0, 50),
-        ("half", 20, 40),
-        ("last", 0, 9),
-    ]
+    found = [(piece.request.id, piece.start, piece.length) for piece in chunker.plan(running)]
+    wanted = [("decode", 9, 1), ("prompt", 0, 50), ("half", 20, 40), ("last", 0, 9)]
+    assert found == wanted, f"(request, start, length) of a step of 100 tokens in chunks of 64: {found}"
 
 
 def test_sequences_with_tokens_in_flight_are_planned_behind_those() -> None:
     """A sequence says what is scheduled; the request knows only what is computed. What is in flight is not planned."""
     chunker = Chunker(TokenBudget(64, 100))
     decode, prompt, nothing = (request(name, 9, computed=5) for name in ("decode", "prompt", "nothing"))
-    step = chunker.schedule([Running(decode, 10, 9), Running(prompt, 9, 7), Running(nothing, 9, 9)])
+    step = chunker.schedule([Running(prompt, 9, 7), Running(nothing, 9, 9), Running(decode, 10, 9)])
     found = [(piece.request.id, piece.start, piece.length) for piece in step.slices]
     assert found == [("decode", 9, 1), ("prompt", 7, 2)], "slices begin at num_scheduled and end at num_tokens"
     assert [one.request.id for one in step.sequences] == ["decode", "prompt"], "the sequence of each slice"

@@ -49,7 +49,7 @@ def test_requests_are_admitted_in_order_until_the_tokens_are_used_up() -> None:
 
 def test_no_more_than_max_running_requests_are_admitted() -> None:
     one, _ = admission(4, 4, 4, max_running=2)
-    assert admitted(one) == {"r0": 4, "r1": 4}
+    assert admitted(one) == {"r0": 4, "r1": 4}, "two requests may run"
     assert not one.is_open
     assert one.pending_lengths() == []
     assert admitted(one) == {}
@@ -82,7 +82,7 @@ def test_preempted_requests_resume_before_waiting_ones_are_admitted() -> None:
 
 def test_short_prompts_pass_a_long_one_when_the_tokens_for_long_ones_are_used_up() -> None:
     one, (_, second, _) = admission(100, 100, 10, chunk=32)
-    assert one.pending_lengths() == [10]
+    assert one.pending_lengths() == [10], "tokens are reserved for the short prompt, not for the long ones"
     assert admitted(one, tokens=42) == {"r0": 32, "r2": 10}
     assert list(one.waiting) == [second]
 

@@ -14,6 +14,8 @@ from tests.phase6_integration.fake_engine import FakeEngine
 from tests.phase6_integration.real_engine import GREEDY, read
 from tests.phase6_integration.running import run
 
+pytestmark = pytest.mark.usefixtures("one_tokenizer")
+
 
 class Silent(FakeEngine):
     """What is said of its requests, the test says. It keeps the messages to the engine."""
