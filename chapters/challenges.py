@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from chapters import bugs, commands, overlay
+from chapters import answers, bugs, overlay
 from chapters import quiz as quizzes
 from chapters.bugs import Bug
 from chapters.course import Course, CourseError
@@ -55,12 +55,17 @@ def _plant(course: Course, what: str | None, out: Console) -> int:
     bugs.plant(course, bug)
     state.update(bug.key, result="planted")
     out.print(f"Bug {bug.id} is planted in a copy of phase {bug.phase}, in workspace/bug/. The report says:\n")
-    out.print(bug.symptom)
-    out.print("\n  python -m chapters break --run                    run its reproduction, workspace/bug/repro.py")
-    out.print("  python -m chapters break --run -m MODULE ARG...   run a module with the bug: a phase, a lab, pytest")
-    out.print(f"  python -m chapters run {bug.phase}                          the phase's demo with the bug")
-    out.print("  python -m chapters break --hint                   when you are stuck")
-    out.print("  python -m chapters break --check                  whether it is mended")
+    out.print(f"{bug.symptom}\n")
+    server = "-m phase6_integration.cli serve --check-invariants"
+    for command, what in (
+        ("break --run", "its reproduction, workspace/bug/repro.py"),
+        (f"run {bug.phase}", "the phase's demo with the bug"),
+        ("break --run -m MODULE ARG...", "any module with the bug: a lab, pytest"),
+        (f"break --run {server}", "the server with the bug"),
+        ("break --hint", "when you are stuck"),
+        ("break --check", "whether it is mended"),
+    ):
+        out.print(f"  python -m chapters {command:<34}  {what}", soft_wrap=True)
     return 0
 
 
@@ -88,7 +93,7 @@ def run(course: Course, args: argparse.Namespace, out: Console) -> int:
     package = course.phase(args.phase).package
     if (bugs.folder(course) / package).is_dir():
         return _run(course, ["-m", package, *args.arguments])
-    return commands.run(course, args, out)
+    return answers.run(course, args, out)
 
 
 def _check(course: Course, timeout: float, out: Console) -> int:

@@ -199,6 +199,7 @@ CHARTS: dict[str, Chart] = {
     "roofline.svg": ("phase2_phases.json", (8.0, 4.6), roofline),
     "stall.svg": ("stall.json", (8.8, 3.2), stall),
     "prefix.svg": ("phase4.json", (8.8, 3.4), prefix),
+    "ladder.svg": ("ladder.json", (6.8, 4.6), ladder),
     "overlap.svg": ("phase6_overlap.json", (8.8, 3.2), overlap),
 }
 

@@ -4,11 +4,11 @@ A claim stands before its sentence, in the Markdown of a chapter or of a noteboo
 
     <!-- claim: phase4.json#served.ttft_ratio >= 5 and #served.on.hit_rate > 0.8 -->
     <!-- claim: grows(phase0.json#batching.*.tokens_per_second) -->
-    <!-- claim: out[4].1 > 2 * out[4].0 -->
+    <!-- claim: above.1 > 2 * above.0 -->
 
 `file.json#dotted.key` is a figure of a result, `#dotted.key` one of the file named before. With `*` for a part of the
-key it is all that match, in the order of the numbers in their names. In a notebook, `out[4].1` is number 1, counted
-from 0, in the text that cell 4 printed. Spaces separate them from what follows. Around them: comparisons, arithmetic,
+key it is all that match, in the order of the numbers in their names. In a notebook, `above.1` is number 1, counted from
+0, that the nearest cell above printed. Spaces separate them from what follows. Around them: comparisons, arithmetic,
 `and`, `or`, `not`, and the functions grows, falls, min, max and abs.
 """
 
@@ -16,7 +16,7 @@ import ast
 import json
 import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from typing import Any
 from chapters.course import Course
 
 CLAIM = re.compile(r"<!-- claim: (.+?) -->", re.DOTALL)
-REFERENCE = re.compile(r"([\w-]+\.json)?#([^\s,()]+)|out\[(\d+)\]\.(\d+)")
+REFERENCE = re.compile(r"([\w-]+\.json)?#([^\s,()]+)|\babove\.(\d+)")
 NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
 Values = float | list[float]
 OPERATIONS: dict[type, Callable[[Any, Any], Any]] = {
@@ -48,16 +48,16 @@ def false_claims(course: Course) -> list[str]:
     """Every claim of the chapters, the README and the notebooks that is not true, and where it stands."""
     found = []
     for path in (*course.documents(), *course.notebooks()):
-        for claim, outputs in _claims(path):
+        for claim, above in _claims(path):
             try:
-                if not evaluate(claim, course.results, outputs):
+                if not evaluate(claim, course.results, above):
                     found.append(f"{course.name(path)}: not true: {claim}")
             except (ClaimError, SyntaxError) as error:
                 found.append(f"{course.name(path)}: {error}: {claim}")
     return found
 
 
-def evaluate(claim: str, results: Path, outputs: dict[int, str] | None = None) -> bool:
+def evaluate(claim: str, results: Path, above: Sequence[float] = ()) -> bool:
     """Whether a claim is true. ClaimError if a figure is missing, or if it uses what claims may not."""
     values: dict[str, Values] = {}
     file = ""
@@ -66,7 +66,9 @@ def evaluate(claim: str, results: Path, outputs: dict[int, str] | None = None) -
         nonlocal file
         name = f"_{len(values)}"
         if match[3] is not None:
-            values[name] = _printed((outputs or {}).get(int(match[3]), ""), int(match[4]))
+            if int(match[3]) >= len(above):
+                raise ClaimError(f"the cell above printed {len(above)} numbers")
+            values[name] = above[int(match[3])]
         else:
             file = match[1] or file
             values[name] = _figures(results / file, match[2])
@@ -76,22 +78,21 @@ def evaluate(claim: str, results: Path, outputs: dict[int, str] | None = None) -
     return bool(_evaluate(ast.parse(expression, mode="eval").body, values))
 
 
-def _claims(path: Path) -> Iterator[tuple[str, dict[int, str]]]:
-    """The claims of a file, and the text that each cell before printed if it is a notebook."""
+def _claims(path: Path) -> Iterator[tuple[str, Sequence[float]]]:
+    """The claims of a file, and in a notebook the numbers that the nearest cell above each of them printed."""
     text = path.read_text("utf-8")
     if path.suffix != ".ipynb":
         prose = re.sub(r"^```.*?^```|`[^`\n]*`", "", text, flags=re.MULTILINE | re.DOTALL)
-        yield from ((claim, {}) for claim in CLAIM.findall(prose))
+        yield from ((claim, ()) for claim in CLAIM.findall(prose))
         return
-    outputs: dict[int, str] = {}
-    cells = json.loads(text)["cells"]
-    for cell in cells:
-        if cell["cell_type"] == "code":
-            lines = [o.get("text") or o.get("data", {}).get("text/plain", "") for o in cell["outputs"]]
-            outputs[cell["execution_count"]] = re.sub(r"<Figure[^>]*>", "", "\n".join("".join(line) for line in lines))
-    for cell in cells:
+    above: Sequence[float] = ()
+    for cell in json.loads(text)["cells"]:
         if cell["cell_type"] == "markdown":
-            yield from ((claim, outputs) for claim in CLAIM.findall("".join(cell["source"])))
+            yield from ((claim, above) for claim in CLAIM.findall("".join(cell["source"])))
+        elif cell["cell_type"] == "code":
+            lines = [o.get("text") or o.get("data", {}).get("text/plain", "") for o in cell["outputs"]]
+            printed = re.sub(r"<Figure[^>]*>", "", "\n".join("".join(line) for line in lines))
+            above = [float(number.replace(",", "")) for number in NUMBER.findall(printed)] or above
 
 
 def _figures(path: Path, key: str) -> Values:
@@ -116,13 +117,6 @@ def _at(value: Any, key: str) -> Iterator[Any]:
         names = [name for name in value if re.fullmatch(re.escape(first).replace(r"\*", ".*"), name)]
         for name in sorted(names, key=lambda name: [float(part) for part in re.findall(r"\d+", name)]):
             yield from _at(value[name], rest)
-
-
-def _printed(text: str, number: int) -> float:
-    numbers = NUMBER.findall(text)
-    if number >= len(numbers):
-        raise ClaimError(f"that cell printed {len(numbers)} numbers")
-    return float(numbers[number].replace(",", ""))
 
 
 def _evaluate(node: ast.expr, values: dict[str, Values]) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from chapters import challenges, commands
+from chapters import answers, challenges, commands
 from chapters.course import Course, CourseError
 
 
@@ -51,8 +51,8 @@ def _parser() -> argparse.ArgumentParser:
     start.add_argument("phase", type=int)
     start.add_argument("--fresh", action="store_true", help="start over; old files move to .course/backups/")
     for name, run, help in (
-        ("check", commands.check, "judge each exercise that you have written, alone; then all together"),
-        ("watch", commands.watch, "check, and judge again what a save changes"),
+        ("check", answers.check, "judge each exercise that you have written, alone; then all together"),
+        ("watch", answers.watch, "check, and judge again what a save changes"),
     ):
         sub = command(name, run, help)
         sub.add_argument("target", metavar="N | N.M", nargs="?", help="default: every phase in the workspace")
@@ -61,9 +61,8 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("phase", type=int)
     sub.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARG", help="passed on to `python -m phaseN_...`")
     help = "serve with your workspace in place of the reference: HTTP and playground"
-    command(
-        "mine", commands.mine, help
-    ).usage = "python -m chapters mine [ladder] [ARGUMENTS OF nanoserve serve, or of nanoserve bench ladder]"
+    usage = "python -m chapters mine [ladder] [ARGUMENTS OF nanoserve serve, or of nanoserve bench ladder]"
+    command("mine", answers.mine, help).usage = usage
     for name, run, help in (
         ("hint", commands.hint, "one more hint"),
         ("solution", commands.solution, "a diff between your region and the reference"),

@@ -8,7 +8,7 @@ import pytest
 from chapters import claims
 from chapters.course import Course
 
-PRINTED = {3: "batch 1: 3.2 ms\nbatch 64: 18.5 ms, 1,234 tokens"}
+PRINTED = (1.0, 3.2, 64.0, 18.5, 1234.0)
 
 
 @pytest.fixture
@@ -30,11 +30,11 @@ def results(tmp_path: Path) -> Path:
         ("max(#batching.*.rate) == #batching.batch_16.rate and min(#batching.*.rate) == 10", True),
         ("abs(#batching.batch_1.rate - #batching.batch_2.rate) == 5", True),
         ("#over.v1.2 < 1", True),  # the last part of a key may contain dots
-        ("out[3].3 > 5 * out[3].1 and out[3].4 == 1234", True),
+        ("above.3 > 5 * above.1 and above.4 == 1234", True),
     ],
 )
 def test_a_claim_compares_figures_of_results_and_of_outputs(results: Path, claim: str, holds: bool) -> None:
-    claim = claim if claim.startswith(("some", "out")) else claim.replace("#", "some.json#", 1)
+    claim = claim if claim.startswith(("some", "above")) else claim.replace("#", "some.json#", 1)
     assert claims.evaluate(claim, results, PRINTED) is holds
 
 
@@ -44,7 +44,7 @@ def test_a_claim_compares_figures_of_results_and_of_outputs(results: Path, claim
         "some.json#batching.batch_3.rate > 1",  # no such figure
         "some.json#name > 1",  # not a number
         "other.json#a > 1",  # no such result
-        "out[3].9 > 1",  # the cell printed fewer numbers
+        "above.9 > 1",  # the cell printed fewer numbers
         "__import__('os') == 1",
         "some.json#batching.batch_1.rate.real > 1",
         "max.__class__ == 1",
@@ -66,12 +66,12 @@ def test_claims_are_found_in_prose_and_not_in_code(tmp_path: Path) -> None:
     (chapters / "one.md").write_text(
         f"{fenced}It is one.\n<!-- claim: a.json#x == 1 -->\nIt is four. <!-- claim: a.json#x == 4 -->"
     )
-    said = {"cell_type": "markdown", "source": ["<!-- claim: out[1].0 == 7 -->\n", "Seven."]}
-    ran = {"cell_type": "code", "execution_count": 1, "outputs": [{"output_type": "stream", "text": ["it is 8\n"]}]}
-    (chapters / "two.ipynb").write_text(json.dumps({"cells": [said, ran]}))
+    said = {"cell_type": "markdown", "source": ["<!-- claim: above.1 == 7 -->\n", "Seven."]}
+    ran = {"cell_type": "code", "execution_count": 1, "outputs": [{"output_type": "stream", "text": ["1,000 and 8\n"]}]}
+    (chapters / "two.ipynb").write_text(json.dumps({"cells": [ran, said]}))
     assert claims.false_claims(Course(tmp_path)) == [
         "chapters/one.md: not true: a.json#x == 4",
-        "chapters/two.ipynb: not true: out[1].0 == 7",
+        "chapters/two.ipynb: not true: above.1 == 7",
     ]
 
 

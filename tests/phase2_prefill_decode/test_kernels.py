@@ -107,7 +107,7 @@ def splits_table(
 
 def test_the_table_of_splits_has_every_key_once() -> None:
     rows, table = splits_table([0, 1, 128, 129, 300, 40, 70], [1, 1, 1, 1, 1, 0, 3])
-    assert rows == [
+    wanted = [
         [0, 0, 0, 1],  # padding: a split without keys
         [1, 0, 1, 1],
         [2, 0, 128, 1],
@@ -117,9 +117,13 @@ def test_the_table_of_splits_has_every_key_once() -> None:
         [4, 128, 256, 3],
         [4, 256, 300, 3],
     ]
-    assert table.cu_splits.tolist() == [0, 1, 2, 3, 5, 8, 8, 8]
+    assert rows == wanted, f"(sequence, first key, end, splits of the sequence): {rows}"
+    assert table.cu_splits.tolist() == [0, 1, 2, 3, 5, 8, 8, 8], "the splits before each sequence; the last have none"
     rows, _ = splits_table([300, 90], [1, 1], window=100)
-    assert rows == [[0, 192, 300, 1], [1, 0, 90, 1]]
+    assert rows == [[0, 192, 300, 1], [1, 0, 90, 1]], "a window of 100 keys: from the tile on that holds key 200"
+    rows, _ = splits_table([9000], [1], kv_heads=32)
+    wanted = [[0, first, min(first + 1152, 9000), 8] for first in range(0, 9000, 1152)]
+    assert rows == wanted, "with 32 KV heads a sequence has 8 splits at most: they are longer instead"
 
 
 @settings(max_examples=20)
