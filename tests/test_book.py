@@ -108,7 +108,7 @@ FEWER = {
     "00_request": ("", {"rates": "[0.5, 4, 10]"}),
     "02_prefill_decode": (
         f"{SHORT_CEILINGS}\nfrom phase2_prefill_decode.lab import phases\n"
-        "phases.PROMPTS, phases.CONTEXTS = (1, 16, 64, 256), (64, 512, 1024)",
+        "phases.PROMPTS, phases.CONTEXTS = (1, 64, 128, 256, 512), (64, 512, 1024)",
         {},
     ),
     "03_chunked_prefill": (SHORT_CEILINGS, {"scene": "Scene(prompt=512, answer=40)"}),
@@ -118,7 +118,7 @@ FEWER = {
         {},
     ),
     "05_continuous": (SHORT_CEILINGS, {"rates": "(10, 40)"}),
-    "06_integration": ("", {"levels": "(1, 8)"}),
+    "06_integration": ("", {"levels": "(1, 64)"}),
 }
 BETWEEN = """%reset -f
 import matplotlib.pyplot as plt
