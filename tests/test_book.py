@@ -4,15 +4,18 @@ import itertools
 import json
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import nbformat
 import pytest
 
 from chapters import charts
 from chapters.cli import main as chapters
 from chapters.drawings.catalog import DRAWINGS
 from chapters.drawings.request_map import MAP, stops
-from chapters.notebooks import execute
+from chapters.notebooks import NotebookError, execute
 
 ROOT = Path(__file__).parent.parent
 CHAPTERS = ROOT / "chapters"
@@ -102,6 +105,66 @@ def test_every_result_names_what_it_depends_on() -> None:
         assert not result["commit"].endswith("-dirty"), f"{file.name} was measured on code that is in no commit"
 
 
+# Fewer measurements for each notebook: a cell before the others, and assignments that are replaced.
+SHORT_CEILINGS = """
+from phase1_kv_pool.lab import timing
+from phase2_prefill_decode.lab import ceilings
+timing.SECONDS, ceilings.SIZES, ceilings.OUT_OF_CACHE = 0.02, {"cpu": (512,)}, {"cpu": 32 << 20}
+"""
+FEWER = {
+    "00_request": ("", {"rates": "[0.5, 4, 10]"}),
+    "02_prefill_decode": (
+        f"{SHORT_CEILINGS}\nfrom phase2_prefill_decode.lab import phases\n"
+        "phases.PROMPTS, phases.CONTEXTS = (1, 64, 128, 256, 512), (64, 512, 1024)",
+        {},
+    ),
+    "03_chunked_prefill": (SHORT_CEILINGS, {"scene": "Scene(prompt=512, answer=40)"}),
+    "04_radix": (
+        "from phase4_radix.lab import replay\nreplay.CHAT_PAGES = replay.CHAT_PAGES[::3]\n"
+        "replay.chats.__defaults__ = (replay.CHAT_PAGES,)",
+        {},
+    ),
+    "05_continuous": (SHORT_CEILINGS, {"rates": "(10, 40)"}),
+    "06_integration": ("", {"levels": "(1, 64)"}),
+}
+BETWEEN = """%reset -f
+import matplotlib.pyplot as plt
+plt.close("all")
+plt.rcdefaults()
+"""
+
+
+def joined(notebooks: Sequence[Path]) -> tuple[Any, list[str]]:
+    """One notebook of all, shortened as FEWER says, each in an empty namespace; and where each cell comes from."""
+    whole, places = nbformat.v4.new_notebook(), []
+    for path in notebooks:
+        first, replaced = FEWER.get(path.stem, ("", {}))
+        sources = [BETWEEN, first, *(c.source for c in nbformat.read(path, 4).cells if c.cell_type == "code")]
+        for name, value in replaced.items():
+            text = rf"^{name} = .*$"
+            assert sum(len(re.findall(text, source, re.MULTILINE)) for source in sources) == 1, f"{path.name}: {name}"
+            sources = [re.sub(text, f"{name} = {value}", source, flags=re.MULTILINE) for source in sources]
+        whole.cells += [nbformat.v4.new_code_cell(source) for source in sources]
+        places += [f"{path.name}, code cell {number}" for number in range(-1, len(sources) - 1)]
+    return whole, places
+
+
+def test_notebooks_run(tmp_path: Path) -> None:
+    """In one kernel, each with an empty namespace: to start a kernel with torch takes longer than most of them."""
+    whole, places = joined(NOTEBOOKS)
+    nbformat.write(whole, tmp_path / "all.ipynb")
+    try:
+        done = execute(tmp_path / "all.ipynb")
+    except NotebookError as error:
+        (number,) = re.findall(r"all.ipynb, cell (\d+)", str(error))
+        raise AssertionError(f"{places[int(number) - 1]}: {error}") from error
+    outputs = {place: cell.get("outputs", ()) for place, cell in zip(places, done.cells, strict=True)}
+    assert {place.split(",")[0] for place, told in outputs.items() if told} == {path.name for path in NOTEBOOKS}
+    kinds = {place: {one.get("name", one["output_type"]) for one in told} for place, told in outputs.items()}
+    assert [place for place, found in kinds.items() if found & {"error", "stderr"}] == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.stem)
 def test_notebooks_run_from_a_clean_kernel(notebook: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copy(notebook, tmp_path))

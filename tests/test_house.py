@@ -45,16 +45,19 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def imports(name: str) -> Iterator[tuple[str, int]]:
+@cache
+def imports(name: str) -> tuple[tuple[str, int], ...]:
     """All imports of a module, also those inside functions: dotted names and line numbers."""
+    found = []
     for node in ast.walk(ast.parse(modules()[name].read_text())):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
+            found += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name}:{node.lineno}: imports are absolute here"
             for alias in node.names:
                 inner = f"{node.module}.{alias.name}"
-                yield (inner if inner in modules() else str(node.module)), node.lineno
+                found.append((inner if inner in modules() else str(node.module), node.lineno))
+    return tuple(found)
 
 
 def floor(name: str) -> int:

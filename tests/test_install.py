@@ -107,6 +107,14 @@ def empty(tmp_path: Path) -> Path:
     return tmp_path / "venv"
 
 
+@pytest.fixture
+def empty_but_for_pip(empty: Path) -> Path:
+    """The same with what passes for pip: the installation asks for its version, and is to stop before it uses it."""
+    (packages,) = empty.glob("lib/python*/site-packages")
+    (packages / "pip.py").touch()
+    return empty
+
+
 def test_torch_system_is_the_torch_that_is_there(empty: Path) -> None:
     done = install_torch(sys.executable, empty, "system")
     assert done.returncode == 0, done.stderr
@@ -120,7 +128,7 @@ def test_torch_system_is_the_torch_that_is_there(empty: Path) -> None:
     assert pip.returncode == 0, "an environment without pip is repaired"
 
 
-def test_a_system_torch_below_the_range_is_an_error(empty: Path, tmp_path: Path) -> None:
+def test_a_system_torch_below_the_range_is_an_error(empty_but_for_pip: Path, tmp_path: Path) -> None:
     """pip would put a newer one, gigabytes of it, beside it."""
     info = tmp_path / "old" / "torch-2.10.0.dist-info"
     info.mkdir(parents=True)
@@ -128,14 +136,14 @@ def test_a_system_torch_below_the_range_is_an_error(empty: Path, tmp_path: Path)
     old = tmp_path / "python"
     old.write_text(f'#!/bin/sh\nPYTHONPATH={info.parent} exec {sys.executable} "$@"\n')
     old.chmod(0o755)
-    done = install_torch(str(old), empty, "system")
+    done = install_torch(str(old), empty_but_for_pip, "system")
     assert done.returncode != 0
     assert "has torch 2.10.0, and 2.11 is the oldest" in done.stderr
 
 
 @pytest.mark.parametrize(("choice", "said"), [("system", "which has none"), ("rocm", "auto, cpu, cuda or system, not")])
-def test_a_torch_that_cannot_be_had_is_an_error(empty: Path, choice: str, said: str) -> None:
-    done = install_torch(str(empty / "bin/python"), empty, choice)
+def test_a_torch_that_cannot_be_had_is_an_error(empty_but_for_pip: Path, choice: str, said: str) -> None:
+    done = install_torch(str(empty_but_for_pip / "bin/python"), empty_but_for_pip, choice)
     assert done.returncode != 0
     assert said in done.stderr
 
