@@ -131,6 +131,7 @@ IN_FLIGHT = {  # tokens of the prompt, known tokens of the answer, the slice, an
     "a prompt": (5, 0, (0, 5), [300, 301, 302, 303, 304]),
     "a chunk": (5, 0, (1, 3), [301, 302, 303]),
     "a decode": (5, 2, (6, 1), [306]),
+    "a chunk of one token after a preemption": (5, 2, (3, 1), [303]),
     "a decode of a token in flight": (5, 2, (7, 1), [-3]),
     "the first token of an answer, in flight": (5, 0, (5, 1), [-3]),
     "all tokens again after a preemption": (3, 2, (0, 5), [300, 301, 302, 303, 304]),
