@@ -2,7 +2,8 @@
 #   PYTHON       the Python to build .venv with
 #   TORCH        auto: PyTorch's build for CPUs if there is no NVIDIA driver; cpu, cuda: that build;
 #                system: the torch that PYTHON has, with ranges instead of pins for the rest
-# What the server needs is pinned in .ci/serve.txt, and what the course and the tests need too in .ci/constraints.txt.
+# What the server needs is pinned in .ci/serve.txt, what the course and the tests need too in .ci/constraints.txt, and
+# what builds the book in .ci/book.txt.
 # pip checks the hash of every file that it installs, but for torch and the CUDA libraries it brings: each index builds
 # its own. TORCH=system has no pins.
 PYTHON      ?= python3
@@ -23,7 +24,7 @@ $(error $(VENV) has TORCH=$(INSTALLED): run `make clean` before TORCH=$(TORCH))
 endif
 endif
 
-.PHONY: help serve test test-all lint types gates resolve pins notebooks clean
+.PHONY: help serve install test test-all lint types gates book resolve pins notebooks clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -32,6 +33,8 @@ help: ## this list
 serve: $(VENV)/.serve ## install, then serve the bundled model on 127.0.0.1:8000, playground included
 	@$(BIN)/nanoserve serve
 
+install: $(VENV)/.dev ## install what the course and the tests need
+
 test: $(VENV)/.dev ## install, then run the suite (`make test-all` adds what is marked slow)
 	@$(BIN)/python -m pytest -q -m "not slow" $(PARALLEL)
 
@@ -39,15 +42,22 @@ test-all: $(VENV)/.dev ## the suite with its slow tests, then the engines' tests
 	@$(BIN)/python -m pytest -q $(PARALLEL)
 	@$(BIN)/python -m pytest -q -m "not slow" --ahead $(PARALLEL) tests/phase5_continuous tests/phase6_integration
 
-lint: $(VENV)/.dev ## ruff: rules and format
+lint: $(VENV)/.dev ## ruff: rules and format; codespell: spelling
 	@$(BIN)/ruff check && $(BIN)/ruff format --check
+	@$(BIN)/codespell
 
 types: $(VENV)/.dev ## strict type check of the phases and the course
 	@$(BIN)/mypy
 
-gates: $(VENV)/.dev ## listings equal the source; every exercise is caught by a test
+gates: $(VENV)/.dev ## listings equal the source; every exercise and every planted bug is caught by a test
 	@$(BIN)/python -m chapters weave --check
 	@$(BIN)/python -m chapters exercises --gate
+	@$(BIN)/python -m chapters break --gate
+
+book: $(VENV)/.book ## the site of the book, into build/book; a warning or a dead link is an error
+	@$(BIN)/python -m sphinx --quiet --fresh-env --fail-on-warning --keep-going -c chapters/book -d build/doctrees . build/book
+	@$(BIN)/python -m chapters.book.check build/book
+	@echo "The book is in build/book/index.html"
 
 resolve: $(VENV)/.dev ## pins and ranges can be installed on every supported Python and platform (asks the index)
 	@$(BIN)/python .ci/resolve.py
@@ -55,6 +65,7 @@ resolve: $(VENV)/.dev ## pins and ranges can be installed on every supported Pyt
 pins: $(VENV)/.dev ## raise the pins to the newest versions that go with the pinned torch
 	@sed -n 's/^\(torch==[^ ]*\).*/\1/p' .ci/constraints.txt > $(VENV)/torch.txt
 	@$(COMPILE) --upgrade --extra dev --constraint $(VENV)/torch.txt --output-file .ci/constraints.txt pyproject.toml
+	@$(COMPILE) --upgrade --group book --constraint .ci/constraints.txt --output-file .ci/book.txt
 	@echo hatchling | $(COMPILE) --upgrade --constraint .ci/constraints.txt --output-file .ci/serve.txt pyproject.toml -
 
 notebooks: $(VENV)/.dev ## execute the notebooks and keep their outputs
@@ -81,4 +92,9 @@ else
 	@awk '/^[a-z]/ {keep = !/^(torch==|cuda-|nvidia-)/} keep' .ci/constraints.txt > $(VENV)/dev.txt
 	@$(PIP) --require-hashes --no-deps --requirement $(VENV)/dev.txt
 endif
+	@touch $@
+
+$(VENV)/.book: $(VENV)/.dev .ci/book.txt
+	@echo "Adding what the book is built with."
+	@$(PIP) --require-hashes --no-deps --requirement .ci/book.txt
 	@touch $@

@@ -1,16 +1,16 @@
-"""`python -m chapters.charts`: draws every chart of the book from the result files."""
+"""`python -m chapters.charts`: draws every chart of the book from the result files, then the drawings."""
 
 import hashlib
-import itertools
+import io
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from chapters.drawings.dark import with_dark_mode
 
 RESULTS = Path(__file__).parent / "results"
 FIGURES = Path(__file__).parent / "figures"
-MAP = Path(__file__).parent / "map.md"
 CONTEXT = 256  # tokens of context of the decodes on the roofline
 BLUE, RED, GREEN, GREY = "#1d6996", "#c0392b", "#2e8b57", "#667788"
 
@@ -157,6 +157,41 @@ def overlap(figure: Any, result: dict[str, Any]) -> None:
     axes.set_xlabel("ms")
 
 
+LADDER = (
+    ("ttft_p50_ms", "TTFT p50, ms"),
+    ("itl_p99_ms", "ITL p99, ms"),
+    ("tokens_per_second", "output tokens/s"),
+    ("pages", "pages held, at most"),
+)
+
+
+def ladder(figure: Any, result: dict[str, Any]) -> None:
+    """One trace through transformers and the engines of the phases: a bar each. The reader's own is a mark."""
+    rungs, mine = result["figures"]["rungs"], result["figures"].get("mine", {})
+    colors = [GREY if name == "transformers" else BLUE for name in rungs]
+    for axes, (key, title) in zip(figure.subplots(2, 2, sharey=True).flat, LADDER, strict=True):
+        values = [row[key] for row in rungs.values()]
+        axes.barh([name.replace("phase", "phase ") for name in rungs], values, color=colors, height=0.66)
+        for place, value in enumerate(values):
+            inside = value > 0.6 * max(values)
+            looks = {"ha": "right", "color": "white"} if inside else {"ha": "left"}
+            axes.annotate(
+                f"{value:,.0f}",
+                (value, place),
+                (-5 if inside else 5, 0),
+                textcoords="offset points",
+                va="center",
+                **looks,
+            )
+        for name, row in mine.items():
+            axes.plot(row[key], list(rungs).index(name), "D", color=RED, markeredgecolor="white")
+        axes.set(title=title, xticks=[])
+        axes.grid(visible=False)
+        axes.spines["bottom"].set_visible(False)
+        axes.tick_params(length=0)
+    axes.invert_yaxis()
+
+
 Chart = tuple[str, tuple[float, float], Callable[[Any, dict[str, Any]], None]]
 CHARTS: dict[str, Chart] = {
     "batching.svg": ("phase0.json", (8.8, 3.2), batching),
@@ -164,6 +199,7 @@ CHARTS: dict[str, Chart] = {
     "roofline.svg": ("phase2_phases.json", (8.0, 4.6), roofline),
     "stall.svg": ("stall.json", (8.8, 3.2), stall),
     "prefix.svg": ("phase4.json", (8.8, 3.4), prefix),
+    "ladder.svg": ("ladder.json", (6.8, 4.6), ladder),
     "overlap.svg": ("phase6_overlap.json", (8.8, 3.2), overlap),
 }
 
@@ -183,68 +219,17 @@ def draw(name: str, results: Path = RESULTS, figures: Path = FIGURES) -> Path:
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=size, layout="constrained", facecolor="white")
         paint(figure, json.loads((results / source).read_text("utf-8")))
-        figure.savefig(figures / name, metadata={"Date": None, "Source": fingerprint(name, results)})
+        about = {"Date": None, "Source": fingerprint(name, results)}
+        figure.savefig(buffer := io.StringIO(), format="svg", metadata=about)
+    (figures / name).write_text(with_dark_mode(buffer.getvalue()), "utf-8")
     return figures / name
 
 
-PHASE_COLORS = ("#8fbfc6", "#6aa9bb", "#4a94b1", "#2f7fa6", "#1d6996", "#14527a", "#0b3c5d")
-PHASE_NAMES = ("request", "KV pool", "compute", "chunking", "prefix cache", "scheduling", "serving")
-
-
-class Stop(NamedTuple):
-    """A row of the table in map.md: one module on the way of a chat request."""
-
-    process: str
-    phase: int
-    module: str
-    path: str
-
-
-def stops(page: Path = MAP) -> list[Stop]:
-    """The rows of the table in map.md, in order."""
-    row = re.compile(r"^\| (server|engine) \| (\d) \| \[(\w+)\]\(\.\./([^)]+)\) \| [^|]+ \|$", re.MULTILINE)
-    return [
-        Stop(process, int(phase), name, path) for process, phase, name, path in row.findall(page.read_text("utf-8"))
-    ]
-
-
-def request_map(page: Path = MAP) -> str:
-    """The figure of map.md as SVG: a column per phase, a row per module, and a line along the request's way."""
-    way, left, column, top, row = stops(page), 84, 112, 54, 27
-    width, bottom = left + 7 * column + 12, top + row * len(way)
-    x = [left + (6 - stop.phase) * column + column // 2 for stop in way]
-    y = [top + row * number + row // 2 for number in range(len(way))]
-    out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {bottom + 10}" width="{width}" '
-        f'height="{bottom + 10}" role="img" aria-label="The way of a chat request through the modules of each phase" '
-        'font-family="Helvetica, Arial, sans-serif">',
-        f'<rect width="{width}" height="{bottom + 10}" rx="10" fill="#ffffff"/>',
-    ]
-    for process, group in itertools.groupby(range(len(way)), key=lambda number: way[number].process):
-        rows = list(group)
-        shade = "#f4f7f9" if process == "server" else "#e3edf3"
-        start, height = top + row * rows[0], row * len(rows)
-        out.append(f'<rect x="8" y="{start}" width="{width - 16}" height="{height}" fill="{shade}"/>')
-        out.append(f'<text x="18" y="{start + 18}" font-size="12" font-weight="bold" fill="#445">{process}</text>')
-        out.append(f'<text x="18" y="{start + 33}" font-size="11" fill="#667">process</text>')
-    for phase, name in enumerate(PHASE_NAMES):
-        middle = left + (6 - phase) * column + column // 2
-        place = f'x="{middle}" text-anchor="middle"'
-        out.append(f'<text {place} y="24" font-size="14" font-weight="bold" fill="#123">{phase}</text>')
-        out.append(f'<text {place} y="42" font-size="12" fill="#445">{name}</text>')
-    points = " ".join(f"{a},{b}" for a, b in zip(x, y, strict=True))
-    out.append(f'<polyline points="{points}" fill="none" stroke="#c0392b" stroke-width="1.5" stroke-opacity="0.55"/>')
-    for stop, a, b in zip(way, x, y, strict=True):
-        ink = "#123" if stop.phase == 0 else "#ffffff"
-        out.append(
-            f'<rect x="{a - 51}" y="{b - 10}" width="102" height="20" rx="4" fill="{PHASE_COLORS[stop.phase]}"/>'
-        )
-        out.append(f'<text x="{a}" y="{b + 4}" font-size="12" fill="{ink}" text-anchor="middle">{stop.module}</text>')
-    return "\n".join([*out, "</svg>\n"])
-
-
 if __name__ == "__main__":
+    from chapters.drawings.catalog import DRAWINGS
+
     for chart in CHARTS:
         print(draw(chart).name)
-    (FIGURES / "map.svg").write_text(request_map(), "utf-8")
-    print("map.svg")
+    for name, make in DRAWINGS.items():
+        (FIGURES / name).write_text(make().svg(), "utf-8")
+        print(name)

@@ -50,7 +50,8 @@ def judge(course: Course, exercise: Exercise, runners: Runners, timeout: float) 
     found = attempt(course, exercise)
     if found.stage not in ("attempted", "partly written"):
         return Judged(exercise, found.stage, found.note)
-    return _judged(course, found, _run(course, [exercise], runners, timeout, exercise.id))
+    every = found.stage == "partly written"
+    return _judged(course, found, _run(course, [exercise], runners, timeout, exercise.id, every))
 
 
 def together(course: Course, exercises: Sequence[Exercise], runners: Runners, timeout: float) -> str:
@@ -73,14 +74,17 @@ def log(course: Course, name: str) -> Path:
     return course.private / "check" / f"{name}.txt"
 
 
-def _run(course: Course, exercises: Sequence[Exercise], runners: Runners, timeout: float, name: str) -> Run:
-    """Run the tests of these exercises with their answers. If the run was stopped inside the workspace's code,
-    `stopped` names the line."""
+def _run(
+    course: Course, exercises: Sequence[Exercise], runners: Runners, timeout: float, name: str, every: bool = False
+) -> Run:
+    """Run the tests of these exercises with their answers, up to the first failure or `every` one. If the run was
+    stopped inside the workspace's code, `stopped` names the line."""
     overlay = course.private / "check" / name
     shutil.rmtree(overlay, ignore_errors=True)
     assemble(course, exercises, overlay)
     tests = dict.fromkeys(test for exercise in exercises for test in exercise.tests)
-    run = runners.run(tests, timeout=timeout, overlay=overlay)
+    options = [] if every else ["--maxfail=1"]
+    run = runners.run(tests, timeout=timeout, overlay=overlay, options=options)
     log(course, name).write_text(f"{run.output}{run.stack}", encoding="utf-8")
     inside = re.escape(f"{overlay.relative_to(course.root)}{os.sep}")
     frames = re.findall(rf'File ".*{inside}(.+?)", line (\d+)', run.stack)
@@ -96,13 +100,17 @@ def _judged(course: Course, found: Attempt, run: Run) -> Judged:
     passed = sum(result.outcome == "passed" for result in run.results)
     skipped = sum(result.outcome == "skipped" for result in run.results)
     count = f"{passed} of {len(run.collected) - skipped} tests pass" + (f", {skipped} are skipped" if skipped else "")
-    if found.stage == "partly written":
-        return Judged(exercise, "failed", f"{found.note}; {count}")
-    if run.failures:
-        first, overlay = run.failures[0], course.private / "check" / exercise.id
+    failures = [result for result in run.failures if exercise.id not in result.exercises]
+    if failures:
+        first, overlay = failures[0], course.private / "check" / exercise.id
         frames = first.details.get("frames", ())
         places = [(workspace_line(course, overlay, Path(file), line), name) for file, line, name in frames]
-        return Judged(exercise, "failed", count, first, tuple(f"{place}, in {name}" for place, name in places if place))
+        note = (
+            f"{found.note}; {count}" if found.note else f"{passed} of {len(run.collected)} tests pass before one fails"
+        )
+        return Judged(exercise, "failed", note, first, tuple(f"{place}, in {name}" for place, name in places if place))
+    if found.note or run.failures:
+        return Judged(exercise, "failed", f"{found.note or run.failures[0].error}; {count}")
     if not run.results:
         return Judged(exercise, "failed", f"no test of it ran: {shorten(run.last_line)}")
     if not passed:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from chapters import commands
+from chapters import answers, challenges, commands
 from chapters.course import Course, CourseError
 
 
@@ -51,22 +51,43 @@ def _parser() -> argparse.ArgumentParser:
     start.add_argument("phase", type=int)
     start.add_argument("--fresh", action="store_true", help="start over; old files move to .course/backups/")
     for name, run, help in (
-        ("check", commands.check, "judge each exercise that you have written, alone; then all together"),
-        ("watch", commands.watch, "check, and judge again what a save changes"),
+        ("check", answers.check, "judge each exercise that you have written, alone; then all together"),
+        ("watch", answers.watch, "check, and judge again what a save changes"),
     ):
         sub = command(name, run, help)
         sub.add_argument("target", metavar="N | N.M", nargs="?", help="default: every phase in the workspace")
         timeout(sub, 120, "end an exercise's tests after this time")
-    sub = command("run", commands.run, "run a phase with your workspace in place of the reference")
+    sub = command("run", challenges.run, "run a phase with your workspace in place of the reference")
     sub.add_argument("phase", type=int)
     sub.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARG", help="passed on to `python -m phaseN_...`")
-    sub = command("mine", commands.mine, "serve with your workspace in place of the reference: HTTP and playground")
-    sub.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARG", help="passed on to `nanoserve serve`")
+    help = "serve with your workspace in place of the reference: HTTP and playground"
+    usage = "python -m chapters mine [ladder] [ARGUMENTS OF nanoserve serve, or of nanoserve bench ladder]"
+    command("mine", answers.mine, help).usage = usage
     for name, run, help in (
         ("hint", commands.hint, "one more hint"),
         ("solution", commands.solution, "a diff between your region and the reference"),
     ):
         command(name, run, help).add_argument("exercise", metavar="N.M")
+    sub = command("break", challenges.break_it, "find and mend a bug that shipped in a real engine")
+    sub.add_argument("bug", nargs="?", metavar="N", help="plant a bug of phase N, or the one with this id, such as 4b")
+    act = sub.add_mutually_exclusive_group()
+    act.add_argument(
+        "--run",
+        dest="program",
+        nargs=argparse.REMAINDER,
+        metavar="ARG",
+        help="run the reproduction; -m MODULE: a module",
+    )
+    act.add_argument("--check", action="store_true", help="whether the planted bug is mended")
+    act.add_argument("--hint", action="store_true", help="one more hint")
+    act.add_argument("--reveal", action="store_true", help="what it is, where it shipped, and how it is mended")
+    act.add_argument("--stop", action="store_true", help="put the planted bug away; the files move to .course/backups/")
+    act.add_argument("--list", action="store_true", help="all bugs, and which of them are mended")
+    act.add_argument("--gate", action="store_true", help="prove that a test catches each bug")
+    timeout(sub, 120, "end each run of tests")
+    sub = command("quiz", challenges.quiz, "five quick questions on a chapter")
+    sub.add_argument("chapter", type=int)
+    sub.add_argument("--answers", action="store_true", help="print all questions with their answers")
     command("status", commands.status, "every phase: exercises, passed, hints used")
     sub = command("exercises", commands.exercises, "list the exercises, or prove that tests catch each of them")
     sub.add_argument("phases", type=int, nargs="*", metavar="N", help="default: every phase")
@@ -87,7 +108,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None, course: Course | None = None) -> int:
     """Run one command. Exit codes: 0 success, 1 the command found a problem, 2 wrong usage."""
-    args = _parser().parse_args(argv)
+    argv = list(sys.argv[1:] if argv is None else argv)
+    passed_on = argv[1:] if argv[:1] == ["mine"] and argv[1:] not in (["-h"], ["--help"]) else []
+    args = _parser().parse_args(argv[: len(argv) - len(passed_on)])
+    args.passed_on = passed_on
     course = course or Course.here()
     out = console()
     try:

@@ -25,10 +25,11 @@ class OverlayLoader(SourceFileLoader):
 
 
 class OverlayFinder(MetaPathFinder):
-    """Finds the modules in the overlay folder, and no others."""
+    """Finds the modules in the overlay folder that differ from the reference, and no others."""
 
     def __init__(self, root: Path, overlay: Path) -> None:
-        self._files = {_module_name(path.relative_to(overlay)): path for path in overlay.rglob("*.py")}
+        changed = [path for path in overlay.rglob("*.py") if not _same(path, root / path.relative_to(overlay))]
+        self._files = {_module_name(path.relative_to(overlay)): path for path in changed}
         self._references = {name: root / path.relative_to(overlay) for name, path in self._files.items()}
         early = sorted(self._files.keys() & sys.modules.keys())
         if early:
@@ -43,6 +44,10 @@ class OverlayFinder(MetaPathFinder):
         packages = [str(reference.parent)] if reference.name == "__init__.py" else None
         loader = OverlayLoader(fullname, reference, self._files[fullname])
         return spec_from_file_location(fullname, reference, loader=loader, submodule_search_locations=packages)
+
+
+def _same(path: Path, reference: Path) -> bool:
+    return reference.is_file() and path.read_bytes() == reference.read_bytes()
 
 
 def _module_name(path: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from chapters import pictures
 
+SHRINKING = 2  # seconds in which Hypothesis simplifies an example that fails: a reader waits for it
 _EXERCISE = re.compile(r"\bexercise (\d+\.\d+)\b")
 
 
@@ -52,6 +54,8 @@ class Recorder:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._write("collected", ids=[item.nodeid for item in session.items])
+        if engine := sys.modules.get("hypothesis.internal.conjecture.engine"):
+            engine.MAX_SHRINKING_SECONDS = SHRINKING  # type: ignore[attr-defined]
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._write("start", id=nodeid)

@@ -182,7 +182,8 @@ def _environment(root: Path) -> dict[str, str]:
     """The caller's environment without pytest's. Installed plugins are not loaded: no test of the course needs one, and
     they add two seconds to every start."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "NANO_COURSE_"))}
-    return overlay.environment(root, kept) | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    forks = {"OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES"}  # for macOS: a fork may use what was imported before it
+    return overlay.environment(root, kept) | forks | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 
 def _read(path: Path) -> str:

@@ -2,7 +2,7 @@
 
 `<!-- weave: path#name -->` on a line of its own owns the fenced block that follows it; with `signature` after the
 name, functions end after their docstrings. `<!-- answers: N -->` owns the lines up to `<!-- /answers -->`: the answers
-to the exercises of phase N. In a document with answers no listing may show code of an exercise. A figure is between
+to the exercises of phase N. No listing may show their code. A figure is between
 `<!-- measured: file.json#dotted.key FORMAT -->` and `<!-- /measured -->`, on one line; its key is looked up in the
 result's `figures`, then in the whole result. Markers inside fenced blocks or inline code are ignored.
 """
@@ -13,12 +13,13 @@ import difflib
 import html
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from chapters.course import Course, CourseError
-from chapters.exercises import Exercise, load, need
+from chapters.exercises import Exercise, need
 from chapters.source import find_regions, listing, locate
 
 _WEAVE = re.compile(r"( {0,3})<!-- weave: (\S+)( signature)? -->\s*")
@@ -49,7 +50,8 @@ class Woven:
 
 def weave_all(course: Course) -> list[Woven]:
     """Weave every document without writing. The markers of all sources are checked, too."""
-    woven = [weave(course, path) for path in course.documents()]
+    hidden = answered(course)
+    woven = [weave(course, path, hidden) for path in course.documents()]
     markers = Woven("region markers", "")
     for path in course.sources():
         try:
@@ -59,12 +61,21 @@ def weave_all(course: Course) -> list[Woven]:
     return [*woven, markers] if markers.problems else woven
 
 
-def weave(course: Course, path: Path) -> Woven:
-    """Weave each listing, figure and answer of `path`. One that cannot be woven stays as it is and is a problem."""
+def answered(course: Course) -> list[Exercise]:
+    """The exercises with an answer in some document: no listing may show code of theirs."""
+    texts = [path.read_text(encoding="utf-8") for path in course.documents()]
+    phases = sorted(
+        {int(number) for text in texts for number in re.findall(rf"^{_ANSWERS.pattern}$", text, re.MULTILINE)}
+    )
+    return [exercise for phase in phases for exercise in need(course, course.phase(phase))]
+
+
+def weave(course: Course, path: Path, hidden: Sequence[Exercise] = ()) -> Woven:
+    """Weave each listing, figure and answer of `path`. One that cannot be woven stays as it is and is a problem, and so
+    is a listing with code of a `hidden` exercise."""
     text = path.read_bytes().decode("utf-8")
     woven = Woven(course.name(path), text)
     lines = text.split("\n")
-    hidden = _hidden(course, text)
     out: list[str] = []
     index = 0
     while index < len(lines):
@@ -112,7 +123,7 @@ def _block_end(lines: list[str], start: int) -> int:
 
 
 def _block(
-    course: Course, woven: Woven, number: int, marker: re.Match[str], old: list[str], hidden: list[Exercise]
+    course: Course, woven: Woven, number: int, marker: re.Match[str], old: list[str], hidden: Sequence[Exercise]
 ) -> list[str]:
     indent, anchor, signature = marker.groups()
     end = "\r" if "\r\n" in woven.before else ""
@@ -140,14 +151,7 @@ def _block(
     return [indent + fence + language + end, *body, indent + fence + end]
 
 
-def _hidden(course: Course, text: str) -> list[Exercise]:
-    """The exercises whose code a document with answers may not show elsewhere."""
-    if not any(_ANSWERS.fullmatch(line) for line in text.split("\n")):
-        return []
-    return [exercise for phase in course.phases() for exercise in load(course, phase)]
-
-
-def _given_away(course: Course, anchor: str, hidden: list[Exercise]) -> list[str]:
+def _given_away(course: Course, anchor: str, hidden: Sequence[Exercise]) -> list[str]:
     """The ids of the exercises with code in what the anchor names."""
     its = [exercise for exercise in hidden if exercise.file == anchor.partition("#")[0]]
     text, spans = locate(course.root, anchor) if its else ("", [])

@@ -31,6 +31,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before any test module imports torch, which looks at the environment above, or Triton, which looks at this."""
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        return  # its workers run the tests
     from phase1_kv_pool.kernels import prepare_triton
 
     prepare_triton()

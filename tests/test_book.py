@@ -4,13 +4,18 @@ import itertools
 import json
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import nbformat
 import pytest
 
 from chapters import charts
 from chapters.cli import main as chapters
-from chapters.notebooks import execute
+from chapters.drawings.catalog import DRAWINGS
+from chapters.drawings.request_map import MAP, stops
+from chapters.notebooks import NotebookError, execute
 
 ROOT = Path(__file__).parent.parent
 CHAPTERS = ROOT / "chapters"
@@ -22,8 +27,16 @@ def test_listings_and_numbers_are_what_their_sources_say(capsys: pytest.CaptureF
     assert chapters(["weave", "--check"]) == 0, capsys.readouterr().out
 
 
+def test_no_line_begins_with_a_measured_figure() -> None:
+    """Markdown would take the rest of its paragraph for HTML."""
+    texts = [ROOT / "README.md", *(ROOT / "chapters").glob("*.md")]
+    lines = [f"{text.name}: {line}" for text in texts for line in text.read_text(encoding="utf-8").split("\n")]
+    assert [line for line in lines if ".md: <!-- measured" in line] == []
+
+
 def test_every_chapter_has_its_parts() -> None:
-    for chapter in CHAPTERS.glob("0*_*.md"):
+    chapters = [path for path in CHAPTERS.glob("0*_*.md") if "appendix" not in path.name]
+    for chapter in chapters:
         text = chapter.read_text()
         for part in ("The problem", "The idea", "What to try", "Exercises", "What real engines do", "Further reading"):
             assert re.search(rf"^## {part}", text, re.MULTILINE), f"{chapter.name} lacks '{part}'"
@@ -32,6 +45,9 @@ def test_every_chapter_has_its_parts() -> None:
         for number in listed:
             assert f'id = "{number}"' in (CHAPTERS / f"0{number[0]}_exercises.toml").read_text()
         assert list(CHAPTERS.glob(f"{chapter.name[:2]}_*.ipynb"))
+        if (exercises := CHAPTERS / f"{chapter.name[:2]}_exercises.toml").exists():
+            answers = rf"^## Answers\n\n(.+\n\n)?<!-- answers: {int(exercises.name[:2])} -->$"
+            assert re.search(answers, text, re.MULTILINE), f"{chapter.name} lacks the answers"
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=lambda p: p.name)
@@ -51,18 +67,24 @@ def test_charts_are_drawn_from_the_figures_that_are_there(name: str, tmp_path: P
 
 
 def test_the_map_follows_a_request_from_the_server_to_the_engine_and_back() -> None:
-    """That every module of its table exists is the test of links. The figure shows the table as it is."""
-    stops = charts.stops()
-    rows = re.findall(r"^\| (?:server|engine) \|.*$", charts.MAP.read_text(), re.MULTILINE)
-    assert len(stops) == len(rows) > 20
-    assert [process for process, _ in itertools.groupby(stop.process for stop in stops)] == [
-        "server",
-        "engine",
-        "server",
-    ]
-    assert {stop.phase for stop in stops} == set(range(7))
-    assert all(stop.path.startswith(f"phase{stop.phase}_") for stop in stops)
-    assert charts.request_map() == (charts.FIGURES / "map.svg").read_text(), "run python -m chapters.charts"
+    """That every module of its table exists is the test of links."""
+    way = stops()
+    rows = re.findall(r"^\| (?:server|engine) \|.*$", MAP.read_text(), re.MULTILINE)
+    assert len(way) == len(rows) > 20
+    assert [process for process, _ in itertools.groupby(stop.process for stop in way)] == ["server", "engine", "server"]
+    assert {stop.phase for stop in way} == set(range(7))
+    assert all(stop.path.startswith(f"phase{stop.phase}_") for stop in way)
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_drawings_show_what_the_code_does_now(name: str) -> None:
+    assert DRAWINGS[name]().svg() == (charts.FIGURES / name).read_text(), "run python -m chapters.charts"
+
+
+@pytest.mark.parametrize("figure", sorted(charts.FIGURES.glob("*.svg")), ids=lambda p: p.name)
+def test_figures_have_colours_for_dark_mode_and_are_used(figure: Path) -> None:
+    assert "prefers-color-scheme:dark" in figure.read_text()
+    assert any(f"figures/{figure.name})" in text.read_text() for text in TEXTS), "no chapter shows it"
 
 
 def test_every_name_in_the_glossary_is_in_its_file() -> None:
@@ -83,6 +105,66 @@ def test_every_result_names_what_it_depends_on() -> None:
         assert not result["commit"].endswith("-dirty"), f"{file.name} was measured on code that is in no commit"
 
 
+# Fewer measurements for each notebook: a cell before the others, and assignments that are replaced.
+SHORT_CEILINGS = """
+from phase1_kv_pool.lab import timing
+from phase2_prefill_decode.lab import ceilings
+timing.SECONDS, ceilings.SIZES, ceilings.OUT_OF_CACHE = 0.02, {"cpu": (512,)}, {"cpu": 32 << 20}
+"""
+FEWER = {
+    "00_request": ("", {"rates": "[0.5, 4, 10]"}),
+    "02_prefill_decode": (
+        f"{SHORT_CEILINGS}\nfrom phase2_prefill_decode.lab import phases\n"
+        "phases.PROMPTS, phases.CONTEXTS = (1, 64, 128, 256, 512), (64, 512, 1024)",
+        {},
+    ),
+    "03_chunked_prefill": (SHORT_CEILINGS, {"scene": "Scene(prompt=512, answer=40)"}),
+    "04_radix": (
+        "from phase4_radix.lab import replay\nreplay.CHAT_PAGES = replay.CHAT_PAGES[::3]\n"
+        "replay.chats.__defaults__ = (replay.CHAT_PAGES,)",
+        {},
+    ),
+    "05_continuous": (SHORT_CEILINGS, {"rates": "(10, 40)"}),
+    "06_integration": ("", {"levels": "(1, 64)"}),
+}
+BETWEEN = """%reset -f
+import matplotlib.pyplot as plt
+plt.close("all")
+plt.rcdefaults()
+"""
+
+
+def joined(notebooks: Sequence[Path]) -> tuple[Any, list[str]]:
+    """One notebook of all, shortened as FEWER says, each in an empty namespace; and where each cell comes from."""
+    whole, places = nbformat.v4.new_notebook(), []
+    for path in notebooks:
+        first, replaced = FEWER.get(path.stem, ("", {}))
+        sources = [BETWEEN, first, *(c.source for c in nbformat.read(path, 4).cells if c.cell_type == "code")]
+        for name, value in replaced.items():
+            text = rf"^{name} = .*$"
+            assert sum(len(re.findall(text, source, re.MULTILINE)) for source in sources) == 1, f"{path.name}: {name}"
+            sources = [re.sub(text, f"{name} = {value}", source, flags=re.MULTILINE) for source in sources]
+        whole.cells += [nbformat.v4.new_code_cell(source) for source in sources]
+        places += [f"{path.name}, code cell {number}" for number in range(-1, len(sources) - 1)]
+    return whole, places
+
+
+def test_notebooks_run(tmp_path: Path) -> None:
+    """In one kernel, each with an empty namespace: to start a kernel with torch takes longer than most of them."""
+    whole, places = joined(NOTEBOOKS)
+    nbformat.write(whole, tmp_path / "all.ipynb")
+    try:
+        done = execute(tmp_path / "all.ipynb")
+    except NotebookError as error:
+        (number,) = re.findall(r"all.ipynb, cell (\d+)", str(error))
+        raise AssertionError(f"{places[int(number) - 1]}: {error}") from error
+    outputs = {place: cell.get("outputs", ()) for place, cell in zip(places, done.cells, strict=True)}
+    assert {place.split(",")[0] for place, told in outputs.items() if told} == {path.name for path in NOTEBOOKS}
+    kinds = {place: {one.get("name", one["output_type"]) for one in told} for place, told in outputs.items()}
+    assert [place for place, found in kinds.items() if found & {"error", "stderr"}] == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.stem)
 def test_notebooks_run_from_a_clean_kernel(notebook: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copy(notebook, tmp_path))

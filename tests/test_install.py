@@ -1,5 +1,6 @@
 """What a deployer gets: a wheel that brings everything it needs and runs outside the checkout."""
 
+import json
 import os
 import subprocess
 import sys
@@ -71,13 +72,23 @@ def pins(name: str) -> dict[str, set[str]]:
     return {line.strip(): {one.strip() for one in hashes} for line, *hashes in lines}
 
 
-def test_every_pin_has_hashes_and_the_server_has_those_of_the_course() -> None:
-    every, server = pins("constraints.txt"), pins("serve.txt")
-    assert all(hashes and all(one.startswith("sha256:") for one in hashes) for hashes in every.values())
+def test_every_pin_has_hashes_and_the_server_and_the_book_have_those_of_the_course() -> None:
+    every, server, book = pins("constraints.txt"), pins("serve.txt"), pins("book.txt")
+    assert all(hashes and all(one.startswith("sha256:") for one in hashes) for hashes in (every | book).values())
     versions = {line.partition(" ")[0] for line in every}
     assert {line.partition(" ")[0] for line in server} <= versions
-    assert all(hashes == every[line] for line, hashes in server.items() if line in every)
-    assert not any("://" in line for line in every | server), "no file names an index"
+    for others in (server, book):
+        assert all(hashes == every[line] for line, hashes in others.items() if line in every)
+    assert not any("://" in line for line in every | server | book), "no file names an index"
+
+
+def test_the_dev_container_installs_with_the_makefile() -> None:
+    container = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text())
+    done = subprocess.run(
+        [*container["postCreateCommand"].split(), "--dry-run"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert container["remoteEnv"]["PATH"].startswith("${containerWorkspaceFolder}/.venv/bin:")
 
 
 # The Makefile's choice of torch.
@@ -96,6 +107,14 @@ def empty(tmp_path: Path) -> Path:
     return tmp_path / "venv"
 
 
+@pytest.fixture
+def empty_but_for_pip(empty: Path) -> Path:
+    """The same with what passes for pip: the installation asks for its version, and is to stop before it uses it."""
+    (packages,) = empty.glob("lib/python*/site-packages")
+    (packages / "pip.py").touch()
+    return empty
+
+
 def test_torch_system_is_the_torch_that_is_there(empty: Path) -> None:
     done = install_torch(sys.executable, empty, "system")
     assert done.returncode == 0, done.stderr
@@ -109,7 +128,7 @@ def test_torch_system_is_the_torch_that_is_there(empty: Path) -> None:
     assert pip.returncode == 0, "an environment without pip is repaired"
 
 
-def test_a_system_torch_below_the_range_is_an_error(empty: Path, tmp_path: Path) -> None:
+def test_a_system_torch_below_the_range_is_an_error(empty_but_for_pip: Path, tmp_path: Path) -> None:
     """pip would put a newer one, gigabytes of it, beside it."""
     info = tmp_path / "old" / "torch-2.10.0.dist-info"
     info.mkdir(parents=True)
@@ -117,14 +136,14 @@ def test_a_system_torch_below_the_range_is_an_error(empty: Path, tmp_path: Path)
     old = tmp_path / "python"
     old.write_text(f'#!/bin/sh\nPYTHONPATH={info.parent} exec {sys.executable} "$@"\n')
     old.chmod(0o755)
-    done = install_torch(str(old), empty, "system")
+    done = install_torch(str(old), empty_but_for_pip, "system")
     assert done.returncode != 0
     assert "has torch 2.10.0, and 2.11 is the oldest" in done.stderr
 
 
 @pytest.mark.parametrize(("choice", "said"), [("system", "which has none"), ("rocm", "auto, cpu, cuda or system, not")])
-def test_a_torch_that_cannot_be_had_is_an_error(empty: Path, choice: str, said: str) -> None:
-    done = install_torch(str(empty / "bin/python"), empty, choice)
+def test_a_torch_that_cannot_be_had_is_an_error(empty_but_for_pip: Path, choice: str, said: str) -> None:
+    done = install_torch(str(empty_but_for_pip / "bin/python"), empty_but_for_pip, choice)
     assert done.returncode != 0
     assert said in done.stderr
 

@@ -172,13 +172,15 @@ def main(arguments: list[str] | None = None) -> int:
     console, device = Console(), default_device()
     with console.status("ceilings of this machine"):
         best = ceilings.measure(device)
-    series = list(points(laboratory(options.shape, device, best), progress=True))
+    lab = laboratory(options.shape, device, best)
+    series = list(points(lab, progress=True))
     console.print(table(series))
     if options.json is not None:
         machine = describe()
         figures = {
             "ceilings": best["best"],
             "read_spread_gb_per_second": best["read_spread_gb_per_second"],
+            "ridge": lab.device.ridge,
             "points": {f"{q.phase}_{q.batch}_{q.context}": q.figures() for q in series},
         }
         command = f"python -m phase2_prefill_decode.lab phases --shape {options.shape}"

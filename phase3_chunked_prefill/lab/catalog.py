@@ -26,12 +26,12 @@ def ragged_spec(
 
 CATALOG = [
     ragged_spec("bf16", 128),
-    *(on(architecture, ragged_spec("bf16", head_dim)) for architecture, head_dim in OTHER_HEADS),
+    *(on(architecture, ragged_spec("bf16", head_dim)) for architecture, head_dim in OTHER_HEADS[1:]),
     *(on(90, ragged_spec("bf16", 128, 64, group)) for group in (1, 8)),
     on(80, ragged_spec("bf16", 128, window=WINDOW)),
     on(90, ragged_spec("fp32", 128)),
-    *(on(80, decode_spec("bf16", 128, 64, group, queries=ROWS // group)) for group in GROUPS),
-    decode_spec("bf16", 128, 64, 8, queries=FEW),
+    *(on(80, decode_spec("bf16", 128, 64, group, queries=ROWS // group)) for group in (1, 8)),
+    on(90, decode_spec("bf16", 128, 64, 8, queries=FEW)),
     on(80, decode_spec("bf16", 128, 16, 16, queries=FEW)),
     on(80, decode_spec("bf16", 256, 16, 8, queries=FEW)),
 ]

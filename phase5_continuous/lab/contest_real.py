@@ -19,7 +19,7 @@ from phase5_continuous.lab.report import side_by_side
 from phase5_continuous.lab.traces import Arrival
 from phase5_continuous.scheduler import Scheduler
 
-REQUESTS, RATE = 0.15, 0.25  # of the simulated traces
+REQUESTS, RATE = 0.15, 0.15  # of the simulated traces
 PAGES, PAGE_SIZE, MAX_RUNNING = 512, 16, 24
 BUDGET = TokenBudget(128, 256)
 SHORTER = 4  # prompts and answers are so many times shorter

@@ -200,7 +200,9 @@ def parser() -> argparse.ArgumentParser:
     m.add_argument("--queue-limit", type=int, help="refuse requests when so many wait (none)")
     m.add_argument("--no-prefix-cache", dest="prefix_cache", action="store_false", help="share no prefixes")
     m.add_argument("--ttft", type=float, default=slo.ttft, help="seconds to the first token (SLO) (%(default)s)")
-    m.add_argument("--gap", type=float, default=slo.gap, help="mean seconds from token to token (SLO) (%(default)s)")
+    m.add_argument(
+        "--gap", type=float, default=slo.gap, help="p99 of the seconds from token to token (SLO) (%(default)s)"
+    )
     p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     return p
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from phase0_request.metrics import percentile
 from phase0_request.request import FinishReason, Request
 from phase5_continuous.histogram import Histogram
 
@@ -11,7 +12,7 @@ class SLO:
     """A service-level objective: the latency a request should have. Goodput counts the requests that met it."""
 
     ttft: float = 1.0  # seconds to the first token
-    gap: float = 0.05  # seconds from one token to the next, on average over its answer
+    gap: float = 0.025  # seconds from one token to the next, at the 99th percentile of its answer
 
     def __post_init__(self) -> None:
         for name in ("ttft", "gap"):
@@ -22,9 +23,8 @@ class SLO:
         times = request.times
         if not times.tokens or request.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):
             return False
-        gaps = len(times.tokens) - 1
-        mean = (times.tokens[-1] - times.tokens[0]) / gaps if gaps else 0.0
-        return times.tokens[0] - times.arrival <= self.ttft and mean <= self.gap
+        gaps = times.itl
+        return times.tokens[0] - times.arrival <= self.ttft and (not gaps or percentile(gaps, 99) <= self.gap)
 
 
 @dataclass(frozen=True, slots=True)

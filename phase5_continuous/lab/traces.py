@@ -156,10 +156,24 @@ def chat(trace: Trace) -> Iterator[Arrival]:
             going[user] = (*prompt, *(WORD,) * (answer - 1), EOS), left - 1
 
 
+DOCUMENTS, DOCUMENT = 48, 1536  # different ones, and the tokens of each
+
+
+def documents(trace: Trace) -> Iterator[Arrival]:
+    """Questions about a few long documents: each prompt is one of them, and then a question of its own."""
+    rng, now = random.Random(trace.seed), 0.0
+    for number in range(trace.requests):
+        now += rng.expovariate(trace.rate)
+        document = (_FIRST + rng.randrange(DOCUMENTS), *(WORD,) * (DOCUMENT - 1))
+        question = (_FIRST + DOCUMENTS + number, *(WORD,) * (trace.prompt_length(rng) - 1))
+        yield Arrival(now, document + question, trace.answer_length(rng))
+
+
 KINDS: dict[str, Callable[[Trace], Iterator[Arrival]]] = {
     "poisson": poisson,
     "bursty": bursty,
     "chat": chat,
+    "documents": documents,
     "batch": batch,
 }
 

@@ -14,7 +14,8 @@ def add_flags(parser: Parser) -> None:
     parser.usage = "nanoserve bench [flags]"
     parser.description = (
         "Put a server under load and measure it. Prompts are token ids and answers run to max_tokens, so lengths are "
-        "exact. Output tokens are counted by the server's usage."
+        "exact. Output tokens are counted by the server's usage. Without a server: `nanoserve bench ladder` runs one "
+        "trace through the engines of phases 2 to 6 and transformers; see its --help."
     )
     workload, client = parser.add_argument_group("workload"), parser.add_argument_group("client")
     add_fields(workload, Workload)

@@ -222,7 +222,7 @@ def beside(day: Day) -> None:
 
 def vllm(day: Day) -> None:
     """vLLM on the workload of `serve`, with random weights of the same shapes."""
-    from vllm import LLM  # type: ignore[import-not-found]
+    from vllm import LLM
     from vllm import SamplingParams as Params
 
     from phase2_prefill_decode.lab.bench import peer_config

@@ -23,8 +23,8 @@ TESTS = "tests/phase0_request"
 
 @pytest.fixture
 def runners(course: Course) -> Iterator[Runners]:
-    with Runners(course, 2) as several:
-        yield several
+    with Runners(course, 1) as one:
+        yield one
 
 
 @pytest.fixture

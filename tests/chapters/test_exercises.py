@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
-from chapters.course import Course, CourseError
+from chapters.course import Course, CourseError, Phase
 from chapters.exercises import Exercise, answer_lines, blanked, load
+from chapters.source import find_regions, replace_regions
+from chapters.workspace import by_file
 
 Edit = Callable[[str, str, str], None]
 
@@ -178,8 +180,21 @@ def test_a_region_that_cannot_be_blanked_is_refused(
     assert message in str(error.value)
 
 
+@pytest.mark.parametrize("phase", Course.here().phases(), ids=lambda phase: phase.package)
+def test_blanks_of_a_phase_filled_with_the_reference_are_the_reference(phase: Phase) -> None:
+    """Which is also the proof that the exercises of a file do not overlap."""
+    course = Course.here()
+    for file, its in by_file(load(course, phase)).items():
+        text = (course.root / file).read_text()
+        blank = blanked(course, file, its)
+        assert all(each.unwritten(blank)[1] for each in its)
+        regions, lines = find_regions(text, file), text.split("\n")
+        answers = {each.region: [piece.body(lines) for piece in regions[each.region]] for each in its}
+        assert replace_regions(blank, file, answers) == text
+
+
 def test_exercises_lists_them_all(tool: Callable[..., Any]) -> None:
     said = tool("exercises")
     assert said.code == 0
-    assert all(text in said.out for text in ("0.1", "Push", "phase0_request/queue.py", "::test_pop", "0.3"))
+    assert all(text in said.out for text in ("0.1", "Push", "phase0_request/queue.py", "0.3"))
     assert "3 exercises; the reference's answers have 3 lines of code." in said.out

@@ -147,8 +147,7 @@ def scan(stops: list[str], pieces: list[str]) -> tuple[str, str | None]:
 @example(["b", "ab"], "ab", [])  # both complete on one character: the longest wins
 def test_finds_what_brute_force_finds_however_the_text_is_split(stops: list[str], text: str, cuts: list[int]) -> None:
     found, wanted = scan(stops, cut(text, cuts)), brute_force(stops, text)
-    said = f"stop strings {stops} in {cut(text, cuts)}: text and match are {found}, not {wanted}"
-    assert found == wanted, said
+    assert found == wanted, f"text and match must be {wanted}, are {found}: {stops} in {cut(text, cuts)}"
 
 
 @given(st.lists(few_letters, min_size=1, max_size=4), st.text("abc", max_size=40))

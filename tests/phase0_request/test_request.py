@@ -86,6 +86,17 @@ def test_append_needs_all_tokens_computed() -> None:
         request.append(8, 1.0)
 
 
+def test_a_preempted_request_keeps_its_tokens_and_computes_all_of_them_again() -> None:
+    request = in_state(RequestState.RUNNING)
+    request.advance(0, 3)
+    request.append(7, 1.0)
+    request.preempt()
+    assert (request.total, request.output_tokens) == (4, [7])
+    assert request.computed == 0, f"its pages are gone, and {request.computed} tokens still count as computed"
+    request.admit(2.0)
+    request.advance(0, 4)
+
+
 @pytest.mark.parametrize(("start", "length"), [(1, 0), (1, -1), (1, 3), (0, 1), (0, 3), (2, 1)])
 def test_advance_starts_at_computed_and_ends_within_known_tokens(start: int, length: int) -> None:
     request = in_state(RequestState.RUNNING)

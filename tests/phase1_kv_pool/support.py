@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from phase1_kv_pool.kernels import BACKENDS
+from phase1_kv_pool.kernels import BACKENDS, prepare_triton
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and torch sees none")
 
@@ -17,6 +17,26 @@ _HAS_TRITON_WHEEL = sys.platform == "linux" and platform.machine() == "x86_64"
 _without_triton = pytest.mark.skipif(
     not _HAS_TRITON_WHEEL and importlib.util.find_spec("triton") is None, reason="there is no Triton for this platform"
 )
+
+
+def interpret_faster() -> None:
+    """Skip work that Triton's interpreter repeats: it patches the members of `triton.language` for each launch, and
+    again for each call of a function within a kernel, which is most of its time. Once a launch is enough."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang
+
+    def patch_once(function: Any) -> Any:
+        used = [value for value in function.__globals__.values() if value is tl or value is tl.core]
+        done = not any(tl.core.is_builtin(module.load) for module in used)
+        return interpreter._LangPatchScope() if done else patch(function)
+
+    interpreter._patch_lang = patch_once
+
+
+if prepare_triton() and importlib.util.find_spec("triton") is not None:
+    interpret_faster()
 
 
 def every_backend_and_dtype() -> list[Any]:

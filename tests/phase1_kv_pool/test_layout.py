@@ -17,7 +17,8 @@ GQA_8192 = KVLayout(layers=32, kv_heads=8, head_dim=64)
 
 @pytest.mark.proof
 def test_bytes_per_token_of_common_models() -> None:
-    assert LLAMA_8B.bytes_per_token == 128 * 1024
+    found = LLAMA_8B.bytes_per_token
+    assert found == 128 * 1024, f"a token of Llama-3.1-8B takes 128 KiB, not {found / 1024:g} KiB"
     assert LLAMA_70B.bytes_per_token == 320 * 1024
     assert LLAMA_70B.bytes_per_token * 32_768 == 10 * GIB  # not 2 GB, as is often said
     assert MHA_8192.bytes_per_token == 1024 * 1024
@@ -61,7 +62,8 @@ def test_counts_are_of_whole_pages(page_size: int, memory: int, tokens: int) -> 
 
 def test_a_request_fills_whole_pages() -> None:
     """A request of 17 tokens takes two pages of 16; what is left of the second is of no use to another."""
-    assert [LLAMA_8B.pages_for(tokens) for tokens in (0, 1, 16, 17, 32)] == [0, 1, 1, 2, 2]
+    pages = [LLAMA_8B.pages_for(tokens) for tokens in (0, 1, 16, 17, 32)]
+    assert pages == [0, 1, 1, 2, 2], f"0, 1, 16, 17 and 32 tokens, in pages of 16, take {pages} pages"
     memory = 100 * LLAMA_8B.bytes_per_page
     assert (LLAMA_8B.pages_in(memory), LLAMA_8B.tokens_in(memory)) == (100, 1600)
     fit = LLAMA_8B.requests_in(memory, 17)

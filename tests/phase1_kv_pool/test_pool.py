@@ -95,8 +95,9 @@ def test_gather_returns_length_tokens() -> None:
     pool.store(0, torch.tensor([12, 13, 14, 15, 4, 5, 6]), k, v)
     for length in range(8):
         found = pool.gather(0, [3, 1, 0], length)
-        assert torch.equal(found[0], k[:length])
-        assert torch.equal(found[1], v[:length])
+        for name, rows_found, rows_wanted in zip(("keys", "values"), found, (k, v), strict=True):
+            shape = list(rows_found.shape)
+            assert torch.equal(rows_found, rows_wanted[:length]), f"{name} of the first {length} tokens: wrong, {shape}"
 
 
 @pytest.mark.parametrize(

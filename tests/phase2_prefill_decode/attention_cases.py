@@ -85,7 +85,7 @@ class Case:
         assert found.dtype == inputs.query.dtype
         return found.cpu()
 
-    def assert_near(self, found: Tensor, wanted: Tensor, tolerance: float) -> None:
+    def assert_close(self, found: Tensor, wanted: Tensor, tolerance: float) -> None:
         """`found` is the oracle's result. A failure names the first token that is not, and what it should attend to."""
         off = (found.double() - wanted).abs() > tolerance * (1 + wanted.abs())
         off |= found.isnan() != wanted.isnan()

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""A Triton kernel that stores what `sample` computes for each token: for the test of backends bit by bit."""
+"""Triton kernels that store what `sample` computes inside: the score of each token, and the threshold of a filter."""
 
 import numpy as np
 import torch
@@ -8,7 +8,17 @@ import triton.language as tl
 from torch import Tensor
 
 from phase1_kv_pool.kernels import device_of
-from phase2_prefill_decode.kernels.triton.sample import LOG2_E, OPTIONS, arrival, start_of, weigh
+from phase2_prefill_decode.kernels.triton.sample import (
+    LOG2_E,
+    LOWEST,
+    OPTIONS,
+    SHIFTS,
+    arrival,
+    order,
+    search,
+    start_of,
+    weigh,
+)
 
 
 @triton.jit
@@ -29,3 +39,23 @@ def scores(logits: Tensor, *row: Tensor) -> tuple[Tensor, Tensor]:
     with np.errstate(over="ignore"):  # the interpreter's
         scores_kernel[(1,)](logits, *row, weights, times, len(logits), tile=tile, **OPTIONS)
     return weights.cpu(), times.cpu()
+
+
+@triton.jit
+def threshold_kernel(logits, found, count, enough, peak, lowest, counting: tl.constexpr, shift: tl.constexpr):
+    top = order(tl.full((), peak, tl.float32))
+    low = tl.full((), lowest, tl.int32)
+    threshold = search(logits, logits, count, low, top, enough, peak, LOG2_E, 0.0, False, counting, shift, 64)
+    tl.store(found, threshold)
+
+
+def threshold(logits: Tensor, enough: int, counting: bool) -> int:
+    """The order that `search` finds for the logits of one row: so many reach it, or weigh so much."""
+    device = device_of("triton")
+    found = torch.zeros(1, dtype=torch.int32, device=device)
+    with np.errstate(over="ignore", invalid="ignore"):
+        threshold_kernel[(1,)](
+            logits.to(device), found, len(logits), enough, float(logits.max()), int(getattr(LOWEST, "value", LOWEST)),
+            counting=counting, shift=SHIFTS[logits.dtype],
+        )  # fmt: skip
+    return int(found)

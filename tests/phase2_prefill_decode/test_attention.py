@@ -29,7 +29,7 @@ def every_backend_and_case() -> list[Any]:
 def check(backend: str, dtype: torch.dtype, case: Case) -> None:
     inputs = case.inputs(backend, dtype)
     found = case.run(ATTEND.load(backend), inputs)
-    case.assert_near(found, case.oracle(inputs), TOLERANCE[dtype])
+    case.assert_close(found, case.oracle(inputs), TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize(("backend", "dtype", "case"), every_backend_and_case())
@@ -75,7 +75,7 @@ def test_scores_of_hundreds_do_not_overflow(backend: str, case: Case) -> None:
     inputs = case.inputs(backend, torch.float32)
     assert (inputs.query.cpu()[:, 0] @ inputs.k[0][:, 0].T).max() * case.scaling > 89
     found = case.run(ATTEND.load(backend), inputs)
-    case.assert_near(found, case.oracle(inputs), 1e-3)
+    case.assert_close(found, case.oracle(inputs), 1e-3)
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")  # Triton's interpreter on a row of NaN

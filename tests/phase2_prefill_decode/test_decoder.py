@@ -35,7 +35,7 @@ STEPS = [
 
 
 @pytest.mark.parametrize("name", ["llama-biases", "mistral-window", "qwen2-window", "qwen3-window"])
-def test_prompts_chunks_and_decodes_in_one_step_have_the_logits_of_transformers(name: str, tmp_path: Path) -> None:
+def test_every_step_has_the_logits_of_transformers(name: str, tmp_path: Path) -> None:
     """Its layers, one after the other: with the reference of attention no step is one call."""
     oracle = variant(name)
     model = Model.load(saved(oracle, tmp_path), device="cpu", dtype="float32", attend=reference)

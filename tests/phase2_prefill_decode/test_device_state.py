@@ -54,6 +54,10 @@ def test_after_every_step_the_device_has_the_page_tables_of_the_cache(kind: type
                 table = cache.table(request)
                 assert row[: len(table)] == table[: len(row)], f"step {number}: the page table of {request.id}"
                 assert len(row) >= -(-stop // 4), f"step {number}: all pages of {request.id} that the step reads"
+                assert cache.row(request) < state.scratch_row, (
+                    f"step {number}: the last row is scratch, not a request's"
+                )
+            assert len(state.newest) == len(state.page_table), "a newest token for each page table"
             for piece in batch:
                 piece.request.advance(piece.start, piece.length)
                 cache.publish(piece.request)

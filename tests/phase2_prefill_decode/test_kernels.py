@@ -80,7 +80,7 @@ def launch(case: Case, inputs: Inputs, kernel: str = "decode", chunk: int | None
 def test_any_split_size_gives_the_same_result(chunk: int) -> None:
     case = decodes(1, 127, 128, 129, 700, 2300, head_dim=80)
     inputs = case.inputs("triton", HALF)
-    case.assert_near(launch(case, inputs, chunk=chunk), case.oracle(inputs), TOLERANCE[HALF])
+    case.assert_close(launch(case, inputs, chunk=chunk), case.oracle(inputs), TOLERANCE[HALF])
 
 
 def test_splits_are_joined_whichever_has_the_maximum() -> None:
@@ -89,7 +89,7 @@ def test_splits_are_joined_whichever_has_the_maximum() -> None:
     inputs = case.inputs("triton", torch.float32)
     scores = (inputs.query.cpu()[1] * inputs.k[1].repeat_interleave(4, 1)).sum(-1)  # [length, heads]
     assert (scores.argmax(0) > 16 * 128).any()
-    case.assert_near(launch(case, inputs, chunk=128), case.oracle(inputs), 1e-5)
+    case.assert_close(launch(case, inputs, chunk=128), case.oracle(inputs), 1e-5)
 
 
 def splits_table(
@@ -107,7 +107,7 @@ def splits_table(
 
 def test_the_table_of_splits_has_every_key_once() -> None:
     rows, table = splits_table([0, 1, 128, 129, 300, 40, 70], [1, 1, 1, 1, 1, 0, 3])
-    assert rows == [
+    wanted = [
         [0, 0, 0, 1],  # padding: a split without keys
         [1, 0, 1, 1],
         [2, 0, 128, 1],
@@ -117,9 +117,13 @@ def test_the_table_of_splits_has_every_key_once() -> None:
         [4, 128, 256, 3],
         [4, 256, 300, 3],
     ]
-    assert table.cu_splits.tolist() == [0, 1, 2, 3, 5, 8, 8, 8]
+    assert rows == wanted, f"(sequence, first key, end, splits of the sequence): {rows}"
+    assert table.cu_splits.tolist() == [0, 1, 2, 3, 5, 8, 8, 8], "the splits before each sequence; the last have none"
     rows, _ = splits_table([300, 90], [1, 1], window=100)
-    assert rows == [[0, 192, 300, 1], [1, 0, 90, 1]]
+    assert rows == [[0, 192, 300, 1], [1, 0, 90, 1]], "a window of 100 keys: from the tile on that holds key 200"
+    rows, _ = splits_table([9000], [1], kv_heads=32)
+    wanted = [[0, first, min(first + 1152, 9000), 8] for first in range(0, 9000, 1152)]
+    assert rows == wanted, "with 32 KV heads a sequence has 8 splits at most: they are longer instead"
 
 
 @settings(max_examples=20)
@@ -247,7 +251,7 @@ def test_the_decode_kernel_takes_a_few_new_tokens_a_sequence(heads: int, window:
     """As in speculative decoding, or at the end of a prompt: more rows of the same tile."""
     case = Case([8, 5, 140, 70, 1000], [8, 1, 5, 0, 3], heads, window=window)
     inputs = case.inputs("triton", torch.float32)
-    case.assert_near(launch(case, inputs, chunk=128), case.oracle(inputs), 1e-5)
+    case.assert_close(launch(case, inputs, chunk=128), case.oracle(inputs), 1e-5)
 
 
 def test_two_programs_for_each_head_compute_all_splits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +261,7 @@ def test_two_programs_for_each_head_compute_all_splits(monkeypatch: pytest.Monke
     inputs = case.inputs("triton", torch.float32)
     wanted = case.oracle(inputs)
     inputs.metadata.seq_lens[2], inputs.metadata.page_table[2], wanted[2] = 0, NO_PAGE, 0
-    case.assert_near(launch(case, inputs, chunk=128), wanted, 1e-5)
+    case.assert_close(launch(case, inputs, chunk=128), wanted, 1e-5)
 
 
 @pytest.mark.parametrize("lengths", [[30, 20, 33, 9], [600, 20, 520, 550]], ids=["one_split", "splits"])
@@ -267,7 +271,7 @@ def test_the_decode_kernel_skips_sequences_with_more_new_tokens(lengths: list[in
     metadata = replace(inputs.metadata, max_seqlen_q=2)
     found, wanted = launch(case, replace(inputs, metadata=metadata)), case.oracle(inputs)
     wanted[2:22], wanted[23:] = 7, 7
-    case.assert_near(found, wanted, 1e-5)
+    case.assert_close(found, wanted, 1e-5)
 
 
 def test_a_block_writes_no_row_of_the_next() -> None:
@@ -276,14 +280,14 @@ def test_a_block_writes_no_row_of_the_next() -> None:
     inputs = case.inputs("triton", torch.float32)
     first_blocks = replace(inputs, metadata=replace(inputs.metadata, max_seqlen_q=10))
     found = launch(case, first_blocks, "prefill")
-    case.assert_near(found[:10], case.oracle(inputs)[:10], 1e-5)
+    case.assert_close(found[:10], case.oracle(inputs)[:10], 1e-5)
     assert (found[10:] == 7).all()
 
 
 def test_many_heads_may_share_one_key_head() -> None:
     for case in (decodes(40, 17, heads=71, kv_heads=1), prompts(40, heads=71, kv_heads=1)):
         inputs = case.inputs("triton", torch.float32)
-        case.assert_near(case.run(ATTEND.load("triton"), inputs), case.oracle(inputs), 1e-5)
+        case.assert_close(case.run(ATTEND.load("triton"), inputs), case.oracle(inputs), 1e-5)
 
 
 @pytest.mark.parametrize("case", [decodes(40, 17), prompts(40, 17)], ids=["decodes", "prompts"])
@@ -291,7 +295,7 @@ def test_queries_may_be_a_view(case: Case) -> None:
     inputs = case.inputs("triton", torch.float32)
     wide = torch.cat((inputs.query, inputs.query), -1)[..., : case.head_dim]
     found = case.run(ATTEND.load("triton"), replace(inputs, query=wide))
-    case.assert_near(found, case.oracle(inputs), 1e-5)
+    case.assert_close(found, case.oracle(inputs), 1e-5)
 
 
 @pytest.mark.gpu
@@ -314,4 +318,4 @@ def test_a_captured_decode_follows_lengths_and_pages() -> None:
     metadata.seq_lens.copy_(later.metadata.seq_lens)
     pages.copy_(later.metadata.page_table)
     graph.replay()
-    long.assert_near(result.cpu(), long.oracle(later), TOLERANCE[torch.bfloat16])
+    long.assert_close(result.cpu(), long.oracle(later), TOLERANCE[torch.bfloat16])

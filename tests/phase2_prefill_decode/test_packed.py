@@ -77,9 +77,10 @@ def test_every_token_has_its_position_and_its_slot_and_every_sequence_its_rows_a
 
 
 def a_decode_a_chunk_and_a_prompt() -> tuple[Batch, PagedCache]:
-    """r1 has 5 tokens of a prompt and one of its answer, r2 a prompt of 10, of which 4 are computed, r3 one of 3."""
+    """r1 has 5 tokens of a prompt and one of its answer, r2 a prompt of 10, of which 4 are computed, r3 one of 3.
+    Their rows on the device are 1, 2 and 0."""
     cache = PagedCache(20, 4)
-    decode, chunk, prompt = running(cache, 1, 5, 1, 5), running(cache, 2, 10, 0, 4), running(cache, 3, 3, 0, 0)
+    prompt, decode, chunk = running(cache, 3, 3, 0, 0), running(cache, 1, 5, 1, 5), running(cache, 2, 10, 0, 4)
     return Batch((Slice(decode, 5, 1), Slice(chunk, 4, 3), Slice(prompt, 0, 3))), cache
 
 
@@ -93,8 +94,8 @@ def test_a_decode_a_chunk_and_a_prompt_are_packed_in_one_row() -> None:
     assert step.cu_seqlens_q == [0, 1, 4, 7], "where each slice begins, and the end of the last"
     assert step.last == [0, 6], "r2 is in the middle of its prompt: none of its rows needs logits"
     assert step.completed == (0, 2), "the numbers of the slices that complete their requests, r1 and r3"
-    assert step.rows == [cache.row(piece.request) for piece in batch], "the rows of their page tables on the device"
-    assert step.drawn == [step.rows[0], step.rows[2]], "the rows on the device of r1 and r3, which get a token"
+    assert step.rows == [1, 2, 0], "the rows of their page tables on the device"
+    assert step.drawn == [1, 0], "the rows on the device of r1 and r3, which get a token"
     assert step.seq_lens == [6, 7, 3], "the tokens of each sequence up to the end of its slice"
     assert step.sizes == ((1, 6), (3, 7), (3, 3)), "(new tokens, all tokens) of each slice"
     assert (step.max_seqlen_q, step.max_seqlen_k) == (3, 7), "the most new tokens, and the most tokens, of a slice"
@@ -130,6 +131,7 @@ IN_FLIGHT = {  # tokens of the prompt, known tokens of the answer, the slice, an
     "a prompt": (5, 0, (0, 5), [300, 301, 302, 303, 304]),
     "a chunk": (5, 0, (1, 3), [301, 302, 303]),
     "a decode": (5, 2, (6, 1), [306]),
+    "a chunk of one token after a preemption": (5, 2, (3, 1), [303]),
     "a decode of a token in flight": (5, 2, (7, 1), [-3]),
     "the first token of an answer, in flight": (5, 0, (5, 1), [-3]),
     "all tokens again after a preemption": (3, 2, (0, 5), [300, 301, 302, 303, 304]),

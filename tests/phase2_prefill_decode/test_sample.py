@@ -133,7 +133,9 @@ def test_filters_keep_the_tokens_that_transformers_keeps(
     if p < 1:
         warpers.append(TopPLogitsWarper(p))
     wanted = warpers(torch.zeros(3, 1, dtype=torch.int64), logits.clone()) > -torch.inf
-    assert torch.equal(stays(logits, SamplingParams(temperature=temperature, min_p=min_p, top_k=k, top_p=p)), wanted)
+    found = stays(logits, SamplingParams(temperature=temperature, min_p=min_p, top_k=k, top_p=p))
+    counts = found.sum(-1).tolist(), wanted.sum(-1).tolist()
+    assert torch.equal(found, wanted), f"of 50 tokens, {counts[0]} stay in the three rows; in transformers {counts[1]}"
 
 
 def test_each_row_has_its_own_filters() -> None:
@@ -298,6 +300,30 @@ def test_every_backend_computes_the_same_scores_to_the_last_bit(backend: str, te
     found = scores_of(backend, logits, temperature, -7, 12)
     assert torch.equal(bits(found[0]), bits(wanted[0]))
     assert torch.equal(bits(found[1]), bits(wanted[1]))
+
+
+@pytest.mark.parametrize("backend", every_backend()[2:])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_threshold_of_a_filter_is_found_exactly(backend: str, dtype: torch.dtype) -> None:
+    """Of logits that are neighbours, of either sign: the k-th largest, and the one at which the weights suffice."""
+    SAMPLE.load(backend)
+    from tests.phase2_prefill_decode.sample_scores import threshold
+
+    step = torch.finfo(dtype).eps  # between neighbours from 1 to 2
+    logits = torch.tensor([sign * (1.5 + n * step) for sign in (1, -1) for n in (-1, 0, 1)] * 2, dtype=dtype)
+    logits = torch.cat((logits, torch.tensor([0.0, -0.0, 3.0, -7.0], dtype=dtype))).float()
+    ranked = logits.sort(descending=True).values
+    weights = (weigh(logits[None], ranked[:1], torch.ones(1))[0].double() * 2**32).floor()
+    for k in (1, 3, 9, 13):
+        number = ranked[k - 1]
+        stay = logits >= number
+        for enough, counting in ((k, True), (int(weights[stay].sum()), False)):
+            found = threshold(logits.to(dtype), enough, counting)
+            reached = torch.tensor(found ^ ((found >> 31) & 0x7FFFFFFF), dtype=torch.int32).view(torch.float32)
+            wanted = f"{enough} of the {'logits' if counting else 'weight'} must reach the threshold, {float(number)}"
+            assert torch.equal(logits >= reached, stay), f"{wanted}; found {float(reached)}"
+            assert dtype == torch.float32 or found % (1 << 13) == 0, "the lower 13 bits of an order are zeros"
+            assert dtype == torch.float16 or reached == number, f"{wanted}; found {float(reached)}"
 
 
 SIZES = [

@@ -112,7 +112,8 @@ def test_prompts_take_their_tokens_from_the_budget_in_order() -> None:
         length = budget.fit(start, pending)
         found.append(length)
         budget.consume(pending, length)
-        assert (budget.is_long(1000), budget.is_long(65), budget.is_long(64)) == (True, True, False)
+        long = [pending for pending in (1000, 65, 64) if budget.is_long(pending)]
+        assert long == [1000, 65], "a prompt is long if it needs more than one chunk of 64"
     assert found == [32, 20, 25, 13], "long, down to a page; short, whole; short, cut at a page; the rest"
     assert (budget.left, budget.reserved_for_short) == (0, 0)
 
@@ -149,20 +150,16 @@ def test_decodes_come_first_then_prompts_in_order_with_the_last_cut_to_fit() -> 
         request("last", 30),
         request("none", 30),
     ]
-    batch = chunker.plan(running)
-    assert [(piece.request.id, piece.start, piece.length) for piece in batch] == [
-        ("decode", 9, 1),
-        ("prompt", 0, 50),
-        ("half", 20, 40),
-        ("last", 0, 9),
-    ]
+    found = [(piece.request.id, piece.start, piece.length) for piece in chunker.plan(running)]
+    wanted = [("decode", 9, 1), ("prompt", 0, 50), ("half", 20, 40), ("last", 0, 9)]
+    assert found == wanted, f"(request, start, length) of a step of 100 tokens in chunks of 64: {found}"
 
 
 def test_sequences_with_tokens_in_flight_are_planned_behind_those() -> None:
     """A sequence says what is scheduled; the request knows only what is computed. What is in flight is not planned."""
     chunker = Chunker(TokenBudget(64, 100))
     decode, prompt, nothing = (request(name, 9, computed=5) for name in ("decode", "prompt", "nothing"))
-    step = chunker.schedule([Running(decode, 10, 9), Running(prompt, 9, 7), Running(nothing, 9, 9)])
+    step = chunker.schedule([Running(prompt, 9, 7), Running(nothing, 9, 9), Running(decode, 10, 9)])
     found = [(piece.request.id, piece.start, piece.length) for piece in step.slices]
     assert found == [("decode", 9, 1), ("prompt", 7, 2)], "slices begin at num_scheduled and end at num_tokens"
     assert [one.request.id for one in step.sequences] == ["decode", "prompt"], "the sequence of each slice"

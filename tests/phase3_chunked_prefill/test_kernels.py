@@ -41,7 +41,7 @@ CHUNKS = {
 
 def check(case: Case, inputs: Inputs) -> None:
     found, dtype = case.run(ATTEND.load("triton"), inputs), inputs.query.dtype
-    case.assert_near(found, case.oracle(inputs), TOLERANCE[dtype])
+    case.assert_close(found, case.oracle(inputs), TOLERANCE[dtype])
 
 
 def with_sizes(case: Case, inputs: Inputs) -> Inputs:

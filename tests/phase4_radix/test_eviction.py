@@ -27,7 +27,8 @@ def test_stale_entries_never_outgrow_the_queue(live: int) -> None:
     queue = EvictionQueue()
     for time in range(20 * live + 1000):
         queue.add(time % live, time)
-        assert len(queue._deque) + len(queue._heap) <= 2 * len(queue) + SLACK
+        entries = len(queue._deque) + len(queue._heap)
+        assert entries <= 2 * len(queue) + SLACK, f"{entries} entries for {len(queue)} leaves, after {time + 1} uses"
     for time in range(live):
         queue.discard(time % live)
     queue.add(7, 10**6)

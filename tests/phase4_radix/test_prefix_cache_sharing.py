@@ -66,7 +66,8 @@ def test_prompt_logprobs_limit_the_hit_to_scored_tokens(cache: PrefixCache, scor
     compute(cache, admit(cache, "a", range(12)))
     b = Request("b", tuple(range(12)), SamplingParams(prompt_logprobs=0))
     b.prompt_logprobs.extend([{}] * scored)
-    assert cache.cached_tokens(b) == found
+    tokens = cache.cached_tokens(b)
+    assert tokens == found, f"{scored} prompt tokens have logprobs, and {tokens} are taken from the cache"
     assert cache.attach(b) == found
 
 
@@ -107,7 +108,8 @@ def test_hit_rate_of_three_prompts_asked_repeatedly() -> None:
             request = admit(cache, f"{turn}.{number}", prompt)
             compute(cache, request)
             finish(cache, request)
-    assert cache.counts.hit_tokens == 3 + 3 * (4 + 4 + 2)
+    hits = cache.counts.hit_tokens
+    assert hits == 3 + 3 * (4 + 4 + 2), f"{hits} of 52 tokens were found in a cache that is larger than all of them"
     assert cache.counts.hit_rate == 33 / 52 > 0.6
 
 
@@ -262,14 +264,21 @@ def test_publishing_looks_only_at_new_tokens(monkeypatch: pytest.MonkeyPatch) ->
     request = admit(cache, "a", range(200))
     compute(cache, request, 50)
     packed: list[int] = []
-    original = radix_tree.page_keys
+    asked: list[int] = []
+    original, tokens_of = radix_tree.page_keys, Request.tokens
 
     def page_keys(tokens: Sequence[int], page_size: int, salt: str = "") -> list[bytes]:
         packed.append(len(tokens))
         return original(tokens, page_size, salt)
 
+    def tokens(self: Request, start: int, stop: int) -> list[int]:
+        asked.append(stop - start)
+        return tokens_of(self, start, stop)
+
     monkeypatch.setattr(radix_tree, "page_keys", page_keys)
+    monkeypatch.setattr(Request, "tokens", tokens)
     for _ in range(150):
         compute(cache, request, 1)
     assert packed == [1] * 150, "publishing a page packs more than its tokens"
+    assert max(asked) == 1, f"publishing a page of one token asks the request for {max(asked)} tokens"
     assert len(cache.tree) == 1

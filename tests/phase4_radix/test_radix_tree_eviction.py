@@ -10,7 +10,8 @@ def test_the_least_recently_used_leaf_is_evicted_first() -> None:
     tree.lock(nodes[0])
     tree.unlock(nodes[0])  # used now
     tree.insert(B, [9])  # used now
-    assert [tree.evict(1) for _ in range(5)] == [[2], [3], [0], [1], []]
+    evicted = [tree.evict(1) for _ in range(5)]
+    assert evicted == [[2], [3], [0], [1], []], f"pages 2 and 3, then 0, then 1 were used; evicted: {evicted}"
 
 
 def test_a_split_does_not_count_as_a_use() -> None:
@@ -20,14 +21,16 @@ def test_a_split_does_not_count_as_a_use() -> None:
     tree.insert(flat(C), [2])
     tree.split(tree.match(flat(A)))
     tree.check()
-    assert [tree.evict(1) for _ in range(3)] == [[1], [0], [2]]
+    evicted = [tree.evict(1) for _ in range(3)]
+    assert evicted == [[1], [0], [2]], f"pages 0 and 1 were used before page 2, then split; evicted: {evicted}"
 
 
 def test_a_leaf_is_evicted_from_its_end_and_only_as_far_as_needed() -> None:
     tree = RadixTree(2)
     tree.insert(flat(A, B, C), [0, 1, 2])
     tree.insert(flat(D), [3])
-    assert tree.evict(2) == [1, 2]
+    evicted = tree.evict(2)
+    assert evicted == [1, 2], f"two of the pages 0, 1, 2 of the oldest leaf are needed; evicted: {evicted}"
     assert tree.match(flat(A, B, C)).pages == [0]
     assert tree.evict(1) == [0]
     assert tree.evict(0) == []

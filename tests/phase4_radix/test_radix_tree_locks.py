@@ -87,6 +87,21 @@ def test_a_split_is_undone_when_its_lock_is_released_unused() -> None:
     assert [tree.evict(2) for _ in range(3)] == [[4, 5], [3, 2], [0, 1]]
 
 
+def test_a_use_merges_all_nodes_of_its_path() -> None:
+    tree = RadixTree(2)
+    tree.insert(flat(A, B, C, D), [0, 1, 2, 3])
+    ends = [tree.split(tree.match(tokens)) for tokens in (flat(A), flat(A, B))]
+    for end in ends:
+        tree.lock(end)
+    for end in reversed(ends):
+        tree.unlock(end)
+    assert [node.pages for node in tree.nodes()] == [[0], [1], [2, 3]], "page 0 alone was used last"
+    tree.insert(flat(A, B, C, D), [4, 5, 6, 7])
+    pages = [node.pages for node in tree.nodes()]
+    assert pages == [[0, 1, 2, 3]], f"four pages were used together, without a lock; nodes: {pages}"
+    tree.check()
+
+
 def test_nodes_are_not_merged_where_a_lock_ends_or_a_prefix_diverges() -> None:
     tree = RadixTree(2)
     tree.insert(flat(A, B, C), [0, 1, 2])

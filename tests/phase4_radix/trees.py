@@ -1,4 +1,4 @@
-"""Pages of two tokens, and trees: their shape, and as text."""
+"""Pages of two tokens, and the shape of a tree."""
 
 from collections.abc import Sequence
 
@@ -14,12 +14,3 @@ def flat(*pages: Sequence[int]) -> list[int]:
 def shape(tree: RadixTree) -> list[tuple[int, list[int], list[int], int]]:
     """Depth, tokens, pages and reference count of every node."""
     return [(node.depth, node.tokens, node.pages, node.ref_count) for node in tree.nodes()]
-
-
-def drawn(tree: RadixTree) -> str:
-    """The tree as text: a line for each node, indented by its depth."""
-    lines = [
-        f"{'  ' * node.depth}node {node.node}: tokens {node.tokens} in pages {node.pages}, {node.ref_count} references"
-        for node in tree.nodes()
-    ]
-    return "\n".join(["root", *lines])

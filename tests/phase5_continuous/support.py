@@ -14,6 +14,7 @@ from phase5_continuous.scheduler import Scheduler
 
 EOS = (0, 1, 2, 3, 4)
 VOCABULARY = 40
+ENDLESS = 10_000  # steps: no test needs as many
 
 
 def mix(state: int, token: int) -> int:
@@ -103,6 +104,7 @@ class Engine:
         self.batches: list[Batch] = []
         self.pending_preemptions = 0  # plans that left a preemption pending
         self.now = 0.0
+        self.steps = 0
 
     def submit(self, *requests: Request, deadlines: Deadlines | None = None) -> None:
         for request in requests:
@@ -151,6 +153,8 @@ class Engine:
 
     def step(self) -> Batch:
         """One iteration of the loop. At most `ahead` steps are in flight when it returns."""
+        self.steps += 1
+        assert self.steps < ENDLESS, f"{ENDLESS} steps, and what should happen did not: {self.scheduler.running_set}"
         batch = self.plan() if len(self.in_flight) <= self.scheduler.ahead else Batch()
         if len(self.in_flight) > (self.scheduler.ahead if batch else 0):
             self.commit()

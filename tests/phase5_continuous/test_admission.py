@@ -49,7 +49,7 @@ def test_requests_are_admitted_in_order_until_the_tokens_are_used_up() -> None:
 
 def test_no_more_than_max_running_requests_are_admitted() -> None:
     one, _ = admission(4, 4, 4, max_running=2)
-    assert admitted(one) == {"r0": 4, "r1": 4}
+    assert admitted(one) == {"r0": 4, "r1": 4}, "two requests may run"
     assert not one.is_open
     assert one.pending_lengths() == []
     assert admitted(one) == {}
@@ -80,9 +80,25 @@ def test_preempted_requests_resume_before_waiting_ones_are_admitted() -> None:
     assert admitted(one, tokens=12, chunk=12) == {"r0": 8, "r1": 4}
 
 
+def test_room_is_made_for_another_tenant_unless_pages_are_about_to_be_freed() -> None:
+    one, (first, _) = admission(8, 8, max_running=2)
+    admitted(one)
+    one.add(SequenceState(request("modest", 8, tenant="modest"), (0.0, 9), 8, 17))
+    one.share.served["modest"] = 0.0
+    one.running_set.finished_in_flight = 1
+    one.make_room()
+    one.running_set.finished_in_flight, one.running_set.pending_preemption = 0, first
+    one.make_room()
+    assert one.running_set.num_preemptions == 0, "the next commit frees pages, and a request was preempted for some"
+    one.running_set.pending_preemption = None
+    one.make_room()
+    assert one.running_set.num_preemptions == 1
+    assert admitted(one) == {"modest": 8}
+
+
 def test_short_prompts_pass_a_long_one_when_the_tokens_for_long_ones_are_used_up() -> None:
     one, (_, second, _) = admission(100, 100, 10, chunk=32)
-    assert one.pending_lengths() == [10]
+    assert one.pending_lengths() == [10], "tokens are reserved for the short prompt, not for the long ones"
     assert admitted(one, tokens=42) == {"r0": 32, "r2": 10}
     assert list(one.waiting) == [second]
 

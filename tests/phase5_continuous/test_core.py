@@ -26,7 +26,7 @@ from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous import engine as engine_module
-from phase5_continuous.core import EngineCore, Step, tokens_by_kind
+from phase5_continuous.core import EngineCore, tokens_by_kind
 from phase5_continuous.engine import ContinuousEngine, core
 from phase5_continuous.invariants import check
 from phase5_continuous.policies import LongestPrefixFirst
@@ -200,58 +200,23 @@ def test_a_preemption_does_not_change_sampled_tokens(chatty: Model) -> None:
     assert loop.scheduler.running_set.num_preemptions > 0
 
 
-class TestSteps:
-    """What a step reports: its tokens, pages, times and events."""
+def test_a_prompt_of_one_token_counts_as_prefill_and_so_do_output_tokens_after_a_preemption() -> None:
+    from phase0_request.batch import Slice
 
-    def test_tokens_by_kind_pages_and_times(self, small: Model, ahead: int) -> None:
-        ticks = iter(range(1000))
-        loop = core(small, TokenBudget(8, 16), cache=PagedCache(32, 4), clock=lambda: float(next(ticks)))
-        loop.submit(Request("a", tuple(range(3, 23)), SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)))
-        steps: list[Step] = list(loop.run())
-        assert [(s.prefill_tokens, s.decode_tokens, len(s.batch)) for s in steps] == [
-            (8, 0, 1), (8, 0, 1), (4, 0, 1), (0, 1, 1), (0, 1, 1),
-        ]  # fmt: skip
-        assert [s.pages for s in steps] == [5, 5, 5, 6, 6]
-        assert [len(s.events) for s in steps] == [0, 0, 1, 1, 1]
-        if ahead:
-            assert sum(s.seconds for s in steps) < sum(sum(s.spent) for s in steps)
-        else:
-            assert all(s.spent == (1.0, 1.0, 1.0, 1.0) and s.seconds == 4.0 for s in steps)
-        assert loop.steps == 5
-
-    def test_a_prompt_of_one_token_counts_as_prefill_and_so_do_output_tokens_after_a_preemption(self) -> None:
-        from phase0_request.batch import Slice
-
-        one = Request("one", (5,))
-        back = Request("back", (5, 6))
-        back.admit(0.0)
-        back.advance(0, 2)
-        back.append(7, 0.0)
-        assert tokens_by_kind([Slice(one, 0, 1), Slice(back, 2, 1)]) == (1, 1)
-        back.preempt()
-        assert tokens_by_kind([Slice(back, 0, 3)]) == (3, 0)
-        assert tokens_by_kind([Slice(back, 2, 1)]) == (0, 1)  # its last token: the slice yields the next one
-        back.admit(0.0)
-        back.advance(0, 3)
-        back.append(8, 0.0)
-        back.preempt()
-        assert tokens_by_kind([Slice(back, 2, 1)]) == (1, 0)  # a chunk that ends just after its prompt
-
-    def test_without_requests_a_step_is_none(self, small: Model) -> None:
-        loop = core(small)
-        assert loop.step() is None
-        assert list(loop.run()) == []
-
-    def test_an_abort_between_two_steps_is_an_event_of_the_next(self, small: Model) -> None:
-        loop = core(small, cache=PagedCache(32, 4))
-        request = Request("a", (5, 6, 7), GREEDY)
-        loop.submit(request)
-        assert loop.abort(request)
-        assert not loop.abort(request)
-        step = loop.step()
-        assert step is not None
-        assert [(event.token, event.finish_reason) for event in step.events] == [(None, FinishReason.ABORT)]
-        assert not loop.has_work
+    one = Request("one", (5,))
+    back = Request("back", (5, 6))
+    back.admit(0.0)
+    back.advance(0, 2)
+    back.append(7, 0.0)
+    assert tokens_by_kind([Slice(one, 0, 1), Slice(back, 2, 1)]) == (1, 1)
+    back.preempt()
+    assert tokens_by_kind([Slice(back, 0, 3)]) == (3, 0)
+    assert tokens_by_kind([Slice(back, 2, 1)]) == (0, 1)  # its last token: the slice yields the next one
+    back.admit(0.0)
+    back.advance(0, 3)
+    back.append(8, 0.0)
+    back.preempt()
+    assert tokens_by_kind([Slice(back, 2, 1)]) == (1, 0)  # a chunk that ends just after its prompt
 
 
 def test_a_step_that_raises_is_planned_again(small: Model, oracle: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -251,6 +251,20 @@ def test_a_fair_queue_holds_the_requests_of_each_tenant_in_order_under_one_limit
         queue.remove(other)
 
 
+def test_a_tenant_that_is_ahead_keeps_its_count_while_it_has_no_requests() -> None:
+    share = FairShare()
+    share.enter("a")
+    share.enter("b")
+    share.charge("a", 100)
+    share.leave("a")
+    assert share.served == {"a": 100, "b": 0}, "a is ahead of the virtual time, which is 50"
+    share.enter("a")
+    assert share.served["a"] == 100, "a tenant that leaves and comes back has had the tokens that it had"
+    share.leave("a")
+    share.leave("b")
+    assert share.served == {}, "no tenant has a request: no count is kept"
+
+
 def test_the_tenant_with_the_fewest_tokens_is_next_with_its_requests_before_counted() -> None:
     share = FairShare()
     queues = {

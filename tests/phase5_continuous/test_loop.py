@@ -9,7 +9,8 @@ from types import FrameType
 
 import pytest
 
-from phase0_request import Batch, Request, StepOutput
+from phase0_request import Batch, FinishReason, Request, StepOutput
+from phase1_kv_pool import PagedCache
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.chunker import Chunker
 from phase4_radix.prefix_cache import PrefixCache
@@ -90,9 +91,45 @@ def test_steps_lost_in_flight_are_run_again_and_each_token_is_delivered_once(bre
                 delivered[event.request.id].append(event.token)
     assert not loop.has_work
     assert delivered == {one.id: alone(one, EOS)[0] for one in requests}
-    assert behind == ahead
+    assert behind == ahead, "so many steps are launched before the output of the oldest is fetched"
     assert (broken > 3) == (breaks != "never")
     assert cache.usage.referenced == 0
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_step_reports_its_tokens_pages_times_and_events(ahead: int) -> None:
+    """The clock shows a second more each time that it is read."""
+    seconds, cache = itertools.count(), PagedCache(32, 4)
+    scheduler = Scheduler(cache, EOS, TokenBudget(8, 16), ahead=ahead)
+    loop = EngineCore(scheduler, Runner(Device(cache), "never"), clock=lambda: float(next(seconds)))
+    loop.submit(request("a", 20, 3))
+    steps = list(loop.run())
+    kinds = [(step.prefill_tokens, step.decode_tokens) for step in steps]
+    assert kinds == [(8, 0), (8, 0), (4, 0), (0, 1), (0, 1)], "prefill and decode tokens of each step"
+    assert [step.pages for step in steps] == [5, 5, 5, 6, 6], "pages that the request holds while each step runs"
+    assert [len(step.events) for step in steps] == [0, 0, 1, 1, 1], "events of each step"
+    assert loop.steps == 5
+    if ahead:
+        assert sum(step.seconds for step in steps) < sum(sum(step.spent) for step in steps), "steps overlap"
+    else:
+        assert [tuple(step.spent) for step in steps] == [(1.0, 1.0, 1.0, 1.0)] * 5
+        assert [step.seconds for step in steps] == [4.0] * 5
+
+
+def test_an_abort_without_a_step_is_reported_and_then_there_is_nothing_to_do() -> None:
+    cache = PagedCache(32, 4)
+    loop = EngineCore(Scheduler(cache, EOS), Runner(Device(cache), "never"))
+    assert loop.step() is None
+    one = request("a")
+    loop.submit(one)
+    assert loop.abort(one)
+    assert not loop.abort(one)
+    step = loop.step()
+    assert step is not None, "the abort of a request is an event, also without a step"
+    assert [(event.token, event.finish_reason) for event in step.events] == [(None, FinishReason.ABORT)]
+    assert (len(step.batch), step.prefill_tokens, step.seconds) == (0, 0, 0.0)
+    assert loop.step() is None
+    assert not loop.has_work
 
 
 def interrupting(line: int) -> Callable[[FrameType, str, object], object]:

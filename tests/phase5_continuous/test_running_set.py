@@ -2,22 +2,36 @@
 
 import pytest
 
-from phase0_request import RequestState
+from phase0_request import Request, RequestState
 from phase1_kv_pool import PagedCache
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.running import RunningSet, SequenceState
 from tests.phase5_continuous.support import request
 
 
-def state(name: str, number: int, prompt: int, max_tokens: int = 9) -> SequenceState:
-    one = request(name, [5] * prompt)
+def state(name: str, number: int, prompt: int, max_tokens: int = 9, tenant: str = "") -> SequenceState:
+    one = request(name, [5] * prompt, tenant=tenant)
     return SequenceState(one, (0.0, number), one.total, one.total + max_tokens)
 
 
-def running(pages: int, *prompts: int, watermark: int = 0) -> tuple[RunningSet, list[SequenceState]]:
+class Patient(PagedCache):
+    """A cache that is asked for the same page at most a hundred times: then the question never ends."""
+
+    asked = 0
+
+    def can_grow(self, request: Request, tokens: int) -> bool:
+        self.asked += 1
+        assert self.asked < 100, f"request {request.id} asks for a page again and again, and none is freed meanwhile"
+        return super().can_grow(request, tokens)
+
+
+def running(
+    pages: int, *prompts: int, watermark: int = 0, tenants: str = "   "
+) -> tuple[RunningSet, list[SequenceState]]:
     """Pages of four tokens, and running requests whose prompts are computed."""
-    running_set = RunningSet(PagedCache(pages, 4), watermark)
-    states = [state(name, n, prompt) for n, (name, prompt) in enumerate(zip("abc", prompts, strict=False))]
+    running_set = RunningSet(Patient(pages, 4), watermark)
+    named = zip("abc", prompts, tenants, strict=False)
+    states = [state(name, n, prompt, tenant=tenant) for n, (name, prompt, tenant) in enumerate(named)]
     for one in states:
         assert running_set.allocate(one, 0)
         one.request.advance(0, one.request.total)
@@ -59,13 +73,14 @@ def test_allocation_leaves_the_watermark_free_while_others_hold_pages(prompt: in
     one = state("next", 1, prompt)
     assert running_set.allocate(one, 0) is fits
     assert running_set.pool_full is not fits
-    assert running_set.cache.usage.referenced == (6 if fits else 2)
+    pages = running_set.cache.usage.referenced
+    assert pages == (6 if fits else 2), "pages are taken for the tokens of the request, and not for the watermark"
     assert one.request.state is (RequestState.RUNNING if fits else RequestState.WAITING)
 
 
 def test_an_idle_pool_ignores_the_watermark() -> None:
     running_set = RunningSet(PagedCache(8, 4), watermark=28)
-    assert running_set.allocate(state("a", 0, prompt=32), 0)
+    assert running_set.allocate(state("a", 0, prompt=32), 0), "no other request holds pages, so it may have all of them"
 
 
 def test_a_page_is_appended_only_when_the_last_one_is_full() -> None:
@@ -80,7 +95,8 @@ def test_a_page_is_appended_only_when_the_last_one_is_full() -> None:
 
 def test_the_last_in_rank_is_preempted_for_a_page() -> None:
     running_set, (a, b, c) = running(3, 4, 4, 4)
-    assert running_set.allocate_slots([a, b, c]) == [a]  # b then needs a page itself, and is the last that runs
+    ready = [one.request.id for one in running_set.allocate_slots([a, b, c])]
+    assert ready == ["a"], "c is preempted for a; b then needs a page itself, and is the last that runs"
     assert [one.request.state for one in (a, b, c)] == [
         RequestState.RUNNING,
         RequestState.PREEMPTED,
@@ -92,6 +108,14 @@ def test_the_last_in_rank_is_preempted_for_a_page() -> None:
     assert (running_set.num_preemptions, running_set.cache.usage.referenced) == (2, 2)
 
 
+def test_a_request_that_is_preempted_for_a_later_one_is_not_computed_in_this_step() -> None:
+    """The tenant of a and b runs two requests, so b gives up its pages for c, although c is the last in rank."""
+    running_set, (a, b, c) = running(5, 4, 4, 4, tenants="xxy")
+    ready = [one.request.id for one in running_set.allocate_slots([a, b, c])]
+    assert ready == ["a", "c"], "b got the last page first, and is preempted when c needs one"
+    assert (b.request.state, c.capacity) == (RequestState.PREEMPTED, 8)
+
+
 def test_a_request_that_runs_alone_is_not_preempted() -> None:
     running_set, (one,) = running(1, 4)
     assert running_set.allocate_slots([one]) == []
@@ -101,8 +125,9 @@ def test_a_request_that_runs_alone_is_not_preempted() -> None:
 def test_preemption_is_pending_while_a_slice_is_in_flight_and_no_other_request_is_preempted_meanwhile() -> None:
     running_set, (a, b, c) = running(3, 4, 4, 4)
     c.schedule(1)
-    assert running_set.allocate_slots([a, b]) == []
-    assert running_set.pending_preemption is c
+    ready = [one.request.id for one in running_set.allocate_slots([a, b])]
+    assert ready == [], "no page is free until the slice of c is committed"
+    assert running_set.pending_preemption is c, "c has a slice in flight: it keeps its pages until that is committed"
     assert (c.schedulable, c.request.state, b.request.state) == (False, RequestState.RUNNING, RequestState.RUNNING)
     running_set.preempt_pending()
     assert running_set.pending_preemption is c  # still in flight
@@ -119,7 +144,7 @@ def test_a_pending_preemption_is_dropped_when_its_request_ends() -> None:
     assert not running_set.finish(b)
     assert (running_set.pending_preemption, running_set.finished_in_flight) == (None, 1)
     running_set.preempt_pending()
-    assert running_set.num_preemptions == 0
+    assert running_set.num_preemptions == 0, "a request that has ended was preempted"
 
 
 def test_a_request_that_finishes_in_flight_keeps_its_pages_until_it_is_flushed() -> None:

@@ -153,9 +153,9 @@ def test_only_the_first_256_of_the_queue_are_searched() -> None:
     one = engine(9000, 16, TokenBudget(64, 64))
     one.submit(*(request(f"l{n}", 70, max_tokens=1) for n in range(256)), request("short", 10, max_tokens=1))
     one.step()
-    assert one.requests["short"].state is RequestState.WAITING
+    assert one.requests["short"].state is RequestState.WAITING, "a request beyond the first 256 was admitted"
     one.step()
-    assert one.requests["short"].finished  # the first of the long prompts has left the queue
+    assert one.requests["short"].finished, "it is among the first 256 now: a long prompt has left the queue"
 
 
 def test_no_more_than_max_running_requests_run() -> None:

@@ -85,6 +85,15 @@ def test_a_new_request_that_ranks_before_the_one_that_did_not_fit_is_admitted() 
     one.run().check_the_end()
 
 
+def test_an_abort_of_the_request_that_did_not_fit_lets_the_next_one_start() -> None:
+    one = engine(pages=10)
+    one.submit(request("runs", 16, max_tokens=20), request("large", 32), request("small", 4))
+    assert names(one.step()) == ["runs"]
+    one.scheduler.abort(one.requests["large"], one.now)
+    assert names(one.step()) == ["runs", "small"]
+    one.run().check_the_end()
+
+
 # Preemption.
 
 

@@ -13,7 +13,8 @@ def test_identical_prompts_that_arrive_together_are_computed_once(ahead: int) ->
     one = prefix_engine(ahead=ahead)
     one.submit(*(request(name, [5] * 33, max_tokens=1) for name in "abcd"))
     one.run().check_the_end()
-    assert sum(batch.num_tokens for batch in one.batches) == 33 + 3  # the last token each computes itself
+    computed = sum(batch.num_tokens for batch in one.batches)
+    assert computed == 33 + 3, "the shared prefix is computed once, and the last token by each of the four requests"
     assert one.scheduler.cache.counts.duplicates == 0  # type: ignore[attr-defined]
 
 

@@ -47,6 +47,15 @@ def test_an_event_has_the_logprobs_of_its_token() -> None:
     assert [(e.request.id, e.token, e.logprobs) for e in events] == [("a", 8, None), ("b", 9, logprobs)]
 
 
+def test_every_token_of_a_prompt_and_an_answer_counts_for_its_tenant() -> None:
+    one = engine()
+    one.submit(request("a", 8, max_tokens=5, tenant="t"), request("b", 4, max_tokens=5, tenant="u"))
+    for step in range(1, 4):
+        one.step()
+        served = dict(one.scheduler.admission.share.served)
+        assert served == {"t": 8 + step, "u": 4 + step}, f"tokens of each tenant after {step} steps"
+
+
 def test_events_are_in_the_order_in_which_they_happened() -> None:
     one = engine(max_running=1, deadlines=Deadlines(queue=1))
     one.submit(request("a", 4, max_tokens=9), request("b"), request("c", arrival=5))

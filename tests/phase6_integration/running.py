@@ -75,10 +75,10 @@ class Oracle:
 
 
 @contextlib.contextmanager
-def serving(*arguments: str, stop: bool = True) -> Iterator[tuple[Life, str]]:
+def serving(*arguments: str, stop: bool = True, factory: str = "") -> Iterator[tuple[Life, str]]:
     """`nanoserve serve` with every invariant checked after every step, READY, and its address. After the block it is
     told to stop, unless the block has done so: it must end in order, and have had nothing to complain of."""
-    with life("--check-invariants", *arguments) as one:
+    with life("--check-invariants", *arguments, factory=factory) as one:
         url = one.listening()
         one.until("ready")
         try:

@@ -1,6 +1,7 @@
 """What the HTTP process notes of live requests: submitted, admitted, answered, ended. The test acts as the engine."""
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from phase6_integration.messages import Ended, EngineRequest, Finish, Output, Re
 from phase6_integration.outputs import OutputState, OutputStream
 from tests.phase6_integration.fake_engine import FakeEngine
 from tests.phase6_integration.real_engine import GREEDY, read
-from tests.phase6_integration.running import run
+from tests.phase6_integration.running import run as run_for
+
+pytestmark = pytest.mark.usefixtures("one_tokenizer")
 
 
 class Silent(FakeEngine):
@@ -34,6 +37,11 @@ class Silent(FakeEngine):
 
 def ask(id: str, tenant: str = "", **params: Any) -> EngineRequest:
     return EngineRequest(id, (1, 2, 3), SamplingParams(**{"max_tokens": 20, **params}), tenant=tenant)
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    """A stream that never ends is a failure, not a hang."""
+    run_for(test, 20)
 
 
 async def answer(reply: OutputStream) -> tuple[str, FinishReason | None, str | None]:

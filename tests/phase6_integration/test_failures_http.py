@@ -333,7 +333,7 @@ def test_a_deadline_that_passes_is_a_408() -> None:
         refused(await ask(url, body(max_tokens=LONG)), 408, "deadline_passed")
         assert (await idle(url))["requests"]["finished"]["timeout"] == 1
 
-    on_a_server(failing(), test, request_timeout=0.1)
+    on_a_server(failing("light"), test, request_timeout=0.1)
 
 
 # SIGTERM.
@@ -380,7 +380,7 @@ def test_running_requests_are_completed_during_shutdown() -> None:
 
 
 def test_without_time_to_finish_every_stream_ends_in_an_error() -> None:
-    with serving("--shutdown-timeout", "0", stop=False) as (server, url):
+    with serving("--shutdown-timeout", "0", stop=False, factory="faults:light") as (server, url):
         (engine,) = server.engines()
         found = run(under_load(url, LONG, lambda: server.signal(signal.SIGTERM)))
         assert [broken_off(response, "draining") != [] for response in found] == [True] * STREAMS

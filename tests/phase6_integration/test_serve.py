@@ -255,7 +255,7 @@ def test_a_key_from_the_environment_is_accepted_and_never_shown() -> None:
     assert not [line for line in one.lines if "sk-hidden" in line or "sk-wrong" in line]
 
 
-# With the real engine.
+# With an engine process.
 
 
 def test_the_bundled_model_serves_under_load_until_a_signal_and_leaves_nothing_behind() -> None:
@@ -292,7 +292,7 @@ def test_the_bundled_model_serves_under_load_until_a_signal_and_leaves_nothing_b
 
 def test_with_the_flag_a_dead_engine_is_reported_and_the_server_stays() -> None:
     with (
-        life("--max-engine-restarts", "0", "--keep-alive-on-engine-death") as one,
+        life("--max-engine-restarts", "0", "--keep-alive-on-engine-death", factory="faults:light") as one,
         httpx.Client(timeout=PATIENCE) as http,
     ):
         url = one.listening()

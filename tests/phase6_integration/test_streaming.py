@@ -15,6 +15,7 @@ from phase6_integration.server.settings import ServerSettings
 from tests.phase6_integration.asgi import Call
 from tests.phase6_integration.fake_engine import FakeEngine, says
 
+pytestmark = pytest.mark.usefixtures("one_tokenizer")
 PATHS = ("/v1/completions", "/v1/chat/completions")
 HELLO = [{"role": "user", "content": "Hello"}]
 FAILURES = [

@@ -34,9 +34,11 @@ def test_a_waiting_request_joins_as_soon_as_another_finishes(
     for prompt in (3, 4, 5):
         batcher.submit(make_request(prompt=prompt))
     batch = batcher.plan(0.0)
-    assert [(s.request.id, s.start, s.length) for s in batch] == [("r1", 0, 3), ("r2", 0, 4)]
+    slices = [(s.request.id, s.start, s.length) for s in batch]
+    assert slices == [("r1", 0, 3), ("r2", 0, 4)], f"both prompts fit into the first step, planned: {slices}"
     batcher.commit(batch, [7, EOS], 1.0)  # r2 ends with its first token
-    assert spans(batcher) == [("r1", 3, 1), ("r3", 0, 5)]
+    slices = spans(batcher)
+    assert slices == [("r1", 3, 1), ("r3", 0, 5)], f"r1 decodes and r3 takes the place of r2, planned: {slices}"
 
 
 def test_an_output_token_is_computed_in_the_next_step(make_request: Callable[..., Request]) -> None:
@@ -62,7 +64,7 @@ def test_events_are_tokens_in_order_and_end_with_the_finish_reason(
     second = batcher.commit(batcher.plan(1.0), [8], 2.0)
     assert first == [Event(request, 7, None)]
     assert second == [Event(request, 8, FinishReason.LENGTH)]
-    assert not batcher.plan(2.0)
+    assert not batcher.plan(2.0), "a request that has ended is in the next step"
     assert not batcher.finish(request, FinishReason.ABORT, 3.0)
 
 

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import embedding, linear
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from phase0_request.batch import Batch, Slice
 from phase0_request.request import Request
@@ -73,7 +72,8 @@ def every_pair(start: int, length: int, window: int | None) -> list[tuple[int, i
 @given(starts, lengths, windows)
 def test_pairs_and_keys_are_those_of_brute_force(start: int, length: int, window: int | None) -> None:
     pairs = every_pair(start, length, window)
-    assert seen(start, length, window) == (len(pairs), len({key for _, key in pairs}))
+    wanted = len(pairs), len({key for _, key in pairs})
+    assert seen(start, length, window) == wanted, f"(pairs, keys) of {length} tokens from {start}, window {window}"
 
 
 @given(st.lists(st.tuples(starts, lengths), max_size=4), windows, windows)
@@ -158,6 +158,8 @@ def counted_by_torch(model: torch.nn.Module, tokens: int) -> dict[str, int]:
 def test_a_prefill_has_the_operations_that_torch_counts() -> None:
     """Transformers computes the logits of every token, so every token yields here. It multiplies the whole square of
     queries and keys, and then hides half of it."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
     n, sizes = 37, {"vocab_size": 300, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3}
     heads = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16}
     model = Qwen3ForCausalLM(Qwen3Config(**sizes, **heads, attn_implementation="eager"))
@@ -209,6 +211,8 @@ def test_the_decoder_multiplies_as_many_rows_as_the_model_counts(monkeypatch: py
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 def test_a_step_reads_every_parameter_once(family: str, tied: bool) -> None:
     """Except that of the embedding it reads only the rows of its tokens, unless the head is tied to it."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
     sizes = {"vocab_size": 300, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3}
     heads = {"num_attention_heads": 6, "num_key_value_heads": 2, "tie_word_embeddings": tied}
     theirs = (

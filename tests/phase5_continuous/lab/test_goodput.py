@@ -35,7 +35,7 @@ def test_it_writes_the_figures_that_the_chapter_quotes(
     figures = result["figures"]
     assert set(figures["poisson"]) == set(WAYS)
     assert all(set(points) == {"rate_5", "rate_10"} for points in figures["poisson"].values())
-    assert set(figures["chat"]) == {"fcfs", "longest-prefix"}
+    assert set(figures["documents"]) == {"fcfs", "longest-prefix"}
     printed = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["fcfs", "5.0", "10.0"] in printed
 

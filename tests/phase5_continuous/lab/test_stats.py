@@ -46,10 +46,10 @@ def ended(arrival: float, tokens: list[float], reason: FinishReason = FinishReas
 
 def test_an_slo_is_met_by_ttft_and_gap_together() -> None:
     slo = SLO(ttft=1.0, gap=0.5)
-    assert slo.met(ended(0.0, [1.0, 1.1, 1.9]))
+    assert slo.met(ended(0.0, [1.0, 1.1, 1.5]))
     assert slo.met(ended(0.0, [0.3]))
     assert not slo.met(ended(0.0, [1.01, 1.1]))
-    assert not slo.met(ended(0.0, [0.5, 1.1]))
+    assert not slo.met(ended(0.0, [0.5, 0.6, 0.7, 1.3]))  # one long gap, however short the others are
     assert not slo.met(ended(0.0, []))
     assert not slo.met(ended(0.0, [0.5], FinishReason.TIMEOUT))
 

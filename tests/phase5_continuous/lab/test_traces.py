@@ -138,7 +138,7 @@ def test_a_request_has_the_limit_and_not_the_length_of_its_answer() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"kind": "calm"}, "a trace is one of poisson, bursty, chat, batch, got 'calm'"),
+        ({"kind": "calm"}, "a trace is one of poisson, bursty, chat, documents, batch, got 'calm'"),
         ({"rate": 0.0}, "rate must be above 0 and finite, got 0.0"),
         ({"requests": 0}, "requests must be at least 1 and finite, got 0"),
         ({"max_answer": 0}, "max-answer must be at least 1"),

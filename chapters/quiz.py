@@ -1,0 +1,76 @@
+"""Quick questions of a chapter: several choices, or a number that an expression over the project's code can prove."""
+
+from __future__ import annotations
+
+import random
+import tomllib
+from dataclasses import dataclass
+from typing import Any
+
+from chapters.course import Course, CourseError
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A possible answer, and why it is right or wrong."""
+
+    text: str
+    why: str
+    right: bool = False
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question with choices, or one with a number. A number is right within `tolerance` of itself, a share."""
+
+    text: str
+    choices: tuple[Choice, ...] = ()
+    number: float | None = None
+    unit: str = ""
+    why: str = ""
+    tolerance: float = 0.0
+    check: str = ""  # proves the number: an expression, after an import and a semicolon if it needs names
+
+    @property
+    def lettered(self) -> list[tuple[str, Choice]]:
+        return list(zip("abcd", self.choices, strict=False))
+
+    def is_right(self, given: str) -> bool:
+        if self.number is None:
+            return any(choice.right and letter == given.lower() for letter, choice in self.lettered)
+        try:
+            value = float(given.replace(",", "").split()[0])
+        except (ValueError, IndexError):
+            return False
+        return abs(value - self.number) <= self.tolerance * abs(self.number)
+
+
+def chapters(course: Course) -> list[int]:
+    """The chapters that have questions."""
+    return sorted(int(path.name[:2]) for path in course.chapters.glob("[0-9][0-9]_quiz.toml"))
+
+
+def load(course: Course, chapter: int) -> tuple[Question, ...]:
+    path = course.chapters / f"{chapter:02d}_quiz.toml"
+    if not path.is_file():
+        known = ", ".join(map(str, chapters(course))) or "none"
+        raise CourseError(f"chapter {chapter} has no questions; chapters that have some: {known}")
+    where = course.name(path)
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))["question"]
+        return tuple(_parse(table) for table in tables)
+    except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
+        raise CourseError(f"{where}: {error}") from None
+
+
+def _parse(table: dict[str, Any]) -> Question:
+    choices = [Choice(**choice) for choice in table.pop("choice", ())]
+    random.Random(table["text"]).shuffle(choices)  # the files give the right one first
+    question = Question(choices=tuple(choices), **table)
+    if choices and sum(choice.right for choice in choices) != 1:
+        raise ValueError(f"exactly one choice must be right: {question.text}")
+    if bool(choices) == (question.number is not None):
+        raise ValueError(f"a question has choices or a number: {question.text}")
+    if not all(choice.why.strip() for choice in choices) or not (choices or question.why.strip()):
+        raise ValueError(f"every answer needs its why: {question.text}")
+    return question

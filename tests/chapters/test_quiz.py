@@ -1,0 +1,82 @@
+"""The quiz: every question has one right answer and explains all of them, and numbers are those of the code."""
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from chapters import quiz
+from chapters.cli import main
+from chapters.course import Course
+
+COURSE = Course.here()
+
+
+@pytest.mark.parametrize("chapter", range(8))
+def test_a_chapter_has_five_questions_with_explained_answers_and_provable_numbers(chapter: int) -> None:
+    questions = quiz.load(COURSE, chapter)
+    assert len(questions) == 5
+    for question in questions:
+        assert question.number is not None or len(question.choices) >= 3, question.text
+        if question.number is not None:
+            names: dict[str, object] = {}
+            given, _, expression = question.check.rpartition("; ")
+            exec(given, names)
+            proved = eval(expression, names)
+            assert question.is_right(str(proved)), f"{question.text} {proved}"
+
+
+def test_a_number_is_right_with_its_unit_and_within_its_tolerance() -> None:
+    question = quiz.Question("How long?", number=1000, unit="ms", why="so", tolerance=0.01)
+    assert [question.is_right(given) for given in ("1,000 ms", "1005", "1020", "", "ms")] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("choice = [{text='a', why='x', right=true}, {text='b', why='y', right=true}]", "exactly one choice"),
+        ("choice = [{text='a', why='x', right=true}, {text='b', why=''}]", "needs its why"),
+        ("number = 3", "needs its why"),
+        ("", "choices or a number"),
+    ],
+)
+def test_a_question_without_exactly_one_explained_answer_is_refused(table: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "chapters" / "00_quiz.toml"
+    file.parent.mkdir()
+    file.write_text(f"[[question]]\ntext = 'which?'\n{table}\n", encoding="utf-8")
+    with pytest.raises(Exception, match=message):
+        quiz.load(Course(tmp_path), 0)
+
+
+def test_without_a_terminal_the_answers_are_printed_only_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["quiz", "1"]) == 0
+    plain = capsys.readouterr().out
+    assert main(["quiz", "1", "--answers"]) == 0
+    answers = capsys.readouterr().out
+    why = quiz.load(COURSE, 1)[0].why.split(":")[0]
+    assert why not in plain
+    assert why in answers
+
+
+def test_in_a_terminal_it_asks_and_stores_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "chapters").mkdir()
+    for name in ("pyproject.toml", "chapters/00_quiz.toml"):
+        (tmp_path / name).write_bytes((COURSE.root / name).read_bytes())
+    (tmp_path / "tests").mkdir()
+    course = Course(tmp_path)
+    questions = quiz.load(course, 0)
+    right = [
+        str(one.number) if one.number is not None else next(letter for letter, choice in one.lettered if choice.right)
+        for one in questions
+    ]
+    given = iter([*right[:4], "nothing"])
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr(Console, "input", lambda *_: next(given))
+    assert main(["quiz", "0"], course) == 0
+    assert '"result": "4/5"' in (tmp_path / ".course/state.json").read_text(encoding="utf-8")

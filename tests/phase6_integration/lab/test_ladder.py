@@ -1,0 +1,67 @@
+"""The ladder: every engine gives the tokens of transformers, and each phase shows in its figures."""
+
+from dataclasses import asdict, replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from chapters import charts
+from phase2_prefill_decode.lab.bench import save_random
+from phase2_prefill_decode.lab.shapes import SHAPES
+from phase6_integration.cli.main import main
+from phase6_integration.lab import ladder
+from phase6_integration.lab.gpu_rows import TINY
+from phase6_integration.lab.ladder import NAMES, Trace, climb, different, table
+
+SMALL = Trace(
+    requests=8, rate=1e6, system=32, question=8, answer=8, max_tokens=24, long=96, num_long=1, pages=18, seed=3
+)
+
+
+def test_every_rung_gives_the_same_tokens_and_shows_what_its_phase_adds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SHAPES, "17m", TINY)
+    save_random("17m", tmp_path)
+    served = climb(tmp_path, NAMES, SMALL, runs=1, console=Console(quiet=True))
+    rows = {name: asdict(one) for name, one in served.items()}
+    _, answers = SMALL.make(TINY.vocab_size, 0.0)
+    assert different(rows) == []
+    assert {row["tokens"] for row in rows.values()} == {sum(answers.values())}
+    assert all(row["requests"] == 8 and row["pages"] <= SMALL.pages for row in rows.values())
+    assert [name for name, row in rows.items() if row["hit_rate"] > 0] == ["phase4", "phase5", "phase6"]
+    assert rows["phase5"]["tokens_per_step"] > 1.2 * rows["phase2"]["tokens_per_step"]
+    assert rows["phase2"]["tokens_per_step"] > rows["transformers"]["tokens_per_step"]  # pages are not padded
+
+    rows["phase4"]["answers"] = "others"
+    assert different(rows) == ["phase4"]
+    Console(quiet=True).print(table(rows))
+    charts.ladder(figure := Figure(), {"figures": {"rungs": rows, "mine": {"phase5": rows["phase5"]}}})
+    assert len(figure.axes) == 4
+
+
+def test_the_trace_is_the_same_for_every_engine_and_has_all_that_the_phases_are_about() -> None:
+    trace = Trace()
+    requests, answers = trace.make(8192, 5.0)
+    again, _ = trace.make(8192, 5.0)
+    assert [one.prompt_tokens for one in requests] == [one.prompt_tokens for one in again]
+    long = [one for one in requests if len(one.prompt_tokens) == trace.long]
+    chats = [one for one in requests if one not in long]
+    assert len(long) == trace.num_long
+    assert len({one.prompt_tokens[: trace.system] for one in chats}) == 1
+    assert all(a.arrival < b.arrival for a, b in pairwise(requests))
+    needed = sum(-(-(len(one.prompt_tokens) + answers[one.id]) // 16) for one in requests)
+    assert needed > trace.pages
+    assert max(answers.values()) < trace.max_tokens
+    assert replace(trace, seed=1).make(8192, 5.0)[0][0].prompt_tokens != requests[0].prompt_tokens
+
+
+def test_mine_without_the_course_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ladder, "find_spec", lambda name: None)
+    assert main(["bench", "ladder", "--mine"]) == 1
+    assert "--mine needs your workspace" in capsys.readouterr().err
