@@ -53,12 +53,9 @@ class ChatFormatter(Formatter):
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def opening(self) -> list[dict[str, Any]]:
+    def opening(self, index: int) -> dict[str, Any]:
         delta = {"role": "assistant", "content": ""}
-        return [
-            {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, "stop_reason": None}
-            for index in range(self.n)
-        ]
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, "stop_reason": None}
 
     def choice(self, index: int, new: Chunk) -> dict[str, Any]:
         message = {"role": "assistant", "content": new.text}

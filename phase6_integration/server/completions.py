@@ -136,6 +136,5 @@ class CompletionFormatter(Formatter):
 
     delta = choice
 
-    @property
-    def completion_tokens(self) -> int:
-        return 0 if self._echo_only else super().completion_tokens
+    def _usage(self, completion: int) -> dict[str, Any]:
+        return super()._usage(0 if self._echo_only else completion)

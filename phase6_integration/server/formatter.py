@@ -62,11 +62,12 @@ class Formatter(ABC):
         self._hides_cached = server.settings.hide_cached_tokens
         self.outputs: Sequence[OutputState] = ()  # once they are submitted
         self._unwritten: dict[int, Chunk] = {}  # by index
+        self._delivered: dict[int, int] = {}  # tokens in the chunks of a stream, by index
         self._head = encode(self._top(self.chunk_object))[:-1] + b',"choices":['
 
-    def opening(self) -> list[dict[str, Any]]:
-        """The choices of the chunks that begin a stream."""
-        return []
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """The choice of a chunk before the first text of an output."""
+        return None
 
     @abstractmethod
     def choice(self, index: int, new: Chunk) -> dict[str, Any]:
@@ -86,14 +87,23 @@ class Formatter(ABC):
     def to_chunk(self, chunk: Chunk) -> bytes:
         """The event for a chunk. Without text it is empty: tokens without text are sent with the text that follows."""
         new = self.accumulate(chunk)
+        index = new.index
         if not new.text and new.finish_reason is None:
             return b""
-        return self.event(self.delta(new.index, self._unwritten.pop(new.index)))
+        begin = b""
+        if index not in self._delivered:
+            self._delivered[index] = 0
+            opening = self.opening(index)
+            begin = b"" if opening is None else self.event(opening)
+        self._delivered[index] += len(new.tokens)
+        if new.finish_reason is not None:  # the token that ended it counts too, and has no text
+            self._delivered[index] = self.outputs[index].generated
+        return begin + self.event(self.delta(index, self._unwritten.pop(index)))
 
     def event(self, choice: dict[str, Any]) -> bytes:
         usage = b""
         if self.continuous_usage:
-            usage = b',"usage":' + encode(self.usage)
+            usage = b',"usage":' + encode(self._usage(sum(self._delivered.values())))
         elif self.include_usage:
             usage = b',"usage":null'
         return b"".join((b"data: ", self._head, encode(choice), b"]", usage, b"}\n\n"))
@@ -119,12 +129,11 @@ class Formatter(ABC):
         return sum(getsizeof(chunk.text) for chunk in self._unwritten.values())
 
     @property
-    def completion_tokens(self) -> int:
-        return sum(output.generated for output in self.outputs)
-
-    @property
     def usage(self) -> dict[str, Any]:
-        prompt, completion = self.prompt_tokens, self.completion_tokens
+        return self._usage(sum(output.generated for output in self.outputs))
+
+    def _usage(self, completion: int) -> dict[str, Any]:
+        prompt = self.prompt_tokens
         counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
         if self._hides_cached:
             return counts

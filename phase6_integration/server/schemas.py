@@ -4,8 +4,8 @@ Types are strict: "5" is not a number and true is not 1. null means not given. T
 this server has not are here too: hints, which have no effect (`Hint`), and others, which are allowed as long as their
 value changes nothing (`Unsupported`).
 
-Some bounds depend on the model or the settings: those are `AtMost`, `FewItems` and `InVocabulary`. Validation takes their
-values from its context, a `Limits`; in a JSON schema they are names, which `Limits.resolve` replaces. What may be
+Some bounds depend on the model or the settings: those are `AtMost`, `FewItems` and `InVocabulary`. Validation takes
+their values from its context, a `Limits`; in a JSON schema they are names, which `Limits.resolve` replaces. What may be
 millions of items long fails fast.
 """
 

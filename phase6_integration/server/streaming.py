@@ -132,7 +132,7 @@ class _Sender:
             if not admitted:
                 await self.writer.write(KEEP_ALIVE)
                 await self.outputs.admitted()
-            await self._write([*map(self.formatter.event, self.formatter.opening()), *first])
+            await self._write(first)
             try:
                 async for chunks in arriving:
                     await self._send(chunks)

@@ -97,10 +97,15 @@ def test_a_conversation_of_millions_of_characters_is_refused_before_it_is_render
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_stream_begins_with_the_role_of_each_choice(n: int) -> None:
-    first = chunks(FakeEngine(says("yes")), n=n)[:n]
-    assert [one.choices[0].index for one in first] == list(range(n))
-    assert {(one.choices[0].delta.role, one.choices[0].delta.content) for one in first} == {("assistant", "")}
+def test_each_choice_begins_with_its_role_right_before_its_first_text(n: int) -> None:
+    events = [one.choices[0] for one in chunks(FakeEngine(says("yes")), n=n)]
+    for index in range(n):
+        first = next(place for place, one in enumerate(events) if one.index == index)
+        role, text = events[first], events[first + 1]
+        assert (role.delta.role, role.delta.content) == ("assistant", "")
+        assert text.index == index
+        assert text.delta.content
+    assert sum(one.delta.role is not None for one in events) == n
 
 
 @pytest.mark.parametrize("top", [None, 0, 3])

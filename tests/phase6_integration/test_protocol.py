@@ -192,9 +192,19 @@ def test_all_refused_fields_are_in_one_error_with_the_nearest_names() -> None:
 
 def test_messages_come_back_as_clients_got_them() -> None:
     answer = {
-        **{"role": "assistant", "content": "Hi", "name": "me", "type": "message", "refusal": None, "annotations": []},
-        **{"audio": None, "parsed": None, "reasoning_content": None, "provider_specific_fields": {"a": 1}},
-        **{"function_call": None, "tool_calls": None, "whatever": [1]},
+        "role": "assistant",
+        "content": "Hi",
+        "name": "me",
+        "type": "message",
+        "refusal": None,
+        "annotations": [],
+        "audio": None,
+        "parsed": None,
+        "reasoning_content": None,
+        "provider_specific_fields": {"a": 1},
+        "function_call": None,
+        "tool_calls": None,
+        "whatever": [1],
     }
     part = {"type": "text", "text": "More", "cache_control": {"type": "ephemeral"}}
     for again in (answer, {**answer, "tool_calls": []}):

@@ -319,6 +319,7 @@ def test_usage_in_every_chunk_grows() -> None:
             pass
         counts = [event["usage"]["completion_tokens"] for event in call.events[:-1]]
         assert counts == sorted(counts)
+        assert counts[0] == 0, "the role comes before any token"
         assert counts[-1] == 8
         assert call.events[-2]["choices"] == []
 
