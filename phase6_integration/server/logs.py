@@ -18,7 +18,7 @@ from phase6_integration.server.settings import ServerSettings
 CLIENT_LEFT = 499  # logged, never sent
 _POLLED = frozenset(
     {"/health", "/health/live", "/health/ready", "/metrics"}
-)  # logged at debug level while they succeed
+)  # logged at debug level while they succeed, and while the model loads
 _LONGEST_PATH = 200  # characters of a path in the log
 access = logging.getLogger("nanoserve.access")
 _OURS = ("nanoserve", "phase6_integration", "uvicorn", "asyncio")
@@ -168,7 +168,7 @@ class AccessLog:
                 **account.fields(),
                 "total": round(time.perf_counter() - start, 6),
             }
-            polled = fields["path"] in _POLLED and ended == 200
+            polled = fields["path"] in _POLLED and (ended == 200 or account.code == "loading")
             access.log(logging.DEBUG if polled else logging.INFO, "request", extra={"fields": fields})
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from phase6_integration.server.errors import bad_value
+from phase6_integration.health import Health
+from phase6_integration.server.errors import bad_value, unavailable
 from phase6_integration.server.logs import HumanFormatter, JsonFormatter
 from tests.phase6_integration.middleware_app import JSON, KEYS, App, access_lines, call
 
@@ -62,11 +63,15 @@ def test_a_request_that_outlasts_the_server_is_one_line(caplog: pytest.LogCaptur
 
 @pytest.mark.parametrize("path", ["/health", "/metrics"])
 def test_polled_routes_are_logged_only_when_they_fail(caplog: pytest.LogCaptureFixture, path: str) -> None:
+    async def loads(scope: Any, receive: Any, send: Any) -> None:
+        await unavailable(Health.LOADING).response(scope, receive, send)
+
     with caplog.at_level(logging.DEBUG):
         call(App(), path, method="GET")
         call(App(), path, method="GET", max_headers=1, headers=[(b"a", b"b")])
+        call(App(loads), path, method="GET")
     levels = [(r.levelname, vars(r)["fields"]["status"]) for r in caplog.records if r.name == "nanoserve.access"]
-    assert levels == [("DEBUG", 200), ("INFO", 431)]
+    assert levels == [("DEBUG", 200), ("INFO", 431), ("DEBUG", 503)]
 
 
 def test_the_line_of_a_refused_request_has_its_code_and_field(caplog: pytest.LogCaptureFixture) -> None:
