@@ -16,6 +16,7 @@ from chapters.source import Body, bodies, find_regions, replace_lines
 
 _FIELDS: dict[str, type] = {"id": str, "title": str, "file": str, "question": str, "hints": list, "tests": list}
 _WIDTH = 100
+_ITEM = re.compile(r"(?:[-*]|\d+\.) ")
 
 
 @dataclass(frozen=True)
@@ -66,18 +67,27 @@ class Exercise:
 
 
 def _wrap(markdown: str, width: int) -> list[str]:
-    """Wrap paragraphs; keep lists, quotes, indented lines and fenced code."""
+    """Wrap paragraphs, and list items with a hanging indent; keep quotes, tables, indented lines and fenced code."""
     lines: list[str] = []
-    paragraph: list[str] = []
+    block: list[str] = []  # a paragraph, or an item of a list
     fenced = False
+
+    def wrap() -> None:
+        hanging = " " * len(item[0]) if block and (item := _ITEM.match(block[0])) else ""
+        lines.extend(textwrap.wrap(" ".join(block), width, subsequent_indent=hanging, break_long_words=False))
+        block.clear()
+
     for line in [*markdown.strip().split("\n"), ""]:
         fence = line.lstrip().startswith("```")
-        if not (fenced or fence) and line and re.match(r"[^\s>*|-]", line) and not re.match(r"\d+\. ", line):
-            paragraph.append(line)
-            continue
-        lines += textwrap.wrap(" ".join(paragraph), width, break_long_words=False)
-        paragraph = []
-        lines.append(line.rstrip())
+        plain = not (fenced or fence) and line.strip()
+        if plain and _ITEM.match(line):
+            wrap()
+            block.append(line)
+        elif plain and not line.startswith((">", "|")) and (line[0] != " " or (block and _ITEM.match(block[0]))):
+            block.append(line.strip())
+        else:
+            wrap()
+            lines.append(line.rstrip())
         fenced ^= fence
     return lines[:-1]
 
