@@ -103,6 +103,6 @@ class StepBudget:
     @property
     def fits_long(self) -> bool:
         """Whether a long prompt can have a token of this step."""
-        return self.left - self.reserved_for_short > 0
+        return self.left > max(self.reserved_for_short, 0)
 
     # endregion

@@ -127,6 +127,7 @@ def test_prompts_take_their_tokens_from_the_budget_in_order() -> None:
         (100, 10, 0, 1000, 64),  # but never more than a chunk
         (10, 10, 0, 1000, 0),
         (0, 0, 0, 5, 0),
+        (0, -5, 0, 1000, 0),
     ],
 )
 def test_a_prompt_gets_what_fits(left: int, reserved: int, start: int, pending: int, length: int) -> None:
@@ -134,7 +135,8 @@ def test_a_prompt_gets_what_fits(left: int, reserved: int, start: int, pending: 
     found = budget.fit(start, pending)
     assert found == length, f"a prompt of {pending} tokens; {left} are left, {reserved} of them for short prompts"
     assert (budget.left, budget.reserved_for_short) == (left, reserved), "fit takes nothing; consume does"
-    assert budget.fits_long == (left > reserved), "a long prompt can have a token if not all that is left is reserved"
+    fits = left > 0 and left > reserved
+    assert budget.fits_long == fits, "a long prompt can have a token if some is left, and not all of it is reserved"
 
 
 # One step.

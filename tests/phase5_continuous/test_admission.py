@@ -19,9 +19,14 @@ def state(one: Request, number: int) -> SequenceState:
 
 
 def admission(
-    *prompts: int, pages: int = 100, max_running: int = 8, limit: int | None = None, chunk: int = 32
+    *prompts: int | list[int],
+    pages: int = 100,
+    max_running: int = 8,
+    limit: int | None = None,
+    chunk: int = 32,
+    cache: type[PagedCache] = PagedCache,
 ) -> tuple[Admission, list[SequenceState]]:
-    running_set = RunningSet(PagedCache(pages, 4), watermark=0)
+    running_set = RunningSet(cache(pages, 4), watermark=0)
     one = Admission(FirstComeFirstServed(), running_set, max_running, chunk, FairQueue(limit))
     states = [state(request(f"r{n}", prompt), n) for n, prompt in enumerate(prompts)]
     for sequence in states:
@@ -72,6 +77,17 @@ def test_admission_tries_a_new_request_although_the_pool_was_full() -> None:
     assert admitted(one) == {"urgent": 4}
 
 
+def test_a_tenant_is_charged_for_what_is_not_cached() -> None:
+    one, (first,) = admission([5] * 9, cache=PrefixCache)
+    admitted(one)
+    first.request.advance(0, 9)
+    one.running_set.cache.publish(first.request)
+    before = one.share.served[""]
+    one.add(state(request("again", [5] * 9), 1))
+    assert admitted(one) == {"again": 1}
+    assert one.share.served[""] - before == 1, "of its nine tokens eight are cached: it has to compute one"
+
+
 def test_preempted_requests_resume_before_waiting_ones_are_admitted() -> None:
     one, (first, second, _) = admission(8, 8, 8, max_running=2)
     assert admitted(one) == {"r0": 8, "r1": 8}
@@ -94,6 +110,15 @@ def test_room_is_made_for_another_tenant_unless_pages_are_about_to_be_freed() ->
     one.make_room()
     assert one.running_set.num_preemptions == 1
     assert admitted(one) == {"modest": 8}
+
+
+def test_room_is_made_for_a_long_prompt_too() -> None:
+    one, _ = admission(8, 8, max_running=2)
+    admitted(one)
+    one.add(SequenceState(request("modest", 40, tenant="modest"), (0.0, 9), 40, 49))
+    one.share.served["modest"] = 0.0
+    one.make_room()
+    assert one.running_set.num_preemptions == 1, "the next in turn is a long prompt of another tenant: it gets a place"
 
 
 def test_short_prompts_pass_a_long_one_when_the_tokens_for_long_ones_are_used_up() -> None:

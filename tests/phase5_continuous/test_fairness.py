@@ -169,7 +169,7 @@ def test_a_tenant_does_not_save_up_tokens_while_it_sends_nothing() -> None:
     for _ in range(100):
         one.step()
     new = tokens(one) - before
-    assert abs(new["busy"] - new["idle"]) <= 2 * PLACES * 16
+    assert abs(new["busy"] - new["idle"]) <= 2 * PLACES * 16, f"tokens since both send: {dict(new)}"
 
 
 def test_a_tenant_that_is_ahead_is_not_forgotten_between_two_of_its_requests() -> None:
@@ -181,7 +181,7 @@ def test_a_tenant_that_is_ahead_is_not_forgotten_between_two_of_its_requests() -
         while any(sequence.request.tenant == "bursts" for sequence in one.scheduler.sequences):
             one.step()
     found = tokens(one)
-    assert found["bursts"] <= found["steady"] + 2 * PLACES * 17
+    assert found["bursts"] <= found["steady"] + 2 * PLACES * 17, f"pauses gain tokens: {dict(found)}"
 
 
 def test_a_tenant_that_is_ahead_is_not_passed_by_new_ones_for_ever() -> None:
@@ -196,8 +196,8 @@ def test_a_tenant_that_is_ahead_is_not_passed_by_new_ones_for_ever() -> None:
         flood(one, f"new{steps}.", 1, prompt=8, answer=1)
         one.step()
         steps += 1
-        assert steps < 600
-    assert len(one.scheduler.admission.share.served) < 600
+        assert steps < 600, "new tenants pass a request for ever"
+    assert len(one.scheduler.admission.share.served) < 600, "counts of tenants that have left are kept"
 
 
 def test_the_counts_of_tenants_that_have_left_are_dropped() -> None:
@@ -207,7 +207,7 @@ def test_the_counts_of_tenants_that_have_left_are_dropped() -> None:
         flood(one, f"visitor{number}.", 1, answer=1)
         one.step()
     share = one.scheduler.admission.share
-    assert len(share.served) < 40
+    assert len(share.served) < 40, "counts of tenants that have left are kept"
     one.run()
     assert share.served == {}
 

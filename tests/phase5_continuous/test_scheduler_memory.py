@@ -30,7 +30,7 @@ def test_the_watermark_applies_while_a_finished_request_is_still_in_flight() -> 
     one.plan()
     one.scheduler.abort(one.requests["ends"], one.now)
     one.submit(request("next", 52))  # 13 pages
-    assert not one.plan()
+    assert not one.plan(), "admitted into the watermark, although a request that has ended still holds pages"
     one.commit()
     assert names(one.plan()) == ["next"]
     one.run().check_the_end()
@@ -51,7 +51,7 @@ def test_an_abort_of_the_request_that_did_not_fit_admits_those_behind_it() -> No
     one.step()
     assert names(one.step()) == ["runs"]
     one.scheduler.abort(one.requests["large"], one.now)
-    assert names(one.step()) == ["runs", "small"]
+    assert names(one.step()) == ["runs", "small"], "the request that did not fit is gone: the next one must start"
     one.run().check_the_end()
 
 
@@ -90,7 +90,7 @@ def test_an_abort_of_the_request_that_did_not_fit_lets_the_next_one_start() -> N
     one.submit(request("runs", 16, max_tokens=20), request("large", 32), request("small", 4))
     assert names(one.step()) == ["runs"]
     one.scheduler.abort(one.requests["large"], one.now)
-    assert names(one.step()) == ["runs", "small"]
+    assert names(one.step()) == ["runs", "small"], "the request that did not fit is gone: the next one must start"
     one.run().check_the_end()
 
 

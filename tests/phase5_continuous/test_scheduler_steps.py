@@ -38,6 +38,26 @@ def test_a_failed_slice_needs_no_token() -> None:
     assert event.finish_reason is FinishReason.ERROR
 
 
+def test_a_request_that_has_finished_needs_no_token() -> None:
+    one = engine(ahead=1)
+    one.submit(request("a"))
+    batch = one.scheduler.plan(0)
+    one.scheduler.abort(one.requests["a"], 0)
+    (event,) = one.scheduler.commit(batch, StepOutput([None]), 1)
+    assert event.finish_reason is FinishReason.ABORT, "the step of an aborted request is committed without its token"
+
+
+def test_prompt_logprobs_are_kept_chunk_by_chunk() -> None:
+    scheduler = engine(budget=TokenBudget(4, 4)).scheduler
+    a = Request("a", (5,) * 8, SamplingParams(prompt_logprobs=0))
+    scheduler.submit(a)
+    for number, count in enumerate((4, 3)):  # those of the tokens that follow; the last one is not of the prompt
+        scores = [TokenLogprobs(-1.0 - number, ())] * count
+        scheduler.commit(scheduler.plan(0), StepOutput([9], prompt_logprobs={0: scores}), 1)
+    found = [score.logprob for score in a.prompt_logprobs]
+    assert found == [-1.0] * 4 + [-2.0] * 3, "each chunk adds the prompt logprobs that its step computed"
+
+
 def test_an_event_has_the_logprobs_of_its_token() -> None:
     scheduler = engine().scheduler
     scheduler.submit(Request("a", (1,), SamplingParams(logprobs=1)))
