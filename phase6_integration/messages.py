@@ -192,7 +192,8 @@ class Channel:
         self._push()
 
     def receive(self, wait: bool) -> list[ToEngine]:
-        """The messages that have arrived; with `wait`, at least one. EOFError once the HTTP process has closed."""
+        """The whole messages that have arrived; with `wait`, sleep until there is something to read. EOFError once the
+        HTTP process has closed."""
         while True:
             wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
             self._selector.modify(self._socket, wanted)

@@ -21,7 +21,7 @@ class Call:
             "content-length": str(len(self._body)),
             **(headers or {}),
         }
-        self._scope = {
+        self.scope: dict[str, Any] = {
             "type": "http",
             "asgi": {"version": "3.0"},
             "http_version": "1.1",
@@ -49,7 +49,7 @@ class Call:
         self.task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "Call":
-        self.task = asyncio.create_task(self._app(self._scope, self._receive, self._send))
+        self.task = asyncio.create_task(self._app(self.scope, self._receive, self._send))
         return self
 
     async def __aexit__(

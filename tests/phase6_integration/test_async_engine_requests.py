@@ -1,16 +1,19 @@
 """What the HTTP process notes of live requests: submitted, admitted, answered, ended. The test acts as the engine."""
 
 import asyncio
+import time
 from collections.abc import Coroutine
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from phase0_request import FinishReason, QueueFullError, SamplingParams, TokenLogprobs
 from phase6_integration.async_engine import StepReport
+from phase6_integration.engine_client import EngineClient
 from phase6_integration.health import Health, UnavailableError
 from phase6_integration.messages import Ended, EngineRequest, Finish, Output, Ready, Started
-from phase6_integration.outputs import OutputState, OutputStream
+from phase6_integration.outputs import JOINED, OutputState, OutputStream
 from tests.phase6_integration.fake_engine import FakeEngine
 from tests.phase6_integration.real_engine import GREEDY, read
 from tests.phase6_integration.running import run as run_for
@@ -68,6 +71,18 @@ def test_requests_are_sent_in_order_with_one_arrival_and_live_until_the_engine_e
             made._tell(ended=[Ended(id, FinishReason.TIMEOUT)])
         assert [chunks[-1].finish_reason for chunks in await read(reply)] == [FinishReason.TIMEOUT] * 2
         assert (made.live, made._waiting, await made._is_idle(0)) == (0, set(), True)
+
+    run(test())
+
+
+def test_the_watchdog_hears_of_the_first_request_after_an_idle_time() -> None:
+    async def test() -> None:
+        made, begun = Silent(), list[int]()
+        watchdog = SimpleNamespace(work_begins=lambda: begun.append(made.live))
+        made._client = cast(EngineClient, SimpleNamespace(watchdog=watchdog))
+        for id in ("a", "b"):
+            made.submit([ask(id)])
+            assert len(begun) == 1, "work begins with the first request, and not again while one is live"
 
     run(test())
 
@@ -241,6 +256,17 @@ def test_what_has_arrived_comes_at_once_and_unread_chunks_are_joined() -> None:
     run(test())
 
 
+def test_unread_chunks_are_joined_up_to_a_limit() -> None:
+    async def test() -> None:
+        made = Silent()
+        reply = made.submit([ask("a")])
+        made.say("a", *[300] * (JOINED + 1), reason=FinishReason.LENGTH)
+        (chunks,) = await read(reply)
+        assert [len(chunk.tokens) for chunk in chunks] == [JOINED, 1]
+
+    run(test())
+
+
 def test_prompt_logprobs_and_times_are_kept() -> None:
     async def test() -> None:
         made = Silent()
@@ -288,10 +314,13 @@ def test_observers_get_each_step_and_each_end_with_the_reason_of_the_client() ->
 
 def test_a_new_engine_gets_the_requests_that_were_waiting() -> None:
     async def test() -> None:
-        made = Silent()
+        made, before = Silent(), time.monotonic()
         reply = made.submit([ask("one")])
         made.health = Health.LOADING
+        made._restarting = asyncio.create_task(asyncio.sleep(0))
         made.handle(Ready(512, 40, 16, "cpu", "float32"))
+        assert made._restarting is None, "the next engine is ready: no restart is under way"
+        assert made._ready_at >= before, "when it became ready counts for its next failure"
         assert [message.id for message in made.sent] == ["one", "one"]
         assert (made.health, made.reason, made.max_model_len) == (Health.READY, "ready", 512)
         assert (made.gauges.pages_total, made.gauges.pages_free) == (40, 40)
@@ -300,6 +329,16 @@ def test_a_new_engine_gets_the_requests_that_were_waiting() -> None:
         made.say("one", 300, reason=FinishReason.LENGTH)
         assert (await answer(reply))[1] is FinishReason.LENGTH
         assert not made._resubmitted, "a request that has ended is still counted as resubmitted"
+
+    run(test())
+
+
+def test_an_engine_that_loads_while_the_server_drains_takes_no_request() -> None:
+    async def test() -> None:
+        made = Silent()
+        made.health = Health.DRAINING
+        made.handle(Ready(512, 40, 16, "cpu", "float32"))
+        assert made.health is Health.DRAINING, "only LOADING becomes READY"
 
     run(test())
 

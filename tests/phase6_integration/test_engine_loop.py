@@ -136,6 +136,7 @@ def test_a_request_that_the_engine_refuses_ends_at_once_and_leaves_nothing() -> 
     assert (ended.id, ended.reason) == ("large", FinishReason.ERROR)
     assert "can never be served: its prompt has 40 tokens" in str(ended.error)
     assert (refused.outputs, refused.started, refused.seconds) == ([], [], 0.0)
+    assert refused.at == 1.0, "the time of a refusal is that of the core's clock"
     assert [new.id for new in served.outputs] == ["a"]
     assert not loop._requests
 
@@ -150,7 +151,8 @@ def test_a_deadline_is_that_of_the_request_and_one_that_was_never_admitted_is_no
 def test_prompt_logprobs_come_with_the_first_token_only() -> None:
     _, line = run([ask("scored", prompt=4, prompt_logprobs=0), ask("plain", prompt=4)])
     found = [(new.id, new.prompt_logprobs) for update in updates(line)[:2] for new in update.outputs]
-    assert found == [("scored", [TokenLogprobs(-1.0, ())] * 3), ("plain", None), ("scored", None), ("plain", None)]
+    wanted = [("scored", [TokenLogprobs(-1.0, ())] * 3), ("plain", None), ("scored", None), ("plain", None)]
+    assert found == wanted, "a request that has none says None, not []; one that has some says them once"
 
 
 def test_an_engine_is_loaded_once() -> None:

@@ -83,7 +83,7 @@ def outcome(runner: Runner, names: Sequence[str]) -> StepOutput:
     isolating: IsolatingRunner[Any] = IsolatingRunner(runner, LoadShedding(Scheduler(PagedCache(8, 4))))
     slices = []
     for n, name in enumerate(names):
-        request = Request(name, (1,) * (n + 1), SamplingParams())
+        request = Request(name, (1,) * (n + 1), SamplingParams(seed=n))
         slices.append(Slice(request, 0, n + 1 if name != "chunk" else n))
     attempt = isolating.pack(Batch(tuple(slices)))
     return isolating.launch(attempt).output(attempt.drawn, attempt.slices)
@@ -119,6 +119,7 @@ def test_the_probe_has_the_shape_that_failed_and_nothing_of_the_request(stage: s
         ("a", 0, 1, True),
         ("chunk", 0, 2, False),
     ]
+    assert {one.request.params for one in runner.probes} == {SamplingParams()}, "a probe has default parameters"
 
 
 def budget(scheduler: Scheduler) -> tuple[int, int]:

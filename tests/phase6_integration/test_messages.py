@@ -1,6 +1,7 @@
 """Messages arrive whole, in order and once, however the bytes are cut, and sending never blocks."""
 
 import math
+import select
 import signal
 import socket
 from collections.abc import Iterator
@@ -106,6 +107,9 @@ def test_sending_never_blocks_on_a_peer_that_does_not_read() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         channel = Channel(theirs)
+        channel.send(Pong())
+        assert select.select([ours], [], [], 0)[0], "a message that the socket can take is sent at once"
+        assert ours.recv(1 << 16) == frame(Pong())
         words = [Dead(f"{n}" * 1000) for n in range(2000)]  # megabytes: no socket holds them
         for word in words:
             channel.send(word)

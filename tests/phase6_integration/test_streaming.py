@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,10 @@ from phase0_request.request import FinishReason
 from phase6_integration.health import Health
 from phase6_integration.messages import Ended, EngineRequest, Started
 from phase6_integration.server.app import create_app
+from phase6_integration.server.errors import RequestError
+from phase6_integration.server.logs import Account
 from phase6_integration.server.settings import ServerSettings
+from phase6_integration.server.streaming import PIECE, ClientLeftError, ResponseWriter, SlowReaderError, _Sender
 from tests.phase6_integration.asgi import Call
 from tests.phase6_integration.fake_engine import FakeEngine, says
 
@@ -188,10 +192,13 @@ def test_a_client_that_does_not_read_is_given_up_on(stream: bool) -> None:
     async def test() -> None:
         engine = FakeEngine()
         app = create_app(engine, ServerSettings(send_timeout=0.01))
-        async with Call(app, PATHS[0], body(PATHS[0], stream=stream)) as call:
+        async with Call(app, PATHS[0], body(PATHS[0], stream=stream, user="u")) as call:
             call.reads.clear()
         assert not call.complete
         assert engine.live == 0
+        account = call.scope["state"]["account"]
+        found = account.user, account.error
+        assert found == ("u", "the client left what it was sent unread for 0.01 seconds"), "the account of the request"
 
     run(test)
 
@@ -314,8 +321,8 @@ def test_the_pieces_of_a_stream_are_the_whole(path: str, n: int) -> None:
 def test_usage_in_every_chunk_grows() -> None:
     async def test() -> None:
         options = {"include_usage": True, "continuous_usage_stats": True}
-        app = create_app(FakeEngine(), ServerSettings())
-        async with Call(app, PATHS[0], body(PATHS[0], stream=True, stream_options=options)) as call:
+        app = create_app(FakeEngine(says("one two " * 8, end=False)), ServerSettings())
+        async with Call(app, PATHS[1], body(PATHS[1], stream=True, stream_options=options)) as call:
             pass
         counts = [event["usage"]["completion_tokens"] for event in call.events[:-1]]
         assert counts == sorted(counts)
@@ -368,5 +375,143 @@ def test_a_fault_of_ours_before_the_answer_is_a_500_with_the_request_id(monkeypa
         assert "mine" in call.json["error"]["message"]
         assert "ZeroDivision" not in call.content.decode()
         assert engine.live == 0
+
+    run(test)
+
+
+# The parts by themselves.
+
+
+class Outputs:
+    """A stream that was admitted: two chunks of five characters, then a failure of its iteration, if there is one."""
+
+    def __init__(self, failure: Exception | None) -> None:
+        self.failure = failure
+        self.states = [SimpleNamespace(times=SimpleNamespace(finished=None, admitted=1.0))]
+        self.aborted = False
+
+    async def admitted(self, _: float | None = None) -> bool:
+        return True
+
+    async def __aiter__(self) -> AsyncIterator[list[Any]]:
+        for _ in range(2):
+            yield [SimpleNamespace(text=b"chunk", finish_reason=None)]
+        if self.failure is not None:
+            raise self.failure
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+class Formatter:
+    text_bytes = 0
+
+    def accumulate(self, chunk: Any) -> None:
+        self.text_bytes += len(chunk.text)
+
+    def to_chunk(self, chunk: Any) -> bytes:
+        return bytes(chunk.text)
+
+    def whole(self) -> Any:
+        return iter([b"{}"])
+
+
+def sender(failure: Exception | None = None) -> tuple[Any, list[bytes]]:
+    """A `_Sender`, and the bytes that it sends."""
+    sent: list[bytes] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+
+    server: Any = SimpleNamespace(settings=ServerSettings())
+    formatter: Any = Formatter()
+    outputs: Any = Outputs(failure)
+    return _Sender(server, formatter, outputs, ResponseWriter(send, 30), Account(), "id"), sent
+
+
+def test_the_lease_of_an_answer_grows_with_its_text() -> None:
+    async def test() -> None:
+        one, sent = sender()
+        covered: list[int] = []
+        lease: Any = SimpleNamespace(cover=covered.append)
+        await one.whole(lease, 100)
+        assert covered == [105, 110], "after each turn: the size of the lease and the text so far"
+        assert sent[-1] == b"{}"
+
+    run(test)
+
+
+@pytest.mark.parametrize("error", [SlowReaderError("unread"), ClientLeftError()])
+def test_nothing_is_sent_to_a_client_that_left_or_does_not_read(error: Exception) -> None:
+    async def test() -> None:
+        one, sent = sender(error)
+        with pytest.raises(type(error)):
+            await one.stream()
+        assert sent == [b"", b"chunk", b"chunk"]
+
+    run(test)
+
+
+def test_the_reason_of_a_failure_is_noted_as_the_engine_gave_it() -> None:
+    async def test() -> None:
+        one, _ = sender()
+        with pytest.raises(RequestError):
+            one._check(SimpleNamespace(finish_reason=FinishReason.ERROR, error="NaN logits", health=None))
+        assert (one.account.error, one.account.finish_reasons) == ("NaN logits", ["error"])
+
+    run(test)
+
+
+def test_other_streams_have_a_turn_after_a_large_event() -> None:
+    async def test() -> None:
+        one, sent = sender()
+        large, small = (SimpleNamespace(text=b"x" * size, finish_reason=None) for size in (PIECE + 1, 1))
+        turns: list[int] = []
+        asyncio.get_running_loop().call_soon(lambda: turns.append(len(sent)))
+        await one._send([large, small])
+        assert turns == [2], "after the two pieces of the large event, before the small one"
+        assert len(sent) == 3
+
+    run(test)
+
+
+def test_a_client_that_leaves_comments_unread_has_its_requests_aborted() -> None:
+    async def test() -> None:
+        one, _ = sender()
+
+        async def keep_alive(_: float) -> None:
+            raise SlowReaderError("unread")
+
+        one.writer.keep_alive = keep_alive
+        await one._keep_alive()
+        assert (one.account.error, one.outputs.aborted) == ("unread", True)
+
+    run(test)
+
+
+def test_no_comment_is_sent_and_no_turn_is_wasted_while_a_send_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        sends: list[Any] = []
+        slept: list[float] = []
+        turn = asyncio.sleep
+
+        async def send(message: Any) -> None:
+            sends.append(message)
+            await asyncio.Event().wait()
+
+        async def sleep(seconds: float) -> None:
+            slept.append(seconds)
+            await turn(0)
+
+        monkeypatch.setattr(asyncio, "sleep", sleep)
+        writer = ResponseWriter(send, 30)
+        tasks = [asyncio.create_task(work) for work in (writer.write(b"event"), writer.keep_alive(1e-6))]
+        for _ in range(10):
+            await turn(0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        assert len(sends) == 1, "a comment was sent while a send was under way"
+        assert min(slept, default=1) > 0, "it asks in every turn of the event loop whether the send has ended"
 
     run(test)

@@ -71,11 +71,11 @@ def test_every_message_delays_it_and_none_sets_a_timer(scene: Scene) -> None:
     for _ in range(60):
         scene.now += 1
         scene.dog.heard()
-    assert len(scene.timers) == 1
+    assert len(scene.timers) == 1, "a message has set a timer"
     over(scene, LIMIT - 1)
-    assert scene.barks == 0
+    assert scene.barks == 0, "reported before a whole limit has passed since the last message"
     over(scene, 1)
-    assert scene.barks == 1
+    assert scene.barks == 1, "not reported a whole limit after the last message"
 
 
 def test_an_idle_engine_that_answers_pings_is_well(scene: Scene) -> None:
@@ -85,7 +85,7 @@ def test_an_idle_engine_that_answers_pings_is_well(scene: Scene) -> None:
         assert scene.pings == n
         scene.dog.heard()
         over(scene, IDLE)
-    assert scene.barks == 0
+    assert scene.barks == 0, "an engine that answers every ping was reported"
 
 
 @pytest.mark.parametrize("work_comes", [False, True])
@@ -100,6 +100,13 @@ def test_a_ping_without_an_answer_is_reported_also_if_work_comes(scene: Scene, w
     assert (scene.pings, scene.barks) == (1, 1), "not after the whole limit of a busy engine"
 
 
+def test_an_engine_that_becomes_idle_is_pinged_within_the_limit_for_idle_ones(scene: Scene) -> None:
+    scene.dog.start()
+    scene.works = False
+    over(scene, IDLE)
+    assert scene.pings == 1, f"{IDLE:g} seconds later it was not pinged: the timer waits for the limit of a busy engine"
+
+
 def test_idle_time_does_not_count_as_silence(scene: Scene) -> None:
     scene.works = False
     scene.dog.start()
@@ -108,9 +115,9 @@ def test_idle_time_does_not_count_as_silence(scene: Scene) -> None:
     scene.works = True
     scene.dog.work_begins()
     over(scene, LIMIT - 1)
-    assert scene.barks == 0
+    assert scene.barks == 0, "idle time was counted as silence"
     over(scene, 1)
-    assert scene.barks == 1
+    assert scene.barks == 1, "the silence counts from the first request after the idle time"
 
 
 @pytest.mark.parametrize(("late", "barks"), [(0.9, 1), (30.0, 0)])
@@ -119,7 +126,7 @@ def test_a_pause_of_this_process_does_not_count_as_silence(scene: Scene, late: f
     scene.dog.start()
     over(scene, LIMIT - 1)
     scene.until_it_looks(late=late)
-    assert scene.barks == barks
+    assert scene.barks == barks, f"the timer fired {late:g} seconds late"
     if not barks:
         over(scene, LIMIT)
         assert scene.barks == 1, "a whole limit later it is the engine's silence"
