@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,11 +39,28 @@ class Question:
     def is_right(self, given: str) -> bool:
         if self.number is None:
             return any(choice.right and letter == given.lower() for letter, choice in self.lettered)
+        value = _number(given)
+        return value is not None and abs(value - self.number) <= self.tolerance * abs(self.number)
+
+    def answer(self, ask: Callable[[str], str]) -> str:
+        """Ask until there is an answer, right or wrong. An empty line or another word costs nothing. The end of the input is
+        an interrupt."""
+        letters = [letter for letter, _ in self.lettered]
+        expected = f"{', '.join(letters[:-1])} or {letters[-1]}" if letters else "a number"
         try:
-            value = float(given.replace(",", "").split()[0])
-        except (ValueError, IndexError):
-            return False
-        return abs(value - self.number) <= self.tolerance * abs(self.number)
+            given = ask("> ").strip()
+            while given.lower() not in letters if letters else _number(given) is None:
+                given = ask(f"{expected}; Ctrl-D ends > ").strip()
+        except EOFError:
+            raise KeyboardInterrupt from None
+        return given
+
+
+def _number(given: str) -> float | None:
+    try:
+        return float(given.replace(",", "").split()[0])
+    except (ValueError, IndexError):
+        return None
 
 
 def chapters(course: Course) -> list[int]:

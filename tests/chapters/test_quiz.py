@@ -37,6 +37,25 @@ def test_a_number_is_right_with_its_unit_and_within_its_tolerance() -> None:
     ]
 
 
+def test_what_is_no_answer_is_asked_again() -> None:
+    prompts: list[str] = []
+
+    def answered(question: quiz.Question, *given: str) -> str:
+        lines = iter(given)
+
+        def ask(prompt: str) -> str:
+            prompts.append(prompt)
+            return next(lines)
+
+        return question.answer(ask)
+
+    choices = tuple(quiz.Choice(text, "so") for text in ("one", "two", "three"))
+    assert answered(quiz.Question("Which?", choices), "", "q", "d", "B") == "B"
+    assert answered(quiz.Question("How long?", number=3, why="so"), "x", " 7 ms") == "7 ms"
+    again = "a, b or c; Ctrl-D ends > "
+    assert prompts == ["> ", again, again, again, "> ", "a number; Ctrl-D ends > "]
+
+
 @pytest.mark.parametrize(
     ("table", "message"),
     [
@@ -75,7 +94,9 @@ def test_in_a_terminal_it_asks_and_stores_the_result(tmp_path: Path, monkeypatch
         str(one.number) if one.number is not None else next(letter for letter, choice in one.lettered if choice.right)
         for one in questions
     ]
-    given = iter([*right[:4], "nothing"])
+    last = questions[4]
+    wrong = "-1" if last.number is not None else next(letter for letter, choice in last.lettered if not choice.right)
+    given = iter([*right[:4], wrong])
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr(Console, "input", lambda *_: next(given))
     assert main(["quiz", "0"], course) == 0
