@@ -87,9 +87,9 @@ class RadixTree:
     Locking a node adds one reference to every node from it up to the root. So below a node without references there
     are none either, and every unlocked page can be evicted by removing leaves.
 
-    A locked node keeps its number and its end, whatever is inserted, split, merged or evicted. Nodes are split where
-    two prefixes diverge, where a lock ends, and where only the first part was used. They are merged again once no such
-    reason remains.
+    A locked node keeps its number. Its end moves only when the holder of its only lock inserts behind it. Nodes are
+    split where two prefixes diverge, where a lock ends, and where only the first part was used. They are merged again
+    once no such reason remains.
     """
 
     def __init__(self, page_size: int) -> None:
@@ -125,8 +125,8 @@ class RadixTree:
         end now, and the pages that the tree already had for the first of them: it does not take the pages given for
         those.
 
-        The caller must hold a lock on `after`. If that is the only lock and the node has no children, the node is
-        extended; otherwise the new tokens become a child.
+        The caller must hold a lock on `after`. The tokens that are left extend the node where the walk ended, if it is
+        not the root, has no children, and no lock but the caller's on `after`; otherwise they become a child of it.
         """
         if len(tokens) != len(pages) * self.page_size:
             raise ValueError(f"{len(tokens)} tokens do not fill {len(pages)} pages of {self.page_size}")

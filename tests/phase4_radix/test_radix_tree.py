@@ -128,6 +128,15 @@ def test_salts_share_nothing() -> None:
     assert small.match([0x61616161, 5], "aaaa").pages == []
 
 
+def test_a_salt_counts_only_at_the_root() -> None:
+    tree = RadixTree(2)
+    node = tree.insert(flat(A), [0], "salt").node
+    tree.lock(node)
+    tree.insert(flat(B), [1], "salt", after=node)
+    found = tree.match(flat(A, B), "salt").pages
+    assert found == [0, 1], f"page 1 stands behind page 0, which has the salt of both; found: {found}"
+
+
 def test_misuse_is_an_error(tree: RadixTree) -> None:
     leaf = tree.match(flat(A, B, C)).node
     for act in (tree.lock, tree.unlock, tree.path):
