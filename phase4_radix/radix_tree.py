@@ -294,8 +294,11 @@ class RadixTree:
             counts = f"{self.num_pages} pages and {self.num_locked} locked ones"
             raise PageError(f"the tree has {len(pages)} pages, {locked} of them locked, and counts {counts}")
         leaves = {(number, node.last_used) for number, node in nodes.items() if not (node.ref_count or node.children)}
-        if wrong := self._leaves.items() ^ leaves:
-            raise PageError(f"the eviction queue differs from the unlocked leaves: {wrong}")
+        for number, used in self._leaves.items() ^ leaves:
+            there, missing = "is an unlocked leaf", "in the eviction queue"
+            if (number, used) not in leaves:
+                there, missing = "is in the eviction queue", "an unlocked leaf used then"
+            raise PageError(f"node {number} (used at {used}) {there}, and is not {missing}")
 
     def _reached(self) -> list[int]:
         """All nodes that the root leads to, each checked against its parent."""
