@@ -18,7 +18,8 @@ def test_a_prefix_computed_before_is_a_hit(cache: PrefixCache) -> None:
     a = admit(cache, "a", range(10))
     assert compute(cache, a) == list(range(10))
     finish(cache, a)
-    assert cache.usage == PageUsage(total=12, free=10, referenced=0, cached=2)
+    usage = cache.usage
+    assert usage == PageUsage(total=12, free=10, referenced=0, cached=2), f"two full pages stay cached: {usage}"
     b = admit(cache, "b", [*range(8), 77, 78])
     assert (b.computed, list(cache.table(b))) == (8, [0, 1])
     assert compute(cache, b) == [2 * SIZE, 2 * SIZE + 1]
