@@ -96,7 +96,9 @@ def _explain(course: Course, one: checking.Judged, out: Console) -> None:
     for name, text in rows:
         lines = [line if len(line) <= 110 else f"{line[:107]}..." for line in text.split("\n") if line.strip()]
         lines = [line for line in lines if "Use -v to get" not in line]
-        lines = lines if len(lines) <= _LINES else [*lines[: _LINES - 1], "..."]
+        if len(lines) > _LINES:  # of an example, its start and the last steps matter
+            first = 3 if name == "given" else _LINES - 1
+            lines = [*lines[:first], "...", *lines[len(lines) - (_LINES - 1 - first) :]]
         out.print(f"  {name:<11}" + f"\n{'':13}".join(lines), soft_wrap=True)
     out.print(f"The output of pytest: {course.name(checking.log(course, id))}. A hint: python -m chapters hint {id}\n")
 
