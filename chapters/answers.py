@@ -75,7 +75,7 @@ def _check(course: Course, its: Sequence[Exercise], runners: testing.Runners, ti
 
 def _row(one: checking.Judged) -> Text:
     return Text.assemble(
-        f"{one.exercise.id:<5}{one.exercise.title:<34} ",
+        f"{one.exercise.id:<5}{one.exercise.title:<39} ",
         (f"{one.status:<15}", _STYLES.get(one.status, "dim")),
         one.note,
     )
@@ -91,7 +91,8 @@ def _explain(course: Course, one: checking.Judged, out: Console) -> None:
     if details.get("statement"):
         rows.append(("test", f"{details['statement']}\n{one.failure.id.partition('::')[0]}:{details['line']}"))
     rows.append(("found", details.get("message") or one.failure.error))
-    rows += [("your code", place) for place in one.places[-3:] or [workspace.place(course, one.exercise)]]
+    rows += [("your code", place) for place in one.places[-3:]]
+    rows += [] if one.places else [("begins at", workspace.place(course, one.exercise))]
     rows += [("at the end", picture) for picture in details.get("pictures", ())]
     for name, text in rows:
         lines = [line if len(line) <= 110 else f"{line[:107]}..." for line in text.split("\n") if line.strip()]

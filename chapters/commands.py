@@ -86,7 +86,7 @@ def exercises(course: Course, args: argparse.Namespace, out: Console) -> int:
         return _gate(course, its, args.timeout or 120, out)
     if args.timeout:
         raise CourseError("--timeout needs --gate: a list runs no tests")
-    table = _table("exercise", "title", "lines", "file", "hints", "tests")
+    table = _table("exercise", "title", "lines", "file", "hints", "tests named")
     lines = {each: exercise_files.answer_lines(course.root, each) for each in its}
     for each in its:
         title = f"{each.title} (large)" if each.large else each.title
