@@ -286,7 +286,7 @@ def test_check_shows_a_failure_in_a_few_lines(course: Course, tool: Callable[...
              tests/phase0_request/test_queue.py:9
   found      assert [[3]] == [3]
                At index 0 diff: [3] != 3
-  your code  workspace/phase0_request/queue.py:{line}
+  begins at  workspace/phase0_request/queue.py:{line}
 """
             in said.out
         )
