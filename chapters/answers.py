@@ -75,7 +75,7 @@ def _check(course: Course, its: Sequence[Exercise], runners: testing.Runners, ti
 
 def _row(one: checking.Judged) -> Text:
     return Text.assemble(
-        f"{one.exercise.id:<5}{one.exercise.title:<34} ",
+        f"{one.exercise.id:<5}{one.exercise.title:<39} ",
         (f"{one.status:<15}", _STYLES.get(one.status, "dim")),
         one.note,
     )
@@ -91,12 +91,15 @@ def _explain(course: Course, one: checking.Judged, out: Console) -> None:
     if details.get("statement"):
         rows.append(("test", f"{details['statement']}\n{one.failure.id.partition('::')[0]}:{details['line']}"))
     rows.append(("found", details.get("message") or one.failure.error))
-    rows += [("your code", place) for place in one.places[-3:] or [workspace.place(course, one.exercise)]]
+    rows += [("your code", place) for place in one.places[-3:]]
+    rows += [] if one.places else [("begins at", workspace.place(course, one.exercise))]
     rows += [("at the end", picture) for picture in details.get("pictures", ())]
     for name, text in rows:
         lines = [line if len(line) <= 110 else f"{line[:107]}..." for line in text.split("\n") if line.strip()]
         lines = [line for line in lines if "Use -v to get" not in line]
-        lines = lines if len(lines) <= _LINES else [*lines[: _LINES - 1], "..."]
+        if len(lines) > _LINES:  # of an example, its start and the last steps matter
+            first = 3 if name == "given" else _LINES - 1
+            lines = [*lines[:first], "...", *lines[len(lines) - (_LINES - 1 - first) :]]
         out.print(f"  {name:<11}" + f"\n{'':13}".join(lines), soft_wrap=True)
     out.print(f"The output of pytest: {course.name(checking.log(course, id))}. A hint: python -m chapters hint {id}\n")
 

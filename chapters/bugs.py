@@ -87,6 +87,7 @@ def _parse(course: Course, phase: Phase, table: dict[str, Any], where: str) -> B
         raise CourseError(f"{where}: there is no file '{table['file']}' in {phase.package}/")
     fields: dict[str, Any] = {name: table[name].strip() for name in _TEXTS}
     fields |= {name: tuple(table[name]) for name in _LISTS}
+    fields["hints"] = tuple(" ".join(hint.split()) for hint in fields["hints"])
     for name in ("symptom", "explanation"):  # a paragraph is one line: the terminal wraps it
         fields[name] = "\n\n".join(" ".join(part.split()) for part in fields[name].split("\n\n"))
     return Bug(**fields, edits=tuple((edit["before"], edit["after"]) for edit in table["edit"]))
@@ -111,18 +112,20 @@ def folder(course: Course) -> Path:
     return course.workspace / "bug"
 
 
-def put_away(course: Course) -> None:
-    """Move what is planted to the backups, so that the phases run without it."""
-    if folder(course).exists():
-        backups = course.private / "backups" / "bugs"
-        backups.mkdir(parents=True, exist_ok=True)
-        shutil.move(folder(course), backups / f"{len(list(backups.iterdir())) + 1}")
+def put_away(course: Course) -> Path:
+    """Move what is planted to the backups, so that the phases run without it. Returns where it is now."""
+    backups = course.private / "backups" / "bugs"
+    backups.mkdir(parents=True, exist_ok=True)
+    target = backups / f"{len(list(backups.iterdir())) + 1}"
+    shutil.move(folder(course), target)
+    return target
 
 
 def plant(course: Course, bug: Bug) -> None:
     """Copy the modules of the bug's phase, one of them with the bug."""
-    put_away(course)
     target = folder(course)
+    if target.exists():
+        put_away(course)
     package = course.root / bug.file.partition("/")[0]
     for path in package.rglob("*.py"):
         name = course.name(path)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from chapters import answers, bugs, overlay
+from chapters import answers, bugs, exercises, overlay
 from chapters import quiz as quizzes
 from chapters.bugs import Bug
 from chapters.course import Course, CourseError
@@ -34,14 +34,15 @@ def break_it(course: Course, args: argparse.Namespace, out: Console) -> int:
     if args.reveal:
         return _reveal(course, bugs.current(course), out)
     if args.stop:
-        bugs.current(course)
-        bugs.put_away(course)
+        bug = bugs.current(course)
+        out.print(f"Bug {bug.id} is put away. The files are in {course.name(bugs.put_away(course))}/.")
         return 0
-    return _plant(course, args.bug, out)
+    return _plant(course, args.bug, args.anyway, out)
 
 
-def _plant(course: Course, what: str | None, out: Console) -> int:
-    """Plant the bug with this id, or the next of this phase that is not mended."""
+def _plant(course: Course, what: str | None, anyway: bool, out: Console) -> int:
+    """Plant the bug with this id, or the next of this phase that is not mended. The copy shows the answers to the
+    phase's exercises, so those come first."""
     if what is None:
         raise CourseError("say which: `break N` plants a bug of phase N, `break --list` shows all of them")
     state = State(course)
@@ -52,6 +53,10 @@ def _plant(course: Course, what: str | None, out: Console) -> int:
         bug = next((each for each in its if not state.of(each.key).passed), its[0])
     else:
         bug = bugs.find(course, what)
+    shown = [each.id for each in exercises.load(course, course.phase(bug.phase)) if "/lab/" not in each.file]
+    if not anyway and (left := [id for id in shown if not state.of(id).passed]):
+        ask = f"solve those first, or go on with `break {what} --anyway`"
+        raise CourseError(f"the copy holds the reference's answers to {', '.join(left)}; {ask}")
     bugs.plant(course, bug)
     state.update(bug.key, result="planted")
     out.print(f"Bug {bug.id} is planted in a copy of phase {bug.phase}, in workspace/bug/. The report says:\n")
@@ -72,10 +77,13 @@ def _plant(course: Course, what: str | None, out: Console) -> int:
 def _list(course: Course, out: Console) -> int:
     """Print the state of each bug, and nothing that would give it away."""
     state = State(course)
-    for bug in bugs.every(course):
-        known = state.of(bug.key)
-        hints = f"{known.hints} hints" if known.hints else ""
-        out.print(f"{bug.id}  {'mended' if known.passed else known.result or '-':<12}{hints}".rstrip())
+    for phase in course.phases():
+        for number, bug in enumerate(bugs.load(course, phase)):
+            known = state.of(bug.key)
+            hints = f"{known.hints} hints" if known.hints else ""
+            if number == 0:
+                out.print(phase.package)
+            out.print(f"{bug.id}  {'mended' if known.passed else known.result or '-':<12}{hints}".rstrip())
     return 0
 
 
@@ -114,8 +122,7 @@ def _check(course: Course, timeout: float, out: Console) -> int:
             out.print(line, soft_wrap=True)
         return 1
     state.update(bug.key, result="mended", passed=True)
-    bugs.put_away(course)
-    out.print(f"Mended: {passed} tests pass.\n")
+    out.print(f"Mended: {passed} tests pass. The files are in {course.name(bugs.put_away(course))}/.\n")
     return _reveal(course, bug, out)
 
 
@@ -167,6 +174,8 @@ def quiz(course: Course, args: argparse.Namespace, out: Console) -> int:
         return 0
     asks = sys.stdin.isatty()
     right = 0
+    if not asks:
+        out.print(f"`quiz {args.chapter}` in a terminal asks them; `quiz {args.chapter} --answers` explains them.\n")
     for number, question in enumerate(questions, 1):
         _ask(number, question, out)
         if asks:
@@ -176,7 +185,6 @@ def quiz(course: Course, args: argparse.Namespace, out: Console) -> int:
             out.print(Text("Right." if correct else "Not quite.", style="green" if correct else "red"))
             _explain(question, out, given)
     if not asks:
-        out.print(f"`quiz {args.chapter}` in a terminal asks them; `quiz {args.chapter} --answers` explains them.")
         return 0
     result, key = f"{right}/{len(questions)}", f"quiz {args.chapter}"
     state = State(course)

@@ -35,7 +35,7 @@ def _parser() -> argparse.ArgumentParser:
         description="The course: exercises in a workspace of your own, and checks of the book itself.",
         epilog="Begin with `start 0`, read chapters/00_request.md, edit the files in workspace/, then `check`.",
     )
-    known = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    known = parser.add_subparsers(dest="command", metavar="COMMAND")
 
     def command(name: str, run: object, help: str) -> argparse.ArgumentParser:
         sub = known.add_parser(name, help=help, description=help)
@@ -78,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="ARG",
         help="run the reproduction; -m MODULE: a module",
     )
+    act.add_argument("--anyway", action="store_true", help="plant a bug though exercises of its phase are open")
     act.add_argument("--check", action="store_true", help="whether the planted bug is mended")
     act.add_argument("--hint", action="store_true", help="one more hint")
     act.add_argument("--reveal", action="store_true", help="what it is, where it shipped, and how it is mended")
@@ -110,7 +111,11 @@ def main(argv: Sequence[str] | None = None, course: Course | None = None) -> int
     """Run one command. Exit codes: 0 success, 1 the command found a problem, 2 wrong usage."""
     argv = list(sys.argv[1:] if argv is None else argv)
     passed_on = argv[1:] if argv[:1] == ["mine"] and argv[1:] not in (["-h"], ["--help"]) else []
-    args = _parser().parse_args(argv[: len(argv) - len(passed_on)])
+    parser = _parser()
+    args = parser.parse_args(argv[: len(argv) - len(passed_on)])
+    if args.command is None:
+        parser.print_help()
+        return 0
     args.passed_on = passed_on
     course = course or Course.here()
     out = console()

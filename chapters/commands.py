@@ -64,12 +64,14 @@ def solution(course: Course, args: argparse.Namespace, out: Console) -> int:
 
 def status(course: Course, args: argparse.Namespace, out: Console) -> int:
     state = workspace.State(course)
-    table = _table("phase", "package", "exercises", "passed", "last results", "hints used", "workspace")
+    table = _table("phase", "package", "exercises", "passed", "last not passed", "hints used", "workspace")
     for phase in course.phases():
         its = exercise_files.load(course, phase)
         known = {each.id: state.of(each.id) for each in its}
         passed = f"{sum(progress.passed for progress in known.values())}/{len(its)}"
-        last = ", ".join(f"{id} {progress.result}" for id, progress in known.items() if progress.result)
+        last = ", ".join(
+            f"{id} {progress.result}" for id, progress in known.items() if progress.result not in (None, "passed")
+        )
         hints = str(sum(progress.hints for progress in known.values()))
         started = "yes" if phase in workspace.started_phases(course) else ""
         table.add_row(str(phase.number), phase.package, str(len(its)), passed, last, hints, started)
@@ -84,7 +86,7 @@ def exercises(course: Course, args: argparse.Namespace, out: Console) -> int:
         return _gate(course, its, args.timeout or 120, out)
     if args.timeout:
         raise CourseError("--timeout needs --gate: a list runs no tests")
-    table = _table("exercise", "title", "lines", "file", "hints", "tests")
+    table = _table("exercise", "title", "lines", "file", "hints", "tests named")
     lines = {each: exercise_files.answer_lines(course.root, each) for each in its}
     for each in its:
         title = f"{each.title} (large)" if each.large else each.title

@@ -146,7 +146,8 @@ def _parse(table: dict[str, Any], where: str) -> Exercise:
             raise CourseError(f"{where}: {name} must be {'one or more texts' if kind is list else 'a text'}")
     if table.get("large", True) is not True:
         raise CourseError(f"{where}: large is true, or absent")
-    return Exercise(**table | {name: tuple(table[name]) for name in ("hints", "tests")})
+    hints = tuple(" ".join(hint.split()) for hint in table["hints"])  # one line: the terminal wraps it
+    return Exercise(**table | {"hints": hints, "tests": tuple(table["tests"])})
 
 
 def _validate(course: Course, phase: Phase, exercise: Exercise, earlier: Iterable[Exercise]) -> None:
@@ -187,10 +188,11 @@ def need(course: Course, phase: Phase) -> tuple[Exercise, ...]:
 
 
 def find(course: Course, id: str) -> Exercise:
-    """The exercise with this id, or an error that lists the ids."""
+    """The exercise with this id, or an error that lists the ids of its phase."""
     everything = [exercise for phase in course.phases() for exercise in load(course, phase)]
     for exercise in everything:
         if exercise.id == id:
             return exercise
-    known = ", ".join(exercise.id for exercise in everything) or "none"
+    near = [exercise.id for exercise in everything if exercise.id.startswith(f"{id.partition('.')[0]}.")]
+    known = ", ".join(near or [exercise.id for exercise in everything]) or "none"
     raise CourseError(f"there is no exercise {id}; the exercises are: {known}")

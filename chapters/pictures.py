@@ -23,9 +23,14 @@ def draw(frames: Iterable[Mapping[str, Any]]) -> list[str]:
     signal.alarm(SECONDS)
     try:
         for variables in frames:
-            for name, value in list(variables.items()):
+            named = [(name, value) for name, value in variables.items() if name[:1] != "@"]  # pytest has some with it
+            for name, value in named:
                 for kind, picture in _PICTURES.items():
-                    if kind not in drawn and any(base.__name__ == kind for base in type(value).__mro__):
+                    if (
+                        kind not in drawn
+                        and name[:1] != "@"
+                        and any(base.__name__ == kind for base in type(value).__mro__)
+                    ):
                         with suppress(Exception):
                             drawn[kind] = f"{name}: {picture(value)}"
     except TimeoutError:
@@ -37,12 +42,12 @@ def draw(frames: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _batch(batch: Any) -> str:
-    lines = [f"a step of {batch.num_tokens} tokens"]
+    lines = [f"a step, tokens in all: {batch.num_tokens}"]
     for piece in batch.slices:
-        kind = "decode" if piece.is_decode else "chunk" if piece.is_chunk else "prefill"
-        lines.append(
-            f"request {piece.request.id}: tokens {piece.start} to {piece.stop} of {piece.request.total}, {kind}"
-        )
+        text = f"request {piece.request.id}: tokens {piece.start} to {piece.stop} of {piece.request.total}"
+        if piece.start >= piece.request.computed:  # not committed yet: it can be told what the slice is
+            text += ", decode" if piece.is_decode else ", chunk" if piece.is_chunk else ", prefill"
+        lines.append(text)
     return _cut(lines)
 
 
@@ -65,7 +70,12 @@ def _pages(allocator: Any) -> str:
 def _tables(cache: Any) -> str:
     from phase4_radix.lab.draw import where
 
-    return _cut([_pages(cache.allocator), *(f"request {id}: {where(table)}" for id, table in cache._tables.items())])
+    return _cut(
+        [
+            _pages(cache.allocator),
+            *(f"request {id}: {where(table) or 'no pages'}" for id, table in cache._tables.items()),
+        ]
+    )
 
 
 def _cut(lines: list[str]) -> str:

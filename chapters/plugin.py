@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,9 @@ import pytest
 from chapters import pictures
 
 SHRINKING = 2  # seconds in which Hypothesis simplifies an example that fails: a reader waits for it
+_EXAMPLE = ("Failing test case", "Falsifying example")  # how Hypothesis begins a note
+_ADVICE = ("Explanation:", "You can reproduce")  # and how its last ones begin
+_INVARIANT = "hypothesis_stateful_invariant"  # how Hypothesis marks the method
 _EXERCISE = re.compile(r"\bexercise (\d+\.\d+)\b")
 
 
@@ -91,16 +96,20 @@ class Recorder:
 def describe(item: pytest.Item, info: pytest.ExceptionInfo[BaseException], overlay: str | None) -> dict[str, Any]:
     """What a failure shows: the parameters, the example, the statement of the test, the message, the lines of the
     workspace's code, innermost last, and pictures of what the test held."""
+    if isinstance(info.value, BaseExceptionGroup):  # Hypothesis found several failures
+        info = pytest.ExceptionInfo.from_exception(info.value.exceptions[0])
     entries = list(info.traceback)
     parameters = getattr(getattr(item, "callspec", None), "params", {})
     its = [entry for entry in entries if str(entry.path) == str(item.path)]
     notes = [note for link in _chain(info.value, set()) for note in getattr(link, "__notes__", ())]
+    first = next((note for note in notes if note.startswith(_EXAMPLE)), "\0")
+    example = notes[notes.index(first) :] if first in notes else []
     return {
         "given": {name: _short(value) for name, value in parameters.items()},
-        "example": next((note for note in notes if note.startswith("Falsifying example")), ""),
-        "statement": str(its[-1].statement).strip() if its else "",
+        "example": _steps(example, its),
+        "statement": _statement(its[-1]) if its else "",
         "line": its[-1].lineno + 1 if its else 0,
-        "message": info.exconly(tryshort=True),
+        "message": info.exconly(tryshort=True).partition(first)[0].rstrip(),
         "frames": [
             (str(Path(entry.path).relative_to(overlay)), entry.lineno + 1, entry.name)
             for entry in entries
@@ -108,6 +117,24 @@ def describe(item: pytest.Item, info: pytest.ExceptionInfo[BaseException], overl
         ],
         "pictures": pictures.draw(entry.frame.f_locals for entry in entries),
     }
+
+
+def _steps(example: Iterable[str], entries: Iterable[Any]) -> str:
+    """An example without the invariants of its state machine, which follow every step, and without the teardown."""
+    machines = [type(entry.frame.f_locals.get("self")) for entry in entries]
+    marked = {name for machine in machines for name in dir(machine) if hasattr(getattr(machine, name), _INVARIANT)}
+    left_out = {f"state.{name}()" for name in (*marked, "teardown")}
+    lines = takewhile(lambda line: not line.startswith(_ADVICE), "\n".join(example).split("\n"))
+    return "\n".join(line for line in lines if line.strip() not in left_out)
+
+
+def _statement(entry: Any) -> str:
+    """The statement of a test, after the `with pytest.raises(...)` around it: that is what was expected."""
+    line, source = entry.lineno + 1, Path(entry.path).read_text(encoding="utf-8")
+    blocks = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.With)]
+    around = [node for node in blocks if node.lineno < line <= (node.end_lineno or 0)]
+    expected = [f"with {ast.unparse(item)}:\n    " for node in around for item in node.items]
+    return "".join(text for text in expected if "pytest.raises" in text) + str(entry.statement).strip()
 
 
 def _short(value: object) -> str:

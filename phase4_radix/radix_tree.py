@@ -87,9 +87,9 @@ class RadixTree:
     Locking a node adds one reference to every node from it up to the root. So below a node without references there
     are none either, and every unlocked page can be evicted by removing leaves.
 
-    A locked node keeps its number and its end, whatever is inserted, split, merged or evicted. Nodes are split where
-    two prefixes diverge, where a lock ends, and where only the first part was used. They are merged again once no such
-    reason remains.
+    A locked node keeps its number. Its end moves only when the holder of its only lock inserts behind it. Nodes are
+    split where two prefixes diverge, where a lock ends, and where only the first part was used. They are merged again
+    once no such reason remains.
     """
 
     def __init__(self, page_size: int) -> None:
@@ -125,8 +125,8 @@ class RadixTree:
         end now, and the pages that the tree already had for the first of them: it does not take the pages given for
         those.
 
-        The caller must hold a lock on `after`. If that is the only lock and the node has no children, the node is
-        extended; otherwise the new tokens become a child.
+        The caller must hold a lock on `after`. The tokens that are left extend the node where the walk ended, if it is
+        not the root, has no children, and no lock but the caller's on `after`; otherwise they become a child of it.
         """
         if len(tokens) != len(pages) * self.page_size:
             raise ValueError(f"{len(tokens)} tokens do not fill {len(pages)} pages of {self.page_size}")
@@ -294,8 +294,11 @@ class RadixTree:
             counts = f"{self.num_pages} pages and {self.num_locked} locked ones"
             raise PageError(f"the tree has {len(pages)} pages, {locked} of them locked, and counts {counts}")
         leaves = {(number, node.last_used) for number, node in nodes.items() if not (node.ref_count or node.children)}
-        if wrong := self._leaves.items() ^ leaves:
-            raise PageError(f"the eviction queue differs from the unlocked leaves: {wrong}")
+        for number, used in self._leaves.items() ^ leaves:
+            there, missing = "is an unlocked leaf", "in the eviction queue"
+            if (number, used) not in leaves:
+                there, missing = "is in the eviction queue", "an unlocked leaf used then"
+            raise PageError(f"node {number} (used at {used}) {there}, and is not {missing}")
 
     def _reached(self) -> list[int]:
         """All nodes that the root leads to, each checked against its parent."""

@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 0 success, 1 failure, 2 wrong arguments, 130 Ctrl-C, 141 closed pipe."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments[:2] == ["bench", "ladder"]:
-        return int(import_module("phase6_integration.lab.ladder").main(arguments[2:]))
+        return int(import_module("phase6_integration.lab.ladder").main(arguments[2:], "nanoserve bench ladder"))
     parser = Parser(prog="nanoserve", description="An LLM serving engine in seven phases.")
     parser.add_argument("--version", action="version", version=f"nano-serving {version('nano-serving')}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)

@@ -237,8 +237,8 @@ def run(options: argparse.Namespace) -> int:
     return 1 if wrong else 0
 
 
-def main(arguments: list[str] | None = None) -> int:
-    p = argparse.ArgumentParser(prog="nanoserve bench ladder", description=__doc__)
+def main(arguments: list[str] | None = None, prog: str = "python -m phase6_integration.lab ladder") -> int:
+    p = argparse.ArgumentParser(prog=prog, description=__doc__)
     add_flags(p)
     try:
         return run(p.parse_args(arguments))

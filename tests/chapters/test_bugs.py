@@ -8,6 +8,7 @@ import pytest
 from chapters import bugs
 from chapters.cli import main
 from chapters.course import Course, CourseError
+from chapters.workspace import State
 
 COURSE = Course.here()
 MODULE = "phase0_toy/thing.py"
@@ -70,8 +71,25 @@ def test_a_bug_is_planted_found_and_mended(course: Course, capsys: pytest.Captur
     copy.write_text("def add(a, b):\n    return b + a\n", encoding="utf-8")
     code, out = run("--check")
     assert (code, "Adds one too many" in out) == (0, True)
-    assert run("--list")[1] == "0a  mended      1 hints\n"
+    assert "The files are in .course/backups/bugs/1/." in out
+    assert run("--list")[1] == "phase0_toy\n0a  mended      1 hints\n"
     assert run("--check")[0] == 2, "a mended bug is put away"
+
+
+def test_a_bug_waits_for_the_exercises_whose_answers_its_copy_shows(
+    course: Course, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "def add(a: int, b: int) -> int:\n    # region exercise 0.1\n    return a + b\n    # endregion\n"
+    (course.root / MODULE).write_text(text, encoding="utf-8")
+    fields = 'id = "0.1"\ntitle = "Add"\nquestion = "Add."\nhints = ["+"]\ntests = ["tests/phase0_toy/test_thing.py"]\n'
+    exercise = f'[[exercise]]\nfile = "{MODULE}"\n{fields}'
+    (course.chapters / "00_exercises.toml").write_text(exercise, encoding="utf-8")
+    assert main(["break", "0"], course) == 2
+    assert "answers to 0.1; solve those first, or go on with `break 0 --anyway`" in capsys.readouterr().err
+    assert not bugs.folder(course).exists()
+    assert main(["break", "0", "--anyway"], course) == 0
+    State(course).update("0.1", passed=True)
+    assert main(["break", "0"], course) == 0
 
 
 def test_a_new_bug_keeps_the_files_of_the_one_before(course: Course) -> None:

@@ -286,13 +286,59 @@ def test_check_shows_a_failure_in_a_few_lines(course: Course, tool: Callable[...
              tests/phase0_request/test_queue.py:9
   found      assert [[3]] == [3]
                At index 0 diff: [3] != 3
-  your code  workspace/phase0_request/queue.py:{line}
+  begins at  workspace/phase0_request/queue.py:{line}
 """
             in said.out
         )
     assert json.loads((course.private / "state.json").read_text())["0.1"]["result"] == "failed"
     said = tool("check", "1")
     assert (said.code, "`python -m chapters start 1`" in said.err) == (2, True)
+
+
+MACHINE = """
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from phase0_request import Queue
+
+
+class Machine(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.queue = Queue()
+
+    @rule(item=st.integers(1, 2))
+    def push(self, item):
+        self.queue.push(item)
+
+    @invariant()
+    def short(self):
+        with pytest.raises(IndexError):
+            self.queue.items[16]
+
+
+def test_push():
+    run_state_machine_as_test(Machine)
+"""
+
+
+def test_a_failing_state_machine_shows_its_last_steps_and_what_was_expected(
+    course: Course, tool: Callable[..., Any], solve: Solve
+) -> None:
+    (course.root / TESTS / "test_queue.py").write_text(MACHINE, encoding="utf-8")
+    start(course, course.phase(0))
+    solve("0.1", "self.items.append(item)")
+    shown = [line.strip() for line in tool("check", "0.1").out.split("\n")]
+    assert shown[3:7] == [
+        "given      Failing test case: <state machine>",
+        "state = Machine()",
+        "state.push(item=1)",
+        "...",
+    ]
+    assert shown.count("state.push(item=1)") == 11
+    assert "state.short()" not in shown
+    assert "test       with pytest.raises(IndexError):" in shown
 
 
 def test_check_says_whether_all_that_pass_alone_work_together(

@@ -26,7 +26,6 @@ Tool = Callable[..., Any]
         (["solution", "x"], "there is no exercise x"),
         (["exercises", "4"], "there is no phase 4"),
         (["dance"], "invalid choice"),
-        ([], "required"),
         (["run", "7"], "there is no phase 7"),
         *[
             (["check", "--timeout", text], f"seconds are a number above 0, at most 86400 (a day), not '{text}'")
@@ -38,6 +37,11 @@ def test_a_wrong_argument_is_an_error_that_says_what_is_allowed(tool: Tool, argv
     said = tool(*argv)
     assert (said.code, said.out) == (2, "")
     assert message in said.err
+
+
+def test_without_a_command_the_help_lists_the_commands(tool: Tool) -> None:
+    said = tool()
+    assert (said.code, "put a phase's exercises into workspace/" in said.out) == (0, True)
 
 
 def test_piped_output_has_no_escape_codes_and_no_markup(

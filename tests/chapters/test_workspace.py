@@ -139,9 +139,9 @@ def test_hints_come_one_at_a_time(course: Course, tool: Tool) -> None:
 
 def test_status_counts(course: Course, tool: Tool) -> None:
     State(course).update("0.1", passed=True, result="passed")
-    State(course).update("0.3", hints=1)
+    State(course).update("0.3", hints=1, result="failed")
     row = next(line for line in tool("status").out.split("\n") if "phase0_request" in line)
-    assert row.split() == ["0", "phase0_request", "3", "1/3", "0.1", "passed", "1"]
+    assert row.split() == ["0", "phase0_request", "3", "1/3", "0.3", "failed", "1"]
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"0.1": {"unknown": 1}}', '{"0.1": 3}'])

@@ -100,6 +100,19 @@ def test_the_text_of_the_first_min_tokens_is_not_searched_for_stop_strings() -> 
     assert shown == "stop stop go ", f"the first two words are exempt and the fourth stops, but the text is {shown!r}"
 
 
+def test_a_token_that_completes_no_character_counts_towards_min_tokens() -> None:
+    emoji, stop = "\U0001f680".encode(), REFERENCE.token_to_id(BYTE_LETTERS[ord("s")])
+    tokens = [*(REFERENCE.token_to_id(BYTE_LETTERS[byte]) for byte in emoji), stop]
+    shown = Detokenizer(TOKENIZER, ["s"], min_tokens=4).push(tokens)
+    assert shown == "\U0001f680", f"the emoji takes the first 4 tokens and the fifth stops, but the text is {shown!r}"
+
+
+def test_flush_searches_for_stop_strings_before_min_tokens() -> None:
+    detokenizer = Detokenizer(TOKENIZER, ["\ufffd"], min_tokens=2)
+    shown = detokenizer.push([REFERENCE.token_to_id(BYTE_LETTERS[0xF0])]) + detokenizer.flush()
+    assert (shown, detokenizer.stopped) == ("", "\ufffd"), f"no token completes U+FFFD, but flush shows {shown!r}"
+
+
 def test_flush_returns_held_text_and_an_incomplete_character_in_order() -> None:
     tokens = [*TOKENIZER.encode("one EN"), REFERENCE.token_to_id(BYTE_LETTERS[0xF0])]
     detokenizer = Detokenizer(TOKENIZER, ["END"])

@@ -67,6 +67,8 @@ def test_only_the_finish_reason_error_has_a_message() -> None:
         in_state(RequestState.RUNNING).finish(FinishReason.ERROR, 1.0)
     with pytest.raises(ValueError, match="error message"):
         in_state(RequestState.RUNNING).finish(FinishReason.STOP, 1.0, "no")
+    with pytest.raises(InvalidTransitionError):  # the state is checked first
+        in_state(RequestState.FINISHED).finish(FinishReason.ERROR, 1.0)
     request = in_state(RequestState.RUNNING)
     request.finish(FinishReason.ERROR, 1.0, "NaN in the logits")
     assert (request.finish_reason, request.error) == (FinishReason.ERROR, "NaN in the logits")

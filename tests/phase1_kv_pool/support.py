@@ -1,6 +1,7 @@
 """Shared by the kernel tests: which backend is tested on which device, in which dtypes."""
 
 import importlib.util
+import os
 import platform
 import sys
 from typing import Any
@@ -35,7 +36,8 @@ def interpret_faster() -> None:
     interpreter._patch_lang = patch_once
 
 
-if prepare_triton() and importlib.util.find_spec("triton") is not None:
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" if "triton" in sys.modules else prepare_triton()
+if _INTERPRETED and importlib.util.find_spec("triton") is not None:
     interpret_faster()
 
 

@@ -30,6 +30,10 @@ def test_pages_freed_together_are_allocated_in_the_same_order() -> None:
     assert again == first == [0, 1, 2, 3, 4], f"pages {first} were freed, and come back as {again}"
     allocator.release(second)
     assert allocator.allocate(4) == second == [5, 6, 7, 8]
+    allocator.share([0])
+    allocator.release([0, 1, 0])
+    again = allocator.allocate(2)
+    assert again == [0, 1], f"pages 0, 1, 0 were released, and come back as {again}"
 
 
 def test_a_shared_page_is_freed_with_its_last_reference() -> None:

@@ -76,8 +76,9 @@ def test_a_request_without_a_page_table_is_refused(cache: PagedCache) -> None:
     cache.attach(a)
     with pytest.raises(PageError, match="request a has a page table already"):
         cache.attach(a)
-    with pytest.raises(ValueError, match="request a cannot have -1 tokens"):
-        cache.grow(a, -1)
+    for ask in (cache.grow, cache.can_grow):
+        with pytest.raises(ValueError, match="request a cannot have -1 tokens"):
+            ask(a, -1)
     cache.grow(a, 5)
     with pytest.raises(PageError, match="request a has room for 8 tokens, not for 7 to 9"):
         cache.slots(Slice(a, 7, 2))

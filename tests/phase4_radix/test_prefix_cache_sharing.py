@@ -18,7 +18,8 @@ def test_a_prefix_computed_before_is_a_hit(cache: PrefixCache) -> None:
     a = admit(cache, "a", range(10))
     assert compute(cache, a) == list(range(10))
     finish(cache, a)
-    assert cache.usage == PageUsage(total=12, free=10, referenced=0, cached=2)
+    usage = cache.usage
+    assert usage == PageUsage(total=12, free=10, referenced=0, cached=2), f"two full pages stay cached: {usage}"
     b = admit(cache, "b", [*range(8), 77, 78])
     assert (b.computed, list(cache.table(b))) == (8, [0, 1])
     assert compute(cache, b) == [2 * SIZE, 2 * SIZE + 1]
@@ -247,6 +248,13 @@ def test_switched_pages_are_new_to_the_device(cache: PrefixCache) -> None:
     assert cache.changed == {}, f"no page of a's table was switched, noted: {cache.changed}"
 
 
+def test_shared_pages_are_new_to_the_device(cache: PrefixCache) -> None:
+    compute(cache, admit(cache, "a", range(10)))
+    cache.changed.clear()
+    cache.attach(Request("b", tuple(range(10))))
+    assert cache.changed == {"b": 0}, f"b's table begins with two shared pages, noted: {cache.changed}"
+
+
 def test_published_pages_are_read_only(cache: PrefixCache) -> None:
     a = admit(cache, "a", range(10))
     compute(cache, a)
@@ -257,6 +265,10 @@ def test_published_pages_are_read_only(cache: PrefixCache) -> None:
     cache.attach(b)  # without advancing it over the cached tokens
     with pytest.raises(PageError, match="request b cannot write token 0: page 0 is published"):
         cache.slots(Slice(b, 0, 10))
+    c = admit(cache, "c", range(20, 30))  # its first page is page 3 of the pool
+    compute(cache, c)
+    with pytest.raises(PageError, match="request c cannot write token 0: page 3 is published"):
+        cache.slots(Slice(c, 0, 1))
 
 
 def test_publishing_looks_only_at_new_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

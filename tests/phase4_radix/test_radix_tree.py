@@ -128,6 +128,15 @@ def test_salts_share_nothing() -> None:
     assert small.match([0x61616161, 5], "aaaa").pages == []
 
 
+def test_a_salt_counts_only_at_the_root() -> None:
+    tree = RadixTree(2)
+    node = tree.insert(flat(A), [0], "salt").node
+    tree.lock(node)
+    tree.insert(flat(B), [1], "salt", after=node)
+    found = tree.match(flat(A, B), "salt").pages
+    assert found == [0, 1], f"page 1 stands behind page 0, which has the salt of both; found: {found}"
+
+
 def test_misuse_is_an_error(tree: RadixTree) -> None:
     leaf = tree.match(flat(A, B, C)).node
     for act in (tree.lock, tree.unlock, tree.path):
@@ -208,8 +217,8 @@ def test_a_tree_deeper_than_the_recursion_limit() -> None:
         (lambda t: setattr(t, "num_pages", 5), "counts 5 pages"),
         (lambda t: setattr(t, "num_locked", 2), "2 locked ones"),
         (lambda t: setattr(t._nodes[3], "ref_count", 2), "fewer references than its children"),
-        (lambda t: t._leaves.discard(1), "eviction queue differs"),
-        (lambda t: t._leaves.add(3, 9), "eviction queue differs"),
+        (lambda t: t._leaves.discard(1), "node 1 .* is not in the eviction queue"),
+        (lambda t: t._leaves.add(3, 9), "node 3 .* is not an unlocked leaf"),
         (lambda t: setattr(t._nodes[3], "ref_count", 0) or setattr(t._nodes[2], "ref_count", 0), "of them locked"),
     ],
 )

@@ -29,7 +29,7 @@ def test_a_leaf_is_evicted_from_its_end_and_only_as_far_as_needed() -> None:
     tree = RadixTree(2)
     tree.insert(flat(A, B, C), [0, 1, 2])
     tree.insert(flat(D), [3])
-    evicted = tree.evict(2)
+    evicted = sorted(tree.evict(2))
     assert evicted == [1, 2], f"two of the pages 0, 1, 2 of the oldest leaf are needed; evicted: {evicted}"
     assert tree.match(flat(A, B, C)).pages == [0]
     assert tree.evict(1) == [0]
@@ -44,6 +44,15 @@ def test_a_parent_can_be_evicted_after_its_last_child(tree: RadixTree) -> None:
     assert tree.evict(1) == [22]
     assert sorted(tree.evict(2)) == [10, 11]
     assert len(tree) == 0
+
+
+def test_an_unused_lock_leaves_a_leaf_that_can_be_evicted() -> None:
+    tree = RadixTree(2)
+    node = tree.insert(flat(A), [0]).node
+    tree.lock(node)
+    tree.unlock(node, used=False)
+    evicted = tree.evict(1)
+    assert evicted == [0], f"page 0 is unlocked, unused by that lock, and can be evicted; evicted: {evicted}"
 
 
 def test_entries_of_the_arena_are_reused(tree: RadixTree) -> None:

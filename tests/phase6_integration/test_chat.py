@@ -1,6 +1,7 @@
 """/v1/chat/completions, /tokenize and /detokenize: conversations and texts into tokens, and back."""
 
 import asyncio
+import threading
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ from phase0_request.tokenizer import Tokenizer
 from phase6_integration.server.responses import ChatChunk, ChatResponse, DetokenizeResponse, TokenizeResponse
 from phase6_integration.server.settings import ServerSettings
 from phase6_integration.server.tokenization import TokenizerPool
+from phase6_integration.tokenizer_process import TokenizerProcess
 from tests.phase6_integration.fake_engine import FakeEngine, client, events, says
 
 TOKENIZER = Tokenizer.from_pretrained()
@@ -170,15 +172,25 @@ def test_a_template_that_refuses_is_a_400_in_its_own_words(what: str, why: str) 
     assert "can only concatenate" not in error["message"]
 
 
-def test_when_too_many_texts_wait_for_the_tokenizer_one_more_is_a_503() -> None:
-    async def send() -> list[httpx.Response]:
-        async with client(FakeEngine(max_num_queued_reqs=1), PATIENT) as http:
-            return await asyncio.gather(*(http.post("/tokenize", json={"prompt": "Hello"}) for _ in range(2)))
+def test_when_too_many_texts_wait_for_the_tokenizer_one_more_is_a_503(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused, real = threading.Event(), TokenizerProcess.run
 
+    def held(process: TokenizerProcess, job: Any) -> Any:
+        refused.wait(60)
+        return real(process, job)
+
+    async def send() -> tuple[httpx.Response, httpx.Response]:
+        async with client(FakeEngine(max_num_queued_reqs=1), PATIENT) as http:
+            both = [asyncio.create_task(http.post("/tokenize", json={"prompt": "Hello"})) for _ in range(2)]
+            (first,), (second,) = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            refused.set()
+            return await first, await second
+
+    monkeypatch.setattr(TokenizerProcess, "run", held)
     first, second = asyncio.run(send())
-    assert first.status_code == 200
-    assert (second.status_code, second.json()["error"]["code"]) == (503, "tokenizer_busy")
-    assert int(second.headers["retry-after"]) > 0
+    assert (first.status_code, first.json()["error"]["code"]) == (503, "tokenizer_busy")
+    assert second.status_code == 200
+    assert int(first.headers["retry-after"]) > 0
 
 
 def test_a_model_without_a_template_is_for_completions() -> None:

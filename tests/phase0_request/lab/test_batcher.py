@@ -91,7 +91,10 @@ def test_a_request_aborted_during_a_step_drops_its_result(make_request: Callable
     assert batcher.finish(leaves, FinishReason.ABORT, 0.5)
     assert batcher.commit(batch, [7, 8], 1.0) == [Event(stays, 7, None)]
     assert leaves.output_tokens == []
-    assert [s.request for s in batcher.plan(1.0)] == [stays]
+    batch = batcher.plan(1.0)
+    assert [s.request for s in batch] == [stays]
+    batcher.finish(stays, FinishReason.ABORT, 1.5)
+    assert batcher.commit(batch, [None], 2.0) == [], "a finished request needs no token"
 
 
 def test_a_request_aborted_in_its_last_step_finishes_once(make_request: Callable[..., Request]) -> None:
