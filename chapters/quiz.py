@@ -43,8 +43,8 @@ class Question:
         return value is not None and abs(value - self.number) <= self.tolerance * abs(self.number)
 
     def answer(self, ask: Callable[[str], str]) -> str:
-        """Ask until there is an answer, right or wrong. An empty line or another word costs nothing. The end of the input is
-        an interrupt."""
+        """Ask until there is an answer, right or wrong: an empty line or another word costs nothing. The end of the
+        input is an interrupt."""
         letters = [letter for letter, _ in self.lettered]
         expected = f"{', '.join(letters[:-1])} or {letters[-1]}" if letters else "a number"
         try:
