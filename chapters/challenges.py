@@ -179,7 +179,7 @@ def quiz(course: Course, args: argparse.Namespace, out: Console) -> int:
     for number, question in enumerate(questions, 1):
         _ask(number, question, out)
         if asks:
-            given = out.input("> ").strip()
+            given = question.answer(out.input)
             correct = question.is_right(given)
             right += correct
             out.print(Text("Right." if correct else "Not quite.", style="green" if correct else "red"))

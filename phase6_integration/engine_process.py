@@ -162,7 +162,9 @@ def _build(load: Load, channel: Channel) -> Made | None:
 def serve(channel: Channel) -> int:
     """Load the model that the first message names, then serve. A failure is reported before this process exits."""
     try:
-        first, *others = channel.receive(wait=True)
+        while not (arrived := channel.receive(wait=True)):  # half a message
+            continue
+        first, *others = arrived
         if not isinstance(first, Load):
             raise ValueError(f"the first message must be Load, got {type(first).__name__}")
         with gc_freeze():
