@@ -9,7 +9,7 @@ from phase0_request.params import SamplingParams
 from phase6_integration.health import Health
 from phase6_integration.messages import EngineRequest
 from phase6_integration.server.dependencies import ServerState
-from phase6_integration.server.errors import UNSUPPORTED, conflict, unavailable
+from phase6_integration.server.errors import conflict, unavailable
 from phase6_integration.server.middleware import BY_KEY
 from phase6_integration.server.schemas import ChatRequest, CompletionRequest, SamplingFields
 from phase6_integration.server.settings import ServerSettings
@@ -66,7 +66,7 @@ def check_options(server: ServerState, request: SamplingFields, prompts: int) ->
     if n * prompts > limit:
         raise conflict("n", f"n x prompts may be at most {limit}, got {n} x {prompts}")
     if request.best_of not in (None, n):
-        raise conflict("best_of", f"best_of can only be as n, which is {n}, got {request.best_of}", UNSUPPORTED)
+        raise conflict("best_of", f"best_of can only be as n, which is {n}, got {request.best_of}")
     if request.stream_options is not None and not request.stream:
         raise conflict("stream_options", "stream_options are for streams; set stream to true")
     if request.priority and policy != "priority":

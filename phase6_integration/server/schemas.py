@@ -277,7 +277,7 @@ class SamplingFields(RequestModel):
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT)] | None = None
     user: Annotated[str, Field(max_length=MAX_USER)] | None = None  # for the access log
     request_id: Annotated[str, Field(pattern=r"^[!-~]{1,128}$")] | None = None
-    best_of: int | None = None  # only as many as n
+    best_of: Annotated[int, Field(ge=1), AtMost("choices")] | None = None  # only as many as n
     metadata: Hint = None
     prompt_cache_key: Hint = None
     prompt_cache_retention: Hint = None

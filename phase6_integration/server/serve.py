@@ -148,7 +148,7 @@ class _Lifecycle:
         """Serve connections until the end. Returns the reason if the engine has failed."""
         serving = asyncio.create_task(server.serve(sockets=[self.listener]))
         serving.add_done_callback(lambda _: signals.stop.set())  # also if uvicorn fails
-        self._log("listening", url=self._url, answers="503 until ready")
+        self._log("listening", url=self._url, answers="503 while it loads")
         failure = await self._serve_until(signals.stop, start)
         self.notifier.send("STOPPING=1")
         if failure is None:

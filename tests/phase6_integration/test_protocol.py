@@ -51,6 +51,7 @@ WRONG: dict[str, list[Any]] = {  # of both kinds of completion
     "top_k": [-2, 1.5, 1 << 31, "3"],
     "min_p": [-0.1, 1.1, True, *INFINITE],
     "n": [0, -1, 9, 1.5, True, "2"],
+    "best_of": [0, 2, 9, "1", True, 1.5],
     "stop": [5, [5], [""], "", ["a"] * 17, "x" * 257, {"a": 1}, [["a"]]],
     "stop_token_ids": [5, ["5"], [-1], [4096], [True], [1.5], list(range(129))],
     "seed": [1.5, "1", True, 1 << 63, -(1 << 63) - 1],
@@ -96,7 +97,6 @@ HINTS = ["metadata", "prompt_cache_key", "prompt_cache_retention", "safety_ident
 FOREIGN: dict[str, tuple[list[Any], Any]] = {
     "allowed_token_ids": ([], [1]),
     "bad_words": ([[]], ["x"]),
-    "best_of": ([1], 2),
     "early_stopping": ([False], True),
     "guided_choice": ([], ["a", "b"]),
     "guided_decoding_backend": ([], "outlines"),
@@ -250,6 +250,7 @@ RIGHT: dict[str, list[Any]] = {
     "top_p": [1, 0.001],
     "top_k": [-1, 0, 5],
     "n": [1, 8],
+    "best_of": [1],
     "stop": ["x", ["x"] * 16, []],
     "stop_token_ids": [[], [0, 4095]],
     "seed": [-(1 << 63), (1 << 63) - 1],

@@ -161,7 +161,6 @@ def test_while_draining_health_is_503_and_running_requests_are_completed() -> No
     with scripted() as (one, url), httpx.Client(timeout=PATIENCE) as http:
         with http.stream("POST", f"{url}/v1/chat/completions", json=CHAT | {"stream": True}) as chat:
             lines = chat.iter_lines()
-            assert "assistant" in next(lines)
             one.signal(signal.SIGTERM)
             one.until("draining")
             for response in (http.get(f"{url}/health"), http.post(f"{url}/v1/completions", json={"prompt": "a"})):
@@ -189,7 +188,6 @@ def test_answers_that_outlast_the_timeout_end_in_an_error_and_the_server_in_orde
     with scripted("--shutdown-timeout", "0.2") as (one, url), httpx.Client(timeout=PATIENCE) as http:
         with http.stream("POST", f"{url}/v1/chat/completions", json=CHAT | {"stream": True}) as chat:
             lines = chat.iter_lines()
-            assert "assistant" in next(lines)
             one.signal(number)
             told = [line.removeprefix("data: ") for line in lines if line]
         assert json.loads(told[-2])["error"]["code"] == "draining"
@@ -215,9 +213,8 @@ def test_an_answer_in_one_piece_that_outlasts_the_timeout_is_a_503() -> None:
 def test_a_second_signal_ends_it_at_once() -> None:
     with (
         scripted("--shutdown-timeout", "1000") as (one, url),
-        httpx.stream("POST", f"{url}/v1/chat/completions", json=CHAT | {"stream": True}, timeout=PATIENCE) as chat,
+        httpx.stream("POST", f"{url}/v1/chat/completions", json=CHAT | {"stream": True}, timeout=PATIENCE),
     ):
-        assert "assistant" in next(chat.iter_lines())
         one.signal(signal.SIGTERM)
         one.until("draining")
         one.signal(signal.SIGTERM)
