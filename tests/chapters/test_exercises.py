@@ -48,7 +48,7 @@ def test_paragraphs_wrap_and_code_does_not() -> None:
 def test_items_of_a_list_wrap_with_a_hanging_indent() -> None:
     question = f"Two:\n- {'word ' * 30}end\n  more\n- second\n1. {'word ' * 30}"
     lines = Exercise("0.1", "T", "f.py", question, ("h",), ("t",)).asked("    ")
-    starts = ["    # Two:", "    # - word", "    #   word", "    # - secon", "    # 1. wor", "    #    wor"]
+    starts = ["    # Two:", "    # - word", "    #   word", "    # - second", "    # 1. word", "    #    wor"]
     assert [line[: len(start)] for line, start in zip(lines, starts, strict=True)] == starts
     assert lines[2].endswith("word end more")
     assert max(map(len, lines)) <= 100
