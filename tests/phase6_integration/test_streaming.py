@@ -43,6 +43,23 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("reason", "status", "code"), FAILURES)
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_fails_before_the_first_token_has_a_status(
+    path: str, reason: FinishReason, status: int, code: str, stream: bool
+) -> None:
+    async def test() -> None:
+        engine = FakeEngine(lambda _: [reason])
+        async with Call(create_app(engine, ServerSettings()), path, body(path, stream=stream)) as call:
+            pass
+        assert (call.status, call.json["error"]["code"]) == (status, code)
+        assert "a reason that no client may see" not in call.content.decode()
+        assert engine.live == 0
+
+    run(test)
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_no_status_is_sent_before_there_is_room(path: str) -> None:
     async def test() -> None:
         engine = FakeEngine()
@@ -58,23 +75,6 @@ def test_no_status_is_sent_before_there_is_room(path: str) -> None:
         assert call.headers["content-type"] == "text/event-stream; charset=utf-8"
         assert call.headers["x-accel-buffering"] == "no"
         assert call.events[-1] == "[DONE]"
-
-    run(test)
-
-
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize(("reason", "status", "code"), FAILURES)
-@pytest.mark.parametrize("stream", [True, False])
-def test_what_fails_before_the_first_token_has_a_status(
-    path: str, reason: FinishReason, status: int, code: str, stream: bool
-) -> None:
-    async def test() -> None:
-        engine = FakeEngine(lambda _: [reason])
-        async with Call(create_app(engine, ServerSettings()), path, body(path, stream=stream)) as call:
-            pass
-        assert (call.status, call.json["error"]["code"]) == (status, code)
-        assert "a reason that no client may see" not in call.content.decode()
-        assert engine.live == 0
 
     run(test)
 
