@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -179,9 +180,10 @@ def run_tests(course: Course, tests: Iterable[str], **options: Any) -> Run:
 
 
 def _environment(root: Path) -> dict[str, str]:
-    """The caller's environment without pytest's. Installed plugins are not loaded: no test of the course needs one, and
-    they add two seconds to every start."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "NANO_COURSE_"))}
+    """The caller's environment without what changes pytest's words: its options, and the two variables by which it knows
+    CI. Installed plugins are not loaded: no test of the course needs one, and they add two seconds to every start."""
+    without = re.compile("PYTEST_|NANO_COURSE_|CI$|BUILD_NUMBER$")
+    kept = {name: value for name, value in os.environ.items() if not without.match(name)}
     forks = {"OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES"}  # for macOS: a fork may use what was imported before it
     return overlay.environment(root, kept) | forks | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 

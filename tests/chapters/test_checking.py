@@ -267,7 +267,11 @@ def test_options_of_an_outer_pytest_do_not_leak(course: Course, monkeypatch: pyt
     assert [result.outcome for result in run.results] == ["passed"] * 3
 
 
-def test_check_shows_a_failure_in_a_few_lines(course: Course, tool: Callable[..., Any], solve: Solve) -> None:
+@pytest.mark.parametrize("ci", ["", "true"])  # pytest says more where this is set
+def test_check_shows_a_failure_in_a_few_lines(
+    course: Course, tool: Callable[..., Any], solve: Solve, monkeypatch: pytest.MonkeyPatch, ci: str
+) -> None:
+    monkeypatch.setenv("CI", ci)
     said = tool("check")
     assert (said.code, "start N" in said.err) == (2, True)
     start(course, course.phase(0))
