@@ -180,8 +180,8 @@ def run_tests(course: Course, tests: Iterable[str], **options: Any) -> Run:
 
 
 def _environment(root: Path) -> dict[str, str]:
-    """The caller's environment without what changes pytest's words: its options, and the two variables by which it knows
-    CI. Installed plugins are not loaded: no test of the course needs one, and they add two seconds to every start."""
+    """The caller's environment without what changes the words of pytest: its options, and the two variables by which it
+    knows CI. Installed plugins are not loaded: no test of the course needs one, and they add two seconds to a start."""
     without = re.compile("PYTEST_|NANO_COURSE_|CI$|BUILD_NUMBER$")
     kept = {name: value for name, value in os.environ.items() if not without.match(name)}
     forks = {"OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES"}  # for macOS: a fork may use what was imported before it

@@ -89,6 +89,11 @@ class Step(NamedTuple):
     events: list[Event]
     seconds: float = 0.0  # from the start of its plan, or the end of the step before, to the end of its commit
 
+    @staticmethod
+    def empty(events: list[Event]) -> "Step":
+        """A step in which nothing ran. Its events come from outside of steps: an abort, say."""
+        return Step(Batch(), 0, 0, 0, Spent(0.0, 0.0, 0.0, 0.0), events)
+
 
 class _InFlight(NamedTuple, Generic[P]):
     batch: Batch
@@ -151,7 +156,7 @@ class EngineCore(Generic[P]):
             self.scheduler.discard_in_flight()
             raise
         events = self.scheduler.drain()
-        return Step(Batch(), 0, 0, 0, Spent(0.0, 0.0, 0.0, 0.0), events) if events else None
+        return Step.empty(events) if events else None
 
     def _launch(self) -> bool:
         """Plan, pack and launch one step, and note when. False if the plan is empty: nothing is launched."""

@@ -127,7 +127,8 @@ class Stats:
 
 class ObservedCore(EngineCore[P]):
     """The engine loop with statistics, and with `check_invariants` after every step. A step that fails through no
-    request's fault is planned again by the next call."""
+    request's fault is planned again by the next call, and returned as an empty one: requests that ended in flight have
+    freed their pages."""
 
     def __init__(
         self,
@@ -145,7 +146,7 @@ class ObservedCore(EngineCore[P]):
         try:
             step = super().step()
         except StepFailedError:
-            step = None
+            step = Step.empty(super().drain())
         if self._checked is not None:
             invariants.check(self._checked)
         if step is not None:

@@ -63,7 +63,7 @@ OURS = (
 
 
 class CheckedPolicy:
-    """A policy whose answers are checked."""
+    """A policy that raises if the one it wraps returns an impossible order."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy

@@ -72,9 +72,9 @@ class Client:
         """The state of the request, or its finish reason."""
         if self.request.finish_reason is not None:
             return self.request.finish_reason.value
-        if self.cached is None or self.request.state is RequestState.PREEMPTED:
-            return self.request.state.value
-        return "decode" if self.request.output_tokens else "prefill"
+        if self.request.state is RequestState.RUNNING:
+            return "decode" if self.request.output_tokens else "prefill"
+        return self.request.state.value
 
 
 @dataclass(slots=True)

@@ -10,12 +10,12 @@ from pydantic import BaseModel, ValidationError
 
 from phase6_integration.async_engine import AsyncEngine
 from phase6_integration.health import Health
+from phase6_integration.server.bounds import Limits
 from phase6_integration.server.budget import Budget
 from phase6_integration.server.errors import UNKNOWN, RequestError, bad_value, invalid, param_of
 from phase6_integration.server.limits import ClientLimits
 from phase6_integration.server.logprobs import TokenNames
 from phase6_integration.server.metrics import Metrics
-from phase6_integration.server.schemas import Limits
 from phase6_integration.server.settings import ServerSettings
 from phase6_integration.server.tokenization import TokenizerPool
 

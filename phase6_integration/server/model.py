@@ -8,9 +8,10 @@ import msgspec
 from fastapi import APIRouter, Path, Request, Response
 
 from phase6_integration.server import openapi
+from phase6_integration.server.bounds import NAMED
 from phase6_integration.server.dependencies import Server, ServerState, json_body
 from phase6_integration.server.responses import DetokenizeResponse, ModelList, ServedModel, TokenizeResponse
-from phase6_integration.server.schemas import NAMED, DetokenizeRequest, TokenizeChat, TokenizeRequest
+from phase6_integration.server.schemas import DetokenizeRequest, TokenizeChat, TokenizeRequest
 
 STARTED = int(time.time())
 router = APIRouter(tags=["model"])

@@ -8,9 +8,9 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from phase6_integration.server.bounds import Limits
 from phase6_integration.server.middleware import PUBLIC
 from phase6_integration.server.responses import ErrorResponse
-from phase6_integration.server.schemas import Limits
 
 Document = dict[str, Any]
 Responses = dict[int | str, dict[str, Any]]

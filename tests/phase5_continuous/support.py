@@ -41,6 +41,21 @@ def alone(request: Request, eos_ids: Collection[int]) -> tuple[list[int], Finish
 
 
 @dataclass
+class PackedBatch:
+    """What a runner makes of a batch, for those that compute nothing."""
+
+    batch: Batch
+
+    @property
+    def drawn(self) -> Sequence[int]:
+        return [number for number, piece in enumerate(self.batch) if piece.completes]
+
+    @property
+    def slices(self) -> int:
+        return len(self.batch)
+
+
+@dataclass
 class Launched:
     """A slice as it was sent to the device: the tokens that the host knew then, and the slots."""
 

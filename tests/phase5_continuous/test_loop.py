@@ -17,7 +17,7 @@ from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.core import EngineCore
 from phase5_continuous.invariants import check
 from phase5_continuous.scheduler import Scheduler
-from tests.phase5_continuous.support import EOS, Device, alone, request
+from tests.phase5_continuous.support import EOS, Device, PackedBatch, alone, request
 
 
 class BrokenError(Exception):
@@ -25,19 +25,10 @@ class BrokenError(Exception):
 
 
 @dataclass
-class Step:
+class Step(PackedBatch):
     """A packed batch, and then the launched step."""
 
     runner: "Runner"
-    batch: Batch
-
-    @property
-    def drawn(self) -> Sequence[int]:
-        return [number for number, piece in enumerate(self.batch) if piece.completes]
-
-    @property
-    def slices(self) -> int:
-        return len(self.batch)
 
     def output(self, numbers: Sequence[int], slices: int, /) -> StepOutput:
         self.runner.may_break("output")
@@ -53,7 +44,7 @@ class Runner:
     rng: random.Random = field(default_factory=lambda: random.Random(1))
 
     def pack(self, batch: Batch) -> Step:
-        return Step(self, batch)
+        return Step(batch, self)
 
     def launch(self, step: Step) -> Step:
         self.may_break("launch")

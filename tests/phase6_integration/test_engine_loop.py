@@ -15,22 +15,12 @@ from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine_process import Loop
 from phase6_integration.messages import Channel, Ended, EngineRequest, Finish, Load, Ping, Pong, Started, Update
 from phase6_integration.options import EngineOptions
+from tests.phase5_continuous.support import PackedBatch
 
 FIRST = 100  # the tokens of every answer: 100, 101, 102, ...
 
 
-@dataclass
-class Step:
-    batch: Batch
-
-    @property
-    def drawn(self) -> Sequence[int]:
-        return [number for number, piece in enumerate(self.batch) if piece.completes]
-
-    @property
-    def slices(self) -> int:
-        return len(self.batch)
-
+class Step(PackedBatch):
     def output(self, numbers: Sequence[int], slices: int, /) -> StepOutput:
         tokens = [FIRST + len(piece.request.output_tokens) if piece.completes else None for piece in self.batch]
         scored = [n for n, piece in enumerate(self.batch) if piece.request.params.prompt_logprobs is not None]

@@ -1,14 +1,15 @@
 """IsolatingRunner: an exception in a step fails only the requests that cause it."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from phase0_request import Batch, Request, SamplingParams, Slice, StepOutput, TokenLogprobs
+from phase0_request import Batch, FinishReason, Request, SamplingParams, Slice, StepOutput, TokenLogprobs
 from phase1_kv_pool import PagedCache
 from phase3_chunked_prefill import TokenBudget
-from phase5_continuous import Scheduler
+from phase5_continuous import Scheduler, core
 from phase6_integration.isolation import (
     BLAMED,
     CALM_STEPS,
@@ -17,15 +18,13 @@ from phase6_integration.isolation import (
     IsolatingRunner,
     LoadShedding,
 )
-from phase6_integration.stats import ObservedCore
+from phase6_integration.stats import Gauges, ObservedCore
+from tests.phase5_continuous.support import PackedBatch
 
 
-class Step:
-    def __init__(self, batch: Batch, runner: "Runner") -> None:
-        self.batch = batch
-        self.runner = runner
-        self.drawn = [n for n, piece in enumerate(batch.slices) if piece.completes]
-        self.slices = len(batch)
+@dataclass
+class Step(PackedBatch):
+    runner: "Runner"
 
     def output(self, numbers: Sequence[int], slices: int) -> StepOutput:
         self.runner.maybe("output", self.batch)
@@ -89,6 +88,7 @@ def outcome(runner: Runner, names: Sequence[str]) -> StepOutput:
     return isolating.launch(attempt).output(attempt.drawn, attempt.slices)
 
 
+EMPTY = core.Step.empty([])
 STAGES = pytest.mark.parametrize("stage", ["pack", "launch", "output"])
 
 
@@ -131,26 +131,45 @@ def test_if_the_probe_fails_too_no_request_does_and_steps_are_halved_until_they_
     """The engine's memory is short: a step of more than 16 tokens raises, whatever is in it."""
     scheduler = Scheduler(PagedCache(256, 4), budget=TokenBudget(48, 64))
     runner = Small(stage, most=16)
-    core: ObservedCore[Any] = ObservedCore(scheduler, IsolatingRunner(runner, LoadShedding(scheduler)))
+    engine: ObservedCore[Any] = ObservedCore(scheduler, IsolatingRunner(runner, LoadShedding(scheduler)))
     request = Request("long", (1,) * 60, SamplingParams(max_tokens=2 * CALM_STEPS + 60, ignore_eos=True))
-    core.submit(request)
-    assert [core.step() for _ in range(2)] == [None, None]
+    engine.submit(request)
+    assert [engine.step() for _ in range(2)] == [EMPTY, EMPTY]
     assert budget(scheduler) == (16, 16)
     while request.computed < 60:
-        core.step()
+        engine.step()
     assert not request.finished
     runner.most = 64  # there is memory again
     for _ in range(2 * CALM_STEPS):
-        core.step()
+        engine.step()
     assert budget(scheduler) == (64, 48), "back to what it was"
 
 
 @STAGES
 def test_failed_steps_in_a_row_break_the_engine(stage: str) -> None:
     scheduler = Scheduler(PagedCache(64, 4))
-    core: ObservedCore[Any] = ObservedCore(scheduler, IsolatingRunner(Small(stage, most=0), LoadShedding(scheduler)))
-    core.submit(Request("one", (1,) * 60))
+    engine: ObservedCore[Any] = ObservedCore(scheduler, IsolatingRunner(Small(stage, most=0), LoadShedding(scheduler)))
+    engine.submit(Request("one", (1,) * 60))
     for _ in range(FAILED_STEPS - 1):
-        assert core.step() is None
+        assert engine.step() == EMPTY
     with pytest.raises(BrokenError, match=r"no step can be computed any more \(RuntimeError at \d+ tokens\)"):
-        core.step()
+        engine.step()
+
+
+@STAGES
+def test_a_request_that_fails_with_its_next_step_in_flight_gives_its_pages_back_at_once(stage: str) -> None:
+    """That step is void, and nothing comes after it: the caller must hear that the pages are free."""
+    scheduler = Scheduler(PagedCache(64, 4), ahead=1)
+    runner = Runner(stage, set())
+    engine: ObservedCore[Any] = ObservedCore(scheduler, IsolatingRunner(runner, LoadShedding(scheduler)))
+    engine.submit(Request("a", (1,) * 9, SamplingParams(max_tokens=9)))
+    engine.step()
+    runner.bad = {"a"}
+    steps = []
+    while engine.has_work:
+        steps.append((engine.step(), Gauges.read(scheduler)))
+    reasons = [event.finish_reason for step, _ in steps if step for event in step.events]
+    assert reasons[-1] is FinishReason.ERROR
+    last, gauges = steps[-1]
+    assert last == EMPTY
+    assert (gauges.running, gauges.pages_used) == (0, 0)
