@@ -11,6 +11,8 @@ MAX_STOP_LENGTH = 256  # characters
 MAX_STOP_TOKENS = 128
 MAX_BIASES = 1024
 MAX_LOGPROBS = 20
+MAX_GRAMMAR = 1 << 20  # characters
+MAX_BAD_WORDS = 128
 REPETITION_PENALTY = 0.01, 10.0  # logits are divided by it: those divided by 1e-45 are infinite
 MAX_TOKEN_ID = (1 << 31) - 1  # token ids are stored as int32; the engine checks the model's own vocabulary size
 
@@ -35,6 +37,9 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     ignore_eos: bool = False
+    grammar: str | None = None  # of the output, as llguidance reads it; its end is the end, also before min_tokens
+    allowed_token_ids: Sequence[int] | None = None  # the only ones that may be drawn, with those that end the output
+    bad_words: Sequence[Sequence[int]] = ()  # sequences of token ids that are never completed
 
     def __post_init__(self) -> None:
         check_int("max_tokens", self.max_tokens, 1, MAX_TOKENS)
@@ -59,6 +64,14 @@ class SamplingParams:
         self._set("stop", _stops(self.stop))
         self._set("stop_token_ids", _stop_token_ids(self.stop_token_ids))
         self._set("logit_bias", _biases(self.logit_bias))
+        if self.grammar is not None and not (isinstance(self.grammar, str) and 1 <= len(self.grammar) <= MAX_GRAMMAR):
+            raise invalid("grammar", f"a text of 1 to {MAX_GRAMMAR} characters", self.grammar)
+        if self.allowed_token_ids is not None:
+            allowed = _as_tuple("allowed_token_ids", self.allowed_token_ids, MAX_TOKEN_ID, "token ids")
+            if not allowed:
+                raise invalid("allowed_token_ids", "at least one token id", self.allowed_token_ids)
+            self._set("allowed_token_ids", tuple(_token("allowed_token_ids", token) for token in allowed))
+        self._set("bad_words", _bad_words(self.bad_words))
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)  # the only write to a frozen field: its canonical form
@@ -89,6 +102,16 @@ def _stop_token_ids(value: Sequence[int]) -> tuple[int, ...]:
     return tuple(
         _token("stop_token_ids", token) for token in _as_tuple("stop_token_ids", value, MAX_STOP_TOKENS, "token ids")
     )
+
+
+def _bad_words(value: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    words = []
+    for word in _as_tuple("bad_words", value, MAX_BAD_WORDS, "lists of token ids"):
+        tokens = _as_tuple("bad_words", word, MAX_STOP_LENGTH, "token ids")
+        if not tokens:
+            raise invalid("bad_words", "lists of at least one token id", value)
+        words.append(tuple(_token("bad_words", token) for token in tokens))
+    return tuple(words)
 
 
 def _biases(value: Mapping[int, float] | Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:

@@ -68,6 +68,16 @@ REFUSED = [
     ("stop_token_ids", [1 << 31]),
     ("stop", "half \ud800"),
     ("logit_bias", dict.fromkeys(range(1025), 0.0)),
+    ("grammar", ""),
+    ("grammar", {"type": "object"}),
+    ("grammar", "x" * ((1 << 20) + 1)),
+    ("allowed_token_ids", []),
+    ("allowed_token_ids", [-1]),
+    ("allowed_token_ids", "12"),
+    ("bad_words", [[]]),
+    ("bad_words", [5]),
+    ("bad_words", ["word"]),
+    ("bad_words", [[1]] * 129),
 ]
 
 
