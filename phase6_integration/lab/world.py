@@ -74,7 +74,7 @@ class Client:
             return self.request.finish_reason.value
         if self.request.state is RequestState.RUNNING:
             return "decode" if self.request.output_tokens else "prefill"
-        return self.request.state.value
+        return str(self.request.state.value)
 
 
 @dataclass(slots=True)
