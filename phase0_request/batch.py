@@ -71,6 +71,13 @@ StepTokens = Sequence[int | None]
 """One entry for each slice: the next token if the slice completes its request, else None."""
 
 
+class Forced(NamedTuple):
+    """What follows a token whatever the model says, because a grammar leaves no choice."""
+
+    tokens: Sequence[int] = ()
+    ends: bool = False  # the output is complete with them
+
+
 @dataclass(frozen=True, slots=True)
 class StepOutput:
     """Everything that a step yields. The mappings are keyed by the index of the slice and are empty in most steps."""
@@ -79,6 +86,7 @@ class StepOutput:
     failed: Mapping[int, str] = field(default_factory=dict)  # error messages of requests that cannot go on
     logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)  # for requests that asked for them
     prompt_logprobs: Mapping[int, Sequence[TokenLogprobs]] = field(default_factory=dict)  # of tokens start + 1 onwards
+    forced: Mapping[int, Forced] = field(default_factory=dict)  # after the token. An engine may draw these one by one
 
 
 class Event(NamedTuple):

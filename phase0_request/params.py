@@ -38,7 +38,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     ignore_eos: bool = False
     grammar: str | None = None  # of the output, as llguidance reads it; its end is the end, also before min_tokens
-    allowed_token_ids: Sequence[int] | None = None  # the only ones that may be drawn, with those that end the output
+    allowed_token_ids: Sequence[int] | None = None  # the only ones that may be drawn
     bad_words: Sequence[Sequence[int]] = ()  # sequences of token ids that are never completed
 
     def __post_init__(self) -> None:

@@ -169,11 +169,12 @@ class Request:
             raise InvalidTransitionError(self, f"advance from {start} to {stop}", done)
         self.computed = stop
 
-    def append(self, token: int, now: float) -> None:
-        """Append the output token that the model predicted. All tokens before it must be computed."""
+    def append(self, token: int, now: float, *, forced: bool = False) -> None:
+        """Append the output token that the model predicted: all tokens before it must be computed. One that a grammar
+        forces needs no prediction."""
         if self.state is not RequestState.RUNNING:
             raise InvalidTransitionError(self, f"take token {token}", "it is not running")
-        if self.computed != self.total:
+        if self.computed != self.total and not forced:
             raise InvalidTransitionError(self, f"take token {token}", f"{self.computed} of {self.total} are computed")
         self.output_tokens.append(token)
         self.times.token(now)

@@ -99,6 +99,10 @@ class Tokenizer:
             # The batch call releases the GIL, even for one text, and computes no offsets.
             return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
+    def to_json(self) -> str:
+        """The contents of a tokenizer.json."""
+        return str(self._backend.to_str())
+
     def name(self, token: int) -> str | None:
         """The vocabulary's entry for a token, such as "<|im_end|>"; None if there is none."""
         return self._backend.id_to_token(token)

@@ -9,6 +9,7 @@ from torch import Tensor
 from phase0_request.batch import Batch, StepOutput
 from phase1_kv_pool.cache import KVCache
 from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.constraints import Masks
 from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.device_state import DeviceState
 from phase2_prefill_decode.graphs import Computed, DecodeGraphs, Graph, Record
@@ -34,6 +35,34 @@ class PackedStep:
         return self.host.completed
 
 
+@dataclass(frozen=True, slots=True)
+class ConstrainedStep:
+    """A launched step in which some rows have masks. Its tokens tell their constraints how the output goes on."""
+
+    fetched: Fetched
+    packed: PackedStep
+    masks: Masks
+
+    def wait(self) -> None:
+        self.output(self.packed.drawn, self.packed.slices)
+
+    def output(self, numbers: Sequence[int], slices: int) -> StepOutput:
+        """Wait for the result. May be called repeatedly."""
+        output = self.fetched.output(numbers, slices)
+        failed, forced = dict(output.failed), {}
+        for row, constraint, index in self.masks.rows:
+            number = numbers[row]
+            token = output.tokens[number]
+            if token is None:
+                failed[number] = constraint.error or failed[number]
+                continue
+            constraint.take(index, token)
+            follows = constraint.forced(index)
+            if follows is not None:
+                forced[number] = follows
+        return replace(output, failed=failed, forced=forced)
+
+
 class ModelRunner:
     """Runs steps of one model over one pool, in any mixture of slices."""
 
@@ -55,6 +84,7 @@ class ModelRunner:
         self.state = state or DeviceState(pool.device)
         self.ahead = ahead
         self.graphs: DecodeGraphs | None = None
+        self._constrained: ConstrainedStep | None = None  # the latest
 
     def pack(self, batch: Batch) -> PackedStep:
         """Collect what the device needs to know. The pages of a batch must be allocated: `cache.grow` comes first."""
@@ -85,8 +115,11 @@ class ModelRunner:
         self.graphs.record(compute, sizes, record)
 
     # region run
-    def launch(self, step: PackedStep) -> Fetched:
-        """Run the model and sample. On a GPU this returns before the work is done."""
+    def launch(self, step: PackedStep) -> Fetched | ConstrainedStep:
+        """Run the model and sample. On a GPU this returns before the work is done; with masks that depend on a token in
+        flight, it waits for the step before, while the device runs this one."""
+        masks = step.sampling.masks
+        filling = masks.start() if masks is not None and not masks.in_flight else None
         if step.graph is None:
             computed = self.compute(step.host, step.host.to(self.pool.device))
         else:
@@ -95,7 +128,13 @@ class ModelRunner:
         self.cache.changed.clear()
         if computed.sampled is not None and step.sampling.is_plain:
             return computed.sampled.fetch()
-        return self.sample(step, computed).fetch()
+        if masks is None:
+            return self.sample(step, computed).fetch()
+        if filling is None and self._constrained is not None:
+            self._constrained.wait()
+        bits = masks.fill() if filling is None else filling.result()
+        self._constrained = ConstrainedStep(self.sample(step, computed, bits).fetch(), step, masks)
+        return self._constrained
 
     def compute(self, step: HostStep, lists: Sequence[Tensor]) -> Computed:
         """Run the model on a step, given its lists on the device."""
@@ -103,13 +142,13 @@ class ModelRunner:
         logits = self.decoder(packed, self.pool.keys, self.pool.values)
         return Computed(packed.tokens, packed.last, packed.drawn, packed.params, logits)
 
-    def sample(self, step: PackedStep, computed: Computed) -> Sampled:
+    def sample(self, step: PackedStep, computed: Computed, bits: Tensor | None = None) -> Sampled:
         """Draw the tokens of a step."""
         tokens, last, logits, sampling = computed.tokens, computed.last, computed.logits, step.sampling
         rows, newest = sampling.rows, None
         if sampling.edits is not None and sampling.edits.in_flight is not None:
             newest = tokens[:rows] if last is None else tokens[last[:rows]]
-        sampled = self.sampler.sample(logits[:rows], sampling, computed.params.first(rows), newest)
+        sampled = self.sampler.sample(logits[:rows], sampling, computed.params.first(rows), newest, bits)
         if self.ahead:
             self.state.newest.index_copy_(0, computed.drawn[:rows], sampled.tokens)
         if step.prompt is not None:

@@ -1,8 +1,9 @@
 """Sampler: draws the next token of each row of logits. A draw depends on the request's seed and the position alone.
 
-    logit_bias -> repetition penalty -> presence and frequency penalties -> the kernel `sample`
+    logit_bias -> repetition penalty -> presence and frequency penalties -> masks -> the kernel `sample`
 
-The kernel applies temperature and filters, and draws. Log-probabilities are those of the model's own logits.
+Masks come from grammars and lists of tokens (`constraints`). The kernel applies temperature and filters, and draws.
+Log-probabilities are those of the model's own logits.
 
 Models often have more rows in lm_head than their tokenizer has tokens: the vocabulary is padded to a round size. Padded
 ids are never drawn, unless a request raises one with a positive logit_bias.
@@ -22,6 +23,8 @@ from torch import Tensor
 
 from phase0_request.batch import StepOutput
 from phase0_request.request import Request, TokenLogprobs
+from phase2_prefill_decode.constraints import Constraint, Grammars, Masks, is_constrained
+from phase2_prefill_decode.kernels.mask import APPLY_MASK
 from phase2_prefill_decode.kernels.sample import SAMPLE, SamplingTensors
 from phase2_prefill_decode.logprobs import Logprobs, PromptLogprobs, logprobs_of
 from phase2_prefill_decode.model import Model
@@ -37,6 +40,7 @@ from phase2_prefill_decode.sampling import (
     pack_params,
     positions_in,
     sampling_tensors,
+    to_device,
 )
 
 
@@ -126,26 +130,33 @@ class Sampler:
         seed: int | None = None,
         *,
         num_tokens: int | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         """`num_tokens` is the size of the tokenizer: ids from there on are padding. None: the vocabulary has none.
-        Requests without a seed derive theirs from `seed` and their id. None: from fresh entropy."""
+        Without `grammars`, a request with a grammar raises ValueError. A request without a seed derives one from `seed`
+        and its id. None: from fresh entropy."""
         if isinstance(vocab_size, bool) or not isinstance(vocab_size, int) or vocab_size < 1:
             raise ValueError(f"vocab_size must be an integer from 1, got {vocab_size!r}")
         self.eos_ids = frozenset(eos_ids)
         self.vocab_size = vocab_size
         self.num_tokens = vocab_size if num_tokens is None else num_tokens
         self.device = torch.device(device)
+        self.grammars = grammars
         self._sample = SAMPLE.on(self.device)
+        self._apply_mask = APPLY_MASK.on(self.device)
         self._packed: list[ref[Request]] = []
         self._packed_params = np.empty(0, np.int32)
         self._packed_more = False  # whether one of them asks for more than a draw
         self._edits: WeakKeyDictionary[Request, RequestEdits] = WeakKeyDictionary()
+        self._constraints: WeakKeyDictionary[Request, Constraint] = WeakKeyDictionary()
         self._entropy = secrets.token_bytes(16) if seed is None else str(seed).encode()[:64]
 
     @classmethod
     def of(cls, model: Model, seed: int | None = None) -> "Sampler":
         """The sampler of a model, on the model's device."""
-        return cls(model.eos_ids, model.config.vocab_size, model.decoder.device, seed, num_tokens=model.num_tokens)
+        size, eos_ids, tokenizer = model.config.vocab_size, model.eos_ids, model.tokenizer
+        grammars = None if tokenizer is None else Grammars(tokenizer, size, eos_ids)
+        return cls(eos_ids, size, model.decoder.device, seed, num_tokens=model.num_tokens, grammars=grammars)
 
     def pack(self, requests: Sequence[Request], totals: Sequence[int] | None = None) -> SamplingMetadata:
         """What these requests ask for; row i of the logits belongs to requests[i]. `totals` are their tokens, those in
@@ -164,6 +175,7 @@ class Sampler:
             pack_edits(requests, totals, self._edits_of, self.device),
             asked,
             pack_padding(requests, self.num_tokens, self.device) if self.num_tokens < self.vocab_size else None,
+            self._masks(requests, totals),
         )
 
     def draw(self, logits: Tensor, params: SamplingTensors) -> Sampled:
@@ -177,15 +189,19 @@ class Sampler:
         sampling: SamplingMetadata,
         params: SamplingTensors | None = None,
         newest: Tensor | None = None,
+        bits: Tensor | None = None,
     ) -> Sampled:
         """Draw a token for each row. logits: [rows, vocab], of any float type; they are not changed. `params` are those
         of `sampling` if they are on the device already, `newest` [rows] the newest tokens of the requests if some are
-        in flight."""
+        in flight, `bits` the masks if they are filled already."""
         if logits.shape != (sampling.rows, self.vocab_size):
             wanted = f"[{sampling.rows}, {self.vocab_size}]"
             raise ValueError(f"logits must be {wanted} for {sampling.rows} requests, got {list(logits.shape)}")
         num_tokens = self.num_tokens
         edited = logits if sampling.edits is None else edit(logits, sampling.edits, newest)
+        if sampling.masks is not None:
+            bits = moved(sampling.masks.fill() if bits is None else bits, self.device)
+            edited = self._apply_mask(edited, bits, sampling.masks.numbers)
         if sampling.padding is not None:
             edited, num_tokens = without_padding(edited, num_tokens, sampling.padding), self.vocab_size
         if params is None:
@@ -200,6 +216,26 @@ class Sampler:
         if edits is None:
             edits = self._edits[request] = RequestEdits(request, self.eos_ids, self.vocab_size)
         return edits
+
+    def _masks(self, requests: Sequence[Request], totals: Sequence[int]) -> Masks | None:
+        """The masks of the rows that are constrained, if any is."""
+        rows = [
+            (row, self._constraint_of(request), total - len(request.prompt_tokens))
+            for row, (request, total) in enumerate(zip(requests, totals, strict=True))
+            if is_constrained(request.params)
+        ]
+        if not rows:
+            return None
+        numbers = [-1] * len(requests)
+        for number, (row, _, _) in enumerate(rows):
+            numbers[row] = number
+        return Masks(rows, to_device(numbers, torch.int64, self.device), self.vocab_size)
+
+    def _constraint_of(self, request: Request) -> Constraint:
+        constraint = self._constraints.get(request)
+        if constraint is None:
+            constraint = self._constraints[request] = Constraint(request, self.vocab_size, self.grammars)
+        return constraint
 
     def _params(self, requests: Sequence[Request], totals: Sequence[int]) -> NDArray[np.int32]:
         """The parameters of the last step again, if it had the same requests: only the positions are new."""

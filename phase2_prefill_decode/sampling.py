@@ -16,6 +16,7 @@ from torch import Tensor
 
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
+from phase2_prefill_decode.constraints import Masks, is_constrained
 from phase2_prefill_decode.kernels.sample import SamplingTensors, signed
 
 WORDS = 8  # of 32 bits, for the parameters of a row
@@ -56,6 +57,7 @@ class SamplingMetadata:
     edits: Edits | None = None
     logprobs: tuple[tuple[int, int], ...] = ()  # (row, number of alternatives)
     padding: Tensor | None = None  # [2, n] int64; (row, padded token) that a positive logit_bias makes drawable
+    masks: Masks | None = None
 
     @property
     def rows(self) -> int:
@@ -64,7 +66,7 @@ class SamplingMetadata:
     @property
     def is_plain(self) -> bool:
         """Whether the rows ask for nothing but a draw, as a recorded step makes it."""
-        return self.edits is None and self.padding is None and not self.logprobs
+        return self.edits is None and self.padding is None and self.masks is None and not self.logprobs
 
 
 def is_greedy(params: SamplingParams) -> bool:
@@ -214,8 +216,8 @@ def sampling_tensors(params: Tensor) -> SamplingTensors:
 
 
 def asks_for_more(params: SamplingParams) -> bool:
-    """Whether a request may ever need more than a draw: edits, or log-probabilities."""
-    return params.logprobs is not None or _wants_edits(params, 0)
+    """Whether a request may ever need more than a draw: edits, a mask, or log-probabilities."""
+    return params.logprobs is not None or _wants_edits(params, 0) or is_constrained(params)
 
 
 def _wants_edits(params: SamplingParams, output: int) -> bool:

@@ -94,25 +94,26 @@ class RunningSet:
         return True
 
     def allocate_slots(self, sequences: Sequence[SequenceState]) -> list[SequenceState]:
-        """Make sure that the next token of each has a slot. Returns the ones that can be computed in this step."""
+        """Make sure that the tokens of each have slots. Returns the ones that can be computed in this step."""
         ready = [
             sequence
             for sequence in sequences
-            if sequence.schedulable and (sequence.num_scheduled < sequence.capacity or self._append_page(sequence))
+            if sequence.schedulable and (sequence.num_tokens <= sequence.capacity or self._append_page(sequence))
         ]
         return [sequence for sequence in ready if sequence.schedulable]  # a later one may have preempted an earlier one
 
     def _append_page(self, sequence: SequenceState) -> bool:
-        """Give a request one more page, by preemption if need be. False if it has to wait, or is preempted itself."""
-        while not self.cache.can_grow(sequence.request, sequence.num_scheduled + 1):
+        """Give a request one more page, or the few that forced tokens need, by preemption if need be. False if it has
+        to wait, or is preempted itself."""
+        while not self.cache.can_grow(sequence.request, sequence.num_tokens):
             if self.pending_preemption or self.finished_in_flight or len(self.running) == 1:
                 return False  # pages are freed by a commit; or no other request has any
             victim = self.victim
             self.preempt(victim)
             if victim is sequence:
                 return False
-        self.cache.grow(sequence.request, sequence.num_scheduled + 1)
-        sequence.capacity += self.cache.page_size
+        self.cache.grow(sequence.request, sequence.num_tokens)
+        sequence.capacity = len(self.cache.table(sequence.request)) * self.cache.page_size
         return True
 
     @property

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Collection
 from itertools import chain
 
-from phase0_request.batch import Batch, Event, Slice, StepOutput, reason_to_finish
+from phase0_request.batch import Batch, Event, Forced, Slice, StepOutput, reason_to_finish
 from phase0_request.request import FinishReason, Request, RequestState, TokenLogprobs
 from phase1_kv_pool.cache import KVCache
 from phase3_chunked_prefill.budget import TokenBudget
@@ -185,7 +185,7 @@ class Scheduler:
                 continue
             if number in prompt_logprobs:
                 sequence.request.add_prompt_logprobs(batch.slices[number].start, prompt_logprobs[number])
-            self._advance(sequence, batch.slices[number], output.tokens[number], output.logprobs.get(number), now)
+            self._advance(sequence, batch.slices[number], number, output, now)
         self.running_set.preempt_pending()
         return self.drain()
 
@@ -203,17 +203,39 @@ class Scheduler:
                     raise ValueError(f"the step gave no token for request {piece.request.id}, which it completed")
         return self._in_flight.popleft()[1]
 
-    def _advance(
-        self, sequence: SequenceState, piece: Slice, token: int | None, logprobs: TokenLogprobs | None, now: float
-    ) -> None:
+    def _advance(self, sequence: SequenceState, piece: Slice, number: int, output: StepOutput, now: float) -> None:
         """Advance a request by a computed slice, and append its next token if the slice completes it."""
-        request = sequence.request
+        request, token = sequence.request, output.tokens[number]
         request.advance(piece.start, piece.length)
         if request.computed % self.cache.page_size < piece.length:  # a page has become full
             self.cache.publish(request)
         if token is None or request.computed < request.total:
             return
-        request.append(token, now)
+        self._append(sequence, token, now, output.logprobs.get(number))
+        forced = output.forced.get(number)
+        if forced is not None:
+            self._append_forced(sequence, forced, now)
+
+    def _append_forced(self, sequence: SequenceState, forced: Forced, now: float) -> None:
+        """Append the tokens that a grammar forces. They are one slice: prefilled together, not decoded one by one."""
+        for token in forced.tokens:
+            if not sequence.request.finished:
+                self._append(sequence, token, now, forced=True)
+        sequence.num_tokens = max(sequence.num_tokens, sequence.request.total)
+        if forced.ends and not sequence.request.finished:
+            self._finish(sequence, FinishReason.STOP, now)
+
+    def _append(
+        self,
+        sequence: SequenceState,
+        token: int,
+        now: float,
+        logprobs: TokenLogprobs | None = None,
+        forced: bool = False,
+    ) -> None:
+        """Append an output token, and end the request if it is the last."""
+        request = sequence.request
+        request.append(token, now, forced=forced)
         self.admission.share.served[request.tenant] += 1
         reason = reason_to_finish(request, self.eos_ids)
         self._events.append(Event(request, token, reason, logprobs))

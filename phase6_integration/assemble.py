@@ -15,6 +15,7 @@ from phase1_kv_pool.cache import KVCache, PagedCache
 from phase1_kv_pool.layout import KVLayout
 from phase1_kv_pool.memory import free_bytes
 from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.constraints import Grammars
 from phase2_prefill_decode.device_state import DeviceState
 from phase2_prefill_decode.fields import ConfigError
 from phase2_prefill_decode.graphs import batch_sizes
@@ -42,6 +43,7 @@ class Assembled:
     model: Model  # its config's max_length is this engine's context length
     scheduler: Scheduler
     core: ObservedCore[Attempt[PackedStep]]
+    grammars: Grammars | None  # None: the model has no tokenizer
 
 
 # region assemble
@@ -84,7 +86,8 @@ def assemble(
     runner = make_runner(model, pool, cache, sampler, sizes, context, ahead=scheduler.ahead > 0)
     isolating = IsolatingRunner(runner, LoadShedding(scheduler))
     core = ObservedCore(scheduler, isolating, clock, check_invariants=options.check_invariants)
-    return Assembled(replace(model, config=replace(model.config, max_position_embeddings=context)), scheduler, core)
+    shorter = replace(model, config=replace(model.config, max_position_embeddings=context))
+    return Assembled(shorter, scheduler, core, sampler.grammars)
 
 
 # endregion

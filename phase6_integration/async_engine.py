@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import replace
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -186,11 +187,19 @@ class AsyncEngine:
         for text in (request.id, request.cache_salt):
             text.encode()  # a lone surrogate raises UnicodeEncodeError, a ValueError
         vocabulary, params = self.config.vocab_size, request.params
-        for token in (max(request.prompt), *params.stop_token_ids, *dict(params.logit_bias)):
+        named = (
+            *params.stop_token_ids,
+            *dict(params.logit_bias),
+            *(params.allowed_token_ids or ()),
+            *chain(*params.bad_words),
+        )
+        for token in (max(request.prompt), *named):
             if token >= vocabulary:
                 raise ValueError(f"token ids of this model run from 0 to {vocabulary - 1}, got {token}")
         if params.stop and self.tokenizer is None:
             raise ValueError("stop strings need a tokenizer, which this model has not; use stop_token_ids")
+        if params.grammar is not None and self.tokenizer is None:
+            raise ValueError("a grammar needs a tokenizer, which this model has not")
         if len(request.prompt) + params.max_tokens > self.max_model_len:
             raise ValueError(
                 f"the prompt has {len(request.prompt)} tokens and max_tokens is {params.max_tokens}; "
@@ -228,7 +237,7 @@ class AsyncEngine:
             output.state.times.admitted, output.state.cached_tokens = started.admitted, started.cached
             self._waiting.discard(started.id)
             stream.mark_admitted()
-        reasons = {ended.id: ended.reason for ended in update.ended}
+        ended = {one.id for one in update.ended}
         prompt_tokens = 0
         for new in update.outputs:
             output, stream = self._live[new.id]
@@ -239,18 +248,18 @@ class AsyncEngine:
             if new.prompt_logprobs is not None:
                 output.state.prompt_logprobs = LogprobArrays(new.prompt_logprobs)
             try:
-                chunk = output.append(new.token, new.logprobs, reasons.get(new.id), update.at)
+                chunk = output.append(new.token, new.logprobs, new.finish_reason, update.at)
             except Exception:
                 log.exception("detokenizing request %s failed", new.id)
                 chunk = output.finish(FinishReason.ERROR, "its text cannot be made")
             if chunk is None:
                 continue
             stream.put(chunk)
-            if chunk.finish_reason is not None and new.id not in reasons:
+            if chunk.finish_reason is not None and new.id not in ended:
                 stopped = chunk.finish_reason is FinishReason.STOP
                 self._send(Finish(new.id, FinishReason.STOP if stopped else FinishReason.ABORT))
-        for ended in update.ended:
-            self._end(ended.id, ended.reason, update.at, ended.error)
+        for one in update.ended:
+            self._end(one.id, one.reason, update.at, one.error)
         tokens = update.prefill_tokens, update.decode_tokens
         report = StepReport(*tokens, update.seconds, update.gauges, prompt_tokens, len(update.outputs))
         for observer in self.observers:

@@ -12,8 +12,9 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from concurrent.futures import Future
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from phase0_request.request import FinishReason, Request
 from phase5_continuous.core import EngineCore, Step
@@ -45,13 +46,21 @@ log = logging.getLogger(__name__)
 PR_SET_PDEATHSIG = 1
 
 
-class Loop:
-    """The engine loop: runs steps while there is work and sleeps otherwise. Messages are read between two steps."""
+Prepare = Callable[[str], Future[Any]]  # compiles a grammar in a thread, for the sampler to find
 
-    def __init__(self, channel: Channel, core: EngineCore[Any], scheduler: Scheduler) -> None:
+
+class Loop:
+    """The engine loop: runs steps while there is work and sleeps otherwise. Messages are read between two steps. A
+    request with a grammar is submitted when that is compiled, and nothing waits for it meanwhile."""
+
+    def __init__(
+        self, channel: Channel, core: EngineCore[Any], scheduler: Scheduler, prepare: Prepare | None = None
+    ) -> None:
         self.channel = channel
         self.core = core
         self.scheduler = scheduler
+        self.prepare = prepare
+        self._compiling: dict[str, tuple[EngineRequest, Future[Any]]] = {}  # requests to be submitted
         self._requests: dict[str, Request] = {}  # every request whose end is not sent yet
         self._unannounced: dict[str, Request] = {}  # requests whose admission is not sent yet
 
@@ -61,6 +70,7 @@ class Loop:
         while True:
             for message in self.channel.receive(wait=not self.core.has_work):
                 self.handle(message)
+            self._submit_compiled()
             step = self.core.step() if self.core.has_work else None
             if step is not None:
                 self.channel.send(self._update(step))
@@ -68,9 +78,14 @@ class Loop:
     def handle(self, message: ToEngine) -> None:
         """Act on one message: submit a request, finish one, answer a ping. ValueError for a second Load."""
         match message:
-            case EngineRequest():
-                self._submit(message)
+            case EngineRequest(id=id, params=params):
+                if params.grammar is None or self.prepare is None:
+                    self._submit(message)
+                else:
+                    self._compiling[id] = message, self.prepare(params.grammar)
             case Finish(id=id, reason=reason):
+                if id in self._compiling:
+                    self._submit(self._compiling.pop(id)[0])
                 request = self._requests.get(id)
                 if request is not None:
                     self.core.finish(request, reason)
@@ -79,12 +94,21 @@ class Loop:
             case Load():
                 raise ValueError("an engine can be loaded only once")
 
-    def _submit(self, message: EngineRequest) -> None:
+    def _submit_compiled(self) -> None:
+        """Submit the requests with compiled grammars. An idle engine waits for one."""
+        for id, (message, compiled) in [*self._compiling.items()]:
+            if compiled.done() or not self.core.has_work:
+                del self._compiling[id]
+                self._submit(message, compiled)
+
+    def _submit(self, message: EngineRequest, compiled: Future[Any] | None = None) -> None:
         """Submit a request. One that the engine refuses is reported as ended at once."""
         id, prompt, params = message.id, message.prompt, message.params
         request = Request(id, prompt, params, message.priority, message.arrival, message.cache_salt, message.tenant)
         deadlines = None if message.timeout is None else Deadlines(total=message.timeout)
         try:
+            if compiled is not None:
+                compiled.result()
             self.core.submit(request, deadlines)
         except ValueError as error:  # AsyncEngine should have refused it
             log.error("request %s is refused: %s", id, error)
@@ -101,7 +125,7 @@ class Loop:
         for request, token, reason, logprobs in step.events:
             if token is not None:
                 scores = request.prompt_logprobs if len(request.output_tokens) == 1 else None
-                outputs.append(Output(request.id, token, logprobs, scores or None))
+                outputs.append(Output(request.id, token, logprobs, scores or None, reason))
             if reason is not None:
                 ended.append(Ended(request.id, reason, request.error))
                 self._requests.pop(request.id, None)
@@ -123,7 +147,13 @@ class Loop:
     # endregion
 
 
-Made = tuple[EngineCore[Any], Scheduler, Ready]
+class Made(NamedTuple):
+    """What a factory makes."""
+
+    core: EngineCore[Any]
+    scheduler: Scheduler
+    ready: Ready
+    prepare: Prepare | None = None
 
 
 def bundled_engine(options: EngineOptions) -> Made:
@@ -134,7 +164,7 @@ def bundled_engine(options: EngineOptions) -> Made:
     decoder, cache = parts.model.decoder, parts.scheduler.cache
     context, dtype = parts.model.config.max_position_embeddings, str(decoder.dtype).removeprefix("torch.")
     ready = Ready(context, cache.usage.total, cache.page_size, str(decoder.device), dtype)
-    return parts.core, parts.scheduler, ready
+    return Made(parts.core, parts.scheduler, ready, None if parts.grammars is None else parts.grammars.prepare)
 
 
 class ChannelHandler(logging.Handler):
@@ -171,9 +201,8 @@ def serve(channel: Channel) -> int:
             made = _build(first, channel)
         if made is None:
             return 1
-        core, scheduler, ready = made
-        channel.send(ready)
-        loop = Loop(channel, core, scheduler)
+        channel.send(made.ready)
+        loop = Loop(channel, made.core, made.scheduler, made.prepare)
         for message in others:
             loop.handle(message)
         loop.run()

@@ -71,12 +71,14 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 
 
 class Output(msgspec.Struct, array_like=True, frozen=True):
-    """One new token of one request. The first one carries the prompt's logprobs, if the request has asked for them."""
+    """One new token of one request, with the finish reason if it is the last. The first one carries the prompt's
+    logprobs, if the request has asked for them."""
 
     id: str
     token: int
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
 
 
 class Started(msgspec.Struct, array_like=True, frozen=True):

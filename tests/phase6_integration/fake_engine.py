@@ -14,6 +14,7 @@ from itertools import cycle, islice
 from typing import Any
 
 import httpx
+import msgspec
 import uvicorn
 import uvloop
 
@@ -111,7 +112,10 @@ class FakeEngine(AsyncEngine):
         self._tell(ended=[Ended(submit.id, reason, error)])
 
     def _tell(self, **what: Any) -> None:
+        """As the engine does after a step: an output of a request that ends has the reason, too."""
         whole = {"started": [], "outputs": [], "ended": [], **what}
+        reasons = {one.id: one.reason for one in whole["ended"]}
+        whole["outputs"] = [msgspec.structs.replace(one, finish_reason=reasons.get(one.id)) for one in whole["outputs"]]
         self.handle(Update(time.monotonic(), 0.001, 0, len(whole["outputs"]), **whole, gauges=self.gauges))
 
     @property

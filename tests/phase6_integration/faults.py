@@ -19,9 +19,9 @@ POISON = 7  # a token of a prompt that the model cannot bear
 
 def _with(change: Callable[[Any, Any], None]) -> Callable[[EngineOptions], Made]:
     def factory(options: EngineOptions) -> Made:
-        core, scheduler, ready = bundled_engine(dataclasses.replace(options, threads=1))
-        change(core, scheduler)
-        return core, scheduler, ready
+        made = bundled_engine(dataclasses.replace(options, threads=1))
+        change(made.core, made.scheduler)
+        return made
 
     return factory
 
@@ -149,7 +149,8 @@ def light(options: EngineOptions) -> Made:
     """The engine process, its loop and its scheduler, without a model: it is up in a moment."""
     pages = options.kv_cache_pages or 1024
     scheduler = Scheduler(PagedCache(pages, options.page_size), max_running=options.running(on_gpu=False))
-    return EngineCore(scheduler, _NoModel(), time.monotonic), scheduler, Ready(2048, pages, options.page_size, "", "")
+    ready = Ready(2048, pages, options.page_size, "", "")
+    return Made(EngineCore(scheduler, _NoModel(), time.monotonic), scheduler, ready)
 
 
 def no_engine(options: EngineOptions) -> Made:

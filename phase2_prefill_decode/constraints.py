@@ -1,0 +1,187 @@
+"""Constraints: which tokens a request may draw next, by a grammar, a list of allowed tokens, or a list of bad words.
+
+    text of a grammar -> Grammars.compile -> a matcher for each request -> a bit mask for each step -> the sampler
+
+A grammar is compiled by llguidance, which follows the output token by token. Its mask of the next token is made on the
+host while the device runs the model.
+"""
+
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache, cached_property
+from threading import Lock
+
+import numpy as np
+import torch
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.numpy import fill_next_token_bitmask_par
+from numpy.typing import NDArray
+from torch import Tensor
+
+from phase0_request.batch import Forced
+from phase0_request.params import SamplingParams
+from phase0_request.request import Request
+from phase0_request.tokenizer import Tokenizer
+from phase2_prefill_decode.kernels.mask import words
+
+KEPT = 128  # compiled grammars
+LIMITS = LLParserLimits(
+    step_max_items=50_000, max_items_in_row=2_000, step_lexer_fuel=200_000, initial_lexer_fuel=1_000_000
+)
+
+
+class Grammars:
+    """Compiles grammars for one vocabulary, and keeps the latest. Safe to share between threads."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Collection[int]) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_ids = sorted(eos_ids)
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._lock = Lock()
+        self._compiler = ThreadPoolExecutor(1, "grammar")
+
+    @cached_property
+    def vocabulary(self) -> LLTokenizer:
+        """The tokens as llguidance needs them: a second's work for a large vocabulary, at the first grammar."""
+        return LLTokenizer(self._tokenizer.to_json(), n_vocab=self._vocab_size, eos_token=self._eos_ids)
+
+    def compile(self, grammar: str) -> LLMatcher:
+        """A matcher at the beginning of a grammar. ValueError if that is none."""
+        with self._lock:
+            compiled = self._compiled.get(grammar)
+            if compiled is None:
+                compiled = LLMatcher(self.vocabulary, grammar, limits=LIMITS, log_level=0)
+                if compiled.is_error():
+                    raise ValueError(f"the grammar cannot be used: {compiled.get_error()}")
+                self._compiled[grammar] = compiled
+            self._compiled.move_to_end(grammar)
+            if len(self._compiled) > KEPT:
+                self._compiled.popitem(last=False)
+            return compiled.deep_copy()
+
+    def prepare(self, grammar: str) -> "Future[LLMatcher]":
+        """Compile a grammar in a thread: what `compile` takes later, it finds."""
+        return self._compiler.submit(self.compile, grammar)
+
+
+@cache
+def _thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "masks")
+
+
+@cache
+def _fillers() -> LLExecutor:
+    """Threads that fill masks without Python's lock."""
+    return LLExecutor()
+
+
+def is_constrained(params: SamplingParams) -> bool:
+    return bool(params.grammar is not None or params.allowed_token_ids is not None or params.bad_words)
+
+
+class Constraint:
+    """What one request may draw. It follows the output, also tokens that are drawn and not committed yet; if those are
+    discarded, it goes back."""
+
+    def __init__(self, request: Request, vocab_size: int, grammars: Grammars | None) -> None:
+        params = request.params
+        if params.grammar is not None and grammars is None:
+            raise ValueError(f"request {request.id} has a grammar, and this model no tokenizer to follow it")
+        self.matcher = grammars.compile(params.grammar) if params.grammar is not None and grammars else None
+        self.output: Sequence[int] = request.output_tokens  # committed
+        self._followed: list[int] = []  # the output as far as the masks know it
+        self._bad_words = params.bad_words
+        self._allowed = None
+        if params.allowed_token_ids is not None:
+            self._allowed = np.zeros(words(vocab_size), np.uint32)
+            for token in params.allowed_token_ids:
+                self._allowed[token // 32] |= np.uint32(1 << token % 32)
+        self._jumps = params.logprobs is None and self._allowed is None and not self._bad_words
+
+    def take(self, index: int, token: int) -> None:
+        """Follow output token `index`, which was drawn. If another one is there already, it was drawn in vain."""
+        if index >= len(self.output) and self._followed[index:] != [token]:
+            self._go_back(index)
+            self._follow([token])
+
+    def go_to(self, index: int) -> None:
+        """Be where output token `index` is to be drawn."""
+        self._go_back(index)
+        self._follow(self.output[len(self._followed) : index])
+        if len(self._followed) != index:
+            raise RuntimeError(f"output token {index} cannot be constrained: {len(self._followed)} are known before it")
+
+    def restrict(self, mask: NDArray[np.uint32]) -> None:
+        """Clear the bits of what the lists exclude."""
+        if self._allowed is not None:
+            mask &= self._allowed
+        for *before, last in self._bad_words:
+            if self._followed[len(self._followed) - len(before) :] == before:
+                mask[last // 32] &= ~np.uint32(1 << last % 32)
+
+    def forced(self, index: int) -> Forced | None:
+        """What follows output token `index`, just drawn, in any case. None if there is a choice.
+
+        A request that asks for log-probabilities draws forced tokens one by one: only computing them yields these.
+        """
+        if self.matcher is None or index + 1 != len(self._followed):
+            return None
+        tokens = tuple(self.matcher.compute_ff_tokens()) if self._jumps else ()
+        return Forced(tokens, self.matcher.is_stopped()) if tokens or self.matcher.is_stopped() else None
+
+    @property
+    def error(self) -> str | None:
+        """Why the grammar cannot be followed any further."""
+        if self.matcher is None or not self.matcher.is_error():
+            return None
+        return f"its grammar cannot be followed any further: {self.matcher.get_error().splitlines()[0][:200]}"
+
+    def _follow(self, tokens: Sequence[int]) -> None:
+        self._followed += tokens
+        if self.matcher is not None and tokens:
+            self.matcher.consume_tokens([*tokens])
+
+    def _go_back(self, index: int) -> None:
+        more = len(self._followed) - index
+        if more > 0:
+            del self._followed[index:]
+            if self.matcher is not None:
+                self.matcher.rollback(more)
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """The constrained rows of a step, and the masks of their next tokens."""
+
+    rows: Sequence[tuple[int, Constraint, int]]  # row, its constraint, which output token it draws
+    numbers: Tensor  # [all rows] int64: of each row's mask, -1 for none
+    vocab_size: int
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether the step before must end first: it draws a token that one of the masks depends on."""
+        return any(index > len(constraint.output) for _, constraint, index in self.rows)
+
+    def start(self) -> "Future[Tensor]":
+        """Fill them in a thread, while this one has the model run."""
+        return _thread().submit(self.fill)
+
+    def fill(self) -> Tensor:
+        """The bits: [masks, words] int32. Of a grammar that fails all are 0, so that the row does too."""
+        bits = np.full((len(self.rows), words(self.vocab_size)), 0xFFFFFFFF, np.uint32)
+        matchers = []
+        for number, (_, constraint, index) in enumerate(self.rows):
+            constraint.go_to(index)
+            if constraint.matcher is not None:
+                matchers.append((constraint.matcher, number))
+        if matchers:
+            fill_next_token_bitmask_par(_fillers(), matchers, bits.view(np.int32))
+        for matcher, number in matchers:
+            if matcher.is_error():  # it would allow the end of the output
+                bits[number] = 0
+        for (_, constraint, _), mask in zip(self.rows, bits, strict=True):
+            constraint.restrict(mask)
+        return torch.from_numpy(bits.view(np.int32))
