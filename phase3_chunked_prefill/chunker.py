@@ -100,11 +100,11 @@ class Chunker:
         pending_lengths = [prompt.num_tokens - prompt.num_scheduled for prompt in prompts] if prompts else []
         pending_lengths += waiting
         budget = StepBudget.of_step(self.budget, self.page_size, len(decodes), pending_lengths)
-        ready = allocate_slots(self.rotate_decodes(decodes, budget.decodes))
-        step = StepPlan(budget, [Slice(decode.request, decode.num_scheduled, 1) for decode in ready], [*ready])
-        if prompts:
-            for sequence in allocate_slots(prompts):
-                step.add_prompt(sequence)
+        ready = allocate_slots([*self.rotate_decodes(decodes, budget.decodes), *prompts])
+        first = [one for one in ready if one.num_tokens - one.num_scheduled == 1] if prompts else [*ready]
+        step = StepPlan(budget, [Slice(decode.request, decode.num_scheduled, 1) for decode in first], first)
+        for sequence in ready[len(first) :]:
+            step.add_prompt(sequence)
         return step
 
     def plan(self, running: Iterable[Request]) -> Batch:

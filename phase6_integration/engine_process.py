@@ -70,10 +70,14 @@ class Loop:
         while True:
             for message in self.channel.receive(wait=not self.core.has_work):
                 self.handle(message)
-            self._submit_compiled()
-            step = self.core.step() if self.core.has_work else None
-            if step is not None:
-                self.channel.send(self._update(step))
+            self.turn()
+
+    def turn(self) -> None:
+        """Run a step, if there is work, and send what it did."""
+        self._submit_compiled()
+        step = self.core.step() if self.core.has_work else None
+        if step is not None:
+            self.channel.send(self._update(step))
 
     def handle(self, message: ToEngine) -> None:
         """Act on one message: submit a request, finish one, answer a ping. ValueError for a second Load."""

@@ -188,7 +188,7 @@ def test_only_sequences_with_slots_for_their_tokens_are_scheduled() -> None:
     running = [Running(request("p0", 9), 9, 0), *(Running(request(f"d{n}", 1), 1, 0) for n in range(13))]
     running.append(Running(request("p1", 9), 9, 0))
     step = chunker.schedule(running, allocate_slots=allocate_slots)
-    assert asked == [[f"d{n}" for n in range(11)], ["p0", "p1"]], "the decodes that run, then all prompts"
+    assert asked == [[*(f"d{n}" for n in range(11)), "p0", "p1"]], "the decodes that run, then all prompts, at once"
     found = [(piece.request.id, piece.length) for piece in step.slices]
     assert found == [("d0", 1), *((f"d{n}", 1) for n in range(2, 11)), ("p1", 1)], "without d1 and p0"
     assert [one.request.id for one in step.sequences] == [name for name, _ in found]

@@ -3,10 +3,11 @@ their slots. So a wrong table, a page freed too early or a token computed twice 
 
 import zlib
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from phase0_request import Batch, Event, FinishReason, Request, SamplingParams, StepOutput
+from phase0_request.batch import Forced
 from phase1_kv_pool import KVCache
 from phase5_continuous.deadlines import Deadlines
 from phase5_continuous.invariants import check
@@ -22,22 +23,32 @@ def mix(state: int, token: int) -> int:
     return zlib.crc32(b"%d %d" % (state, token))
 
 
-def alone(request: Request, eos_ids: Collection[int]) -> tuple[list[int], FinishReason]:
+Forces = Callable[[int], Forced]  # what follows a drawn token in any case
+
+
+def nothing(token: int) -> Forced:
+    return Forced()
+
+
+def alone(request: Request, eos_ids: Collection[int], forces: Forces = nothing) -> tuple[list[int], FinishReason]:
     """The output of a request that is served alone, and its finish reason."""
     params, state, seen, output = request.params, 1, 0, list[int]()
     for token in request.prompt_tokens:
         state = mix(state, token)
         seen += state
     while True:
-        token = seen % VOCABULARY
-        output.append(token)
-        may_stop = len(output) > params.min_tokens and not params.ignore_eos
-        if may_stop and token in eos_ids:
+        forced = forces(seen % VOCABULARY)
+        for token in (seen % VOCABULARY, *forced.tokens):
+            output.append(token)
+            may_stop = len(output) > params.min_tokens and not params.ignore_eos
+            if may_stop and token in eos_ids:
+                return output, FinishReason.STOP
+            if len(output) == params.max_tokens:
+                return output, FinishReason.LENGTH
+            state = mix(state, token)
+            seen += state
+        if forced.ends:
             return output, FinishReason.STOP
-        if len(output) == params.max_tokens:
-            return output, FinishReason.LENGTH
-        state = mix(state, token)
-        seen += state
 
 
 @dataclass
@@ -108,8 +119,9 @@ class Device:
 class Engine:
     """The engine's loop: plan, launch, land, commit. It records every event and checks it."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, forces: Forces = nothing) -> None:
         self.scheduler = scheduler
+        self.forces = forces
         self.device = Device(scheduler.cache)
         self.in_flight: deque[Batch] = deque()
         self.requests: dict[str, Request] = {}
@@ -125,7 +137,7 @@ class Engine:
         for request in requests:
             self.scheduler.submit(request, deadlines)
             self.requests[request.id] = request
-            self.alone[request.id] = alone(request, self.scheduler.eos_ids)
+            self.alone[request.id] = alone(request, self.scheduler.eos_ids, self.forces)
             self.delivered[request.id] = []
 
     def plan(self) -> Batch:
@@ -146,7 +158,9 @@ class Engine:
         return batch
 
     def commit(self, failed: dict[int, str] | None = None) -> list[Event]:
-        output = StepOutput(self.device.land(), failed or {})
+        tokens = self.device.land()
+        forced = {number: self.forces(token) for number, token in enumerate(tokens) if token is not None}
+        output = StepOutput(tokens, failed or {}, forced=forced)
         events = self.scheduler.commit(self.in_flight.popleft(), output, self.now)
         self.deliver(events)
         return events

@@ -1,7 +1,9 @@
 """The loop of the engine process: when it waits for messages, what it does with them, and what it reports of steps."""
 
+import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -59,6 +61,14 @@ class Line:
 
     def send(self, message: Any) -> None:
         self.sent.append(message)
+
+
+def idle_loop(prepare: Callable[[str], Future[None]] | None = None) -> tuple[Loop, Line]:
+    """A loop that has had no messages yet."""
+    scheduler = Scheduler(PrefixCache(8, 4), budget=TokenBudget(32, 32))
+    core = EngineCore(scheduler, Runner(), clock=lambda: 1.0)
+    line = Line(deque(), core)
+    return Loop(cast(Channel, line), core, scheduler, prepare), line
 
 
 def run(*arrivals: list[Any], now: float = 1.0) -> tuple[Loop, Line]:
@@ -150,3 +160,66 @@ def test_an_engine_is_loaded_once() -> None:
     loop = Loop(cast(Channel, None), EngineCore(scheduler, Runner()), scheduler)
     with pytest.raises(ValueError, match="an engine can be loaded only once"):
         loop.handle(Load(EngineOptions(), "a:b"))
+
+
+# Grammars are compiled beside the steps.
+
+
+def compiling() -> tuple[dict[str, Future[None]], Callable[[str], Future[None]]]:
+    """The grammars that are being compiled, and what starts to compile one."""
+    futures: dict[str, Future[None]] = {}
+
+    def prepare(grammar: str) -> Future[None]:
+        return futures.setdefault(grammar, Future())
+
+    return futures, prepare
+
+
+def bound(id: str, grammar: str = "g", **more: Any) -> EngineRequest:
+    return EngineRequest(id, (5, 6, 7), SamplingParams(max_tokens=3, grammar=grammar), **more)
+
+
+def test_a_request_waits_for_its_grammar_and_the_others_go_on() -> None:
+    futures, prepare = compiling()
+    loop, line = idle_loop(prepare)
+    for message in (bound("a"), ask("b", max_tokens=9)):
+        loop.handle(message)
+    for _ in range(4):
+        loop.turn()
+    assert (tokens(line, "a"), len(tokens(line, "b"))) == ([], 4)
+    futures["g"].set_result(None)
+    loop.turn()
+    assert (tokens(line, "a"), len(tokens(line, "b"))) == ([100], 5)
+
+
+def test_a_grammar_that_cannot_be_compiled_ends_its_request_alone() -> None:
+    futures, prepare = compiling()
+    loop, line = idle_loop(prepare)
+    for message in (bound("a"), ask("b", max_tokens=1)):
+        loop.handle(message)
+    futures["g"].set_exception(ValueError("the grammar cannot be used: it is none"))
+    loop.turn()
+    assert ends(line) == {"a": FinishReason.ERROR, "b": FinishReason.LENGTH}
+    assert [one.error for update in updates(line) for one in update.ended] == [
+        "the grammar cannot be used: it is none",
+        None,
+    ]
+
+
+def test_a_request_can_be_ended_while_its_grammar_is_compiled() -> None:
+    _, prepare = compiling()
+    loop, line = idle_loop(prepare)
+    loop.handle(bound("a"))
+    loop.handle(Finish("a", FinishReason.ABORT))
+    loop.turn()
+    assert ends(line) == {"a": FinishReason.ABORT}
+    assert not loop.core.has_work
+
+
+def test_an_idle_engine_waits_for_a_grammar() -> None:
+    futures, prepare = compiling()
+    loop, line = idle_loop(prepare)
+    loop.handle(bound("a"))
+    threading.Timer(0, lambda: futures["g"].set_result(None)).start()
+    loop.turn()
+    assert tokens(line, "a") == [100]

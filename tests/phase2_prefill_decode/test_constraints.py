@@ -1,0 +1,242 @@
+"""Constraints: grammars, allowed tokens and bad words, as masks of the next token and as forced tokens."""
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from llguidance import LLMatcher
+
+from phase0_request import Request, SamplingParams
+from phase0_request.batch import Forced
+from phase0_request.tokenizer import Tokenizer
+from phase2_prefill_decode.constraints import KEPT, Constraint, Grammars, Masks
+from phase2_prefill_decode.sampler import Sampler
+
+TOKENIZER = Tokenizer.from_pretrained()
+SIZE, EOS = TOKENIZER.vocab_size + 70, min(TOKENIZER.eos_ids)
+GRAMMARS = Grammars(TOKENIZER, SIZE, TOKENIZER.eos_ids)
+YES_OR_NO = LLMatcher.grammar_from_regex("yes|no|not at all")
+POINT = LLMatcher.grammar_from_json_schema(
+    {
+        "type": "object",
+        "properties": {"coordinate": {"type": "integer"}},
+        "required": ["coordinate"],
+        "additionalProperties": False,
+    },
+    overrides={"whitespace_flexible": False},
+)
+
+
+def request(output: Sequence[int] = (), **params: object) -> Request:
+    made = Request("a", (1, 2), SamplingParams(**{"max_tokens": 500, **params}))  # type: ignore[arg-type]
+    made.output_tokens += output
+    return made
+
+
+def constraint(made: Request) -> Constraint:
+    return Constraint(made, SIZE, GRAMMARS)
+
+
+def allowed(of: Constraint, index: int) -> list[int]:
+    """The tokens that may be drawn at this place of the output."""
+    (row,) = Masks([(0, of, index)], torch.zeros(1, dtype=torch.int64), SIZE).fill().numpy().view(np.uint32)
+    return [token for token in range(len(row) * 32) if row[token // 32] >> token % 32 & 1]
+
+
+def texts(tokens: Sequence[int]) -> set[str]:
+    return {TOKENIZER.decode([token]) for token in tokens}
+
+
+# Grammars
+
+
+def test_the_mask_holds_exactly_the_tokens_that_the_grammar_can_go_on_with() -> None:
+    made = request(grammar=YES_OR_NO)
+    of = constraint(made)
+    begins = allowed(of, 0)
+    words = ("yes", "no", "not at all")
+    assert texts(begins) == {
+        t for t in texts(range(TOKENIZER.vocab_size)) - {""} if any(w.startswith(t) for w in words)
+    }
+    no = TOKENIZER.encode("no", add_special_tokens=False)
+    made.output_tokens += no
+    after = allowed(of, len(no))
+    assert EOS in after, "the answer may end here"
+    assert texts(set(after) - TOKENIZER.eos_ids) == {
+        t for t in texts(range(TOKENIZER.vocab_size)) if t and "t at all".startswith(t)
+    }
+
+
+def test_every_token_that_ends_the_output_may_end_a_grammar() -> None:
+    grammars = Grammars(TOKENIZER, SIZE, {EOS, 5, 7})
+    made = request(TOKENIZER.encode("no", add_special_tokens=False), grammar=YES_OR_NO)
+    assert {EOS, 5, 7} <= set(allowed(Constraint(made, SIZE, grammars), len(made.output_tokens)))
+
+
+def test_a_grammar_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^the grammar cannot be used: "):
+        GRAMMARS.compile("start: missing_rule")
+    with pytest.raises(ValueError, match=r"^request a has a grammar, and this model no tokenizer to follow it$"):
+        Constraint(request(grammar=YES_OR_NO), SIZE, None)
+
+
+def test_a_grammar_is_compiled_once_and_each_request_follows_a_copy() -> None:
+    grammars = Grammars(TOKENIZER, SIZE, TOKENIZER.eos_ids)
+    prepared = grammars.prepare(POINT).result()
+    (brace,) = TOKENIZER.encode("{", add_special_tokens=False)
+    assert prepared.consume_token(brace)
+    fresh = grammars.compile(POINT)
+    assert fresh.compute_ff_tokens()[0] == brace
+    for number in range(KEPT + 5):
+        grammars.compile(LLMatcher.grammar_from_regex(f"a{{{number + 1}}}"))
+    assert len(grammars._compiled) == KEPT
+
+
+# Forced tokens
+
+
+def test_what_the_grammar_leaves_no_choice_about_is_forced() -> None:
+    made = request(grammar=POINT)
+    of = constraint(made)
+    (brace,) = TOKENIZER.encode("{", add_special_tokens=False)
+    of.take(0, brace)
+    forced = of.forced(0)
+    assert forced is not None
+    assert '{"coordinate":'.startswith(TOKENIZER.decode([brace, *forced.tokens]))
+    assert len(forced.tokens) > 2
+    assert not forced.ends
+    made.output_tokens += [brace, *forced.tokens]
+    assert len(allowed(of, len(made.output_tokens))) > 1, "behind them there is a choice"
+
+
+@pytest.mark.parametrize("more", [{"logprobs": 0}, {"bad_words": [[5]]}, {"allowed_token_ids": [*range(SIZE)]}])
+def test_forced_tokens_are_drawn_one_by_one_where_drawing_them_matters(more: dict[str, object]) -> None:
+    of = constraint(request(grammar=POINT, **more))
+    of.take(0, TOKENIZER.encode("{", add_special_tokens=False)[0])
+    assert of.forced(0) is None
+
+
+def test_the_end_of_the_grammar_is_the_end_of_the_output() -> None:
+    made = request(grammar=LLMatcher.grammar_from_regex("no"))
+    of = constraint(made)
+    (token,) = TOKENIZER.encode("no", add_special_tokens=False)
+    of.take(0, token)
+    assert of.forced(0) == Forced((), ends=True)
+
+
+def test_an_end_token_ends_a_grammar_that_could_go_on_even_if_it_is_ignored() -> None:
+    no = TOKENIZER.encode("no", add_special_tokens=False)
+    of = constraint(request(no, grammar=YES_OR_NO, ignore_eos=True))
+    of.go_to(len(no))
+    of.take(len(no), EOS)
+    assert of.forced(len(no)) == Forced((), ends=True)
+
+
+# Following the output
+
+
+def test_a_token_in_flight_is_followed_and_forgotten_again_if_it_is_discarded() -> None:
+    made = request(grammar=LLMatcher.grammar_from_regex("ab|cd"))
+    of = constraint(made)
+    a, b, c, d = (TOKENIZER.encode(letter, add_special_tokens=False)[0] for letter in "abcd")
+    of.take(0, a)
+    assert allowed(of, 1) == [b], "a is drawn and not committed"
+    assert c in allowed(of, 0), "its step was void: it is drawn again"
+    of.take(0, c)
+    of.take(0, c)
+    made.output_tokens.append(c)
+    assert allowed(of, 1) == [d]
+
+
+def test_a_token_drawn_in_vain_changes_nothing() -> None:
+    """Behind a token that forces others, a step in flight has drawn one in their place."""
+    made = request(grammar=POINT)
+    of = constraint(made)
+    brace, quote = (TOKENIZER.encode(text, add_special_tokens=False)[0] for text in ("{", '"'))
+    of.take(0, brace)
+    forced = of.forced(0)
+    assert forced is not None
+    made.output_tokens += [brace, *forced.tokens]
+    expected = allowed(of, len(made.output_tokens))
+    of.take(1, quote)
+    assert allowed(of, len(made.output_tokens)) == expected
+
+
+def test_a_gap_in_the_output_raises() -> None:
+    with pytest.raises(RuntimeError, match=r"^output token 3 cannot be constrained: 0 are known before it$"):
+        constraint(request(grammar=POINT)).go_to(3)
+
+
+# Lists of tokens
+
+
+def test_allowed_tokens_are_the_only_ones() -> None:
+    assert allowed(constraint(request(allowed_token_ids=[5, 31, 32, 100])), 0) == [5, 31, 32, 100]
+
+
+def test_lists_and_a_grammar_hold_together() -> None:
+    of = constraint(request(grammar=LLMatcher.grammar_from_regex("[ab]")))
+    a, b = (TOKENIZER.encode(letter, add_special_tokens=False)[0] for letter in "ab")
+    assert allowed(of, 0) == sorted([a, b])
+    assert allowed(constraint(request(grammar=LLMatcher.grammar_from_regex("[ab]"), bad_words=[[b]])), 0) == [a]
+
+
+def test_a_bad_word_is_never_completed() -> None:
+    made = request(bad_words=[[5, 6, 7], [9]])
+    of, every = constraint(made), {*range(-(-SIZE // 32) * 32)}
+    assert {*allowed(of, 0)} == every - {9}
+    made.output_tokens += [6, 5, 6]
+    assert {*allowed(of, 3)} == every - {9, 7}
+    made.output_tokens += [6]
+    assert {*allowed(of, 4)} == every - {9}
+
+
+# In a step
+
+
+def test_a_grammar_that_fails_excludes_all_tokens_of_its_row_and_says_why() -> None:
+    made = request([EOS], grammar=POINT)  # a token that the grammar does not have there
+    of = constraint(made)
+    assert allowed(of, 1) == [], "an errored matcher would allow the end of the output"
+    assert of.error is not None
+    assert of.error.startswith("its grammar cannot be followed any further: ")
+
+
+def test_only_constrained_rows_are_masked_and_logprobs_are_the_models_own() -> None:
+    sampler = Sampler(TOKENIZER.eos_ids, SIZE, seed=0, num_tokens=TOKENIZER.vocab_size, grammars=GRAMMARS)
+    greedy = {"temperature": 0.0}
+    rows = [
+        Request("free", (1,), SamplingParams(**greedy, logprobs=1)),
+        Request("bound", (1,), SamplingParams(**greedy, grammar=YES_OR_NO, logprobs=1, logit_bias={9: 100})),
+    ]
+    logits = torch.randn(2, SIZE, generator=torch.Generator().manual_seed(3))
+    output = sampler.sample(logits, sampler.pack(rows)).fetch().output(range(2), 2)
+    free, bound = output.tokens
+    assert free == logits[0, : TOKENIZER.vocab_size].argmax()
+    assert bound in allowed(constraint(request(grammar=YES_OR_NO)), 0)
+    assert bound is not None
+    assert output.logprobs[1].logprob == pytest.approx(float(logits[1].log_softmax(-1)[bound]), abs=1e-5)
+
+
+def test_a_step_without_constraints_has_no_masks() -> None:
+    sampler = Sampler(TOKENIZER.eos_ids, SIZE, grammars=GRAMMARS)
+    assert sampler.pack([request(), request(logprobs=2)]).masks is None
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_random_walk_under_the_masks_is_valid_json(seed: int) -> None:
+    """With every token as likely as any other, and forced ones taken as they come."""
+    rng, made = np.random.default_rng(seed), request(grammar=POINT)
+    of, output = constraint(made), made.output_tokens
+    while True:
+        index = len(output)
+        token = int(rng.choice([t for t in allowed(of, index) if t not in TOKENIZER.eos_ids] or [EOS]))
+        of.take(index, token)
+        output.append(token)
+        forced = of.forced(index)
+        output += forced.tokens if forced else ()
+        if (forced and forced.ends) or token in TOKENIZER.eos_ids:
+            break
+    assert isinstance(json.loads(TOKENIZER.decode(output))["coordinate"], int)

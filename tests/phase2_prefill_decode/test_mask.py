@@ -1,0 +1,48 @@
+"""Every backend of the mask that excludes tokens, against numpy."""
+
+import numpy as np
+import pytest
+import torch
+
+from phase1_kv_pool.kernels import device_of
+from phase2_prefill_decode.kernels.mask import APPLY_MASK, words
+from tests.phase1_kv_pool.support import bits, every_backend_and_dtype
+
+
+def wanted(logits: torch.Tensor, masks: torch.Tensor, numbers: list[int]) -> torch.Tensor:
+    """The logits with -inf in place of those that a mask excludes, token by token."""
+    result = logits.clone()
+    for row, number in enumerate(numbers):
+        for token in range(logits.shape[1]) if number >= 0 else ():
+            allowed = int(masks[number, token // 32]) >> token % 32 & 1
+            if not allowed and not logits[row, token].isnan():
+                result[row, token] = -torch.inf
+    return result
+
+
+@pytest.mark.parametrize("vocab", [1, 31, 32, 33, 4096 + 70])
+@pytest.mark.parametrize(("backend", "dtype"), every_backend_and_dtype())
+def test_excluded_tokens_get_minus_infinity_and_the_others_stay_as_they_are(
+    backend: str, dtype: torch.dtype, vocab: int
+) -> None:
+    generator, device = torch.Generator().manual_seed(vocab), device_of(backend)
+    logits = torch.randn(5, vocab + 3, generator=generator).to(dtype)[:, :vocab]  # rows of a wider tensor
+    masks = torch.from_numpy(np.random.default_rng(vocab).integers(-(1 << 31), 1 << 31, (3, words(vocab)), np.int32))
+    numbers = [2, -1, 0, 1, 2]
+    logits[0, 0], logits[2, -1], logits[3, 0] = torch.nan, torch.inf, -torch.inf
+    before = logits.clone()
+    found = APPLY_MASK.load(backend)(logits.to(device), masks.to(device), torch.tensor(numbers, device=device))
+    torch.testing.assert_close(found.cpu(), wanted(before, masks, numbers), rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(bits(logits), bits(before)), (
+        "the logits were changed in place: their log-probabilities are wanted"
+    )
+
+
+@pytest.mark.parametrize(("backend", "dtype"), every_backend_and_dtype())
+def test_a_mask_of_zeros_excludes_a_whole_row_and_no_other(backend: str, dtype: torch.dtype) -> None:
+    device = device_of(backend)
+    logits = torch.randn(2, 100, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+    masks = torch.zeros(1, words(100), dtype=torch.int32, device=device)
+    found = APPLY_MASK.load(backend)(logits, masks, torch.tensor([-1, 0], device=device))
+    assert torch.equal(found[0], logits[0])
+    assert torch.equal(found[1].cpu(), torch.full((100,), -torch.inf, dtype=dtype))
