@@ -86,6 +86,8 @@ def test_append_needs_all_tokens_computed() -> None:
     assert (request.computed, request.total) == (3, 4)
     with pytest.raises(InvalidTransitionError, match="3 of 4"):
         request.append(8, 1.0)
+    request.append(8, 1.0, forced=True)
+    assert (request.computed, request.output_tokens) == (3, [7, 8]), "a forced token needs no prediction"
 
 
 def test_a_preempted_request_keeps_its_tokens_and_computes_all_of_them_again() -> None:

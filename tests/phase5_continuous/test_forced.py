@@ -62,6 +62,7 @@ def test_a_long_run_of_forced_tokens_is_computed_in_chunks(ahead: int) -> None:
     )
     engine.submit(request("a", 4, 100), request("b", 4, 100))
     engine.run().check_the_end()
+    assert max(piece.length for batch in engine.batches for piece in batch) == 8
 
 
 @AHEAD

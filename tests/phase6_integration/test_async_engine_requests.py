@@ -12,7 +12,7 @@ from phase0_request import FinishReason, QueueFullError, SamplingParams, TokenLo
 from phase6_integration.async_engine import StepReport
 from phase6_integration.engine_client import EngineClient
 from phase6_integration.health import Health, UnavailableError
-from phase6_integration.messages import Ended, EngineRequest, Finish, Output, Ready, Started
+from phase6_integration.messages import Ended, EngineRequest, Finish, Output, Ready, Started, Update
 from phase6_integration.outputs import JOINED, OutputState, OutputStream
 from tests.phase6_integration.fake_engine import FakeEngine
 from tests.phase6_integration.real_engine import GREEDY, read
@@ -36,6 +36,9 @@ class Silent(FakeEngine):
         for number, token in enumerate(tokens, 1):
             ended = [Ended(id, reason)] if reason is not None and number == len(tokens) else []
             self._tell(outputs=[Output(id, token)], ended=ended)
+
+
+STOPPED = Ended("one", FinishReason.STOP)
 
 
 def ask(id: str, tenant: str = "", **params: Any) -> EngineRequest:
@@ -206,6 +209,22 @@ def test_a_token_without_text_fails_its_request_and_no_other(monkeypatch: pytest
         assert await answer(one) == ("", FinishReason.ERROR, "its text cannot be made")
         assert (await answer(other))[1] is FinishReason.LENGTH
         assert made.sent[2:] == [Finish("one", FinishReason.ABORT)]
+
+    run(test())
+
+
+def test_a_request_may_end_behind_its_last_token_in_the_same_step() -> None:
+    """As a grammar ends: unlike an end-of-sequence token, the last token is part of the text."""
+
+    async def test() -> None:
+        made = Silent()
+        assert made.tokenizer is not None
+        tokens = made.tokenizer.encode("one two three")
+        reply = made.submit([ask("one")])
+        update = Update(0.0, 0.0, 0, 1, [], [Output("one", token) for token in tokens], [STOPPED], made.gauges)
+        made.handle(update)
+        assert await answer(reply) == ("one two three", FinishReason.STOP, None)
+        assert reply.states[0].generated == len(tokens)
 
     run(test())
 
