@@ -24,6 +24,8 @@ SAMPLING = (
     SamplingParams(min_p=0.1),
     SamplingParams(top_k=5, top_p=0.9, min_p=0.1),
     SamplingParams(repetition_penalty=1.1, frequency_penalty=0.1, logit_bias={0: 1.0}),
+    SamplingParams(allowed_token_ids=(0,)),
+    SamplingParams(allowed_token_ids=(0,), logit_bias={0: 1.0}),
     SamplingParams(logprobs=1, prompt_logprobs=1),
 )
 

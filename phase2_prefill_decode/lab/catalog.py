@@ -11,7 +11,7 @@ from typing import Any
 
 from phase1_kv_pool.lab.ahead import Expect, KernelSpec
 from phase1_kv_pool.lab.catalog import HEAD_DIMS, TYPES, on
-from phase2_prefill_decode.kernels.triton import decode, pointwise, prefill, sample, splits
+from phase2_prefill_decode.kernels.triton import decode, mask, pointwise, prefill, sample, splits
 from phase2_prefill_decode.kernels.triton.tiles import Tiling
 from phase2_prefill_decode.kernels.triton.tuning import Tuning, default
 from phase2_prefill_decode.lab import tune
@@ -137,6 +137,22 @@ def swiglu_spec(dtype: str, inner: int = 12288) -> KernelSpec:
     )
 
 
+def mask_spec(dtype: str) -> KernelSpec:
+    return KernelSpec(
+        name=f"mask {dtype}",
+        function=mask.apply_mask_kernel,
+        signature={
+            **dict.fromkeys(("logits", "masked"), f"*{dtype}"),
+            "bits": "*i32",
+            "numbers": "*i64",
+            **dict.fromkeys(("stride", "vocab", "words"), "i32"),
+        },
+        constants={"tile": mask.TILE},
+        sixteens=("stride", "vocab"),
+        expect=Expect(registers=64, wide_loads=True, wide_stores=True),
+    )
+
+
 SAMPLE_TYPES = {
     **dict.fromkeys(("temperatures", "top_p", "min_p", "peaks", "maxima"), "*fp32"),
     **dict.fromkeys(("top_k", "bounds", "counts", "candidates"), "*i32"),
@@ -187,6 +203,7 @@ CATALOG = [
     on(100, add_norm_spec("bf16")),
     *(on(architecture, rotate_store_spec("bf16", 80)) for architecture in (80, 100)),
     on(80, swiglu_spec("bf16")),
+    on(90, mask_spec("bf16")),
     *(on(100, sample_spec("bf16", launch)) for launch in (*IN_TILES, *IN_ROWS)),
     *(on(90, sample_spec("fp32", launch)) for launch in (*IN_TILES, *IN_ROWS)),
 ]
@@ -208,6 +225,7 @@ def everything() -> Iterator[KernelSpec]:
     for group, window, queries in product(GROUPS, (None, WINDOW), (1, 4)):
         yield splits_spec(group, window, queries)
     for dtype in TYPES:
+        yield mask_spec(dtype)
         yield from (add_norm_spec(dtype, width) for width in (1024, 2560, 8192))
         yield from (swiglu_spec(dtype, inner) for inner in (3072, 11008))
         yield from (sample_spec(dtype, launch) for launch in (*IN_TILES, *IN_ROWS))

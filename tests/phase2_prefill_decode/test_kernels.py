@@ -40,7 +40,7 @@ def test_every_kernel_compiles_well_for_every_gpu(compiled: list[Compiled]) -> N
         assert {kernel.architecture for kernel in found} == set(ARCHITECTURES)
         assert all(kernel.async_copies and kernel.tensor_cores for kernel in found)
     kinds = {kernel.kernel.split()[0] for kernel in compiled}
-    assert kinds == {"splits", "decode", "join", "prefill", "add_norm", "rotate_store", "swiglu", "sample"}
+    assert kinds == {"splits", "decode", "join", "prefill", "add_norm", "rotate_store", "swiglu", "mask", "sample"}
 
 
 def test_the_decode_kernel_needs_no_more_than_its_grid_counts_on(compiled: list[Compiled]) -> None:

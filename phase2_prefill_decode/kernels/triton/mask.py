@@ -6,11 +6,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE = 4096  # tokens of a program
+TILE = 1024  # tokens of a program
 
 
 # region apply_mask
-@triton.jit(do_not_specialize=["vocab", "words"])
+@triton.jit
 def apply_mask_kernel(
     logits,  # [rows, stride]
     stride,
