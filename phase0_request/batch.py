@@ -80,7 +80,7 @@ class Forced(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """Everything that a step yields. The mappings are keyed by the index of the slice and are empty in most steps."""
+    """The results of one step. The mappings are keyed by the index of the slice and are empty in most steps."""
 
     tokens: StepTokens
     failed: Mapping[int, str] = field(default_factory=dict)  # error messages of requests that cannot go on

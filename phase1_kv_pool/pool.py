@@ -96,7 +96,7 @@ class KVPool:
             raise ValueError(f"layer must be from 0 to {self.layout.layers - 1}, got {layer}")
 
     def _check_shapes(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Check layer, shapes, dtypes and devices: everything that needs no synchronization with the device."""
+        """Check layer, shapes, dtypes and devices, without synchronization with the device."""
         self._check_layer(layer)
         if slots.dim() != 1 or slots.dtype not in (torch.int64, torch.int32) or slots.device != self.device:
             raise ValueError(f"slots must be [tokens] in int64 or int32 on {self.device}, got {_describe(slots)}")

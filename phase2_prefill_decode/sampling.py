@@ -238,7 +238,7 @@ def moved(numbers: Tensor, device: torch.device) -> Tensor:
 
 
 def pinned(numbers: Tensor, device: torch.device) -> Tensor:
-    """In memory from which a GPU copies by itself, while the host goes on."""
+    """In pinned memory, for a GPU to copy from while the host goes on."""
     return numbers.pin_memory() if device.type == "cuda" else numbers
 
 

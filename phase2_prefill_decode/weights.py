@@ -178,7 +178,7 @@ def places(weights: Weights, config: ModelConfig) -> dict[str, Tensor]:
 
 
 def _faults(wanted: dict[str, Tensor], checkpoint: Checkpoint | InMemory, config: ModelConfig) -> list[str]:
-    """Everything wrong with a checkpoint, one line per tensor."""
+    """The faults of a checkpoint, one line per tensor."""
     stored, faults = checkpoint.stored, []
     for name, place in wanted.items():
         if name not in stored:

@@ -57,7 +57,7 @@ class Observer(Protocol):
 
 
 class AsyncEngine:
-    """The HTTP process's handle of the engine. Everything runs on one event loop, without blocking it."""
+    """The HTTP process's handle of the engine. It runs on one event loop, without blocking it."""
 
     client_type = EngineClient
 

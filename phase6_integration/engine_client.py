@@ -25,7 +25,7 @@ STOP_TIMEOUT = 2.0  # seconds the engine has to abort its requests, and its proc
 
 class EngineClient:
     """Starts an engine process, passes messages, and reports once if the process fails: it dies, hangs or does not load
-    in time. Everything runs on one event loop, without blocking it."""
+    in time. It runs on one event loop, without blocking it."""
 
     def __init__(
         self,

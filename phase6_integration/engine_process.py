@@ -61,12 +61,12 @@ class Loop:
         self.scheduler = scheduler
         self.prepare = prepare
         self._compiling: dict[str, tuple[EngineRequest, Future[Any]]] = {}  # requests to be submitted
-        self._requests: dict[str, Request] = {}  # every request whose end is not sent yet
-        self._unannounced: dict[str, Request] = {}  # requests whose admission is not sent yet
+        self._requests: dict[str, Request] = {}  # the end of each is not sent yet
+        self._unannounced: dict[str, Request] = {}  # the admission of each is not sent yet
 
     # region exercise 6.2
     def run(self) -> None:
-        """Until the HTTP process closes the channel."""
+        """Read messages and run steps until the HTTP process closes the channel."""
         while True:
             for message in self.channel.receive(wait=not self.core.has_work):
                 self.handle(message)

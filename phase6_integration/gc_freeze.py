@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def gc_freeze() -> Iterator[None]:
-    """Disable the collector while the body loads, then freeze everything that exists."""
+    """Disable the collector while the body loads, then freeze all objects that exist."""
     gc.disable()
     try:
         yield

@@ -42,7 +42,7 @@ class LogStream(io.TextIOBase):
         return len(text)
 
     def drain(self, timeout: float = DRAIN_TIMEOUT) -> bool:
-        """Wait until everything is written. False if that takes longer."""
+        """Wait until all text is written. False if that takes longer than `timeout` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._size, timeout)
 

@@ -98,7 +98,7 @@ class Ended(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Update(msgspec.Struct, tag=True, frozen=True):
-    """From the engine, after each step: everything that has happened since the previous update."""
+    """From the engine, after each step: what has happened since the previous update."""
 
     at: float
     seconds: float  # duration of the step
@@ -208,7 +208,7 @@ class Channel:
                 return []
 
     def flush(self) -> None:
-        """Block until everything is sent: the last thing an engine does."""
+        """Block until all messages are sent: the last thing an engine does."""
         self._socket.setblocking(True)
         self._socket.sendall(self._unsent)
         self._unsent.clear()

@@ -146,7 +146,7 @@ class OutputProcessor:
         self.reason: FinishReason | None = None  # why it ended, once the last chunk has been made
         self._detokenizer = Detokenizer(tokenizer, params.stop, params.min_tokens) if tokenizer else None
         self._sent_chars = 0
-        self._held = Chunk(index)  # the tokens whose text is not fully sent yet
+        self._held = Chunk(index)  # tokens with text that is not fully sent yet
         self._stops = frozenset(params.stop_token_ids)
 
     @property
@@ -182,7 +182,7 @@ class OutputProcessor:
         if self._detokenizer is not None:
             text += self._detokenizer.flush()
         stopped = self._detokenizer is not None and self._detokenizer.stopped is not None
-        return self._chunk(text, reason, error, health, everything=not stopped)
+        return self._chunk(text, reason, error, health, all_tokens=not stopped)
 
     def _hold(self, token: int, logprob: TokenLogprobs | None) -> None:
         """Keep a token until its text is sent."""
@@ -199,12 +199,12 @@ class OutputProcessor:
         reason: FinishReason | None = None,
         error: str | None = None,
         health: Health | None = None,
-        everything: bool = False,
+        all_tokens: bool = False,
     ) -> Chunk:
-        """A chunk of this text and the tokens whose text has begun to be sent; with `everything`, of all that wait."""
+        """A chunk of this text, with the held tokens that begin in the text sent so far, or with all held tokens."""
         self._sent_chars += len(text)
         held, offsets = self._held, self._held.offsets
-        if everything or self._detokenizer is None:
+        if all_tokens or self._detokenizer is None:
             shown = len(offsets)
         else:
             shown = next((i for i, offset in enumerate(offsets) if offset >= self._sent_chars), len(offsets))
@@ -216,15 +216,15 @@ class OutputProcessor:
 
 
 class OutputStream:
-    """The outputs of requests that were submitted together. Iterating yields lists of chunks, everything since the last
-    turn. The unread chunks of an output are joined: a slow reader gets fewer and longer ones."""
+    """The outputs of requests that were submitted together. Iterating yields lists of chunks, all that came since the
+    last turn. The unread chunks of an output are joined: a slow reader gets fewer and longer ones."""
 
     def __init__(self, outputs: Sequence[OutputProcessor], abort: Callable[[Sequence[OutputProcessor]], None]) -> None:
         self._abort = abort
         self._outputs = outputs
         self._chunks: list[Chunk] = []
         self._newest: dict[int, Chunk] = {}  # of each output, its last unread chunk
-        self._unfinished = len(outputs)  # requests whose last chunk has not arrived
+        self._unfinished = len(outputs)  # requests without their last chunk
         self._arrived = asyncio.Event()
         self._admitted = asyncio.Event()
 

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-PAUSE = 1.0  # seconds a timer may be late before this process itself counts as paused
+PAUSE = 1.0  # seconds a timer may be late before this process counts as paused
 
 
 class Watchdog:
@@ -58,7 +58,7 @@ class Watchdog:
         """Ping an idle engine, report one that has been silent for too long, or set the timer for the next check."""
         now = time.monotonic()
         if now - self._due > PAUSE:
-            # This process was paused itself: messages of that time are still unread in the socket.
+            # This process was paused: messages of that time are still unread in the socket.
             self._since = now
         if not self._has_work() and not self._pinged:
             self._pinged, self._since = True, now

@@ -1,6 +1,6 @@
 """MockModel: replays known answers, and takes the time that a model would take.
 
-That is enough to build and to time everything around a model: each step yields one token, the cost of a prompt grows
+That is enough to build and to time all that is around a model: each step yields one token, the cost of a prompt grows
 with its length, and a decode costs about the same for one request as for many.
 """
 

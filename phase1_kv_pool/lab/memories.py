@@ -13,7 +13,8 @@ Span = tuple[int, int]  # first slot, how many
 
 
 class KVMemory(Protocol):
-    """The memory interface of the simulator. `admit` and `grow` allocate everything, or return False and nothing."""
+    """The memory interface of the simulator. `admit` and `grow` return False, and allocate nothing,
+    if the memory does not suffice."""
 
     slots: int
 

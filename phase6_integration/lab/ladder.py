@@ -176,7 +176,7 @@ def table(served: dict[str, dict[str, Any]]) -> Table:
 
 
 def different(served: dict[str, dict[str, Any]]) -> list[str]:
-    """The rungs whose answers differ from those of the first."""
+    """The rungs with answers that differ from those of the first rung."""
     first = next(iter(served.values()))["answers"]
     return [name for name, row in served.items() if row["answers"] != first]
 

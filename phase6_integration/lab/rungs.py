@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from phase0_request.request import FinishReason, Request
-from phase1_kv_pool.cache import PagedCache
+from phase1_kv_pool.cache import KVCache, PagedCache
 from phase2_prefill_decode.engine import Engine
 from phase2_prefill_decode.model import Model, default_device
 from phase3_chunked_prefill.budget import TokenBudget
@@ -48,25 +48,33 @@ class Rung(Protocol):
         ...
 
     def finish(self, request: Request) -> None:
-        """End a request whose answer is complete."""
+        """End a request: its answer is complete."""
         ...
 
 
-class StaticRung:
+class CachedRung:
+    """A rung with a paged cache. One without a prefix cache has no hits."""
+
+    def __init__(self, cache: KVCache) -> None:
+        self.cache = cache
+        self.steps = self.pages = 0
+
+    @property
+    def hit_rate(self) -> float:
+        return self.cache.counts.hit_rate if isinstance(self.cache, PrefixCache) else 0.0
+
+
+class StaticRung(CachedRung):
     """Phases 2 to 4. A request of a static batch cannot be preempted, so pages are reserved up to its `max_tokens`."""
 
     def __init__(self, engine: Engine) -> None:
-        self.stepper, self.cache = engine.stepper, engine.cache
-        self.steps = self.pages = 0
+        super().__init__(engine.cache)
+        self.stepper = engine.stepper
         self._waiting: deque[Request] = deque()
 
     @property
     def has_work(self) -> bool:
         return bool(self._waiting or self.stepper.running)
-
-    @property
-    def hit_rate(self) -> float:
-        return self.cache.counts.hit_rate if isinstance(self.cache, PrefixCache) else 0.0
 
     def submit(self, request: Request) -> None:
         self._waiting.append(request)
@@ -92,20 +100,16 @@ class StaticRung:
             self.stepper.admit(self._waiting.popleft())
 
 
-class ContinuousRung:
+class ContinuousRung(CachedRung):
     """Phases 5 and 6."""
 
     def __init__(self, loop: EngineCore[Any]) -> None:
-        self.loop, self.cache = loop, loop.scheduler.cache
-        self.steps = self.pages = 0
+        super().__init__(loop.scheduler.cache)
+        self.loop = loop
 
     @property
     def has_work(self) -> bool:
         return self.loop.has_work
-
-    @property
-    def hit_rate(self) -> float:
-        return self.cache.counts.hit_rate if isinstance(self.cache, PrefixCache) else 0.0
 
     def submit(self, request: Request) -> None:
         self.loop.submit(request)

@@ -26,7 +26,7 @@ log = logging.getLogger("nanoserve")
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """Everything that the routes of one server share: `app.state.server`."""
+    """What the routes of one server share: `app.state.server`."""
 
     engine: AsyncEngine
     settings: ServerSettings

@@ -157,7 +157,7 @@ class _Sender:
 
     # region exercise 6.5
     async def _send(self, chunks: Sequence[Chunk]) -> None:
-        """Everything since the last turn, in one send unless it is large."""
+        """Send all chunks since the last turn, in one send unless they are large."""
         events = []
         try:
             for chunk in chunks:

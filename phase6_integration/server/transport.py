@@ -39,7 +39,7 @@ class Connection(HttpToolsProtocol):
     settings: ServerSettings
     _arrival: asyncio.TimerHandle | None = None  # ends a request that arrives too slowly
     _stalled: asyncio.TimerHandle | None = None  # closes the connection of a client that does not read
-    _active: RequestResponseCycle | None = None  # the request whose response is being sent
+    _active: RequestResponseCycle | None = None  # the request that is being answered
     _head = 0  # bytes of an incomplete head; -1: a body follows
     _trailing = 0  # bytes since the last body data: chunk sizes and trailers
     _unread = 0  # bytes in the write buffer at the last check
@@ -134,7 +134,7 @@ class Connection(HttpToolsProtocol):
         self._refuse(self._blame(error.__context__ if isinstance(error, HttpParserCallbackError) else error))
 
     def _blame(self, error: BaseException | None) -> RequestError:
-        """The client's error for malformed HTTP, and the server's for everything else."""
+        """The client's error for malformed HTTP, and the server's for any other exception."""
         if error is None or isinstance(error, HttpParserError | ValueError):
             return RequestError(400, "this is not a valid HTTP request", code="bad_http")
         logger.error("reading a request failed", exc_info=error)

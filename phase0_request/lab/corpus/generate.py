@@ -1,7 +1,7 @@
 """The corpus: facts expanded into questions, chats and running text.
 
-Everything here is decided by the files and a seed, so the tokenizer and the tiny model trained on it can be trained
-again to the same result.
+The files and a seed decide all of it, so the tokenizer and the tiny model trained on it can be trained again to the
+same result.
 
     python -m phase0_request.lab corpus.generate      # counts and samples
 """

@@ -3,7 +3,7 @@
 
 numba's own cache has an index file and a code file for each function, without a lock: of two processes that compile at
 once, one could lose the other's code or load it as its own. Here each compiled signature is one file, named by a hash
-of everything the code depends on, and written atomically. At worst two processes compile the same.
+of all that the code depends on, and written atomically. At worst two processes compile the same.
 
 numba looks for changes in a kernel's own file only, but a kernel calls functions of other files. So the cache directory
 is named by a hash of all files of this package.

@@ -5,7 +5,7 @@ Of a small model, an operator computes for a few microseconds, and calling it ta
 a step and go through the same operations as `decoder.py`, with the same functions as the other kernels. The work of an
 operation is cut into items. A thread takes one after the other, and goes on when all items are done, by whichever
 thread. What an operation writes for others is written once a step and read by the next operation only when complete,
-so a thread that comes late finds nothing left to do, and everything in place.
+so a thread that comes late finds no item left, and all that it reads complete.
 """
 
 import math
@@ -220,7 +220,7 @@ def split_all(x, halves):
 
 @compiled()
 def add_norm(x, residual, weight, eps, normed, halves):
-    """Every thread for itself: this takes less time than waiting for another one."""
+    """Computed by every thread: this takes less time than waiting for another thread."""
     weight = array(weight, (x.shape[1],), x[0, 0])
     for row in range(len(x)):
         add(x[row], residual[row], residual[row])
