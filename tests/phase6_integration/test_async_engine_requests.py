@@ -37,6 +37,11 @@ class Silent(FakeEngine):
             ended = [Ended(id, reason)] if reason is not None and number == len(tokens) else []
             self._tell(outputs=[Output(id, token)], ended=ended)
 
+    def write(self, id: str, text: str, reason: FinishReason | None = None) -> None:
+        """The tokens of a text, a step each."""
+        assert self.tokenizer is not None
+        self.say(id, *self.tokenizer.encode(text), reason=reason)
+
 
 STOPPED = Ended("one", FinishReason.STOP)
 
@@ -160,9 +165,8 @@ def test_a_tenant_may_have_its_share_of_the_queue() -> None:
 def test_tokens_become_text_and_the_engine_ends_the_request() -> None:
     async def test() -> None:
         made = Silent()
-        assert made.tokenizer is not None
         reply = made.submit([ask("one")])
-        made.say("one", *made.tokenizer.encode("one two"), reason=FinishReason.LENGTH)
+        made.write("one", "one two", reason=FinishReason.LENGTH)
         assert await answer(reply) == ("one two", FinishReason.LENGTH, None)
         assert not [message for message in made.sent if isinstance(message, Finish)], "the engine knows of this end"
 
@@ -172,11 +176,10 @@ def test_tokens_become_text_and_the_engine_ends_the_request() -> None:
 def test_a_stop_string_is_reported_to_the_engine_once_and_the_tokens_after_it_are_dropped() -> None:
     async def test() -> None:
         made = Silent()
-        assert made.tokenizer is not None
         reply = made.submit([ask("one", stop="two")])
-        made.say("one", *made.tokenizer.encode("one two"))
+        made.write("one", "one two")
         assert made.live == 1, "it is live until the engine has reported its end"
-        made.say("one", *made.tokenizer.encode(" three"))
+        made.write("one", " three")
         made._tell(ended=[Ended("one", FinishReason.STOP)])
         assert await answer(reply) == ("one ", FinishReason.STOP, None)
         assert made.sent[1:] == [Finish("one", FinishReason.STOP)]
@@ -188,9 +191,8 @@ def test_a_stop_string_is_reported_to_the_engine_once_and_the_tokens_after_it_ar
 def test_a_stop_string_in_the_last_token_needs_no_message() -> None:
     async def test() -> None:
         made = Silent()
-        assert made.tokenizer is not None
         reply = made.submit([ask("one", stop="two")])
-        made.say("one", *made.tokenizer.encode("one two"), reason=FinishReason.LENGTH)
+        made.write("one", "one two", reason=FinishReason.LENGTH)
         assert (await answer(reply))[:2] == ("one ", FinishReason.STOP)
         assert len(made.sent) == 1, "this message ended the request in the engine"
 
