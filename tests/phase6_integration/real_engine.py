@@ -1,8 +1,9 @@
 """The bundled model in a process of its own, or one of `faults` in its place, and what it answers."""
 
+import asyncio
 import contextlib
 import subprocess
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 from phase0_request import SamplingParams
@@ -10,9 +11,11 @@ from phase6_integration.async_engine import AsyncEngine
 from phase6_integration.messages import EngineRequest
 from phase6_integration.options import EngineOptions
 from phase6_integration.outputs import Chunk, OutputStream
+from tests.phase6_integration.life import PATIENCE
 
 FAULTS = "tests.phase6_integration.faults"
 GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+Test = Callable[[AsyncEngine], Coroutine[Any, Any, None]]
 PROMPTS = [tuple(range(20 + 3 * n, 60 + 3 * n, 2)) for n in range(8)]
 
 
@@ -25,6 +28,23 @@ async def engine(fault: str = "", **options: Any) -> AsyncIterator[AsyncEngine]:
     async with made as ready:
         yield ready
     assert process(made).poll() is not None, "its process is still there"
+
+
+@contextlib.contextmanager
+def shared(fault: str = "") -> Iterator[Callable[[Test], None]]:
+    """One engine for the tests of a file, since it takes longer to start than most of them. It is idle after each; its
+    prefix cache keeps their prompts."""
+    with asyncio.Runner() as runner:
+        stack = contextlib.AsyncExitStack()
+        made = runner.run(stack.enter_async_context(engine(fault)))
+
+        async def bounded(test: Test) -> None:
+            async with asyncio.timeout(PATIENCE):
+                await test(made)
+                await idle(made)
+
+        yield lambda test: runner.run(bounded(test))
+        runner.run(stack.aclose())
 
 
 def process(made: AsyncEngine) -> "subprocess.Popen[bytes]":

@@ -3,30 +3,36 @@
 import asyncio
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from phase0_request import FinishReason, SamplingParams
-from phase6_integration.async_engine import StepReport
+from phase6_integration.async_engine import AsyncEngine, StepReport
 from phase6_integration.messages import EngineRequest
 from phase6_integration.outputs import OutputState
-from tests.phase6_integration.real_engine import GREEDY, PROMPTS, answer, engine, idle, read
+from tests.phase6_integration.real_engine import GREEDY, PROMPTS, Test, answer, engine, idle, read, shared
 from tests.phase6_integration.running import run
 
+OnTheEngine = Callable[[Test], None]
 OUTSIDE = "token ids of this model run from 0 to .*, got 9999999"
 
 
-def test_it_answers_as_the_engine_in_this_process(offline: list[list[int]]) -> None:
-    async def test() -> None:
-        async with engine() as made:
-            found = await asyncio.gather(*(answer(made, prompt, name=f"{n}") for n, prompt in enumerate(PROMPTS)))
-            assert [list(one.tokens) for one in found] == offline
-            assert {one.finish_reason for one in found} == {FinishReason.LENGTH}
-            assert made.tokenizer is not None
-            assert [one.text for one in found] == [made.tokenizer.decode(tokens) for tokens in offline]
-            await idle(made)
+@pytest.fixture(scope="module")
+def on_the_engine() -> Iterator[OnTheEngine]:
+    with shared() as run_on:
+        yield run_on
 
-    run(test())
+
+def test_it_answers_as_the_engine_in_this_process(on_the_engine: OnTheEngine, offline: list[list[int]]) -> None:
+    async def test(made: AsyncEngine) -> None:
+        found = await asyncio.gather(*(answer(made, prompt, name=f"{n}") for n, prompt in enumerate(PROMPTS)))
+        assert [list(one.tokens) for one in found] == offline
+        assert {one.finish_reason for one in found} == {FinishReason.LENGTH}
+        assert made.tokenizer is not None
+        assert [one.text for one in found] == [made.tokenizer.decode(tokens) for tokens in offline]
+
+    on_the_engine(test)
 
 
 def test_the_front_needs_no_torch() -> None:
@@ -35,85 +41,78 @@ def test_the_front_needs_no_torch() -> None:
     assert done.stdout == "set()\n"
 
 
-def test_requests_with_one_prompt_compute_it_once_and_keep_their_outputs_apart(offline: list[list[int]]) -> None:
-    async def test() -> None:
-        async with engine() as made:
-            asks = [EngineRequest(f"{n}", PROMPTS[0] * 4, SamplingParams(max_tokens=9, seed=n)) for n in range(4)]
-            with made.submit(asks) as reply:
-                await reply.admitted()
-                answers = await read(reply)
-            assert [state.generated for state in reply.states] == [9] * 4
-            assert len({tuple(token for chunk in chunks for token in chunk.tokens) for chunks in answers}) > 1
-            await idle(made)
-            cached = sorted(state.cached_tokens for state in reply.states)
-            assert cached == [0, 64, 64, 64], "three find the pages of the first"
-            assert made.gauges.hit_tokens == 192
+def test_requests_with_one_prompt_compute_it_once_and_keep_their_outputs_apart(on_the_engine: OnTheEngine) -> None:
+    async def test(made: AsyncEngine) -> None:
+        prompt, hits = tuple(range(1000, 1080)), made.gauges.hit_tokens
+        asks = [EngineRequest(f"{n}", prompt, SamplingParams(max_tokens=9, seed=n)) for n in range(4)]
+        with made.submit(asks) as reply:
+            await reply.admitted()
+            answers = await read(reply)
+        assert [state.generated for state in reply.states] == [9] * 4
+        assert len({tuple(token for chunk in chunks for token in chunk.tokens) for chunks in answers}) > 1
+        await idle(made)
+        cached = sorted(state.cached_tokens for state in reply.states)
+        assert cached == [0, 64, 64, 64], "three find the pages of the first"
+        assert made.gauges.hit_tokens - hits == 192
 
-    run(test())
-
-
-def test_a_stop_string_finishes_the_request_in_the_engine(offline: list[list[int]]) -> None:
-    async def test() -> None:
-        async with engine() as made:
-            assert made.tokenizer is not None
-            text = made.tokenizer.decode(offline[1])
-            stop = text[len(text) // 2 :][:3]
-            params = SamplingParams(max_tokens=1000, temperature=0, ignore_eos=True, stop=stop, logprobs=0)
-            one = await answer(made, PROMPTS[1], params)
-            assert one.finish_reason is FinishReason.STOP
-            assert one.text == text[: text.index(stop)]
-            assert [*one.offsets] == sorted(one.offsets)
-            assert all(offset < len(one.text) for offset in one.offsets), "no token of what is not shown"
-            assert len(one.logprobs or ()) == len(one.tokens)
-            await idle(made)
-
-    run(test())
+    on_the_engine(test)
 
 
-def test_an_aborted_stream_frees_its_pages() -> None:
-    async def test() -> None:
-        async with engine() as made:
-            long = SamplingParams(max_tokens=1500, temperature=0, ignore_eos=True)
-            replies = [made.submit([EngineRequest(f"{n}", PROMPTS[n], long)]) for n in range(6)]
-            await replies[0].admitted()
-            for reply in replies:
-                with reply:
-                    pass
-            for reply in replies:
-                ((last,),) = [chunks[-1:] for chunks in await read(reply)]
-                assert last.finish_reason is FinishReason.ABORT
-                reply.abort()
-            await idle(made)
+def test_a_stop_string_finishes_the_request_in_the_engine(on_the_engine: OnTheEngine, offline: list[list[int]]) -> None:
+    async def test(made: AsyncEngine) -> None:
+        assert made.tokenizer is not None
+        text = made.tokenizer.decode(offline[1])
+        stop = text[len(text) // 2 :][:3]
+        params = SamplingParams(max_tokens=1000, temperature=0, ignore_eos=True, stop=stop, logprobs=0)
+        one = await answer(made, PROMPTS[1], params)
+        assert one.finish_reason is FinishReason.STOP
+        assert one.text == text[: text.index(stop)]
+        assert [*one.offsets] == sorted(one.offsets)
+        assert all(offset < len(one.text) for offset in one.offsets), "no token of what is not shown"
+        assert len(one.logprobs or ()) == len(one.tokens)
 
-    run(test())
+    on_the_engine(test)
 
 
-def test_a_stream_that_is_not_read_delays_no_other(offline: list[list[int]]) -> None:
-    async def test() -> None:
-        async with engine() as made:
-            stalled = made.submit([EngineRequest("stalled", PROMPTS[0], GREEDY)])
-            assert list((await answer(made, PROMPTS[1])).tokens) == offline[1]
-            await idle(made)
-            turns = [chunks async for chunks in stalled]
-            assert len(turns) == 1, "all that has come, at once"
-            assert [token for chunk in turns[0] for token in chunk.tokens] == offline[0]
+def test_an_aborted_stream_frees_its_pages(on_the_engine: OnTheEngine) -> None:
+    async def test(made: AsyncEngine) -> None:
+        long = SamplingParams(max_tokens=1500, temperature=0, ignore_eos=True)
+        replies = [made.submit([EngineRequest(f"{n}", PROMPTS[n], long)]) for n in range(6)]
+        await replies[0].admitted()
+        for reply in replies:
+            with reply:
+                pass
+        for reply in replies:
+            ((last,),) = [chunks[-1:] for chunks in await read(reply)]
+            assert last.finish_reason is FinishReason.ABORT
+            reply.abort()
 
-    run(test())
+    on_the_engine(test)
 
 
-def test_a_deadline_ends_an_answer() -> None:
-    async def test() -> None:
-        async with engine() as made:
-            long = SamplingParams(max_tokens=1900, temperature=0, ignore_eos=True)
-            for timeout, params, reason in (
-                (0.05, long, FinishReason.TIMEOUT),
-                (100.0, GREEDY, FinishReason.LENGTH),
-            ):
-                (chunks,) = await read(made.submit([EngineRequest("r", PROMPTS[0], params, timeout=timeout)]))
-                assert chunks[-1].finish_reason is reason
-            await idle(made)
+def test_a_stream_that_is_not_read_delays_no_other(on_the_engine: OnTheEngine, offline: list[list[int]]) -> None:
+    async def test(made: AsyncEngine) -> None:
+        stalled = made.submit([EngineRequest("stalled", PROMPTS[0], GREEDY)])
+        assert list((await answer(made, PROMPTS[1])).tokens) == offline[1]
+        await idle(made)
+        turns = [chunks async for chunks in stalled]
+        assert len(turns) == 1, "all that has come, at once"
+        assert [token for chunk in turns[0] for token in chunk.tokens] == offline[0]
 
-    run(test())
+    on_the_engine(test)
+
+
+def test_a_deadline_ends_an_answer(on_the_engine: OnTheEngine) -> None:
+    async def test(made: AsyncEngine) -> None:
+        long = SamplingParams(max_tokens=1900, temperature=0, ignore_eos=True)
+        for timeout, params, reason in (
+            (0.05, long, FinishReason.TIMEOUT),
+            (100.0, GREEDY, FinishReason.LENGTH),
+        ):
+            (chunks,) = await read(made.submit([EngineRequest("r", PROMPTS[0], params, timeout=timeout)]))
+            assert chunks[-1].finish_reason is reason
+
+    on_the_engine(test)
 
 
 def test_what_can_never_be_served_is_refused_at_once() -> None:
@@ -153,22 +152,21 @@ def test_what_can_never_be_served_is_refused_at_once() -> None:
     run(test())
 
 
-def test_prompts_are_scored() -> None:
-    async def test() -> None:
-        async with engine() as made:
-            params = SamplingParams(max_tokens=2, temperature=0, prompt_logprobs=2)
-            for name in ("first", "again"):
-                reply = made.submit([EngineRequest(name, PROMPTS[0], params)])
-                await read(reply)
-                (state,) = reply.states
-                assert state.prompt_logprobs is not None
-                assert len(state.prompt_logprobs) == len(PROMPTS[0]) - 1
-                assert all(len(found.top) == 2 and found.logprob <= 0 for found in state.prompt_logprobs)
+def test_prompts_are_scored(on_the_engine: OnTheEngine) -> None:
+    async def test(made: AsyncEngine) -> None:
+        params = SamplingParams(max_tokens=2, temperature=0, prompt_logprobs=2)
+        for name in ("first", "again"):
+            reply = made.submit([EngineRequest(name, PROMPTS[0], params)])
+            await read(reply)
+            (state,) = reply.states
+            assert state.prompt_logprobs is not None
+            assert len(state.prompt_logprobs) == len(PROMPTS[0]) - 1
+            assert all(len(found.top) == 2 and found.logprob <= 0 for found in state.prompt_logprobs)
 
-    run(test())
+    on_the_engine(test)
 
 
-def test_observers_see_every_step_and_every_finished_request() -> None:
+def test_observers_see_every_step_and_every_finished_request(on_the_engine: OnTheEngine) -> None:
     class Recorder:
         tokens, answered, generated, ends = 0, 0, 0, list[tuple[str, int, FinishReason]]()
 
@@ -183,14 +181,15 @@ def test_observers_see_every_step_and_every_finished_request() -> None:
             assert 0 <= times.queue <= times.e2e
             self.ends.append((ask.id, state.generated, reason))
 
-    async def test() -> None:
-        async with engine() as made:
-            recorder = Recorder()
-            made.observers.append(recorder)
-            await asyncio.gather(*(answer(made, PROMPTS[n], name=f"{n}") for n in range(3)))
-            await idle(made)
-            assert sorted(recorder.ends) == [(f"{n}", 24, FinishReason.LENGTH) for n in range(3)]
-            assert recorder.tokens == sum(len(prompt) + 23 for prompt in PROMPTS[:3])
-            assert (recorder.answered, recorder.generated) == (sum(map(len, PROMPTS[:3])), 3 * 24)
+    async def test(made: AsyncEngine) -> None:
+        recorder = Recorder()
+        made.observers.append(recorder)
+        prompts = [tuple(token + 2000 for token in prompt) for prompt in PROMPTS[:3]]  # not in the cache
+        await asyncio.gather(*(answer(made, prompt, name=f"{n}") for n, prompt in enumerate(prompts)))
+        await idle(made)
+        made.observers.remove(recorder)
+        assert sorted(recorder.ends) == [(f"{n}", 24, FinishReason.LENGTH) for n in range(3)]
+        assert recorder.tokens == sum(len(prompt) + 23 for prompt in prompts)
+        assert (recorder.answered, recorder.generated) == (sum(map(len, prompts)), 3 * 24)
 
-    run(test())
+    on_the_engine(test)
