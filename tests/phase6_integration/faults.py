@@ -15,6 +15,7 @@ from phase6_integration.messages import Ready
 from phase6_integration.options import EngineOptions
 
 POISON = 7  # a token of a prompt that the model cannot bear
+NAN = 8  # a token after which the model says NaN
 
 
 def _with(change: Callable[[Any, Any], None]) -> Callable[[EngineOptions], Made]:
@@ -65,7 +66,7 @@ def _die(_: Any) -> None:
 
 
 def _nan(core: Any, _: Any) -> None:
-    """NaN in the logits of each request that ends in the poison."""
+    """NaN in the logits of each request that ends in this token."""
     runner = _runner(core)
     decoder = runner.decoder
 
@@ -76,7 +77,7 @@ def _nan(core: Any, _: Any) -> None:
         def __call__(self, packed: Any, keys: Any, values: Any) -> Any:
             logits = decoder(packed, keys, values)
             last = packed.tokens if packed.last is None else packed.tokens[packed.last]
-            return logits.masked_fill((last == POISON)[:, None], float("nan"))
+            return logits.masked_fill((last == NAN)[:, None], float("nan"))
 
     runner.decoder = Decoder()
 
@@ -124,6 +125,12 @@ def _bad_scheduler(_: Any, scheduler: Any) -> None:
     scheduler.commit = poisoned
 
 
+def _three(core: Any, scheduler: Any) -> None:
+    """Each is a fault of its own request, so one engine can have them all."""
+    for change in (_model_that(_raise), _nan, _bad_sampler):
+        change(core, scheduler)
+
+
 class _Launched:
     def __init__(self, step_time: float) -> None:
         self.step_time = step_time
@@ -162,10 +169,8 @@ def never(options: EngineOptions) -> Made:
     raise MemoryError("it is late")
 
 
-model_raises = _with(_model_that(_raise))
+requests_fail = _with(_three)
 model_hangs = _with(_model_that(_hang))
 model_dies = _with(_model_that(_die))
 model_breaks = _with(_broken)
-model_says_nan = _with(_nan)
-sampler_raises = _with(_bad_sampler)
 scheduler_raises = _with(_bad_scheduler)

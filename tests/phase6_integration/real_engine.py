@@ -16,6 +16,7 @@ from tests.phase6_integration.life import PATIENCE
 FAULTS = "tests.phase6_integration.faults"
 GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
 Test = Callable[[AsyncEngine], Coroutine[Any, Any, None]]
+OnTheEngine = Callable[[Test], None]
 PROMPTS = [tuple(range(20 + 3 * n, 60 + 3 * n, 2)) for n in range(8)]
 
 
@@ -31,7 +32,7 @@ async def engine(fault: str = "", **options: Any) -> AsyncIterator[AsyncEngine]:
 
 
 @contextlib.contextmanager
-def shared(fault: str = "") -> Iterator[Callable[[Test], None]]:
+def shared(fault: str = "") -> Iterator[OnTheEngine]:
     """One engine for the tests of a file, since it takes longer to start than most of them. It is idle after each; its
     prefix cache keeps their prompts."""
     with asyncio.Runner() as runner:

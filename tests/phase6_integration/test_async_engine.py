@@ -3,7 +3,7 @@
 import asyncio
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -11,10 +11,9 @@ from phase0_request import FinishReason, SamplingParams
 from phase6_integration.async_engine import AsyncEngine, StepReport
 from phase6_integration.messages import EngineRequest
 from phase6_integration.outputs import OutputState
-from tests.phase6_integration.real_engine import GREEDY, PROMPTS, Test, answer, engine, idle, read, shared
+from tests.phase6_integration.real_engine import GREEDY, PROMPTS, OnTheEngine, answer, engine, idle, read, shared
 from tests.phase6_integration.running import run
 
-OnTheEngine = Callable[[Test], None]
 OUTSIDE = "token ids of this model run from 0 to .*, got 9999999"
 
 
