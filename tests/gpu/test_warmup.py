@@ -36,16 +36,8 @@ from phase2_prefill_decode.sampler import Sampler
 from phase3_chunked_prefill.kernels.attention import ATTEND
 from tests.gpu.test_warmup import serving, warming
 
-heads, kv_heads, head_dim, page_size = map(int, sys.argv[1:])
-config = ModelConfig(
-    vocab_size=64, num_hidden_layers=3, hidden_size=32, intermediate_size=32, num_attention_heads=heads,
-    num_key_value_heads=kv_heads, head_dim=head_dim, qk_norm=True, max_position_embeddings=8192,
-    sliding_windows=(None, 700, 20), dtype="bfloat16",
-)
-model = Model.random(config, device="cpu", attend=ATTEND.load("triton"))
-
-def run(cache, batches):
-    pool = KVPool(config.kv_layout(page_size), cache.max_tokens // page_size, "cpu", torch.bfloat16)
+def run(model, page_size, cache, batches):
+    pool = KVPool(model.config.kv_layout(page_size), cache.max_tokens // page_size, "cpu", torch.bfloat16)
     runner = ModelRunner(model.decoder, pool, cache, Sampler.of(model, 0))
     for batch in batches:
         runner.launch(runner.pack(batch))
@@ -53,7 +45,14 @@ def run(cache, batches):
     requested.clear()
     return found
 
-print(json.dumps([run(*warming(page_size)), run(*serving(page_size))]))
+for heads, kv_heads, head_dim, page_size in json.loads(sys.argv[1]):
+    config = ModelConfig(
+        vocab_size=64, num_hidden_layers=3, hidden_size=32, intermediate_size=32, num_attention_heads=heads,
+        num_key_value_heads=kv_heads, head_dim=head_dim, qk_norm=True, max_position_embeddings=8192,
+        sliding_windows=(None, 700, 20), dtype="bfloat16",
+    )
+    model = Model.random(config, device="cpu", attend=ATTEND.load("triton"))
+    print(json.dumps([run(model, page_size, *steps(page_size)) for steps in (warming, serving)]))
 """
 
 
@@ -85,14 +84,14 @@ def serving(page_size: int) -> tuple[PagedCache, Iterator[Batch]]:
     return cache, batches()
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_serving_requests_no_kernel_that_warm_up_has_not(shape: tuple[int, ...]) -> None:
-    command = [sys.executable, "-c", UNLAUNCHED, *map(str, shape)]
+def test_serving_requests_no_kernel_that_warm_up_has_not() -> None:
+    command = [sys.executable, "-c", UNLAUNCHED, json.dumps(SHAPES)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    warmed, served = map(set, json.loads(done.stdout))
-    assert {kernel.split()[0] for kernel in served} >= {"decode_kernel", "join_kernel", "ragged_kernel"}
-    assert [kernel[:200] for kernel in sorted(served - warmed)] == []
+    for shape, line in zip(SHAPES, done.stdout.splitlines(), strict=True):
+        warmed, served = map(set, json.loads(line))
+        assert {kernel.split()[0] for kernel in served} >= {"decode_kernel", "join_kernel", "ragged_kernel"}, shape
+        assert [kernel[:200] for kernel in sorted(served - warmed)] == [], shape
 
 
 COMPILED = """
