@@ -38,12 +38,7 @@ class Model:
         place = usable(device)
         config = ModelConfig.from_pretrained(directory, None if dtype is None else one_of("dtype", dtype, DTYPES))
         weights = load_weights(directory, config, place, progress=progress)
-        tokenizer = Tokenizer.from_pretrained(directory) if (Path(directory) / "tokenizer.json").exists() else None
-        if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
-            raise ValueError(
-                f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens and the model {config.vocab_size}: "
-                "not of one model"
-            )
+        tokenizer = load_tokenizer(directory, config) if (Path(directory) / "tokenizer.json").exists() else None
         return cls(config, Decoder(config, weights, attend=attend), tokenizer)
 
     @classmethod
@@ -70,6 +65,17 @@ class Model:
     def eos_ids(self) -> frozenset[int]:
         """All end-of-sequence tokens, of the model's files and of the tokenizer's."""
         return frozenset(self.config.eos_token_id) | (self.tokenizer.eos_ids if self.tokenizer else frozenset())
+
+
+def load_tokenizer(directory: str | Path, config: ModelConfig) -> Tokenizer:
+    """The tokenizer in a directory, for a model with this config."""
+    tokenizer = Tokenizer.from_pretrained(directory)
+    if tokenizer.vocab_size > config.vocab_size:
+        raise ValueError(
+            f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens and the model {config.vocab_size}: "
+            "not of one model"
+        )
+    return tokenizer
 
 
 def default_device() -> torch.device:

@@ -19,7 +19,7 @@ from phase2_prefill_decode.constraints import Grammars
 from phase2_prefill_decode.device_state import DeviceState
 from phase2_prefill_decode.fields import ConfigError
 from phase2_prefill_decode.graphs import batch_sizes
-from phase2_prefill_decode.model import Model, default_device
+from phase2_prefill_decode.model import Model, default_device, load_tokenizer
 from phase2_prefill_decode.runner import ModelRunner, PackedStep
 from phase2_prefill_decode.sampler import Sampler
 from phase2_prefill_decode.threads import set_threads
@@ -95,7 +95,12 @@ def assemble(
 
 def load_model(options: EngineOptions) -> Model:
     device = default_device() if options.device is None else torch.device(options.device)
-    return load(directory_of(options.model, options.revision), device=device, dtype=options.dtype)
+    directory = directory_of(options.model, options.revision, options.download_dir)
+    model = load(directory, device=device, dtype=options.dtype)
+    if options.tokenizer is None:
+        return model
+    named = directory_of(options.tokenizer, None, options.download_dir, "tokenizer")
+    return replace(model, tokenizer=load_tokenizer(named, model.config))
 
 
 def allocate_pool(model: Model, pages: int, page_size: int) -> KVPool:

@@ -64,11 +64,16 @@ class AsyncEngine:
     def __init__(self, options: EngineOptions | None = None, *, factory: str = BUNDLED_ENGINE) -> None:
         """Read the model's config and tokenizer. `factory`, a `module:name`, builds the engine in its process."""
         options = options or EngineOptions()
-        directory = directory_of(options.model, options.revision)
+        directory = directory_of(options.model, options.revision, options.download_dir)
         self.config = ModelConfig.from_pretrained(directory)
         threads = options.threads or threads_for(self.config)
         self.options = replace(options, model=str(directory), revision=None, threads=threads)
-        self.tokenizer = Tokenizer.from_pretrained(directory) if (directory / "tokenizer.json").exists() else None
+        if options.tokenizer is not None:
+            other = directory_of(options.tokenizer, None, options.download_dir, "tokenizer")
+            self.options = replace(self.options, tokenizer=str(other))
+            self.tokenizer: Tokenizer | None = Tokenizer.from_pretrained(other)
+        else:
+            self.tokenizer = Tokenizer.from_pretrained(directory) if (directory / "tokenizer.json").exists() else None
         self.max_model_len = min(
             self.config.max_position_embeddings, options.max_model_len or self.config.max_position_embeddings
         )

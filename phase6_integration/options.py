@@ -1,11 +1,11 @@
 """EngineOptions: the settings of an engine, checked once, before anything is loaded.
 
-Each field carries its check and the help text of its command-line flag: `cli.common.add_fields` builds the flags.
+Each field carries its check and the help text of its command-line flag: `cli.parser.add_fields` builds the flags.
 """
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
@@ -19,12 +19,22 @@ from phase5_continuous.policies import POLICIES
 DTYPES = ("float32", "bfloat16", "float16")
 DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 MAX_INT = 1 << 30
+AUTO = {"auto": None}  # None means: chosen from the model and the machine
 Check = Callable[[str, Any], object]  # (name, value); raises ConfigError
 
 
-def option(default: Any, help: str, metavar: str = "N", check: Check | None = None, flags: tuple[str, ...] = ()) -> Any:
-    """A dataclass field with its check and its command-line flag. `flags` replaces the one made from its name."""
-    return field(default=default, metadata={"help": help, "metavar": metavar, "check": check, "flags": flags})
+def option(
+    default: Any,
+    help: str,
+    metavar: str = "N",
+    check: Check | None = None,
+    flags: tuple[str, ...] = (),
+    words: Mapping[str, object] | None = None,
+) -> Any:
+    """A dataclass field with its check and its command-line flag. `flags` replaces the one made from its name; `words`
+    are other values of the flag, with those that they stand for."""
+    more = {"help": help, "metavar": metavar, "check": check, "flags": flags, "words": words or {}}
+    return field(default=default, metadata=more)
 
 
 def check_fields(options: Any) -> None:
@@ -43,6 +53,11 @@ def _model(name: str, value: object) -> None:
 def _revision(name: str, value: object) -> None:
     if not isinstance(value, str) or not value:
         raise ConfigError(f"{name} must be a branch, a tag or a commit, got {value!r}")
+
+
+def _directory(name: str, value: object) -> None:
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{name} must be a directory, got {value!r}")
 
 
 def _device(name: str, value: object) -> None:
@@ -71,20 +86,38 @@ class EngineOptions:
     revision: str | None = option(
         None, "branch, tag or commit of a repository on the hub (main)", "REVISION", _revision
     )
-    dtype: str | None = option(
-        None, f"{', '.join(DTYPES)}; auto: as the weights were saved", "DTYPE", partial(one_of, allowed=DTYPES)
+    download_dir: str | None = option(None, "for downloads from the hub (the hub's own cache)", "DIRECTORY", _directory)
+    tokenizer: str | None = option(
+        None, "directory or name on the hub of the tokenizer and its chat template (the model's)", "TOKENIZER", _model
     )
-    device: str | None = option(None, "cpu, cuda or cuda:N; auto: a GPU if there is one", "DEVICE", _device)
-    max_model_len: int | None = option(None, "context length: tokens of prompt and answer together", check=at_least(1))
+    dtype: str | None = option(
+        None,
+        f"{', '.join(DTYPES)}; half and float are short for two of them; auto: as the weights were saved (auto)",
+        "DTYPE",
+        partial(one_of, allowed=DTYPES),
+        words=AUTO | {"half": "float16", "float": "float32"},
+    )
+    device: str | None = option(
+        None, "cpu, cuda or cuda:N; auto: a GPU if there is one (auto)", "DEVICE", _device, words=AUTO
+    )
+    max_model_len: int | None = option(
+        None,
+        "context length: tokens of prompt and answer together, such as 8192 or 8K; auto: all that the model takes and "
+        "the KV cache has room for (auto)",
+        check=at_least(1),
+        words=AUTO | {"-1": None},
+    )
     max_num_seqs: int | None = option(None, "most requests in a step (256 on a GPU, 64 on a CPU)", check=at_least(1))
     max_num_batched_tokens: int | None = option(
         None, "token budget of a step (2048 on a GPU, 512 on a CPU)", check=at_least(2)
     )
-    max_chunk_size: int | None = option(None, "most prompt tokens of one request in a step", check=at_least(1))
+    max_chunk_size: int | None = option(
+        None, "most prompt tokens of one request in a step (the token budget)", check=at_least(1)
+    )
     page_size: int = option(
         16, "tokens of a KV cache page", check=partial(integer, low=1, high=1024), flags=("--page-size", "--block-size")
     )
-    kv_cache_pages: int | None = option(None, "pages of the KV cache; default: all that fit", check=at_least(1))
+    kv_cache_pages: int | None = option(None, "pages of the KV cache (all that fit)", check=at_least(1))
     gpu_memory_utilization: float = option(
         0.9, "share of the device's memory for weights, activations and KV cache", "SHARE", _fraction
     )
@@ -95,7 +128,7 @@ class EngineOptions:
     max_queued_per_client: int | None = option(
         None, "most waiting requests of one client of a server (half of all)", check=at_least(1)
     )
-    seed: int | None = option(None, "sampling seed of requests without one")
+    seed: int | None = option(None, "sampling seed of requests without one (none)")
     threads: int | None = option(
         None, "CPU threads (1 for a small model, else all cores)", check=partial(integer, low=1, high=1024)
     )

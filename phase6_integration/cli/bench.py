@@ -4,7 +4,8 @@ the flags. The figures have the names of `vllm bench serve`."""
 import argparse
 import sys
 
-from phase6_integration.cli.common import Parser, add_fields, add_server, api_key, server_url, values_of
+from phase6_integration.cli.common import add_server, api_key, server_url
+from phase6_integration.cli.parser import Parser, add_fields, values_of
 
 
 def add_flags(parser: Parser) -> None:
@@ -21,8 +22,10 @@ def add_flags(parser: Parser) -> None:
     add_fields(workload, Workload)
     add_server(client, default="http://127.0.0.1:8000")
     add_fields(client, Load)
-    client.add_argument("--goodput", nargs="+", metavar="NAME:MS", help="SLOs on ttft, tpot, itl or e2el, in ms")
-    client.add_argument("--json", metavar="FILE", help="write the figures; - is the standard output, without a table")
+    client.add_argument("--goodput", nargs="+", metavar="NAME:MS", help="SLOs on ttft, tpot, itl or e2el, in ms (none)")
+    client.add_argument(
+        "--json", metavar="FILE", help="write the figures; - is the standard output, without a table (none)"
+    )
 
 
 def run(given: argparse.Namespace, parser: Parser) -> int:

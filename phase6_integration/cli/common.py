@@ -1,12 +1,13 @@
-"""What the commands share: flags made from dataclass fields, the choice of a local model or a server, HTTP errors."""
+"""What the commands share: flags for sampling, the choice of a local model or a server, HTTP errors."""
 
 import argparse
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 from urllib.parse import urlsplit
 
+from phase6_integration.cli.parser import add_fields, values_of, whole_number
 from phase6_integration.options import EngineOptions
 
 if TYPE_CHECKING:
@@ -14,74 +15,21 @@ if TYPE_CHECKING:
 
     from phase6_integration.engine import NanoServingEngine
 
-WRONG_ARGUMENTS = 2
 API_KEYS = ("NANOSERVE_API_KEY", "VLLM_API_KEY")  # environment variables
-LOCAL = ("revision", "dtype", "device", "max_model_len", "kv_cache_pages", "threads")  # engine options of a local model
+# Engine options of a local model.
+LOCAL = ("revision", "download_dir", "tokenizer", "dtype", "device", "max_model_len", "kv_cache_pages", "threads")
 SAMPLING = {
     "max_tokens": ("N", "most tokens of an answer"),
     "temperature": ("T", "0: always the most likely token"),
     "top_p": ("P", "sample from the most likely tokens of this total probability"),
     "top_k": ("K", "sample from this many of the most likely tokens; 0: from all"),
-    "seed": ("N", "sampling seed"),
+    "seed": ("N", "sampling seed; none: another one each time (none)"),
 }
 UNPRINTABLE = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "\ufffd")
 
 
-class Parser(argparse.ArgumentParser):
-    """An argument parser without abbreviated flags. Its errors are one line and never repeat a value given to a flag
-    it does not know, which may be an API key."""
-
-    def __init__(self, **keywords: Any) -> None:
-        super().__init__(
-            allow_abbrev=False,
-            argument_default=argparse.SUPPRESS,
-            formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=42, width=120),
-            **keywords,
-        )
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(WRONG_ARGUMENTS, f"{self.prog}: {message}\n")
-
-    def refuse(self, unknown: Sequence[str]) -> NoReturn:
-        flags = [argument.partition("=")[0] for argument in unknown if argument.startswith("-")]
-        self.error(f"no such flag: {', '.join(flags)}" if flags else f"{len(unknown)} arguments too many")
-
-
-# Flags from dataclass fields.
-
-
-def add_fields(group: argparse._ActionsContainer, options: type, only: Collection[str] | None = None) -> None:
-    """Add a flag for each field of a dataclass that has a help text. A flag that is not given leaves the default."""
-    hints = get_type_hints(options)
-    for field in fields(options):
-        if "help" not in field.metadata or (only is not None and field.name not in only):
-            continue
-        flags = field.metadata["flags"] or (f"--{field.name.replace('_', '-')}",)
-        hint = hints[field.name]
-        kind = next((one for one in get_args(hint) if one is not type(None)), hint)
-        if kind is bool:
-            default = "" if field.default is None else " (on)" if field.default else " (off)"
-            add_switch(group, flags[0], field.metadata["help"] + default, field.name)
-            continue
-        default = "" if field.default is None else f" ({field.default})"
-        help = field.metadata["help"] + default
-        group.add_argument(*flags, dest=field.name, type=kind, metavar=field.metadata["metavar"], help=help)
-
-
-def add_switch(group: argparse._ActionsContainer, flag: str, help: str, dest: str) -> None:
-    """Add --flag and --no-flag."""
-    group.add_argument(flag, dest=dest, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=help)
-
-
-def values_of(options: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that are fields of a dataclass."""
-    return {field.name: given[field.name] for field in fields(options) if field.name in given}
-
-
 def engine_options(given: Mapping[str, Any]) -> EngineOptions:
-    """EngineOptions from arguments. `auto` stands for the default of dtype and device."""
-    values = values_of(EngineOptions, given)
-    return EngineOptions(**{n: v for n, v in values.items() if not (n in ("dtype", "device") and v == "auto")})
+    return EngineOptions(**values_of(EngineOptions, given))
 
 
 def add_sampling(group: argparse._ActionsContainer, names: Sequence[str], **defaults: Any) -> None:
@@ -94,7 +42,7 @@ def add_sampling(group: argparse._ActionsContainer, names: Sequence[str], **defa
         metavar, help = SAMPLING[name]
         default = defaults.get(name, known[name])
         shown = "" if default is None else f" ({default})"
-        kind = float if types[name] is float else int
+        kind = float if types[name] is float else whole_number
         group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=help + shown)
 
 
@@ -106,9 +54,9 @@ def add_local_model(group: argparse._ActionsContainer) -> None:
 
 
 def add_server(group: argparse._ActionsContainer, default: str | None = None) -> None:
-    help = f"of the server ({default})" if default else "of a server, such as http://127.0.0.1:8000"
-    group.add_argument("--url", metavar="URL", default=default, help=help)
-    group.add_argument("--api-key", metavar="KEY", help=f"for the server; also from {' or '.join(API_KEYS)}")
+    shown = default or "none: a local model"
+    group.add_argument("--url", metavar="URL", default=default, help=f"of a server, with or without /v1 ({shown})")
+    group.add_argument("--api-key", metavar="KEY", help=f"for the server ({' or '.join(API_KEYS)} in the environment)")
 
 
 def local_options(given: Mapping[str, Any]) -> EngineOptions | None:
@@ -131,9 +79,9 @@ def open_engine(options: EngineOptions) -> "NanoServingEngine":
     from phase2_prefill_decode.threads import threads_for
     from phase6_integration.hub import directory_of
 
-    directory = directory_of(options.model, options.revision)
-    if not (directory / "tokenizer.json").is_file():
-        raise ValueError(f"{options.model} has no tokenizer.json, so it takes no text")
+    directory = directory_of(options.model, options.revision, options.download_dir)
+    if options.tokenizer is None and not (directory / "tokenizer.json").is_file():
+        raise ValueError(f"{options.model} has no tokenizer.json, so it takes no text; --tokenizer names another")
     threads = options.threads or threads_for(ModelConfig.from_pretrained(directory))
     from phase6_integration.engine import NanoServingEngine  # loads torch
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from phase0_request.machine import Machine, describe
-from phase6_integration.cli.common import Parser
+from phase6_integration.cli.parser import Parser
 
 NEEDED = ("torch", "transformers", "tokenizers")
 LOW_MEMORY = 2 << 30  # bytes

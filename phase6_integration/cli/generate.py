@@ -14,7 +14,6 @@ import httpx
 from phase0_request.params import SamplingParams
 from phase6_integration.cli.common import (
     SAMPLING,
-    Parser,
     add_local_model,
     add_sampling,
     add_server,
@@ -25,6 +24,7 @@ from phase6_integration.cli.common import (
     open_engine,
     printable,
 )
+from phase6_integration.cli.parser import Parser
 from phase6_integration.options import EngineOptions
 
 MAX_CONNECTIONS = 32  # requests to a server at once
@@ -51,14 +51,20 @@ class Result:
 
 def add_flags(parser: Parser) -> None:
     parser.usage = "nanoserve generate [PROMPT ...] [flags]"
-    parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="by default each line of the standard input")
-    parser.add_argument("--file", metavar="FILE", help="with a prompt on each line; - is the standard input")
-    parser.add_argument("--chat", action="store_true", default=False, help="send each prompt as a chat message")
-    parser.add_argument("--json", action="store_true", default=False, help="print a line of JSON for each prompt")
-    parser.add_argument("--model", metavar="MODEL", help="a directory, a name on the hub, or with --url its name there")
+    parser.add_argument(
+        "prompts", nargs="*", metavar="PROMPT", help="what is continued (each line of the standard input)"
+    )
+    parser.add_argument("--file", metavar="FILE", help="with a prompt on each line; - is the standard input (none)")
+    parser.add_argument("--chat", action="store_true", default=False, help="send each prompt as a chat message (off)")
+    parser.add_argument("--json", action="store_true", default=False, help="print a line of JSON for each prompt (off)")
+    parser.add_argument(
+        "--model",
+        metavar="MODEL",
+        help="a directory, a name on the hub, or with --url its name there (tiny_chat, or the first of the server)",
+    )
     sampling = parser.add_argument_group("sampling")
     add_sampling(sampling, list(SAMPLING), **DEFAULTS)
-    sampling.add_argument("--stop", action="append", metavar="TEXT", help="end the answer before it; repeatable")
+    sampling.add_argument("--stop", action="append", metavar="TEXT", help="end the answer before it; repeatable (none)")
     add_local_model(parser.add_argument_group("local model"))
     add_server(parser.add_argument_group("server"))
 

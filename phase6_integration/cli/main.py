@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
 
-from phase6_integration.cli.common import Parser
+from phase6_integration.cli.parser import Parser, did_you_mean
 
 # Each module has add_flags(parser) and run(given, parser) -> exit code. Only the chosen one is imported.
 COMMANDS = {
@@ -20,18 +20,27 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 0 success, 1 failure, 2 wrong arguments, 130 Ctrl-C, 141 closed pipe."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    arguments = list(sys.argv[1:] if arguments is None else arguments) or ["help"]
+    if arguments[0] == "help":
+        arguments = [*arguments[1:], "--help"]
     if arguments[:2] == ["bench", "ladder"]:
         return int(import_module("phase6_integration.lab.ladder").main(arguments[2:], "nanoserve bench ladder"))
-    parser = Parser(prog="nanoserve", description="An LLM serving engine in seven phases.")
+    parser = Parser(
+        prog="nanoserve",
+        description="An LLM serving engine in seven phases.",
+        epilog="`nanoserve help COMMAND` lists the flags of a command.",
+    )
     parser.add_argument("--version", action="version", version=f"nano-serving {version('nano-serving')}")
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     commands = {name: subparsers.add_parser(name, help=help) for name, (_, help) in COMMANDS.items()}
-    if arguments[:1] and arguments[0] in COMMANDS:
-        module = import_module(COMMANDS[arguments[0]][0])
-        module.add_flags(commands[arguments[0]])
+    name = arguments[0]
+    if name in COMMANDS:
+        module = import_module(COMMANDS[name][0])
+        module.add_flags(commands[name])
+    elif not name.startswith("-"):
+        parser.error(f"no such command: {name}{did_you_mean(name, COMMANDS)}; they are {', '.join(COMMANDS)}")
     given, unknown = parser.parse_known_args(arguments)
-    command = commands[given.command]
+    command = commands.get(name, parser)
     if unknown:
         command.refuse(unknown)
     try:

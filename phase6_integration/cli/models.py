@@ -9,7 +9,7 @@ from pathlib import Path
 from phase0_request.tokenizer import BUNDLED
 from phase2_prefill_decode.config import ModelConfig
 from phase2_prefill_decode.fields import ConfigError
-from phase6_integration.cli.common import Parser
+from phase6_integration.cli.parser import Parser
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class ModelEntry:
 
 
 def add_flags(parser: Parser) -> None:
-    parser.add_argument("--json", action="store_true", default=False, help="print a JSON list")
+    parser.add_argument("--json", action="store_true", default=False, help="print a JSON list (off)")
 
 
 def run(given: argparse.Namespace, parser: Parser) -> int:

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from phase6_integration.cli.common import API_KEYS, Parser, add_fields, engine_options, values_of
+from phase6_integration.cli.common import API_KEYS, engine_options
+from phase6_integration.cli.config_file import read_config
+from phase6_integration.cli.parser import Parser, add_fields, values_of
 from phase6_integration.options import EngineOptions
 from phase6_integration.server.api_keys import read_keys
 from phase6_integration.server.settings import ServerSettings, default_hosts
@@ -18,35 +20,34 @@ VISIBLE = f"every user of this machine can see --api-key in ps; use --api-key-fi
 def add_flags(parser: Parser) -> None:
     parser.usage = "nanoserve serve [MODEL] [flags]"
     parser.add_argument("model", nargs="?", help="a directory or a name on the Hugging Face hub (tiny_chat)")
+    parser.add_argument(
+        "--config", metavar="FILE", help="flags in YAML, such as `port: 8001`; the command line wins (none)"
+    )
     engine, server = parser.add_argument_group("engine"), parser.add_argument_group("server")
     add_fields(engine, EngineOptions)
     add_fields(server, ServerSettings)
     server.add_argument(
-        "--served-model-name", nargs="+", action="extend", metavar="NAME", help="names of the model in requests"
-    )
-    server.add_argument(
-        "--api-key", action="append", metavar="KEY", help=f"repeatable, but visible in ps; also {', '.join(API_KEYS)}"
-    )
-    server.add_argument(
-        "--allowed-hosts",
+        "--served-model-name",
         nargs="+",
         action="extend",
         metavar="NAME",
-        help="names in Host headers, such as *.example.com (localhost, if it listens on a loopback address; else any)",
+        help="names of the model in requests (the last part of MODEL's path, or its name on the hub)",
     )
     server.add_argument(
-        "--allowed-origins",
-        nargs="+",
-        action="extend",
-        metavar="ORIGIN",
-        help="of web pages that may use the server, such as https://chat.example.com (none)",
+        "--api-key",
+        action="append",
+        metavar="KEY",
+        help=f"a client's key; repeatable, but visible in ps; also from {' and '.join(API_KEYS)} (none is needed)",
     )
-    server.add_argument("--chat-template", metavar="FILE", help="a Jinja file, or the template itself")
+    server.add_argument("--chat-template", metavar="FILE", help="a Jinja file, or the template itself (the model's)")
 
 
 def run(given: argparse.Namespace, parser: Parser) -> int:
+    arguments = vars(given)
     try:
-        options, settings = engine_options(vars(given)), server_settings(vars(given), os.environ)
+        if "config" in arguments:
+            arguments = read_config(arguments["config"], parser.prog, add_flags) | arguments
+        options, settings = engine_options(arguments), server_settings(arguments, os.environ)
     except ValueError as error:
         parser.error(str(error))
     from phase6_integration.server.serve import serve
@@ -62,7 +63,10 @@ def server_settings(given: Mapping[str, Any], environment: Mapping[str, str]) ->
         if keys:
             raise ValueError(f"API keys come from --api-key-file, or from --api-key and {API_KEYS[0]}: not from both")
         keys = read_keys(given["api_key_file"])
-    chosen |= {name: tuple(given[name]) for name in ("allowed_hosts", "allowed_origins") if name in given}
+    if "uds" in given:
+        if unused := [name for name in ("host", "port") if name in given]:
+            raise ValueError(f"--uds is in place of --host and --port, and --{unused[0]} is given too")
+        chosen.setdefault("allowed_hosts", ())  # no web page can reach a Unix socket
     chosen.setdefault("allowed_hosts", default_hosts(chosen.get("host", ServerSettings().host)))
     names = given.get("served_model_name") or [_model_name(given.get("model", EngineOptions().model))]
     if "chat_template" in given:

@@ -28,6 +28,7 @@ def create_app(engine: AsyncEngine, settings: ServerSettings, keys: ApiKeys | No
         redoc_url=None,
         separate_input_output_schemas=False,
         redirect_slashes=False,
+        servers=[{"url": settings.root_path}] if settings.root_path else None,
         middleware=middleware(settings, keys),
     )
     app.state.server = ServerState.of(engine, settings)

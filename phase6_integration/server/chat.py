@@ -40,7 +40,8 @@ async def create_chat_completion(
     length, context, pool = requested_length(body), server.engine.max_model_len, server.tokenizers
     check_lengths(["".join(one.text for one in body.messages)], pool.tokenizer.longest, context, "messages")
     prompt = await pool.chat(body.messages, request.state.tenant, body.add_generation_prompt is not False)
-    lengths = output_lengths([prompt], length, None, context, "messages")
+    default = server.settings.sampling_defaults.get("max_tokens")
+    lengths = output_lengths([prompt], length, default, context, "messages")
     formatter = ChatFormatter(server, body, request.state.request_id, [prompt])
     formatter.logprobs = bool(body.logprobs)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None

@@ -1,5 +1,5 @@
-"""ASGI middleware of every request, outermost first: request id, access log, CORS, last resort, headers, host, API key,
-body, HEAD.
+"""ASGI middleware of every request, outermost first: root path, request id, access log, CORS, last resort, headers,
+host, API key, body, HEAD.
 
 A route finds `request.state.request_id`, `request.state.tenant`, and `request.state.account`, which it fills for the
 access log.
@@ -23,6 +23,7 @@ from phase6_integration.server.budget import Budget, Lease
 from phase6_integration.server.errors import RequestError, overloaded
 from phase6_integration.server.logs import AccessLog
 from phase6_integration.server.origins import AllowedHosts, cors
+from phase6_integration.server.root_path import RootPath
 from phase6_integration.server.settings import ServerSettings
 
 logger = logging.getLogger("nanoserve")
@@ -42,9 +43,10 @@ def middleware(settings: ServerSettings, keys: ApiKeys | None = None) -> list[Mi
     """For an app with these settings. `keys` replaces the API keys of the settings, and may change while it runs."""
     hosts = [Middleware(AllowedHosts, allowed=settings.allowed_hosts)] if settings.allowed_hosts else []
     return [
+        *([Middleware(RootPath, root=settings.root_path)] if settings.root_path else []),
         Middleware(RequestIds),
         Middleware(AccessLog),
-        *cors(settings.allowed_origins),
+        *cors(settings),
         Middleware(LastResort),
         Middleware(HeaderLimits, settings=settings),
         *hosts,

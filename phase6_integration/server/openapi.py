@@ -68,7 +68,13 @@ def install(app: FastAPI, models: Iterable[type[BaseModel]], limits: Limits, key
 
     def openapi() -> Document:
         if app.openapi_schema is None:
-            document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+            document = get_openapi(
+                title=app.title,
+                version=app.version,
+                description=app.description,
+                routes=app.routes,
+                servers=app.servers or None,
+            )
             _, schemas = models_json_schema(described, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
             components = document.setdefault("components", {})
             components["schemas"] = {**components.get("schemas", {}), **schemas["$defs"]}

@@ -13,7 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from phase6_integration.server.errors import RequestError
-from phase6_integration.server.settings import is_address
+from phase6_integration.server.settings import ServerSettings, is_address
 
 
 class AllowedHosts:
@@ -41,14 +41,17 @@ def host_of(header: bytes) -> str:
     return text[1:].partition("]")[0] if text.startswith("[") else text.partition(":")[0].removesuffix(".")
 
 
-def cors(allowed: Sequence[str]) -> list[Middleware]:
-    """Lets pages of these origins use the server, without cookies: keys are sent in a header."""
-    if not allowed:
+def cors(settings: ServerSettings) -> list[Middleware]:
+    """Lets pages of the allowed origins use the server; keys are sent in a header, so that cookies are not needed. A
+    request of such a page still needs an allowed Host."""
+    if not settings.allowed_origins:
         return []
-    shown = ("x-request-id", "retry-after")
-    methods, headers = ("GET", "POST"), ("*",)
-    return [
-        Middleware(
-            CORSMiddleware, allow_origins=allowed, allow_methods=methods, allow_headers=headers, expose_headers=shown
-        )
-    ]
+    given = Middleware(
+        CORSMiddleware,
+        allow_origins=settings.allowed_origins,
+        allow_methods=settings.allowed_methods or ("GET", "POST"),
+        allow_headers=settings.allowed_headers or ("*",),
+        allow_credentials=settings.allow_credentials,
+        expose_headers=("x-request-id", "retry-after"),
+    )
+    return [given]

@@ -1,9 +1,10 @@
 """Request parsing: from a validated body to requests of the engine. n completions of a prompt are n requests."""
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from hashlib import blake2b
+from typing import Any
 
 from phase0_request.params import SamplingParams
 from phase6_integration.health import Health
@@ -103,7 +104,7 @@ def engine_requests(
         EngineRequest(
             f"{name}-{p * n + sample}",
             prompt,
-            sampling_params(request, length, sample, logprobs, prompt_logprobs),
+            sampling_params(request, length, sample, logprobs, prompt_logprobs, server.settings.sampling_defaults),
             request.priority or 0,
             salt,
             timeout,
@@ -123,10 +124,15 @@ def cache_salt(settings: ServerSettings, tenant: str, given: str) -> str:
 
 
 def sampling_params(
-    request: SamplingFields, length: int, sample: int, logprobs: int | None, prompt_logprobs: int | None
+    request: SamplingFields,
+    length: int,
+    sample: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    defaults: Mapping[str, Any],
 ) -> SamplingParams:
-    """The fields that are given; SamplingParams has the defaults. Sample i of a seeded request gets seed + i."""
-    given = {name: value for name in _COPIED if (value := getattr(request, name)) is not None}
+    """The fields that are given, over the defaults of the model. Sample i of a seeded request gets seed + i."""
+    given = {**defaults} | {name: value for name in _COPIED if (value := getattr(request, name)) is not None}
     if request.logit_bias:
         given["logit_bias"] = {int(token): bias for token, bias in request.logit_bias.items()}
     if request.seed is not None:
@@ -135,10 +141,5 @@ def sampling_params(
         raise conflict(
             "min_tokens", f"min_tokens must be at most the {length} tokens of the answer, got {request.min_tokens}"
         )
-    return SamplingParams(
-        max_tokens=max(length, 1),
-        min_tokens=request.min_tokens or 0,
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-        **given,
-    )
+    given |= {"max_tokens": max(length, 1), "min_tokens": request.min_tokens or 0}
+    return SamplingParams(logprobs=logprobs, prompt_logprobs=prompt_logprobs, **given)

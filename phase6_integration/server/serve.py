@@ -11,10 +11,11 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Awaitable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, NoReturn
 
 from phase6_integration.async_engine import AsyncEngine
@@ -23,10 +24,12 @@ from phase6_integration.health import UnavailableError
 from phase6_integration.options import EngineOptions
 from phase6_integration.server import logs
 from phase6_integration.server.api_keys import ApiKeys
+from phase6_integration.server.generation_config import sampling_defaults
+from phase6_integration.server.listener import BACKLOG, Listener
 from phase6_integration.server.notify import Notifier
 from phase6_integration.server.settings import ServerSettings
+from phase6_integration.server.tls import Tls
 
-BACKLOG = 2048  # connections that wait to be accepted
 ENGINE_FAILED = 70  # exit status: EX_SOFTWARE of sysexits.h
 IMPORTS = 30.0  # seconds, with much to spare, that the server takes to start beside the loading of the model
 LINGER = 5  # seconds for responses to reach their clients, once all requests have ended
@@ -42,16 +45,26 @@ def serve(options: EngineOptions, settings: ServerSettings, warnings: Sequence[s
     for warning in warnings:
         logger.warning(warning)
     try:
-        listener = bind(settings.host, settings.port)
+        listener = Listener(settings)
     except OSError as error:
-        return _failed(f"cannot listen on {settings.host} port {settings.port}: {error}")
-    with listener:
+        return _failed(f"cannot listen on {settings.uds or f'{settings.host} port {settings.port}'}: {error}")
+    with contextlib.closing(listener):
         try:
+            tls = None if settings.ssl_certfile is None else Tls(settings)
             engine = AsyncEngine(options)
+            settings = replace(settings, sampling_defaults=_defaults(settings, Path(engine.options.model)))
         except (OSError, ValueError) as error:
             return _failed(error)
         more_files()
-        return _run(_Lifecycle(engine, settings, listener))
+        return _run(_Lifecycle(engine, settings, listener, tls))
+
+
+def _defaults(settings: ServerSettings, model: Path) -> dict[str, Any]:
+    """The sampling defaults of requests, which the log names."""
+    found = sampling_defaults(settings.generation_config, model, settings.override_generation_config)
+    if found:
+        logger.info("sampling defaults of requests, by --generation-config", extra={"fields": found})
+    return found
 
 
 def _run(server: "_Lifecycle") -> NoReturn:
@@ -61,6 +74,7 @@ def _run(server: "_Lifecycle") -> NoReturn:
         code = _new_loop().run_until_complete(server.run())
     except Exception:
         logger.exception("the server has failed")
+    server.listener.close()
     logs.drain()
     os._exit(code)
 
@@ -114,18 +128,19 @@ async def _unless(event: asyncio.Event, work: Awaitable[object]) -> bool:
 class _Lifecycle:
     """Starts, serves and shuts down."""
 
-    def __init__(self, engine: AsyncEngine, settings: ServerSettings, listener: socket.socket) -> None:
+    def __init__(self, engine: AsyncEngine, settings: ServerSettings, listener: Listener, tls: Tls | None) -> None:
         self.engine = engine
         self.settings = settings
         self.listener = listener
+        self.tls = tls
         self.notifier = Notifier()
         self.keys = ApiKeys(settings.api_keys, settings.api_key_file)
 
     async def run(self) -> int:
         start = time.monotonic()
         signals, beating = _Signals(), asyncio.create_task(self.notifier.beat())
-        if self.keys.file is not None:  # otherwise a closed terminal ends the server, as usual
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.keys.reload)
+        if self.keys.file is not None or self.tls is not None:  # otherwise a closed terminal ends the server, as usual
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
         self.notifier.send(f"EXTEND_TIMEOUT_USEC={round((self.engine.options.load_timeout + IMPORTS) * 1e6)}")
         self._log("loading", model=self.settings.model_name, directory=self.engine.options.model)
         failure = None
@@ -144,11 +159,18 @@ class _Lifecycle:
         self._log("stopped", at_once=signals.stop_now.is_set())
         return signals.code
 
+    def _reload(self) -> None:
+        """Read the files again that may change while the server runs."""
+        if self.keys.file is not None:
+            self.keys.reload()
+        if self.tls is not None:
+            self.tls.reload()
+
     async def _serve(self, server: "Any", signals: _Signals, start: float) -> str | None:
         """Serve connections until the end. Returns the reason if the engine has failed."""
-        serving = asyncio.create_task(server.serve(sockets=[self.listener]))
+        serving = asyncio.create_task(server.serve(sockets=[self.listener.socket]))
         serving.add_done_callback(lambda _: signals.stop.set())  # also if uvicorn fails
-        self._log("listening", url=self._url, answers="503 while it loads")
+        self._log("listening", url=self.listener.url, answers="503 while it loads")
         failure = await self._serve_until(signals.stop, start)
         self.notifier.send("STOPPING=1")
         if failure is None:
@@ -187,7 +209,7 @@ class _Lifecycle:
             def capture_signals(self) -> Iterator[None]:
                 yield
 
-        app = create_app(self.engine, self.settings, self.keys)
+        tls, app = self.tls, create_app(self.engine, self.settings, self.keys)
         app.state.server.tokenizers.start()
         config = uvicorn.Config(
             app,
@@ -201,13 +223,9 @@ class _Lifecycle:
             backlog=BACKLOG,
             timeout_keep_alive=round(self.settings.idle_timeout),
             timeout_graceful_shutdown=LINGER,
+            ssl_context_factory=None if tls is None else lambda *_: tls.context,
         )
         return Server(config)
-
-    @property
-    def _url(self) -> str:
-        host, port = self.listener.getsockname()[:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def _log(self, what: str, **fields: object) -> None:
         logger.info(what, extra={"fields": fields})
@@ -217,7 +235,7 @@ class _Lifecycle:
         assert info is not None
         self._log(
             "ready",
-            url=self._url,
+            url=self.listener.url,
             model=self.settings.model_name,
             device=info.device,
             dtype=info.dtype,
@@ -226,21 +244,8 @@ class _Lifecycle:
             page_size=info.page_size,
             after=seconds,
         )
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket, on any free port if that is 0; at `::` for IPv4 too. OSError with the bare reason if the
-    address is not available."""
-    try:
-        family, *_, (address, *_) = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        both = address == "::" and socket.has_dualstack_ipv6()
-        return socket.create_server((str(address), port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
-    except UnicodeError:
-        raise OSError("this is not the name of a host") from None
-    except socket.gaierror as error:
-        raise OSError(error.strerror) from None
-    except OSError as error:  # its own message repeats the address
-        raise OSError(os.strerror(error.errno) if error.errno else str(error)) from None
+        if self.listener.page is not None:
+            self._log("playground", url=self.listener.page)
 
 
 def more_files() -> None:

@@ -1,9 +1,11 @@
 """ServerSettings: the settings of the HTTP server, checked once. Those of the engine are EngineOptions."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from ipaddress import ip_address
+from typing import Any
 
 from phase0_request.params import MAX_LOGPROBS
 from phase2_prefill_decode.fields import ConfigError, flag, integer, number, one_of
@@ -17,6 +19,11 @@ _NAME = re.compile(r"[!-~]{1,256}")  # printable ASCII without spaces
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[!-.0-~]{1,256}")  # no path
 
 
+_METHOD = re.compile(r"\*|[A-Z]{1,32}")
+_HEADER = re.compile(r"\*|[A-Za-z0-9-]{1,128}")
+_ROOT = re.compile(r"(/[A-Za-z0-9._~-]{1,128}){1,16}")
+
+
 _port = partial(integer, low=0, high=65535)
 
 
@@ -25,17 +32,48 @@ def _host(name: str, value: object) -> None:
         raise ConfigError(f"{name} must be an address or a name, such as 127.0.0.1, got nothing")
 
 
+def _path(name: str, value: object) -> None:
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{name} must be a path, got {value!r}")
+
+
+def _root(name: str, value: object) -> None:
+    if not isinstance(value, str) or not _ROOT.fullmatch(value):
+        raise ConfigError(f"{name} must be a path such as /llm, without a slash at its end, got {value!r}")
+
+
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     """Limits and names of the server. A bad value is a ConfigError that names the field and what is allowed."""
 
     host: str = option("127.0.0.1", "address to listen on", "ADDRESS", _host)
     port: int = option(8000, "port to listen on; 0: any free one, which the log names", "PORT", _port)
+    uds: str | None = option(None, "Unix socket to listen on, in place of a host and a port (none)", "PATH", _path)
+    root_path: str | None = option(
+        None, "path under which a proxy passes the server on, such as /llm (none)", "PATH", _root
+    )
+    ssl_certfile: str | None = option(
+        None, "TLS certificate and its chain, in PEM; read again on SIGHUP (none)", "FILE", _path
+    )
+    ssl_keyfile: str | None = option(None, "its key (in the file of the certificate)", "FILE", _path)
+    ssl_ca_certs: str | None = option(None, "CA certificates that sign those of clients (none)", "FILE", _path)
+    ssl_cert_reqs: int = option(
+        0, "certificates of clients: 0 none, 1 optional, 2 required", check=partial(integer, low=0, high=2)
+    )
     served_model_names: tuple[str, ...] = ("tiny_chat",)  # responses carry the first
     api_keys: tuple[str, ...] = field(default=(), repr=False)  # none: no key is required
-    api_key_file: str | None = option(None, "API keys, one on each line; read again on SIGHUP", "FILE")
-    allowed_hosts: tuple[str, ...] = ()  # names in Host headers; none: not checked
-    allowed_origins: tuple[str, ...] = ()  # of web pages that may use the server
+    api_key_file: str | None = option(None, "API keys, one on each line; read again on SIGHUP (none)", "FILE", _path)
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "names in Host headers, such as *.example.com (localhost, if it listens on a loopback address; else any)",
+        "NAME",
+    )
+    allowed_origins: tuple[str, ...] = option(
+        (), "of web pages that may use the server, such as https://chat.example.com, or * for all (none)", "ORIGIN"
+    )
+    allowed_methods: tuple[str, ...] = option((), "methods of those pages (GET and POST)", "METHOD")
+    allowed_headers: tuple[str, ...] = option((), "request headers of those pages (all)", "HEADER")
+    allow_credentials: bool = option(False, "let those pages send cookies and client certificates", check=flag)
     max_body_bytes: int = option(4 << 20, "largest request body; more is a 413", "BYTES", at_least(1))
     max_buffered_bytes: int = option(
         1 << 30, "memory for bodies and unsent answers; more is a 503", "BYTES", partial(integer, low=1, high=1 << 50)
@@ -54,14 +92,24 @@ class ServerSettings:
     hide_cached_tokens: bool = option(False, "leave cached_tokens out of usage", check=flag)
     allow_unknown_fields: bool = option(False, "ignore unknown fields of requests, with a warning for each", check=flag)
     max_requests_per_client: int | None = option(
-        None, "most unfinished completions of a client; more is a 429", check=at_least(1)
+        None, "most unfinished completions of a client; more is a 429 (none)", check=at_least(1)
     )
     tokens_per_minute: int | None = option(
-        None, "most tokens of a client a minute, prompts included; more is a 429", check=at_least(1)
+        None, "most tokens of a client a minute, prompts included; more is a 429 (none)", check=at_least(1)
     )
     request_timeout: float = option(
         1800.0, "from arrival to the end of a request; then a 408; 0: no limit", "SECONDS", partial(number, low=0)
     )
+    generation_config: str = option(
+        "auto",
+        "sampling defaults: auto: the model's generation_config.json; vllm: none; or a directory that has such a file",
+        "SOURCE",
+        _path,
+    )
+    override_generation_config: Mapping[str, Any] | None = option(
+        None, "JSON object of sampling defaults that replace those, such as '{\"temperature\": 0.6}' (none)", "JSON"
+    )
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)  # what the two come to: `serve` fills it in
     chat_template: str | None = None  # Jinja text; None: the model's own
     keepalive: float = option(15.0, "of silence in a stream before a comment is sent", "SECONDS", positive)
     send_timeout: float = option(30.0, "a client may leave sent data unread", "SECONDS", positive)
@@ -87,8 +135,28 @@ class ServerSettings:
         check_keys(self.api_keys)
         if not all(map(_NAME.fullmatch, self.allowed_hosts)):
             raise ConfigError("allowed_hosts must be names such as llm.example.com, *.example.com, or * for all")
+        self._check_origins()
+        self._check_tls()
+
+    def _check_origins(self) -> None:
         if not all(map(_ORIGIN.fullmatch, self.allowed_origins)):
             raise ConfigError("allowed_origins must be origins such as https://chat.example.com, or * for all")
+        if not all(map(_METHOD.fullmatch, self.allowed_methods)):
+            raise ConfigError("allowed_methods must be methods such as POST, or * for all")
+        if not all(map(_HEADER.fullmatch, self.allowed_headers)):
+            raise ConfigError("allowed_headers must be names of headers such as Authorization, or * for all")
+        for name in ("allowed_methods", "allowed_headers", "allow_credentials"):
+            if getattr(self, name) and not self.allowed_origins:
+                raise ConfigError(f"{name} is for pages of other origins, and allowed_origins names none")
+        if self.allow_credentials and "*" in self.allowed_origins:
+            raise ConfigError("allow_credentials needs origins by name in allowed_origins: * would trust every page")
+
+    def _check_tls(self) -> None:
+        for name in ("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs"):
+            if getattr(self, name) and self.ssl_certfile is None:
+                raise ConfigError(f"{name} is for TLS, which needs ssl_certfile")
+        if bool(self.ssl_ca_certs) != bool(self.ssl_cert_reqs):
+            raise ConfigError("ssl_ca_certs needs ssl_cert_reqs 1 or 2, and they need ssl_ca_certs")
 
     @property
     def model_name(self) -> str:

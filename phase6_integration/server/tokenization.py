@@ -105,7 +105,8 @@ class TokenizerPool:
             self._template = engine.tokenizer.chat_template
         longest = 0 if engine.tokenizer is None else engine.tokenizer.longest
         self._max_chars = max(settings.max_body_bytes, engine.max_model_len * longest)  # of a rendered conversation
-        self._processes = Processes(Setup(engine.options.model, self._template)) if engine.tokenizer else None
+        setup = Setup(engine.options.tokenizer or engine.options.model, self._template)
+        self._processes = Processes(setup) if engine.tokenizer else None
 
     def start(self) -> None:
         """Start the first tokenizer process now, since that takes a second."""

@@ -20,7 +20,8 @@ from rich.console import Console
 
 from phase0_request.lab.corpus.facts import read
 from phase0_request.params import SamplingParams
-from phase6_integration.cli.chat import AnswerError, Chat, ChatUsage, LocalModel, Messages, RemoteModel
+from phase6_integration.cli.chat import Chat
+from phase6_integration.cli.chat_models import AnswerError, ChatUsage, LocalModel, Messages, RemoteModel
 from phase6_integration.cli.common import http_settings
 from phase6_integration.options import EngineOptions
 from tests.phase6_integration.scripted import Body, Heard, Said, in_a_thread, said, stream

@@ -40,7 +40,7 @@ def test_the_commit_of_a_repository_is_logged(
     revision: str | None, asked: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert directory_of("org/model", revision) == Path(f"/cache/snapshots/{COMMIT}")
-    assert asked == [("org/model", {"revision": revision, "allow_patterns": PATTERNS})]
+    assert asked == [("org/model", {"revision": revision, "cache_dir": None, "allow_patterns": PATTERNS})]
     assert said(caplog) == {"repository": "org/model", "revision": revision or "main", "commit": COMMIT}
 
 

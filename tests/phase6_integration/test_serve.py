@@ -18,7 +18,8 @@ import httpx
 import pytest
 
 from phase6_integration.cli.main import main
-from phase6_integration.server.serve import bind, more_files
+from phase6_integration.server.listener import bind
+from phase6_integration.server.serve import more_files
 from tests.phase6_integration.life import PATIENCE, ROOT, gone, life, scripted, stream, values
 
 # Beginnings.

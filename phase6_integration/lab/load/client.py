@@ -29,9 +29,9 @@ class Load:
     api_key: str | None = field(default=None, repr=False)
     workload: Workload = field(default_factory=Workload)
     slo: SLO = field(default_factory=SLO)
-    model: str | None = option(None, "name of the model there; default: the first that the server lists", "NAME")
+    model: str | None = option(None, "name of the model there (the first that the server lists)", "NAME")
     concurrency: int | None = option(
-        None, "most requests at once; default: no limit", "N", at_least(1), ("--concurrency", "--max-concurrency")
+        None, "most requests at once (no limit)", "N", at_least(1), ("--concurrency", "--max-concurrency")
     )
     stream: bool = option(True, "stream the answers", check=flag)
     temperature: float = option(0.0, "sampling temperature", "T", partial(number, low=0))

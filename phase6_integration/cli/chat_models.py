@@ -1,0 +1,148 @@
+"""The models that `nanoserve chat` talks to: one in this process, or one of a server. Both stream an answer as pieces
+of text, then its `ChatUsage`."""
+
+import json
+import signal
+from collections.abc import Generator
+from contextlib import closing
+from typing import Any, NamedTuple, Protocol
+
+import httpx
+
+from phase0_request.params import SamplingParams
+from phase0_request.request import FinishReason
+from phase6_integration.cli.common import first_model, http_error, open_engine
+from phase6_integration.options import EngineOptions
+from phase6_integration.stats import Gauges
+
+Messages = list[dict[str, str]]
+
+
+class AnswerError(RuntimeError):
+    """There is no answer, or only a part of it, and why."""
+
+
+class ChatUsage(NamedTuple):
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    truncated: bool  # at max_tokens
+
+
+class ChatModel(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    def answer(self, messages: Messages, params: SamplingParams) -> Generator[str | ChatUsage]:
+        """Stream an answer. Closing the generator, or Ctrl-C, aborts it."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class LocalModel:
+    """A model on an engine in this process."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        self.engine = open_engine(options)
+        self.name = options.model.rstrip("/").rpartition("/")[2]
+        tokenizer = self.engine.parts.model.tokenizer
+        if tokenizer is None or tokenizer.chat_template is None:
+            raise ValueError("this model has no chat template, so it cannot chat; `nanoserve generate` completes text")
+        self.tokenizer = tokenizer
+
+    def answer(self, messages: Messages, params: SamplingParams) -> Generator[str | ChatUsage]:
+        """Ctrl-C takes effect between two tokens, so that it cannot interrupt the scheduler in the middle of a step; a
+        second Ctrl-C takes effect at once."""
+        prompt, cached = self.tokenizer.chat(messages), self._hit_tokens()
+        pressed = False
+
+        def press(*_: object) -> None:
+            nonlocal pressed
+            pressed = True
+            signal.signal(signal.SIGINT, default)
+
+        default = signal.signal(signal.SIGINT, press)
+        try:
+            with closing(self.engine.stream([prompt], params)) as deltas:
+                for delta in deltas:
+                    if delta.text:
+                        yield delta.text
+                    if pressed:
+                        raise KeyboardInterrupt
+        finally:
+            signal.signal(signal.SIGINT, default)
+        request = delta.request
+        if request.error is not None:
+            raise AnswerError(request.error)
+        truncated = request.finish_reason is FinishReason.LENGTH
+        yield ChatUsage(len(prompt), self._hit_tokens() - cached, len(request.output_tokens), truncated)
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def _hit_tokens(self) -> int:
+        return Gauges.read(self.engine.parts.scheduler).hit_tokens
+
+
+class RemoteModel:
+    """A model of an OpenAI-compatible server."""
+
+    def __init__(self, settings: dict[str, Any], model: str | None) -> None:
+        self.client = httpx.Client(**settings)
+        self.name = model or first_model(self.client.get("/v1/models"))
+
+    # region server_answer
+    def answer(self, messages: Messages, params: SamplingParams) -> Generator[str | ChatUsage]:
+        usage, reason, done = None, None, False
+        body = self._body(messages, params)
+        try:
+            with self.client.stream("POST", "/v1/chat/completions", json=body) as response:
+                if response.status_code != 200:
+                    raise AnswerError(f"{response.status_code}: {_message(response.read())}")
+                for line in response.iter_lines():
+                    if not line.startswith("data:"):
+                        continue
+                    if (data := line[5:].strip()) == "[DONE]":
+                        done = True
+                        break
+                    chunk = json.loads(data)
+                    if "error" in chunk:
+                        raise AnswerError(chunk["error"]["message"])
+                    usage = chunk.get("usage") or usage
+                    for choice in chunk["choices"]:
+                        reason = choice.get("finish_reason") or reason
+                        if content := choice["delta"].get("content"):
+                            yield content
+        except httpx.TransportError as error:
+            raise AnswerError(http_error(error, str(self.client.base_url))) from None
+        except (ValueError, LookupError, TypeError):
+            raise AnswerError("the server sent an event that is no chat completion chunk") from None
+        if not done:
+            raise AnswerError("the stream ended before the answer did")
+        if usage is not None:
+            cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+            yield ChatUsage(usage["prompt_tokens"], cached, usage["completion_tokens"], reason == "length")
+
+    # endregion
+
+    def close(self) -> None:
+        self.client.close()
+
+    def _body(self, messages: Messages, params: SamplingParams) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": self.name,
+            "messages": messages,
+            "temperature": params.temperature,
+            "max_tokens": params.max_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        return body if params.seed is None else body | {"seed": params.seed}
+
+
+def _message(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return "a response that is no JSON error"

@@ -1,0 +1,154 @@
+"""The argument parser of all commands: flags made from dataclass fields, help that fits the terminal, and errors of one
+line that name the nearest command or flag."""
+
+import argparse
+import json
+import re
+import shutil
+import textwrap
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import fields
+from difflib import get_close_matches
+from fractions import Fraction
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
+
+WRONG_ARGUMENTS = 2
+WIDEST = 120  # columns: longer lines are hard to read
+BESIDE = 100  # columns from which the description of a flag is beside it, and not below
+NUMBER = re.compile(r"(\d+(?:\.\d+)?)([kmgt])|(-?\d+)([KMGT]?)")
+UNITS = {unit: 1000**power for power, unit in enumerate(("", *"kmgt"))} | {
+    unit: 1024**power for power, unit in enumerate(("", *"KMGT"))
+}
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Help in the width of the terminal, up to `WIDEST`."""
+
+    def __init__(self, prog: str) -> None:
+        self.columns = min(shutil.get_terminal_size().columns, WIDEST)
+        super().__init__(prog, max_help_position=42 if self.columns >= BESIDE else 8, width=self.columns)
+
+    def add_usage(self, usage: str | None, *given: Any, **named: Any) -> None:
+        if usage is not None:
+            usage = textwrap.fill(usage, self.columns - len("usage: "), subsequent_indent=" " * len("usage: "))
+        super().add_usage(usage, *given, **named)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        text = super()._format_action_invocation(action)
+        return text if len(text) <= self.columns - self._current_indent else text.replace(", ", ",\n  ")
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser without abbreviated flags. Its errors are one line and never repeat a value given to a flag
+    it does not know, which may be an API key."""
+
+    def __init__(self, **keywords: Any) -> None:
+        super().__init__(
+            allow_abbrev=False, argument_default=argparse.SUPPRESS, formatter_class=HelpFormatter, **keywords
+        )
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(WRONG_ARGUMENTS, f"{self.prog}: {message}\n")
+
+    @property
+    def flags(self) -> Mapping[str, argparse.Action]:
+        """The actions by their flags."""
+        return self._option_string_actions
+
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """Name flags that do not exist, and those that may have been meant."""
+        flags = [argument.partition("=")[0] for argument in unknown if argument.startswith("-")]
+        named = ", ".join(flag + did_you_mean(flag, self.flags) for flag in flags)
+        self.error(f"no such flag: {named}" if flags else f"{len(unknown)} arguments too many")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A question with the nearest known name; nothing if none is near."""
+    nearest = get_close_matches(name, list(known), 1)
+    return f" (did you mean {nearest[0]}?)" if nearest else ""
+
+
+# Flags from dataclass fields.
+
+
+def add_fields(group: argparse._ActionsContainer, options: type, only: Collection[str] | None = None) -> None:
+    """Add a flag for each field of a dataclass that has a help text. A flag that is not given leaves the default."""
+    hints = get_type_hints(options)
+    for field in fields(options):
+        if "help" not in field.metadata or (only is not None and field.name not in only):
+            continue
+        flags = field.metadata["flags"] or (f"--{field.name.replace('_', '-')}",)
+        kind, help = _kind(hints[field.name]), field.metadata["help"]
+        if kind is bool:
+            default = "" if field.default is None else " (on)" if field.default else " (off)"
+            add_switch(group, flags[0], help + default, field.name)
+            continue
+        if isinstance(field.default, int | float | str):
+            help += f" ({field.default})"
+        several: dict[str, Any] = {"nargs": "+", "action": "extend"} if kind is tuple else {}
+        metavar, read = field.metadata["metavar"], _reader(kind, field.metadata["words"])
+        group.add_argument(*flags, dest=field.name, type=read, metavar=metavar, help=help, **several)
+
+
+def add_switch(group: argparse._ActionsContainer, flag: str, help: str, dest: str) -> None:
+    """Add --flag and --no-flag."""
+    group.add_argument(flag, dest=dest, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=help)
+
+
+def values_of(options: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that are fields of a dataclass. A word that stands for a value is replaced by it."""
+    hints, values = get_type_hints(options), {}
+    for field in fields(options):
+        if field.name in given:
+            value, words = given[field.name], field.metadata.get("words", {})
+            if _kind(hints[field.name]) is tuple:
+                value = tuple(part for one in value for part in _parts(field.name, one))
+            values[field.name] = words.get(value, value) if isinstance(value, str) else value
+    return values
+
+
+def _kind(hint: Any) -> Any:
+    """The type of a field, without the None of an optional one and without what a container holds."""
+    parts = get_args(hint)
+    kind = parts[0] if type(None) in parts else hint
+    return get_origin(kind) or kind
+
+
+def _reader(kind: Any, words: Collection[str]) -> Callable[[str], Any]:
+    """The function that reads the value of a flag."""
+    if kind is int:
+        return lambda text: text if text in words else whole_number(text)
+    readers: dict[Any, Callable[[str], Any]] = {tuple: str, str: str, float: float, Mapping: json_object}
+    return readers[kind]
+
+
+def whole_number(text: str) -> int:
+    """An integer, also as 25.6k (25,600) or 2K (2,048), as vLLM reads them."""
+    found = NUMBER.fullmatch(text.strip())
+    if found is None:
+        raise argparse.ArgumentTypeError(f"an integer such as 4096, 4k (4,000) or 4K (4,096) is needed, got {text!r}")
+    decimal, unit, number, binary = found.groups()
+    return int(number) * UNITS[binary] if decimal is None else int(Fraction(decimal) * UNITS[unit])
+
+
+def json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"a JSON object is needed: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"a JSON object is needed, got {type(value).__name__}")
+    return value
+
+
+def _parts(name: str, text: str) -> list[str]:
+    """A value of a flag that takes several, or a JSON list of them, as vLLM takes it."""
+    if not text.startswith("["):
+        return [text]
+    try:
+        values = json.loads(text)
+    except ValueError:
+        values = None
+    if not isinstance(values, list) or not all(isinstance(one, str) for one in values):
+        raise ValueError(f"{name} must be values, or one JSON list of strings, got {text!r}")
+    return values
