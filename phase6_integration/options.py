@@ -92,7 +92,7 @@ class EngineOptions:
     )
     dtype: str | None = option(
         None,
-        f"{', '.join(DTYPES)}; half and float are short for two of them; auto: as the weights were saved (auto)",
+        "float32 or float, bfloat16, float16 or half; auto: as the weights were saved (auto)",
         "DTYPE",
         partial(one_of, allowed=DTYPES),
         words=AUTO | {"half": "float16", "float": "float32"},

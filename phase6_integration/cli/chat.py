@@ -70,13 +70,14 @@ class Chat:
 
     def save(self, file: str) -> None:
         """Write the conversation as the body of a chat request."""
+        if not file:
+            return self.note("/save needs the name of a file")
         body = {"model": self.model.name, "messages": self.messages}
         try:
             Path(file).expanduser().write_text(json.dumps(body, ensure_ascii=False, indent=2) + "\n", "utf-8")
         except OSError as error:
-            self.note(f"cannot write {file or 'it: /save takes the name of a FILE'}: {error.strerror}", "red")
-        else:
-            self.note(f"{len(self.messages)} messages are in {file}")
+            return self.note(f"cannot write {file}: {error.strerror}", "red")
+        return self.note(f"{len(self.messages)} messages are in {file}")
 
     def ask(self, question: str) -> bool:
         """Send a message and print its answer as it comes. False if it failed or was stopped."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from phase6_integration.cli.parser import Parser
 
-NOT_IN_FILES = ("--help", "--config")
+NOT_IN_FILES = {"--help", "--config"}
 
 
 def read_config(file: str, prog: str, add_flags: Callable[[Parser], None]) -> dict[str, Any]:
@@ -19,19 +19,19 @@ def read_config(file: str, prog: str, add_flags: Callable[[Parser], None]) -> di
     is a ValueError. null is the same as not given."""
     parser = Parser(prog=f"{prog}: {file}")
     add_flags(parser)
-    known = {flag for action in parser.flags.values() for flag in action.option_strings if flag[:5] != "--no-"}
+    known = {flag for flag in parser.flags if not flag.startswith("--no-")} - NOT_IN_FILES
     arguments: list[str] = []
     unknown: list[str] = []
     for key, value in _load(file).items():
         flag = f"--{key.replace('_', '-')}"
         if key == "model":
             arguments.insert(0, str(value))
-        elif flag not in known or flag in NOT_IN_FILES:
+        elif flag not in known:
             unknown.append(flag)
         elif value is not None:
             arguments += _arguments(parser, flag, value)
     if unknown:
-        parser.refuse(unknown)
+        parser.refuse(unknown, known)
     return vars(parser.parse_args(arguments))
 
 

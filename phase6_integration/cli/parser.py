@@ -14,7 +14,6 @@ from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 WRONG_ARGUMENTS = 2
 WIDEST = 120  # columns: longer lines are hard to read
-BESIDE = 100  # columns from which the description of a flag is beside it, and not below
 NUMBER = re.compile(r"(\d+(?:\.\d+)?)([kmgt])|(-?\d+)([KMGT]?)")
 UNITS = {unit: 1000**power for power, unit in enumerate(("", *"kmgt"))} | {
     unit: 1024**power for power, unit in enumerate(("", *"KMGT"))
@@ -26,7 +25,7 @@ class HelpFormatter(argparse.HelpFormatter):
 
     def __init__(self, prog: str) -> None:
         self.columns = min(shutil.get_terminal_size().columns, WIDEST)
-        super().__init__(prog, max_help_position=42 if self.columns >= BESIDE else 8, width=self.columns)
+        super().__init__(prog, max_help_position=self.columns // 3, width=self.columns)
 
     def add_usage(self, usage: str | None, *given: Any, **named: Any) -> None:
         if usage is not None:
@@ -55,10 +54,10 @@ class Parser(argparse.ArgumentParser):
         """The actions by their flags."""
         return self._option_string_actions
 
-    def refuse(self, unknown: Sequence[str]) -> NoReturn:
-        """Name flags that do not exist, and those that may have been meant."""
+    def refuse(self, unknown: Sequence[str], known: Collection[str] = ()) -> NoReturn:
+        """Name flags that do not exist, and the known ones that may have been meant, by default of all."""
         flags = [argument.partition("=")[0] for argument in unknown if argument.startswith("-")]
-        named = ", ".join(flag + did_you_mean(flag, self.flags) for flag in flags)
+        named = ", ".join(flag + did_you_mean(flag, known or self.flags) for flag in flags)
         self.error(f"no such flag: {named}" if flags else f"{len(unknown)} arguments too many")
 
 

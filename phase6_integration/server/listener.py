@@ -20,7 +20,7 @@ class Listener:
         self._scheme = "https" if settings.ssl_certfile else "http"
         self._path = None if settings.uds is None else Path(settings.uds)
         self.socket = bind(settings.host, settings.port) if self._path is None else bind_unix(self._path)
-        self._inode = self._path and self._path.stat().st_ino
+        self._file = self._path and _identity(self._path)
 
     @property
     def url(self) -> str:
@@ -43,8 +43,14 @@ class Listener:
         self.socket.close()
         if self._path is not None:
             with contextlib.suppress(FileNotFoundError):
-                if self._path.stat().st_ino == self._inode:
+                if _identity(self._path) == self._file:
                     self._path.unlink()
+
+
+def _identity(file: Path) -> tuple[int, int]:
+    """What tells a file from another of its name. A new one may have the inode of one that is gone."""
+    found = file.stat()
+    return found.st_ino, found.st_mtime_ns
 
 
 def _quoted(host: str) -> str:

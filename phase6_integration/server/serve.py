@@ -63,7 +63,10 @@ def _defaults(settings: ServerSettings, model: Path) -> dict[str, Any]:
     """The sampling defaults of requests, which the log names."""
     found = sampling_defaults(settings.generation_config, model, settings.override_generation_config)
     if found:
-        logger.info("sampling defaults of requests, by --generation-config", extra={"fields": found})
+        logger.info(
+            "sampling defaults of requests, by --generation-config",
+            extra={"fields": {name: str(value) for name, value in found.items()}},
+        )
     return found
 
 

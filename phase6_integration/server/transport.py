@@ -52,7 +52,8 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))
-        self.transport.set_write_buffer_limits(high=0)  # writing pauses as soon as the socket is full
+        # Writing pauses as soon as the socket is full. With high=0 a TLS transport would pause with nothing to send.
+        self.transport.set_write_buffer_limits(high=1, low=0)
         self._start_timer()
         if _descriptors_run_out(transport.get_extra_info("socket").fileno()):
             self._shed()

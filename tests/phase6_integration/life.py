@@ -124,13 +124,20 @@ def engines(parent: int) -> list[int]:
 
 
 def started(
-    *arguments: str, port: int = 0, scripted: bool = False, first: str = "", factory: str = "", **environment: str
+    *arguments: str,
+    port: int | None = 0,
+    scripted: bool = False,
+    first: str = "",
+    factory: str = "",
+    **environment: str,
 ) -> "subprocess.Popen[str]":
+    """`nanoserve serve` on this port, or without the flag."""
+    place = () if port is None else ("--port", str(port))
     start = ["-m", "phase6_integration.cli"]
     if scripted or factory:
         start = ["-c", SCRIPTED.replace("{first}", first) if scripted else OTHER_ENGINE.replace("{factory}", factory)]
     return subprocess.Popen(
-        [sys.executable, *start, "serve", "--port", str(port), *arguments],
+        [sys.executable, *start, "serve", *place, *arguments],
         cwd=ROOT,
         env=ENVIRONMENT | environment,
         stderr=subprocess.PIPE,

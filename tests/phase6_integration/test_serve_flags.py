@@ -4,13 +4,18 @@ import re
 import sys
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from phase6_integration.cli.common import engine_options
 from phase6_integration.cli.main import main
-from phase6_integration.cli.serve import server_settings
+from phase6_integration.cli.parser import Parser
+from phase6_integration.cli.serve import add_flags, server_settings
 from phase6_integration.options import EngineOptions
+from phase6_integration.server.settings import ServerSettings
+
+README = Path(__file__).parents[2] / "README.md"
 
 
 def help_text(capsys: pytest.CaptureFixture[str]) -> str:
@@ -23,7 +28,9 @@ def help_text(capsys: pytest.CaptureFixture[str]) -> str:
 CONTRACT = """host port dtype device max-model-len max-num-seqs max-num-batched-tokens block-size page-size
     kv-cache-pages gpu-memory-utilization enable-prefix-caching no-enable-prefix-caching enable-chunked-prefill
     no-enable-chunked-prefill scheduling-policy served-model-name api-key chat-template enforce-eager seed
-    async-scheduling
+    async-scheduling allowed-origins allowed-methods allowed-headers allow-credentials uds root-path ssl-keyfile
+    ssl-certfile ssl-ca-certs ssl-cert-reqs config revision download-dir tokenizer generation-config
+    override-generation-config
     max-num-queued-reqs request-timeout shutdown-timeout max-body-bytes max-logprobs log-level log-format"""
 
 
@@ -51,6 +58,62 @@ def test_auto_is_the_default_of_dtype_and_device_only() -> None:
     assert engine_options({"model": "auto"}).model == "auto"
     with pytest.raises(ValueError, match="scheduling_policy"):
         engine_options({"scheduling_policy": "auto"})
+
+
+@pytest.mark.parametrize(
+    ("flags", "field", "value"),
+    [
+        (["--max-model-len", "2k"], "max_model_len", 2_000),
+        (["--max-model-len", "2K"], "max_model_len", 2_048),
+        (["--max-model-len", "25.6k"], "max_model_len", 25_600),
+        (["--max-model-len", "1m"], "max_model_len", 1_000_000),
+        (["--max-model-len", "auto"], "max_model_len", None),
+        (["--max-model-len", "-1"], "max_model_len", None),
+        (["--max-num-batched-tokens", "8K"], "max_num_batched_tokens", 8_192),
+        (["--dtype", "half"], "dtype", "float16"),
+        (["--dtype", "float"], "dtype", "float32"),
+        (["--dtype", "bfloat16"], "dtype", "bfloat16"),
+        (["--dtype", "auto"], "dtype", None),
+        (["--tokenizer", "org/other"], "tokenizer", "org/other"),
+        (["--download-dir", "/models"], "download_dir", "/models"),
+    ],
+    ids=str,
+)
+def test_values_are_read_as_vllm_reads_them(flags: list[str], field: str, value: object) -> None:
+    assert getattr(engine_options(parsed(*flags)), field) == value
+
+
+def test_lists_are_values_or_a_json_list_as_in_vllm() -> None:
+    pages = ("https://a.example", "https://b.example")
+    for given in (pages, ('["https://a.example", "https://b.example"]',)):
+        assert server_settings(parsed("--allowed-origins", *given), {}).allowed_origins == pages
+    assert server_settings(parsed("--override-generation-config", '{"top_k": 5}'), {}).override_generation_config == {
+        "top_k": 5
+    }
+
+
+def test_on_a_unix_socket_the_host_is_not_checked() -> None:
+    settings = server_settings(parsed("--uds", "/run/llm.sock"), {})
+    assert (settings.uds, settings.allowed_hosts) == ("/run/llm.sock", ())
+
+
+def parsed(*arguments: str) -> dict[str, Any]:
+    parser = Parser(prog="nanoserve serve")
+    add_flags(parser)
+    return vars(parser.parse_args(arguments))
+
+
+def test_the_flags_that_the_readme_names_exist() -> None:
+    """In the table of what differs from vLLM: the first column is this server's."""
+    _, _, table = README.read_text("utf-8").partition("| flag | vLLM | nanoserve |")
+    rows = table.partition("\n\n")[0].splitlines()[2:]
+    parser = Parser(prog="nanoserve serve")
+    add_flags(parser)
+    flags = [flag for row in rows for flag in re.findall(r"--[a-z-]+", row.split("|")[1])]
+    assert len(flags) == len(rows) > 5
+    assert [flag for flag in flags if flag not in parser.flags] == []
+    assert "`--host` | all addresses | 127.0.0.1 |" in table
+    assert ServerSettings().host == "127.0.0.1"
 
 
 def test_the_served_name_of_a_directory_is_its_last_part(tmp_path: Path) -> None:
@@ -103,6 +166,21 @@ WRONG = [
     ["--api-key", "sk secret"],
     ["--api-keys=sk-secret"],
     ["model", "sk-secret"],
+    ["--max-model-len", "2.5K"],
+    ["--max-model-len", "4q"],
+    ["--uds", "/tmp/s", "--port", "1"],
+    ["--root-path", "llm/"],
+    ["--ssl-keyfile", "k.pem"],
+    ["--ssl-certfile", "c.pem", "--ssl-ca-certs", "ca.pem"],
+    ["--ssl-certfile", "c.pem", "--ssl-cert-reqs", "2"],
+    ["--ssl-certfile", "c.pem", "--ssl-cert-reqs", "3"],
+    ["--allowed-origins", "[1]"],
+    ["--allowed-methods", "GET"],
+    ["--allow-credentials"],
+    ["--allowed-origins", "*", "--allow-credentials"],
+    ["--allowed-origins", "https://a.example", "--allowed-methods", "get it"],
+    ["--override-generation-config", "[]"],
+    ["--config", "no-such-file.yaml"],
 ]
 
 

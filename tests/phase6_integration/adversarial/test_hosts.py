@@ -92,6 +92,30 @@ def test_an_allowed_origin_may_and_another_may_not() -> None:
         assert (answer.status_code, "access-control-allow-origin" in answer.headers) == (400, False)
 
 
+def test_an_allowed_origin_does_not_lift_the_check_of_the_host() -> None:
+    given: dict[str, Any] = {"allowed_origins": (PAGE,), "allowed_hosts": LOOPBACK}
+    assert ask("GET", "/v1/models", {"origin": PAGE, "host": "evil.example"}, **given).status_code == 421
+    assert ask("GET", "/v1/models", {"origin": PAGE, "host": "localhost"}, **given).status_code == 200
+
+
+def test_methods_headers_and_credentials_of_allowed_origins_are_those_of_the_settings() -> None:
+    given: dict[str, Any] = {
+        "allowed_origins": (PAGE,),
+        "allowed_methods": ("POST",),
+        "allowed_headers": ("Authorization",),
+        "allow_credentials": True,
+    }
+
+    def preflight(method: str, header: str) -> httpx.Response:
+        asked = {"access-control-request-method": method, "access-control-request-headers": header}
+        return ask("OPTIONS", "/v1/completions", {"origin": PAGE, **asked}, **given)
+
+    allowed = preflight("POST", "authorization")
+    assert (allowed.status_code, allowed.headers["access-control-allow-credentials"]) == (200, "true")
+    assert preflight("GET", "authorization").status_code == 400
+    assert preflight("POST", "x-other").status_code == 400
+
+
 @pytest.mark.parametrize("origin", ["chat.example.com", "https://a.example/path", "null", "https://"])
 def test_what_is_no_origin_is_refused_at_the_start(origin: str) -> None:
     with pytest.raises(ValueError, match="allowed_origins must be"):
