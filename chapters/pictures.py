@@ -4,41 +4,49 @@ from __future__ import annotations
 
 import io
 import signal
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 LINES = 14  # of one picture
 SECONDS = 2  # for all of them: a broken tree may have no end
 
 
+class TimeUpError(BaseException):
+    """The time for pictures is over. Not an Exception: what draws, or is drawn, may catch those."""
+
+
 def draw(frames: Iterable[Mapping[str, Any]]) -> list[str]:
-    """A picture of each kind of object that these local variables hold, of the first that can be drawn."""
+    """A picture of each kind of object that these local variables hold, of the first that can be drawn; when the time
+    is up, those that there are."""
     drawn: dict[str, str] = {}
+    with _at_most(SECONDS):
+        for name, value in (pair for variables in frames for pair in variables.items()):
+            kinds = {base.__name__ for base in type(value).__mro__} & _PICTURES.keys() - drawn.keys()
+            for kind in kinds if name[:1] != "@" else ():  # pytest has some names with it
+                with suppress(Exception):
+                    drawn[kind] = f"{name}: {_PICTURES[kind](value)}"
+    return list(drawn.values())
+
+
+@contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    """End the block after this time, without an error. The alarm repeats: a destructor swallows what is raised in it."""
+    active = True
 
     def late(*_: object) -> None:
-        raise TimeoutError
+        if active:
+            raise TimeUpError
 
     before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(SECONDS)
     try:
-        for variables in frames:
-            named = [(name, value) for name, value in variables.items() if name[:1] != "@"]  # pytest has some with it
-            for name, value in named:
-                for kind, picture in _PICTURES.items():
-                    if (
-                        kind not in drawn
-                        and name[:1] != "@"
-                        and any(base.__name__ == kind for base in type(value).__mro__)
-                    ):
-                        with suppress(Exception):
-                            drawn[kind] = f"{name}: {picture(value)}"
-    except TimeoutError:
-        pass
+        with suppress(TimeUpError):
+            signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
+            yield
+            active = False
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    return list(drawn.values())
 
 
 def _batch(batch: Any) -> str:
