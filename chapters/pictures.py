@@ -31,7 +31,7 @@ def draw(frames: Iterable[Mapping[str, Any]]) -> list[str]:
 
 @contextmanager
 def _at_most(seconds: float) -> Iterator[None]:
-    """End the block after this time, without an error. The alarm repeats: a destructor swallows what is raised in it."""
+    """End the block after this time, without an error. The alarm repeats, for a destructor swallows what it raises."""
     active = True
 
     def late(*_: object) -> None:
