@@ -4,6 +4,9 @@ import codecs
 from collections.abc import Iterable
 from typing import Protocol
 
+from phase0_request.params import SamplingParams
+from phase0_request.tokenizer import Tokenizer
+
 
 class TokenBytes(Protocol):
     """What a detokenizer needs of a tokenizer."""
@@ -18,14 +21,17 @@ class Detokenizer:
 
     A token is a piece of bytes, and a character may take several tokens. So the bytes go through an incremental UTF-8
     decoder, which emits whole characters; invalid UTF-8 becomes U+FFFD. The text then goes through a StopScanner: it
-    ends before the first stop string. How the tokens are split into calls of `push` does not change the text.
+    ends before the first stop string, with `include_stop` behind it. How the tokens are split into calls of `push` does
+    not change the text.
     """
 
     # region exercise 0.6
-    def __init__(self, tokenizer: TokenBytes, stop: Iterable[str] = (), min_tokens: int = 0) -> None:
+    def __init__(
+        self, tokenizer: TokenBytes, stop: Iterable[str] = (), min_tokens: int = 0, include_stop: bool = False
+    ) -> None:
         self._tokenizer = tokenizer
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._scanner = StopScanner(stop)
+        self._scanner = StopScanner(stop, include_stop)
         self._exempt = min_tokens  # the text of this many more tokens is not searched for stop strings
 
     @property
@@ -56,20 +62,28 @@ class Detokenizer:
 
     # endregion
 
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, params: SamplingParams) -> "Detokenizer":
+        """For the output of a request with these parameters."""
+        source = tokenizer if params.skip_special_tokens else tokenizer.with_special_tokens
+        return cls(source, params.stop, params.min_tokens, params.include_stop_str_in_output)
+
 
 class StopScanner:
     """Finds the first stop string in text that arrives in pieces.
 
     For each stop string the scanner counts how many of its first characters the text ends with. It holds the longest
     such ending back, because it may be the start of a stop string; all text before it is safe to stream. The first stop
-    string to complete ends the text; if several complete on one character, the longest. `matched` is that stop string.
+    string to complete ends the text; if several complete on one character, the longest. `matched` is that stop string,
+    which is part of the text only with `include`.
     """
 
     # region exercise 0.6
-    def __init__(self, stops: Iterable[str]) -> None:
+    def __init__(self, stops: Iterable[str], include: bool = False) -> None:
         self._stops = [(stop, _borders(stop)) for stop in stops]
         self._progress = [0] * len(self._stops)
         self._held = ""
+        self._include = include
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
@@ -92,7 +106,7 @@ class StopScanner:
                     self.matched = stop
             if self.matched is not None:
                 self._held = ""
-                return text[: end + 1 - len(self.matched)]
+                return text[: end + 1 - (0 if self._include else len(self.matched))]
         safe = len(text) - max(self._progress)
         self._held = text[safe:]
         return text[:safe]

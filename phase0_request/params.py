@@ -40,6 +40,8 @@ class SamplingParams:
     grammar: str | None = None  # of the output, as llguidance reads it; its end is the end, also before min_tokens
     allowed_token_ids: Sequence[int] | None = None  # the only ones that may be drawn
     bad_words: Sequence[Sequence[int]] = ()  # sequences of token ids that are never completed
+    include_stop_str_in_output: bool = False  # also a stop token's text
+    skip_special_tokens: bool = True  # in the text; False: each by its name
 
     def __post_init__(self) -> None:
         check_int("max_tokens", self.max_tokens, 1, MAX_TOKENS)
@@ -58,8 +60,9 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), 0, MAX_LOGPROBS)
-        if not isinstance(self.ignore_eos, bool):
-            raise invalid("ignore_eos", "True or False", self.ignore_eos)
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise invalid(name, "True or False", getattr(self, name))
         self._set("top_k", max(self.top_k, 0))
         self._set("stop", _stops(self.stop))
         self._set("stop_token_ids", _stop_token_ids(self.stop_token_ids))

@@ -9,8 +9,9 @@ unless a request asks for it by logit_bias.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from threading import Lock
@@ -54,6 +55,8 @@ class Tokenizer:
         self.eos_ids = frozenset(eos_ids)
         self.chat_template = chat_template
         bytes_of_token("", self._decoder)  # raises now, not at the first token, if the decoder is not supported
+        special = {i: bytes_of_token(token.content, self._decoder) for i, token in added.items() if token.special}
+        self.with_special_tokens = SpecialTokens(self.token_bytes, special)
 
     @classmethod
     def from_pretrained(cls, directory: str | Path = BUNDLED, chat_template: str | None = None) -> "Tokenizer":
@@ -107,13 +110,15 @@ class Tokenizer:
         """The vocabulary's entry for a token, such as "<|im_end|>"; None if there is none."""
         return self._backend.id_to_token(token)
 
-    def decode(self, tokens: Iterable[int]) -> str:
-        """The text of a complete sequence of tokens. Special tokens are skipped; invalid UTF-8 becomes U+FFFD.
+    def decode(self, tokens: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """The text of a complete sequence of tokens. Special tokens are skipped, or written out; invalid UTF-8 becomes
+        U+FFFD.
 
         Equal to the library's decoder with one exception: where a run of byte tokens holds an invalid byte,
         SentencePiece decoders replace the whole run; here, as in a stream, only the invalid bytes are replaced.
         """
-        text = b"".join(map(self.token_bytes, tokens)).decode("utf-8", "replace")
+        source = self if skip_special_tokens else self.with_special_tokens
+        text = b"".join(map(source.token_bytes, tokens)).decode("utf-8", "replace")
         return text.removeprefix(" ") if drops_leading_space(self._decoder) else text
 
     def token_bytes(self, token: int) -> bytes:
@@ -175,6 +180,19 @@ class Tokenizer:
             raise ValueError(f"a token id is an integer from 0, got {token}")
         piece = self._backend.id_to_token(token) if token < self.vocab_size else None
         return b"" if piece is None else bytes_of_token(piece, self._decoder)
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialTokens:
+    """The bytes of tokens, where a special token is its name, such as "<|im_end|>"."""
+
+    other: Callable[[int], bytes]
+    special: Mapping[int, bytes]
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of one token."""
+        found = self.special.get(token)
+        return self.other(token) if found is None else found
 
 
 @contextmanager

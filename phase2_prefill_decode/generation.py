@@ -86,7 +86,7 @@ class Transcript:
     def __init__(self, requests: Sequence[Request], tokenizer: Tokenizer | None) -> None:
         self.completions: Mapping[str, Completion] = {request.id: Completion(request) for request in requests}
         self._detokenizers = {
-            request.id: Detokenizer(tokenizer, request.params.stop, request.params.min_tokens)
+            request.id: Detokenizer.of(tokenizer, request.params)
             for request in requests
             if tokenizer is not None
         }
@@ -100,7 +100,8 @@ class Transcript:
         text = ""
         detokenizer = self._detokenizers.get(request.id)
         if detokenizer is not None:
-            if token is not None and reason is not FinishReason.STOP:  # the token that ends an output has no text
+            ends = reason is FinishReason.STOP and not request.params.include_stop_str_in_output
+            if token is not None and not ends:  # the token that ends an output has no text
                 text = detokenizer.push([token])
             if reason is not None:
                 text += detokenizer.flush()

@@ -77,9 +77,10 @@ class Chunk:
 
     index: int  # of the request in its OutputStream
     text: str = ""
-    tokens: "array[int]" = field(default_factory=_integers)  # of this text, without the one that ended it
+    tokens: "array[int]" = field(default_factory=_integers)  # of this text, without those that ended it
     offsets: "array[int]" = field(default_factory=_integers)  # in the whole output text, where each token begins
     logprobs: LogprobArrays | None = None  # of each token, if requested
+    ended_by: "array[int]" = field(default_factory=_integers)  # the stop token, or those of the stop string
     finish_reason: FinishReason | None = None  # set on the last chunk
     error: str | None = None  # cause of FinishReason.ERROR: for the log, not for the client
     health: Health | None = None  # of the engine, if that is the cause
@@ -89,6 +90,7 @@ class Chunk:
         self.text += later.text
         self.tokens += later.tokens
         self.offsets += later.offsets
+        self.ended_by += later.ended_by
         if self.logprobs is None:
             self.logprobs = later.logprobs
         elif later.logprobs is not None:
@@ -102,6 +104,11 @@ class Chunk:
         first = Chunk(self.index, "", self.tokens[:count], self.offsets[:count])
         first.logprobs = self.logprobs and self.logprobs.split(count)
         return first, Chunk(self.index, "", self.tokens[count:], self.offsets[count:], self.logprobs)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All tokens that were generated for this chunk."""
+        return [*self.tokens, *self.ended_by]
 
 
 @dataclass(slots=True)
@@ -144,10 +151,11 @@ class OutputProcessor:
         self.index = index
         self.state = OutputState(OutputTimes(request.arrival, tokens=array("d")))
         self.reason: FinishReason | None = None  # why it ended, once the last chunk has been made
-        self._detokenizer = Detokenizer(tokenizer, params.stop, params.min_tokens) if tokenizer else None
+        self._detokenizer = Detokenizer.of(tokenizer, params) if tokenizer else None
         self._sent_chars = 0
         self._held = Chunk(index)  # tokens with text that is not fully sent yet
         self._stops = frozenset(params.stop_token_ids)
+        self._includes_stop = params.include_stop_str_in_output
 
     @property
     def done(self) -> bool:
@@ -159,12 +167,12 @@ class OutputProcessor:
         state = self.state
         state.generated += 1
         state.times.tokens.append(at)
-        if reason is FinishReason.STOP:  # the token that ends the output is not part of it
-            if token in self._stops:
-                state.stop_reason = token
-            return self.finish(reason)
-        text = ""
+        if reason is FinishReason.STOP and token in self._stops:
+            state.stop_reason = token
         self._hold(token, logprob)
+        if reason is FinishReason.STOP and not self._includes_stop:
+            return self.finish(reason, stop_tokens=1)
+        text = ""
         if self._detokenizer is not None:
             text = self._detokenizer.push([token])
             if self._detokenizer.stopped is not None:
@@ -172,17 +180,30 @@ class OutputProcessor:
                 reason = FinishReason.STOP
         if reason is not None:
             return self.finish(reason, text=text)
-        return self._chunk(text) if text or self._detokenizer is None else None
+        if self._detokenizer is None:
+            return self._chunk("", 1)
+        return self._chunk(text, self._count_begun(text)) if text else None
 
     def finish(
-        self, reason: FinishReason, error: str | None = None, text: str = "", health: Health | None = None
+        self,
+        reason: FinishReason,
+        error: str | None = None,
+        text: str = "",
+        health: Health | None = None,
+        stop_tokens: int = 0,
     ) -> Chunk:
-        """The last chunk, with the text held back so far. Tokens of a stop string are dropped with its text."""
+        """The last chunk, with the text held back so far. The last `stop_tokens` tokens ended the output and are not
+        part of it; nor are those of a stop string that is not."""
         self.reason = reason
-        if self._detokenizer is not None:
-            text += self._detokenizer.flush()
-        stopped = self._detokenizer is not None and self._detokenizer.stopped is not None
-        return self._chunk(text, reason, error, health, all_tokens=not stopped)
+        count, detokenizer = len(self._held.tokens) - stop_tokens, self._detokenizer
+        if detokenizer is not None:
+            text += detokenizer.flush()
+            if detokenizer.stopped is not None and not self._includes_stop:
+                count = self._count_begun(text)
+        chunk = self._chunk(text, count)
+        chunk.ended_by = self._held.tokens
+        chunk.finish_reason, chunk.error, chunk.health = reason, error, health
+        return chunk
 
     def _hold(self, token: int, logprob: TokenLogprobs | None) -> None:
         """Keep a token until its text is sent."""
@@ -193,24 +214,17 @@ class OutputProcessor:
             held.logprobs = held.logprobs or LogprobArrays()
             held.logprobs.append(logprob)
 
-    def _chunk(
-        self,
-        text: str,
-        reason: FinishReason | None = None,
-        error: str | None = None,
-        health: Health | None = None,
-        all_tokens: bool = False,
-    ) -> Chunk:
-        """A chunk of this text, with the held tokens that begin in the text sent so far, or with all held tokens."""
+    def _count_begun(self, text: str) -> int:
+        """The number of held tokens whose text begins before the end of this text."""
+        end, offsets = self._sent_chars + len(text), self._held.offsets
+        return next((i for i, offset in enumerate(offsets) if offset >= end), len(offsets))
+
+    def _chunk(self, text: str, count: int) -> Chunk:
+        """A chunk of this text and the first `count` of the held tokens."""
         self._sent_chars += len(text)
-        held, offsets = self._held, self._held.offsets
-        if all_tokens or self._detokenizer is None:
-            shown = len(offsets)
-        else:
-            shown = next((i for i, offset in enumerate(offsets) if offset >= self._sent_chars), len(offsets))
-        out, self._held = held.split(shown)
-        out.text, out.finish_reason, out.error, out.health = text, reason, error, health
-        return out
+        chunk, self._held = self._held.split(count)
+        chunk.text = text
+        return chunk
 
     # endregion
 
