@@ -106,6 +106,12 @@ class Tokenizer:
         """The contents of a tokenizer.json."""
         return str(self._backend.to_str())
 
+    def wrap(self, tokens: Sequence[int]) -> list[int]:
+        """Tokens between those that the model puts around a text, such as a BOS token."""
+        text, around = self.encode("a", add_special_tokens=False), self.encode("a")
+        start = next(i for i in range(len(around)) if around[i : i + len(text)] == text)
+        return [*around[:start], *tokens, *around[start + len(text) :]]
+
     def name(self, token: int) -> str | None:
         """The vocabulary's entry for a token, such as "<|im_end|>"; None if there is none."""
         return self._backend.id_to_token(token)

@@ -53,6 +53,7 @@ class EncodeChat(msgspec.Struct, tag=True):
     add_generation_prompt: bool
     max_chars: int  # of the rendered text
     seconds: float
+    add_special_tokens: bool = False  # around the rendered text
 
 
 class Tokens(msgspec.Struct, tag=True):
@@ -175,7 +176,8 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 def compute(job: Job, tokenizer: Tokenizer) -> Result:
     try:
         if isinstance(job, EncodeChat):
-            ids = [tokenizer.chat(job.messages, job.add_generation_prompt, job.max_chars)]
+            tokens = tokenizer.chat(job.messages, job.add_generation_prompt, job.max_chars)
+            ids = [tokenizer.wrap(tokens) if job.add_special_tokens else tokens]
         else:
             ids = [tokenizer.encode(text, job.add_special_tokens) for text in job.texts]
     except MemoryError:

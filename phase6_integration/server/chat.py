@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 from phase0_request.request import FinishReason
 from phase6_integration.outputs import Chunk
 from phase6_integration.server import openapi
+from phase6_integration.server.bad_words import bad_words
 from phase6_integration.server.dependencies import Server, json_body
 from phase6_integration.server.errors import conflict
 from phase6_integration.server.formatter import Formatter
@@ -16,7 +17,9 @@ from phase6_integration.server.parsing import (
     check_options,
     engine_requests,
     output_lengths,
+    prompt_alternatives,
     requested_length,
+    truncate,
 )
 from phase6_integration.server.responses import ChatChunk, ChatResponse
 from phase6_integration.server.schemas import ChatRequest
@@ -38,14 +41,21 @@ async def create_chat_completion(
     if body.top_logprobs is not None and not body.logprobs:
         raise conflict("top_logprobs", "top_logprobs need logprobs; set logprobs to true")
     length, context, pool = requested_length(body), server.engine.max_model_len, server.tokenizers
-    check_lengths(["".join(one.text for one in body.messages)], pool.tokenizer.longest, context, "messages")
-    prompt = await pool.chat(body.messages, request.state.tenant, body.add_generation_prompt is not False)
+    if body.truncate_prompt_tokens is None:
+        check_lengths(["".join(one.text for one in body.messages)], pool.tokenizer.longest, context, "messages")
+    tenant, special = request.state.tenant, body.add_special_tokens is True
+    prompt = await pool.chat(body.messages, tenant, body.add_generation_prompt is not False, special)
+    prompt = truncate(prompt, body, length or 1, context)
     default = server.settings.sampling_defaults.get("max_tokens")
     lengths = output_lengths([prompt], length, default, context, "messages")
     formatter = ChatFormatter(server, body, request.state.request_id, [prompt])
     formatter.logprobs = bool(body.logprobs)
+    if body.return_token_ids:
+        formatter.first_event["prompt_token_ids"] = prompt
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    requests = engine_requests(server, request.state.tenant, body, formatter.id, [prompt], lengths, logprobs)
+    scores = prompt_alternatives(body, [prompt], None, server.settings.max_scores)
+    words = await bad_words(pool, body.bad_words or (), tenant)
+    requests = engine_requests(server, tenant, body, formatter.id, [prompt], lengths, logprobs, scores, words)
     return GenerationResponse(server, requests, formatter, body)
 
 
@@ -54,17 +64,22 @@ class ChatFormatter(Formatter):
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
+    def fields(self) -> dict[str, Any]:
+        return self.about_prompt(0)
+
     def opening(self, index: int) -> dict[str, Any]:
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, "stop_reason": None}
 
     def choice(self, index: int, new: Chunk) -> dict[str, Any]:
         message = {"role": "assistant", "content": new.text}
-        return {"index": index, "message": message, **self._rest(index, new)}
+        ids = new.token_ids if self.returns_ids else None
+        return {"index": index, "message": message, **self._rest(index, new), "token_ids": ids}
 
     def delta(self, index: int, new: Chunk) -> dict[str, Any]:
         delta = {"content": new.text} if new.text else {}
-        return {"index": index, "delta": delta, **self._rest(index, new)}
+        ids = {"token_ids": new.token_ids} if self.returns_ids else {}
+        return {"index": index, "delta": delta, **self._rest(index, new), **ids}
 
     def _rest(self, index: int, new: Chunk) -> dict[str, Any]:
         entries = for_chat(self.names, new.tokens, new.logprobs or ()) if self.logprobs else None

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request, Response
 from phase0_request.request import FinishReason
 from phase6_integration.outputs import Chunk, LogprobArrays
 from phase6_integration.server import openapi
+from phase6_integration.server.bad_words import bad_words
 from phase6_integration.server.dependencies import Server, ServerState, json_body
 from phase6_integration.server.errors import conflict
 from phase6_integration.server.formatter import Formatter
@@ -15,10 +16,11 @@ from phase6_integration.server.logprobs import for_completion, prompt_offsets
 from phase6_integration.server.parsing import (
     check_lengths,
     check_options,
-    check_scores,
     engine_requests,
     output_lengths,
+    prompt_alternatives,
     requested_length,
+    truncate,
 )
 from phase6_integration.server.responses import CompletionChunk, CompletionResponse
 from phase6_integration.server.schemas import CompletionRequest, Prompt
@@ -43,22 +45,23 @@ async def create_completion(
     check_options(server, body, len(given))
     if body.max_tokens == 0 and not body.echo:
         raise conflict("max_tokens", "max_tokens may be 0 only with echo: there would be nothing to answer")
-    prompts = await _tokenize(pool, request.state.tenant, given, context)
+    tenant, length = request.state.tenant, requested_length(body)
+    prompts = await _tokenize(pool, tenant, given, body, context)
     tokens = [prompt.tokens for prompt in prompts]
-    lengths = output_lengths(tokens, requested_length(body), DEFAULT_MAX_TOKENS, context)
-    prompt_logprobs = body.logprobs if body.echo else None
-    if prompt_logprobs is not None:
-        check_scores(body, tokens, prompt_logprobs, server.settings.max_scores)
-    echoes = [await _echo(pool, prompt) for prompt in prompts] if body.echo else None
+    lengths = output_lengths(tokens, length, DEFAULT_MAX_TOKENS, context)
+    scores = prompt_alternatives(body, tokens, body.logprobs if body.echo else None, server.settings.max_scores)
+    echoes = (
+        [await _echo(pool, prompt, body.skip_special_tokens is not False) for prompt in prompts] if body.echo else None
+    )
     formatter = CompletionFormatter(server, body, request.state.request_id, tokens, echoes)
-    tenant, logprobs = request.state.tenant, body.logprobs
-    requests = engine_requests(server, tenant, body, formatter.id, tokens, lengths, logprobs, prompt_logprobs)
+    words = await bad_words(pool, body.bad_words or (), tenant)
+    requests = engine_requests(server, tenant, body, formatter.id, tokens, lengths, body.logprobs, scores, words)
     return GenerationResponse(server, requests, formatter, body)
 
 
 class _Prompt(NamedTuple):
     tokens: tuple[int, ...]
-    text: str | None  # None: given as token ids
+    text: str | None  # None: given as token ids, or truncated
 
 
 class Echo(NamedTuple):
@@ -81,17 +84,24 @@ def _split(prompt: Prompt) -> list[str] | list[list[int]]:
 
 
 async def _tokenize(
-    pool: TokenizerPool, tenant: str, prompts: list[str] | list[list[int]], context: int
+    pool: TokenizerPool, tenant: str, prompts: list[str] | list[list[int]], body: CompletionRequest, context: int
 ) -> list[_Prompt]:
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    if texts:
+    length = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    if not texts:
+        return [_Prompt(truncate(cast(list[int], prompt), body, length, context), None) for prompt in prompts]
+    if body.truncate_prompt_tokens is None:
         check_lengths(texts, pool.tokenizer.longest, context)
-        return [_Prompt(*pair) for pair in zip(await pool.encode(texts, tenant), texts, strict=True)]
-    return [_Prompt(tuple(cast(list[int], prompt)), None) for prompt in prompts]
+    encoded = await pool.encode(texts, tenant, body.add_special_tokens is not False)
+    kept = [truncate(tokens, body, length, context) for tokens in encoded]
+    return [
+        _Prompt(left, text if len(left) == len(tokens) else None)
+        for left, tokens, text in zip(kept, encoded, texts, strict=True)
+    ]
 
 
-async def _echo(pool: TokenizerPool, prompt: _Prompt) -> Echo:
-    text = await pool.decode(prompt.tokens) if prompt.text is None else prompt.text
+async def _echo(pool: TokenizerPool, prompt: _Prompt, skip_special_tokens: bool) -> Echo:
+    text = await pool.decode(prompt.tokens, skip_special_tokens) if prompt.text is None else prompt.text
     return Echo(text, prompt.tokens, prompt_offsets(pool.tokenizer, prompt.tokens, text))
 
 
@@ -109,11 +119,24 @@ class CompletionFormatter(Formatter):
     ) -> None:
         super().__init__(server, body, request_id, prompts)
         self.logprobs = body.logprobs is not None
+        self._most = body.logprobs or 0  # alternatives
         self._echo_only = body.max_tokens == 0  # the one token that the engine samples is not sent
         self._echoes = echoes
         self._unsent = set(range(len(prompts) * self.n))  # choices of which nothing is sent, not even the prompt
 
     def choice(self, index: int, new: Chunk) -> dict[str, Any]:
+        about = self.about_prompt(index)
+        return {**self._choice(index, new), **about, "token_ids": new.token_ids if self.returns_ids else None}
+
+    def delta(self, index: int, new: Chunk) -> dict[str, Any]:
+        about: dict[str, Any] = {}
+        if self.returns_ids:
+            about = {"token_ids": new.token_ids}
+            if index in self._unsent:
+                about["prompt_token_ids"] = self.prompts[index // self.n]
+        return {**self._choice(index, new), **about}
+
+    def _choice(self, index: int, new: Chunk) -> dict[str, Any]:
         reason, stop = new.finish_reason, None
         if self._echo_only:
             new, reason = Chunk(index), reason and FinishReason.LENGTH
@@ -130,11 +153,9 @@ class CompletionFormatter(Formatter):
                 for part in (self.outputs[index].prompt_logprobs, new.logprobs):
                     found.extend(part or LogprobArrays())
                 self.outputs[index].prompt_logprobs = None  # written once
-            self._unsent.discard(index)
-        logprobs = for_completion(self.names, tokens, found or (), offsets) if self.logprobs else None
+        self._unsent.discard(index)
+        logprobs = for_completion(self.names, tokens, found or (), offsets, self._most) if self.logprobs else None
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason, "stop_reason": stop}
-
-    delta = choice
 
     def _usage(self, completion: int) -> dict[str, Any]:
         return super()._usage(0 if self._echo_only else completion)

@@ -15,6 +15,7 @@ import msgspec
 
 from phase6_integration.outputs import Chunk, OutputState
 from phase6_integration.server.dependencies import ServerState
+from phase6_integration.server.logprobs import TokenIds, for_prompt
 from phase6_integration.server.schemas import SamplingFields, StreamOptions
 
 BLOCK = 64  # items of an iterator that are encoded at a time
@@ -58,7 +59,11 @@ class Formatter(ABC):
         self.prompt_tokens = sum(map(len, prompts))  # each prompt counts once, whatever n is
         self.include_usage, self.continuous_usage = options.include_usage, options.continuous_usage_stats
         self.logprobs = False  # whether they are requested
-        self.names = server.names
+        self.names = TokenIds(server.names) if body.return_tokens_as_token_ids else server.names
+        self.prompts, self._texts = prompts, server.names
+        self.returns_ids = bool(body.return_token_ids)
+        self._prompt_logprobs = body.prompt_logprobs
+        self.first_event: dict[str, Any] = {}  # fields that only the first event of a stream has
         self._hides_cached = server.settings.hide_cached_tokens
         self.outputs: Sequence[OutputState] = ()  # once they are submitted
         self._unwritten: dict[int, Chunk] = {}  # by index
@@ -76,6 +81,18 @@ class Formatter(ABC):
     @abstractmethod
     def delta(self, index: int, new: Chunk) -> dict[str, Any]:
         """A choice of a chunk of a stream."""
+
+    def about_prompt(self, index: int) -> dict[str, Any]:
+        """What is requested about the prompt of a choice."""
+        prompt, scores = self.prompts[index // self.n], None
+        if self._prompt_logprobs is not None:
+            found = self.outputs[index].prompt_logprobs or ()
+            scores = for_prompt(self._texts, prompt, found, self._prompt_logprobs)
+        return {"prompt_logprobs": scores, "prompt_token_ids": iter(prompt) if self.returns_ids else None}
+
+    def fields(self) -> dict[str, Any]:
+        """More fields of the whole response."""
+        return {}
 
     def accumulate(self, chunk: Chunk) -> Chunk:
         """Append a chunk to those of its output that are not written. Returns all of them, joined."""
@@ -106,7 +123,9 @@ class Formatter(ABC):
             usage = b',"usage":' + encode(self._usage(sum(self._delivered.values())))
         elif self.include_usage:
             usage = b',"usage":null'
-        return b"".join((b"data: ", self._head, encode(choice), b"]", usage, b"}\n\n"))
+        more, self.first_event = self.first_event, {}
+        first = b"," + encode(more)[1:-1] if more else b""
+        return b"".join((b"data: ", self._head, encode(choice), b"]", first, usage, b"}\n\n"))
 
     def last_chunk(self) -> bytes:
         """The chunk with the usage, if requested."""
@@ -121,7 +140,11 @@ class Formatter(ABC):
             yield before
             yield from pieces(self.choice(index, self._unwritten.pop(index)))
             before = b","
-        yield b'],"usage":' + encode(self.usage) + b"}"
+        yield b'],"usage":' + encode(self.usage)
+        for name, value in self.fields().items():
+            yield b"," + encode(name) + b":"
+            yield from pieces(value)
+        yield b"}"
 
     @property
     def text_bytes(self) -> int:

@@ -41,13 +41,24 @@ class TokenNames:
         return Name(text, list(content))
 
 
+class TokenIds:
+    """Tokens named `token_id:` and their id, for `return_tokens_as_token_ids`."""
+
+    def __init__(self, names: TokenNames) -> None:
+        self._names = names
+
+    def __getitem__(self, token: int) -> Name:
+        return Name(f"token_id:{token}", self._names[token].bytes)
+
+
+Names = TokenNames | TokenIds
+
+
 def special_name(tokenizer: Tokenizer, token: int) -> str:
     return tokenizer.name(token) or f"token_id:{token}"
 
 
-def for_chat(
-    names: TokenNames, tokens: Iterable[int], found: Iterable[TokenLogprobs | None]
-) -> Iterator[dict[str, Any]]:
+def for_chat(names: Names, tokens: Iterable[int], found: Iterable[TokenLogprobs | None]) -> Iterator[dict[str, Any]]:
     """One entry per token, with its top alternatives."""
     for token, one in zip(tokens, found, strict=True):
         assert one is not None  # only the first token of a prompt has none, which chats do not echo
@@ -55,15 +66,34 @@ def for_chat(
 
 
 def for_completion(
-    names: TokenNames, tokens: Sequence[int], found: Iterable[TokenLogprobs | None], offsets: Iterable[int]
+    names: Names, tokens: Sequence[int], found: Iterable[TokenLogprobs | None], offsets: Iterable[int], most: int
 ) -> dict[str, Iterator[Any]]:
-    """Parallel arrays. Each token is among its own alternatives; the first token of a prompt has no logprob."""
+    """Parallel arrays. Each token is among its own alternatives, of which there are at most `most` others; the first
+    token of a prompt has no logprob."""
     return {
         "tokens": (names[token].text for token in tokens),
         "token_logprobs": (one and _number(one.logprob) for one in found),
-        "top_logprobs": (one and _alternatives(names, token, one) for token, one in zip(tokens, found, strict=True)),
+        "top_logprobs": (
+            one and _alternatives(names, token, one, most) for token, one in zip(tokens, found, strict=True)
+        ),
         "text_offset": iter(offsets),
     }
+
+
+def for_prompt(
+    names: TokenNames, tokens: Sequence[int], found: Iterable[TokenLogprobs | None], most: int
+) -> Iterator[dict[str, Any] | None]:
+    """`prompt_logprobs`: one object per token, in which the token and at most `most` alternatives are by their ids. The
+    first token has none. The rank of a token that is not among the alternatives is not known."""
+    yield None
+    for token, one in zip(tokens[1:], found, strict=True):
+        assert one is not None
+        ranks = {other: rank for rank, (other, _) in enumerate(one.top, 1)}
+        logprobs = {token: one.logprob} | dict(one.top[:most])
+        yield {
+            str(other): {"logprob": _number(value), "rank": ranks.get(other), "decoded_token": names[other].text}
+            for other, value in logprobs.items()
+        }
 
 
 def prompt_offsets(tokenizer: Tokenizer, tokens: Sequence[int], text: str) -> list[int]:
@@ -86,13 +116,13 @@ def _number(logprob: float) -> float:
     return max(logprob, LOWEST)
 
 
-def _entry(names: TokenNames, token: int, logprob: float) -> dict[str, Any]:
+def _entry(names: Names, token: int, logprob: float) -> dict[str, Any]:
     name = names[token]
     return {"token": name.text, "logprob": _number(logprob), "bytes": name.bytes}
 
 
-def _alternatives(names: TokenNames, token: int, one: TokenLogprobs) -> dict[str, float]:
+def _alternatives(names: Names, token: int, one: TokenLogprobs, most: int) -> dict[str, float]:
     found: dict[str, float] = {}
-    for other, logprob in (*one.top, (token, one.logprob)):
+    for other, logprob in (*one.top[:most], (token, one.logprob)):
         found.setdefault(names[other].text, _number(logprob))  # of two tokens with the same text, the likelier counts
     return found

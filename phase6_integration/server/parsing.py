@@ -15,7 +15,7 @@ from phase6_integration.server.middleware import BY_KEY
 from phase6_integration.server.schemas import ChatRequest, CompletionRequest, SamplingFields
 from phase6_integration.server.settings import ServerSettings
 
-_DERIVED = {"max_tokens", "min_tokens", "seed", "logit_bias", "logprobs", "prompt_logprobs"}  # below, field by field
+_DERIVED = {"max_tokens", "min_tokens", "seed", "logit_bias", "bad_words", "logprobs", "prompt_logprobs"}  # below
 _COPIED = [field.name for field in fields(SamplingParams) if field.name in {*SamplingFields.model_fields} - _DERIVED]
 _serial = itertools.count()  # makes ids unique, since a client may give two requests the same one
 
@@ -38,6 +38,17 @@ def check_lengths(texts: Iterable[str], longest: int, context: int, param: str =
         if len(text) > most:
             message = f"the context of this model is {context} tokens, {most} characters at the very most, "
             raise conflict(param, f"{message}got {len(text)}", "context_length_exceeded")
+
+
+def truncate(prompt: Sequence[int], request: SamplingFields, length: int, context: int) -> tuple[int, ...]:
+    """The tokens at the end of a prompt that the request keeps; -1: as many as fit beside `length` tokens of output."""
+    keep, most = request.truncate_prompt_tokens, max(context - max(length, 1), 1)
+    if keep is not None and keep > most:
+        message = (
+            f"the context of this model is {context} tokens; with {length} for the answer, a prompt may keep {most}"
+        )
+        raise conflict("truncate_prompt_tokens", f"{message}, got {keep}", "context_length_exceeded")
+    return tuple(prompt if keep is None else prompt[max(len(prompt) - (most if keep < 0 else keep), 0) :])
 
 
 def output_lengths(
@@ -70,6 +81,8 @@ def check_options(server: ServerState, request: SamplingFields, prompts: int) ->
         raise conflict("best_of", f"best_of can only be as n, which is {n}, got {request.best_of}")
     if request.stream_options is not None and not request.stream:
         raise conflict("stream_options", "stream_options are for streams; set stream to true")
+    if request.prompt_logprobs is not None and request.stream:
+        raise conflict("prompt_logprobs", "a stream has no prompt_logprobs; set stream to false")
     if request.priority and policy != "priority":
         message = f"this server schedules by {policy}; priorities need --scheduling-policy priority"
         raise conflict("priority", message)
@@ -77,13 +90,22 @@ def check_options(server: ServerState, request: SamplingFields, prompts: int) ->
         raise unavailable(server.engine.health)
 
 
-def check_scores(request: SamplingFields, prompts: Sequence[Sequence[int]], logprobs: int, limit: int) -> None:
-    """Limit the prompt logprobs in a response. All of them exist after one step, so that without this limit a small
-    request could cause a huge response."""
+def prompt_alternatives(
+    request: SamplingFields, prompts: Sequence[Sequence[int]], echoed: int | None, limit: int
+) -> int | None:
+    """The number of alternatives that the engine finds for prompt tokens: the most that `prompt_logprobs` and an echo
+    with logprobs need. All of them exist after one step, so that without a limit a small request could cause a huge
+    response."""
+    asked = {"prompt_logprobs": request.prompt_logprobs, "logprobs": echoed}
+    given = {name: number for name, number in asked.items() if number is not None}
+    if not given:
+        return None
+    most = max(given.values())
     n, tokens = request.n or 1, sum(map(len, prompts))
-    if n * tokens * (1 + logprobs) > limit:
-        message = f"echo with logprobs may return {limit} tokens and alternatives, got {n} x {tokens} x {1 + logprobs}"
-        raise conflict("logprobs", message)
+    if n * tokens * (1 + most) > limit:
+        message = f"a prompt may have {limit} logprobs, alternatives included, got {n} x {tokens} x {1 + most}"
+        raise conflict(next(iter(given)), message)
+    return most
 
 
 def engine_requests(
@@ -95,16 +117,17 @@ def engine_requests(
     lengths: Sequence[int],
     logprobs: int | None,
     prompt_logprobs: int | None = None,
+    bad_words: Sequence[Sequence[int]] = (),
 ) -> list[EngineRequest]:
     """One request per choice, in the order of the choices: prompt by prompt, sample by sample."""
     name, n = f"{id}-{next(_serial)}", request.n or 1
     salt = cache_salt(server.settings, tenant, request.cache_salt or "")
-    timeout = server.settings.request_timeout or None
+    timeout, defaults = server.settings.request_timeout or None, server.settings.sampling_defaults
     return [
         EngineRequest(
             f"{name}-{p * n + sample}",
             prompt,
-            sampling_params(request, length, sample, logprobs, prompt_logprobs, server.settings.sampling_defaults),
+            sampling_params(request, length, sample, logprobs, prompt_logprobs, bad_words, defaults),
             request.priority or 0,
             salt,
             timeout,
@@ -129,6 +152,7 @@ def sampling_params(
     sample: int,
     logprobs: int | None,
     prompt_logprobs: int | None,
+    bad_words: Sequence[Sequence[int]],
     defaults: Mapping[str, Any],
 ) -> SamplingParams:
     """The fields that are given, over the defaults of the model. Sample i of a seeded request gets seed + i."""
@@ -141,5 +165,5 @@ def sampling_params(
         raise conflict(
             "min_tokens", f"min_tokens must be at most the {length} tokens of the answer, got {request.min_tokens}"
         )
-    given |= {"max_tokens": max(length, 1), "min_tokens": request.min_tokens or 0}
+    given |= {"max_tokens": max(length, 1), "min_tokens": request.min_tokens or 0, "bad_words": bad_words}
     return SamplingParams(logprobs=logprobs, prompt_logprobs=prompt_logprobs, **given)

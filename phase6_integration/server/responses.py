@@ -33,6 +33,15 @@ class Usage(Response):
     prompt_tokens_details: PromptTokensDetails | None = None  # absent with --hide-cached-tokens
 
 
+class PromptLogprob(Response):
+    logprob: float
+    rank: int | None  # among all tokens; null if it is not among the alternatives
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]  # by token id; the first token has none
+
+
 class CompletionLogprobs(Response):
     """Parallel arrays. The first of an echoed prompt has no probability."""
 
@@ -48,6 +57,9 @@ class CompletionChoice(Response):
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason
     stop_reason: str | int | None  # the stop string or stop token that ended it
+    prompt_logprobs: PromptLogprobs | None
+    prompt_token_ids: list[int] | None
+    token_ids: list[int] | None  # all that were generated, with those that ended it
 
 
 class CompletionResponse(Response):
@@ -65,6 +77,8 @@ class CompletionChunkChoice(Response):
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: str | int | None
+    prompt_token_ids: list[int] | None = None  # in the first chunk of a choice, if requested
+    token_ids: list[int] | None = None
 
 
 class CompletionChunk(Response):
@@ -101,6 +115,7 @@ class ChatChoice(Response):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
     stop_reason: str | int | None
+    token_ids: list[int] | None
 
 
 class ChatResponse(Response):
@@ -110,6 +125,8 @@ class ChatResponse(Response):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: PromptLogprobs | None
+    prompt_token_ids: list[int] | None
 
 
 class ChatDelta(Response):
@@ -123,6 +140,7 @@ class ChatChunkChoice(Response):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: str | int | None
+    token_ids: list[int] | None = None
 
 
 class ChatChunk(Response):
@@ -132,6 +150,7 @@ class ChatChunk(Response):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
+    prompt_token_ids: list[int] | None = None  # in the first chunk, if requested
 
 
 class ServedModel(Response):

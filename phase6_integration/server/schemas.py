@@ -18,6 +18,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from phase0_request.params import (
+    MAX_BAD_WORDS,
     MAX_BIASES,
     MAX_STOP_LENGTH,
     MAX_STOP_TOKENS,
@@ -80,6 +81,7 @@ OutputLength = Annotated[int, Field(ge=1), AtMost("context")]
 TopLogprobs = Annotated[int, Field(ge=0), AtMost("logprobs")]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 StopTokens = Annotated[list[Token], Field(max_length=MAX_STOP_TOKENS), InVocabulary()]
+AllowedTokens = Annotated[list[Token], Field(min_length=1, fail_fast=True), FewItems("vocabulary"), InVocabulary()]
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 BiasedToken = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 Biases = Annotated[
@@ -136,7 +138,15 @@ class SamplingFields(RequestModel):
     frequency_penalty: float | None = bounded(-2, 2)
     repetition_penalty: float | None = bounded(*REPETITION_PENALTY)
     logit_bias: Biases | None = None
+    allowed_token_ids: AllowedTokens | None = None  # with those that end an output
+    bad_words: Annotated[list[Stop], Field(max_length=MAX_BAD_WORDS // 2)] | None = None
     ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None  # default: true
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1), AtMost("context")] | None = None  # keep the last so many
+    prompt_logprobs: TopLogprobs | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None  # in logprobs
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
@@ -151,8 +161,6 @@ class SamplingFields(RequestModel):
     safety_identifier: Hint = None
     service_tier: Hint = None
     store: Hint = None
-    allowed_token_ids: Annotated[Any, Unsupported()] = None
-    bad_words: Annotated[Any, Unsupported([])] = None
     early_stopping: Annotated[Any, Unsupported(False)] = None
     guided_choice: Annotated[Any, Unsupported()] = None
     guided_decoding_backend: Annotated[Any, Unsupported()] = None
@@ -160,18 +168,12 @@ class SamplingFields(RequestModel):
     guided_json: Annotated[Any, Unsupported()] = None
     guided_regex: Annotated[Any, Unsupported()] = None
     guided_whitespace_pattern: Annotated[Any, Unsupported()] = None
-    include_stop_str_in_output: Annotated[Any, Unsupported(False)] = None
     kv_transfer_params: Annotated[Any, Unsupported({})] = None
     length_penalty: Annotated[Any, Unsupported(1, 1.0)] = None
     logits_processors: Annotated[Any, Unsupported([])] = None
     prompt_embeds: Annotated[Any, Unsupported()] = None
-    prompt_logprobs: Annotated[Any, Unsupported()] = None
-    return_token_ids: Annotated[Any, Unsupported(False)] = None
-    return_tokens_as_token_ids: Annotated[Any, Unsupported(False)] = None
-    skip_special_tokens: Annotated[Any, Unsupported(True)] = None
-    spaces_between_special_tokens: Annotated[Any, Unsupported(True)] = None
+    spaces_between_special_tokens: Annotated[Any, Unsupported(True, False)] = None  # no supported tokenizer has any
     structured_outputs: Annotated[Any, Unsupported()] = None
-    truncate_prompt_tokens: Annotated[Any, Unsupported()] = None
     use_beam_search: Annotated[Any, Unsupported(False)] = None
     vllm_xargs: Annotated[Any, Unsupported({})] = None
 
@@ -181,7 +183,7 @@ class CompletionRequest(SamplingFields):
     max_tokens: Length | None = None  # 0: only the prompt, with echo
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
-    add_special_tokens: Annotated[Any, Unsupported(True)] = None
+    add_special_tokens: bool | None = None  # default: true
     suffix: Annotated[Any, Unsupported("")] = None
 
 
@@ -228,8 +230,8 @@ class ChatRequest(SamplingFields):
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     add_generation_prompt: bool | None = None
+    add_special_tokens: bool | None = None  # on top of those of the template; default: false
     verbosity: Hint = None
-    add_special_tokens: Annotated[Any, Unsupported(False)] = None
     audio: Annotated[Any, Unsupported()] = None
     chat_template: Annotated[Any, Unsupported()] = None
     chat_template_kwargs: Annotated[Any, Unsupported({})] = None

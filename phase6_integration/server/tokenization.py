@@ -129,18 +129,20 @@ class TokenizerPool:
         job = Encode(list(texts), add_special_tokens, seconds)
         return await self._tokens(job, tenant, "prompt", "the tokenizer")
 
-    async def decode(self, tokens: Sequence[int]) -> str:
+    async def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of tokens."""
         tokenizer = self.tokenizer
-        return await self.run(lambda: tokenizer.decode(tokens), len(tokens))
+        return await self.run(lambda: tokenizer.decode(tokens, skip_special_tokens), len(tokens))
 
-    async def chat(self, messages: Sequence[Message], tenant: str, add_generation_prompt: bool) -> tuple[int, ...]:
+    async def chat(
+        self, messages: Sequence[Message], tenant: str, add_generation_prompt: bool, add_special_tokens: bool = False
+    ) -> tuple[int, ...]:
         """The tokens of a conversation, rendered by the model's chat template."""
         if self._template is None:
             raise conflict("messages", "this model has no chat template; send a prompt to /v1/completions")
         plain = [{"role": message.role, "content": message.text} for message in messages]
         seconds = self._seconds + sum(len(one["content"]) for one in plain) / SLOWEST
-        job = EncodeChat(plain, add_generation_prompt, self._max_chars, seconds)
+        job = EncodeChat(plain, add_generation_prompt, self._max_chars, seconds, add_special_tokens)
         (tokens,) = await self._tokens(job, tenant, "messages", "the chat template")
         return tokens
 
