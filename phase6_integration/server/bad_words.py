@@ -14,7 +14,7 @@ async def bad_words(pool: TokenizerPool, words: Sequence[str], tenant: str) -> l
     texts = [form for word in words for form in _forms(word)]
     found = dict.fromkeys(await pool.encode(texts, tenant, add_special_tokens=False))
     if not all(1 <= len(tokens) <= MAX_STOP_LENGTH for tokens in found):
-        raise conflict("bad_words", f"a bad word must be 1 to {MAX_STOP_LENGTH} tokens of this model")
+        raise conflict("bad_words", f"each of bad_words must be 1 to {MAX_STOP_LENGTH} tokens of this model")
     return list(found)
 
 

@@ -69,6 +69,16 @@ def test_the_name_of_a_control_token_in_a_message_is_text(name: str) -> None:
     assert "there" in text
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_special_tokens_around_a_conversation_are_those_of_transformers(name: str) -> None:
+    tokenizer, reference = family(name)
+    messages = [{"role": "user", "content": "What is a page?"}]
+    rendered = reference.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    tokens = tokenizer.wrap(tokenizer.chat(messages))
+    assert tokens == reference.encode(rendered, add_special_tokens=True)
+    assert tokenizer.decode(tokens, skip_special_tokens=False) == reference.decode(tokens, skip_special_tokens=False)
+
+
 def test_a_message_of_all_private_use_characters_forges_nothing() -> None:
     tokenizer, reference = family("qwen3")
     private = "".join(map(chr, [*range(0xE000, 0xF900), *range(0xF0000, 0x110000)]))

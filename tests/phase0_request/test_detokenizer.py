@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 
-from phase0_request import Detokenizer, Tokenizer
+from phase0_request import Detokenizer, SamplingParams, Tokenizer
 from phase0_request.detokenizer import StopScanner
 from phase0_request.tokenizer import BUNDLED
 from tests.phase0_request.support import brute_force, cut
@@ -66,6 +66,12 @@ def test_multi_byte_text_split_at_every_position() -> None:
         assert MULTI_BYTE.startswith(parts[0]), f"the first {middle} tokens give {parts[0]!r}: a character was cut"
 
 
+@given(st.lists(st.one_of(ids, st.integers(0, 2)), max_size=40))
+def test_special_tokens_are_written_as_the_library_writes_them(tokens: list[int]) -> None:
+    detokenizer = Detokenizer.of(TOKENIZER, SamplingParams(skip_special_tokens=False))
+    assert detokenizer.push(tokens) + detokenizer.flush() == REFERENCE.decode(tokens, skip_special_tokens=False)
+
+
 def test_special_tokens_have_no_text() -> None:
     tokens = [1, *TOKENIZER.encode("one"), 2, 0, *TOKENIZER.encode(" two"), 2]
     assert "".join(pieces(tokens, [2, 3])) == "one two"
@@ -90,6 +96,20 @@ def test_no_part_of_a_stop_string_is_streamed() -> None:
         assert "\n" not in shown, f"{shown!r} was streamed: it has the beginning of the stop string"
     assert shown + detokenizer.flush() == "The answer is 42."
     assert detokenizer.stopped == "\nUser:"
+
+
+@given(
+    st.text("ab \u4f60\U0001f680", max_size=30),
+    st.lists(st.text("ab \u4f60\U0001f680", min_size=1, max_size=5), max_size=3),
+    st.lists(st.integers(0, 60)),
+)
+def test_a_stop_string_that_is_included_is_the_end_of_the_text(text: str, stops: list[str], cuts: list[int]) -> None:
+    shown, stop = brute_force(stops, text)
+    tokens = TOKENIZER.encode(text)
+    detokenizer = Detokenizer(TOKENIZER, stops, include_stop=True)
+    places = sorted({min(c, len(tokens)) for c in cuts} | {0, len(tokens)})
+    found = "".join(detokenizer.push(tokens[a:b]) for a, b in itertools.pairwise(places)) + detokenizer.flush()
+    assert found == shown + (stop or ""), f"the tokens of {text!r} with stop strings {stops}, included, give {found!r}"
 
 
 def test_the_text_of_the_first_min_tokens_is_not_searched_for_stop_strings() -> None:

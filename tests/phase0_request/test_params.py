@@ -41,6 +41,8 @@ REFUSED = [
     ("logprobs", 21),
     ("logprobs", True),
     ("ignore_eos", 1),
+    ("include_stop_str_in_output", 1),
+    ("skip_special_tokens", "no"),
     ("stop", ""),
     ("stop", ["a", ""]),
     ("stop", ["a"] * 17),

@@ -266,7 +266,7 @@ def test_a_logprob_of_minus_infinity_has_a_number() -> None:
 
     never = TokenLogprobs(float("-inf"), ((5, -0.5),))
     names = TokenNames(TOKENIZER)
-    found = for_completion(names, [6], [never], [0])
+    found = for_completion(names, [6], [never], [0], 1)
     assert [*found["token_logprobs"]] == [-9999.0]
     assert next(found["top_logprobs"])[names[6].text] == -9999.0
     assert json.loads(json.dumps([*for_chat(names, [6], [never])], allow_nan=False))[0]["logprob"] == -9999.0

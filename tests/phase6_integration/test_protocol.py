@@ -37,6 +37,15 @@ WRONG: dict[str, list[Any]] = {  # of both kinds of completion
     "priority": ["1", 1.5, (1 << 31) + 1, True],
     "cache_salt": ["", 5, "x" * 257],
     "user": [5, "x" * 257],
+    "allowed_token_ids": [[], 5, ["5"], [-1], [4096], [True], [5] * 4097],
+    "bad_words": ["x", [5], [""], ["x" * 257], ["x"] * 65, ["\U0001f600" * 200]],
+    "include_stop_str_in_output": [1, "true"],
+    "skip_special_tokens": [0, "false"],
+    "add_special_tokens": [0, "false"],
+    "truncate_prompt_tokens": [-2, "1", 1.5, True, 2049],
+    "prompt_logprobs": [-1, 6, "1", True, 1.5],
+    "return_token_ids": [1, "true"],
+    "return_tokens_as_token_ids": [1, "true"],
     "request_id": ["", "with space", "x" * 129, 5, "new\nline", "\u00e9"],
 }
 WRONG_COMPLETION: dict[str, list[Any]] = {
@@ -66,8 +75,6 @@ CASES = [(path, field, value) for path, (_, table) in TABLES.items() for field i
 # Fields of OpenAI's and vLLM's APIs that this server does not have: the values that change nothing, and one that would.
 HINTS = ["metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "store"]
 FOREIGN: dict[str, tuple[list[Any], Any]] = {
-    "allowed_token_ids": ([], [1]),
-    "bad_words": ([[]], ["x"]),
     "early_stopping": ([False], True),
     "guided_choice": ([], ["a", "b"]),
     "guided_decoding_backend": ([], "outlines"),
@@ -75,25 +82,18 @@ FOREIGN: dict[str, tuple[list[Any], Any]] = {
     "guided_json": ([], {"type": "object"}),
     "guided_regex": ([], "a+"),
     "guided_whitespace_pattern": ([], "[ ]?"),
-    "include_stop_str_in_output": ([False], True),
     "kv_transfer_params": ([{}], {"do_remote_prefill": True}),
     "length_penalty": ([1, 1.0], 2.0),
     "logits_processors": ([[]], ["x"]),
     "prompt_embeds": ([], "AAAA"),
-    "prompt_logprobs": ([], 1),
-    "return_token_ids": ([False], True),
-    "return_tokens_as_token_ids": ([False], True),
-    "skip_special_tokens": ([True], False),
-    "spaces_between_special_tokens": ([True], False),
+    "spaces_between_special_tokens": ([True, False], 1),
     "structured_outputs": ([], {"json": {}}),
-    "truncate_prompt_tokens": ([], 5),
     "use_beam_search": ([False], True),
     "vllm_xargs": ([{}], {"a": 1}),
 }
-FOREIGN_TO_COMPLETIONS = {**FOREIGN, "add_special_tokens": ([True], False), "suffix": ([""], "end")}
+FOREIGN_TO_COMPLETIONS = {**FOREIGN, "suffix": ([""], "end")}
 FOREIGN_TO_CHATS: dict[str, tuple[list[Any], Any]] = {
     **FOREIGN,
-    "add_special_tokens": ([False], True),
     "audio": ([], {"voice": "a", "format": "mp3"}),
     "chat_template": ([], "{{ messages }}"),
     "chat_template_kwargs": ([{}], {"enable_thinking": False}),
@@ -230,6 +230,10 @@ RIGHT: dict[str, list[Any]] = {
     "priority": [-5],
     "cache_salt": ["tenant"],
     "user": ["", "someone"],
+    "allowed_token_ids": [[5], [0, 4095]],
+    "bad_words": [[], ["x"] * 64, [" "], ["\n"]],
+    "truncate_prompt_tokens": [-1, 1],
+    "prompt_logprobs": [0, 5],
     "request_id": ["mine-1"],
 }
 
@@ -307,6 +311,8 @@ def test_prompt_logprobs_are_limited_before_anything_is_computed() -> None:
 CONFLICTS: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETE, {"max_tokens": 0}, "max_tokens"),
     (COMPLETE, {"min_tokens": 3}, "min_tokens"),
+    (COMPLETE, {"stream": True, "prompt_logprobs": 0}, "prompt_logprobs"),
+    (CHAT, {"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
     (COMPLETE, {"stream_options": {"include_usage": True}}, "stream_options"),
     (CHAT, {"max_completion_tokens": 3}, "max_tokens"),
     (CHAT, {"top_logprobs": 2}, "top_logprobs"),
