@@ -134,6 +134,11 @@ class AsyncEngine:
 
     # Requests.
 
+    @property
+    def unfinished(self) -> int:
+        """The number of submissions that have not finished."""
+        return len({id(stream) for _, stream in self._live.values()})
+
     # region exercise 6.3
     def submit(self, requests: Sequence[EngineRequest]) -> OutputStream:
         """Submit all requests, or none. ValueError if one can never be served, QueueFullError if too many wait,

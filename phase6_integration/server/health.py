@@ -1,4 +1,4 @@
-"""Routes about the server: /health and its two halves, /version, /metrics and /stats."""
+"""Routes about the server: /health and its two halves, /ping, /load, /version, /metrics and /stats."""
 
 from importlib.metadata import version
 from typing import Any
@@ -25,12 +25,21 @@ async def live(server: Server) -> Response:
 
 @router.get("/health", responses=openapi.errors((503,)))
 @router.get("/health/ready", responses=openapi.errors((503,)))
+@router.get("/ping", responses=openapi.errors((503,)))
+@router.post("/ping", responses=openapi.errors((503, *openapi.READ)))
 async def ready(server: Server) -> Response:
     """Whether requests are served now."""
     engine = server.engine
     if engine.health is Health.READY:
         return JSONResponse({"status": engine.health.value})
     return unavailable(engine.health, _reason(server)).response
+
+
+@router.get("/load")
+@router.get("/v1/load")
+async def load(server: Server) -> dict[str, int]:
+    """The number of requests that are not finished, whatever their n."""
+    return {"server_load": server.engine.unfinished}
 
 
 @router.get("/version")

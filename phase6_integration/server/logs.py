@@ -17,7 +17,7 @@ from phase6_integration.server.settings import ServerSettings
 
 CLIENT_LEFT = 499  # logged, never sent
 _POLLED = frozenset(
-    {"/health", "/health/live", "/health/ready", "/metrics"}
+    {"/health", "/health/live", "/health/ready", "/ping", "/load", "/v1/load", "/metrics"}
 )  # logged at debug level while they succeed, and while the model loads
 _LONGEST_PATH = 200  # characters of a path in the log
 access = logging.getLogger("nanoserve.access")

@@ -1,5 +1,5 @@
 """ASGI middleware of every request, outermost first: root path, request id, access log, CORS, last resort, headers,
-host, API key, body, HEAD.
+host, API key, what is not served, body, HEAD.
 
 A route finds `request.state.request_id`, `request.state.tenant`, and `request.state.account`, which it fills for the
 access log.
@@ -22,6 +22,7 @@ from phase6_integration.server.api_keys import ApiKeys, digest
 from phase6_integration.server.budget import Budget, Lease
 from phase6_integration.server.errors import RequestError, overloaded
 from phase6_integration.server.logs import AccessLog
+from phase6_integration.server.not_served import NotServed
 from phase6_integration.server.origins import AllowedHosts, cors
 from phase6_integration.server.root_path import RootPath
 from phase6_integration.server.settings import ServerSettings
@@ -29,7 +30,7 @@ from phase6_integration.server.settings import ServerSettings
 logger = logging.getLogger("nanoserve")
 
 BY_KEY, BY_ADDRESS = "key-", "address-"  # how tenants are known: ids begin with it
-PUBLIC = frozenset({"/", "/health", "/health/live", "/health/ready", "/version"})  # routes without an API key
+PUBLIC = frozenset({"/", "/health", "/health/live", "/health/ready", "/ping", "/version"})  # routes without an API key
 REQUEST_ID = b"x-request-id"
 _SANE_ID = re.compile(rb"[!-~]{1,128}")
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
@@ -51,6 +52,7 @@ def middleware(settings: ServerSettings, keys: ApiKeys | None = None) -> list[Mi
         Middleware(HeaderLimits, settings=settings),
         *hosts,
         Middleware(Auth, keys=keys or ApiKeys(settings.api_keys)),
+        Middleware(NotServed),
         Middleware(BodyLimits, settings=settings),
         Middleware(Heads),
     ]

@@ -34,7 +34,8 @@ HEADERS = {
     503: ("retry-after", "Seconds."),
 }
 ANY = (400, 421, 431, 500)  # errors of the middleware, on every route
-BODY = (400, 404, 408, 413, 415, 503)  # errors of a route with a body
+READ = (408, 413, 415, 503)  # errors of reading a body
+BODY = (400, 404, *READ)  # errors of a route with a body
 ENGINE = (*BODY, 429)  # errors of a route that submits requests to the engine
 
 

@@ -61,7 +61,7 @@ def test_a_request_that_outlasts_the_server_is_one_line(caplog: pytest.LogCaptur
     assert "end of the server" in line.message
 
 
-@pytest.mark.parametrize("path", ["/health", "/metrics"])
+@pytest.mark.parametrize("path", ["/health", "/ping", "/load", "/metrics"])
 def test_polled_routes_are_logged_only_when_they_fail(caplog: pytest.LogCaptureFixture, path: str) -> None:
     async def loads(scope: Any, receive: Any, send: Any) -> None:
         await unavailable(Health.LOADING).response(scope, receive, send)

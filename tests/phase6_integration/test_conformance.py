@@ -49,6 +49,10 @@ ENDPOINTS: list[tuple[Request, str]] = [
     (("POST", "/tokenize", {"prompt": "Hello"}), "application/json"),
     (("POST", "/detokenize", {"tokens": [5]}), "application/json"),
     (("GET", "/health", None), "application/json"),
+    (("GET", "/ping", None), "application/json"),
+    (("POST", "/ping", None), "application/json"),
+    (("GET", "/load", None), "application/json"),
+    (("GET", "/v1/load", None), "application/json"),
     (("GET", "/metrics", None), "text/plain"),
     (("GET", "/stats", None), "application/json"),
     (("GET", "/version", None), "application/json"),
@@ -57,7 +61,7 @@ ENDPOINTS: list[tuple[Request, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("request_", "kind"), ENDPOINTS, ids=[request[1] for request, _ in ENDPOINTS])
+@pytest.mark.parametrize(("request_", "kind"), ENDPOINTS, ids=["".join(request[:2]) for request, _ in ENDPOINTS])
 def test_every_endpoint_answers(request_: Request, kind: str) -> None:
     response = ask(request_, headers={"x-request-id": "mine"})
     assert response.status_code == 200
@@ -176,6 +180,7 @@ ERRORS: list[tuple[str, Request, Callable[[], FakeEngine], dict[str, str], tuple
     ("no key", COMPLETE, FakeEngine, {"authorization": ""}, (401, "authentication_error", "invalid_api_key")),
     ("model", (*COMPLETE[:2], {"prompt": "a", "model": "b"}), FakeEngine, {}, (404, BAD, "model_not_found")),
     ("route", ("GET", "/v2/models", None), FakeEngine, {}, (404, BAD, "not_found")),
+    ("not served", ("POST", "/v1/embeddings", {"input": "a"}), FakeEngine, {}, (404, BAD, "unsupported_endpoint")),
     ("slash", ("GET", "/v1/models/", None), FakeEngine, {}, (404, BAD, "model_not_found")),
     ("method", ("GET", "/v1/completions", None), FakeEngine, {}, (405, BAD, "method_not_allowed")),
     ("deadline", COMPLETE, failing(FinishReason.TIMEOUT), {}, (408, "timeout_error", "deadline_passed")),

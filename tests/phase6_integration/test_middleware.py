@@ -42,6 +42,8 @@ def test_names_differ() -> None:
         "/v1/completions",
         "/v1/models",
         "/metrics",
+        "/load",
+        "/v1/embeddings",
         "/stats",
         "/openapi.json",
         "/nothing",
@@ -59,7 +61,7 @@ def test_without_a_key_all_but_a_few_routes_are_closed(path: str) -> None:
     assert app.seen == []
 
 
-@pytest.mark.parametrize("path", ["/", "/health", "/version"])
+@pytest.mark.parametrize("path", ["/", "/health", "/ping", "/version"])
 def test_the_public_routes_need_no_key(path: str) -> None:
     assert call(App(), path, api_keys=KEYS).status == 200
 
