@@ -46,6 +46,7 @@ class StepReport(NamedTuple):
     gauges: Gauges
     prompt_tokens: int = 0  # lengths of the prompts that got their first token
     generated: int = 0  # tokens
+    cached_tokens: int = 0  # of these prompts, found in the prefix cache
 
 
 class Observer(Protocol):
@@ -248,13 +249,14 @@ class AsyncEngine:
             self._waiting.discard(started.id)
             stream.mark_admitted()
         ended = {one.id for one in update.ended}
-        prompt_tokens = 0
+        prompt_tokens = cached_tokens = 0
         for new in update.outputs:
             output, stream = self._live[new.id]
             if output.done:
                 continue
             if not output.state.generated:
                 prompt_tokens += len(output.request.prompt)
+                cached_tokens += output.state.cached_tokens
             if new.prompt_logprobs is not None:
                 output.state.prompt_logprobs = LogprobArrays(new.prompt_logprobs)
             try:
@@ -271,7 +273,8 @@ class AsyncEngine:
         for one in update.ended:
             self._end(one.id, one.reason, update.at, one.error)
         tokens = update.prefill_tokens, update.decode_tokens
-        report = StepReport(*tokens, update.seconds, update.gauges, prompt_tokens, len(update.outputs))
+        generated = len(update.outputs)
+        report = StepReport(*tokens, update.seconds, update.gauges, prompt_tokens, generated, cached_tokens)
         for observer in self.observers:
             observer.stepped(report)
 

@@ -129,6 +129,11 @@ class OutputTimes(RequestTimes):
         """First token to last token."""
         return self.tokens[-1] - self.tokens[0] if self.tokens else None
 
+    @property
+    def inference(self) -> float | None:
+        """First admission to last token."""
+        return self.tokens[-1] - self.admitted if self.tokens and self.admitted is not None else None
+
 
 @dataclass(slots=True)
 class OutputState:

@@ -46,6 +46,7 @@ class ServerState:
             lambda: engine.gauges,
             up=lambda: engine.health in (Health.READY, Health.DRAINING),
             restarts=lambda: engine.restarts,
+            cache=lambda: cache_config(engine),
         )
         clients = ClientLimits(settings)
         engine.observers += (metrics, clients)
@@ -69,6 +70,20 @@ class ServerState:
             message = f"there is no such model here; served are {', '.join(names)}"
             raise RequestError(404, message, param="model", code="model_not_found")
         return requested
+
+
+def cache_config(engine: AsyncEngine) -> dict[str, str]:
+    """What is known of the KV cache, by vLLM's names; nothing until the engine is ready."""
+    ready, options = engine.ready_info, engine.options
+    if ready is None:
+        return {}
+    return {
+        "block_size": str(ready.page_size),
+        "num_gpu_blocks": str(ready.pages),
+        "cache_dtype": ready.dtype,
+        "enable_prefix_caching": str(options.enable_prefix_caching),
+        "gpu_memory_utilization": str(options.gpu_memory_utilization),
+    }
 
 
 def server_state(request: Request) -> ServerState:

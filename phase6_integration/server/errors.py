@@ -10,7 +10,6 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
-from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
 from phase6_integration.health import Health
@@ -178,14 +177,10 @@ async def _http(request: Request, error: Exception) -> Response:
         405: ("this path does not take this method", "method_not_allowed"),
     }
     message, code = words.get(error.status_code, (str(error.detail), None))
-    headers = {"allow": _methods(request)} if error.status_code == 405 else error.headers
+    headers = error.headers
+    if error.status_code == 405 and (operations := request.app.openapi()["paths"].get(request.url.path)):
+        headers = {"allow": ", ".join(map(str.upper, operations))}  # the router names those of the first route only
     return RequestError(error.status_code, message, code=code, headers=headers).response
-
-
-def _methods(request: Request) -> str:
-    """Those of all routes at this path; the router names only those of the first."""
-    at_path = (route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE)
-    return ", ".join(sorted({method for route in at_path for method in route.methods}))
 
 
 async def _parameters(_: Request, error: Exception) -> Response:

@@ -7,7 +7,7 @@ No label takes a value from a client, so memory does not grow with the number of
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics
@@ -28,6 +28,7 @@ LABELS = ("model_name", "engine")
 WINDOW = 60  # seconds of a rate
 KEPT = 4096  # values of which percentiles are made
 QUANTILES = (50, 90, 99)
+CHOICES = [1.0, 2.0, 5.0, 10.0, 20.0]
 STEP = [float(1), *(float(8 << i) for i in range(12))]  # tokens
 # Bounds in seconds, as vLLM has them: dashboards of several servers can then be laid over each other.
 TTFT = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75]
@@ -113,12 +114,14 @@ class Metrics:
         *,
         up: Callable[[], bool] = lambda: True,
         restarts: Callable[[], int] = lambda: 0,
+        cache: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
+        """`cache`: what is known of the KV cache, by label; nothing until the engine is ready."""
         self._labels = (model_name, "0")
-        self._gauges, self._up, self._restarts = gauges, up, restarts
+        self._gauges, self._up, self._restarts, self._cache = gauges, up, restarts, cache
         self._clock = clock
         self._start = clock()
-        self._prompt_tokens = self._generation_tokens = 0
+        self._prompt_tokens = self._cached_tokens = self._generation_tokens = 0
         self._finished = dict.fromkeys(FinishReason, 0)
         lengths = one_two_five(max(max_model_len, 1))
         self.registry = CollectorRegistry()
@@ -131,9 +134,12 @@ class Metrics:
             "request_queue_time_seconds": REQUEST,
             "request_prefill_time_seconds": REQUEST,
             "request_decode_time_seconds": REQUEST,
+            "request_inference_time_seconds": REQUEST,
             "request_prompt_tokens": lengths,
             "request_generation_tokens": lengths,
             "request_max_num_generation_tokens": lengths,
+            "request_params_max_tokens": lengths,
+            "request_params_n": CHOICES,
             "iteration_tokens_total": STEP,
         }
         self._histograms = {name: self._histogram(name, bounds) for name, bounds in buckets.items()}
@@ -149,8 +155,9 @@ class Metrics:
 
     def stepped(self, report: StepReport) -> None:
         self._prompt_tokens += report.prompt_tokens
+        self._cached_tokens += report.cached_tokens
         self._generation_tokens += report.generated
-        if tokens := report.prefill_tokens + report.decode_tokens:
+        if tokens := report.prefill_tokens + report.generated:
             self._histograms["iteration_tokens_total"].observe(tokens)
             self._rates["prefill_tokens"].add(report.prefill_tokens)
             self._rates["decode_tokens"].add(report.decode_tokens)
@@ -165,7 +172,7 @@ class Metrics:
         times, into = state.times, self._histograms
         into["request_prompt_tokens"].observe(len(request.prompt))
         into["request_generation_tokens"].observe(state.generated)
-        into["request_max_num_generation_tokens"].observe(request.params.max_tokens)
+        into["request_params_max_tokens"].observe(request.params.max_tokens)
         gaps = times.itl
         for gap in gaps:
             into["inter_token_latency_seconds"].observe(gap)
@@ -177,6 +184,7 @@ class Metrics:
             ("request_queue_time_seconds", "queue", times.queue),
             ("request_prefill_time_seconds", None, times.prefill),
             ("request_decode_time_seconds", None, times.decode),
+            ("request_inference_time_seconds", None, times.inference),
             ("request_time_per_output_token_seconds", None, per_token),
         ):
             if seconds is not None:
@@ -184,6 +192,15 @@ class Metrics:
                 if lately is not None:
                     self._latencies[lately].extend((seconds,))
         self._rates["requests"].add(1)
+
+    # Called by responses.
+
+    def answered(self, n: int, outputs: Sequence[OutputState]) -> None:
+        """All n completions of each prompt of a request have finished."""
+        for first in range(0, len(outputs), n):
+            longest = max(output.generated for output in outputs[first : first + n])
+            self._histograms["request_params_n"].observe(n)
+            self._histograms["request_max_num_generation_tokens"].observe(longest)
 
     # Read by clients.
 
@@ -196,8 +213,11 @@ class Metrics:
             gauge = GaugeMetricFamily(name, text, labels=LABELS)
             gauge.add_metric(self._labels, value_now)
             yield gauge
+        yield self._waiting(gauges)
+        yield self._cache_config()
         counted = [(f"vllm:{name}", text, value(gauges)) for name, text, value in COUNTERS]
         counted.append(("vllm:prompt_tokens", "Tokens of the prompts that were answered.", self._prompt_tokens))
+        counted.append(("vllm:prompt_tokens_cached", "Of these, found in the prefix cache.", self._cached_tokens))
         counted.append(("vllm:generation_tokens", "Tokens generated.", self._generation_tokens))
         counted.append(("nanoserve:engine_restarts", "Engine processes started after a failure.", self._restarts()))
         counted.append(("nanoserve:log_lines_dropped", "Log lines dropped: stderr was not read.", dropped_lines()))
@@ -209,6 +229,20 @@ class Metrics:
         for reason, count in self._finished.items():
             ends.add_metric((*self._labels, reason.value), count)
         yield ends
+
+    def _waiting(self, gauges: Gauges) -> Metric:
+        text = "Requests that wait: for memory or a place in the batch, or for anything else."
+        waiting = GaugeMetricFamily("vllm:num_requests_waiting_by_reason", text, labels=(*LABELS, "reason"))
+        for reason, count in (("capacity", gauges.waiting), ("deferred", 0)):
+            waiting.add_metric((*self._labels, reason), count)
+        return waiting
+
+    def _cache_config(self) -> Metric:
+        known = self._cache()
+        info = GaugeMetricFamily("vllm:cache_config_info", "The KV cache, in labels.", labels=(*LABELS, *known))
+        if known:
+            info.add_metric((*self._labels, *known.values()), 1)
+        return info
 
     def exposition(self) -> tuple[bytes, str]:
         """The metrics as text, and the content type. Always Prometheus' text format: OpenMetrics would write `vllm_`

@@ -138,7 +138,7 @@ class SamplingFields(RequestModel):
     frequency_penalty: float | None = bounded(-2, 2)
     repetition_penalty: float | None = bounded(*REPETITION_PENALTY)
     logit_bias: Biases | None = None
-    allowed_token_ids: AllowedTokens | None = None  # with those that end an output
+    allowed_token_ids: AllowedTokens | None = None
     bad_words: Annotated[list[Stop], Field(max_length=MAX_BAD_WORDS // 2)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None

@@ -118,6 +118,7 @@ class _Sender:
                 self._check(chunk)
                 self.formatter.accumulate(chunk)
             lease.cover(size + self.formatter.text_bytes)
+        self._answered()
         await self.writer.write_json(self.formatter.whole())
 
     async def stream(self) -> None:
@@ -136,6 +137,7 @@ class _Sender:
             try:
                 async for chunks in arriving:
                     await self._send(chunks)
+                self._answered()
                 last = self.formatter.last_chunk()
             except RequestError as error:
                 last = event(error.content)
@@ -148,6 +150,9 @@ class _Sender:
             await self.writer.write(last + DONE, more=False)
 
     # endregion
+
+    def _answered(self) -> None:
+        self.server.metrics.answered(self.formatter.n, self.outputs.states)
 
     @property
     def _ended_early(self) -> bool:

@@ -41,6 +41,17 @@ CONTRACT = {
     "vllm:prefix_cache_hits_total",
     "vllm:request_time_per_output_token_seconds_bucket",
     "vllm:iteration_tokens_total_bucket",
+    "vllm:request_params_n_bucket",
+    "vllm:request_params_max_tokens_bucket",
+    "vllm:request_inference_time_seconds_sum",
+    "vllm:num_requests_waiting_by_reason",
+    "vllm:prompt_tokens_cached_total",
+}
+READ_BY_ENDPOINT_PICKERS = {  # the model server protocol of the gateway API's inference extension
+    "vllm:num_requests_waiting": set(),
+    "vllm:num_requests_running": set(),
+    "vllm:kv_cache_usage_perc": set(),
+    "vllm:cache_config_info": {"block_size", "num_gpu_blocks"},
 }
 
 
@@ -58,7 +69,8 @@ class Engine:
     def __init__(self) -> None:
         self.clock = Clock()
         self.gauges = Gauges(pages_total=100, pages_free=100)
-        self.metrics = Metrics("tiny", 300, lambda: self.gauges, self.clock)
+        self.cache = {"block_size": "16", "num_gpu_blocks": "100"}
+        self.metrics = Metrics("tiny", 300, lambda: self.gauges, self.clock, cache=lambda: self.cache)
 
     def answer(self, reason: FinishReason, prompt: int = 7, tokens: int = 3, gap: float = 0.03) -> None:
         """One that waited 0.5 s, prefilled 0.25 s, and then had a token every `gap`."""
@@ -98,7 +110,20 @@ def test_every_series_that_dashboards_read_is_there_before_anything_happened() -
 def test_every_series_is_labelled_as_vllm_labels_it() -> None:
     samples = [sample for family in read_text(Engine().text()) for sample in family.samples]
     assert all(sample.labels["model_name"] == "tiny" and sample.labels["engine"] == "0" for sample in samples)
-    assert {name for sample in samples for name in sample.labels} == {"model_name", "engine", "le", "finished_reason"}
+    own = {name for sample in samples for name in sample.labels} - {"model_name", "engine"}
+    assert own == {"le", "finished_reason", "reason", "block_size", "num_gpu_blocks"}
+
+
+def test_endpoint_pickers_find_their_gauges_and_labels() -> None:
+    found = {sample.name: set(sample.labels) for family in read_text(Engine().text()) for sample in family.samples}
+    assert all(found[name] >= labels for name, labels in READ_BY_ENDPOINT_PICKERS.items())
+
+
+def test_the_cache_is_described_once_the_engine_is_ready() -> None:
+    engine = Engine()
+    assert engine.value("vllm:cache_config_info", block_size="16", num_gpu_blocks="100") == 1
+    engine.cache = {}
+    assert not re.search(r"^vllm:cache_config_info", engine.text(), re.MULTILINE)
 
 
 def test_types_are_those_of_vllm() -> None:
@@ -107,6 +132,8 @@ def test_types_are_those_of_vllm() -> None:
         "vllm:num_requests_running",
         "vllm:num_requests_waiting",
         "vllm:kv_cache_usage_perc",
+        "vllm:num_requests_waiting_by_reason",
+        "vllm:cache_config_info",
         "nanoserve:engine_up",
     }
     assert types["vllm:prompt_tokens"] == types["vllm:request_success"] == "counter"
@@ -124,6 +151,8 @@ def test_gauges_are_those_of_the_latest_update() -> None:
     engine.gauges = Gauges(3, 2, 100, 60, 30, 10, preemptions=4, query_tokens=50, hit_tokens=20)
     assert engine.value("vllm:num_requests_running") == 3
     assert engine.value("vllm:num_requests_waiting") == 2
+    assert engine.value("vllm:num_requests_waiting_by_reason", reason="capacity") == 2
+    assert engine.value("vllm:num_requests_waiting_by_reason", reason="deferred") == 0
     assert engine.value("vllm:kv_cache_usage_perc") == pytest.approx(0.3)
     assert engine.value("vllm:num_preemptions_total") == 4
     assert engine.value("vllm:prefix_cache_queries_total") == 50
@@ -147,7 +176,8 @@ def test_a_served_answer_is_in_every_histogram() -> None:
         ("request_decode_time_seconds", 0.06, 1),
         ("request_prompt_tokens", 7, 1),
         ("request_generation_tokens", 3, 1),
-        ("request_max_num_generation_tokens", 20, 1),
+        ("request_inference_time_seconds", 0.31, 1),
+        ("request_params_max_tokens", 20, 1),
     ):
         assert engine.value(f"vllm:{name}_sum") == pytest.approx(value), name
         assert engine.value(f"vllm:{name}_count") == count, name
@@ -155,6 +185,14 @@ def test_a_served_answer_is_in_every_histogram() -> None:
     assert engine.value("vllm:time_to_first_token_seconds_bucket", le="0.75") == 1
     assert engine.value("vllm:request_prompt_tokens_bucket", le="5.0") == 0
     assert engine.value("vllm:request_prompt_tokens_bucket", le="10.0") == 1
+
+
+def test_the_completions_of_a_prompt_are_one_request() -> None:
+    engine = Engine()
+    engine.metrics.answered(2, [OutputState(OutputTimes(0), generated=count) for count in (3, 9, 4, 1)])
+    assert (engine.value("vllm:request_params_n_sum"), engine.value("vllm:request_params_n_count")) == (4, 2)
+    assert engine.value("vllm:request_max_num_generation_tokens_sum") == 9 + 4
+    assert engine.value("vllm:request_max_num_generation_tokens_count") == 2
 
 
 def test_an_answer_of_one_token_has_no_time_between_tokens() -> None:
@@ -177,16 +215,18 @@ def test_ends_are_counted_by_their_reason_and_only_good_ones_have_latencies(reas
 
 def test_tokens_are_counted_as_they_come_not_when_their_answer_ends() -> None:
     engine = Engine()
-    engine.metrics.stepped(StepReport(7, 2, 0.01, engine.gauges, prompt_tokens=7, generated=3))
+    engine.metrics.stepped(StepReport(7, 2, 0.01, engine.gauges, prompt_tokens=7, generated=3, cached_tokens=4))
     engine.metrics.stepped(StepReport(0, 3, 0.01, engine.gauges, generated=3))
     assert (engine.value("vllm:prompt_tokens_total"), engine.value("vllm:generation_tokens_total")) == (7, 6)
+    assert engine.value("vllm:prompt_tokens_cached_total") == 4
     engine.answer(FinishReason.STOP)
     assert (engine.value("vllm:prompt_tokens_total"), engine.value("vllm:generation_tokens_total")) == (7, 6)
 
 
 def test_steps_are_weighed_and_idle_ones_are_not() -> None:
+    """A step's tokens are the prompt tokens that it computed and those that it generated."""
     engine = Engine()
-    engine.metrics.stepped(StepReport(100, 28, 0.01, engine.gauges))
+    engine.metrics.stepped(StepReport(100, 27, 0.01, engine.gauges, prompt_tokens=100, generated=28))
     engine.metrics.stepped(StepReport(0, 0, 0.0, engine.gauges))
     assert engine.value("vllm:iteration_tokens_total_count") == 1
     assert engine.value("vllm:iteration_tokens_total_sum") == 128
