@@ -63,6 +63,7 @@ class Loop:
         self._compiling: dict[str, tuple[EngineRequest, Future[Any]]] = {}  # requests to be submitted
         self._requests: dict[str, Request] = {}  # the end of each is not sent yet
         self._unannounced: dict[str, Request] = {}  # the admission of each is not sent yet
+        self._unscored: set[str] = set()  # the prompt logprobs of each are not sent yet
 
     # region exercise 6.2
     def run(self) -> None:
@@ -121,6 +122,8 @@ class Loop:
             self.channel.send(Update(self.core.clock(), 0.0, 0, 0, [], [], ended, Gauges.read(self.scheduler)))
             return
         self._requests[id] = self._unannounced[id] = request
+        if params.prompt_logprobs is not None:
+            self._unscored.add(id)
 
     def _update(self, step: Step) -> Update:
         """The message about a step: requests that started, tokens, requests that ended, and the gauges."""
@@ -128,12 +131,14 @@ class Loop:
         outputs, ended = [], []
         for request, token, reason, logprobs in step.events:
             if token is not None:
-                scores = request.prompt_logprobs if len(request.output_tokens) == 1 else None
+                scores = request.prompt_logprobs if request.id in self._unscored else None
+                self._unscored.discard(request.id)
                 outputs.append(Output(request.id, token, logprobs, scores or None, reason))
             if reason is not None:
                 ended.append(Ended(request.id, reason, request.error))
                 self._requests.pop(request.id, None)
                 self._unannounced.pop(request.id, None)
+                self._unscored.discard(request.id)
         now = Gauges.read(self.scheduler)
         seconds = step.seconds
         return Update(self.core.clock(), seconds, step.prefill_tokens, step.decode_tokens, started, outputs, ended, now)

@@ -151,9 +151,12 @@ def test_what_can_never_be_served_is_refused_at_once() -> None:
     run(test())
 
 
-def test_prompts_are_scored(on_the_engine: OnTheEngine) -> None:
+@pytest.mark.parametrize("grammar", [None, 'start: "the pages of a cache"'], ids=["free", "forced"])
+def test_prompts_are_scored(on_the_engine: OnTheEngine, grammar: str | None) -> None:
+    """Also if a grammar forces tokens behind the first one of the output."""
+
     async def test(made: AsyncEngine) -> None:
-        params = SamplingParams(max_tokens=2, temperature=0, prompt_logprobs=2)
+        params = SamplingParams(max_tokens=2, temperature=0, prompt_logprobs=2, grammar=grammar)
         for name in ("first", "again"):
             reply = made.submit([EngineRequest(name, PROMPTS[0], params)])
             await read(reply)

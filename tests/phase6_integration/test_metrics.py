@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as read_text
@@ -105,6 +106,12 @@ def test_every_series_that_dashboards_read_is_there_before_anything_happened() -
         "nanoserve:log_lines_dropped_total",
     }  # vLLM has none of these
     assert {name for name in names if not name.startswith("vllm:")} == ours
+
+
+def test_the_readme_lists_every_metric() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    names = [family.name.removeprefix("vllm:") for family in read_text(Engine().text())]
+    assert [name for name in names if f"`{name}`" not in readme] == []
 
 
 def test_every_series_is_labelled_as_vllm_labels_it() -> None:

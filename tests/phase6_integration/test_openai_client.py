@@ -48,6 +48,20 @@ def test_a_chat_completion(client: OpenAI) -> None:
     assert done.id.startswith("chatcmpl-")
 
 
+def test_bad_words_are_not_said_and_only_allowed_tokens_are(client: OpenAI) -> None:
+    text = client.chat.completions.create(messages=CHAT, **GREEDY).choices[0].message.content
+    assert text
+    words = [word.strip(".,") for word in text.split()[:3]]
+    without = client.chat.completions.create(messages=CHAT, extra_body={"bad_words": words}, **GREEDY)
+    said = without.choices[0].message.content
+    assert said
+    assert not [word for word in words if f" {word} " in f" {said} "]
+    only = {"allowed_token_ids": [300, 301, 302], "return_token_ids": True}
+    choice: Any = client.chat.completions.create(messages=CHAT, extra_body=only, **GREEDY).choices[0]
+    assert {*choice.token_ids} <= {300, 301, 302}
+    assert len(choice.token_ids) == 24
+
+
 def test_a_streamed_chat_completion_is_the_same(client: OpenAI) -> None:
     whole = client.chat.completions.create(messages=CHAT, **GREEDY)
     stream = client.chat.completions.create(
