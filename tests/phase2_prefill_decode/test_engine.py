@@ -128,6 +128,16 @@ class TestEnds:
         assert answer.text == text[: text.index(stop)]
         assert answer.finish_reason is FinishReason.STOP
 
+    def test_by_a_stop_that_is_part_of_the_text(self, model: Model) -> None:
+        whole = Engine(model).generate([PROMPTS[0]], GREEDY)[0]
+        assert model.tokenizer is not None
+        stop = whole.text[8:12]
+        string = replace(GREEDY, stop=stop, include_stop_str_in_output=True)
+        assert Engine(model).generate([PROMPTS[0]], string)[0].text == whole.text[: whole.text.index(stop) + 4]
+        token = replace(GREEDY, stop_token_ids=[whole.output_tokens[5]], include_stop_str_in_output=True)
+        answer = Engine(model).generate([PROMPTS[0]], token)[0]
+        assert answer.text == model.tokenizer.decode(answer.output_tokens)
+
     def test_by_length_with_text_that_was_held_back_as_the_start_of_a_stop_string(self, model: Model) -> None:
         text = Engine(model).generate([PROMPTS[0]], GREEDY)[0].text
         params = replace(GREEDY, stop=text[-3:] + "\x00")
