@@ -38,6 +38,7 @@ class Outputs:
 
 class Formatter:
     text_bytes = 0
+    n = 1
 
     def accumulate(self, chunk: Any) -> None:
         self.text_bytes += len(chunk.text)
@@ -56,7 +57,8 @@ def sender(failure: Exception | None = None) -> tuple[Any, list[bytes]]:
     async def send(message: Any) -> None:
         sent.append(message.get("body", b""))
 
-    server: Any = SimpleNamespace(settings=ServerSettings())
+    metrics = SimpleNamespace(answered=lambda n, outputs: None)
+    server: Any = SimpleNamespace(settings=ServerSettings(), metrics=metrics)
     formatter: Any = Formatter()
     outputs: Any = Outputs(failure)
     return _Sender(server, formatter, outputs, ResponseWriter(send, 30), Account(), "id"), sent
