@@ -129,8 +129,10 @@ class Constraint:
         """
         if self.matcher is None or index + 1 != len(self._followed):
             return None
-        tokens = tuple(self.matcher.compute_ff_tokens()) if self._jumps else ()
-        return Forced(tokens, self.matcher.is_stopped()) if tokens or self.matcher.is_stopped() else None
+        tokens = self.matcher.compute_ff_tokens() if self._jumps else []
+        self._follow(tokens)
+        ends = self.matcher.is_stopped()
+        return Forced(tuple(tokens), ends) if tokens or ends else None
 
     @property
     def error(self) -> str | None:

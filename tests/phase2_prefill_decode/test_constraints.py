@@ -126,6 +126,20 @@ def test_the_end_of_the_grammar_is_the_end_of_the_output() -> None:
     assert of.forced(0) == Forced((), ends=True)
 
 
+def test_forced_tokens_may_be_the_end_of_the_grammar() -> None:
+    of = constraint(request(grammar=LLMatcher.grammar_from_regex("abc+d")))
+    a, b, c, d = (TOKENIZER.encode(letter, add_special_tokens=False)[0] for letter in "abcd")
+    of.take(0, a)
+    assert of.forced(0) == Forced((b,)), "c may begin a longer token: it is not forced yet"
+    assert allowed(of, 1) == [b], "they are not committed yet"
+    made = request([a], grammar=LLMatcher.grammar_from_regex("ab|cd"))
+    of = constraint(made)
+    of.take(0, a)
+    made.output_tokens.clear()
+    of.take(0, c)
+    assert of.forced(0) == Forced((d,), ends=True)
+
+
 def test_an_end_token_ends_a_grammar_that_could_go_on_even_if_it_is_ignored() -> None:
     no = TOKENIZER.encode("no", add_special_tokens=False)
     of = constraint(request(no, grammar=YES_OR_NO, ignore_eos=True))
