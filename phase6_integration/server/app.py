@@ -5,7 +5,19 @@ from importlib.metadata import version
 from fastapi import FastAPI
 
 from phase6_integration.async_engine import AsyncEngine
-from phase6_integration.server import chat, completions, errors, health, model, openapi, playground, responses, schemas
+from phase6_integration.server import (
+    chat,
+    completions,
+    errors,
+    health,
+    model,
+    openapi,
+    playground,
+    responses,
+    responses_api,
+    responses_schemas,
+    schemas,
+)
 from phase6_integration.server.api_keys import ApiKeys
 from phase6_integration.server.dependencies import ServerState
 from phase6_integration.server.middleware import middleware
@@ -14,6 +26,7 @@ from phase6_integration.server.settings import ServerSettings
 DESCRIBED = (
     *(schemas.CompletionRequest, responses.CompletionResponse, responses.CompletionChunk),
     *(schemas.ChatRequest, responses.ChatResponse, responses.ChatChunk),
+    *(responses_schemas.ResponsesRequest, responses_schemas.ResponsesResponse, responses_schemas.ResponsesEvent),
     *(schemas.TokenizeRequest, responses.TokenizeResponse, schemas.DetokenizeRequest, responses.DetokenizeResponse),
 )
 
@@ -32,7 +45,7 @@ def create_app(engine: AsyncEngine, settings: ServerSettings, keys: ApiKeys | No
         middleware=middleware(settings, keys),
     )
     app.state.server = ServerState.of(engine, settings)
-    for module in (completions, chat, model, health, playground):
+    for module in (completions, chat, responses_api, model, health, playground):
         app.include_router(module.router)
     openapi.install(app, DESCRIBED, app.state.server.limits, keys=bool(settings.api_keys))
     errors.install(app)

@@ -1,5 +1,6 @@
 """POST /v1/chat/completions."""
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
@@ -8,7 +9,7 @@ from phase0_request.request import FinishReason
 from phase6_integration.outputs import Chunk
 from phase6_integration.server import openapi
 from phase6_integration.server.bad_words import bad_words
-from phase6_integration.server.dependencies import Server, json_body
+from phase6_integration.server.dependencies import Server, ServerState, json_body
 from phase6_integration.server.errors import conflict
 from phase6_integration.server.formatter import Formatter
 from phase6_integration.server.logprobs import for_chat
@@ -37,6 +38,13 @@ async def create_chat_completion(
     body: Annotated[ChatRequest, json_body(ChatRequest)], request: Request, server: Server
 ) -> Response:
     """A conversation, continued by the assistant."""
+    return await continue_chat(body, request, server, ChatFormatter)
+
+
+async def continue_chat(
+    body: ChatRequest, request: Request, server: ServerState, make: "Callable[..., ChatFormatter]"
+) -> GenerationResponse:
+    """The answer to a conversation, for every API that has them. `make` is called as ChatFormatter is."""
     check_options(server, body, 1)
     if body.top_logprobs is not None and not body.logprobs:
         raise conflict("top_logprobs", "top_logprobs need logprobs; set logprobs to true")
@@ -48,7 +56,7 @@ async def create_chat_completion(
     prompt = truncate(prompt, body, length or 1, context)
     default = server.settings.sampling_defaults.get("max_tokens")
     lengths = output_lengths([prompt], length, default, context, "messages")
-    formatter = ChatFormatter(server, body, request.state.request_id, [prompt])
+    formatter = make(server, body, request.state.request_id, [prompt])
     formatter.logprobs = bool(body.logprobs)
     if body.return_token_ids:
         formatter.first_event["prompt_token_ids"] = prompt
@@ -60,7 +68,7 @@ async def create_chat_completion(
 
 
 class ChatFormatter(Formatter):
-    prefix = "chatcmpl"
+    prefix = "chatcmpl-"
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 

@@ -106,7 +106,7 @@ async def _echo(pool: TokenizerPool, prompt: _Prompt, skip_special_tokens: bool)
 
 
 class CompletionFormatter(Formatter):
-    prefix = "cmpl"
+    prefix = "cmpl-"
     object = chunk_object = "text_completion"
 
     def __init__(

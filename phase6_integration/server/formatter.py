@@ -15,22 +15,31 @@ import msgspec
 
 from phase6_integration.outputs import Chunk, OutputState
 from phase6_integration.server.dependencies import ServerState
+from phase6_integration.server.errors import RequestError
 from phase6_integration.server.logprobs import TokenIds, for_prompt
 from phase6_integration.server.schemas import SamplingFields, StreamOptions
 
+DONE = b"data: [DONE]\n\n"
 BLOCK = 64  # items of an iterator that are encoded at a time
 encode = msgspec.json.Encoder(enc_hook=list).encode  # an iterator is an array
 
 
 def pieces(value: Any) -> Iterator[bytes]:
-    """The JSON of a value in pieces: an object field by field, an iterator BLOCK items at a time."""
-    if isinstance(value, dict):
+    """The JSON of a value in pieces: an object field by field, a tuple item by item, an iterator BLOCK items at a
+    time."""
+    if isinstance(value, dict) and value:
         before = b"{"
         for name, field in value.items():
             yield before + encode(name) + b":"
             yield from pieces(field)
             before = b","
         yield b"}"
+    elif isinstance(value, tuple):
+        yield b"["
+        for index, item in enumerate(value):
+            yield b"," if index else b""
+            yield from pieces(item)
+        yield b"]"
     elif isinstance(value, Iterator):
         before = b"["
         while block := list(islice(value, BLOCK)):
@@ -44,7 +53,7 @@ def pieces(value: Any) -> Iterator[bytes]:
 class Formatter(ABC):
     """The response to one request. Its choices are numbered as the outputs of the engine are."""
 
-    prefix: str  # of the id
+    prefix: str  # of the id, such as "cmpl-"
     object: str
     chunk_object: str
 
@@ -52,7 +61,7 @@ class Formatter(ABC):
         self, server: ServerState, body: SamplingFields, request_id: str, prompts: Sequence[tuple[int, ...]]
     ) -> None:
         options = body.stream_options or StreamOptions()
-        self.id = f"{self.prefix}-{body.request_id or request_id}"
+        self.id = f"{self.prefix}{body.request_id or request_id}"
         self.model = server.model_name(body.model)
         self.created = int(time.time())
         self.n = body.n or 1
@@ -128,10 +137,14 @@ class Formatter(ABC):
         return b"".join((b"data: ", self._head, encode(choice), b"]", first, usage, b"}\n\n"))
 
     def last_chunk(self) -> bytes:
-        """The chunk with the usage, if requested."""
+        """The end of a stream: the chunk with the usage, if requested, and [DONE]."""
         if not self.include_usage:
-            return b""
-        return b"".join((b"data: ", self._head, b'],"usage":', encode(self.usage), b"}\n\n"))
+            return DONE
+        return b"".join((b"data: ", self._head, b'],"usage":', encode(self.usage), b"}\n\n", DONE))
+
+    def failed(self, error: RequestError) -> bytes:
+        """The end of a stream that has failed: the error, and [DONE]."""
+        return b"".join((b"data: ", error.content, b"\n\n", DONE))
 
     def whole(self) -> Iterator[bytes]:
         """The whole response in pieces. Each choice is freed once it is written."""

@@ -49,11 +49,11 @@ def errors(statuses: Iterable[int]) -> Responses:
     return found
 
 
-def answer(model: type[BaseModel], chunk: type[BaseModel] | None = None) -> Responses:
-    """The response of a route with status 200, and its chunks if it can be streamed."""
+def answer(model: type[BaseModel], chunk: type[BaseModel] | None = None, done: bool = True) -> Responses:
+    """The response of a route with status 200, and its chunks if it can be streamed. `done`: [DONE] ends a stream."""
     content: Document = {"application/json": {"schema": _ref(model)}}
     if chunk is not None:
-        content["text/event-stream"] = {"schema": _event(chunk)}
+        content["text/event-stream"] = {"schema": _event(chunk, done)}
     return {200: {"description": "The answer.", "content": content}}
 
 
@@ -112,8 +112,12 @@ def _header(name: str, description: str) -> Document:
     return {name: {"description": description, "required": True, "schema": {"type": "string"}}}
 
 
-def _event(chunk: type[BaseModel]) -> Document:
+def _event(chunk: type[BaseModel], done: bool) -> Document:
     """One event of a stream: a chunk, an error, or the end."""
+    if not done:
+        data: Document = {"type": "string", "contentMediaType": "application/json", "contentSchema": _ref(chunk)}
+        properties: Document = {"event": {"type": "string"}, "data": data}
+        return {"type": "object", "required": ["event", "data"], "properties": properties}
     json = {"contentMediaType": "application/json", "contentSchema": {"anyOf": [_ref(chunk), _ref(ErrorResponse)]}}
     data = {"type": "string", "anyOf": [{"const": "[DONE]"}, json]}
     return {"type": "object", "required": ["data"], "properties": {"data": data}}

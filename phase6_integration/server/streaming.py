@@ -23,7 +23,6 @@ from phase6_integration.server.schemas import SamplingFields
 
 logger = logging.getLogger("nanoserve")
 
-DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 PIECE = 1 << 16  # bytes of one send: larger bodies are sent in pieces
 JSON = (b"content-type", b"application/json")
@@ -61,13 +60,13 @@ class GenerationResponse(Response):
         formatter, account = self._formatter, scope["state"]["account"]
         account.prompt_tokens, account.n, account.user = formatter.prompt_tokens, formatter.n, self._user
         size = answer_bytes(self._requests, self._server.answers)
-        with self._server.answers.lease(size) as lease, self._submit() as outputs:
+        with self._server.answers.lease(size + formatter.text_bytes) as lease, self._submit() as outputs:
             account.outputs = formatter.outputs = outputs.states
             writer = ResponseWriter(send, self._server.settings.send_timeout)
             sender = _Sender(self._server, formatter, outputs, writer, account, scope["state"]["request_id"])
             async with _beside(_abort_on_disconnect(receive, outputs)):
                 try:
-                    await (sender.stream() if self._stream else sender.whole(lease, size))
+                    await (sender.stream(lease, size) if self._stream else sender.whole(lease, size))
                 except SlowReaderError as error:  # the response stays unfinished, so the server closes the connection
                     account.error = str(error)
                 except ClientLeftError:
@@ -121,10 +120,10 @@ class _Sender:
         self._answered()
         await self.writer.write_json(self.formatter.whole())
 
-    async def stream(self) -> None:
+    async def stream(self, lease: Lease, size: int) -> None:
         """Send events. The status is sent once the engine has admitted the request, so that an earlier failure has a
         status of its own; a later one is an event. A request that waits for long gets its status and comments, so that
-        no proxy or client gives it up. The last event is always [DONE]."""
+        no proxy or client gives it up. The formatter writes the end, also that of a failure."""
         admitted = await self.outputs.admitted(self.server.settings.keepalive)
         arriving = aiter(self.outputs)
         first = [self._event(chunk) for chunk in await anext(arriving, [])] if admitted and self._ended_early else []
@@ -137,17 +136,18 @@ class _Sender:
             try:
                 async for chunks in arriving:
                     await self._send(chunks)
+                    lease.cover(size + self.formatter.text_bytes)
                 self._answered()
                 last = self.formatter.last_chunk()
             except RequestError as error:
-                last = event(error.content)
+                last = self.formatter.failed(error)
             except (SlowReaderError, ClientLeftError):
                 raise
             except Exception as error:
                 logger.exception("a stream failed by a fault of the server", extra={"fields": {"id": self.request_id}})
                 self.account.error = repr(error)
-                last = event(self._fault.content)
-            await self.writer.write(last + DONE, more=False)
+                last = self.formatter.failed(self._fault)
+            await self.writer.write(last, more=False)
 
     # endregion
 
@@ -289,10 +289,6 @@ class ResponseWriter:
         self._last_send = asyncio.get_running_loop().time()
 
     # endregion
-
-
-def event(content: bytes) -> bytes:
-    return b"data: " + content + b"\n\n"
 
 
 async def _abort_on_disconnect(receive: Receive, outputs: OutputStream) -> None:

@@ -80,8 +80,9 @@ def test_the_lease_of_an_answer_grows_with_its_text() -> None:
 def test_nothing_is_sent_to_a_client_that_left_or_does_not_read(error: Exception) -> None:
     async def test() -> None:
         one, sent = sender(error)
+        lease: Any = SimpleNamespace(cover=lambda _: None)
         with pytest.raises(type(error)):
-            await one.stream()
+            await one.stream(lease, 0)
         assert sent == [b"", b"chunk", b"chunk"]
 
     run(test)
