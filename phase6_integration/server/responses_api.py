@@ -38,6 +38,7 @@ OWN = {  # fields of a chat request, as this API calls them
     "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
     "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
 }
 
 
@@ -70,6 +71,8 @@ def chat_body(request: ResponsesRequest) -> dict[str, Any]:
         "logprobs": logprobs or None,
         "top_logprobs": request.top_logprobs if logprobs else None,
         "parallel_tool_calls": request.parallel_tool_calls,
+        "reasoning_effort": request.reasoning.effort if request.reasoning else None,
+        "chat_template_kwargs": request.chat_template_kwargs,
         "response_format": _response_format(request),
         "tools": [_tool(tool) for tool in request.tools] if request.tools else None,
         "tool_choice": _tool_choice(request),

@@ -79,6 +79,7 @@ class ResponsesFormatter(ChatFormatter):
     def failed(self, error: RequestError) -> bytes:
         """The error as an event, and as the state of the answer."""
         events = self._begin()
+        self._cut = True
         events.append(self._event("error", {"code": error.code, "message": error.message, "param": error.param}))
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
         failed = self._answer("failed", self._output(), error={"code": code, "message": error.message})
@@ -151,9 +152,11 @@ class ResponsesFormatter(ChatFormatter):
         }
 
 
-def _scores(choice: Json) -> Iterable[Json]:
-    scores: Iterable[Json] = (choice["logprobs"] or {}).get("content", ())
-    return scores
+def _scores(choice: Json) -> Iterator[Json]:
+    """The logprobs of a chat answer. Here every token has bytes; a special token has none of text."""
+    for entry in (choice["logprobs"] or {}).get("content", ()):
+        top = [{**other, "bytes": other["bytes"] or []} for other in entry["top_logprobs"]]
+        yield {**entry, "bytes": entry["bytes"] or [], "top_logprobs": top}
 
 
 def _usage(chat: Json) -> Json:
@@ -184,7 +187,7 @@ def _echo(asked: ResponsesRequest) -> Json:
         "max_tool_calls": None,
         "metadata": given("metadata", {}),
         "parallel_tool_calls": given("parallel_tool_calls", True),
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {"effort": asked.reasoning and asked.reasoning.effort, "summary": None},
         **{name: given(name, getattr(DEFAULTS, name)) for name in sampling},
         "top_logprobs": given("top_logprobs", 0),
         "text": {"format": format.model_dump(by_alias=True) if format else {"type": "text"}},

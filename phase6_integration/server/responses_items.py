@@ -35,7 +35,7 @@ class Item:
         return {"type": self.grows, "text": self.text}
 
     def json(self, status: str) -> Json:
-        content = (self.part,) if self.pieces else ()
+        content = () if status == "in_progress" else (self.part,)
         return {"id": self.id, "type": self.type, "status": status, "summary": (), "content": content}
 
     def added(self) -> Events:
@@ -70,7 +70,7 @@ class Message(Item):
         return {**super().part, "annotations": (), "logprobs": self.logprobs}
 
     def json(self, status: str) -> Json:
-        content = (self.part,) if self.pieces else ()
+        content = () if status == "in_progress" else (self.part,)
         return {"id": self.id, "type": self.type, "status": status, "role": "assistant", "content": content}
 
     def grown(self, delta: str, logprobs: Iterable[Json]) -> Events:

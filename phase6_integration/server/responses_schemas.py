@@ -19,7 +19,7 @@ from phase6_integration.server.schemas import (
     TopLogprobs,
 )
 
-MAX_TOOLS = 1024
+MAX_TOOLS = 512
 MAX_METADATA = 16  # pairs
 LOGPROBS = "message.output_text.logprobs"  # of `include`
 _NAME = re.compile(r"[a-z0-9_]{1,40}")
@@ -127,9 +127,12 @@ Items = Annotated[list[Item], Field(min_length=1, fail_fast=True), FewItems("mes
 # The request.
 
 
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+
+
 class FunctionTool(RequestModel):
     type: Literal["function"]
-    name: str
+    name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -137,7 +140,7 @@ class FunctionTool(RequestModel):
 
 class NamedTool(RequestModel):
     type: Literal["function"]
-    name: str
+    name: FunctionName
 
 
 ToolChoice = Annotated[
@@ -178,7 +181,7 @@ class TextOptions(RequestModel):
 
 
 class ReasoningOptions(RequestModel):
-    effort: Annotated[Any, Unsupported("none")] = None
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Hint = None
     generate_summary: Hint = None
     context: Hint = None
@@ -215,6 +218,7 @@ class ResponsesRequest(SamplingFields):
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
     include: list[Included] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=MAX_METADATA)] | None = None
     access_programs: Hint = None
     image: Hint = None

@@ -1,0 +1,651 @@
+"""/v1/responses: OpenAI's Responses API, against the official client's types and helpers."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, get_args
+
+import openai
+import pytest
+from openai import OpenAI
+from openai.types.responses import Response, ResponseStreamEvent
+
+from phase0_request.request import FinishReason
+from phase6_integration.async_engine import AsyncEngine
+from phase6_integration.messages import EngineRequest
+from phase6_integration.options import EngineOptions
+from phase6_integration.outputs import Chunk
+from phase6_integration.server.app import create_app
+from phase6_integration.server.chat import ChatFormatter
+from phase6_integration.server.responses_api import chat_body
+from phase6_integration.server.responses_schemas import ResponsesEvent, ResponsesRequest, ResponsesResponse
+from phase6_integration.server.settings import ServerSettings
+from tests.phase6_integration.asgi import Call
+from tests.phase6_integration.fake_engine import FakeEngine, Script, echo, says, served
+
+pytestmark = pytest.mark.usefixtures("one_tokenizer")
+PATH = "/v1/responses"
+KEY = "sk-of-the-test"
+EVENTS: dict[str, Any] = {  # by type, in the official client
+    kind: event
+    for event in get_args(get_args(ResponseStreamEvent)[0])
+    for kind in get_args(event.model_fields["type"].annotation)
+}
+TOOL = {"type": "function", "name": "weather", "description": "of a city", "parameters": {"type": "object"}}
+Json = dict[str, Any]
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
+def ask(body: Json, script: Script = echo, **settings: Any) -> Call:
+    """One request, to its end."""
+
+    async def send() -> Call:
+        async with Call(create_app(FakeEngine(script), ServerSettings(**settings)), PATH, body) as call:
+            pass
+        return call
+
+    return asyncio.run(asyncio.wait_for(send(), 60))
+
+
+def answer(body: Json, script: Script = echo) -> Json:
+    """A whole answer, in the official client's shape and in our own schema's."""
+    call = ask(body, script)
+    assert call.status == 200, call.content
+    Response.model_validate(call.json, strict=True)
+    ResponsesResponse.model_validate_json(call.content)
+    return dict(call.json)
+
+
+def events_of(call: Call) -> list[Json]:
+    """The events of a stream: each named, numbered, and in the official client's shape."""
+    assert call.headers["content-type"] == "text/event-stream; charset=utf-8"
+    blocks = [block for block in call.content.decode().split("\n\n") if block and not block.startswith(":")]
+    found = []
+    for block in blocks:
+        name, data = block.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        EVENTS[event["type"]].model_validate(event, strict=True)
+        ResponsesEvent.model_validate_json(data.removeprefix("data: "))
+        found.append(event)
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    return found
+
+
+def stream(body: Json, script: Script = echo, **settings: Any) -> list[Json]:
+    call = ask({**body, "stream": True}, script, **settings)
+    assert call.status == 200, call.content
+    return events_of(call)
+
+
+def kinds(events: list[Json]) -> list[str]:
+    """The types of the events, each run of deltas as one."""
+    found = [event["type"].removeprefix("response.") for event in events]
+    return [kind for i, kind in enumerate(found) if not (kind.endswith(".delta") and found[i - 1 : i] == [kind])]
+
+
+def error_of(body: Json) -> Json:
+    call = ask(body)
+    assert call.status == 400, call.content
+    return dict(call.json["error"])
+
+
+# Answers.
+
+
+def test_an_answer_is_a_message_of_output_text() -> None:
+    found = answer({"input": "Hello", "metadata": {"a": "b"}, "user": "u"}, says("one two three"))
+    assert found["status"] == "completed"
+    (item,) = found["output"]
+    assert (item["type"], item["role"], item["status"]) == ("message", "assistant", "completed")
+    assert item["content"] == [{"type": "output_text", "text": "one two three", "annotations": [], "logprobs": []}]
+    assert found["id"].startswith("resp_")
+    assert item["id"].startswith("msg_")
+    assert (found["metadata"], found["user"]) == ({"a": "b"}, "u")
+
+
+def test_an_answer_that_is_cut_is_incomplete() -> None:
+    found = answer({"input": "Hello", "max_output_tokens": 2}, says("one two three"))
+    assert found["status"] == "incomplete"
+    assert found["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert found["completed_at"] is None
+    assert found["output"][0]["status"] == "incomplete"
+    assert found["output"][0]["content"][0]["text"] == "one two"
+    assert found["usage"]["output_tokens"] == 2
+
+
+def test_an_empty_answer_is_an_empty_message() -> None:
+    found = answer({"input": "Hello"}, says(""))["output"]
+    streamed = stream({"input": "Hello"}, says(""))
+    assert kinds(streamed) == [
+        "created",
+        "in_progress",
+        *(kind for kind in MESSAGE if "delta" not in kind),
+        "completed",
+    ]
+    for (item,) in (found, streamed[-1]["response"]["output"]):
+        assert item["content"] == [{"type": "output_text", "text": "", "annotations": [], "logprobs": []}]
+
+
+def test_the_usage_counts_as_that_of_chat() -> None:
+    async def test() -> None:
+        engine = FakeEngine(says("one two three"))
+        engine.cached = 4
+        app = create_app(engine, ServerSettings())
+        chat = {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]}
+        async with Call(app, "/v1/chat/completions", chat) as call:
+            pass
+        async with Call(app, PATH, {"input": "Hello", "instructions": "Be brief."}) as own:
+            pass
+        theirs, ours = call.json["usage"], own.json["usage"]
+        assert ours["input_tokens"] == theirs["prompt_tokens"]
+        assert ours["output_tokens"] == theirs["completion_tokens"]
+        assert ours["total_tokens"] == theirs["total_tokens"]
+        assert ours["input_tokens_details"]["cached_tokens"] == 4
+        prompts = [request.prompt for request in engine.submitted]
+        assert prompts[0] == prompts[1], "instructions are the system message"
+
+    run(test)
+
+
+def test_what_samples_a_chat_samples_a_response() -> None:
+    async def test() -> None:
+        engine = FakeEngine()
+        sampling = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "seed": 3, "stop": ["x"], "frequency_penalty": 1}
+        app = create_app(engine, ServerSettings())
+        async with Call(app, "/v1/chat/completions", {"messages": HELLO, "max_tokens": 5, **sampling}):
+            pass
+        async with Call(app, PATH, {"input": HELLO, "max_output_tokens": 5, **sampling}):
+            pass
+        chat, own = engine.submitted
+        assert own.params == chat.params
+        assert own.prompt == chat.prompt
+
+    run(test)
+
+
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def test_logprobs_are_those_of_chat() -> None:
+    async def test() -> None:
+        app = create_app(FakeEngine(says("one two three")), ServerSettings())
+        asked = {"messages": HELLO, "logprobs": True, "top_logprobs": 2}
+        async with Call(app, "/v1/chat/completions", asked) as chat:
+            pass
+        include = ["message.output_text.logprobs", "reasoning.encrypted_content"]
+        body = {"input": HELLO, "include": include, "top_logprobs": 2}
+        async with Call(app, PATH, body) as own:
+            pass
+        async with Call(app, PATH, {**body, "stream": True}) as streamed:
+            pass
+        expected = chat.json["choices"][0]["logprobs"]["content"]
+        events = events_of(streamed)
+        deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+        assert len(expected) == 3
+        for entries in (
+            own.json["output"][0]["content"][0]["logprobs"],
+            [one for delta in deltas for one in delta["logprobs"]],
+            events[-1]["response"]["output"][0]["content"][0]["logprobs"],
+        ):
+            assert entries == expected
+
+    run(test)
+
+
+# Streams.
+
+MESSAGE = ["output_item.added", "content_part.added", "output_text.delta"]
+MESSAGE += ["output_text.done", "content_part.done", "output_item.done"]
+
+
+def test_a_stream_has_the_documented_events_in_their_order() -> None:
+    events = stream({"input": "Hello"}, says("one two three"))
+    assert kinds(events) == ["created", "in_progress", *MESSAGE, "completed"]
+    created, progress, added, part, *deltas, done, part_done, item_done, completed = events
+    assert created["response"] == progress["response"]
+    assert (created["response"]["status"], created["response"]["output"]) == ("in_progress", [])
+    assert (added["item"]["status"], added["item"]["content"]) == ("in_progress", [])
+    assert part["part"]["text"] == ""
+    assert all(delta["delta"] for delta in deltas), "no delta is empty"
+    text = "".join(delta["delta"] for delta in deltas)
+    assert text == done["text"] == part_done["part"]["text"] == "one two three"
+    assert item_done["item"] == completed["response"]["output"][0]
+    assert item_done["item"]["content"] == [part_done["part"]]
+    assert {event["item_id"] for event in (part, *deltas, done, part_done)} == {item_done["item"]["id"]}
+    assert completed["response"]["usage"]["output_tokens"] == 4
+
+
+def test_the_last_event_of_a_stream_is_the_whole_answer() -> None:
+    body = {"input": "Hello", "instructions": "Be brief.", "temperature": 0.5, "tool_choice": "none"}
+    whole, last = answer(body, says("one two")), stream(body, says("one two"))[-1]["response"]
+    for found in (whole, last):
+        found["output"][0]["id"] = found["id"] = ""
+        found["created_at"] = found["completed_at"] = 0
+    assert last == whole
+
+
+def test_a_stream_that_is_cut_ends_with_incomplete() -> None:
+    events = stream({"input": "Hello", "max_output_tokens": 2}, says("one two three"))
+    assert kinds(events) == ["created", "in_progress", *MESSAGE, "incomplete"]
+    assert events[-2]["item"]["status"] == "incomplete"
+    assert events[-1]["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
+
+
+@pytest.mark.parametrize("reason", [FinishReason.ERROR, FinishReason.TIMEOUT])
+def test_a_stream_that_fails_ends_with_the_error_and_failed(reason: FinishReason) -> None:
+    def script(request: EngineRequest) -> list[int | FinishReason]:
+        return [*request.prompt[:3], reason]
+
+    *begun, error, failed = stream({"input": "Hello"}, script)
+    code = {FinishReason.ERROR: "internal_error", FinishReason.TIMEOUT: "deadline_passed"}[reason]
+    assert (error["type"], error["code"]) == ("error", code)
+    assert failed["type"] == "response.failed"
+    assert failed["response"]["status"] == "failed"
+    assert failed["response"]["error"] == {"code": "server_error", "message": error["message"]}
+    assert failed["response"]["output"][0]["status"] == "incomplete"
+    assert kinds(begun) == ["created", "in_progress", *MESSAGE[:3]]
+    assert "a reason that no client may see" not in json.dumps([error, failed])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_fails_before_the_first_token_has_a_status(stream: bool) -> None:
+    call = ask({"input": "Hello", "stream": stream}, lambda _: [FinishReason.ERROR])
+    assert (call.status, call.json["error"]["code"]) == (500, "internal_error")
+
+
+def test_a_failure_after_comments_begins_the_stream_first() -> None:
+    async def test() -> None:
+        engine = FakeEngine(lambda _: [FinishReason.ERROR])
+        engine.room.clear()
+        app = create_app(engine, ServerSettings(keepalive=0.001))
+        async with Call(app, PATH, {"input": "Hello", "stream": True}) as call:
+            await call.until(lambda call: b": keep-alive" in call.content)
+            engine.room.set()
+        assert kinds(events_of(call)) == ["created", "in_progress", "error", "failed"]
+
+    run(test)
+
+
+# The path of every answer: aborts, slow readers, memory.
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_disconnect_aborts_the_request(stream: bool) -> None:
+    async def test() -> None:
+        engine = FakeEngine()
+        engine.flow.clear()
+        async with Call(create_app(engine, ServerSettings()), PATH, {"input": "Hello", "stream": stream}) as call:
+            while not engine.submitted:
+                await asyncio.sleep(0)
+            call.leave()
+        assert engine.dropped == [engine.submitted[0].id]
+        assert engine.live == 0
+        assert not call.complete
+
+    run(test)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_does_not_read_is_given_up_on(stream: bool) -> None:
+    async def test() -> None:
+        engine = FakeEngine()
+        app = create_app(engine, ServerSettings(send_timeout=0.01))
+        async with Call(app, PATH, {"input": "Hello", "stream": stream, "user": "u"}) as call:
+            call.reads.clear()
+        assert not call.complete
+        assert engine.live == 0
+        account = call.scope["state"]["account"]
+        assert (account.user, account.prompt_tokens) == ("u", len(engine.submitted[0].prompt)), "the access log"
+
+    run(test)
+
+
+def test_what_gathers_while_the_client_does_not_read_is_one_delta() -> None:
+    async def test() -> None:
+        engine = FakeEngine(says("one " * 100, end=False))
+        app = create_app(engine, ServerSettings())
+        async with Call(app, PATH, {"input": "Hello", "stream": True, "max_output_tokens": 100}) as call:
+            await call.until(lambda call: call.sends >= 2)
+            call.reads.clear()
+            while engine.live:
+                await asyncio.sleep(0)
+            call.reads.set()
+        deltas = [event["delta"] for event in events_of(call) if event["type"] == "response.output_text.delta"]
+        assert len(deltas) < 50
+        assert "".join(deltas) == "one " * 99 + "one"
+
+    run(test)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_text_of_an_answer_is_in_its_lease(stream: bool) -> None:
+    """A stream keeps its text for its last events, and the request for its first and last."""
+
+    async def test() -> None:
+        engine = FakeEngine(says("one " * 200))
+        app = create_app(engine, ServerSettings())
+        budget, used = app.state.server.answers, []
+        budget.free = 0
+        async with Call(app, PATH, {"input": "Hello", "instructions": "one " * 500, "stream": stream}) as call:
+            while not call.complete and call.task and not call.task.done():
+                used.append(budget.used)
+                await asyncio.sleep(0)
+        assert call.status == 200
+        first = next(one for one in used if one)
+        assert first >= 4 * 2000
+        assert max(used) >= first + 4 * 200
+        assert budget.used == 0
+
+    run(test)
+
+
+def test_a_stream_without_memory_left_fails() -> None:
+    async def test() -> None:
+        engine = FakeEngine()
+        app = create_app(engine, ServerSettings())
+        budget = app.state.server.answers
+        budget.free = 0
+        async with Call(app, PATH, {"input": "Hello", "stream": True, "max_output_tokens": 400}) as call:
+            await call.until(lambda call: call.status is not None)
+            budget.limit = budget.used
+        *_, error, failed = events_of(call)
+        assert (error["code"], failed["type"]) == ("overloaded", "response.failed")
+        assert (engine.live, budget.used) == (0, 0)
+
+    run(test)
+
+
+# What clients send.
+
+CLIENTS = {
+    "agents sdk": {
+        "input": [{"content": "Hello", "role": "user"}],
+        "instructions": "Be brief.",
+        "model": "tiny_chat",
+        "include": [],
+        "tools": [],
+        "parallel_tool_calls": False,
+        "truncation": "disabled",
+        "metadata": {"trace": "1"},
+        "text": {"verbosity": "low"},
+    },
+    "agents sdk, next turn": {
+        "input": [
+            {"content": "Hello", "role": "user"},
+            {
+                "id": "msg_1",
+                "content": [{"annotations": [], "text": "Hi", "type": "output_text", "logprobs": []}],
+                "role": "assistant",
+                "status": "completed",
+                "type": "message",
+            },
+            {"content": "Go on", "role": "user"},
+        ],
+        "include": [],
+        "stream": True,
+    },
+    "ai sdk": {
+        "model": "tiny_chat",
+        "input": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "input_text", "text": "Hello"}]},
+            {"role": "assistant", "content": [{"type": "output_text", "text": "Hi"}]},
+            {"role": "user", "content": [{"type": "input_text", "text": "Go on"}]},
+        ],
+        "temperature": 0.2,
+        "max_output_tokens": 30,
+        "store": True,
+        "include": ["reasoning.encrypted_content", "message.output_text.logprobs"],
+        "top_logprobs": 3,
+        "service_tier": "auto",
+        "prompt_cache_key": "k",
+        "safety_identifier": "s",
+        "text": {"format": {"type": "text"}, "verbosity": "medium"},
+        "stream": True,
+    },
+    "langchain": {
+        "model": "tiny_chat",
+        "input": [
+            {"type": "message", "role": "user", "content": "Hello"},
+            {"type": "message", "role": "assistant", "content": "Hi", "phase": "final_answer"},
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Go on"}]},
+        ],
+        "stream": False,
+        "stream_options": {"include_obfuscation": False},
+        "reasoning": {"effort": None, "summary": "auto"},
+    },
+    "vllm's history": {
+        "input": [
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello"}]},
+            {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": None, "status": "completed"},
+            {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+            {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}], "summary": []},
+            {"type": "message", "role": "user", "content": "Go on"},
+        ],
+        "reasoning": {"effort": "none"},
+        "background": False,
+        "previous_response_id": None,
+        "tools": [],
+        "repetition_penalty": 1.2,
+    },
+}
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_the_bodies_of_clients_are_accepted(name: str) -> None:
+    body = CLIENTS[name]
+    call = ask(body)
+    assert call.status == 200, call.content
+    if body.get("stream"):
+        assert events_of(call)[-1]["type"] in ("response.completed", "response.incomplete")
+
+
+REFUSED: list[tuple[Json, str, str]] = [
+    ({"previous_response_id": "resp_1"}, "previous_response_id", "unsupported_field"),
+    ({"background": True}, "background", "unsupported_field"),
+    ({"conversation": "conv_1"}, "conversation", "unsupported_field"),
+    ({"prompt": {"id": "pmpt_1"}}, "prompt", "unsupported_field"),
+    ({"truncation": "auto"}, "truncation", "unsupported_field"),
+    ({"n": 2}, "n", "unsupported_field"),
+    ({"max_tokens": 5}, "max_tokens", "unsupported_field"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_field"),
+    ({"tools": [{"type": "web_search", "filters": {}}]}, "tools.0", "unsupported_field"),
+    ({"tool_choice": {"type": "file_search"}}, "tool_choice", "unsupported_field"),
+    ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.0", "unsupported_field"),
+    ({"input": [{"type": "computer_call", "id": "x"}]}, "input.0", "unsupported_field"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0", "unsupported_field"),
+    ({"input": []}, "input", "invalid_value"),
+    ({"input": 5}, "input", "invalid_value"),
+    ({"input": [{"role": "tool", "content": "x"}]}, "input.0.role", "invalid_value"),
+    ({"instruction": "x"}, "instruction", "unknown_field"),
+    ({"max_output_tokens": 0}, "max_output_tokens", "invalid_value"),
+    ({"max_output_tokens": 2040}, "input", "context_length_exceeded"),
+    ({"input": "a " * 3000}, "input", "context_length_exceeded"),
+    ({"input": [{"role": "user", "content": "a"}] * 5}, "input", "invalid_value"),
+]
+
+
+@pytest.mark.parametrize(("body", "param", "code"), REFUSED, ids=[str(body)[:48] for body, _, _ in REFUSED])
+def test_what_is_refused_is_named(body: Json, param: str, code: str) -> None:
+    call = ask({"input": "Hello", **body}, max_messages=4)
+    assert call.status == 400, call.content
+    assert (call.json["error"]["param"], call.json["error"]["code"]) == (param, code)
+
+
+def test_the_type_that_is_refused_and_those_that_are_allowed_are_named() -> None:
+    message = error_of({"input": "Hello", "tools": [TOOL, {"type": "mcp", "server_label": "x"}]})["message"]
+    assert "tools.1" in message
+    assert "mcp" in message
+    assert "function" in message
+
+
+# The chat request that it becomes.
+
+
+def chat(body: Json) -> Json:
+    limits = create_app(FakeEngine(), ServerSettings()).state.server.limits
+    return chat_body(ResponsesRequest.model_validate_json(json.dumps({"input": "Hello", **body}), context=limits))
+
+
+def test_the_items_of_a_turn_are_one_message_of_the_assistant() -> None:
+    call = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "weather", "arguments": "{}"}
+    items = [
+        {"role": "user", "content": "Hello"},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Let me see."}]},
+        call,
+        {**call, "call_id": "c2", "status": "completed"},
+        {"type": "function_call_output", "call_id": "c1", "output": "sun"},
+        {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "rain"}]},
+        {**call, "call_id": "c3"},
+    ]
+    function = {"name": "weather", "arguments": "{}"}
+    calls = [{"id": f"c{i}", "type": "function", "function": function} for i in (1, 2, 3)]
+    assert chat({"input": items, "instructions": "Be brief."})["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hello"},
+        {
+            "role": "assistant",
+            "content": [{"type": "text", "text": "Let me see."}],
+            "reasoning_content": "Hm.",
+            "tool_calls": calls[:2],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "sun"},
+        {"role": "tool", "tool_call_id": "c2", "content": [{"type": "text", "text": "rain"}]},
+        {"role": "assistant", "content": None, "tool_calls": calls[2:]},
+    ]
+
+
+def test_tools_and_the_choice_of_one_are_those_of_chat() -> None:
+    found = chat({"tools": [{**TOOL, "strict": True}], "tool_choice": {"type": "function", "name": "weather"}})
+    function = {"name": "weather", "description": "of a city", "parameters": {"type": "object"}, "strict": True}
+    assert found["tools"] == [{"type": "function", "function": function}]
+    assert found["tool_choice"] == {"type": "function", "function": {"name": "weather"}}
+    assert [chat({"tool_choice": choice})["tool_choice"] for choice in ("auto", "required")] == ["auto", "required"]
+    assert "tools" not in chat({"tools": []})
+
+
+def test_the_format_of_the_text_is_the_response_format() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    own = {"type": "json_schema", "name": "x", "schema": schema, "strict": True}
+    format = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+    assert chat({"text": {"format": own}})["response_format"] == format
+    assert chat({"text": {"format": {"type": "json_object"}}})["response_format"] == {"type": "json_object"}
+    assert "response_format" not in chat({"text": {"verbosity": "low"}})
+
+
+# Calls and reasoning in the answer, from the deltas and messages of chat in OpenAI's shapes.
+
+CALLS = [
+    {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}},
+    {"id": "c2", "type": "function", "function": {"name": "time", "arguments": "{}"}},
+]
+
+
+def calling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chat answers with reasoning, text and two calls, the first token of each in a delta of its own."""
+    deltas: list[Json] = [
+        {"reasoning_content": "Hm"},
+        {"reasoning_content": "."},
+        {"content": "Let me see."},
+        {"tool_calls": [{"index": 0, **CALLS[0], "function": {"name": "weather", "arguments": ""}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"city": '}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '"Rome"}'}}]},
+        {"tool_calls": [{"index": 1, **CALLS[1]}]},
+        {},
+    ]
+    message = {"role": "assistant", "content": "Let me see.", "reasoning_content": "Hm.", "tool_calls": CALLS}
+
+    def delta(self: ChatFormatter, index: int, new: Chunk) -> Json:
+        return {"index": 0, "delta": deltas.pop(0), "logprobs": None, "finish_reason": new.finish_reason}
+
+    def choice(self: ChatFormatter, index: int, new: Chunk) -> Json:
+        return {"index": 0, "message": message, "logprobs": None, "finish_reason": new.finish_reason}
+
+    monkeypatch.setattr(ChatFormatter, "delta", delta)
+    monkeypatch.setattr(ChatFormatter, "choice", choice)
+
+
+def test_calls_and_reasoning_are_items_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    calling(monkeypatch)
+    reasoning, message, *calls = answer({"input": "Hello", "max_output_tokens": 4})["output"]
+    assert (reasoning["type"], reasoning["content"]) == ("reasoning", [{"type": "reasoning_text", "text": "Hm."}])
+    assert message["content"][0]["text"] == "Let me see."
+    assert [(call["call_id"], call["name"], call["arguments"]) for call in calls] == [
+        ("c1", "weather", '{"city": "Rome"}'),
+        ("c2", "time", "{}"),
+    ]
+    assert len({item["id"] for item in (reasoning, message, *calls)}) == 4
+
+
+def test_calls_and_reasoning_are_streamed_item_by_item(monkeypatch: pytest.MonkeyPatch) -> None:
+    calling(monkeypatch)
+    whole = answer({"input": "Hello", "max_output_tokens": 8}, lambda _: [300] * 8)
+    events = stream({"input": "Hello", "max_output_tokens": 8}, lambda _: [300] * 8)
+    reasoning = [kind.replace("output_text", "reasoning_text") for kind in MESSAGE]
+    call = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"]
+    assert kinds(events) == ["created", "in_progress", *reasoning, *MESSAGE, *call, *call, "incomplete"]
+    names = ("output_text", "reasoning_text", "function_call_arguments")
+    for index, item in enumerate(events[-1]["response"]["output"]):
+        mine = [event for event in events if event.get("output_index") == index]
+        (done,) = (event for event in mine if event["type"] in [f"response.{name}.done" for name in names])
+        deltas = [event["delta"] for event in mine if event["type"].endswith(".delta")]
+        assert "".join(deltas) == done.get("text", done.get("arguments"))
+        assert mine[-1]["item"] == item
+    for one, two in zip(whole["output"], events[-1]["response"]["output"], strict=True):
+        assert {**one, "id": ""} == {**two, "id": ""}
+
+
+# The official client, against a running server with the bundled model.
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[OpenAI]:
+    options = EngineOptions(kv_cache_pages=256, max_num_seqs=16, threads=1)
+    settings = ServerSettings(api_keys=(KEY,), template_timeout=60)
+    with (
+        served(lambda: AsyncEngine(options), settings) as url,
+        OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0) as client,
+    ):
+        yield client
+
+
+GREEDY: Any = {"model": "tiny_chat", "temperature": 0, "max_output_tokens": 24}
+
+
+def test_the_client_creates_and_streams_the_same_answer(client: OpenAI) -> None:
+    whole = client.responses.create(input="What is paging?", **GREEDY)
+    events = list(client.responses.create(input="What is paging?", stream=True, **GREEDY))
+    chat = client.chat.completions.create(
+        messages=[{"role": "user", "content": "What is paging?"}], model="tiny_chat", temperature=0, max_tokens=24
+    )
+    assert whole.output_text == chat.choices[0].message.content != ""
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == whole.output_text
+    assert events[-1].type in ("response.completed", "response.incomplete")
+    assert events[-1].response.output_text == whole.output_text
+
+
+def test_the_stream_helper_of_the_client(client: OpenAI) -> None:
+    to_the_end = {**GREEDY, "max_output_tokens": 1000}
+    with client.responses.stream(input="What is paging?", **to_the_end) as stream:
+        snapshots = [event.snapshot for event in stream if event.type == "response.output_text.delta"]
+        final = stream.get_final_response()
+    assert snapshots[-1] == final.output_text
+    assert final.usage is not None
+    assert final.usage.total_tokens == final.usage.input_tokens + final.usage.output_tokens
+
+
+def test_the_output_of_the_client_is_input_of_the_next_turn(client: OpenAI) -> None:
+    asked: Any = [{"role": "user", "content": "What is paging?"}]
+    first = client.responses.create(input=asked, **GREEDY)
+    dumped = [item.model_dump(exclude_unset=True) for item in first.output]
+    for back in (first.output, dumped):
+        again = client.responses.create(input=[*asked, *back, {"role": "user", "content": "Go on."}], **GREEDY)
+        assert again.output_text
+    with pytest.raises(openai.BadRequestError, match="previous_response_id"):
+        client.responses.create(input="Go on.", previous_response_id=first.id, **GREEDY)
