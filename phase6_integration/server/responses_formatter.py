@@ -14,6 +14,7 @@ from phase6_integration.server.formatter import encode, pieces
 from phase6_integration.server.responses_items import Call, Events, Item, Json, Message
 from phase6_integration.server.responses_schemas import ResponsesRequest
 
+REQUEST = 12 << 10  # bytes that the request and this formatter take beside their text
 TEXTS = 5  # times that the text of a stream is in memory at its end: kept, and in the last events
 ECHOES = 4  # times that fields of the request are: kept, and in the first and the last events
 DEFAULTS = SamplingParams()
@@ -30,7 +31,7 @@ class ResponsesFormatter(ChatFormatter):
         self._items: list[Item] = []
         self._sequence = itertools.count()
         self._begun = self._cut = False  # whether the first event is sent; whether the answer was cut by its length
-        self._kept = ECHOES * len(encode(self._echo))  # bytes
+        self._kept = REQUEST + ECHOES * len(encode(self._echo))  # bytes
 
     @property
     def text_bytes(self) -> int:

@@ -19,6 +19,7 @@ KEY = "a-key-of-the-test"
 HELLO = [{"role": "user", "content": "Hello"}]
 COMPLETE = ("POST", "/v1/completions", {"prompt": "Hello"})
 CHAT = ("POST", "/v1/chat/completions", {"messages": HELLO, "max_tokens": 4})
+RESPONSES = ("POST", "/v1/responses", {"input": "Hello", "max_output_tokens": 4})
 Request = tuple[str, str, Any]
 
 
@@ -44,6 +45,7 @@ def ask(
 ENDPOINTS: list[tuple[Request, str]] = [
     (COMPLETE, "application/json"),
     (CHAT, "application/json"),
+    (RESPONSES, "application/json"),
     (("GET", "/v1/models", None), "application/json"),
     (("GET", "/v1/models/tiny_chat", None), "application/json"),
     (("POST", "/tokenize", {"prompt": "Hello"}), "application/json"),
@@ -218,7 +220,7 @@ def test_every_error_has_its_status_its_shape_and_its_headers(
 def test_a_document_names_every_status_that_a_route_has() -> None:
     document = create_app(FakeEngine(), ServerSettings(api_keys=(KEY,))).openapi()
     statuses = {status for *_, (status, _, _) in ERRORS} - {405}  # of a method that a path has not, there is no route
-    for path in ("/v1/completions", "/v1/chat/completions"):
+    for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses"):
         said = document["paths"][path]["post"]["responses"]
         assert {int(status) for status in said} == {200, 421, 431, *statuses}
         for status, response in said.items():

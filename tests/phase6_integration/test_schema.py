@@ -40,7 +40,7 @@ def test_the_server_does_what_its_schema_says(tmp_path: Path) -> None:
     with served(lambda: FakeEngine(max_model_len=48), settings) as url:
         run = schemathesis(url, tmp_path, "--max-examples", "5", "--generation-deterministic")
     assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]
-    assert "Tested: 16" in run.stdout
+    assert "Tested: 17" in run.stdout
 
 
 @pytest.mark.slow
@@ -49,4 +49,4 @@ def test_the_server_does_what_its_schema_says_at_length(tmp_path: Path) -> None:
     with served(lambda: FakeEngine(max_model_len=256), settings) as url:
         run = schemathesis(url, tmp_path, "--max-examples", "300", "--seed", "6", "--continue-on-failure")
     assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]
-    assert "Tested: 16" in run.stdout
+    assert "Tested: 17" in run.stdout

@@ -23,8 +23,12 @@ from phase6_integration.server.settings import ServerSettings
 from tests.phase6_integration.asgi import Call
 from tests.phase6_integration.fake_engine import FakeEngine
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-HELLO = {COMPLETIONS: {"prompt": "Hello"}, CHAT: {"messages": [{"role": "user", "content": "Hello"}]}}
+CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+HELLO: dict[str, dict[str, Any]] = {
+    COMPLETIONS: {"prompt": "Hello"},
+    CHAT: {"messages": [{"role": "user", "content": "Hello"}]},
+    RESPONSES: {"input": "Hello"},
+}
 
 
 class Reader(Call):
@@ -47,7 +51,13 @@ def words(request: EngineRequest) -> list[int]:
 def scored(path: str, count: int | None) -> dict[str, Any]:
     if count is None:
         return {}
+    if path == RESPONSES:
+        return {"top_logprobs": count}
     return {"logprobs": True, "top_logprobs": count} if path == CHAT else {"logprobs": count}
+
+
+def sized(path: str, tokens: int, n: int) -> dict[str, Any]:
+    return {"max_output_tokens": tokens} if path == RESPONSES else {"max_tokens": tokens, "n": n}
 
 
 def grown(engine: FakeEngine) -> int:
@@ -57,7 +67,7 @@ def grown(engine: FakeEngine) -> int:
 
 async def warm(app: Any, path: str) -> None:
     """One request, so that nothing is loaded or filled for the first time while memory is measured."""
-    async with Call(app, path, {**HELLO[path], "max_tokens": 8, **scored(path, 20)}):
+    async with Call(app, path, {**HELLO[path], **sized(path, 8, 1), **scored(path, 20)}):
         pass
 
 
@@ -68,6 +78,8 @@ SHAPES = [
     (COMPLETIONS, 8, 400, {}),
     (COMPLETIONS, 1, 8, {"prompt": [300] * 800, "logprobs": 20, "echo": True}),
     (COMPLETIONS, 64, 1, {}),
+    (RESPONSES, 1, 1600, {}),
+    (RESPONSES, 1, 1000, {"top_logprobs": 20}),
 ]
 
 
@@ -86,7 +98,8 @@ def test_an_answer_takes_no_more_than_its_lease(
         budget.free = 0
         await warm(app, path)
         tracemalloc.start()
-        async with Reader(app, path, {**HELLO[path], "max_tokens": tokens, "n": n, "stream": stream, **more}) as call:
+        asked = {**HELLO[path], **sized(path, tokens, n), "stream": stream, **more}
+        async with Reader(app, path, asked) as call:
             if stream:
                 call.reads.clear()
             while grown(engine) < tokens - 1 or len(engine.submitted) <= n:
