@@ -57,7 +57,7 @@ async def create_response(
     except ValidationError as error:
         raise invalid([_renamed(detail) for detail in error.errors(include_url=False)]) from None
     except RequestError as error:
-        error.param = OWN.get(error.param or "", error.param)
+        error.param = OWN.get((error.param or "").split(".")[0], error.param)
         raise
 
 

@@ -45,15 +45,16 @@ class ResponsesFormatter(ChatFormatter):
         message = choice["message"]
         if text := message.get("reasoning_content"):
             self._add(Item).pieces.append(text)
-        if message.get("content") or not message.get("tool_calls"):
-            self._add(Message).pieces.append(message.get("content") or "")
+        if text := message.get("content"):
+            self._add(Message).pieces.append(text)
         for call in message.get("tool_calls") or ():
             self._add(Call, call).pieces.append(call["function"]["arguments"])
+        if not self._items:
+            self._add(Message)
         output = self._output()
-        if self.logprobs:
-            (written,) = (item for item in output if item["type"] == "message")
-            (part,) = written["content"]
-            written["content"] = ({**part, "logprobs": _scores(choice)},)
+        for item in output:
+            if item["type"] == "message":
+                item["content"] = ({**item["content"][0], "logprobs": _scores(choice)},)
         yield from pieces(self._answer(self._final, output, self.usage))
 
     # A stream.
