@@ -67,14 +67,14 @@ class Lease:
         self._held = 0
 
 
-def answer_bytes(requests: Sequence[EngineRequest], budget: Budget) -> int:
+def answer_bytes(requests: Sequence[EngineRequest], budget: Budget, param: str = "max_tokens") -> int:
     """The most bytes that the answer to these requests takes, which must be a fraction of the budget. A prompt that is
-    completed n times is there once."""
+    completed n times is there once. `param` is the field of the request that sets the length."""
     prompts = {id(request.prompt): len(request.prompt) for request in requests}
     size = PROMPT * sum(prompts.values()) + sum(map(_completion_bytes, requests))
     if size > (most := budget.limit // ANSWER):
         message = f"the answer may take {size} bytes of memory, and this server allows {most}; "
-        raise bad_value("max_tokens", message + "ask for fewer tokens, choices or logprobs", "answer_too_large")
+        raise bad_value(param, message + "ask for fewer tokens, choices or logprobs", "answer_too_large")
     return size
 
 

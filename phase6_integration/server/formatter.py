@@ -19,7 +19,6 @@ from phase6_integration.server.errors import RequestError
 from phase6_integration.server.logprobs import TokenIds, for_prompt
 from phase6_integration.server.schemas import SamplingFields, StreamOptions
 
-DONE = b"data: [DONE]\n\n"
 BLOCK = 64  # items of an iterator that are encoded at a time
 encode = msgspec.json.Encoder(enc_hook=list).encode  # an iterator is an array
 
@@ -56,6 +55,8 @@ class Formatter(ABC):
     prefix: str  # of the id, such as "cmpl-"
     object: str
     chunk_object: str
+    length_field = "max_tokens"  # of the request
+    done = b"data: [DONE]\n\n"  # the end of a stream
 
     def __init__(
         self, server: ServerState, body: SamplingFields, request_id: str, prompts: Sequence[tuple[int, ...]]
@@ -137,14 +138,14 @@ class Formatter(ABC):
         return b"".join((b"data: ", self._head, encode(choice), b"]", first, usage, b"}\n\n"))
 
     def last_chunk(self) -> bytes:
-        """The end of a stream: the chunk with the usage, if requested, and [DONE]."""
+        """The chunk with the usage, if requested."""
         if not self.include_usage:
-            return DONE
-        return b"".join((b"data: ", self._head, b'],"usage":', encode(self.usage), b"}\n\n", DONE))
+            return b""
+        return b"".join((b"data: ", self._head, b'],"usage":', encode(self.usage), b"}\n\n"))
 
     def failed(self, error: RequestError) -> bytes:
-        """The end of a stream that has failed: the error, and [DONE]."""
-        return b"".join((b"data: ", error.content, b"\n\n", DONE))
+        """The event for an error, after which nothing comes but `done`."""
+        return b"data: " + error.content + b"\n\n"
 
     def whole(self) -> Iterator[bytes]:
         """The whole response in pieces. Each choice is freed once it is written."""

@@ -24,6 +24,8 @@ class ResponsesFormatter(ChatFormatter):
     """The message of a chat answer becomes output items, and its deltas become their events."""
 
     prefix = "resp_"
+    length_field = "max_output_tokens"
+    done = b""  # the last event says it
 
     def __init__(self, *chat: Any, asked: ResponsesRequest) -> None:
         super().__init__(*chat)

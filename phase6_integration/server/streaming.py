@@ -59,7 +59,7 @@ class GenerationResponse(Response):
         """Submit the requests and send their outputs, while a task waits for the client to disconnect."""
         formatter, account = self._formatter, scope["state"]["account"]
         account.prompt_tokens, account.n, account.user = formatter.prompt_tokens, formatter.n, self._user
-        size = answer_bytes(self._requests, self._server.answers)
+        size = answer_bytes(self._requests, self._server.answers, formatter.length_field)
         with self._server.answers.lease(size + formatter.text_bytes) as lease, self._submit() as outputs:
             account.outputs = formatter.outputs = outputs.states
             writer = ResponseWriter(send, self._server.settings.send_timeout)
@@ -123,7 +123,7 @@ class _Sender:
     async def stream(self, lease: Lease, size: int) -> None:
         """Send events. The status is sent once the engine has admitted the request, so that an earlier failure has a
         status of its own; a later one is an event. A request that waits for long gets its status and comments, so that
-        no proxy or client gives it up. The formatter writes the end, also that of a failure."""
+        no proxy or client gives it up. The last event is always `done`."""
         admitted = await self.outputs.admitted(self.server.settings.keepalive)
         arriving = aiter(self.outputs)
         first = [self._event(chunk) for chunk in await anext(arriving, [])] if admitted and self._ended_early else []
@@ -147,7 +147,7 @@ class _Sender:
                 logger.exception("a stream failed by a fault of the server", extra={"fields": {"id": self.request_id}})
                 self.account.error = repr(error)
                 last = self.formatter.failed(self._fault)
-            await self.writer.write(last, more=False)
+            await self.writer.write(last + self.formatter.done, more=False)
 
     # endregion
 
