@@ -14,8 +14,9 @@ from phase6_integration.server import (
     openapi,
     playground,
     responses,
+    responses_answer,
     responses_api,
-    responses_schemas,
+    responses_request,
     schemas,
 )
 from phase6_integration.server.api_keys import ApiKeys
@@ -26,7 +27,7 @@ from phase6_integration.server.settings import ServerSettings
 DESCRIBED = (
     *(schemas.CompletionRequest, responses.CompletionResponse, responses.CompletionChunk),
     *(schemas.ChatRequest, responses.ChatResponse, responses.ChatChunk),
-    *(responses_schemas.ResponsesRequest, responses_schemas.ResponsesResponse, responses_schemas.ResponsesEvent),
+    *(responses_request.ResponsesRequest, responses_answer.ResponsesResponse, responses_answer.ResponsesEvent),
     *(schemas.TokenizeRequest, responses.TokenizeResponse, schemas.DetokenizeRequest, responses.DetokenizeResponse),
 )
 

@@ -14,8 +14,9 @@ from phase6_integration.server import openapi
 from phase6_integration.server.chat import continue_chat
 from phase6_integration.server.dependencies import Server, json_body
 from phase6_integration.server.errors import RequestError, invalid
+from phase6_integration.server.responses_answer import ResponsesEvent, ResponsesResponse
 from phase6_integration.server.responses_formatter import ResponsesFormatter
-from phase6_integration.server.responses_schemas import (
+from phase6_integration.server.responses_request import (
     LOGPROBS,
     Content,
     FunctionCall,
@@ -24,9 +25,7 @@ from phase6_integration.server.responses_schemas import (
     InputMessage,
     NamedTool,
     Reasoning,
-    ResponsesEvent,
     ResponsesRequest,
-    ResponsesResponse,
     SchemaFormat,
 )
 from phase6_integration.server.schemas import ChatRequest, SamplingFields

@@ -12,7 +12,7 @@ from phase6_integration.server.chat import ChatFormatter
 from phase6_integration.server.errors import RequestError
 from phase6_integration.server.formatter import encode, pieces
 from phase6_integration.server.responses_items import Call, Events, Item, Json, Message
-from phase6_integration.server.responses_schemas import ResponsesRequest
+from phase6_integration.server.responses_request import ResponsesRequest
 
 REQUEST = 12 << 10  # bytes that the request and this formatter take beside their text
 TEXTS = 5  # times that the text of a stream is in memory at its end: kept, and in the last events

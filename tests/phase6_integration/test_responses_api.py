@@ -17,8 +17,9 @@ from phase6_integration.options import EngineOptions
 from phase6_integration.outputs import Chunk
 from phase6_integration.server.app import create_app
 from phase6_integration.server.chat import ChatFormatter
+from phase6_integration.server.responses_answer import ResponsesEvent, ResponsesResponse
 from phase6_integration.server.responses_api import chat_body
-from phase6_integration.server.responses_schemas import ResponsesEvent, ResponsesRequest, ResponsesResponse
+from phase6_integration.server.responses_request import ResponsesRequest
 from phase6_integration.server.settings import ServerSettings
 from tests.phase6_integration.asgi import Call
 from tests.phase6_integration.fake_engine import FakeEngine, Script, echo, says, served
@@ -321,6 +322,34 @@ def test_what_gathers_while_the_client_does_not_read_is_one_delta() -> None:
     run(test)
 
 
+def test_keys_request_ids_limits_of_clients_and_metrics_are_as_on_every_route() -> None:
+    async def test() -> None:
+        engine = FakeEngine()
+        engine.flow.clear()
+        app = create_app(engine, ServerSettings(api_keys=(KEY,), max_requests_per_client=1))
+        key = {"authorization": f"Bearer {KEY}"}
+        async with Call(app, PATH, {"input": "Hello"}, {**key, "x-request-id": "mine"}) as call:
+            while not engine.submitted:
+                await asyncio.sleep(0)
+            async with Call(app, PATH, {"input": "Hello"}, key) as second:
+                pass
+            async with Call(app, PATH, {"input": "Hello"}) as stranger:
+                pass
+            engine.flow.set()
+        assert (call.headers["x-request-id"], call.json["id"]) == ("mine", "resp_mine")
+        assert (second.status, second.json["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert stranger.status == 401
+        assert sum(app.state.server.metrics.stats()["requests"]["finished"].values()) == 1
+
+    run(test)
+
+
+def test_an_answer_that_can_never_fit_names_the_field_of_its_length() -> None:
+    call = ask({"input": "Hello", "top_logprobs": 20}, max_buffered_bytes=1 << 20)
+    assert (call.status, call.json["error"]["code"]) == (400, "answer_too_large")
+    assert call.json["error"]["param"] == "max_output_tokens"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_text_of_an_answer_is_in_its_lease(stream: bool) -> None:
     """A stream keeps its text for its last events, and the request for its first and last."""
@@ -465,6 +494,8 @@ REFUSED: list[tuple[Json, str, str]] = [
     ({"max_output_tokens": 0}, "max_output_tokens", "invalid_value"),
     ({"max_output_tokens": 2040}, "input", "context_length_exceeded"),
     ({"input": "a " * 3000}, "input", "context_length_exceeded"),
+    ({"input": ["a"]}, "input.0", "invalid_value"),
+    ({"metadata": {"a": 1}}, "metadata.a", "invalid_value"),
     ({"input": [{"role": "user", "content": "a"}] * 5}, "input", "invalid_value"),
 ]
 
