@@ -56,8 +56,7 @@ async def create_response(
     except ValidationError as error:
         raise invalid([_renamed(detail) for detail in error.errors(include_url=False)]) from None
     except RequestError as error:
-        error.param = OWN.get((error.param or "").split(".")[0], error.param)
-        raise
+        raise _own(error) from None
 
 
 def chat_body(request: ResponsesRequest) -> dict[str, Any]:
@@ -129,6 +128,14 @@ def _tool(tool: FunctionTool) -> dict[str, Any]:
 def _tool_choice(request: ResponsesRequest) -> str | dict[str, Any] | None:
     choice = request.tool_choice
     return {"type": "function", "function": {"name": choice.name}} if isinstance(choice, NamedTool) else choice
+
+
+def _own(error: RequestError) -> RequestError:
+    """An error of the chat request with the name that its field has in this API."""
+    given = error.param or ""
+    if own := OWN.get(given.split(".")[0]):
+        error.param, error.message = own, error.message.replace(given, own, 1)
+    return error
 
 
 def _renamed(detail: ErrorDetails) -> ErrorDetails:

@@ -507,6 +507,12 @@ def test_what_is_refused_is_named(body: Json, param: str, code: str) -> None:
     assert (call.json["error"]["param"], call.json["error"]["code"]) == (param, code)
 
 
+def test_an_error_of_the_conversation_names_the_input() -> None:
+    error = error_of({"input": [{"role": "assistant", "content": ""}], "instructions": "a " * 40_000})
+    assert error["param"] == "input"
+    assert "messages" not in error["message"]
+
+
 def test_the_type_that_is_refused_and_those_that_are_allowed_are_named() -> None:
     message = error_of({"input": "Hello", "tools": [TOOL, {"type": "mcp", "server_label": "x"}]})["message"]
     assert "tools.1" in message
