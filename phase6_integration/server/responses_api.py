@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from phase6_integration.server import openapi
 from phase6_integration.server.chat import continue_chat
 from phase6_integration.server.dependencies import Server, json_body
-from phase6_integration.server.errors import RequestError, invalid
+from phase6_integration.server.errors import RequestError, conflict, invalid
 from phase6_integration.server.responses_answer import ResponsesEvent, ResponsesResponse
 from phase6_integration.server.responses_formatter import ResponsesFormatter
 from phase6_integration.server.responses_request import (
@@ -102,7 +102,10 @@ def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
                 last["content"] = _content(item.content)
             case InputMessage():
                 found.append({"role": item.role, "content": _content(item.content)})
-    return [message for message in found if not _is_open(message)]
+    messages = [message for message in found if not _is_open(message)]
+    if not messages:
+        raise conflict("input", "the input is reasoning alone; a message or a call is needed", "empty_prompt")
+    return messages
 
 
 def _is_open(message: Mapping[str, Any]) -> bool:

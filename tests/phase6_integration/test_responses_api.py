@@ -495,6 +495,7 @@ REFUSED: list[tuple[Json, str, str]] = [
     ({"max_output_tokens": 2040}, "input", "context_length_exceeded"),
     ({"input": "a " * 3000}, "input", "context_length_exceeded"),
     ({"input": ["a"]}, "input.0", "invalid_value"),
+    ({"input": [{"type": "reasoning", "summary": []}]}, "input", "empty_prompt"),
     ({"metadata": {"a": 1}}, "metadata.a", "invalid_value"),
     ({"input": [{"role": "user", "content": "a"}] * 5}, "input", "invalid_value"),
 ]
