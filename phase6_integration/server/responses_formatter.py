@@ -3,12 +3,14 @@
 import itertools
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from sys import getsizeof
 from typing import Any
 
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason
 from phase6_integration.server.chat import ChatFormatter
+from phase6_integration.server.dependencies import ServerState
 from phase6_integration.server.errors import RequestError
 from phase6_integration.server.formatter import encode, pieces
 from phase6_integration.server.responses_items import Call, Events, Item, Json, Message
@@ -17,7 +19,7 @@ from phase6_integration.server.responses_request import ResponsesRequest
 REQUEST = 12 << 10  # bytes that the request and this formatter take beside their text
 TEXTS = 5  # times that the text of a stream is in memory at its end: kept, and in the last events
 ECHOES = 4  # times that fields of the request are: kept, and in the first and the last events
-DEFAULTS = SamplingParams()
+DEFAULTS = asdict(SamplingParams())
 
 
 class ResponsesFormatter(ChatFormatter):
@@ -27,9 +29,9 @@ class ResponsesFormatter(ChatFormatter):
     length_field = "max_output_tokens"
     done = b""  # the last event says it
 
-    def __init__(self, *chat: Any, asked: ResponsesRequest) -> None:
-        super().__init__(*chat)
-        self._echo = _echo(asked)
+    def __init__(self, server: ServerState, *chat: Any, asked: ResponsesRequest) -> None:
+        super().__init__(server, *chat)
+        self._echo = _echo(asked, {**DEFAULTS, **server.settings.sampling_defaults})
         self._items: list[Item] = []
         self._sequence = itertools.count()
         self._begun = self._cut = False  # whether the first event is sent; whether the answer was cut by its length
@@ -175,7 +177,7 @@ def _usage(chat: Json) -> Json:
     }
 
 
-def _echo(asked: ResponsesRequest) -> Json:
+def _echo(asked: ResponsesRequest, defaults: Json) -> Json:
     """The fields of the request that the answer repeats, with the defaults of those that are not given."""
 
     def given(name: str, default: Any) -> Any:
@@ -192,7 +194,7 @@ def _echo(asked: ResponsesRequest) -> Json:
         "metadata": given("metadata", {}),
         "parallel_tool_calls": given("parallel_tool_calls", True),
         "reasoning": {"effort": asked.reasoning and asked.reasoning.effort, "summary": None},
-        **{name: given(name, getattr(DEFAULTS, name)) for name in sampling},
+        **{name: given(name, defaults[name]) for name in sampling},
         "top_logprobs": given("top_logprobs", 0),
         "text": {"format": format.model_dump(by_alias=True) if format else {"type": "text"}},
         "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
