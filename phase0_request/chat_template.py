@@ -10,9 +10,11 @@ hold one.
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 Messages = Sequence[Mapping[str, Any]]
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 _FIRST_MARK, _LAST_MARK = 0xDC00, 0xDFFF
 _MARK = re.compile(f"([{chr(_FIRST_MARK)}-{chr(_LAST_MARK)}])")
 
@@ -32,13 +34,19 @@ class ChatTemplate:
         self._source = re.sub(longest_first, lambda found: mark_of[found[0]], source) if used else source
         self._variables: dict[str, Any] = {name: mark_of.get(token, token) for name, token in named_tokens.items()}
 
-    def render(self, messages: Messages, add_generation_prompt: bool) -> list[str]:
+    def render(
+        self, messages: Messages, add_generation_prompt: bool, variables: Mapping[str, Any] = NOTHING
+    ) -> list[str]:
         """The rendered text in pieces. Every second one, from index 1, is the name of a control token that the template
-        wrote; the others are text. ValueError if the template rejects the messages."""
+        wrote; the others are text. ValueError if the template rejects the messages.
+
+        `variables` are the template's own (`tools`, `documents`, `enable_thinking`) and transformers'
+        `continue_final_message`: the rendered text ends where the last message does.
+        """
         if not messages:
             raise ValueError("messages must hold at least one message, got none")
         try:
-            json.dumps(list(map(dict, messages)), ensure_ascii=False, default=str).encode()
+            json.dumps([list(map(dict, messages)), dict(variables)], ensure_ascii=False, default=str).encode()
         except UnicodeEncodeError:
             raise ValueError("a message holds half of a surrogate pair; it is no text") from None
         # Imported here because it takes a second and a plain prompt does not need it.
@@ -49,7 +57,7 @@ class ChatTemplate:
                 conversations=[[dict(message) for message in messages]],
                 chat_template=self._source,
                 add_generation_prompt=add_generation_prompt,
-                **self._variables,
+                **{**variables, **self._variables},
             )
         except Exception as error:  # a template is a program of the model and can raise anything
             why = "".join(self._pieces(str(error)))

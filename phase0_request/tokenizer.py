@@ -9,6 +9,7 @@ unless a request asks for it by logit_bias.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,12 +21,13 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 
 from phase0_request import model_files
-from phase0_request.chat_template import ChatTemplate, Messages
+from phase0_request.chat_template import NOTHING, ChatTemplate, Messages
 
 BUNDLED = Path(__file__).parent / "tiny_chat"
 
 DecoderConfig = dict[str, Any] | None  # the "decoder" of a tokenizer.json
 
+_WORD = re.compile(r"[\w-]*")
 _WORD_START = "\u2581"  # SentencePiece's mark for a space in front of a word
 
 
@@ -116,6 +118,11 @@ class Tokenizer:
         """The vocabulary's entry for a token, such as "<|im_end|>"; None if there is none."""
         return self._backend.id_to_token(token)
 
+    def marker(self, text: str) -> int | None:
+        """The token that this text is alone, such as the one of "<tool_call>"; None if it takes several."""
+        tokens = self.encode(text, add_special_tokens=False)
+        return tokens[0] if len(tokens) == 1 and self.name(tokens[0]) == text else None
+
     def decode(self, tokens: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of a complete sequence of tokens. Special tokens are skipped, or written out; invalid UTF-8 becomes
         U+FFFD.
@@ -135,21 +142,29 @@ class Tokenizer:
             known = self._bytes[token] = self._find_bytes(token)
         return known
 
-    def chat(self, messages: Messages, add_generation_prompt: bool = True, max_chars: int | None = None) -> list[int]:
-        """The tokens of a conversation, rendered by the model's chat template. ValueError if the model has none, if the
-        template rejects the messages, or if the rendered text is longer than `max_chars`.
+    def chat(
+        self,
+        messages: Messages,
+        add_generation_prompt: bool = True,
+        max_chars: int | None = None,
+        variables: Mapping[str, Any] = NOTHING,
+    ) -> list[int]:
+        """The tokens of a conversation, rendered by the model's chat template with these `variables`, such as `tools`.
+        ValueError if the model has none, if the template rejects the messages, or if the rendered text is longer than
+        `max_chars`.
 
-        Its control tokens are those that the template wrote, in their order: `<|im_end|>` in a message is ten
-        characters of text. In all other conversations the result is that of transformers.
+        Its control tokens are those that the template wrote, in their order: `<|im_end|>` in a message, in the result
+        of a tool or in its description is ten characters of text. In all other conversations the result is that of
+        transformers.
         """
-        pieces = self._render(messages, add_generation_prompt)
+        pieces = self._render(messages, add_generation_prompt, variables)
         text, written = "".join(pieces), self._written(pieces)
         if max_chars is not None and len(text) > max_chars:
             raise ValueError(f"the rendered conversation has {len(text)} characters; at most {max_chars} fit")
         tokens = self.encode(text, add_special_tokens=False)
         if self._control_in(tokens) == written:
             return tokens
-        neutral = self._render([{**message, "content": "x"} for message in messages], add_generation_prompt)
+        neutral = self._render(self._neutral(messages), add_generation_prompt, self._neutral(variables))
         control = self._control_in(self.encode("".join(neutral), add_special_tokens=False))
         if control == self._control_in(tokens):
             return tokens  # the template spells names out of parts, such as '<|' + role + '|>'; the messages add none
@@ -158,14 +173,28 @@ class Tokenizer:
             raise ValueError("a message contains the name of a control token, which this chat template cannot escape")
         return tokens
 
-    def render_chat(self, messages: Messages, add_generation_prompt: bool = True) -> str:
+    def render_chat(
+        self, messages: Messages, add_generation_prompt: bool = True, variables: Mapping[str, Any] = NOTHING
+    ) -> str:
         """Render the chat template as text. ValueError if the model has none or the template rejects the messages."""
-        return "".join(self._render(messages, add_generation_prompt))
+        return "".join(self._render(messages, add_generation_prompt, variables))
 
-    def _render(self, messages: Messages, add_generation_prompt: bool) -> list[str]:
+    def _render(self, messages: Messages, add_generation_prompt: bool, variables: Mapping[str, Any]) -> list[str]:
         if self._template is None:
             raise ValueError("this model has no chat template; send it a plain prompt")
-        return self._template.render(messages, add_generation_prompt)
+        return self._template.render(messages, add_generation_prompt, variables)
+
+    def _neutral(self, value: Any) -> Any:
+        """The same structure, with "x" for every text in it that is not a plain word: none spells a control token."""
+        if isinstance(value, Mapping):
+            return {self._neutral(key): self._neutral(one) for key, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._neutral(one) for one in value]
+        if isinstance(value, str) and not (
+            _WORD.fullmatch(value) and not self._control_in(self._encode(value, False, plain=False))
+        ):
+            return "x"
+        return value
 
     def _written(self, pieces: Sequence[str]) -> list[int]:
         """The control tokens that the template wrote."""

@@ -142,3 +142,37 @@ def family(name: str) -> tuple[Tokenizer, Any]:
     reference = PreTrainedTokenizerFast(tokenizer_object=make(), **named)
     reference.chat_template = template
     return Tokenizer(make(), (), template, named), reference
+
+
+# Calls of tools and their results, in a form that serves all families: each has its own marks around a message.
+WITH_TOOLS = """\
+{{- bos_token if bos_token is defined }}
+{%- if tools %}{{- BEGIN + 'tools ' + tools | tojson + END }}{%- endif %}
+{%- for document in documents or [] %}{{- document.title | trim + ': ' + document.text + END }}{%- endfor %}
+{%- for message in messages %}
+{{- BEGIN + message.role + ' ' + (message.name or '') + ' ' + message.content | trim }}
+{%- for call in message.tool_calls or [] %}
+{{- '[' + call.function.name + '] ' + call.function.arguments | tojson }}
+{%- for name, value in call.function.arguments | items %}{{- name | upper + '=' + value | string }}{%- endfor %}
+{%- endfor %}
+{{- END }}
+{%- endfor %}
+{%- if language is defined %}{{- language }}{%- endif %}
+{%- if add_generation_prompt %}{{- BEGIN + 'assistant' }}{%- endif %}
+"""
+MARKS = {
+    "qwen2": ("<|im_start|>", "<|im_end|>"),
+    "qwen3": ("<|im_start|>", "<|im_end|>"),
+    "llama": ("<|start_header_id|>", "<|eot_id|>"),
+    "mistral": ("[INST]", "[/INST]"),
+}
+
+
+@cache
+def family_with_tools(name: str) -> tuple[Tokenizer, Any]:
+    make, _, named = FAMILIES[name]
+    begin, end = MARKS[name]
+    template = WITH_TOOLS.replace("BEGIN", f"'{begin}'").replace("END", f"'{end}'")
+    reference = PreTrainedTokenizerFast(tokenizer_object=make(), **named)
+    reference.chat_template = template
+    return Tokenizer(make(), (), template, named), reference

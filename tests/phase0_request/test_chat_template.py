@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from phase0_request.tokenizer import Tokenizer
-from tests.phase0_request.families import FAMILIES, byte_level, family
+from tests.phase0_request.families import FAMILIES, byte_level, family, family_with_tools
 
 ROLES = ("system", "user", "assistant", "user")
 ordinary = st.text(max_size=12) | st.sampled_from(
@@ -57,6 +57,78 @@ def test_control_tokens_are_those_that_the_template_wrote(name: str, data: st.Da
     honest = tokenizer.chat(conversation("a", "b", "c", "d"))
     forged = tokenizer.chat(conversation(*contents))
     assert control(tokenizer, reference, forged) == control(tokenizer, reference, honest)
+
+
+def with_tools(*texts: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """A conversation with these texts wherever a client may put one, and the template's variables."""
+    first, second, third = texts
+    schema = {"type": "object", "properties": {second: {"type": "string", "enum": [third]}}, "required": [second]}
+    function = {"name": "weather", "description": first, "parameters": schema}
+    call = {"id": second, "type": "function", "function": {"name": third, "arguments": {first: second, "n": 10**30}}}
+    messages = [
+        {"role": "user", "content": "Rain?"},
+        {"role": "assistant", "content": first, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": second, "name": third, "content": second},
+    ]
+    variables = {"tools": [{"type": "function", "function": function}], "language": third}
+    return messages, {**variables, "documents": [{"title": first, "text": third}]}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@settings(max_examples=20)
+@given(texts=st.lists(ordinary, min_size=3, max_size=3), prompt=st.booleans())
+def test_tools_documents_and_variables_have_the_tokens_of_transformers(
+    name: str, texts: list[str], prompt: bool
+) -> None:
+    tokenizer, reference = family_with_tools(name)
+    messages, variables = with_tools(*texts)
+    expected = reference.apply_chat_template(messages, add_generation_prompt=prompt, return_dict=False, **variables)
+    assert tokenizer.chat(messages, prompt, variables=variables) == expected
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@settings(max_examples=25)
+@given(data=st.data())
+def test_no_text_of_a_tool_a_call_a_result_a_document_or_a_variable_is_a_control_token(
+    name: str, data: st.DataObject
+) -> None:
+    tokenizer, reference = family_with_tools(name)
+    names = [*reference.all_special_tokens, "<|im_start|>", "[INST]", "<|eot_id|>"]
+    parts = st.sampled_from([*names, *(n[:4] for n in names), *(n[4:] for n in names), "a ", "\n"])
+    texts = data.draw(st.lists(st.lists(parts, min_size=1, max_size=5).map("".join), min_size=3, max_size=3))
+    (honest, plain), (forged, wild) = with_tools("a", "b", "c"), with_tools(*texts)
+    tokens = tokenizer.chat(honest, variables=plain)
+    assert control(tokenizer, reference, tokenizer.chat(forged, variables=wild)) == control(
+        tokenizer, reference, tokens
+    )
+
+
+def test_a_template_that_spells_names_out_of_parts_takes_none_from_a_tool() -> None:
+    source = SPELLED + "{{ tools | tojson }}{{ language }}"
+    tokenizer = Tokenizer(byte_level(("<|user|>",)), chat_template=source)
+    messages = conversation("hi", roles=("user",))
+    assert tokenizer.chat(messages, variables={"tools": [{"name": "f"}], "language": "en"})
+    for variables in ({"tools": [{"<|user|>": 1}]}, {"tools": [{"name": ["<|user|>"]}]}, {"language": "<|user|>"}):
+        with pytest.raises(ValueError, match="the name of a control token"):
+            tokenizer.chat(messages, variables=variables)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("content", ["It is", "It is ", " It is <|im_end|> \n"])
+def test_the_last_message_is_continued_as_by_transformers(name: str, content: str) -> None:
+    tokenizer, reference = family(name)
+    messages = conversation("Be brief.", "Is it?", content)
+    text = reference.apply_chat_template(messages, continue_final_message=True, tokenize=False)
+    assert tokenizer.render_chat(messages, False, {"continue_final_message": True}) == text
+    assert content.strip() in tokenizer.decode(
+        tokenizer.chat(messages, False, variables={"continue_final_message": True})
+    )
+
+
+def test_the_bundled_template_is_the_same_as_ever_without_tools() -> None:
+    tokenizer = Tokenizer.from_pretrained()
+    text = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nho<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.render_chat(conversation("hi", "ho", roles=("user", "assistant"))) == text
 
 
 @pytest.mark.parametrize("name", FAMILIES)

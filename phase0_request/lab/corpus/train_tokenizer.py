@@ -33,9 +33,21 @@ PIECES = (
     r"\s+",
 )
 
+# The model is not trained to call tools; a grammar can have it do so, and then it sees them.
 CHAT_TEMPLATE = """\
+{%- if tools -%}
+{{ '<|im_start|>system\\nTools:\\n' }}
+{%- for tool in tools -%}
+{{ tool | tojson + '\\n' }}
+{%- endfor -%}
+{{ 'To call one: <tool_call>{"name": <name>, "arguments": <object>}</tool_call><|im_end|>\\n' }}
+{%- endif -%}
 {%- for message in messages -%}
-{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}
+{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] }}
+{%- for call in message.tool_calls or [] -%}
+{{ '\\n<tool_call>\\n' + call.function | tojson + '\\n</tool_call>' }}
+{%- endfor -%}
+{{ '<|im_end|>\\n' }}
 {%- endfor -%}
 {%- if add_generation_prompt -%}
 {{ '<|im_start|>assistant\\n' }}
