@@ -7,6 +7,7 @@ reports that in its place and forks another, which takes milliseconds.
 """
 
 import contextlib
+import json
 import os
 import resource
 import signal
@@ -49,8 +50,7 @@ class Encode(msgspec.Struct, tag=True):
 class EncodeChat(msgspec.Struct, tag=True):
     """Render and encode a conversation."""
 
-    messages: list[dict[str, str]]
-    add_generation_prompt: bool
+    conversation: bytes  # arguments of Tokenizer.chat as JSON, which has integers of any size
     max_chars: int  # of the rendered text
     seconds: float
     add_special_tokens: bool = False  # around the rendered text
@@ -176,7 +176,7 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 def compute(job: Job, tokenizer: Tokenizer) -> Result:
     try:
         if isinstance(job, EncodeChat):
-            tokens = tokenizer.chat(job.messages, job.add_generation_prompt, job.max_chars)
+            tokens = tokenizer.chat(**json.loads(job.conversation), max_chars=job.max_chars)
             ids = [tokenizer.wrap(tokens) if job.add_special_tokens else tokens]
         else:
             ids = [tokenizer.encode(text, job.add_special_tokens) for text in job.texts]

@@ -1,6 +1,6 @@
 """POST /v1/chat/completions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
@@ -8,7 +8,9 @@ from fastapi import APIRouter, Request, Response
 from phase0_request.request import FinishReason
 from phase6_integration.outputs import Chunk
 from phase6_integration.server import openapi
+from phase6_integration.server.answers import Answer
 from phase6_integration.server.bad_words import bad_words
+from phase6_integration.server.conversation import Conversation, text_of
 from phase6_integration.server.dependencies import Server, ServerState, json_body
 from phase6_integration.server.errors import conflict
 from phase6_integration.server.formatter import Formatter
@@ -25,6 +27,7 @@ from phase6_integration.server.parsing import (
 from phase6_integration.server.responses import ChatChunk, ChatResponse
 from phase6_integration.server.schemas import ChatRequest
 from phase6_integration.server.streaming import GenerationResponse
+from phase6_integration.server.tools import AnswerPlan
 
 router = APIRouter(tags=["model"])
 
@@ -50,9 +53,10 @@ async def continue_chat(
         raise conflict("top_logprobs", "top_logprobs need logprobs; set logprobs to true")
     length, context, pool = requested_length(body), server.engine.max_model_len, server.tokenizers
     if body.truncate_prompt_tokens is None:
-        check_lengths(["".join(one.text for one in body.messages)], pool.tokenizer.longest, context, "messages")
-    tenant, special = request.state.tenant, body.add_special_tokens is True
-    prompt = await pool.chat(body.messages, tenant, body.add_generation_prompt is not False, special)
+        check_lengths(["".join(map(text_of, body.messages))], pool.tokenizer.longest, context, "messages")
+    tenant, plan = request.state.tenant, AnswerPlan.of(server, body)
+    conversation = Conversation.of(body, reasoning_effort=body.reasoning_effort)
+    prompt = await pool.chat(conversation, tenant, body.add_special_tokens is True)
     prompt = truncate(prompt, body, length or 1, context)
     default = server.settings.sampling_defaults.get("max_tokens")
     lengths = output_lengths([prompt], length, default, context, "messages")
@@ -60,10 +64,12 @@ async def continue_chat(
     formatter.logprobs = bool(body.logprobs)
     if body.return_token_ids:
         formatter.first_event["prompt_token_ids"] = prompt
+    formatter.read_by(plan, prompt)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     scores = prompt_alternatives(body, [prompt], None, server.settings.max_scores)
     words = await bad_words(pool, body.bad_words or (), tenant)
     requests = engine_requests(server, tenant, body, formatter.id, [prompt], lengths, logprobs, scores, words)
+    requests = plan.constrain(requests, plan.grammar(prompt))
     return GenerationResponse(server, requests, formatter, body)
 
 
@@ -71,6 +77,16 @@ class ChatFormatter(Formatter):
     prefix = "chatcmpl-"
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._answers: dict[int, Answer] = {}
+        self._called = "tool_calls"
+
+    def read_by(self, plan: AnswerPlan, prompt: Sequence[int]) -> None:
+        """Read the answers for tool calls and reasoning, before the first one arrives."""
+        self._answers = {i: answer for i in range(self.n) if (answer := plan.answer(prompt)) is not None}
+        self._called = "stop" if plan.is_named else "tool_calls"  # the finish reason, as in OpenAI's API
 
     def fields(self) -> dict[str, Any]:
         return self.about_prompt(0)
@@ -80,20 +96,41 @@ class ChatFormatter(Formatter):
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, "stop_reason": None}
 
     def choice(self, index: int, new: Chunk) -> dict[str, Any]:
-        message = {"role": "assistant", "content": new.text}
+        found = self._take(index)
+        for call in found.get("tool_calls", ()):
+            del call["index"]
+        message = {"role": "assistant", "content": new.text or (None if found else ""), **found}
         ids = new.token_ids if self.returns_ids else None
         return {"index": index, "message": message, **self._rest(index, new), "token_ids": ids}
 
     def delta(self, index: int, new: Chunk) -> dict[str, Any]:
-        delta = {"content": new.text} if new.text else {}
+        delta = ({"content": new.text} if new.text else {}) | self._take(index)
         ids = {"token_ids": new.token_ids} if self.returns_ids else {}
         return {"index": index, "delta": delta, **self._rest(index, new), **ids}
 
+    def accumulate(self, chunk: Chunk) -> Chunk:
+        """As in Formatter; the text of a chunk becomes its content."""
+        if (answer := self._answers.get(chunk.index)) is not None:
+            chunk.text = answer.push(chunk.text, chunk.finish_reason is not None)
+        return super().accumulate(chunk)
+
+    def has_news(self, new: Chunk) -> bool:
+        answer = self._answers.get(new.index)
+        return super().has_news(new) or (answer is not None and answer.has_news)
+
+    @property
+    def text_bytes(self) -> int:
+        return super().text_bytes + sum(answer.text_bytes for answer in self._answers.values())
+
+    def _take(self, index: int) -> dict[str, Any]:
+        answer = self._answers.get(index)
+        return {} if answer is None else answer.take()
+
     def _rest(self, index: int, new: Chunk) -> dict[str, Any]:
         entries = for_chat(self.names, new.tokens, new.logprobs or ()) if self.logprobs else None
-        stop = self.outputs[index].stop_reason if new.finish_reason is FinishReason.STOP else None
+        answer, stopped = self._answers.get(index), new.finish_reason is FinishReason.STOP
         return {
             "logprobs": None if entries is None else {"content": entries},
-            "finish_reason": new.finish_reason,
-            "stop_reason": stop,
+            "finish_reason": self._called if stopped and answer and answer.calls else new.finish_reason,
+            "stop_reason": self.outputs[index].stop_reason if stopped else None,
         }

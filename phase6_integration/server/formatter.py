@@ -111,11 +111,15 @@ class Formatter(ABC):
             unwritten.extend(chunk)
         return unwritten
 
+    def has_news(self, new: Chunk) -> bool:
+        """Whether there is a chunk to send."""
+        return bool(new.text) or new.finish_reason is not None
+
     def to_chunk(self, chunk: Chunk) -> bytes:
         """The event for a chunk. Without text it is empty: tokens without text are sent with the text that follows."""
         new = self.accumulate(chunk)
         index = new.index
-        if not new.text and new.finish_reason is None:
+        if not self.has_news(new):
             return b""
         begin = b""
         if index not in self._delivered:

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 FinishReason = Literal["stop", "length"]
+ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class Response(BaseModel):
@@ -104,16 +105,29 @@ class ChatLogprobs(Response):
     content: list[ChatLogprobEntry]
 
 
+class CalledFunction(Response):
+    name: str
+    arguments: str  # JSON, as the model wrote it
+
+
+class ToolCall(Response):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class ChatMessage(Response):
     role: Literal["assistant"]
-    content: str
+    content: str | None  # null: there is only reasoning, or calls
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatChoice(Response):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
     stop_reason: str | int | None
     token_ids: list[int] | None
 
@@ -129,16 +143,30 @@ class ChatResponse(Response):
     prompt_token_ids: list[int] | None
 
 
+class CalledFunctionDelta(Response):
+    name: str | None = None
+    arguments: str
+
+
+class ToolCallDelta(Response):
+    index: int
+    id: str | None = None  # with the first part of a call, as are its type and its name
+    type: Literal["function"] | None = None
+    function: CalledFunctionDelta
+
+
 class ChatDelta(Response):
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(Response):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
     stop_reason: str | int | None
     token_ids: list[int] | None = None
 

@@ -32,16 +32,38 @@ from phase6_integration.server.bounds import NAMED, AtMost, FewItems, Hint, InVo
 
 MAX_PARTS = 1024  # text parts of all messages together
 MAX_USER = 256  # characters
+MAX_TOOLS = 512
+MAX_CALLS = 512  # of one message
+MAX_DOCUMENTS = 512
+MAX_VARIABLES = 64  # of a chat template
+RESERVED = {
+    *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"),
+    *("conversations", "return_assistant_tokens_mask", "self"),  # of the call that renders
+}
 
 
-def _few_parts(messages: "list[Message]") -> "list[Message]":
+def _few_parts(messages: "list[AnyMessage]") -> "list[AnyMessage]":
     if sum(len(message.content) for message in messages if isinstance(message.content, list)) > MAX_PARTS:
         raise PydanticCustomError("too_many_parts", f"the messages may have at most {MAX_PARTS} text parts together")
     return messages
 
 
+def _is_free(name: str) -> str:
+    if name in RESERVED:
+        raise PydanticCustomError("reserved", "this variable of the template has a field of its own, or is no client's")
+    return name
+
+
 def _kind_of_text(value: Any) -> str | None:
     return "=text" if isinstance(value, str) else "=list" if isinstance(value, list) else None
+
+
+def _kind_of_choice(value: Any) -> str | None:
+    return "=text" if isinstance(value, str) else "=tool" if isinstance(value, dict) else None
+
+
+def _kind_of_message(value: Any) -> str:
+    return "=assistant" if isinstance(value, dict) and value.get("role") == "assistant" else "=other"
 
 
 def _kind_of_prompt(value: Any) -> str | None:
@@ -59,6 +81,15 @@ def _kind_of_tokenize(value: Any) -> str:
 
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+TemplateVariable = Annotated[str, Field(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]{0,63}$"), AfterValidator(_is_free)]
+TemplateVariables = Annotated[
+    dict[TemplateVariable, Any],
+    Field(
+        max_length=MAX_VARIABLES,
+        json_schema_extra={"propertyNames": {"not": {"enum": sorted(RESERVED)}}, "additionalProperties": False},
+    ),
+]
 ModelName = Annotated[Name, Field(json_schema_extra={"enum": NAMED + "names"})]
 Token = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 Text = Annotated[str, Field(min_length=1)]
@@ -198,56 +229,114 @@ class TextPart(FromClient):
     text: str
 
 
-class Message(FromClient):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[
-        Annotated[str, Tag("=text")]
-        | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True), Tag("=list")],
-        Discriminator(
-            _kind_of_text,
-            custom_error_type="content",
-            custom_error_message="the content of a message is a string or a list of text parts",
-        ),
-    ]
-
-    function_call: Annotated[Any, Unsupported()] = None
-    tool_calls: Annotated[Any, Unsupported([])] = None
-
-    @property
-    def text(self) -> str:
-        """The content as one string; text parts are joined by newlines, as in vLLM."""
-        return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
+class FunctionCall(FromClient):
+    name: FunctionName
+    arguments: str  # a JSON object
 
 
-Messages = Annotated[
-    list[Message], Field(min_length=1, fail_fast=True), FewItems("messages"), AfterValidator(_few_parts)
+class ToolCall(FromClient):
+    id: Name | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+Content = Annotated[
+    Annotated[str, Tag("=text")]
+    | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True), Tag("=list")],
+    Discriminator(
+        _kind_of_text,
+        custom_error_type="content",
+        custom_error_message="the content of a message is a string or a list of text parts",
+    ),
 ]
 
 
-class ChatRequest(SamplingFields):
+class Message(FromClient):
+    role: Literal["system", "developer", "user", "tool"]
+    content: Content
+    name: Name | None = None
+    tool_call_id: Name | None = None
+
+
+class AssistantMessage(FromClient):
+    role: Literal["assistant"]
+    content: Content | None = None
+    name: Name | None = None
+    reasoning_content: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS)] | None = None
+    function_call: Annotated[Any, Unsupported()] = None
+
+
+AnyMessage = Annotated[
+    Annotated[AssistantMessage, Tag("=assistant")] | Annotated[Message, Tag("=other")],
+    Discriminator(_kind_of_message),
+]
+Messages = Annotated[
+    list[AnyMessage], Field(min_length=1, fail_fast=True), FewItems("messages"), AfterValidator(_few_parts)
+]
+
+
+class Function(FromClient):
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None  # a JSON schema
+    strict: bool | None = None  # a call is constrained if one is required, strict or not
+
+
+class Tool(FromClient):
+    type: Literal["function"]
+    function: Function
+
+
+class ChosenFunction(FromClient):
+    name: FunctionName
+
+
+class ChosenTool(FromClient):
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+class ConversationFields(RequestModel):
+    """What a chat template is given."""
+
     messages: Messages
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    documents: Annotated[list[dict[str, Any]], Field(max_length=MAX_DOCUMENTS)] | None = None
+    add_generation_prompt: bool | None = None  # default: true, unless the last message is continued
+    continue_final_message: bool | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+
+
+class ChatRequest(SamplingFields, ConversationFields):
     max_completion_tokens: OutputLength | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
-    add_generation_prompt: bool | None = None
     add_special_tokens: bool | None = None  # on top of those of the template; default: false
+    tool_choice: (
+        Annotated[
+            Annotated[Literal["none", "auto", "required"], Tag("=text")] | Annotated[ChosenTool, Tag("=tool")],
+            Discriminator(
+                _kind_of_choice,
+                custom_error_type="tool_choice",
+                custom_error_message="tool_choice is none, auto, required or "
+                '{"type": "function", "function": {"name": ...}}',
+            ),
+        ]
+        | None
+    ) = None  # default: auto
+    parallel_tool_calls: bool | None = None  # default: true
+    include_reasoning: bool | None = None  # default: true
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     verbosity: Hint = None
     audio: Annotated[Any, Unsupported()] = None
     chat_template: Annotated[Any, Unsupported()] = None
-    chat_template_kwargs: Annotated[Any, Unsupported({})] = None
-    continue_final_message: Annotated[Any, Unsupported(False)] = None
-    documents: Annotated[Any, Unsupported([])] = None
     echo: Annotated[Any, Unsupported(False)] = None
     function_call: Annotated[Any, Unsupported("none", "auto")] = None
     functions: Annotated[Any, Unsupported([])] = None
-    include_reasoning: Annotated[Any, Unsupported(False, True)] = None
     mm_processor_kwargs: Annotated[Any, Unsupported({})] = None
     modalities: Annotated[Any, Unsupported([], ["text"])] = None
-    parallel_tool_calls: Annotated[Any, Unsupported(False, True)] = None
     prediction: Annotated[Any, Unsupported()] = None
-    reasoning_effort: Annotated[Any, Unsupported("none")] = None
-    tool_choice: Annotated[Any, Unsupported("none", "auto")] = None
-    tools: Annotated[Any, Unsupported([])] = None
     web_search_options: Annotated[Any, Unsupported()] = None
 
 
@@ -258,10 +347,8 @@ class TokenizeText(RequestModel):
     return_token_strs: bool | None = None
 
 
-class TokenizeChat(RequestModel):
+class TokenizeChat(ConversationFields):
     model: ModelName | None = None
-    messages: Messages
-    add_generation_prompt: bool | None = None  # default: true
     return_token_strs: bool | None = None
 
 

@@ -14,6 +14,8 @@ from phase6_integration.server.api_keys import check_keys
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("human", "json")
+TOOL_PARSERS = ("hermes", "llama3_json", "mistral", "none")
+REASONING_PARSERS = ("deepseek_r1", "qwen3", "none")
 LOCAL_HOSTS = ("localhost", "*.localhost")
 _NAME = re.compile(r"[!-~]{1,256}")  # printable ASCII without spaces
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[!-.0-~]{1,256}")  # no path
@@ -110,6 +112,19 @@ class ServerSettings:
         None, "JSON object of sampling defaults that replace those, such as '{\"temperature\": 0.6}' (none)", "JSON"
     )
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)  # what the two come to: `serve` fills it in
+    enable_auto_tool_choice: bool = option(True, "look for tool calls in answers with tool_choice auto", check=flag)
+    tool_call_parser: str | None = option(
+        None,
+        f"how the model writes tool calls: {', '.join(TOOL_PARSERS)}; default: by its chat template",
+        "NAME",
+        partial(one_of, allowed=TOOL_PARSERS),
+    )
+    reasoning_parser: str | None = option(
+        None,
+        f"how it writes its reasoning: {', '.join(REASONING_PARSERS)}; default: by its chat template",
+        "NAME",
+        partial(one_of, allowed=REASONING_PARSERS),
+    )
     chat_template: str | None = None  # Jinja text; None: the model's own
     keepalive: float = option(15.0, "of silence in a stream before a comment is sent", "SECONDS", positive)
     send_timeout: float = option(30.0, "a client may leave sent data unread", "SECONDS", positive)

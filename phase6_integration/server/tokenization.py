@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from phase0_request.tokenizer import Tokenizer
 from phase6_integration.async_engine import AsyncEngine
+from phase6_integration.server.conversation import Conversation
 from phase6_integration.server.errors import RequestError, conflict
-from phase6_integration.server.schemas import Message
 from phase6_integration.server.settings import ServerSettings
 from phase6_integration.tokenizer_process import (
     Encode,
@@ -134,15 +134,20 @@ class TokenizerPool:
         tokenizer = self.tokenizer
         return await self.run(lambda: tokenizer.decode(tokens, skip_special_tokens), len(tokens))
 
-    async def chat(
-        self, messages: Sequence[Message], tenant: str, add_generation_prompt: bool, add_special_tokens: bool = False
-    ) -> tuple[int, ...]:
-        """The tokens of a conversation, rendered by the model's chat template."""
+    @property
+    def template(self) -> str:
+        """The chat template."""
         if self._template is None:
             raise conflict("messages", "this model has no chat template; send a prompt to /v1/completions")
-        plain = [{"role": message.role, "content": message.text} for message in messages]
-        seconds = self._seconds + sum(len(one["content"]) for one in plain) / SLOWEST
-        job = EncodeChat(plain, add_generation_prompt, self._max_chars, seconds, add_special_tokens)
+        return self._template
+
+    async def chat(
+        self, conversation: Conversation, tenant: str, add_special_tokens: bool = False
+    ) -> tuple[int, ...]:
+        """The tokens of a conversation, rendered by the model's chat template."""
+        assert self.template
+        content = conversation.to_json()
+        job = EncodeChat(content, self._max_chars, self._seconds + len(content) / SLOWEST, add_special_tokens)
         (tokens,) = await self._tokens(job, tenant, "messages", "the chat template")
         return tokens
 

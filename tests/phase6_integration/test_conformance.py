@@ -92,7 +92,11 @@ SHARED = {
 }
 FIELDS = {
     "CompletionRequest": {*SHARED, "prompt", "echo"},
-    "ChatRequest": {*SHARED, "messages", "max_completion_tokens", "top_logprobs", "add_generation_prompt"},
+    "ChatRequest": {
+        *(*SHARED, "messages", "max_completion_tokens", "top_logprobs", "add_generation_prompt"),
+        *("tools", "tool_choice", "parallel_tool_calls", "include_reasoning", "reasoning_effort"),
+        *("chat_template_kwargs", "continue_final_message", "documents"),
+    },
     "StreamOptions": {"include_usage", "continuous_usage_stats"},
 }
 
@@ -176,7 +180,13 @@ ERRORS: list[tuple[str, Request, Callable[[], FakeEngine], dict[str, str], tuple
     ("bad value", (*COMPLETE[:2], {"prompt": "a", "n": 0}), FakeEngine, {}, (400, BAD, "invalid_value")),
     ("missing", (*COMPLETE[:2], {}), FakeEngine, {}, (400, BAD, "missing_field")),
     ("unknown field", (*COMPLETE[:2], {"prompt": "a", "x": 0}), FakeEngine, {}, (400, BAD, "unknown_field")),
-    ("unsupported", (*CHAT[:2], {"messages": HELLO, "tools": [5]}), FakeEngine, {}, (400, BAD, "unsupported_field")),
+    (
+        "unsupported",
+        (*CHAT[:2], {"messages": HELLO, "functions": [5]}),
+        FakeEngine,
+        {},
+        (400, BAD, "unsupported_field"),
+    ),
     ("long", (*COMPLETE[:2], {"prompt": [5] * 3000}), FakeEngine, {}, (400, BAD, "context_length_exceeded")),
     ("empty", (*COMPLETE[:2], {"prompt": ""}), FakeEngine, {}, (400, BAD, "invalid_value")),
     ("no key", COMPLETE, FakeEngine, {"authorization": ""}, (401, "authentication_error", "invalid_api_key")),

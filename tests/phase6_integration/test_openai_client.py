@@ -188,7 +188,7 @@ def test_models(client: OpenAI) -> None:
 REFUSED: list[tuple[type[openai.APIStatusError], dict[str, Any], str]] = [
     (openai.BadRequestError, {"temperature": -1}, "temperature"),
     (openai.BadRequestError, {"extra_body": {"no_such_field": 1}}, "no_such_field"),
-    (openai.BadRequestError, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    (openai.BadRequestError, {"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
     (openai.BadRequestError, {"max_tokens": 5000}, "max_tokens"),
     (openai.BadRequestError, {"messages": []}, "messages"),
     (openai.NotFoundError, {"model": "another"}, "model"),

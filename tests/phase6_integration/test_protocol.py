@@ -61,10 +61,42 @@ WRONG_CHAT: dict[str, list[Any]] = {
     "logprobs": [1, "true", 0],
     "top_logprobs": [True, -1, 6, "1"],
     "add_generation_prompt": [1, "no"],
+    "chat_template_kwargs": [
+        *[5, [], {"a b": 1}, {"messages": []}, {"tools": []}, {"chat_template": "x"}, {"tokenize": True}],
+        {f"a{number}": 1 for number in range(65)},
+    ],
+    "continue_final_message": [1, "true"],
+    "documents": [5, {}, ["text"]],
+    "include_reasoning": [1, "yes"],
+    "parallel_tool_calls": [1, "yes"],
+    "reasoning_effort": ["much", 5, True],
+    "tool_choice": [
+        *["any", 5, [], {}, {"type": "function"}, {"type": "custom", "custom": {"name": "f"}}, {"name": "f"}],
+        *["required", {"type": "function", "function": {"name": "f"}}],  # there are no tools
+    ],
+    "tools": [
+        *[
+            5,
+            {},
+            [5],
+            [{}],
+            ["f"],
+            [{"type": "function"}],
+            [{"type": "web_search"}],
+            [{"type": "function", "name": "f"}],
+        ],
+        *[[{"type": "function", "function": {"name": name}}] for name in ("", "a b", "<|im_end|>", "x" * 65, 5, None)],
+        *[[{"type": "function", "function": {"name": "f", "parameters": of}}] for of in (5, [], {"type": "array"})],
+    ],
     "messages": [
         *[None, [], "Hello", {}, [5], [{}], [{"role": "user"}], [{"content": "x"}]],
-        *[[{"role": role, "content": "x"}] for role in ("tool", "function", "nobody", 5)],
+        *[[{"role": role, "content": "x"}] for role in ("function", "nobody", 5)],
         *[[{"role": "user", "content": content}] for content in (5, None, [], [5], [{"type": "text"}], {})],
+        *[[{"role": "tool", "content": content}] for content in (None, 5, {})],
+        *[
+            [{"role": "assistant", "tool_calls": calls}]
+            for calls in (5, {}, [5], [{}], [{"type": "custom", "id": "a"}])
+        ],
         [{"role": "user", "content": "x"}] * 5,
     ],
 }
@@ -96,20 +128,12 @@ FOREIGN_TO_CHATS: dict[str, tuple[list[Any], Any]] = {
     **FOREIGN,
     "audio": ([], {"voice": "a", "format": "mp3"}),
     "chat_template": ([], "{{ messages }}"),
-    "chat_template_kwargs": ([{}], {"enable_thinking": False}),
-    "continue_final_message": ([False], True),
-    "documents": ([[]], [{"text": "a"}]),
     "echo": ([False], True),
     "function_call": (["none", "auto"], {"name": "f"}),
     "functions": ([[]], [{"name": "f"}]),
-    "include_reasoning": ([False, True], "yes"),
     "mm_processor_kwargs": ([{}], {"a": 1}),
     "modalities": ([[], ["text"]], ["text", "audio"]),
-    "parallel_tool_calls": ([False, True], 1),
     "prediction": ([], {"type": "content", "content": "a"}),
-    "reasoning_effort": (["none"], "high"),
-    "tool_choice": (["none", "auto"], "required"),
-    "tools": ([[]], [{"type": "function", "function": {"name": "f"}}]),
     "web_search_options": ([], {}),
 }
 LIMITED = {COMPLETE: FOREIGN_TO_COMPLETIONS, CHAT: FOREIGN_TO_CHATS}
@@ -153,9 +177,9 @@ def test_what_would_change_the_answer_and_is_not_supported_is_refused(path: str)
 
 
 def test_all_refused_fields_are_in_one_error_with_the_nearest_names() -> None:
-    error = error_of(post(CHAT, {**HELLO, "temprature": 1, "tools": [{}], "max_token": 5, "qqq": 0}))
-    assert (error["param"], error["code"]) in [("temprature", "unknown_field"), ("tools", "unsupported_field")]
-    for words in ("'temprature'", "'temperature'", "'tools'", "'max_token'", "'max_tokens'", "'qqq'"):
+    error = error_of(post(CHAT, {**HELLO, "temprature": 1, "functions": [{}], "max_token": 5, "qqq": 0}))
+    assert (error["param"], error["code"]) in [("temprature", "unknown_field"), ("functions", "unsupported_field")]
+    for words in ("'temprature'", "'temperature'", "'functions'", "'max_token'", "'max_tokens'", "'qqq'"):
         assert words in error["message"]
     many = error_of(post(COMPLETE, {**PROMPT, **{f"q{i}": i for i in range(500)}}))
     assert "484 more" in many["message"]
@@ -181,9 +205,9 @@ def test_messages_come_back_as_clients_got_them() -> None:
     for again in (answer, {**answer, "tool_calls": []}):
         messages = [*HELLO["messages"], again, {"role": "user", "content": [part]}]
         assert post(CHAT, {"messages": messages, "max_tokens": 2}).status_code == 200
-    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    error = error_of(post(CHAT, {"messages": [*HELLO["messages"], {**answer, "tool_calls": [call]}]}))
-    assert (error["param"], error["code"]) == ("messages.1.tool_calls", "unsupported_field")
+    call = {"name": "f", "arguments": "{}"}
+    error = error_of(post(CHAT, {"messages": [*HELLO["messages"], {**answer, "function_call": call}]}))
+    assert (error["param"], error["code"]) == ("messages.1.function_call", "unsupported_field")
 
 
 def test_unknown_fields_may_be_ignored_with_one_warning_each(caplog: pytest.LogCaptureFixture) -> None:

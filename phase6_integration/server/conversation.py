@@ -1,0 +1,70 @@
+"""Conversation: what a request gives the chat template, in the form that templates expect."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from phase6_integration.server.errors import conflict
+from phase6_integration.server.schemas import AnyMessage, AssistantMessage, ConversationFields, ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The arguments of Tokenizer.chat."""
+
+    messages: list[dict[str, Any]]
+    add_generation_prompt: bool
+    variables: dict[str, Any]  # of the template
+
+    @classmethod
+    def of(cls, body: ConversationFields, **variables: Any) -> "Conversation":
+        """`variables` are those beside the ones that every body has; null means not given."""
+        if body.continue_final_message and body.add_generation_prompt:
+            message = "continue_final_message continues the last message; add_generation_prompt would begin another"
+            raise conflict("add_generation_prompt", message)
+        found = {
+            **variables,
+            "tools": [tool.model_dump(exclude_unset=True) for tool in body.tools or ()] or None,
+            "documents": body.documents or None,
+            "continue_final_message": body.continue_final_message or None,
+            **(body.chat_template_kwargs or {}),
+        }
+        return cls(
+            [_message(number, message) for number, message in enumerate(body.messages)],
+            body.add_generation_prompt is not False and not body.continue_final_message,
+            {name: value for name, value in found.items() if value is not None},
+        )
+
+    def to_json(self) -> bytes:
+        """JSON: an integer may be larger than msgpack's."""
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def text_of(message: AnyMessage) -> str:
+    """The content as one string. Text parts are joined by newlines, as in vLLM, and no content is empty."""
+    if isinstance(message.content, list):
+        return "\n".join(part.text for part in message.content)
+    return message.content or ""
+
+
+def _message(number: int, message: AnyMessage) -> dict[str, Any]:
+    others: dict[str, Any] = {"name": message.name}
+    if isinstance(message, AssistantMessage):
+        calls = [_call(f"messages.{number}.tool_calls.{i}", one) for i, one in enumerate(message.tool_calls or ())]
+        others |= {"reasoning_content": message.reasoning_content, "tool_calls": calls}
+    else:
+        others["tool_call_id"] = message.tool_call_id
+    given = {name: value for name, value in others.items() if value}
+    return {"role": message.role, "content": text_of(message), **given}
+
+
+def _call(place: str, call: ToolCall) -> dict[str, Any]:
+    """Templates expect the arguments as an object."""
+    try:
+        arguments = json.loads(call.function.arguments or "{}")
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise conflict(f"{place}.function.arguments", "the arguments of a tool call are the JSON of an object")
+    return {"id": call.id, "type": call.type, "function": {"name": call.function.name, "arguments": arguments}}
