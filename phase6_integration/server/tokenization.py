@@ -141,9 +141,7 @@ class TokenizerPool:
             raise conflict("messages", "this model has no chat template; send a prompt to /v1/completions")
         return self._template
 
-    async def chat(
-        self, conversation: Conversation, tenant: str, add_special_tokens: bool = False
-    ) -> tuple[int, ...]:
+    async def chat(self, conversation: Conversation, tenant: str, add_special_tokens: bool = False) -> tuple[int, ...]:
         """The tokens of a conversation, rendered by the model's chat template."""
         assert self.template
         content = conversation.to_json()
