@@ -15,21 +15,19 @@ from threading import Lock
 
 import numpy as np
 import torch
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask_par
 from numpy.typing import NDArray
 from torch import Tensor
 
 from phase0_request.batch import Forced
+from phase0_request.grammar import LIMITS, vocabulary
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase0_request.tokenizer import Tokenizer
 from phase2_prefill_decode.kernels.mask import words
 
 KEPT = 128  # compiled grammars
-LIMITS = LLParserLimits(
-    step_max_items=50_000, max_items_in_row=2_000, step_lexer_fuel=200_000, initial_lexer_fuel=1_000_000
-)
 
 
 class Grammars:
@@ -46,7 +44,7 @@ class Grammars:
     @cached_property
     def vocabulary(self) -> LLTokenizer:
         """The tokens as llguidance needs them: a second's work for a large vocabulary, at the first grammar."""
-        return LLTokenizer(self._tokenizer.to_json(), n_vocab=self._vocab_size, eos_token=self._eos_ids)
+        return vocabulary(self._tokenizer, self._vocab_size, self._eos_ids)
 
     def compile(self, grammar: str) -> LLMatcher:
         """A matcher at the beginning of a grammar. ValueError if that is none."""

@@ -1,9 +1,10 @@
-"""TokenizerProcess: renders chat templates and encodes text in another process, within limits of time and memory.
+"""TokenizerProcess: renders chat templates, encodes text and checks grammars in another process, with limits of time
+and memory.
 
-A model's template is a program, and its tokenizer.json may describe a normalizer that makes gigabytes of a sentence.
-Either can run for ever or fill the memory, inside C code that no exception reaches. So both run in a process that the
-kernel ends. A parent loads the tokenizer once and forks a child to do the work; when a limit ends the child, the parent
-reports that in its place and forks another, which takes milliseconds.
+A model's template is a program, its tokenizer.json may describe a normalizer that makes gigabytes of a sentence, and a
+client's grammar may take minutes to compile. Each can run for ever or fill the memory, inside C code that no exception
+reaches. So they run in a process that the kernel ends. A parent loads the tokenizer once and forks a child to do the
+work; when a limit ends the child, the parent reports that in its place and forks another, which takes milliseconds.
 """
 
 import contextlib
@@ -16,7 +17,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from jinja2 import TemplateError
@@ -24,6 +25,9 @@ from jinja2 import TemplateError
 from phase0_request import safe_path
 from phase0_request.params import MAX_TOKENS
 from phase0_request.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from phase6_integration.grammar_checker import GrammarChecker
 
 MEMORY = 1 << 30  # bytes that a child may allocate beyond what its parent has loaded
 LOADING = 120.0  # seconds to load a tokenizer
@@ -37,6 +41,7 @@ class Setup(msgspec.Struct, frozen=True):
 
     directory: str
     chat_template: str | None
+    grammars: bool = False  # whether to check grammars: their vocabulary may take a second to build
 
 
 class Encode(msgspec.Struct, tag=True):
@@ -56,14 +61,27 @@ class EncodeChat(msgspec.Struct, tag=True):
     add_special_tokens: bool = False  # around the rendered text
 
 
+class CheckGrammar(msgspec.Struct, tag=True):
+    """Compile the grammar of an output."""
+
+    grammar: str
+    seconds: float
+
+
 class Tokens(msgspec.Struct, tag=True):
     """The token ids of each text."""
 
     ids: list[list[int]]
 
 
+class Checked(msgspec.Struct, tag=True):
+    """The grammar as llguidance reads it."""
+
+    grammar: str
+
+
 class Refused(msgspec.Struct, tag=True):
-    """There are no token ids. `why` is for the client."""
+    """There are no token ids, or the grammar is none. `why` is for the client."""
 
     why: str
 
@@ -74,8 +92,8 @@ class Killed(msgspec.Struct, tag=True):
     late: bool = False
 
 
-Job = Encode | EncodeChat
-Result = Tokens | Refused | Killed
+Job = Encode | EncodeChat | CheckGrammar
+Result = Tokens | Checked | Refused | Killed
 T = TypeVar("T")
 _setup: "msgspec.msgpack.Decoder[Setup]" = msgspec.msgpack.Decoder(Setup)
 _job: "msgspec.msgpack.Decoder[Job]" = msgspec.msgpack.Decoder(Job)
@@ -173,8 +191,11 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 # In the other process.
 
 
-def compute(job: Job, tokenizer: Tokenizer) -> Result:
+def compute(job: Job, tokenizer: Tokenizer, grammars: "GrammarChecker | None") -> Result:
     try:
+        if isinstance(job, CheckGrammar):
+            assert grammars is not None
+            return Checked(grammars(job.grammar))
         if isinstance(job, EncodeChat):
             tokens = tokenizer.chat(**json.loads(job.conversation), max_chars=job.max_chars)
             ids = [tokenizer.wrap(tokens) if job.add_special_tokens else tokens]
@@ -192,7 +213,7 @@ def compute(job: Job, tokenizer: Tokenizer) -> Result:
     return Tokens(ids)
 
 
-def serve(connection: socket.socket, tokenizer: Tokenizer) -> None:
+def serve(connection: socket.socket, tokenizer: Tokenizer, grammars: "GrammarChecker | None") -> None:
     """The child's loop, until the server closes the connection. The kernel's alarm ends the child in a job that takes
     too long."""
     limit_memory(MEMORY)
@@ -200,7 +221,7 @@ def serve(connection: socket.socket, tokenizer: Tokenizer) -> None:
         while True:
             number, job = _receive(connection, _job)
             signal.setitimer(signal.ITIMER_REAL, job.seconds)
-            result = compute(job, tokenizer)
+            result = compute(job, tokenizer, grammars)
             signal.setitimer(signal.ITIMER_REAL, 0)
             _send(connection, number, result)
 
@@ -222,12 +243,17 @@ def main() -> None:
     tokenizer = Tokenizer.from_pretrained(setup.directory, setup.chat_template)
     if tokenizer.chat_template is not None:
         import transformers.utils.chat_template_utils  # noqa: F401  # once, instead of in every child
+    grammars = None
+    if setup.grammars:
+        from phase6_integration.grammar_checker import GrammarChecker
+
+        grammars = GrammarChecker(tokenizer)
     _send(connection, UNKNOWN, Tokens([]))
     while True:
         child = os.fork()
         if child == 0:
             try:
-                serve(connection, tokenizer)
+                serve(connection, tokenizer, grammars)
             except BaseException:
                 os._exit(1)
             os._exit(0)

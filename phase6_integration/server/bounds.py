@@ -11,7 +11,15 @@ import json
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationInfo,
+)
 from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, core_schema
 
 from phase0_request.params import MAX_LOGPROBS
@@ -20,6 +28,10 @@ from phase6_integration.server.errors import UNSUPPORTED, VOCABULARY
 from phase6_integration.server.settings import ServerSettings
 
 NAMED = "limit:"  # in a JSON schema, begins the name of a limit
+
+
+class RequestModel(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=(), frozen=True)
 
 
 @dataclass(frozen=True, slots=True)

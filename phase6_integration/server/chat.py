@@ -51,6 +51,7 @@ async def continue_chat(
     check_options(server, body, 1)
     if body.top_logprobs is not None and not body.logprobs:
         raise conflict("top_logprobs", "top_logprobs need logprobs; set logprobs to true")
+    content = await server.grammars.of(body, request.state.tenant)
     length, context, pool = requested_length(body), server.engine.max_model_len, server.tokenizers
     if body.truncate_prompt_tokens is None:
         check_lengths(["".join(map(text_of, body.messages))], pool.tokenizer.longest, context, "messages")
@@ -69,7 +70,10 @@ async def continue_chat(
     scores = prompt_alternatives(body, [prompt], None, server.settings.max_scores)
     words = await bad_words(pool, body.bad_words or (), tenant)
     requests = engine_requests(server, tenant, body, formatter.id, [prompt], lengths, logprobs, scores, words)
-    requests = plan.constrain(requests, plan.grammar(prompt))
+    grammar = plan.grammar(prompt, content)
+    if grammar is not None and grammar != content:
+        grammar = await server.grammars.check(grammar, tenant, "tools")
+    requests = plan.constrain(requests, grammar)
     return GenerationResponse(server, requests, formatter, body)
 
 

@@ -46,6 +46,7 @@ async def create_completion(
     if body.max_tokens == 0 and not body.echo:
         raise conflict("max_tokens", "max_tokens may be 0 only with echo: there would be nothing to answer")
     tenant, length = request.state.tenant, requested_length(body)
+    grammar = await server.grammars.of(body, tenant)
     prompts = await _tokenize(pool, tenant, given, body, context)
     tokens = [prompt.tokens for prompt in prompts]
     lengths = output_lengths(tokens, length, DEFAULT_MAX_TOKENS, context)
@@ -55,7 +56,9 @@ async def create_completion(
     )
     formatter = CompletionFormatter(server, body, request.state.request_id, tokens, echoes)
     words = await bad_words(pool, body.bad_words or (), tenant)
-    requests = engine_requests(server, tenant, body, formatter.id, tokens, lengths, body.logprobs, scores, words)
+    requests = engine_requests(
+        server, tenant, body, formatter.id, tokens, lengths, body.logprobs, scores, words, grammar
+    )
     return GenerationResponse(server, requests, formatter, body)
 
 

@@ -13,6 +13,7 @@ from phase6_integration.health import Health
 from phase6_integration.server.bounds import Limits
 from phase6_integration.server.budget import Budget
 from phase6_integration.server.errors import UNKNOWN, RequestError, bad_value, invalid, param_of
+from phase6_integration.server.grammars import GrammarPool
 from phase6_integration.server.limits import ClientLimits
 from phase6_integration.server.logprobs import TokenNames
 from phase6_integration.server.metrics import Metrics
@@ -32,6 +33,7 @@ class ServerState:
     settings: ServerSettings
     limits: Limits
     tokenizers: TokenizerPool
+    grammars: GrammarPool
     names: TokenNames
     metrics: Metrics
     clients: ClientLimits
@@ -52,7 +54,10 @@ class ServerState:
         engine.observers += (metrics, clients)
         answers = Budget.for_answers(settings.max_buffered_bytes)
         tokenizers, names = TokenizerPool(engine, settings), TokenNames(engine.tokenizer)
-        return cls(engine, settings, Limits.of(engine, settings), tokenizers, names, metrics, clients, answers)
+        grammars = GrammarPool(engine)
+        return cls(
+            engine, settings, Limits.of(engine, settings), tokenizers, grammars, names, metrics, clients, answers
+        )
 
     def warn_of(self, unknown: Iterable[str]) -> None:
         """Warn in the log of fields that are ignored, of each once."""

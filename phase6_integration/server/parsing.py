@@ -118,6 +118,7 @@ def engine_requests(
     logprobs: int | None,
     prompt_logprobs: int | None = None,
     bad_words: Sequence[Sequence[int]] = (),
+    grammar: str | None = None,
 ) -> list[EngineRequest]:
     """One request per choice, in the order of the choices: prompt by prompt, sample by sample."""
     name, n = f"{id}-{next(_serial)}", request.n or 1
@@ -127,7 +128,7 @@ def engine_requests(
         EngineRequest(
             f"{name}-{p * n + sample}",
             prompt,
-            sampling_params(request, length, sample, logprobs, prompt_logprobs, bad_words, defaults),
+            sampling_params(request, length, sample, logprobs, prompt_logprobs, bad_words, defaults, grammar),
             request.priority or 0,
             salt,
             timeout,
@@ -154,6 +155,7 @@ def sampling_params(
     prompt_logprobs: int | None,
     bad_words: Sequence[Sequence[int]],
     defaults: Mapping[str, Any],
+    grammar: str | None = None,
 ) -> SamplingParams:
     """The fields that are given, over the defaults of the model. Sample i of a seeded request gets seed + i."""
     given = {**defaults} | {name: value for name in _COPIED if (value := getattr(request, name)) is not None}
@@ -166,4 +168,4 @@ def sampling_params(
             "min_tokens", f"min_tokens must be at most the {length} tokens of the answer, got {request.min_tokens}"
         )
     given |= {"max_tokens": max(length, 1), "min_tokens": request.min_tokens or 0, "bad_words": bad_words}
-    return SamplingParams(logprobs=logprobs, prompt_logprobs=prompt_logprobs, **given)
+    return SamplingParams(logprobs=logprobs, prompt_logprobs=prompt_logprobs, grammar=grammar, **given)

@@ -6,13 +6,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from phase6_integration.server.bounds import FewItems, Hint, Unsupported
+from phase6_integration.server.bounds import FewItems, Hint, RequestModel, Unsupported
 from phase6_integration.server.errors import UNSUPPORTED
 from phase6_integration.server.schemas import (
     MAX_PARTS,
     FromClient,
     OutputLength,
-    RequestModel,
     SamplingFields,
     StreamOptions,
     TopLogprobs,

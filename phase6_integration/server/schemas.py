@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     ConfigDict,
     Discriminator,
     Field,
@@ -28,7 +27,8 @@ from phase0_request.params import (
     REPETITION_PENALTY,
 )
 from phase0_request.request import MAX_PRIORITY, MAX_SALT
-from phase6_integration.server.bounds import NAMED, AtMost, FewItems, Hint, InVocabulary, Unsupported
+from phase6_integration.server.bounds import NAMED, AtMost, FewItems, Hint, InVocabulary, RequestModel, Unsupported
+from phase6_integration.server.structured import StructuredFields
 
 MAX_PARTS = 1024  # text parts of all messages together
 MAX_USER = 256  # characters
@@ -127,21 +127,13 @@ def bounded(low: float, high: float) -> Any:
     return Field(None, ge=low, le=high, allow_inf_nan=False)
 
 
-class RequestModel(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=(), frozen=True)
-
-
 class StreamOptions(RequestModel):
     include_usage: bool | None = None  # a last chunk with the usage and no choices
     continuous_usage_stats: bool | None = None  # in every chunk, the usage so far
     include_obfuscation: Hint = None
 
 
-class ResponseFormat(RequestModel):
-    type: Literal["text"]
-
-
-class SamplingFields(RequestModel):
+class SamplingFields(StructuredFields):
     """The fields that completions and chat completions share."""
 
     model: ModelName | None = None
@@ -180,7 +172,6 @@ class SamplingFields(RequestModel):
     return_tokens_as_token_ids: bool | None = None  # in logprobs
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    response_format: ResponseFormat | None = None
     priority: int | None = bounded(-MAX_PRIORITY, MAX_PRIORITY)  # lower values run earlier
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT)] | None = None
     user: Annotated[str, Field(max_length=MAX_USER)] | None = None  # for the access log
@@ -193,18 +184,11 @@ class SamplingFields(RequestModel):
     service_tier: Hint = None
     store: Hint = None
     early_stopping: Annotated[Any, Unsupported(False)] = None
-    guided_choice: Annotated[Any, Unsupported()] = None
-    guided_decoding_backend: Annotated[Any, Unsupported()] = None
-    guided_grammar: Annotated[Any, Unsupported()] = None
-    guided_json: Annotated[Any, Unsupported()] = None
-    guided_regex: Annotated[Any, Unsupported()] = None
-    guided_whitespace_pattern: Annotated[Any, Unsupported()] = None
     kv_transfer_params: Annotated[Any, Unsupported({})] = None
     length_penalty: Annotated[Any, Unsupported(1, 1.0)] = None
     logits_processors: Annotated[Any, Unsupported([])] = None
     prompt_embeds: Annotated[Any, Unsupported()] = None
     spaces_between_special_tokens: Annotated[Any, Unsupported(True, False)] = None  # no supported tokenizer has any
-    structured_outputs: Annotated[Any, Unsupported()] = None
     use_beam_search: Annotated[Any, Unsupported(False)] = None
     vllm_xargs: Annotated[Any, Unsupported({})] = None
 

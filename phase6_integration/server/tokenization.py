@@ -14,6 +14,7 @@ from phase6_integration.server.conversation import Conversation
 from phase6_integration.server.errors import RequestError, conflict
 from phase6_integration.server.settings import ServerSettings
 from phase6_integration.tokenizer_process import (
+    Checked,
     Encode,
     EncodeChat,
     Job,
@@ -23,6 +24,7 @@ from phase6_integration.tokenizer_process import (
     Result,
     Setup,
     TokenizerProcess,
+    Tokens,
 )
 
 logger = logging.getLogger("nanoserve")
@@ -152,21 +154,30 @@ class TokenizerPool:
     async def _tokens(self, job: Job, tenant: str, param: str, program: str) -> list[tuple[int, ...]]:
         assert self.tokenizer is not None
         assert self._processes is not None
-        if self._processes.unfinished[tenant] >= self._max_waiting:
-            message = "too many texts wait for the tokenizer; try again later"
-            raise RequestError(503, message, code="tokenizer_busy", headers={"retry-after": "10"})
-        try:
-            result = await self._processes.run(job, tenant)
-        except NotStartedError as error:
-            logger.error("the tokenizer process cannot be started: %s", error)
-            message = "the tokenizer cannot be started now; try again later"
-            raise RequestError(503, message, code="tokenizer_unavailable", headers={"retry-after": "10"}) from None
-        match result:
-            case Refused(why=why):
-                raise conflict(param, f"{param}: {why}")
-            case Killed(late=True):
-                raise conflict(param, f"{param}: {program} took longer than {job.seconds:.2g} seconds")
-            case Killed():
-                raise conflict(param, f"{param}: {program} failed, or needed more memory than it may use")
-            case tokens:
-                return list(map(tuple, tokens.ids))
+        result = await completed(self._processes, job, tenant, self._max_waiting, param, program)
+        assert isinstance(result, Tokens)
+        return list(map(tuple, result.ids))
+
+
+async def completed(
+    processes: Processes, job: Job, tenant: str, max_waiting: int, param: str, program: str
+) -> Tokens | Checked:
+    """The result of a job. A RequestError if it has none; `param` and `program` are what the client is to look at."""
+    if processes.unfinished[tenant] >= max_waiting:
+        message = "too many texts wait for the tokenizer; try again later"
+        raise RequestError(503, message, code="tokenizer_busy", headers={"retry-after": "10"})
+    try:
+        result = await processes.run(job, tenant)
+    except NotStartedError as error:
+        logger.error("the tokenizer process cannot be started: %s", error)
+        message = "the tokenizer cannot be started now; try again later"
+        raise RequestError(503, message, code="tokenizer_unavailable", headers={"retry-after": "10"}) from None
+    match result:
+        case Refused(why=why):
+            raise conflict(param, f"{param}: {why}")
+        case Killed(late=True):
+            raise conflict(param, f"{param}: {program} took longer than {job.seconds:.2g} seconds")
+        case Killed():
+            raise conflict(param, f"{param}: {program} failed, or needed more memory than it may use")
+        case done:
+            return done

@@ -85,10 +85,12 @@ def test_the_model_list_names_every_name() -> None:
 SHARED = {
     *("model", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "n", "stop", "stop_token_ids"),
     *("seed", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "logprobs", "stream"),
-    *("stream_options", "ignore_eos", "priority", "user", "request_id", "cache_salt", "response_format"),
+    *("stream_options", "ignore_eos", "priority", "user", "request_id", "cache_salt"),
     *("best_of", "allowed_token_ids", "bad_words", "include_stop_str_in_output", "skip_special_tokens"),
     *("add_special_tokens", "truncate_prompt_tokens", "prompt_logprobs", "return_token_ids"),
     "return_tokens_as_token_ids",
+    *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    "guided_whitespace_pattern",
 }
 FIELDS = {
     "CompletionRequest": {*SHARED, "prompt", "echo"},

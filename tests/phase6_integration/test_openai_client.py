@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
+from pydantic import BaseModel, Field
 
 from phase0_request.request import FinishReason
 from phase6_integration.async_engine import AsyncEngine
@@ -33,6 +34,24 @@ def address() -> Iterator[str]:
 def client(address: str) -> Iterator[OpenAI]:
     with OpenAI(base_url=address, api_key=KEY, max_retries=0) as client:
         yield client
+
+
+class City(BaseModel):
+    name: Annotated[str, Field(max_length=20)]
+    people: Annotated[int, Field(ge=0, le=9_999_999)] | None
+    kind: Literal["town", "city"]
+
+
+def test_structured_output_is_parsed_however_hot_it_is_sampled(client: OpenAI) -> None:
+    done = client.chat.completions.parse(
+        model="tiny_chat", messages=CHAT, response_format=City, temperature=2, n=3, seed=0, max_tokens=300
+    )
+    assert [choice.finish_reason for choice in done.choices] == ["stop"] * 3
+    assert all(isinstance(choice.message.parsed, City) for choice in done.choices)
+    (choice,) = client.completions.create(
+        model="tiny_chat", prompt="Paging is", extra_body={"structured_outputs": {"choice": ["useful", "useless"]}}
+    ).choices
+    assert (choice.text in ("useful", "useless"), choice.finish_reason) == (True, "stop")
 
 
 def test_a_chat_completion(client: OpenAI) -> None:

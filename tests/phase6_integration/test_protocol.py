@@ -33,7 +33,27 @@ WRONG: dict[str, list[Any]] = {  # of both kinds of completion
     "ignore_eos": [1, "true", 0],
     "stream": [1, "true", 0],
     "stream_options": [True, {"include_usage": 1}, {"other": True}],
-    "response_format": [{"type": "json_object"}, {"type": "json_schema"}, "text", {}],
+    "response_format": [
+        *[
+            "text",
+            {},
+            {"type": "json_schema"},
+            {"type": "structural_tag"},
+            {"type": "text", "json_schema": {"schema": {}}},
+        ],
+        *[{"type": "json_schema", "json_schema": {"schema": schema}} for schema in (5, True, [], None, "{", "5")],
+        *[{"type": "json_object", "schema": 5}, {"type": "json_object", "other": 1}],
+    ],
+    "structured_outputs": [
+        *[{}, {"json_object": False}, {"json": 5}, {"regex": 5}, {"regex": ""}, {"choice": []}, {"choice": "a"}],
+        *[{"choice": [""]}, {"choice": [5]}, {"grammar": 5}, {"other": 1}, {"structural_tag": "{}"}, "json"],
+        *[{"json": {}, "whitespace_pattern": pattern} for pattern in ("x", ".", "[^a]", r"\s*", "a|b", 5)],
+    ],
+    "guided_json": [5, True, "{", "5", [], {"x-guidance": {"lenient": True}}],
+    "guided_regex": [5, ""],
+    "guided_choice": [[], "a", [5], [""]],
+    "guided_grammar": [5, ""],
+    "guided_whitespace_pattern": ["x", 5],
     "priority": ["1", 1.5, (1 << 31) + 1, True],
     "cache_salt": ["", 5, "x" * 257],
     "user": [5, "x" * 257],
@@ -105,21 +125,22 @@ CASES = [(path, field, value) for path, (_, table) in TABLES.items() for field i
 
 
 # Fields of OpenAI's and vLLM's APIs that this server does not have: the values that change nothing, and one that would.
-HINTS = ["metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "store"]
+HINTS = [
+    "guided_decoding_backend",
+    "metadata",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "service_tier",
+    "store",
+]
 FOREIGN: dict[str, tuple[list[Any], Any]] = {
     "early_stopping": ([False], True),
-    "guided_choice": ([], ["a", "b"]),
-    "guided_decoding_backend": ([], "outlines"),
-    "guided_grammar": ([], "root ::= 'a'"),
-    "guided_json": ([], {"type": "object"}),
-    "guided_regex": ([], "a+"),
-    "guided_whitespace_pattern": ([], "[ ]?"),
     "kv_transfer_params": ([{}], {"do_remote_prefill": True}),
     "length_penalty": ([1, 1.0], 2.0),
     "logits_processors": ([[]], ["x"]),
     "prompt_embeds": ([], "AAAA"),
     "spaces_between_special_tokens": ([True, False], 1),
-    "structured_outputs": ([], {"json": {}}),
     "use_beam_search": ([False], True),
     "vllm_xargs": ([{}], {"a": 1}),
 }
@@ -250,7 +271,16 @@ RIGHT: dict[str, list[Any]] = {
     "stop_token_ids": [[], [0, 4095]],
     "seed": [-(1 << 63), (1 << 63) - 1],
     "logit_bias": [{}, {"0": -100, "4095": 100.0}],
-    "response_format": [{"type": "text"}],
+    "response_format": [
+        *[{"type": "text"}, {"type": "text", "json_schema": None}, {"type": "json_object"}],
+        {"type": "json_schema", "json_schema": {"name": "any", "schema": {}, "strict": True, "description": "x"}},
+    ],
+    "structured_outputs": [
+        *[{"json": {}}, {"json": "{}"}, {"regex": "a"}, {"choice": ["a"]}, {"grammar": "start: /a/"}],
+        *[{"json_object": True}, {"json": {}, "whitespace_pattern": r"[ \n]{0,4}|\t*"}],
+        {"json": {}, "disable_any_whitespace": True, "disable_fallback": True, "regex": None},
+    ],
+    "guided_json": [{}, '{"type": "object"}'],
     "priority": [-5],
     "cache_salt": ["tenant"],
     "user": ["", "someone"],

@@ -99,7 +99,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"prompt": "a", "max_tokens": -5}, "max_tokens"),
     (COMPLETIONS, {"prompt": "a", "logprobs": -1}, "logprobs"),
     (COMPLETIONS, {"prompt": "a", "prompt_embeds": "gASV"}, "prompt_embeds"),
-    (COMPLETIONS, {"prompt": "a", "guided_regex": "((a+)+)+$"}, "guided_regex"),
+    (COMPLETIONS, {"prompt": "a", "guided_regex": "a{1000}{1000}"}, "guided_regex"),
     (COMPLETIONS, {"prompt": "a", "guided_json": {"type": "x", "pattern": "("}}, "guided_json"),
     (CHAT, {"messages": MESSAGES, "chat_template": "{{ cycler.__init__.__globals__ }}"}, "chat_template"),
     (CHAT, {"messages": MESSAGES, "chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),

@@ -1,0 +1,146 @@
+"""`python -m phase6_integration.lab structured`: random JSON schemas, sampled on the bundled model and validated.
+
+Each answer that finishes has to parse and to meet its schema, by the judgement of the `jsonschema` package. Then what a
+grammar costs: the time to compile it, by the size of its schema, and the time a token, beside unconstrained output.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from phase0_request.machine import record
+from phase0_request.params import SamplingParams
+from phase0_request.request import FinishReason
+from phase0_request.tokenizer import Tokenizer
+from phase2_prefill_decode.generation import Completion
+from phase6_integration.engine import NanoServingEngine
+from phase6_integration.grammar_checker import GrammarChecker
+from phase6_integration.lab.schemas import Generator, Schema
+from phase6_integration.server.structured import json_grammar
+
+PROMPT = "Describe it as JSON: "
+TOGETHER = 32  # requests at a time
+ENDLESS: Schema = {"type": "array", "minItems": 10_000, "items": {"type": "string", "maxLength": 24}}
+PROPERTIES = (1, 10, 100, 400)  # of the schemas that are compiled
+BATCHES = (1, 16)
+TOKENS = 128  # of an answer whose tokens are timed
+
+
+def violation(schema: Schema, text: str) -> str | None:
+    """Why a text is not what its schema asks for."""
+    from jsonschema import Draft202012Validator
+
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        return f"no JSON: {error}"
+    found = next(Draft202012Validator(schema).iter_errors(value), None)
+    return None if found is None else str(found.message)
+
+
+def sample(
+    engine: NanoServingEngine, schemas: Sequence[Schema], tokens: int, console: Console
+) -> list[tuple[Schema, Completion]]:
+    """An answer to each schema, at temperature 1."""
+    found: list[tuple[Schema, Completion]] = []
+    for start in track(range(0, len(schemas), TOGETHER), "answers", console=console, transient=True):
+        some = schemas[start : start + TOGETHER]
+        params = [
+            SamplingParams(max_tokens=tokens, seed=start + number, grammar=json_grammar(schema))
+            for number, schema in enumerate(some)
+        ]
+        found += zip(some, engine.generate([PROMPT] * len(some), params, progress=False), strict=True)
+    return found
+
+
+def compile_ms(check: GrammarChecker, schema: Schema) -> float:
+    """Of five, the median."""
+    grammar, seconds = json_grammar(schema), []
+    for _ in range(5):
+        start = time.perf_counter()
+        check(grammar)
+        seconds.append(time.perf_counter() - start)
+    return 1e3 * median(seconds)
+
+
+def of_size(properties: int) -> Schema:
+    """An object with so many properties."""
+    names = [f"property {number}" for number in range(properties)]
+    kinds: list[Schema] = [{"type": "string"}, {"type": "integer", "minimum": 0}, {"enum": ["red", "green", "blue"]}]
+    described = {name: kinds[number % 3] for number, name in enumerate(names)}
+    return {"type": "object", "properties": described, "required": names, "additionalProperties": False}
+
+
+def token_ms(engine: NanoServingEngine, batch: int, grammar: str | None) -> float:
+    """Milliseconds between the tokens of a request, the least of three runs."""
+    params = SamplingParams(max_tokens=TOKENS, ignore_eos=True, grammar=grammar, seed=0)
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        engine.generate([PROMPT] * batch, params, progress=False)
+        seconds.append(time.perf_counter() - start)
+    return 1e3 * min(seconds) / TOKENS
+
+
+def judged(answers: Sequence[tuple[Schema, Completion]]) -> dict[str, Any]:
+    """How the answers ended, and the violations among those that finished."""
+    wrong = [
+        {"schema": schema, "text": answer.text, "why": why}
+        for schema, answer in answers
+        if answer.finish_reason is FinishReason.STOP and (why := violation(schema, answer.text)) is not None
+    ]
+    ends = Counter(answer.finish_reason.value for _, answer in answers if answer.finish_reason)
+    return {"answers": len(answers), "ends": dict(sorted(ends.items())), "violations": wrong}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    p = argparse.ArgumentParser(prog="python -m phase6_integration.lab structured", description=__doc__)
+    p.add_argument("--schemas", type=int, default=100, help="random schemas (%(default)s)")
+    p.add_argument("--seed", type=int, default=0, help="of the schemas (%(default)s)")
+    p.add_argument("--max-tokens", type=int, default=256, help="of an answer (%(default)s)")
+    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    options = p.parse_args(arguments)
+    console, generator = Console(), Generator(options.seed)
+    schemas = [generator.schema() for _ in range(options.schemas)]
+    check = GrammarChecker(Tokenizer.from_pretrained())
+    compiled = {f"properties_{size}": compile_ms(check, of_size(size)) for size in PROPERTIES}
+    compiled["random_median"] = median(compile_ms(check, schema) for schema in schemas)
+    with NanoServingEngine.from_pretrained() as engine:
+        found = judged(sample(engine, schemas, options.max_tokens, console))
+        cost = {
+            f"batch_{batch}": {
+                "unconstrained": token_ms(engine, batch, None),
+                "constrained": token_ms(engine, batch, json_grammar(ENDLESS)),
+            }
+            for batch in BATCHES
+        }
+    console.print(table(compiled, cost), highlight=False)
+    ends = ", ".join(f"{count} {reason}" for reason, count in found["ends"].items())
+    console.print(f"\n{found['answers']} answers: {ends}; {len(found['violations'])} violate their schema")
+    for one in found["violations"][:10]:
+        console.print(one, markup=False)
+    if options.json is not None:
+        figures = {**found, "compile_ms": compiled, "token_ms": cost}
+        record(options.json, " ".join([p.prog, *(sys.argv[2:] if arguments is None else arguments)]), figures)
+        console.print(f"Figures written to {options.json}")
+    return 1 if found["violations"] or "error" in found["ends"] else 0
+
+
+def table(compiled: dict[str, float], cost: dict[str, dict[str, float]]) -> Table:
+    made = Table("", "ms", header_style="dim", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, ms in compiled.items():
+        made.add_row(f"compile, {name.replace('_', ' ')}", f"{ms:.2f}")
+    for batch, both in cost.items():
+        for name, ms in both.items():
+            made.add_row(f"token, {batch.replace('_', ' ')}, {name}", f"{ms:.2f}")
+    return made
