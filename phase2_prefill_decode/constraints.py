@@ -128,6 +128,7 @@ class Constraint:
         if self.matcher is None or index + 1 != len(self._followed):
             return None
         tokens = self.matcher.compute_ff_tokens() if self._jumps else []
+        tokens = tokens[: self.matcher.validate_tokens(tokens)]  # text that spells a control token is not that token
         self._follow(tokens)
         ends = self.matcher.is_stopped()
         return Forced(tuple(tokens), ends) if tokens or ends else None

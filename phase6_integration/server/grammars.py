@@ -21,7 +21,9 @@ class GrammarPool:
         self._max_waiting = engine.options.queued_per_client
         self._processes: tokenization.Processes | None = None
         if engine.tokenizer is not None:
-            self._processes = tokenization.Processes(Setup(engine.options.model, None, grammars=True))
+            self._processes = tokenization.Processes(
+                Setup(engine.options.tokenizer or engine.options.model, None, grammars=True)
+            )
         self._verdicts: OrderedDict[str, Verdict] = OrderedDict()
         self._size = 0  # characters of all of them
 

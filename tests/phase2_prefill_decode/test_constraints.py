@@ -126,6 +126,21 @@ def test_the_end_of_the_grammar_is_the_end_of_the_output() -> None:
     assert of.forced(0) == Forced((), ends=True)
 
 
+def test_forced_text_that_spells_a_control_token_is_drawn_as_text() -> None:
+    name = next(text for token in sorted(TOKENIZER.eos_ids) if (text := TOKENIZER.name(token)))
+    made = request(grammar=LLMatcher.grammar_from_json_schema({"const": f"a{name}b"}))
+    of, output = constraint(made), made.output_tokens
+    while not json.dumps(f"a{name}b") == TOKENIZER.decode(output):
+        index = len(output)
+        token = allowed(of, index)[-1]
+        of.take(index, token)
+        forced = of.forced(index) or Forced()
+        output += [token, *forced.tokens]
+        assert of.error is None
+        assert not TOKENIZER.eos_ids & set(output)
+    assert forced.ends
+
+
 def test_forced_tokens_may_be_the_end_of_the_grammar() -> None:
     of = constraint(request(grammar=LLMatcher.grammar_from_regex("abc+d")))
     a, b, c, d = (TOKENIZER.encode(letter, add_special_tokens=False)[0] for letter in "abcd")
