@@ -2,6 +2,7 @@
 a grammar and for the engine that obeys it.
 """
 
+import json
 from collections.abc import Iterable
 
 from llguidance import LLParserLimits, LLTokenizer
@@ -22,4 +23,20 @@ def vocabulary(tokenizer: Tokenizer, size: int | None = None, eos_ids: Iterable[
     """The tokens as llguidance needs them: a second's work for a large vocabulary. ValueError if it cannot read them.
     `size`: with the rows of the embedding that have no token."""
     ends = sorted(tokenizer.eos_ids if eos_ids is None else eos_ids)
-    return LLTokenizer(tokenizer.to_json(), n_vocab=size, eos_token=ends or None)
+    return LLTokenizer(_without_names(tokenizer.to_json()), n_vocab=size, eos_token=ends or None)
+
+
+def _without_names(described: str) -> str:
+    """A tokenizer.json in which no text spells a control token: it would be that token in forced text, and nothing
+    that a grammar allows. A grammar names a control token by its id."""
+    tokenizer = json.loads(described)
+    model, names = tokenizer["model"], dict[str, str]()
+    for token in tokenizer["added_tokens"]:
+        if token["special"] and token["content"] != model.get("unk_token"):
+            names[token["content"]] = token["content"] = f"\U0010ffff{token['id']}"
+    vocabulary = model["vocab"]
+    if isinstance(vocabulary, dict):
+        model["vocab"] = {names.get(name, name): id for name, id in vocabulary.items()}
+    else:
+        model["vocab"] = [[names.get(name, name), score] for name, score in vocabulary]
+    return json.dumps(tokenizer)
