@@ -10,14 +10,16 @@ from phase6_integration.server.bounds import FewItems, Hint, RequestModel, Unsup
 from phase6_integration.server.errors import UNSUPPORTED
 from phase6_integration.server.schemas import (
     MAX_PARTS,
+    MAX_TOOLS,
     FromClient,
+    FunctionName,
     OutputLength,
     SamplingFields,
     StreamOptions,
+    TemplateVariables,
     TopLogprobs,
 )
 
-MAX_TOOLS = 512
 MAX_METADATA = 16  # pairs
 LOGPROBS = "message.output_text.logprobs"  # of `include`
 _NAME = re.compile(r"[a-z0-9_]{1,40}")
@@ -125,9 +127,6 @@ Items = Annotated[list[Item], Field(min_length=1, fail_fast=True), FewItems("mes
 # The request.
 
 
-FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
-
-
 class FunctionTool(FromClient):
     type: Literal["function"]
     name: FunctionName
@@ -216,7 +215,7 @@ class ResponsesRequest(SamplingFields):
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
     include: list[Included] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=MAX_METADATA)] | None = None
     access_programs: Hint = None
     image: Hint = None

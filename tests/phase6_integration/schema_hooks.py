@@ -10,7 +10,7 @@ from schemathesis import GenerationMode
 MEANING = {"conflicting_values", "context_length_exceeded", "empty_prompt", "token_outside_vocabulary"}
 
 # Fields that are refused as parts of the chat request that a request of /v1/responses becomes.
-BY_CHAT = {"input", "tools", "tool_choice", "text.format", "reasoning.effort", "chat_template_kwargs"}
+BY_CHAT = {"input", "tools", "tool_choice", "text.format"}
 
 INTEGRAL = re.compile(r"should be a valid integer, got -?\d+\.0\b")
 
