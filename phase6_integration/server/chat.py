@@ -66,14 +66,22 @@ async def continue_chat(
     if body.return_token_ids:
         formatter.first_event["prompt_token_ids"] = prompt
     formatter.read_by(plan, prompt)
-    logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    scores = prompt_alternatives(body, [prompt], None, server.settings.max_scores)
-    words = await bad_words(pool, body.bad_words or (), tenant)
-    requests = engine_requests(server, tenant, body, formatter.id, [prompt], lengths, logprobs, scores, words)
     grammar = plan.grammar(prompt, content)
     if grammar is not None and grammar != content:
         grammar = await server.grammars.check(grammar, tenant, "tools")
-    requests = plan.constrain(requests, grammar)
+    requests = engine_requests(
+        server,
+        tenant,
+        body,
+        formatter.id,
+        [prompt],
+        lengths,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        prompt_logprobs=prompt_alternatives(body, [prompt], None, server.settings.max_scores),
+        bad_words=await bad_words(pool, body.bad_words or (), tenant),
+        grammar=grammar,
+        **plan.sampling,
+    )
     return GenerationResponse(server, requests, formatter, body)
 
 

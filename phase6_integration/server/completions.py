@@ -57,7 +57,16 @@ async def create_completion(
     formatter = CompletionFormatter(server, body, request.state.request_id, tokens, echoes)
     words = await bad_words(pool, body.bad_words or (), tenant)
     requests = engine_requests(
-        server, tenant, body, formatter.id, tokens, lengths, body.logprobs, scores, words, grammar
+        server,
+        tenant,
+        body,
+        formatter.id,
+        tokens,
+        lengths,
+        logprobs=body.logprobs,
+        prompt_logprobs=scores,
+        bad_words=words,
+        grammar=grammar,
     )
     return GenerationResponse(server, requests, formatter, body)
 

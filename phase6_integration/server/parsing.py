@@ -115,12 +115,10 @@ def engine_requests(
     id: str,
     prompts: Sequence[tuple[int, ...]],
     lengths: Sequence[int],
-    logprobs: int | None,
-    prompt_logprobs: int | None = None,
-    bad_words: Sequence[Sequence[int]] = (),
-    grammar: str | None = None,
+    **found: Any,
 ) -> list[EngineRequest]:
-    """One request per choice, in the order of the choices: prompt by prompt, sample by sample."""
+    """One request per choice, in the order of the choices: prompt by prompt, sample by sample. `found` are fields of
+    SamplingParams that are more than a copy of the request's."""
     name, n = f"{id}-{next(_serial)}", request.n or 1
     salt = cache_salt(server.settings, tenant, request.cache_salt or "")
     timeout, defaults = server.settings.request_timeout or None, server.settings.sampling_defaults
@@ -128,7 +126,7 @@ def engine_requests(
         EngineRequest(
             f"{name}-{p * n + sample}",
             prompt,
-            sampling_params(request, length, sample, logprobs, prompt_logprobs, bad_words, defaults, grammar),
+            sampling_params(request, length, sample, defaults, found),
             request.priority or 0,
             salt,
             timeout,
@@ -151,11 +149,8 @@ def sampling_params(
     request: SamplingFields,
     length: int,
     sample: int,
-    logprobs: int | None,
-    prompt_logprobs: int | None,
-    bad_words: Sequence[Sequence[int]],
     defaults: Mapping[str, Any],
-    grammar: str | None = None,
+    found: Mapping[str, Any],
 ) -> SamplingParams:
     """The fields that are given, over the defaults of the model. Sample i of a seeded request gets seed + i."""
     given = {**defaults} | {name: value for name in _COPIED if (value := getattr(request, name)) is not None}
@@ -167,5 +162,5 @@ def sampling_params(
         raise conflict(
             "min_tokens", f"min_tokens must be at most the {length} tokens of the answer, got {request.min_tokens}"
         )
-    given |= {"max_tokens": max(length, 1), "min_tokens": request.min_tokens or 0, "bad_words": bad_words}
-    return SamplingParams(logprobs=logprobs, prompt_logprobs=prompt_logprobs, grammar=grammar, **given)
+    given |= {"max_tokens": max(length, 1), "min_tokens": request.min_tokens or 0}
+    return SamplingParams(**{**given, **found})

@@ -1,13 +1,10 @@
 """AnswerPlan: what the tools of a request and the model's reasoning mean for the grammar and the reading of answers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from phase0_request.tokenizer import Tokenizer
-from phase6_integration.messages import EngineRequest
 from phase6_integration.server.answer_grammar import Calls, answer_grammar
 from phase6_integration.server.answers import Answer
 from phase6_integration.server.dependencies import ServerState
@@ -60,13 +57,11 @@ class AnswerPlan:
         except ValueError:
             raise conflict("tools", "the numbers of a JSON schema are finite") from None
 
-    def constrain(self, requests: Sequence[EngineRequest], grammar: str | None) -> list[EngineRequest]:
-        """The requests with this grammar, and with the special tokens in their text that the answers are read by."""
-        change: dict[str, Any] = {} if grammar is None else {"grammar": grammar}
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Fields of SamplingParams: special tokens that the answers are read by stay in their text."""
         found = [token for marker in self._markers if (token := self.tokenizer.marker(marker)) is not None]
-        if not all(map(self.tokenizer.token_bytes, found)):
-            change["skip_special_tokens"] = False
-        return [msgspec.structs.replace(one, params=replace(one.params, **change)) for one in requests]
+        return {} if all(map(self.tokenizer.token_bytes, found)) else {"skip_special_tokens": False}
 
     def answer(self, prompt: Sequence[int]) -> Answer | None:
         """A reader of one answer to this prompt; None if an answer is content as it is."""
