@@ -99,6 +99,7 @@ class Constraint:
                 self._allowed[token // 32] |= np.uint32(1 << token % 32)
         self._jumps = params.logprobs is None and self._allowed is None and not self._bad_words
 
+    # region exercise 2.20
     def take(self, index: int, token: int) -> None:
         """Follow output token `index`, which was drawn. If another one is there already, it was drawn in vain."""
         if index >= len(self.output) and self._followed[index:] != [token]:
@@ -112,6 +113,9 @@ class Constraint:
         if len(self._followed) != index:
             raise RuntimeError(f"output token {index} cannot be constrained: {len(self._followed)} are known before it")
 
+    # endregion
+
+    # region exercise 2.21
     def restrict(self, mask: NDArray[np.uint32]) -> None:
         """Clear the bits of what the lists exclude."""
         if self._allowed is not None:
@@ -120,6 +124,9 @@ class Constraint:
             if self._followed[len(self._followed) - len(before) :] == before:
                 mask[last // 32] &= ~np.uint32(1 << last % 32)
 
+    # endregion
+
+    # region exercise 2.20
     def forced(self, index: int) -> Forced | None:
         """What follows output token `index`, just drawn, in any case. None if there is a choice.
 
@@ -133,6 +140,8 @@ class Constraint:
         ends = self.matcher.is_stopped()
         return Forced(tuple(tokens), ends) if tokens or ends else None
 
+    # endregion
+
     @property
     def error(self) -> str | None:
         """Why the grammar cannot be followed any further."""
@@ -140,6 +149,7 @@ class Constraint:
             return None
         return f"its grammar cannot be followed any further: {self.matcher.get_error().splitlines()[0][:200]}"
 
+    # region exercise 2.20
     def _follow(self, tokens: Sequence[int]) -> None:
         self._followed += tokens
         if self.matcher is not None and tokens:
@@ -152,6 +162,8 @@ class Constraint:
             if self.matcher is not None:
                 self.matcher.rollback(more)
 
+    # endregion
+
 
 @dataclass(frozen=True, slots=True)
 class Masks:
@@ -161,15 +173,19 @@ class Masks:
     numbers: Tensor  # [all rows] int64: of each row's mask, -1 for none
     vocab_size: int
 
+    # region exercise 2.21
     @property
     def in_flight(self) -> bool:
         """Whether the step before must end first: it draws a token that one of the masks depends on."""
         return any(index > len(constraint.output) for _, constraint, index in self.rows)
 
+    # endregion
+
     def start(self) -> "Future[Tensor]":
         """Fill them in a thread, while this one has the model run."""
         return _thread().submit(self.fill)
 
+    # region exercise 2.21
     def fill(self) -> Tensor:
         """The bits: [masks, words] int32. Of a grammar that fails all are 0, so that the row does too."""
         bits = np.full((len(self.rows), words(self.vocab_size)), 0xFFFFFFFF, np.uint32)
@@ -186,3 +202,5 @@ class Masks:
         for (_, constraint, _), mask in zip(self.rows, bits, strict=True):
             constraint.restrict(mask)
         return torch.from_numpy(bits.view(np.int32))
+
+    # endregion

@@ -16,6 +16,7 @@ from phase1_kv_pool.kernels.backends import Backends
 ApplyMask = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
+# region exercise 2.18
 def words(vocab: int) -> int:
     """The number of words of a mask."""
     return -(-vocab // 32)
@@ -26,6 +27,9 @@ def reference(logits: Tensor, bits: Tensor, numbers: Tensor) -> Tensor:
     places = torch.arange(32, dtype=torch.int32, device=bits.device)
     allowed = ((bits[:, :, None] >> places) & 1).flatten(1)[:, : logits.shape[1]].bool()
     return torch.where(allowed[numbers] | (numbers < 0)[:, None] | logits.isnan(), logits, -torch.inf)
+
+
+# endregion
 
 
 APPLY_MASK: Backends[ApplyMask] = Backends(

@@ -193,6 +193,20 @@ def test_a_token_drawn_in_vain_changes_nothing() -> None:
     assert allowed(of, len(made.output_tokens)) == expected
 
 
+def test_a_token_drawn_in_vain_may_be_another_than_the_forced_one() -> None:
+    made = request(grammar=LLMatcher.grammar_from_regex("glacier[!?]|desert"))
+    of = constraint(made)
+    g, part, *ends = (TOKENIZER.encode(text, add_special_tokens=False)[0] for text in ("g", "l", "!", "?"))
+    of.take(0, g)
+    forced = of.forced(0)
+    assert forced is not None
+    assert part in allowed(of, 1)
+    assert part != forced.tokens[0]
+    made.output_tokens += [g, *forced.tokens]
+    of.take(1, part)
+    assert allowed(of, len(made.output_tokens)) == sorted(ends)
+
+
 def test_a_gap_in_the_output_raises() -> None:
     with pytest.raises(RuntimeError, match=r"^output token 3 cannot be constrained: 0 are known before it$"):
         constraint(request(grammar=POINT)).go_to(3)
@@ -247,6 +261,12 @@ def test_only_constrained_rows_are_masked_and_logprobs_are_the_models_own() -> N
     assert bound in allowed(constraint(request(grammar=YES_OR_NO)), 0)
     assert bound is not None
     assert output.logprobs[1].logprob == pytest.approx(float(logits[1].log_softmax(-1)[bound]), abs=1e-5)
+
+
+@pytest.mark.parametrize(("index", "in_flight"), [(1, False), (2, False), (3, True)])
+def test_a_mask_is_in_flight_if_it_depends_on_a_token_that_is(index: int, in_flight: bool) -> None:
+    rows = [(0, constraint(request([5], bad_words=[[9]])), 1), (1, constraint(request([5, 6], bad_words=[[9]])), index)]
+    assert Masks(rows, torch.tensor([0, 1]), SIZE).in_flight is in_flight
 
 
 def test_a_step_without_constraints_has_no_masks() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 TILE = 1024  # tokens of a program
 
 
-# region apply_mask
+# region exercise 2.19
 @triton.jit
 def apply_mask_kernel(
     logits,  # [rows, stride]

@@ -1,0 +1,229 @@
+"""`python -m phase5_continuous.lab constrained`: what grammars cost and what they save.
+
+The masks of one output, with the time that each took; and the bundled model under a grammar: steps with and without
+forced tokens, and how many outputs are valid at a high temperature.
+"""
+
+import argparse
+import gc
+import json
+import random
+import sys
+import time
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import jsonschema  # type: ignore[import-untyped]
+import numpy as np
+import torch
+from llguidance import LLMatcher
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from tokenizers import Tokenizer as Backend
+
+from phase0_request.machine import record
+from phase0_request.params import SamplingParams
+from phase0_request.request import FinishReason, Request
+from phase0_request.tokenizer import Tokenizer
+from phase2_prefill_decode.constraints import Constraint, Grammars, Masks
+from phase2_prefill_decode.model import Model
+from phase5_continuous.engine import core
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "landform": {"enum": ["glacier", "desert", "island", "volcano"]},
+        "description": {"type": "string", "maxLength": 24},
+        "is_under_water": {"type": "boolean"},
+        "height_in_metres": {"type": "integer", "minimum": 0, "maximum": 9000},
+    },
+    "required": ["landform", "description", "is_under_water", "height_in_metres"],
+    "additionalProperties": False,
+}
+EXAMPLE = '{"landform":"glacier","description":"a river of ice","is_under_water":false,"height_in_metres":4810}'
+SIZES = (4096, 16_384, 65_536, 131_072)
+SPACED = r"\x20|\n(\x20{0,24}|\t{0,8})"  # a pattern of white space, with a bound
+CHOICE = LLMatcher.grammar_from_regex("glacier|desert|island|volcano")
+
+
+def json_grammar(schema: dict[str, Any], whitespace: str | None = None) -> str:
+    """The grammar of a schema; without a pattern of white space, JSON has none."""
+    if whitespace is None:
+        return str(LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_flexible": False}))
+    return str(LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": whitespace}))
+
+
+GRAMMARS = {  # with an output of each
+    "choice": (CHOICE, "volcano"),
+    "schema": (json_grammar(SCHEMA), EXAMPLE),
+    "any_json": (json_grammar({"type": "object"}, SPACED), EXAMPLE),
+}
+
+
+@cache
+def vocabulary(size: int) -> Tokenizer:
+    """The bundled tokenizer with a vocabulary made larger by pairs of its own tokens."""
+    whole = json.loads(Tokenizer.from_pretrained().to_json())
+    rng, model = random.Random(0), whole["model"]
+    tokens = [token for token in model["vocab"] if not token.startswith("<|")]
+    added = 1 + max(max(model["vocab"].values()), *(token["id"] for token in whole["added_tokens"]))
+    while added < size:
+        left, right = rng.choice(tokens), rng.choice(tokens)
+        if left + right not in model["vocab"]:
+            model["vocab"][left + right] = added
+            model["merges"].append([left, right])
+            added += 1
+    return Tokenizer(Backend.from_str(json.dumps(whole)), Tokenizer.from_pretrained().eos_ids)
+
+
+class Drawn(NamedTuple):
+    """A place of an output: the token there, and what could have been drawn instead."""
+
+    text: str
+    allowed: NDArray[np.bool_]  # [vocabulary]
+    forced: bool  # the engine appends it without a draw
+    seconds: float  # to make the mask
+
+
+@cache
+def grammars(size: int) -> Grammars:
+    tokenizer = vocabulary(size)
+    return Grammars(tokenizer, size, tokenizer.eos_ids)
+
+
+def follow(grammar: str, output: str, size: int = 4096) -> list[Drawn]:
+    """Follow an output token by token, as the engine does, and make the mask of each place."""
+    tokenizer = vocabulary(size)
+    tokens = tokenizer.encode(output, add_special_tokens=False)
+    request = Request("a", (1,), SamplingParams(grammar=grammar, max_tokens=len(tokens) + 1))
+    constraint, found, forced = Constraint(request, size, grammars(size)), list[Drawn](), 0
+    for index, token in enumerate(tokens):
+        masks = Masks([(0, constraint, index)], torch.zeros(1, dtype=torch.int64), size)
+        started = time.perf_counter()
+        (bits,) = masks.fill().numpy()
+        seconds = time.perf_counter() - started
+        allowed = np.unpackbits(bits.view(np.uint8), count=size, bitorder="little").astype(bool)
+        if not allowed[token]:
+            raise ValueError(f"token {index} of the output, {tokenizer.decode([token])!r}, is not allowed")
+        found.append(Drawn(tokenizer.decode([token]), allowed, forced > 0, seconds))
+        request.output_tokens.append(token)
+        constraint.go_to(index + 1)
+        follows = constraint.forced(index)
+        forced = forced - 1 if forced else len(follows.tokens) if follows else 0
+    return found
+
+
+def mask_us(name: str, size: int, repeats: int = 5) -> list[float]:
+    """Microseconds to make the mask of each place of an output, the best of several times."""
+    gc.disable()
+    runs = [[place.seconds for place in follow(*GRAMMARS[name], size)] for _ in range(repeats)]
+    gc.enable()
+    return [1e6 * min(times) for times in zip(*runs, strict=True)]
+
+
+def compile_ms(properties: int, repeats: int = 5) -> float:
+    """Milliseconds to compile an object of so many strings, the best of several times."""
+    names = [f"property_{number}" for number in range(properties)]
+    schema = {"type": "object", "properties": {name: {"type": "string"} for name in names}, "required": names}
+    times = []
+    for repeat in range(repeats):
+        text = json_grammar(schema | {"title": f"{repeat}"})  # none is compiled yet
+        started = time.perf_counter()
+        grammars(4096).compile(text)
+        times.append(time.perf_counter() - started)
+    return 1e3 * min(times)
+
+
+@dataclass(frozen=True)
+class Served:
+    """What became of some requests that were served together."""
+
+    steps: int
+    tokens: int
+    seconds: float
+    step_ms: float  # the median of the steps in which all of them took part
+    finished: int  # outputs that ended by themselves, not at their limit of tokens
+    valid: int  # outputs that are JSON and fit the schema
+
+
+def serve(model: Model, params: SamplingParams, requests: int = 1, prompt: str = "What is a glacier?") -> Served:
+    """Serve copies of a request that differ in their seeds."""
+    assert model.tokenizer is not None
+    loop, tokens = core(model, max_running=requests), tuple(model.tokenizer.encode(prompt))
+    copies = [Request(f"{seed}", tokens, replace(params, seed=seed)) for seed in range(requests)]
+    started = time.perf_counter()
+    for copy in copies:
+        loop.submit(copy)
+    steps = [*loop.run()]
+    seconds = time.perf_counter() - started
+    return Served(
+        len(steps),
+        sum(len(copy.output_tokens) for copy in copies),
+        seconds,
+        1e3 * median(step.seconds for step in steps if len(step.batch) == requests),
+        sum(copy.finish_reason is FinishReason.STOP for copy in copies),
+        sum(fits(model.tokenizer.decode(copy.output_tokens)) for copy in copies),
+    )
+
+
+def fits(text: str) -> bool:
+    try:
+        jsonschema.validate(json.loads(text), SCHEMA)
+    except (ValueError, jsonschema.ValidationError):
+        return False
+    return True
+
+
+def asked(temperature: float = 1.0, max_tokens: int = 200) -> dict[str, SamplingParams]:
+    """The same request in four ways. One that has a list of allowed tokens, here all, draws forced tokens too."""
+    common = SamplingParams(temperature=temperature, max_tokens=max_tokens)
+    compact = replace(common, grammar=json_grammar(SCHEMA))
+    return {
+        "no grammar": common,
+        "all drawn": replace(compact, allowed_token_ids=range(4096)),
+        "forced": compact,
+        "white space": replace(common, grammar=json_grammar(SCHEMA, SPACED)),
+    }
+
+
+def main(arguments: list[str] | None = None) -> int:
+    p = argparse.ArgumentParser(prog="python -m phase5_continuous.lab constrained", description=__doc__)
+    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    options, console = p.parse_args(arguments), Console()
+    torch.set_num_threads(1)
+    model = Model.load(dtype="float32")
+    masks = {name: {size: mask_us(name, size) for size in SIZES} for name in GRAMMARS}
+    table = Table("microseconds a mask", *(f"{size:,} tokens" for size in SIZES))
+    for name, rows in masks.items():
+        table.add_row(name, *(f"{median(times):.0f}, at most {max(times):.0f}" for times in rows.values()))
+    console.print(table)
+    compiled = {properties: compile_ms(properties) for properties in (1, 10, 100, 1000)}
+    console.print("compiled in ms, by properties:", {count: round(ms, 1) for count, ms in compiled.items()})
+    grammars(4096).compile(asked()["forced"].grammar or "")
+    figures: dict[str, Any] = {
+        "masks": {
+            name: {f"tokens_{size}": {"p50_us": median(us), "max_us": max(us)} for size, us in rows.items()}
+            for name, rows in masks.items()
+        },
+        "compile_ms": {f"properties_{count}": ms for count, ms in compiled.items()},
+        "allowed": [int(place.allowed.sum()) for place in follow(*GRAMMARS["schema"])],
+        "forced": [int(place.forced) for place in follow(*GRAMMARS["schema"])],
+        "served": {},
+    }
+    for temperature, requests in ((1.0, 1), (1.0, 16), (2.0, 64)):
+        table = Table(f"{requests} at {temperature:g}", "steps", "tokens", "ms", "ms a step", "finished", "valid")
+        for way, params in asked(temperature).items():
+            one = min((serve(model, params, requests) for _ in range(3)), key=lambda served: served.seconds)
+            key = f"{way.replace(' ', '_')}_{requests}"
+            figures["served"][key] = asdict(one) | {"ms_per_token": 1e3 * one.seconds / one.tokens}
+            cells = f"{1e3 * one.seconds:.0f}", f"{one.step_ms:.1f}", f"{one.finished}", f"{one.valid}"
+            table.add_row(way, f"{one.steps}", f"{one.tokens:,}", *cells)
+        console.print(table)
+    if options.json is not None:
+        record(options.json, " ".join([p.prog, *(sys.argv[2:] if arguments is None else arguments)]), figures)
+        console.print(f"Figures written to {options.json}")
+    return 0
