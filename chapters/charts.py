@@ -193,7 +193,23 @@ def ladder(figure: Any, result: dict[str, Any]) -> None:
 
 
 Chart = tuple[str, tuple[float, float], Callable[[Any, dict[str, Any]], None]]
+
+
+def allowed(figure: Any, result: dict[str, Any]) -> None:
+    """How many tokens may be drawn at each place of an output under a schema."""
+    output = result["figures"]["output"]
+    axes = figure.subplots()
+    for forced, color, name in ((True, GREY, "forced: appended without a draw"), (False, BLUE, "drawn")):
+        places = [place for place, is_forced in enumerate(output["forced"]) if is_forced is forced]
+        axes.bar(places, [output["allowed"][place] for place in places], color=color, label=name, bottom=0.7)
+    axes.set(title="Tokens that may be drawn, of 4,096", yscale="log", ylim=(0.7, 40_000), xlim=(-1, output["tokens"]))
+    axes.set_xticks(range(output["tokens"]), output["texts"], rotation=90, family="monospace", fontsize=8)
+    axes.grid(axis="x", visible=False)
+    axes.legend(frameon=False, ncols=2, loc="upper right")
+
+
 CHARTS: dict[str, Chart] = {
+    "allowed.svg": ("constrained.json", (8.8, 3.2), allowed),
     "batching.svg": ("phase0.json", (8.8, 3.2), batching),
     "fragmentation.svg": ("fragmentation.json", (8.8, 3.6), fragmentation),
     "roofline.svg": ("phase2_phases.json", (8.0, 4.6), roofline),

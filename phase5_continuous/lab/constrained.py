@@ -30,6 +30,7 @@ from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase0_request.tokenizer import Tokenizer
 from phase2_prefill_decode.constraints import Constraint, Grammars, Masks
+from phase2_prefill_decode.kernels.mask import APPLY_MASK, words
 from phase2_prefill_decode.model import Model
 from phase5_continuous.engine import core
 
@@ -125,6 +126,18 @@ def mask_us(name: str, size: int, repeats: int = 5) -> list[float]:
     return [1e6 * min(times) for times in zip(*runs, strict=True)]
 
 
+def apply_us(rows: int, size: int, repeats: int = 20) -> float:
+    """Microseconds to apply masks to the logits of so many rows on a CPU, the best of several times."""
+    logits = torch.randn(rows, size, generator=torch.Generator().manual_seed(0))
+    bits = torch.full((rows, words(size)), 0x0F0F0F0F, dtype=torch.int32)
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        APPLY_MASK.load("cpu")(logits, bits, torch.arange(rows))
+        times.append(time.perf_counter() - started)
+    return 1e6 * min(times)
+
+
 def compile_ms(properties: int, repeats: int = 5) -> float:
     """Milliseconds to compile an object of so many strings, the best of several times."""
     names = [f"property_{number}" for number in range(properties)]
@@ -145,7 +158,6 @@ class Served:
     steps: int
     tokens: int
     seconds: float
-    step_ms: float  # the median of the steps in which all of them took part
     finished: int  # outputs that ended by themselves, not at their limit of tokens
     valid: int  # outputs that are JSON and fit the schema
 
@@ -158,13 +170,12 @@ def serve(model: Model, params: SamplingParams, requests: int = 1, prompt: str =
     started = time.perf_counter()
     for copy in copies:
         loop.submit(copy)
-    steps = [*loop.run()]
+    steps = sum(1 for _ in loop.run())
     seconds = time.perf_counter() - started
     return Served(
-        len(steps),
+        steps,
         sum(len(copy.output_tokens) for copy in copies),
         seconds,
-        1e3 * median(step.seconds for step in steps if len(step.batch) == requests),
         sum(copy.finish_reason is FinishReason.STOP for copy in copies),
         sum(fits(model.tokenizer.decode(copy.output_tokens)) for copy in copies),
     )
@@ -196,32 +207,42 @@ def main(arguments: list[str] | None = None) -> int:
     options, console = p.parse_args(arguments), Console()
     torch.set_num_threads(1)
     model = Model.load(dtype="float32")
+    serve(model, asked()["forced"])  # compiles the kernels
     masks = {name: {size: mask_us(name, size) for size in SIZES} for name in GRAMMARS}
     table = Table("microseconds a mask", *(f"{size:,} tokens" for size in SIZES))
     for name, rows in masks.items():
         table.add_row(name, *(f"{median(times):.0f}, at most {max(times):.0f}" for times in rows.values()))
     console.print(table)
-    compiled = {properties: compile_ms(properties) for properties in (1, 10, 100, 1000)}
-    console.print("compiled in ms, by properties:", {count: round(ms, 1) for count, ms in compiled.items()})
-    grammars(4096).compile(asked()["forced"].grammar or "")
+    compiled = {count: compile_ms(count) for count in (1, 10, 100, 1000)}
+    applied = {rows: apply_us(rows, SIZES[-1]) for rows in (1, 16)}
+    console.print("compiled, ms by properties:", {count: round(ms, 1) for count, ms in compiled.items()})
+    console.print("applied, microseconds by rows:", {rows: round(us) for rows, us in applied.items()})
+    places = follow(*GRAMMARS["schema"])
     figures: dict[str, Any] = {
         "masks": {
             name: {f"tokens_{size}": {"p50_us": median(us), "max_us": max(us)} for size, us in rows.items()}
             for name, rows in masks.items()
         },
         "compile_ms": {f"properties_{count}": ms for count, ms in compiled.items()},
-        "allowed": [int(place.allowed.sum()) for place in follow(*GRAMMARS["schema"])],
-        "forced": [int(place.forced) for place in follow(*GRAMMARS["schema"])],
+        "apply_us": {f"rows_{rows}": us for rows, us in applied.items()},
+        "output": {
+            "texts": [place.text for place in places],
+            "allowed": [int(place.allowed.sum()) for place in places],
+            "forced": [place.forced for place in places],
+            "tokens": len(places),
+            "drawn": sum(not place.forced for place in places),
+        },
         "served": {},
     }
     for temperature, requests in ((1.0, 1), (1.0, 16), (2.0, 64)):
-        table = Table(f"{requests} at {temperature:g}", "steps", "tokens", "ms", "ms a step", "finished", "valid")
+        table = Table(f"{requests} at {temperature:g}", "steps", "tokens", "ms", "finished", "valid")
         for way, params in asked(temperature).items():
-            one = min((serve(model, params, requests) for _ in range(3)), key=lambda served: served.seconds)
+            one = min((serve(model, params, requests) for _ in range(5)), key=lambda served: served.seconds)
             key = f"{way.replace(' ', '_')}_{requests}"
             figures["served"][key] = asdict(one) | {"ms_per_token": 1e3 * one.seconds / one.tokens}
-            cells = f"{1e3 * one.seconds:.0f}", f"{one.step_ms:.1f}", f"{one.finished}", f"{one.valid}"
-            table.add_row(way, f"{one.steps}", f"{one.tokens:,}", *cells)
+            table.add_row(
+                way, f"{one.steps}", f"{one.tokens:,}", f"{1e3 * one.seconds:.0f}", f"{one.finished}", f"{one.valid}"
+            )
         console.print(table)
     if options.json is not None:
         record(options.json, " ".join([p.prog, *(sys.argv[2:] if arguments is None else arguments)]), figures)
