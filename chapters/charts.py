@@ -201,9 +201,11 @@ def allowed(figure: Any, result: dict[str, Any]) -> None:
     axes = figure.subplots()
     for forced, color, name in ((True, GREY, "forced: appended without a draw"), (False, BLUE, "drawn")):
         places = [place for place, is_forced in enumerate(output["forced"]) if is_forced is forced]
-        axes.bar(places, [output["allowed"][place] for place in places], color=color, label=name, bottom=0.7)
+        axes.bar(places, [output["allowed"][place] for place in places], color=color, label=name)
     axes.set(title="Tokens that may be drawn, of 4,096", yscale="log", ylim=(0.7, 40_000), xlim=(-1, output["tokens"]))
     axes.set_xticks(range(output["tokens"]), output["texts"], rotation=90, family="monospace", fontsize=8)
+    axes.set_yticks(counts := (1, 10, 100, 1000), [f"{count:,}" for count in counts])
+    axes.minorticks_off()
     axes.grid(axis="x", visible=False)
     axes.legend(frameon=False, ncols=2, loc="upper right")
 

@@ -29,7 +29,7 @@ from phase0_request.machine import record
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase0_request.tokenizer import Tokenizer
-from phase2_prefill_decode.constraints import Constraint, Grammars, Masks
+from phase2_prefill_decode.constraints import KEPT, Constraint, Grammars, Masks
 from phase2_prefill_decode.kernels.mask import APPLY_MASK, words
 from phase2_prefill_decode.model import Model
 from phase5_continuous.engine import core
@@ -232,6 +232,7 @@ def main(arguments: list[str] | None = None) -> int:
             "tokens": len(places),
             "drawn": sum(not place.forced for place in places),
         },
+        "kept": KEPT,
         "served": {},
     }
     for temperature, requests in ((1.0, 1), (1.0, 16), (2.0, 64)):
