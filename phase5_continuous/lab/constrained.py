@@ -30,7 +30,6 @@ from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase0_request.tokenizer import Tokenizer
 from phase2_prefill_decode.constraints import KEPT, Constraint, Grammars, Masks
-from phase2_prefill_decode.kernels.mask import APPLY_MASK, words
 from phase2_prefill_decode.model import Model
 from phase5_continuous.engine import core
 
@@ -126,18 +125,6 @@ def mask_us(name: str, size: int, repeats: int = 5) -> list[float]:
     return [1e6 * min(times) for times in zip(*runs, strict=True)]
 
 
-def apply_us(rows: int, size: int, repeats: int = 20) -> float:
-    """Microseconds to apply masks to the logits of so many rows on a CPU, the best of several times."""
-    logits = torch.randn(rows, size, generator=torch.Generator().manual_seed(0))
-    bits = torch.full((rows, words(size)), 0x0F0F0F0F, dtype=torch.int32)
-    times = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        APPLY_MASK.load("cpu")(logits, bits, torch.arange(rows))
-        times.append(time.perf_counter() - started)
-    return 1e6 * min(times)
-
-
 def compile_ms(properties: int, repeats: int = 5) -> float:
     """Milliseconds to compile an object of so many strings, the best of several times."""
     names = [f"property_{number}" for number in range(properties)]
@@ -214,9 +201,7 @@ def main(arguments: list[str] | None = None) -> int:
         table.add_row(name, *(f"{median(times):.0f}, at most {max(times):.0f}" for times in rows.values()))
     console.print(table)
     compiled = {count: compile_ms(count) for count in (1, 10, 100, 1000)}
-    applied = {rows: apply_us(rows, SIZES[-1]) for rows in (1, 16)}
     console.print("compiled, ms by properties:", {count: round(ms, 1) for count, ms in compiled.items()})
-    console.print("applied, microseconds by rows:", {rows: round(us) for rows, us in applied.items()})
     places = follow(*GRAMMARS["schema"])
     figures: dict[str, Any] = {
         "masks": {
@@ -224,7 +209,6 @@ def main(arguments: list[str] | None = None) -> int:
             for name, rows in masks.items()
         },
         "compile_ms": {f"properties_{count}": ms for count, ms in compiled.items()},
-        "apply_us": {f"rows_{rows}": us for rows, us in applied.items()},
         "output": {
             "texts": [place.text for place in places],
             "allowed": [int(place.allowed.sum()) for place in places],
