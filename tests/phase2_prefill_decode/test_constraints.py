@@ -203,6 +203,7 @@ def test_a_token_drawn_in_vain_is_not_followed() -> None:
     assert part != forced.tokens[0]
     made.output_tokens += [g, *forced.tokens]
     of.take(1, part)
+    assert of.forced(1) is None
     assert allowed(of, len(made.output_tokens)) == sorted(ends)
 
 
