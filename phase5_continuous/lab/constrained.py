@@ -102,6 +102,7 @@ def follow(grammar: str, output: str, size: int = 4096) -> list[Drawn]:
     request = Request("a", (1,), SamplingParams(grammar=grammar, max_tokens=len(tokens) + 1))
     constraint, found, forced = Constraint(request, size, grammars(size)), list[Drawn](), 0
     for index, token in enumerate(tokens):
+        constraint.go_to(index)
         masks = Masks([(0, constraint, index)], torch.zeros(1, dtype=torch.int64), size)
         started = time.perf_counter()
         (bits,) = masks.fill().numpy()
@@ -111,9 +112,11 @@ def follow(grammar: str, output: str, size: int = 4096) -> list[Drawn]:
             raise ValueError(f"token {index} of the output, {tokenizer.decode([token])!r}, is not allowed")
         found.append(Drawn(tokenizer.decode([token]), allowed, forced > 0, seconds))
         request.output_tokens.append(token)
-        constraint.go_to(index + 1)
-        follows = constraint.forced(index)
-        forced = forced - 1 if forced else len(follows.tokens) if follows else 0
+        if not forced:
+            constraint.go_to(index + 1)
+            follows = constraint.forced(index)
+            forced = 1 + len(follows.tokens) if follows else 1
+        forced -= 1
     return found
 
 
