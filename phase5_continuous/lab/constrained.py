@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-import jsonschema  # type: ignore[import-untyped]
+import jsonschema
 import numpy as np
 import torch
 from llguidance import LLMatcher
