@@ -115,13 +115,13 @@ class ServerSettings:
     enable_auto_tool_choice: bool = option(True, "look for tool calls in answers with tool_choice auto", check=flag)
     tool_call_parser: str | None = option(
         None,
-        f"how the model writes tool calls: {', '.join(TOOL_PARSERS)}; default: by its chat template",
+        f"how the model writes tool calls: {', '.join(TOOL_PARSERS)} (by its chat template)",
         "NAME",
         partial(one_of, allowed=TOOL_PARSERS),
     )
     reasoning_parser: str | None = option(
         None,
-        f"how it writes its reasoning: {', '.join(REASONING_PARSERS)}; default: by its chat template",
+        f"how it writes its reasoning: {', '.join(REASONING_PARSERS)} (by its chat template)",
         "NAME",
         partial(one_of, allowed=REASONING_PARSERS),
     )

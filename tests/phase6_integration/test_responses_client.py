@@ -88,7 +88,7 @@ def test_the_client_parses_an_answer_into_a_model(client: OpenAI) -> None:
 def test_a_required_call_is_an_item_and_its_output_is_input(client: OpenAI) -> None:
     asked: Any = [{"role": "user", "content": "The weather in Rome?"}]
     tools: Any = [{**TOOL, "strict": True}]
-    given: Any = {"model": "tiny_chat", "tools": tools, "tool_choice": "required"}
+    given: Any = {"model": "tiny_chat", "tools": tools, "tool_choice": "required", "parallel_tool_calls": False}
     first = client.responses.create(input=asked, **given)
     (call,) = (item for item in first.output if item.type == "function_call")
     assert call.name == "weather"

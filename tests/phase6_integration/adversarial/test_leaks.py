@@ -31,7 +31,7 @@ BAD = [
         "/v1/chat/completions",
         b'{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "hunter2-secret"}}]}]}',
     ),
-    ("/v1/chat/completions", b'{"messages": [{"role": "user", "content": "hunter2-secret", "tool_calls": 7}]}'),
+    ("/v1/chat/completions", b'{"messages": [{"role": "assistant", "content": "hunter2-secret", "tool_calls": 7}]}'),
     ("/tokenize", b'{"prompt": 5, "model": "hunter2-secret"}'),
     ("/detokenize", b'{"tokens": ["hunter2-secret"]}'),
     ("/v1/hunter2-secret", b"{}"),

@@ -102,8 +102,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"prompt": "a", "guided_regex": "a{1000}{1000}"}, "guided_regex"),
     (COMPLETIONS, {"prompt": "a", "guided_json": {"type": "x", "pattern": "("}}, "guided_json"),
     (CHAT, {"messages": MESSAGES, "chat_template": "{{ cycler.__init__.__globals__ }}"}, "chat_template"),
-    (CHAT, {"messages": MESSAGES, "chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
-    (CHAT, {"messages": MESSAGES, "tools": [{"type": "function", "function": {"pattern": "("}}]}, "tools"),
+    (CHAT, {"messages": MESSAGES, "chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs.tokenize"),
+    (
+        CHAT,
+        {"messages": MESSAGES, "tools": [{"type": "function", "function": {"pattern": "("}}]},
+        "tools.0.function.name",
+    ),
     (CHAT, {"messages": MESSAGES, "top_logprobs": 10**9, "logprobs": True}, "top_logprobs"),
 ]
 
