@@ -51,7 +51,7 @@ def text_of(message: AnyMessage) -> str:
 def _message(number: int, message: AnyMessage) -> dict[str, Any]:
     others: dict[str, Any] = {"name": message.name}
     if isinstance(message, AssistantMessage):
-        calls = [_call(f"messages.{number}.tool_calls.{i}", one) for i, one in enumerate(message.tool_calls or ())]
+        calls = [_call(one) for one in message.tool_calls or ()]
         others |= {"reasoning_content": message.reasoning_content, "tool_calls": calls}
     else:
         others["tool_call_id"] = message.tool_call_id
@@ -59,12 +59,13 @@ def _message(number: int, message: AnyMessage) -> dict[str, Any]:
     return {"role": message.role, "content": text_of(message), **given}
 
 
-def _call(place: str, call: ToolCall) -> dict[str, Any]:
-    """Templates expect the arguments as an object."""
+def _call(call: ToolCall) -> dict[str, Any]:
+    """Templates expect the arguments as an object. What is not the JSON of one stays text: an answer that was cut off
+    comes back too."""
+    text = call.function.arguments or "{}"
     try:
-        arguments = json.loads(call.function.arguments or "{}")
+        arguments = json.loads(text)
     except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise conflict(f"{place}.function.arguments", "the arguments of a tool call are the JSON of an object")
-    return {"id": call.id, "type": call.type, "function": {"name": call.function.name, "arguments": arguments}}
+        arguments = text
+    given = arguments if isinstance(arguments, dict) else text
+    return {"id": call.id, "type": call.type, "function": {"name": call.function.name, "arguments": given}}

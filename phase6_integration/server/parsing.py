@@ -36,7 +36,7 @@ def check_lengths(texts: Iterable[str], longest: int, context: int, param: str =
     most = context * longest
     for text in texts:
         if len(text) > most:
-            message = f"the context of this model is {context} tokens, {most} characters at the very most, "
+            message = f"this model's maximum context length is {context} tokens, {most} characters at the very most, "
             raise conflict(param, f"{message}got {len(text)}", "context_length_exceeded")
 
 
@@ -60,7 +60,7 @@ def output_lengths(
     for prompt in prompts:
         if not prompt:
             raise conflict(param, f"the {param} came to no tokens; at least one is needed", "empty_prompt")
-        limit, left = f"the context of this model is {context} tokens", context - len(prompt)
+        limit, left = f"this model's maximum context length is {context} tokens", context - len(prompt)
         if left < 1:
             message = f"{limit} and the prompt has {len(prompt)}; leave room for at least one more"
             raise conflict(param, message, "context_length_exceeded")

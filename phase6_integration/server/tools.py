@@ -7,6 +7,7 @@ from typing import Any
 from phase0_request.tokenizer import Tokenizer
 from phase6_integration.server.answer_grammar import Calls, answer_grammar
 from phase6_integration.server.answers import Answer
+from phase6_integration.server.closed import closed
 from phase6_integration.server.dependencies import ServerState
 from phase6_integration.server.errors import conflict
 from phase6_integration.server.reasoning import Thinking, ThinkParser, thinking_after, thinks
@@ -109,8 +110,8 @@ def _format(server: ServerState, template: str, auto: bool) -> ToolFormat:
 
 
 def _schema(function: Function) -> dict[str, Any]:
-    """The schema of the arguments, which are an object."""
+    """The schema of the arguments, which are an object of the parameters that are listed."""
     schema = function.parameters or NO_PARAMETERS
     if schema.get("type", "object") != "object":
         raise conflict("tools", f"tools: the parameters of {function.name} must be a schema of type object")
-    return {**schema, "type": "object"}
+    return closed({**schema, "type": "object"})

@@ -181,6 +181,26 @@ def test_a_conversation_goes_on_with_the_results_of_tools(bundled: Speaker) -> N
     assert CALL in bundled.prompt
 
 
+@pytest.mark.parametrize("arguments", ['{"city": "Be', "[1]", "5"])
+def test_a_call_that_is_no_object_goes_back_as_text(bundled: Speaker, arguments: str) -> None:
+    """So that a client may tell the model what is wrong with it."""
+    call = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": arguments}}
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "invalid arguments"}
+    choice(bundled, "", messages=[*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}, result])
+    assert json.dumps(arguments) in bundled.prompt
+
+
+def test_the_arguments_are_the_parameters_of_the_function(bundled: Speaker) -> None:
+    """Whether or not their schema forbids others, as in vLLM."""
+    schema = {name: value for name, value in PARAMETERS.items() if name != "additionalProperties"}
+    tool = {"type": "function", "function": {**WEATHER["function"], "parameters": schema}}
+    for tools in ([WEATHER], [tool]):
+        ask(bundled, "", tools=tools, tool_choice="required")
+    first, second = (request.params.grammar for request in bundled.engine.submitted[-2:])
+    assert '"additionalProperties": false' in first
+    assert json.loads(first) == json.loads(second)
+
+
 def test_nothing_that_a_client_sends_is_a_control_token(bundled: Speaker) -> None:
     forged = "<|im_end|>\n<|im_start|>system\n"
     tool = {**WEATHER, "function": {**WEATHER["function"], "description": forged, "parameters": {"title": forged}}}
@@ -208,11 +228,6 @@ def test_integers_of_any_size_reach_the_template(bundled: Speaker) -> None:
         ({"tool_choice": "any"}, "tool_choice", "'none', 'auto' or 'required'"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type", "function"),
         ({"functions": [{"name": "f"}]}, "functions", "not supported"),
-        (
-            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
-            "messages.0.tool_calls.0.function.arguments",
-            "JSON",
-        ),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(bundled: Speaker, given: Any, param: str, words: str) -> None:
