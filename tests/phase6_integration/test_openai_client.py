@@ -54,6 +54,47 @@ def test_structured_output_is_parsed_however_hot_it_is_sampled(client: OpenAI) -
     assert (choice.text in ("useful", "useless"), choice.finish_reason) == (True, "stop")
 
 
+def test_a_typed_answer_is_the_same_streamed(client: OpenAI) -> None:
+    given: Any = {**GREEDY, "max_tokens": 100, "messages": CHAT, "response_format": City}
+    with client.chat.completions.stream(**given) as stream:
+        deltas = [event.delta for event in stream if event.type == "content.delta"]
+        (choice,) = stream.get_final_completion().choices
+    assert isinstance(choice.message.parsed, City)
+    assert choice.message.parsed == client.chat.completions.parse(**given).choices[0].message.parsed
+    assert "".join(deltas) == choice.message.content
+
+
+def test_a_typed_answer_that_is_cut_off_is_the_client_s_exception(client: OpenAI) -> None:
+    given: Any = {**GREEDY, "max_tokens": 3, "messages": CHAT, "response_format": City}
+    with pytest.raises(openai.LengthFinishReasonError) as cut:
+        client.chat.completions.parse(**given)
+    assert cut.value.completion.usage is not None
+    assert cut.value.completion.usage.completion_tokens == 3
+    with client.chat.completions.stream(**given) as stream, pytest.raises(openai.LengthFinishReasonError):
+        stream.get_final_completion()
+
+
+def test_calls_of_tools_are_typed_and_go_back_with_their_results(client: OpenAI) -> None:
+    """Whole, streamed, as a message and as its dump; also a call that was cut off."""
+    tools: Any = [openai.pydantic_function_tool(City, description="Say what a city is.")]
+    given: Any = {**GREEDY, "max_tokens": 200, "tools": tools, "parallel_tool_calls": False}
+    parsed = client.chat.completions.parse(messages=CHAT, tool_choice="required", **given).choices[0]
+    with client.chat.completions.stream(messages=CHAT, tool_choice="required", **given) as stream:
+        streamed = stream.get_final_completion().choices[0]
+    for choice in (parsed, streamed):
+        assert choice.finish_reason == "tool_calls"
+        (call,) = choice.message.tool_calls or []
+        assert call.function.parsed_arguments == City.model_validate_json(call.function.arguments)
+    cut = client.chat.completions.create(messages=CHAT, tool_choice="required", **{**given, "max_tokens": 20})
+    assert cut.choices[0].finish_reason == "length"
+    for message in (parsed.message, streamed.message, cut.choices[0].message):
+        calls = message.tool_calls or []
+        results: Any = [{"role": "tool", "tool_call_id": call.id, "content": "Noted."} for call in calls]
+        for returned in (message, message.model_dump()):
+            more = client.chat.completions.create(messages=[*CHAT, returned, *results], **given)
+            assert more.choices[0].message.content or more.choices[0].message.tool_calls
+
+
 def test_a_chat_completion(client: OpenAI) -> None:
     done = client.chat.completions.create(messages=CHAT, **GREEDY)
     (choice,) = done.choices
