@@ -3,7 +3,8 @@
 #   TORCH        auto: PyTorch's build for CPUs if there is no NVIDIA driver; cpu, cuda: that build;
 #                system: the torch that PYTHON has, with ranges instead of pins for the rest
 # What the server needs is pinned in .ci/serve.txt, what the course and the tests need too in .ci/constraints.txt, and
-# what builds the book in .ci/book.txt.
+# what builds the book in .ci/book.txt. The clients of `make clients` and their pins are in .ci/clients.in and
+# .ci/clients.txt: `make pins` keeps those pins while they fit. Delete the file to raise them.
 # pip checks the hash of every file that it installs, but for torch and the CUDA libraries it brings: each index builds
 # its own. TORCH=system has no pins.
 PYTHON      ?= python3
@@ -16,6 +17,9 @@ PIP         := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 COMPILE     := $(BIN)/uv pip compile --no-config --quiet --universal --python-version 3.11 --no-annotate \
                  --generate-hashes --custom-compile-command 'make pins'
 
+CLIENTS     := $(VENV)/clients
+NPM         := $(shell command -v npm)
+
 PARALLEL    := -n auto --dist loadfile --no-loadscope-reorder
 
 ifneq ($(INSTALLED),)
@@ -24,7 +28,7 @@ $(error $(VENV) has TORCH=$(INSTALLED): run `make clean` before TORCH=$(TORCH))
 endif
 endif
 
-.PHONY: help serve install test test-all lint types gates book resolve pins notebooks clean
+.PHONY: help serve install test test-all clients lint types gates book resolve pins notebooks clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -41,6 +45,11 @@ test: $(VENV)/.dev ## install, then run the suite (`make test-all` adds what is 
 test-all: $(VENV)/.dev ## the suite with its slow tests, then the engines' tests one step ahead
 	@$(BIN)/python -m pytest -q $(PARALLEL)
 	@$(BIN)/python -m pytest -q -m "not slow" --ahead $(PARALLEL) tests/phase5_continuous tests/phase6_integration
+
+clients: $(CLIENTS)/.done ## LangChain, LiteLLM, the AI SDK and others against a server (needs no more than `make serve`)
+	@$(if $(NPM),,echo "npm is not installed: the clients for Node are left out")
+	@$(CLIENTS)/bin/python -m pytest -q -c tests/clients/pytest.ini --serve "$(BIN)/nanoserve serve" \
+	  $(if $(NPM),,--ignore tests/clients/with_node.py) --junitxml build/clients/matrix.xml tests/clients
 
 lint: $(VENV)/.dev ## ruff: rules and format; codespell: spelling
 	@$(BIN)/ruff check && $(BIN)/ruff format --check
@@ -67,6 +76,7 @@ pins: $(VENV)/.dev ## raise the pins to the newest versions that go with the pin
 	@$(COMPILE) --upgrade --extra dev --constraint $(VENV)/torch.txt --output-file .ci/constraints.txt pyproject.toml
 	@$(COMPILE) --upgrade --group book --constraint .ci/constraints.txt --output-file .ci/book.txt
 	@echo hatchling | $(COMPILE) --upgrade --constraint .ci/constraints.txt --output-file .ci/serve.txt pyproject.toml -
+	@$(COMPILE) --output-file .ci/clients.txt .ci/clients.in
 
 notebooks: $(VENV)/.dev ## execute the notebooks and keep their outputs
 	@$(BIN)/python -m chapters notebooks --execute
@@ -97,4 +107,11 @@ endif
 $(VENV)/.book: $(VENV)/.dev .ci/book.txt
 	@echo "Adding what the book is built with."
 	@$(PIP) --require-hashes --no-deps --requirement .ci/book.txt
+	@touch $@
+
+$(CLIENTS)/.done: $(VENV)/.serve .ci/clients.txt tests/clients/node/package-lock.json
+	@echo "Installing the clients (1.4 GB) beside the server, in an environment of their own."
+	@"$(PYTHON)" -m venv $(CLIENTS)
+	@$(CLIENTS)/bin/python -m pip --disable-pip-version-check install --quiet --require-hashes --no-deps --requirement .ci/clients.txt
+	@$(if $(NPM),npm ci --silent --no-audit --no-fund --prefix tests/clients/node)
 	@touch $@

@@ -253,7 +253,8 @@ def idle_tests(source: str) -> list[str]:
     return idle + [machine.name for machine in machines if not can_fail(machine, helpers)]
 
 
-TEST_FILES = [p for p in sorted((ROOT / "tests").rglob("test_*.py")) if p != Path(__file__)]
+CLIENTS = sorted((ROOT / "tests/clients").glob("with_*.py"))
+TEST_FILES = [*(p for p in sorted((ROOT / "tests").rglob("test_*.py")) if p != Path(__file__)), *CLIENTS]
 
 
 @pytest.mark.parametrize("file", [*TEST_FILES, Path(__file__)], ids=lambda p: str(p.relative_to(ROOT / "tests")))

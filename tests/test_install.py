@@ -79,7 +79,9 @@ def test_every_pin_has_hashes_and_the_server_and_the_book_have_those_of_the_cour
     assert {line.partition(" ")[0] for line in server} <= versions
     for others in (server, book):
         assert all(hashes == every[line] for line, hashes in others.items() if line in every)
-    assert not any("://" in line for line in every | server | book), "no file names an index"
+    clients = pins("clients.txt")
+    assert all(hashes and all(one.startswith("sha256:") for one in hashes) for hashes in clients.values())
+    assert not any("://" in line for line in every | server | book | clients), "no file names an index"
 
 
 def test_the_dev_container_installs_with_the_makefile() -> None:

@@ -1,0 +1,196 @@
+"""LangChain: ChatOpenAI and OpenAI with a base URL, structured output, tools and an agent."""
+
+from functools import reduce
+from operator import add
+from typing import Any
+
+import openai
+import pytest
+from langchain.agents import create_agent
+from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
+from langchain_core.callbacks import get_usage_metadata_callback
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
+from subject import CITIES, QUESTION, Report, Server, get_weather, run
+
+weather = tool(get_weather)
+
+
+def connected(server: Server, **options: Any) -> ChatOpenAI:
+    options = {"temperature": 0, "max_tokens": 128, **options}
+    return ChatOpenAI(base_url=server.url, api_key=server.key, model=server.model, max_retries=0, **options)
+
+
+@pytest.fixture
+def chat(server: Server) -> ChatOpenAI:
+    return connected(server)
+
+
+def joined(chunks: list[AIMessageChunk]) -> AIMessageChunk:
+    return reduce(add, chunks)
+
+
+def test_invoke_has_text_usage_and_finish_reason(chat: ChatOpenAI) -> None:
+    answer = chat.invoke(QUESTION)
+    assert answer.text
+    assert answer.usage_metadata["total_tokens"] == sum(answer.usage_metadata[f"{s}put_tokens"] for s in ("in", "out"))
+    assert answer.response_metadata["finish_reason"] in ("stop", "length")
+    assert answer.response_metadata["model_name"] == "tiny_chat"
+
+
+def test_stream_is_the_answer_of_invoke(chat: ChatOpenAI) -> None:
+    whole = joined(list(chat.stream(QUESTION, stream_usage=True)))
+    answer = chat.invoke(QUESTION)
+    assert whole.text == answer.text
+    assert whole.usage_metadata == answer.usage_metadata
+    assert whole.response_metadata["finish_reason"] == answer.response_metadata["finish_reason"]
+
+
+def test_batch_and_async(chat: ChatOpenAI) -> None:
+    async def streamed() -> str:
+        return "".join([chunk.text async for chunk in chat.astream(QUESTION)])
+
+    assert {one.text for one in chat.batch([QUESTION] * 3)} == {run(streamed())}
+
+
+def test_conversation_goes_on_with_its_answers(chat: ChatOpenAI) -> None:
+    messages: list[BaseMessage] = [SystemMessage("Be brief."), HumanMessage(QUESTION, name="ada")]
+    messages += [chat.invoke(messages), HumanMessage([{"type": "text", "text": "And in Rome?"}])]
+    assert chat.invoke(messages).text
+
+
+def test_sampling_options_and_logprobs(server: Server) -> None:
+    chat = connected(server, temperature=1, seed=3, top_p=0.9, stop=["zzz"], logprobs=True, top_logprobs=2, n=2)
+    first, second = (chat.generate([[HumanMessage(QUESTION)]]).generations[0] for _ in range(2))
+    assert [one.text for one in first] == [one.text for one in second]
+    assert len(first) == 2
+    content = first[0].message.response_metadata["logprobs"]["content"]
+    assert "".join(bytes(one["bytes"]).decode() for one in content) == first[0].text
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+@pytest.mark.parametrize("strict", [True, None])
+def test_with_structured_output(chat: ChatOpenAI, method: str, strict: bool | None) -> None:
+    assert isinstance(chat.with_structured_output(Report, method=method, strict=strict).invoke(QUESTION), Report)
+
+
+def test_with_structured_output_streamed(chat: ChatOpenAI) -> None:
+    *_, last = chat.with_structured_output(Report).stream(QUESTION)
+    assert isinstance(last, Report)
+
+
+def test_with_structured_output_of_a_schema_and_raw(chat: ChatOpenAI) -> None:
+    schema = {"title": "report", **Report.model_json_schema()}
+    found = chat.with_structured_output(schema, method="json_schema", include_raw=True).invoke(QUESTION)
+    assert found["parsing_error"] is None
+    assert Report.model_validate(found["parsed"])
+
+
+def test_json_mode(chat: ChatOpenAI) -> None:
+    """Any object: a small model does not come to its end, and is told so."""
+    with pytest.raises(openai.LengthFinishReasonError) as cut:
+        chat.with_structured_output(method="json_mode").invoke(f"{QUESTION} Answer in JSON.")
+    assert cut.value.completion.choices[0].message.content.lstrip().startswith("{")
+
+
+@pytest.mark.parametrize("choice", ["required", "any", "get_weather", True])
+def test_bind_tools_with_a_choice(chat: ChatOpenAI, choice: str | bool) -> None:
+    answer = chat.bind_tools([weather], tool_choice=choice, strict=True).invoke(QUESTION)
+    assert answer.invalid_tool_calls == []
+    assert {call["name"] for call in answer.tool_calls} == {"get_weather"}
+    assert all(call["args"]["city"] in CITIES and call["id"] for call in answer.tool_calls)
+
+
+def test_bind_tools_one_call_at_a_time(chat: ChatOpenAI) -> None:
+    bound = chat.bind_tools([weather], tool_choice="required", parallel_tool_calls=False)
+    (call,) = bound.invoke(QUESTION).tool_calls
+    assert call["args"]["city"] in CITIES
+
+
+def test_bind_tools_streamed(chat: ChatOpenAI) -> None:
+    bound = chat.bind_tools([weather], tool_choice="required", parallel_tool_calls=False)
+    whole = joined(list(bound.stream(QUESTION)))
+    assert [call["args"] for call in whole.tool_calls] == [call["args"] for call in bound.invoke(QUESTION).tool_calls]
+    assert whole.response_metadata["finish_reason"] in ("tool_calls", "stop")
+
+
+@pytest.mark.parametrize("choice", ["auto", "none", None])
+def test_bind_tools_that_need_not_be_called(chat: ChatOpenAI, choice: str | None) -> None:
+    answer = chat.bind_tools([weather], tool_choice=choice).invoke(QUESTION)
+    assert answer.text or answer.tool_calls
+    assert not (choice == "none" and answer.tool_calls)
+
+
+def test_results_of_tools_go_back(chat: ChatOpenAI) -> None:
+    asked = HumanMessage(QUESTION)
+    called = chat.bind_tools([weather], tool_choice="required", parallel_tool_calls=False).invoke([asked])
+    results = [weather.invoke(call) for call in called.tool_calls]
+    assert all(isinstance(result, ToolMessage) for result in results)
+    answer = chat.bind_tools([weather]).invoke([asked, called, *results])
+    assert answer.text or answer.tool_calls
+
+
+def test_agent_with_structured_output_by_tools(chat: ChatOpenAI) -> None:
+    agent = create_agent(chat, tools=[], response_format=ToolStrategy(Report))
+    assert isinstance(agent.invoke({"messages": [HumanMessage(QUESTION)]})["structured_response"], Report)
+
+
+def test_agent_with_structured_output_of_the_server(chat: ChatOpenAI) -> None:
+    agent = create_agent(chat, tools=[], response_format=ProviderStrategy(Report))
+    assert isinstance(agent.invoke({"messages": [HumanMessage(QUESTION)]})["structured_response"], Report)
+
+
+def test_agent_with_tools_streams_its_steps(chat: ChatOpenAI) -> None:
+    agent = create_agent(chat, tools=[weather], system_prompt="Use tools.")
+    states = list(agent.stream({"messages": [HumanMessage(QUESTION)]}, stream_mode="values"))
+    assert isinstance(states[-1]["messages"][-1], AIMessage)
+
+
+def test_usage_callback(chat: ChatOpenAI) -> None:
+    with get_usage_metadata_callback() as used:
+        answer = chat.invoke(QUESTION)
+    assert used.usage_metadata["tiny_chat"]["output_tokens"] == answer.usage_metadata["output_tokens"]
+
+
+def test_completions(server: Server) -> None:
+    llm = OpenAI(base_url=server.url, api_key=server.key, model=server.model, temperature=0, max_tokens=16)
+    assert llm.invoke("Paging is") == "".join(llm.stream("Paging is")) != ""
+    assert len(llm.batch(["One", "Two"])) == 2
+
+
+def test_responses_api(server: Server) -> None:
+    chat = connected(server, use_responses_api=True)
+    answer = chat.invoke(QUESTION)
+    assert answer.text == joined(list(chat.stream(QUESTION))).text != ""
+    assert answer.usage_metadata["output_tokens"] > 0
+    assert chat.invoke([HumanMessage(QUESTION), answer, HumanMessage("And in Rome?")]).text
+
+
+def test_responses_api_structured_output_and_tools(server: Server) -> None:
+    chat = connected(server, use_responses_api=True)
+    assert isinstance(chat.with_structured_output(Report).invoke(QUESTION), Report)
+    called = chat.bind_tools([weather], tool_choice="required", parallel_tool_calls=False).invoke(QUESTION)
+    assert {call["name"] for call in called.tool_calls} == {"get_weather"}
+    results = [weather.invoke(call) for call in called.tool_calls]
+    answer = chat.bind_tools([weather]).invoke([HumanMessage(QUESTION), called, *results])
+    assert answer.text or answer.tool_calls
+
+
+def test_errors_are_typed(chat: ChatOpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        chat.invoke(QUESTION, temperature=-1)
+    with pytest.raises(openai.NotFoundError):
+        chat.invoke(QUESTION, model="another")
+    with pytest.raises(openai.BadRequestError) as refusal:
+        chat.invoke("word " * 4000)
+    assert refusal.value.code == "context_length_exceeded"
+
+
+def test_embeddings_are_refused_clearly(server: Server) -> None:
+    embeddings = OpenAIEmbeddings(
+        base_url=server.url, api_key=server.key, model=server.model, check_embedding_ctx_length=False, max_retries=0
+    )
+    with pytest.raises(openai.APIStatusError, match="embeddings") as refusal:
+        embeddings.embed_query("Hello")
+    assert refusal.value.status_code in (400, 404, 501)
