@@ -100,7 +100,8 @@ def judged(answers: Sequence[tuple[Schema, Completion]]) -> dict[str, Any]:
         if answer.finish_reason is FinishReason.STOP and (why := violation(schema, answer.text)) is not None
     ]
     ends = Counter(answer.finish_reason.value for _, answer in answers if answer.finish_reason)
-    return {"answers": len(answers), "ends": dict(sorted(ends.items())), "violations": wrong}
+    valid = ends["stop"] - len(wrong)
+    return {"answers": len(answers), "ends": dict(sorted(ends.items())), "valid": valid, "violations": wrong}
 
 
 def main(arguments: list[str] | None = None) -> int:
