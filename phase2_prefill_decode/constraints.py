@@ -37,7 +37,7 @@ class Grammars:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_ids = sorted(eos_ids)
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
         self._lock = Lock()
         self._compiler = ThreadPoolExecutor(1, "grammar")
 
@@ -48,21 +48,24 @@ class Grammars:
 
     def compile(self, grammar: str) -> LLMatcher:
         """A matcher at the beginning of a grammar. ValueError if that is none."""
+        return self.prepare(grammar).result().deep_copy()
+
+    def prepare(self, grammar: str) -> "Future[LLMatcher]":
+        """Have a grammar compiled in a thread, unless it is: what `compile` takes later, it finds."""
         with self._lock:
             compiled = self._compiled.get(grammar)
             if compiled is None:
-                compiled = LLMatcher(self.vocabulary, grammar, limits=LIMITS, log_level=0)
-                if compiled.is_error():
-                    raise ValueError(f"the grammar cannot be used: {compiled.get_error()}")
-                self._compiled[grammar] = compiled
+                compiled = self._compiled[grammar] = self._compiler.submit(self._compile, grammar)
             self._compiled.move_to_end(grammar)
             if len(self._compiled) > KEPT:
                 self._compiled.popitem(last=False)
-            return compiled.deep_copy()
+            return compiled
 
-    def prepare(self, grammar: str) -> "Future[LLMatcher]":
-        """Compile a grammar in a thread: what `compile` takes later, it finds."""
-        return self._compiler.submit(self.compile, grammar)
+    def _compile(self, grammar: str) -> LLMatcher:
+        compiled = LLMatcher(self.vocabulary, grammar, limits=LIMITS, log_level=0)
+        if compiled.is_error():
+            raise ValueError(f"the grammar cannot be used: {compiled.get_error()}")
+        return compiled
 
 
 @cache
@@ -74,6 +77,17 @@ def _thread() -> ThreadPoolExecutor:
 def _fillers() -> LLExecutor:
     """Threads that fill masks without Python's lock."""
     return LLExecutor()
+
+
+def _bits(params: SamplingParams, vocab_size: int) -> NDArray[np.uint32] | None:
+    """The mask of the tokens that may be drawn wherever they come. None: all."""
+    never = [word[0] for word in params.bad_words if len(word) == 1]
+    if params.allowed_token_ids is None and not never:
+        return None
+    bits = np.full(32 * words(vocab_size), params.allowed_token_ids is None)
+    bits[list(params.allowed_token_ids or ())] = True
+    bits[never] = False
+    return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
 
 
 def is_constrained(params: SamplingParams) -> bool:
@@ -91,12 +105,11 @@ class Constraint:
         self.matcher = grammars.compile(params.grammar) if params.grammar is not None and grammars else None
         self.output: Sequence[int] = request.output_tokens  # committed
         self._followed: list[int] = []  # the output as far as the masks know it
-        self._bad_words = params.bad_words
-        self._allowed = None
-        if params.allowed_token_ids is not None:
-            self._allowed = np.zeros(words(vocab_size), np.uint32)
-            for token in params.allowed_token_ids:
-                self._allowed[token // 32] |= np.uint32(1 << token % 32)
+        self._allowed = _bits(params, vocab_size)
+        self._bad_words: dict[int, list[list[int]]] = {}  # by the token before their last
+        for word in params.bad_words:
+            if len(word) > 1:
+                self._bad_words.setdefault(word[-2], []).append([*word])
         self._jumps = params.logprobs is None and self._allowed is None and not self._bad_words
 
     # region exercise 2.20
@@ -120,8 +133,8 @@ class Constraint:
         """Clear the bits of what the lists exclude."""
         if self._allowed is not None:
             mask &= self._allowed
-        for *before, last in self._bad_words:
-            if self._followed[len(self._followed) - len(before) :] == before:
+        for *before, last in self._bad_words.get(self._followed[-1], ()) if self._followed else ():
+            if self._followed[-len(before) :] == before:
                 mask[last // 32] &= ~np.uint32(1 << last % 32)
 
     # endregion

@@ -1,6 +1,7 @@
 """ModelRunner: runs a batch of slices through the model, and samples a token for each slice that completes."""
 
 from collections.abc import Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass, replace
 
 import torch
@@ -120,11 +121,12 @@ class ModelRunner:
         flight, it waits for the step before, while the device runs this one."""
         masks = step.sampling.masks
         filling = masks.start() if masks is not None and not masks.in_flight else None
-        if step.graph is None:
-            computed = self.compute(step.host, step.host.to(self.pool.device))
-        else:
-            step.graph.array.copy_(pinned(torch.from_numpy(step.host.array()), self.pool.device), non_blocking=True)
-            computed = step.graph.replay()
+        try:
+            computed = self._forward(step)
+        except BaseException:
+            if filling is not None:
+                wait([filling])  # the masks are filled no longer: their constraints may go back
+            raise
         self.cache.changed.clear()
         if computed.sampled is not None and step.sampling.is_plain:
             return computed.sampled.fetch()
@@ -135,6 +137,12 @@ class ModelRunner:
         bits = masks.fill() if filling is None else filling.result()
         self._constrained = ConstrainedStep(self.sample(step, computed, bits).fetch(), step, masks)
         return self._constrained
+
+    def _forward(self, step: PackedStep) -> Computed:
+        if step.graph is None:
+            return self.compute(step.host, step.host.to(self.pool.device))
+        step.graph.array.copy_(pinned(torch.from_numpy(step.host.array()), self.pool.device), non_blocking=True)
+        return step.graph.replay()
 
     def compute(self, step: HostStep, lists: Sequence[Tensor]) -> Computed:
         """Run the model on a step, given its lists on the device."""

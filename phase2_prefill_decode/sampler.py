@@ -292,4 +292,4 @@ def _reason(peak: float) -> str:
         return "no token can be drawn: there is NaN among the logits"
     if peak > 0:
         return "no token can be drawn: there is +inf among the logits"
-    return "no token can be drawn: all logits are -inf, so the model, logit_bias and min_tokens leave none"
+    return "no token can be drawn: all logits are -inf, so the model, logit_bias, min_tokens and masks leave none"

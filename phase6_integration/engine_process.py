@@ -69,7 +69,7 @@ class Loop:
     def run(self) -> None:
         """Read messages and run steps until the HTTP process closes the channel."""
         while True:
-            for message in self.channel.receive(wait=not self.core.has_work):
+            for message in self.channel.receive(wait=not (self.core.has_work or self._compiling)):
                 self.handle(message)
             self.turn()
 

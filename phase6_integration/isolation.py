@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Generic, TypeVar
 
-from phase0_request.batch import Batch, Slice, StepOutput
+from phase0_request.batch import Batch, Forced, Slice, StepOutput
 from phase0_request.request import Request, TokenLogprobs
 from phase5_continuous.core import Launched, PackedBatch, Runner
 from phase5_continuous.scheduler import Scheduler
@@ -109,6 +109,7 @@ class IsolatingRunner(Generic[P]):
         failed: dict[int, str] = {}
         logprobs: dict[int, TokenLogprobs] = {}
         scores: dict[int, Sequence[TokenLogprobs]] = {}
+        forced: dict[int, Forced] = {}
         blamed = False
         for number, piece in enumerate(batch.slices):
             try:
@@ -125,9 +126,11 @@ class IsolatingRunner(Generic[P]):
                 logprobs[number] = found
             for of_prompt in output.prompt_logprobs.values():
                 scores[number] = of_prompt
+            for follows in output.forced.values():
+                forced[number] = follows
         if not blamed:
             self.shedding.failed(f"{len(batch)} slices together")
-        return StepOutput(tokens, failed, logprobs, scores)
+        return StepOutput(tokens, failed, logprobs, scores, forced)
 
     def _alone(self, piece: Slice) -> StepOutput:
         packed = self.runner.pack(Batch((piece,)))

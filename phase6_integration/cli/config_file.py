@@ -25,7 +25,7 @@ def read_config(file: str, prog: str, add_flags: Callable[[Parser], None]) -> di
     for key, value in _load(file).items():
         flag = f"--{key.replace('_', '-')}"
         if key == "model":
-            arguments.insert(0, str(value))
+            arguments[:0] = [] if value is None else [str(value)]
         elif flag not in known:
             unknown.append(flag)
         elif value is not None:

@@ -61,8 +61,8 @@ def _calls(calls: Calls, token_id: TokenId) -> list[str]:
     more = f"({literal(form.between)} call){{0,{MAX_CALLS - 1}}}" if calls.several else ""
     rules = [f"calls: {literal(form.begin)} call {more} {literal(form.end)}"]
     for number, name in enumerate(calls.functions):
-        before, after = form.call.replace("NAME", name).split("ARGUMENTS")
-        rules.append(f"call{number}: {literal(before)} @f{number} {literal(after)}")
+        before, after = form.call.split("ARGUMENTS")
+        rules.append(f"call{number}: {literal(before.replace('NAME', name))} @f{number} {literal(after)}")
     return [*rules, "call: " + " | ".join(f"call{number}" for number in range(len(calls.functions)))]
 
 
@@ -76,6 +76,8 @@ def _literal(text: str, markers: tuple[str, ...], token_id: TokenId) -> str:
 def _part(name: str, grammar: str) -> dict[str, Any]:
     """A grammar, in llguidance's JSON or in Lark, under a name."""
     if grammar.startswith("{"):
-        (one,) = json.loads(grammar)["grammars"]
-        return {**one, "name": name}
+        grammars = json.loads(grammar)["grammars"]
+        if len(grammars) != 1:
+            raise ValueError("a grammar of several parts cannot stand beside tools or reasoning")
+        return {**grammars[0], "name": name}
     return {"name": name, "lark_grammar": grammar}

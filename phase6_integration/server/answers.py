@@ -13,7 +13,8 @@ _ALPHABET = string.ascii_letters + string.digits
 
 
 class Answer:
-    """`parallel`: false drops all calls but the first. `id_length`: of the id of a call, if the template checks it."""
+    """`parallel`: false drops all calls but the first. `must_call`: what is no whole call is the beginning of one that
+    was cut off, and dropped. `id_length`: of the id of a call, if the template checks it."""
 
     def __init__(
         self,
@@ -21,11 +22,13 @@ class Answer:
         tools: ToolParser | None = None,
         *,
         parallel: bool = True,
+        must_call: bool = False,
         include_reasoning: bool = True,
         id_length: int | None = None,
     ) -> None:
         self._reasoning, self._tools = reasoning, tools
         self._parallel, self._include_reasoning, self._id_length = parallel, include_reasoning, id_length
+        self._must_call = must_call
         self._new_reasoning = ""
         self._new_calls: list[dict[str, Any]] = []
         self.calls = 0  # so far
@@ -36,7 +39,7 @@ class Answer:
             text = self._sort(self._reasoning.push(text, last))
         if self._tools is not None:
             text = self._sort(self._tools.push(text, last))
-        return text
+        return "" if self._must_call else text
 
     @property
     def has_news(self) -> bool:

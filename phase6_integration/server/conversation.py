@@ -38,7 +38,10 @@ class Conversation:
     def to_json(self) -> bytes:
         """JSON: an integer may be larger than msgpack's."""
         fields = {name: getattr(self, name) for name in self.__slots__}
-        return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+        try:
+            return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+        except RecursionError:
+            raise conflict("messages", "messages: the arguments of a call are nested too deeply") from None
 
 
 def text_of(message: AnyMessage) -> str:

@@ -5,8 +5,8 @@ from collections import OrderedDict
 from phase6_integration.async_engine import AsyncEngine
 from phase6_integration.server import tokenization
 from phase6_integration.server.errors import RequestError, conflict
-from phase6_integration.server.structured import StructuredFields, grammar_of
-from phase6_integration.tokenizer_process import Checked, CheckGrammar, Setup
+from phase6_integration.server.structured import MAX_GRAMMAR, StructuredFields, grammar_of
+from phase6_integration.tokenizer_process import Checked, CheckGrammar, Killed, Setup
 
 SECONDS = 2.0  # for a check
 KEPT = 16 << 20  # characters of grammars with a verdict
@@ -40,6 +40,9 @@ class GrammarPool:
             )
         if not self._verdicts:
             self._processes.start()  # the second one too, before the first is busy for long
+        if len(grammar) > MAX_GRAMMAR:
+            message = f"a grammar may have at most {MAX_GRAMMAR} characters, this one has {len(grammar)}"
+            raise conflict(param, f"{param}: {message}")
         key = f"{param} {grammar}"
         verdict = self._verdicts.get(key)
         if verdict is None:
@@ -50,14 +53,18 @@ class GrammarPool:
         return verdict
 
     async def _judge(self, processes: tokenization.Processes, job: CheckGrammar, tenant: str, param: str) -> Verdict:
+        """The verdict of a process. One that was killed has none: it is asked once more, and nothing is kept."""
+        result = await tokenization.attempt(processes, job, tenant, self._max_waiting)
+        if isinstance(result, Killed) and not result.late:
+            result = await tokenization.attempt(processes, job, tenant, self._max_waiting)
         try:
-            result = await tokenization.completed(processes, job, tenant, self._max_waiting, param, "its grammar")
+            done = tokenization.checked(result, job, param, "its grammar")
         except RequestError as error:
-            if error.status != 400:
+            if isinstance(result, Killed):
                 raise
             return error
-        assert isinstance(result, Checked)
-        return result.grammar
+        assert isinstance(done, Checked)
+        return done.grammar
 
     def _keep(self, key: str, verdict: Verdict) -> None:
         """As the latest one."""

@@ -169,9 +169,6 @@ def _text(given: Given, whitespace: str | None) -> str:
             text = "start: " + " | ".join(map(json.dumps, given.value))
         case _:
             text = given.value
-    if len(text) > MAX_GRAMMAR:
-        message = f"a grammar may have at most {MAX_GRAMMAR} characters, this one has {len(text)}"
-        raise conflict(given.param, f"{given.param}: {message}")
     return text
 
 

@@ -163,15 +163,24 @@ async def completed(
     processes: Processes, job: Job, tenant: str, max_waiting: int, param: str, program: str
 ) -> Tokens | Checked:
     """The result of a job. A RequestError if it has none; `param` and `program` are what the client is to look at."""
+    return checked(await attempt(processes, job, tenant, max_waiting), job, param, program)
+
+
+async def attempt(processes: Processes, job: Job, tenant: str, max_waiting: int) -> Result:
+    """Run a job. A RequestError if too many wait, or if there is no process."""
     if processes.unfinished[tenant] >= max_waiting:
         message = "too many texts wait for the tokenizer; try again later"
         raise RequestError(503, message, code="tokenizer_busy", headers={"retry-after": "10"})
     try:
-        result = await processes.run(job, tenant)
+        return await processes.run(job, tenant)
     except NotStartedError as error:
         logger.error("the tokenizer process cannot be started: %s", error)
         message = "the tokenizer cannot be started now; try again later"
         raise RequestError(503, message, code="tokenizer_unavailable", headers={"retry-after": "10"}) from None
+
+
+def checked(result: Result, job: Job, param: str, program: str) -> Tokens | Checked:
+    """A result that is what the job was for. Otherwise a RequestError."""
     match result:
         case Refused(why=why):
             raise conflict(param, f"{param}: {why}")

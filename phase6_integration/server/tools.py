@@ -55,8 +55,8 @@ class AnswerPlan:
         content = None if self.must_call else content
         try:
             return answer_grammar(self._thinking(prompt), calls, content, self.tokenizer.marker)
-        except ValueError:
-            raise conflict("tools", "the numbers of a JSON schema are finite") from None
+        except ValueError as error:
+            raise conflict("tools", f"tools: {error}") from None
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -72,6 +72,7 @@ class AnswerPlan:
             ThinkParser(self._thinking(prompt) is Thinking.BEGUN) if self.reasons else None,
             self.format.parser(tuple(self.functions)) if self.format else None,
             parallel=self.several,
+            must_call=self.must_call,
             include_reasoning=self.include_reasoning,
             id_length=self.format.id_length if self.format else None,
         )

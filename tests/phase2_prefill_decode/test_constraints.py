@@ -84,11 +84,12 @@ def test_a_grammar_that_is_none_is_refused() -> None:
 
 def test_a_grammar_is_compiled_once_and_each_request_follows_a_copy() -> None:
     grammars = Grammars(TOKENIZER, SIZE, TOKENIZER.eos_ids)
-    prepared = grammars.prepare(POINT).result()
+    prepared = grammars.compile(POINT)
     (brace,) = TOKENIZER.encode("{", add_special_tokens=False)
     assert prepared.consume_token(brace)
     fresh = grammars.compile(POINT)
     assert fresh.compute_ff_tokens()[0] == brace
+    assert grammars.prepare(POINT).done(), "a compiled grammar waits for no other"
     for number in range(KEPT + 5):
         grammars.compile(LLMatcher.grammar_from_regex(f"a{{{number + 1}}}"))
     assert len(grammars._compiled) == KEPT

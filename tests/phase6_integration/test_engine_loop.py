@@ -47,9 +47,10 @@ class Line:
     core: EngineCore[Step]
     sent: list[Any] = field(default_factory=list)
     waited: int = 0
+    compiles: Callable[[], bool] = lambda: False
 
     def receive(self, wait: bool) -> list[Any]:
-        assert wait is not self.core.has_work, (
+        assert wait is not (self.core.has_work or self.compiles()), (
             "the engine waits for messages while it has requests"
             if wait
             else "an idle engine polls for messages: it must wait for one"
@@ -68,7 +69,9 @@ def idle_loop(prepare: Callable[[str], Future[None]] | None = None) -> tuple[Loo
     scheduler = Scheduler(PrefixCache(8, 4), budget=TokenBudget(32, 32))
     core = EngineCore(scheduler, Runner(), clock=lambda: 1.0)
     line = Line(deque(), core)
-    return Loop(cast(Channel, line), core, scheduler, prepare), line
+    loop = Loop(cast(Channel, line), core, scheduler, prepare)
+    line.compiles = lambda: bool(loop._compiling)
+    return loop, line
 
 
 def run(*arrivals: list[Any], now: float = 1.0) -> tuple[Loop, Line]:
@@ -214,6 +217,23 @@ def test_a_request_can_be_ended_while_its_grammar_is_compiled() -> None:
     loop.turn()
     assert ends(line) == {"a": FinishReason.ABORT}
     assert not loop.core.has_work
+
+
+class Slow(Future[None]):
+    """A grammar that is compiled when the engine waits for it, and not before."""
+
+    def result(self, timeout: float | None = None) -> None:
+        if not self.done():
+            self.set_result(None)
+
+
+def test_the_engine_does_not_sleep_while_a_grammar_is_compiled() -> None:
+    """The last running request ends before: nothing else would wake it."""
+    loop, line = idle_loop(lambda grammar: Slow())
+    line.arrivals.append([ask("b", max_tokens=2), bound("a")])
+    with pytest.raises(EOFError):
+        loop.run()
+    assert ends(line) == {"a": FinishReason.LENGTH, "b": FinishReason.LENGTH}
 
 
 def test_an_idle_engine_waits_for_a_grammar() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from phase0_request import Batch, FinishReason, Request, SamplingParams, Slice, StepOutput, TokenLogprobs
+from phase0_request.batch import Forced
 from phase1_kv_pool import PagedCache
 from phase3_chunked_prefill import TokenBudget
 from phase5_continuous import Scheduler, core
@@ -31,7 +32,8 @@ class Step(PackedBatch):
         tokens = [len(piece.request.prompt_tokens) if piece.completes else None for piece in self.batch.slices]
         quiet = {n: "no token can be drawn" for n, p in enumerate(self.batch.slices) if p.request.id == "nan"}
         logprobs = {n: TokenLogprobs(-1.0 * len(self.batch), ()) for n in numbers if n not in quiet}
-        return StepOutput(tokens, quiet, logprobs, {n: [] for n in range(slices) if self.runner.scores})
+        forced = {n: Forced((7,)) for n in numbers if self.runner.scores}
+        return StepOutput(tokens, quiet, logprobs, {n: [] for n in range(slices) if self.runner.scores}, forced)
 
 
 def is_probe(piece: Slice) -> bool:
@@ -108,6 +110,7 @@ def test_only_the_request_that_raises_fails(stage: str) -> None:
     assert found.failed == {1: "no token can be drawn", 2: BLAMED}
     assert {number: logprobs.logprob for number, logprobs in found.logprobs.items()} == {0: -1.0, 4: -1.0}
     assert set(found.prompt_logprobs) == {0, 1, 3, 4}
+    assert set(found.forced) == {0, 1, 4}, "what a grammar forces, too"
 
 
 @STAGES

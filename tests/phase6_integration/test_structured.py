@@ -26,6 +26,7 @@ from phase6_integration.server import grammars
 from phase6_integration.server.settings import ServerSettings
 from phase6_integration.server.structured import ANY_OBJECT, json_grammar
 from phase6_integration.server.tokenization import Processes
+from phase6_integration.tokenizer_process import Killed
 from tests.phase6_integration.fake_engine import FakeEngine, client, events, says, served
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
@@ -412,6 +413,22 @@ def test_a_verdict_is_kept_and_the_oldest_goes_first(monkeypatch: pytest.MonkeyP
     assert [len(grammar) for grammar in checked] == [
         len(LLMatcher.grammar_from_regex(r)) for r in ["a", "(", "b", "b" * 200, "a"]
     ]
+
+
+def test_a_process_that_was_killed_gives_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, killed = Processes.run, [1, 2, 3]
+
+    async def mostly_killed(self: Processes, job: Any, tenant: str) -> Any:
+        return Killed() if killed and killed.pop() else await run(self, job, tenant)
+
+    monkeypatch.setattr(Processes, "run", mostly_killed)
+
+    async def test() -> list[int]:
+        async with client(FakeEngine()) as http:
+            body = {"prompt": [5], "max_tokens": 1, "guided_regex": "killed"}
+            return [(await http.post(COMPLETE, json=body)).status_code for _ in range(2)]
+
+    assert asyncio.run(test()) == [400, 200], "killed twice, which is an error; then once, and asked again"
 
 
 def test_gbnf_becomes_lark_and_lark_stays() -> None:

@@ -76,9 +76,41 @@ def deltas(stream: Any) -> list[Any]:
 def test_a_call_is_told_apart_from_the_text_before_it(bundled: Speaker, given: Any) -> None:
     one = choice(bundled, f"Let me see.\n{CALL}", **given)
     (call,) = one.message.tool_calls
-    assert (one.finish_reason, one.message.content) == ("tool_calls", "Let me see.")
+    told = None if given.get("tool_choice") == "required" else "Let me see."  # a required answer is calls alone
+    assert (one.finish_reason, one.message.content) == ("tool_calls", told)
     assert (call.type, call.function.name, call.function.arguments) == ("function", "get_weather", ARGUMENTS)
     assert call.id.startswith("call_")
+
+
+@pytest.mark.parametrize("begun", ["<tool_call>\n", '<tool_call>\n{"name": "get_', f"{CALL}\n<tool_call>"])
+def test_a_required_call_that_is_cut_off_before_its_arguments_is_no_content(bundled: Speaker, begun: str) -> None:
+    assert not choice(bundled, begun, tool_choice="required").message.content
+
+
+def test_a_function_may_have_any_name(bundled: Speaker) -> None:
+    tool: Any = {"type": "function", "function": {"name": "SET_ARGUMENTS_NAME"}}
+    text = '<tool_call>\n{"name": "SET_ARGUMENTS_NAME", "arguments": {}}\n</tool_call>'
+    (call,) = choice(bundled, text, tools=[tool], tool_choice="required").message.tool_calls
+    assert call.function.name == "SET_ARGUMENTS_NAME"
+
+
+def test_the_grammar_of_tools_has_its_limit(bundled: Speaker) -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "string", "description": "b" * 300_000}}}
+    tool: Any = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    refused = refusal(bundled, tools=[tool], tool_choice="required", extra_body={"truncate_prompt_tokens": 20})
+    assert refused.param == "tools"
+    assert "a grammar may have at most 262144 characters" in refused.message
+
+
+def test_arguments_may_be_nested_as_deeply_as_json_can_be_read(bundled: Speaker) -> None:
+    for depth in range(900, 1010, 10):
+        arguments = '{"a":' * depth + "1" + "}" * depth
+        call = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": arguments}}
+        messages: Any = [*HELLO, {"role": "assistant", "tool_calls": [call]}, *HELLO]
+        try:
+            ask(bundled, "", messages=messages)
+        except openai.BadRequestError as error:
+            assert error.param == "messages"  # noqa: PT017
 
 
 def test_a_call_alone_has_no_content(bundled: Speaker) -> None:
