@@ -66,7 +66,7 @@ def test_a_request_is_answered_with_the_workspaces_code(tmp_path: Path) -> None:
     try:
         url = server.listening()
         server.until("ready")
-        body = {"model": "tiny_chat", "prompt": "What is a page?", "max_tokens": 8}
+        body = {"model": "tiny_chat", "prompt": "What is a page?", "max_tokens": 8, "temperature": 0}
         answered = httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE).json()
         said = answered["choices"][0]["text"]
         assert answered["usage"]["completion_tokens"] == 4
