@@ -423,12 +423,12 @@ def test_a_process_that_was_killed_gives_no_verdict(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Processes, "run", mostly_killed)
 
-    async def test() -> list[int]:
+    async def statuses() -> list[int]:
         async with client(FakeEngine()) as http:
             body = {"prompt": [5], "max_tokens": 1, "guided_regex": "killed"}
             return [(await http.post(COMPLETE, json=body)).status_code for _ in range(2)]
 
-    assert asyncio.run(test()) == [400, 200], "killed twice, which is an error; then once, and asked again"
+    assert asyncio.run(statuses()) == [400, 200], "killed twice, which is an error; then once, and asked again"
 
 
 def test_gbnf_becomes_lark_and_lark_stays() -> None:
