@@ -15,8 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 PLATFORMS = {
-    "Linux x86_64": "x86_64-manylinux_2_28",
-    "Linux aarch64": "aarch64-manylinux_2_28",
+    "Linux x86_64": "x86_64-manylinux_2_31",
+    "Linux aarch64": "aarch64-manylinux_2_31",
     "macOS arm64": "aarch64-apple-darwin",
 }
 VERSIONS = {
