@@ -1,4 +1,4 @@
-"""GrammarChecker: whether llguidance can read a grammar, whether any text meets it, and whether it is followed in time.
+"""GrammarChecker: checks that llguidance can read a grammar, that some text meets it, and that it is followed in time.
 
 It runs in a tokenizer process, whose limits of time and memory it relies on.
 """

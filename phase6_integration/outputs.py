@@ -220,7 +220,7 @@ class OutputProcessor:
             held.logprobs.append(logprob)
 
     def _count_begun(self, text: str) -> int:
-        """The number of held tokens whose text begins before the end of this text."""
+        """Count the held tokens that begin before `text`, which is sent next, ends."""
         end, offsets = self._sent_chars + len(text), self._held.offsets
         return next((i for i, offset in enumerate(offsets) if offset >= end), len(offsets))
 

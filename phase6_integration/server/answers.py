@@ -5,7 +5,7 @@ import string
 from sys import getsizeof
 from typing import Any
 
-from phase6_integration.server.incremental import Arguments, Call, Content, Event, Reasoning
+from phase6_integration.server.incremental import AnswerDelta, ArgumentsDelta, CallStart, ContentDelta, ReasoningDelta
 from phase6_integration.server.reasoning import ThinkParser
 from phase6_integration.server.tool_parsers import ToolParser
 
@@ -58,18 +58,18 @@ class Answer:
         self._new_reasoning, self._new_calls = "", []
         return {name: value for name, value in fields.items() if value}
 
-    def _sort(self, events: list[Event]) -> str:
+    def _sort(self, events: list[AnswerDelta]) -> str:
         """Keep the new reasoning and calls, and return the content."""
         content = ""
         for event in events:
             match event:
-                case Content():
+                case ContentDelta():
                     content += event.text
-                case Reasoning() if self._include_reasoning:
+                case ReasoningDelta() if self._include_reasoning:
                     self._new_reasoning += event.text
-                case Call():
+                case CallStart():
                     self._begin(event.text)
-                case Arguments() if self._parallel or self.calls == 1:
+                case ArgumentsDelta() if self._parallel or self.calls == 1:
                     if not self._new_calls:
                         self._new_calls.append({"index": self.calls - 1, "function": {"arguments": ""}})
                     self._new_calls[-1]["function"]["arguments"] += event.text

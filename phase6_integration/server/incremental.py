@@ -14,23 +14,23 @@ Wait: TypeAlias = Generator[None, None, T]
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class AnswerDelta:
     text: str
 
 
-class Content(Event):
+class ContentDelta(AnswerDelta):
     """Text for the user."""
 
 
-class Reasoning(Event):
+class ReasoningDelta(AnswerDelta):
     """Text that the model wrote before its answer."""
 
 
-class Call(Event):
+class CallStart(AnswerDelta):
     """A tool call begins; the text is the name of the function."""
 
 
-class Arguments(Event):
+class ArgumentsDelta(AnswerDelta):
     """More of the arguments of the last call, which are JSON."""
 
 
@@ -48,11 +48,11 @@ class IncrementalParser(ABC):
         self._start = 0  # of the text that has become no event yet
         self._at = 0  # the next character to read
         self._last = False  # whether no more text comes
-        self._streams: type[Event] | None = None  # what the text from `start` is, whatever follows it
-        self._events: list[Event] = []
+        self._streams: type[AnswerDelta] | None = None  # what the text from `start` is, whatever follows it
+        self._events: list[AnswerDelta] = []
         self._running = self._answer()
 
-    def push(self, text: str, last: bool = False) -> list[Event]:
+    def push(self, text: str, last: bool = False) -> list[AnswerDelta]:
         """Add text; `last` with the end of it. Returns what is certain now."""
         self._text, self._last = self._text[self._start :] + text, last
         self._at, self._start = self._at - self._start, 0
@@ -66,7 +66,7 @@ class IncrementalParser(ABC):
     def _answer(self) -> Wait[None]:
         """Read a whole answer."""
 
-    def _emit(self, kind: type[Event], end: int | None = None) -> None:
+    def _emit(self, kind: type[AnswerDelta], end: int | None = None) -> None:
         """The text from `start` is an event."""
         end = self._at if end is None else max(end, self._start)
         if end > self._start:
@@ -113,7 +113,7 @@ class IncrementalParser(ABC):
             raise MalformedError
         return found
 
-    def _until(self, marker: str, kind: type[Event]) -> Wait[bool]:
+    def _until(self, marker: str, kind: type[AnswerDelta]) -> Wait[bool]:
         """Emit the text up to a marker, which is read and not emitted, nor is whitespace before it. False if there is
         none: then all the text is emitted."""
         while (found := self._text.find(marker, self._at)) < 0:

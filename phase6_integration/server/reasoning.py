@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from enum import Enum, auto
 
 from phase0_request.tokenizer import Tokenizer
-from phase6_integration.server.incremental import Content, IncrementalParser, Reasoning, Wait
+from phase6_integration.server.incremental import ContentDelta, IncrementalParser, ReasoningDelta, Wait
 
 BEGIN, END = "<think>", "</think>"
 
@@ -47,10 +47,10 @@ class ThinkParser(IncrementalParser):
         if self._begun or (yield from self._optional(BEGIN)):
             yield from self._space()
             self._skip()
-            yield from self._until(END, Reasoning)
+            yield from self._until(END, ReasoningDelta)
             yield from self._space()
             self._skip()
-        self._streams = Content
+        self._streams = ContentDelta
         self._at = len(self._text)
         while not self._last:
             yield

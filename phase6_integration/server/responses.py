@@ -110,7 +110,7 @@ class CalledFunction(Response):
     arguments: str  # JSON, as the model wrote it
 
 
-class ToolCall(Response):
+class MessageToolCall(Response):
     id: str
     type: Literal["function"]
     function: CalledFunction
@@ -120,7 +120,7 @@ class ChatMessage(Response):
     role: Literal["assistant"]
     content: str | None  # null: there is only reasoning, or calls
     reasoning_content: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[MessageToolCall] | None = None
 
 
 class ChatChoice(Response):

@@ -19,12 +19,12 @@ from phase6_integration.server.responses_formatter import ResponsesFormatter
 from phase6_integration.server.responses_request import (
     LOGPROBS,
     Content,
-    FunctionCall,
+    FunctionCallInput,
     FunctionCallOutput,
     FunctionTool,
     InputMessage,
     NamedTool,
-    Reasoning,
+    ReasoningInput,
     ResponsesRequest,
     SchemaFormat,
 )
@@ -88,10 +88,10 @@ def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
     for item in request.input:
         last = found[-1] if found and found[-1]["role"] == "assistant" else {}
         match item:
-            case Reasoning():
+            case ReasoningInput():
                 if text := "".join(part.text for part in item.content or ()):
                     found.append({"role": "assistant", "content": None, "reasoning_content": text})
-            case FunctionCall():
+            case FunctionCallInput():
                 if not last:
                     found.append(last := {"role": "assistant", "content": None})
                 function = {"name": item.name, "arguments": item.arguments}

@@ -13,7 +13,7 @@ from phase6_integration.server.chat import ChatFormatter
 from phase6_integration.server.dependencies import ServerState
 from phase6_integration.server.errors import RequestError
 from phase6_integration.server.formatter import encode, pieces
-from phase6_integration.server.responses_items import Call, Events, Item, Json, Message
+from phase6_integration.server.responses_items import CallItem, Events, Item, Json, MessageItem, ReasoningItem
 from phase6_integration.server.responses_request import ResponsesRequest
 
 REQUEST = 12 << 10  # bytes that the request and this formatter take beside their text
@@ -48,13 +48,13 @@ class ResponsesFormatter(ChatFormatter):
         self._cut = choice["finish_reason"] == FinishReason.LENGTH
         message = choice["message"]
         if text := message.get("reasoning_content"):
-            self._add(Item).pieces.append(text)
+            self._add(ReasoningItem).pieces.append(text)
         if text := message.get("content"):
-            self._add(Message).pieces.append(text)
+            self._add(MessageItem).pieces.append(text)
         for call in message.get("tool_calls") or ():
-            self._add(Call, call).pieces.append(call["function"]["arguments"])
+            self._add(CallItem, call).pieces.append(call["function"]["arguments"])
         if not self._items:
-            self._add(Message)
+            self._add(MessageItem)
         output = self._output()
         for item in output:
             if item["type"] == "message":
@@ -69,15 +69,15 @@ class ResponsesFormatter(ChatFormatter):
         self._cut = choice["finish_reason"] == FinishReason.LENGTH
         events = self._begin()
         if text := delta.get("reasoning_content"):
-            events += self._grow(Item, text)
+            events += self._grow(ReasoningItem, text)
         if text := delta.get("content"):
-            events += self._grow(Message, text, _scores(choice))
+            events += self._grow(MessageItem, text, _scores(choice))
         for call in delta.get("tool_calls") or ():
             events += self._grow_call(call)
         return b"".join(events)
 
     def last_chunk(self) -> bytes:
-        events = [] if self._items else self._open(Message)
+        events = [] if self._items else self._open(MessageItem)
         events += self._close("incomplete" if self._cut else "completed")
         final = self._answer(self._final, self._output(), self.usage)
         return b"".join((*events, self._event(f"response.{self._final}", {"response": final})))
@@ -107,9 +107,9 @@ class ResponsesFormatter(ChatFormatter):
     def _grow_call(self, call: Json) -> list[bytes]:
         """The events of a delta of a tool call. The first delta of a call has its id and name."""
         last = self._items[-1] if self._items else None
-        events = [] if isinstance(last, Call) and last.number == call["index"] else self._open(Call, call)
+        events = [] if isinstance(last, CallItem) and last.number == call["index"] else self._open(CallItem, call)
         if text := call["function"].get("arguments"):
-            events += self._grow(Call, text)
+            events += self._grow(CallItem, text)
         return events
 
     def _open(self, kind: type[Item], *about: Json) -> list[bytes]:

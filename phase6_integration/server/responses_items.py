@@ -12,9 +12,11 @@ Events = Iterator[tuple[str, Json]]  # the type of each, after "response.", and 
 
 
 class Item:
-    """An output item, of reasoning unless a subclass says otherwise."""
+    """An output item. It has one part, and grows by its deltas."""
 
-    type, prefix, grows = "reasoning", "rs", "reasoning_text"  # its type, the start of its id, what its deltas are of
+    type: str
+    prefix: str  # of its id
+    grows: str  # what its deltas are of
 
     def __init__(self, answer: str, index: int) -> None:
         self.id = f"{self.prefix}_{answer}_{index}"
@@ -52,7 +54,11 @@ class Item:
         yield "output_item.done", {"output_index": self.index, "item": self.json(status)}
 
 
-class Message(Item):
+class ReasoningItem(Item):
+    type, prefix, grows = "reasoning", "rs", "reasoning_text"
+
+
+class MessageItem(Item):
     """The text of the answer. The logprobs of a stream are kept as JSON."""
 
     type, prefix, grows = "message", "msg", "output_text"
@@ -85,7 +91,7 @@ class Message(Item):
         yield from others
 
 
-class Call(Item):
+class CallItem(Item):
     """A call of a function. Its text is the arguments."""
 
     type, prefix, grows = "function_call", "fc", "function_call_arguments"

@@ -64,7 +64,7 @@ class OutputText(FromClient):
     text: str
 
 
-class Refusal(FromClient):
+class RefusalPart(FromClient):
     type: Literal["refusal"]
     refusal: str
 
@@ -76,7 +76,7 @@ class Refusal(FromClient):
 Part = Annotated[
     Annotated[InputText, Tag("=input_text")]
     | Annotated[OutputText, Tag("=output_text")]
-    | Annotated[Refusal, Tag("=refusal")],
+    | Annotated[RefusalPart, Tag("=refusal")],
     _kind(),
     only("input_text", "output_text", "refusal"),
 ]
@@ -90,7 +90,7 @@ class InputMessage(FromClient):
     content: Content
 
 
-class FunctionCall(FromClient):
+class FunctionCallInput(FromClient):
     type: Literal["function_call"]
     call_id: str
     name: str
@@ -108,16 +108,16 @@ class ReasoningText(FromClient):
     text: str
 
 
-class Reasoning(FromClient):
+class ReasoningInput(FromClient):
     type: Literal["reasoning"]
     content: Annotated[list[ReasoningText], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
 
 
 Item = Annotated[
     Annotated[InputMessage, Tag("=message")]
-    | Annotated[FunctionCall, Tag("=function_call")]
+    | Annotated[FunctionCallInput, Tag("=function_call")]
     | Annotated[FunctionCallOutput, Tag("=function_call_output")]
-    | Annotated[Reasoning, Tag("=reasoning")],
+    | Annotated[ReasoningInput, Tag("=reasoning")],
     _kind("message"),
     only("message", "function_call", "function_call_output", "reasoning"),
 ]

@@ -235,7 +235,7 @@ Content = Annotated[
 ]
 
 
-class Message(FromClient):
+class PlainMessage(FromClient):
     role: Literal["system", "developer", "user", "tool"]
     content: Content
     name: Name | None = None
@@ -252,7 +252,7 @@ class AssistantMessage(FromClient):
 
 
 AnyMessage = Annotated[
-    Annotated[AssistantMessage, Tag("=assistant")] | Annotated[Message, Tag("=other")],
+    Annotated[AssistantMessage, Tag("=assistant")] | Annotated[PlainMessage, Tag("=other")],
     Discriminator(_kind_of_message),
 ]
 Messages = Annotated[

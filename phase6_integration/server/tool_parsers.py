@@ -3,7 +3,14 @@
 import re
 from collections.abc import Collection
 
-from phase6_integration.server.incremental import Arguments, Call, Content, IncrementalParser, MalformedError, Wait
+from phase6_integration.server.incremental import (
+    ArgumentsDelta,
+    CallStart,
+    ContentDelta,
+    IncrementalParser,
+    MalformedError,
+    Wait,
+)
 
 MAX_WORD = 64  # characters of a key, an id or a type in a call
 _OUTSIDE, _INSIDE = re.compile(r'[^"{}\[\]]*'), re.compile(r'[^"\\]*')  # of strings
@@ -25,7 +32,7 @@ class ToolParser(IncrementalParser):
             yield from self._space()
             self._skip()
         except MalformedError:
-            self._emit(self._streams or Content)
+            self._emit(self._streams or ContentDelta)
         self._streams = None
 
     def _call(self) -> Wait[None]:
@@ -56,7 +63,7 @@ class ToolParser(IncrementalParser):
         if not (yield from self._optional("}")) and not begun:
             raise MalformedError
         if not begun:
-            self._events += [Call(name), Arguments(arguments or "{}")]
+            self._events += [CallStart(name), ArgumentsDelta(arguments or "{}")]
         self._skip()
 
     def _arguments(self, name: str) -> Wait[None]:
@@ -64,10 +71,10 @@ class ToolParser(IncrementalParser):
         if (yield from self._space()) != "{":
             raise MalformedError
         self._skip()
-        self._events.append(Call(name))
-        self._streams = Arguments
+        self._events.append(CallStart(name))
+        self._streams = ArgumentsDelta
         yield from self._object()
-        self._emit(Arguments)
+        self._emit(ArgumentsDelta)
         self._streams = None
 
     def _object(self) -> Wait[str]:
@@ -110,7 +117,7 @@ class HermesParser(ToolParser):
     markers = ("<tool_call>", "</tool_call>")
 
     def _answer(self) -> Wait[None]:
-        while (yield from self._until("<tool_call>", Content)):
+        while (yield from self._until("<tool_call>", ContentDelta)):
             yield from self._try(self._tagged())
 
     def _tagged(self) -> Wait[None]:
@@ -127,7 +134,7 @@ class LlamaParser(ToolParser):
 
     def _answer(self) -> Wait[None]:
         yield from self._try(self._calls())
-        while (yield from self._until("<|python_tag|>", Content)):
+        while (yield from self._until("<|python_tag|>", ContentDelta)):
             yield from self._try(self._calls())
 
     def _calls(self) -> Wait[None]:
@@ -144,7 +151,7 @@ class MistralParser(ToolParser):
     markers = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
 
     def _answer(self) -> Wait[None]:
-        while (yield from self._until("[TOOL_CALLS]", Content)):
+        while (yield from self._until("[TOOL_CALLS]", ContentDelta)):
             yield from self._try(self._calls())
 
     def _calls(self) -> Wait[None]:

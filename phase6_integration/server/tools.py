@@ -47,8 +47,8 @@ class AnswerPlan:
         )
 
     def grammar(self, prompt: Sequence[int], content: str | None = None) -> str | None:
-        """The grammar of an answer, if it needs one: of the calls, if there must be some; else of `content`, in whose
-        place there may be calls. It begins after the reasoning."""
+        """The grammar of an answer, or None if any text will do. Required calls have one. Otherwise it is that of
+        `content`, with calls as an alternative. The reasoning before them is free."""
         calls = None
         if self.format is not None and (self.must_call or content is not None):
             calls = Calls(self.format, self.functions, self.several)

@@ -7,13 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phase6_integration.server.incremental import Arguments, Call, Content, Event, IncrementalParser, Reasoning
+from phase6_integration.server.incremental import (
+    AnswerDelta,
+    ArgumentsDelta,
+    CallStart,
+    ContentDelta,
+    IncrementalParser,
+    ReasoningDelta,
+)
 from phase6_integration.server.reasoning import ThinkParser
 from phase6_integration.server.tool_parsers import HermesParser, LlamaParser, MistralParser
 
 NAMES = ("add", "add_all", "get_weather")
 WEATHER = '{"city": "Bern } \\" ]", "days": [1, {"a": null}]}'
-Found = list[tuple[type[Event], str]]
+Found = list[tuple[type[AnswerDelta], str]]
 
 
 def find(parser: IncrementalParser, *pieces: str) -> Found:
@@ -21,7 +28,7 @@ def find(parser: IncrementalParser, *pieces: str) -> Found:
     found: Found = []
     for number, piece in enumerate(pieces, 1):
         for event in parser.push(piece, number == len(pieces)):
-            if found and found[-1][0] is type(event) is not Call:
+            if found and found[-1][0] is type(event) is not CallStart:
                 found[-1] = (type(event), found[-1][1] + event.text)
             else:
                 found.append((type(event), event.text))
@@ -29,11 +36,11 @@ def find(parser: IncrementalParser, *pieces: str) -> Found:
 
 
 def call(name: str, arguments: str) -> Found:
-    return [(Call, name), (Arguments, arguments)]
+    return [(CallStart, name), (ArgumentsDelta, arguments)]
 
 
 def said(text: str) -> Found:
-    return [(Content, text)] if text else []
+    return [(ContentDelta, text)] if text else []
 
 
 ADD = call("add", '{"a": 1}')
@@ -76,9 +83,9 @@ LLAMA: list[tuple[str, Found]] = [
     ('{"name": "add", "parameters": {"a": 1}}\n{"name": "add", "parameters": {"a": 1}}', ADD + ADD),
 ]
 THINK: list[tuple[str, Found]] = [
-    ("<think>\nIs it 4?\n</think>\n\nYes. ", [(Reasoning, "Is it 4?"), (Content, "Yes. ")]),
+    ("<think>\nIs it 4?\n</think>\n\nYes. ", [(ReasoningDelta, "Is it 4?"), (ContentDelta, "Yes. ")]),
     ("\n<think></think>Yes.", said("Yes.")),
-    ("<think>For ever <b> and </thin", [(Reasoning, "For ever <b> and </thin")]),
+    ("<think>For ever <b> and </thin", [(ReasoningDelta, "For ever <b> and </thin")]),
     (" No <think>, no </think>.", said(" No <think>, no </think>.")),
     ("<thin", said("<thin")),
 ]
@@ -159,22 +166,22 @@ def test_no_split_of_any_text_changes_what_it_means(name: str, pieces: Sequence[
 
 def test_arguments_are_streamed_as_they_come() -> None:
     parser = HermesParser(NAMES)
-    assert parser.push('Hi <tool_call>{"name": "add", "arg') == [Content("Hi")]
-    assert parser.push('uments": {"a') == [Call("add"), Arguments('{"a')]
-    assert parser.push('": 1') == [Arguments('": 1')]
-    assert parser.push("}") == [Arguments("}")]
+    assert parser.push('Hi <tool_call>{"name": "add", "arg') == [ContentDelta("Hi")]
+    assert parser.push('uments": {"a') == [CallStart("add"), ArgumentsDelta('{"a')]
+    assert parser.push('": 1') == [ArgumentsDelta('": 1')]
+    assert parser.push("}") == [ArgumentsDelta("}")]
     assert parser.push("}</tool_call>", last=True) == []
 
 
 def test_text_that_could_begin_a_call_waits_for_what_follows() -> None:
     parser = HermesParser(NAMES)
-    assert parser.push("a < b <tool") == [Content("a < b")]
-    assert parser.push("box") == [Content(" <toolbox")]
+    assert parser.push("a < b <tool") == [ContentDelta("a < b")]
+    assert parser.push("box") == [ContentDelta(" <toolbox")]
 
 
 def test_reasoning_that_the_prompt_has_begun() -> None:
-    assert find(ThinkParser(begun=True), "Well.\n</think>\n\nYes") == [(Reasoning, "Well."), (Content, "Yes")]
-    assert find(ThinkParser(begun=True), "Well.") == [(Reasoning, "Well.")]
+    assert find(ThinkParser(begun=True), "Well.\n</think>\n\nYes") == [(ReasoningDelta, "Well."), (ContentDelta, "Yes")]
+    assert find(ThinkParser(begun=True), "Well.") == [(ReasoningDelta, "Well.")]
 
 
 def test_long_arguments_are_valid_json_in_the_end() -> None:
