@@ -1,5 +1,6 @@
 """Build an engine from its options: model, KV pool, cache, scheduler and runner, with a pool sized to the memory."""
 
+import ctypes
 import gc
 import time
 from collections.abc import Callable, Sequence
@@ -220,9 +221,17 @@ def peak_bytes(work: Callable[[], None], device: torch.device) -> int:
         work()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
+    _give_back_freed()
     before = _reset_peak()
     work()
     return max(_process_bytes("VmHWM:") - before, 0)
+
+
+def _give_back_freed() -> None:
+    """Have glibc return freed memory to the system: what `work` took of it would count as no memory at all."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _reset_peak() -> int:

@@ -7,7 +7,6 @@ and llama.cpp where they have them.
 import asyncio
 import json
 import re
-from functools import cache
 from typing import Any
 
 import httpx
@@ -15,27 +14,17 @@ import jsonschema
 import numpy as np
 import openai
 import pytest
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher
 from pydantic import BaseModel
 
-from phase0_request.grammar import LIMITS, vocabulary
-from phase0_request.tokenizer import Tokenizer
+from phase0_request.grammar import LIMITS
 from phase6_integration.grammar_checker import GrammarChecker, as_lark
 from phase6_integration.lab.schemas import Generator
-from phase6_integration.server import grammars
-from phase6_integration.server.settings import ServerSettings
 from phase6_integration.server.structured import ANY_OBJECT, json_grammar
-from phase6_integration.server.tokenization import Processes
-from phase6_integration.tokenizer_process import Killed
+from tests.phase6_integration.cities import CITY, TOKENIZER, allows, schema_format, tokens
 from tests.phase6_integration.fake_engine import FakeEngine, client, events, says, served
+from tests.phase6_integration.posting import BODIES, CHAT, COMPLETE, PROMPT, post
 
-CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
-BODIES: dict[str, dict[str, Any]] = {
-    CHAT: {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3},
-    COMPLETE: {"prompt": "Hello", "max_tokens": 3},
-}
-TOKENIZER = Tokenizer.from_pretrained()
-CITY = {"type": "object", "properties": {"name": {"type": "string", "pattern": r"^\w+$"}}, "required": ["name"]}
 CLOSED = {**CITY, "additionalProperties": False}
 IPV4 = r"((25[0-5]|(2[0-4]|1\d|[1-9]|)\d)\.){3}(25[0-5]|(2[0-4]|1\d|[1-9]|)\d)"
 SQL = """
@@ -48,40 +37,14 @@ number ::= "1 " | "2 "
 """
 
 
-@cache
-def tokens() -> LLTokenizer:
-    return vocabulary(TOKENIZER)
-
-
-def allows(grammar: str, text: str) -> bool:
-    """Whether a text is one of a grammar's, from its first character to its last."""
-    matcher = LLMatcher(tokens(), grammar, limits=LIMITS, log_level=0)
-    given = TOKENIZER.encode(text)
-    return matcher.try_consume_tokens(given) == len(given) and matcher.is_accepting()
-
-
-def send(engine: FakeEngine, path: str, **fields: Any) -> httpx.Response:
-    async def ask() -> httpx.Response:
-        async with client(engine, ServerSettings()) as http:
-            answer = await http.post(path, json={**BODIES[path], **fields})
-            assert isinstance(answer, httpx.Response)
-            return answer
-
-    return asyncio.run(ask())
-
-
 def grammar_for(fields: dict[str, Any], path: str = COMPLETE) -> str:
     """The grammar that reaches the engine."""
     engine = FakeEngine()
-    answer = send(engine, path, **fields)
+    answer = post(path, {**BODIES[path], **fields}, engine)
     assert answer.status_code == 200, answer.text
     grammar = engine.submitted[0].params.grammar
     assert grammar is not None
     return grammar
-
-
-def schema_format(schema: Any, **more: Any) -> dict[str, Any]:
-    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **more}}}
 
 
 def outputs(**given: Any) -> dict[str, Any]:
@@ -135,14 +98,14 @@ def test_a_form_reaches_the_engine_as_a_grammar_of_just_its_texts(
 @pytest.mark.parametrize("path", BODIES)
 def test_without_a_constraint_there_is_no_grammar(path: str, fields: dict[str, Any]) -> None:
     engine = FakeEngine()
-    assert send(engine, path, **fields).status_code == 200
+    assert post(path, {**BODIES[path], **fields}, engine).status_code == 200
     assert engine.submitted[0].params.grammar is None
 
 
 def test_both_routes_and_each_choice_have_the_same_grammar() -> None:
     engine = FakeEngine()
     for path in BODIES:
-        assert send(engine, path, n=3, **schema_format(CITY)).status_code == 200
+        assert post(path, {**BODIES[path], "n": 3, **schema_format(CITY)}, engine).status_code == 200
     assert {one.params.grammar for one in engine.submitted} == {json_grammar(CITY)}
     assert len(engine.submitted) == 6
 
@@ -210,7 +173,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 @pytest.mark.parametrize(("fields", "param", "words"), REFUSED, ids=[str(i) for i in range(len(REFUSED))])
 def test_what_cannot_be_enforced_is_refused_by_name(fields: dict[str, Any], param: str, words: str) -> None:
     engine = FakeEngine()
-    answer = send(engine, COMPLETE, **fields)
+    answer = post(COMPLETE, {**PROMPT, **fields}, engine)
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     assert error["param"] == param
@@ -235,7 +198,7 @@ def test_a_model_without_a_tokenizer_has_no_structured_output() -> None:
 def test_streams_stops_logprobs_and_echo_go_together_with_a_grammar() -> None:
     engine = FakeEngine(says('{"name":"Paris"}'))
     more = {"stop": ["}"], "logprobs": 1, "echo": True, "stream": True, "n": 2, "max_tokens": 40}
-    answer = send(engine, COMPLETE, **schema_format(CITY), **more)
+    answer = post(COMPLETE, {**PROMPT, **schema_format(CITY), **more}, engine)
     chunks = [json.loads(data) for data in events(answer.content) if data != "[DONE]"]
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
     for index in (0, 1):
@@ -321,114 +284,6 @@ def test_a_json_object_has_bounded_white_space_too() -> None:
         text, _ = walk(json_grammar(ANY_OBJECT), seed, blank=True)
         outside = re.sub(r'"(\\.|[^"\\])*("|$)', "", text)
         assert max(map(len, re.findall(r"[ \t\r\n]+", outside)), default=0) <= 25
-
-
-# Hostile grammars.
-
-
-def nested(depth: int) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "integer"}
-    for _ in range(depth):
-        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
-    return schema
-
-
-OPTIONS = [
-    {"anyOf": [{"properties": {f"p{i}{j}": {"type": "integer"}}, "type": "object"} for j in range(4)]} for i in range(6)
-]
-HOSTILE: dict[str, dict[str, Any]] = {
-    "regex of a million": {"guided_regex": "a{1000}{1000}"},
-    "optional atoms": {"guided_regex": "a?" * 3000},
-    "hidden behind a prefix": {"guided_regex": "x{3}a{1000}{1000}"},
-    "deep regex": {"guided_regex": "(" * 50_000 + "a" + ")" * 50_000},
-    "deep grammar": {"guided_grammar": "root ::= " + "(" * 50_000 + '"a"' + ")" * 50_000},
-    "new lines": {"guided_grammar": "\n" * 200_000},
-    "product of options": {"guided_json": {"allOf": OPTIONS}},
-    "huge enum": {"guided_json": {"enum": [f"value {i}" for i in range(60_000)]}},
-    "wide object": {"guided_json": {"type": "object", "properties": {f"p{i}": {} for i in range(5000)}}},
-    "long choices": {"guided_choice": ["a"] * 100_000},
-    "deep schema": {"guided_json": json.dumps(nested(50)).replace("integer", "nothing")},
-}
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_grammar_is_refused(name: str) -> None:
-    engine = FakeEngine()
-    answer = send(engine, COMPLETE, **HOSTILE[name])
-    assert answer.status_code == 400, answer.text
-    assert len(answer.json()["error"]["message"]) < 500
-    assert engine.submitted == []
-
-
-def test_a_grammar_that_takes_its_whole_time_limit_delays_no_other_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others are a chat, and one with a grammar of its own."""
-    order: list[str] = []
-
-    async def test() -> None:
-        async with client(FakeEngine()) as http:
-
-            async def ask(name: str, path: str, **fields: Any) -> int:
-                answer = await http.post(path, json={**BODIES[path], **fields})
-                order.append(name)
-                return int(answer.status_code)
-
-            assert await ask("start", CHAT) == 200
-            monkeypatch.setattr(grammars, "SECONDS", 0.2)
-            await asyncio.gather(*(ask("start", CHAT, guided_grammar="\n" * (200_000 - n)) for n in range(2)))
-            monkeypatch.setattr(grammars, "SECONDS", 2.0)
-            hostile = asyncio.create_task(ask("hostile", COMPLETE, guided_grammar="\n" * 199_000))
-            await asyncio.sleep(0)
-            others = await asyncio.gather(ask("chat", CHAT), ask("schema", CHAT, **schema_format(CITY)))
-            assert (others, await hostile) == ([200, 200], 400)
-
-    asyncio.run(test())
-    assert order[-1] == "hostile"
-
-
-def test_a_check_out_of_time_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammars, "SECONDS", 0.02)
-    error = send(FakeEngine(), COMPLETE, guided_grammar="\n" * 150_000).json()["error"]
-    assert (error["param"], error["code"]) == ("guided_grammar", "conflicting_values")
-    assert "took longer than 0.02 seconds" in error["message"]
-
-
-def test_a_verdict_is_kept_and_the_oldest_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    checked: list[str] = []
-    run = Processes.run
-
-    async def counted(self: Processes, job: Any, tenant: str) -> Any:
-        checked.append(job.grammar)
-        return await run(self, job, tenant)
-
-    monkeypatch.setattr(Processes, "run", counted)
-    monkeypatch.setattr(grammars, "KEPT", 300)
-
-    async def test() -> None:
-        async with client(FakeEngine()) as http:
-            for regex in ["a", "a", "(", "(", "b", "b" * 200, "a"]:
-                answer = await http.post(COMPLETE, json={"prompt": [5], "max_tokens": 1, "guided_regex": regex})
-                assert answer.status_code == (400 if regex == "(" else 200)
-
-    asyncio.run(test())
-    assert [len(grammar) for grammar in checked] == [
-        len(LLMatcher.grammar_from_regex(r)) for r in ["a", "(", "b", "b" * 200, "a"]
-    ]
-
-
-def test_a_process_that_was_killed_gives_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    run, killed = Processes.run, [1, 2, 3]
-
-    async def mostly_killed(self: Processes, job: Any, tenant: str) -> Any:
-        return Killed() if killed and killed.pop() else await run(self, job, tenant)
-
-    monkeypatch.setattr(Processes, "run", mostly_killed)
-
-    async def statuses() -> list[int]:
-        async with client(FakeEngine()) as http:
-            body = {"prompt": [5], "max_tokens": 1, "guided_regex": "killed"}
-            return [(await http.post(COMPLETE, json=body)).status_code for _ in range(2)]
-
-    assert asyncio.run(statuses()) == [400, 200], "killed twice, which is an error; then once, and asked again"
 
 
 def test_gbnf_becomes_lark_and_lark_stays() -> None:
