@@ -1,11 +1,15 @@
 """The same examples on every run, no deadlines, no colours or widths from the environment: a failure here is never a
 matter of luck, of load or of the user."""
 
+import gc
 import os
 import signal
+from collections.abc import Generator
 
 import pytest
 from hypothesis import settings
+
+from phase6_integration.gc_freeze import gc_freeze
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # on a busy machine threads that spin are 30 times slower
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -18,6 +22,17 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("house", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("house")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What it makes lives to the end: the garbage collector does not walk over it again and again."""
+    with gc_freeze():
+        return (yield)
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # what is frozen at the end is a leak to Triton's libraries, which list each one
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
