@@ -112,20 +112,24 @@ from phase2_prefill_decode.lab import ceilings
 timing.SECONDS, ceilings.SIZES, ceilings.OUT_OF_CACHE = 0.02, {"cpu": (512,)}, {"cpu": 32 << 20}
 """
 FEWER = {
-    "00_request": ("", {"rates": "[0.5, 4, 10]"}),
+    "00_request": (
+        "from phase0_request.lab import bench\nbench.batching.__defaults__ = (128, None)",
+        {"rates": "[0.5, 4, 10]"},
+    ),
     "02_prefill_decode": (
         f"{SHORT_CEILINGS}\nfrom phase2_prefill_decode.lab import phases\n"
-        "phases.PROMPTS, phases.CONTEXTS = (1, 64, 128, 256, 512), (64, 512, 1024)",
-        {},
+        "phases.PROMPTS, phases.BATCHES, phases.CONTEXTS = (1, 64, 512), (1, 64), (64, 512, 1024)",
+        {"few": "[laboratory.decode(batch, 2) for batch in (1, 256)]"},
     ),
     "03_chunked_prefill": (SHORT_CEILINGS, {"scene": "Scene(prompt=512, answer=40)"}),
     "04_radix": (
-        "from phase4_radix.lab import replay\nreplay.CHAT_PAGES = replay.CHAT_PAGES[::3]\n"
-        "replay.chats.__defaults__ = (replay.CHAT_PAGES,)",
-        {},
+        "from phase4_radix.lab import replay\nreplay.CHAT_PAGES, replay.GROUP_PAGES = (192, 512, 4096), (40, 88, 128)\n"
+        "replay.chats.__defaults__, replay.pressure.__defaults__ = (replay.CHAT_PAGES,), (replay.GROUP_PAGES,)",
+        {"points": "[study.shared(model, common, requests=1) for common in (0, 128, 256, 384, 512)]"},
     ),
     "05_continuous": (SHORT_CEILINGS, {"rates": "(10, 40)"}),
     "06_integration": ("", {"levels": "(1, 64)"}),
+    "07_fast": ("", {"sizes": "(1, 256)"}),
     "08_constrained": ("", {"sizes": "(4096, 8192)"}),
 }
 BETWEEN = """%reset -f

@@ -24,29 +24,30 @@ expected-statuses = ["400", "401", "404", "405", "413", "415"]
 KEY = "a-key-of-the-test"
 
 
-def schemathesis(url: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """One run, with every check there is."""
+def schemathesis(folder: Path, max_model_len: int, *options: str) -> None:
+    """One run, with every check there is, against a server with low limits, so that answers are short."""
     config = folder / "schemathesis.toml"
     config.write_text(CONFIG)
-    command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(config), "run", f"{url}/openapi.json"]
-    fixed = ["--checks", "all", "--no-color", "--header", f"Authorization: Bearer {KEY}", "--request-timeout", "60"]
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{HERE}", "SCHEMATHESIS_HOOKS": "schema_hooks"}
-    return subprocess.run([*command, *fixed, *options], capture_output=True, text=True, cwd=folder, env=env)
-
-
-def test_the_server_does_what_its_schema_says(tmp_path: Path) -> None:
-    """A short context and low limits, so that every answer is short; the same code paths."""
     settings = ServerSettings(api_keys=(KEY,), max_choices=4, max_messages=4, template_timeout=60)
-    with served(lambda: FakeEngine(max_model_len=48), settings) as url:
-        run = schemathesis(url, tmp_path, "--max-examples", "5", "--generation-deterministic")
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{HERE}", "SCHEMATHESIS_HOOKS": "schema_hooks"}
+    with served(lambda: FakeEngine(max_model_len=max_model_len), settings) as url:
+        command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(config), "run", f"{url}/openapi.json"]
+        fixed = ["--checks", "all", "--no-color", "--header", f"Authorization: Bearer {KEY}", "--request-timeout", "60"]
+        run = subprocess.run([*command, *fixed, *options], capture_output=True, text=True, cwd=folder, env=env)
     assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]
     assert "Tested: 17" in run.stdout
+
+
+def test_the_server_accepts_what_its_schema_allows(tmp_path: Path) -> None:
+    """Bodies at every bound, and random ones. `test_request_fields.py` has what is forbidden, field by field."""
+    schemathesis(tmp_path, 48, "--mode", "positive", "--max-examples", "10", "--generation-deterministic")
+
+
+@pytest.mark.slow
+def test_the_server_refuses_what_its_schema_forbids(tmp_path: Path) -> None:
+    schemathesis(tmp_path, 48, "--mode", "negative", "--max-examples", "10", "--generation-deterministic")
 
 
 @pytest.mark.slow
 def test_the_server_does_what_its_schema_says_at_length(tmp_path: Path) -> None:
-    settings = ServerSettings(api_keys=(KEY,), max_choices=16, template_timeout=60)
-    with served(lambda: FakeEngine(max_model_len=256), settings) as url:
-        run = schemathesis(url, tmp_path, "--max-examples", "300", "--seed", "6", "--continue-on-failure")
-    assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]
-    assert "Tested: 17" in run.stdout
+    schemathesis(tmp_path, 256, "--max-examples", "300", "--seed", "6", "--continue-on-failure")
