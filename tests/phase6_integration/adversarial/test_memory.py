@@ -122,8 +122,8 @@ def test_an_answer_takes_no_more_than_its_lease(
     ("path", "more"), [(CHAT, {"logprobs": True, "top_logprobs": 20}), (COMPLETIONS, {"logprobs": 20})]
 )
 def test_an_answer_with_logprobs_is_never_whole_in_memory(path: str, more: dict[str, Any]) -> None:
-    """From its first token to its last byte it takes less than 600 bytes a token. It took 2,700 to 5,000. What the first
-    answers leave for the next ones does not count: the names of tokens, say."""
+    """From its first token to its last byte it takes less than 600 bytes a token. It took 2,700 to 5,000. What the
+    first answers leave for the next ones does not count: the names of tokens, say."""
 
     n, tokens = 16, 150
 
