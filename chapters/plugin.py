@@ -99,6 +99,8 @@ def describe(item: pytest.Item, info: pytest.ExceptionInfo[BaseException], overl
     if isinstance(info.value, BaseExceptionGroup):  # Hypothesis found several failures
         info = pytest.ExceptionInfo.from_exception(info.value.exceptions[0])
     entries = list(info.traceback)
+    cause = info.value.__cause__  # Triton's interpreter raises its own error from that of a kernel
+    origin = list(pytest.ExceptionInfo.from_exception(cause).traceback) if cause and cause.__traceback__ else []
     parameters = getattr(getattr(item, "callspec", None), "params", {})
     its = [entry for entry in entries if str(entry.path) == str(item.path)]
     notes = [note for link in _chain(info.value, set()) for note in getattr(link, "__notes__", ())]
@@ -112,7 +114,7 @@ def describe(item: pytest.Item, info: pytest.ExceptionInfo[BaseException], overl
         "message": info.exconly(tryshort=True).partition(first)[0].rstrip(),
         "frames": [
             (str(Path(entry.path).relative_to(overlay)), entry.lineno + 1, entry.name)
-            for entry in entries
+            for entry in (*entries, *origin)
             if overlay and Path(entry.path).is_relative_to(overlay)
         ],
         "pictures": pictures.draw(entry.frame.f_locals for entry in entries),

@@ -103,6 +103,18 @@ def test_the_lines_of_the_workspace_that_raised_are_named(course: Course, check:
     assert list(check()["0.2"].places) == places
 
 
+def test_of_an_error_raised_from_another_the_first_is_named_too(check: Check, solve: Solve) -> None:
+    solve(
+        "0.2",
+        """try:
+            return self.items[9]
+        except IndexError as error:
+            raise RuntimeError("no item") from error""",
+    )
+    raised, origin = (int(place.split(":")[1].partition(",")[0]) for place in check()["0.2"].places)
+    assert origin == raised - 2
+
+
 def test_what_is_only_partly_written_says_what_is_left(course: Course, check: Check, edit: Edit) -> None:
     edit(
         "phase0_request/limits.py",
