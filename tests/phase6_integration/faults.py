@@ -141,23 +141,37 @@ class _Launched:
 
 
 class _NoModel:
-    """A runner without a model, for an engine process without torch: every token is 5. Poison kills it."""
+    """A runner without a model, for an engine process without torch: every token is 5. Poison does as it is told, or
+    kills it."""
+
+    def __init__(self, does: Callable[[Any], None]) -> None:
+        self.does = does
 
     def pack(self, batch: Batch) -> Attempt[Any]:
         if any(POISON in piece.request.prompt_tokens for piece in batch):
-            os._exit(9)
+            self.does(batch)
         return Attempt(batch, None)
 
     def launch(self, step: Attempt[Any]) -> _Launched:
         return _Launched(0.002)
 
 
-def light(options: EngineOptions) -> Made:
+def light(options: EngineOptions, does: Callable[[Any], None] = _die) -> Made:
     """The engine process, its loop and its scheduler, without a model: it is up in a moment."""
     pages = options.kv_cache_pages or 1024
     scheduler = Scheduler(PagedCache(pages, options.page_size), max_running=options.running(on_gpu=False))
     ready = Ready(2048, pages, options.page_size, "", "")
-    return Made(EngineCore(scheduler, _NoModel(), time.monotonic), scheduler, ready)
+    return Made(EngineCore(scheduler, _NoModel(does), time.monotonic), scheduler, ready)
+
+
+def light_hangs(options: EngineOptions) -> Made:
+    return light(options, _hang)
+
+
+def light_scheduler_raises(options: EngineOptions) -> Made:
+    made = light(options, lambda _: None)
+    _bad_scheduler(made.core, made.scheduler)
+    return made
 
 
 def no_engine(options: EngineOptions) -> Made:
@@ -170,7 +184,4 @@ def never(options: EngineOptions) -> Made:
 
 
 requests_fail = _with(_three)
-model_hangs = _with(_model_that(_hang))
-model_dies = _with(_model_that(_die))
 model_breaks = _with(_broken)
-scheduler_raises = _with(_bad_scheduler)

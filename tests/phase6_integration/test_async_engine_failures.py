@@ -58,10 +58,9 @@ def test_a_request_that_makes_a_step_fail_fails_alone(
 @pytest.mark.parametrize(
     ("fault", "health", "words"),
     [
-        ("model_hangs", Health.HUNG, "sent nothing for 1 seconds"),
-        ("model_dies", Health.DEAD, "its process has ended"),
-        ("model_breaks", Health.DEAD, "no step can be computed any more"),
-        ("scheduler_raises", Health.DEAD, "a seat is lost"),
+        ("light_hangs", Health.HUNG, "sent nothing for 1 seconds"),
+        ("light", Health.DEAD, "its process has ended"),
+        ("light_scheduler_raises", Health.DEAD, "a seat is lost"),
     ],
 )
 def test_when_the_engine_fails_every_request_gets_an_error(fault: str, health: Health, words: str) -> None:

@@ -88,9 +88,9 @@ def test_a_small_model_has_one_thread_and_a_large_one_all_that_sleep_while_they_
 # It ends.
 
 
-def test_draining_completes_running_requests_and_refuses_new_ones(offline: list[list[int]]) -> None:
+def test_draining_completes_running_requests_and_refuses_new_ones() -> None:
     async def test() -> None:
-        async with engine() as made:
+        async with engine("light") as made:
             here = asyncio.create_task(answer(made, PROMPTS[0]))
             await asyncio.sleep(0)
             draining = asyncio.create_task(made.drain(60))
@@ -98,7 +98,7 @@ def test_draining_completes_running_requests_and_refuses_new_ones(offline: list[
             assert made.health is Health.DRAINING
             with pytest.raises(UnavailableError, match="draining"):
                 made.submit([EngineRequest("late", (1,), GREEDY)])
-            assert list((await here).tokens) == offline[0]
+            assert list((await here).tokens) == [5] * GREEDY.max_tokens
             await draining
 
     run(test())
@@ -106,7 +106,7 @@ def test_draining_completes_running_requests_and_refuses_new_ones(offline: list[
 
 def test_requests_left_after_the_drain_timeout_end_with_an_error() -> None:
     async def test() -> None:
-        async with engine() as made:
+        async with engine("light") as made:
             long = SamplingParams(max_tokens=1900, temperature=0, ignore_eos=True)
             here = asyncio.create_task(answer(made, PROMPTS[0], long))
             await asyncio.sleep(0)
@@ -119,7 +119,7 @@ def test_requests_left_after_the_drain_timeout_end_with_an_error() -> None:
 
 def test_closing_leaves_no_process_and_no_thread() -> None:
     async def test() -> None:
-        made = AsyncEngine(EngineOptions(kv_cache_pages=64, threads=1))
+        made = AsyncEngine(EngineOptions(kv_cache_pages=64), factory=f"{FAULTS}:light")
         async with made:
             child = psutil.Process(process(made).pid)
             here = asyncio.create_task(answer(made, PROMPTS[0], SamplingParams(max_tokens=1000, ignore_eos=True)))
@@ -156,7 +156,7 @@ def test_ctrl_c_in_a_terminal_is_not_for_the_engine() -> None:
 
 def test_a_cancelled_close_leaves_no_process() -> None:
     async def test() -> None:
-        made = AsyncEngine(EngineOptions(kv_cache_pages=64), factory=f"{FAULTS}:model_hangs")
+        made = AsyncEngine(EngineOptions(kv_cache_pages=64), factory=f"{FAULTS}:light_hangs")
         async with made:
             reply = made.submit([EngineRequest("one", (POISON,), GREEDY)])
             closing = asyncio.create_task(made.close())
@@ -174,7 +174,7 @@ def test_closing_does_not_wait_for_threads_of_others() -> None:
     async def test() -> None:
         loop = asyncio.get_running_loop()
         try:
-            async with engine(kv_cache_pages=64):
+            async with engine("light"):
                 loop.set_default_executor(ThreadPoolExecutor(1))
                 busy = loop.run_in_executor(None, held.wait)
             assert not busy.done()
