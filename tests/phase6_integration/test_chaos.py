@@ -170,7 +170,7 @@ def memory(server: Life) -> dict[str, int]:
     return {"front": front.memory_info().rss, "engine": engine.memory_info().rss}
 
 
-@pytest.mark.parametrize("requests", [600, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("requests", [300, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_orderly_clients_are_answered_right_among_hostile_ones(tmp_path: Path, requests: int) -> None:
     oracle = Oracle.saved(tmp_path)
     given = prompts(oracle.model.config.vocab_size, LENGTHS)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from phase0_request.lab.corpus.facts import read
+from phase0_request.tokenizer import BUNDLED
 from phase6_integration.cli.generate import Result, read_prompts
 from phase6_integration.cli.main import main
 from tests.phase6_integration.scripted import Heard, Said, in_a_thread, said
@@ -108,7 +109,6 @@ def test_prompts_are_arguments_or_lines_of_a_file(tmp_path: Path, monkeypatch: p
     [
         (["--url", "http://127.0.0.1:1"], "no server answers at http://127.0.0.1:1"),
         (["--model", "./no-such-model"], "there is no directory ./no-such-model"),
-        (["--max-model-len", "9", "--max-tokens", "5"], "tokens"),
     ],
 )
 def test_failures_are_one_line(options: list[str], words: str) -> None:
@@ -116,3 +116,17 @@ def test_failures_are_one_line(options: list[str], words: str) -> None:
     assert done.returncode == 1
     assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_failures_of_a_local_model_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # for the tests after this
+    for file in BUNDLED.glob("*.json"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    too_short, without_weights = ["--max-model-len", "9", "--max-tokens", "5"], ["--model", str(tmp_path)]
+    for options, words in ((too_short, "tokens"), (without_weights, "model.safetensors")):
+        assert main(["generate", "a prompt of several words, more than fit into nine tokens at all", *options]) == 1
+        error = capsys.readouterr().err
+        assert words in error
+        assert len(error.splitlines()) == 1

@@ -14,7 +14,10 @@ OUTPUT = 48
 STAY, LEAVE = 64, 32
 
 
-@pytest.mark.parametrize("pages", [80, 1000], ids=["pages for a few", "pages for all"])
+@pytest.mark.parametrize(
+    "pages",
+    [pytest.param(80, id="pages for a few"), pytest.param(1000, id="pages for all", marks=pytest.mark.slow)],
+)
 def test_greedy_float32_over_http_is_what_transformers_generates(tmp_path: Path, pages: int) -> None:
     """With pages for a few, requests are preempted and computed again, without a trace in their answers."""
     oracle = Oracle.saved(tmp_path)

@@ -108,4 +108,5 @@ def test_a_server_of_65536_layers_says_so_in_one_line(spoilt: Callable[..., Path
     with life(str(spoilt(**BOMBS["layers"])), "--log-level", "warning") as server:
         assert server.ended() == 1
     assert sum(map(len, server.lines)) < SHORT
+    assert server.lines[-1].startswith("nanoserve serve: ")
     assert server.lines[-1].endswith("has 4 of 65536 layers")

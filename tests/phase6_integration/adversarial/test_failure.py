@@ -276,11 +276,11 @@ def test_a_supervisor_that_restarts_on_failure_has_the_server_back() -> None:
             supervisor.until_ready()
             answer = httpx.post(f"{supervisor.url}/v1/completions", json={"prompt": [3], "max_tokens": 2})
             assert answer.json()["usage"]["completion_tokens"] == 2
-            one = supervisor.lives[number]
-            os.kill(engine_of(one), signal.SIGKILL)
-            one.process.wait(PATIENCE)
-        supervisor.until_ready()
-    assert supervisor.codes == [ENGINE_FAILED, ENGINE_FAILED, 0], "an orderly end is not restarted"
+            if number == 0:
+                one = supervisor.lives[0]
+                os.kill(engine_of(one), signal.SIGKILL)
+                one.process.wait(PATIENCE)
+    assert supervisor.codes == [ENGINE_FAILED, 0], "an orderly end is not restarted"
 
 
 @pytest.mark.parametrize("abstract", [False, True])
