@@ -9,9 +9,11 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 ARCHITECTURES = (80, 90, 100)  # Ampere (A100), Hopper (H100, H200), Blackwell (B200)
@@ -71,8 +73,8 @@ class Compiled:
     faults: tuple[str, ...]  # deviations from `expect`
 
 
-def compile_ahead(spec: KernelSpec, architecture: int) -> Compiled:
-    """Compile a kernel for one architecture. Needs no GPU."""
+def compile_ahead(spec: KernelSpec, architecture: int) -> Any:
+    """Triton's result of compiling a kernel for one architecture. Needs no GPU."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -95,19 +97,25 @@ def compile_ahead(spec: KernelSpec, architecture: int) -> Compiled:
     }
     source = ASTSource(function, signature, dict(spec.constants), divisible)
     options = {"num_warps": 4, "enable_fp_fusion": True, **spec.options}
-    kernel = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
-    found = read(disassemble(kernel.asm["cubin"])) | {"shared": kernel.metadata.shared}
-    return Compiled(spec.name, architecture, **found, faults=tuple(faults(spec.expect, found)))
+    return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
 
 
 def compile_all(specs: Iterable[KernelSpec]) -> list[Compiled]:
-    """Compile every kernel for each of its architectures, in order. Threads help: the disassembler is a subprocess."""
+    """Compile every kernel for each of its architectures, in order. Threads help: the assembler is a subprocess."""
     pairs = [(spec, architecture) for spec in specs for architecture in spec.architectures]
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        return list(threads.map(_compile_or_name, pairs))
+        kernels = list(threads.map(_compile_or_name, pairs))
+    cubins: dict[int, list[bytes]] = {}
+    for (_, architecture), kernel in zip(pairs, kernels, strict=True):
+        cubins.setdefault(architecture, []).append(kernel.asm["cubin"])
+    listings = {architecture: disassemble(some, architecture) for architecture, some in cubins.items()}
+    return [
+        _inspect(spec, architecture, kernel.metadata.shared, next(listings[architecture]))
+        for (spec, architecture), kernel in zip(pairs, kernels, strict=True)
+    ]
 
 
-def _compile_or_name(pair: tuple[KernelSpec, int]) -> Compiled:
+def _compile_or_name(pair: tuple[KernelSpec, int]) -> Any:
     try:
         return compile_ahead(*pair)
     except Exception as error:
@@ -115,17 +123,37 @@ def _compile_or_name(pair: tuple[KernelSpec, int]) -> Compiled:
         raise
 
 
-def disassemble(binary: bytes) -> str:
-    """The resource usage and instructions of a compiled kernel, as printed by cuobjdump."""
+def _inspect(spec: KernelSpec, architecture: int, shared: int, listing: str) -> Compiled:
+    found = read(listing) | {"shared": shared}
+    return Compiled(spec.name, architecture, **found, faults=tuple(faults(spec.expect, found)))
+
+
+def disassemble(cubins: Sequence[bytes], architecture: int) -> Iterator[str]:
+    """The resource usage and instructions of each kernel. The disassembler runs once for all: it starts slowly."""
     from triton import knobs
 
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(binary)
-        file.flush()
-        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", "--dump-sass", file.name]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    usages, codes = [], []
+    for cubin in cubins:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "kernel.cubin")
+            file.write_bytes(cubin)
+            usages.append(_run(knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(file)))
+            _run(knobs.nvidia.cuobjdump.path, "--extract-text", "all", str(file), folder=folder)
+            codes.append(b"".join(found.read_bytes() for found in Path(folder).glob("*.bin")))
+    with tempfile.NamedTemporaryFile() as joined:
+        joined.write(b"".join(codes))
+        joined.flush()
+        name = f"SM{architecture}a" if architecture >= 90 else f"SM{architecture}"
+        text = _run(knobs.nvidia.nvdisasm.path, "--binary", name, joined.name)
+    lines = iter(re.findall(r"^\s*/\*[0-9a-f]+\*/.*", text, re.MULTILINE))
+    for usage, code in zip(usages, codes, strict=True):
+        yield "\n".join([usage, *islice(lines, len(code) // 16)])  # an instruction takes 16 bytes
+
+
+def _run(*command: str, folder: str | None = None) -> str:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise RuntimeError(f"cuobjdump failed with {done.returncode}: {done.stderr.strip()}")
+        raise RuntimeError(f"{Path(command[0]).name} failed with {done.returncode}: {done.stderr.strip()}")
     return done.stdout
 
 
