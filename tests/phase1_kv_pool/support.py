@@ -23,7 +23,8 @@ _without_triton = pytest.mark.skipif(
 def interpret_faster() -> None:
     """Skip work of Triton's interpreter that changes no result. It patches the members of `triton.language` for each
     launch, and again for each call of a function within a kernel: once a launch is enough. It looks for overflows and
-    drops what it finds, for it reports them only in a debug mode. It makes a table of types to look up one."""
+    drops what it finds, for it reports them only in a debug mode. It makes a table of types to look up one, and checks
+    the shape of a block for each result."""
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -41,6 +42,17 @@ def interpret_faster() -> None:
             known[name] = dtype_of(dtype)
         return known[name]
 
+    blocks: dict[Any, Any] = {}
+    make_block = tl.block_type.__init__
+
+    def known_block(self: Any, element: Any, shape: Any) -> None:
+        key = element.name, tuple(map(int, shape))
+        if key not in blocks:
+            make_block(self, element, shape)
+            blocks[key] = dict(vars(self))
+        vars(self).update(blocks[key])
+
+    tl.block_type.__init__ = known_block
     interpreter._patch_lang, interpreter._get_np_dtype = patch_once, known_dtype
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
 

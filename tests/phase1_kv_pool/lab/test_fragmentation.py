@@ -231,21 +231,23 @@ def test_the_trace_is_deterministic_and_has_the_stated_lengths() -> None:
 
 
 def test_the_study_is_deterministic(outcomes: dict[str, Outcome]) -> None:
-    trace = SyntheticTrace(num_requests=300)
-    for make in policies(SLOTS, trace.max_context, page_sizes=[64]).values():
+    trace = SyntheticTrace(num_requests=100)
+    for make in policies(SLOTS // 4, trace.max_context, page_sizes=[64]).values():
         assert serve(make(), trace.requests()) == serve(make(), trace.requests())
     assert list(outcomes) == ["contiguous_max", "contiguous_pow2", *(f"pages_{size}" for size in PAGE_SIZES)]
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("seed", [0, 1])
-def test_pages_of_16_hold_at_least_96_percent_tokens_and_contiguous_memory_far_less(seed: int) -> None:
-    trace = SyntheticTrace(seed=seed)
+def test_pages_of_16_hold_at_least_96_percent_tokens_and_contiguous_memory_far_less(
+    outcomes: dict[str, Outcome],
+) -> None:
+    """In the study, and with another seed."""
+    trace = SyntheticTrace(seed=1)
     ways = policies(SLOTS, trace.max_context, page_sizes=[16])
-    shares = {name: serve(make(), trace.requests()).utilisation for name, make in ways.items()}
-    assert shares["pages_16"] >= 0.96
-    assert shares["contiguous_pow2"] < 0.75
-    assert shares["contiguous_max"] < 0.25
+    for found in (outcomes, {name: serve(make(), trace.requests()) for name, make in ways.items()}):
+        assert found["pages_16"].utilisation >= 0.96
+        assert found["contiguous_pow2"].utilisation < 0.75
+        assert found["contiguous_max"].utilisation < 0.25
 
 
 def test_waste_is_half_a_page_for_each_request(outcomes: dict[str, Outcome]) -> None:
@@ -291,9 +293,9 @@ def test_the_command_records_its_figures(tmp_path: Path, capsys: pytest.CaptureF
     ("arguments", "words"),
     [
         (["--slots", "1000"], "1000 slots does not hold one request of 2048 tokens"),
-        (["--slots", "5000"], "a multiple of it, got 5000"),
+        (["--slots", "5000", "-n", "20"], "a multiple of it, got 5000"),
         (["--max-context", "1500"], "a power of two, got 1500"),
-        (["--max-context", "64", "--slots", "64"], "64 slots is no whole number of pages of 128"),
+        (["--max-context", "64", "--slots", "64", "-n", "20"], "64 slots is no whole number of pages of 128"),
         (["--num-requests", "0"], "num-requests must be an integer from 1, got 0"),
         (["--mean-answer", "1"], "mean-answer must be an integer from 2, got 1"),
         (["--num-requests", "2"], "no request ever waited for one of 65536 slots"),

@@ -1,9 +1,9 @@
 import io
 import re
-import subprocess
 import sys
 
 import pytest
+import torch
 from rich.console import Console
 
 from phase2_prefill_decode.engine import TimedStep
@@ -119,18 +119,20 @@ def test_bad_options_are_named(option: str, words: str, capsys: pytest.CaptureFi
     assert words in capsys.readouterr().err
 
 
-def test_the_command_shows_both_ways_when_piped() -> None:
+def test_the_command_shows_both_ways_when_piped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Without pauses: on a terminal the stall would take an hour."""
-    command = [*DEMO, "--prompt", "300", "--chunk", "64", "--seconds", "3600"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    assert "\x1b" not in done.stdout
-    whole, cut = done.stdout.split("A prompt of 300 tokens arrives, ")[1:]
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    assert main(["--prompt", "300", "--chunk", "64", "--seconds", "3600"]) == 0
+    done = capsys.readouterr()
+    assert done.err == ""
+    assert "\x1b" not in done.out
+    whole, cut = done.out.split("A prompt of 300 tokens arrives, ")[1:]
     assert re.findall(r"^ +\+\d+ +(\d+) +8 ", whole, re.MULTILINE) == ["300"]
     assert re.findall(r"^ +\+\d+ +(\d+) +8 ", cut, re.MULTILINE) == ["64", "64", "64", "64", "44"]
     assert re.search(r"^in chunks of 64( +[\d,.]+ ms){4}$", cut, re.MULTILINE)
-    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+    assert max(len(line) for line in done.out.splitlines()) <= 80
 
 
 def test_ctrl_c_in_the_middle_of_the_stall() -> None:
