@@ -3,7 +3,7 @@
     text of a grammar -> Grammars.compile -> a matcher for each request -> a bit mask for each step -> the sampler
 
 A grammar is compiled by llguidance, which follows the output token by token. Its mask of the next token is made on the
-host while the device runs the model.
+host while the device runs the model. llguidance is imported at the first grammar: all else works without it.
 """
 
 from collections import OrderedDict
@@ -12,20 +12,21 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, cached_property
 from threading import Lock
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from llguidance import LLExecutor, LLMatcher, LLTokenizer
-from llguidance.numpy import fill_next_token_bitmask_par
 from numpy.typing import NDArray
 from torch import Tensor
 
 from phase0_request.batch import Forced
-from phase0_request.grammar import LIMITS, vocabulary
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase0_request.tokenizer import Tokenizer
 from phase2_prefill_decode.kernels.mask import words
+
+if TYPE_CHECKING:
+    from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 KEPT = 128  # compiled grammars
 
@@ -42,11 +43,13 @@ class Grammars:
         self._compiler = ThreadPoolExecutor(1, "grammar")
 
     @cached_property
-    def vocabulary(self) -> LLTokenizer:
+    def vocabulary(self) -> "LLTokenizer":
         """The tokens as llguidance needs them: a second's work for a large vocabulary, at the first grammar."""
+        from phase0_request.grammar import vocabulary
+
         return vocabulary(self._tokenizer, self._vocab_size, self._eos_ids)
 
-    def compile(self, grammar: str) -> LLMatcher:
+    def compile(self, grammar: str) -> "LLMatcher":
         """A matcher at the beginning of a grammar. ValueError if that is none."""
         return self.prepare(grammar).result().deep_copy()
 
@@ -61,7 +64,11 @@ class Grammars:
                 self._compiled.popitem(last=False)
             return compiled
 
-    def _compile(self, grammar: str) -> LLMatcher:
+    def _compile(self, grammar: str) -> "LLMatcher":
+        from llguidance import LLMatcher
+
+        from phase0_request.grammar import LIMITS
+
         compiled = LLMatcher(self.vocabulary, grammar, limits=LIMITS, log_level=0)
         if compiled.is_error():
             raise ValueError(f"the grammar cannot be used: {compiled.get_error()}")
@@ -74,9 +81,19 @@ def _thread() -> ThreadPoolExecutor:
 
 
 @cache
-def _fillers() -> LLExecutor:
-    """Threads that fill masks without Python's lock."""
+def _fillers() -> "LLExecutor":
+    from llguidance import LLExecutor
+
     return LLExecutor()
+
+
+def fill_by_grammar(matchers: list[tuple["LLMatcher", int]], bits: NDArray[np.uint32]) -> None:
+    """Fill the masks of these numbers with what each matcher allows, on all cores and without Python's lock."""
+    if not matchers:
+        return
+    from llguidance.numpy import fill_next_token_bitmask_par
+
+    fill_next_token_bitmask_par(_fillers(), matchers, bits.view(np.int32))
 
 
 def _bits(params: SamplingParams, vocab_size: int) -> NDArray[np.uint32] | None:
@@ -207,8 +224,7 @@ class Masks:
             constraint.go_to(index)
             if constraint.matcher is not None:
                 matchers.append((constraint.matcher, number))
-        if matchers:
-            fill_next_token_bitmask_par(_fillers(), matchers, bits.view(np.int32))
+        fill_by_grammar(matchers, bits)
         for matcher, number in matchers:
             if matcher.is_error():  # it would allow the end of the output
                 bits[number] = 0

@@ -9,8 +9,6 @@ from collections.abc import Generator
 import pytest
 from hypothesis import settings
 
-from phase6_integration.gc_freeze import gc_freeze
-
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # on a busy machine threads that spin are 30 times slower
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -26,13 +24,12 @@ settings.load_profile("house")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What it makes lives to the end: the garbage collector does not walk over it again and again."""
-    with gc_freeze():
+    """What it makes lives to the end: the garbage collector need not walk over it again and again."""
+    gc.disable()
+    try:
         return (yield)
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()  # what is frozen at the end is a leak to Triton's libraries, which list each one
+    finally:
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -217,10 +217,10 @@ def test_seeded_sampling_does_not_depend_on_the_batch(engine: NanoServingEngine)
 
 
 def test_the_engine_needs_no_server_packages() -> None:
-    """Offline use works where msgspec, fastapi and uvicorn are not installed."""
+    """Offline use works without msgspec, fastapi and uvicorn, and without llguidance if no request has a grammar."""
     program = """
 import sys
-for name in ("msgspec", "fastapi", "uvicorn"):
+for name in ("msgspec", "fastapi", "uvicorn", "llguidance"):
     sys.modules[name] = None  # importing it raises ImportError
 from phase6_integration import NanoServingEngine, SamplingParams
 with NanoServingEngine.from_pretrained(kv_cache_pages=16, max_num_seqs=2) as engine:
