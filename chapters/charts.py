@@ -113,7 +113,7 @@ def stall(figure: Any, result: dict[str, Any]) -> None:
         ("total_ms", "all finished", GREY, 9),
     ):
         right.plot(names, [o[key] for o in outcomes], "o-", color=color)
-        right.annotate(name, (names[-1], outcomes[-1][key]), (-75, below), textcoords="offset points", color=color)
+        right.annotate(name, (names[-2], outcomes[-2][key]), (-20, below), textcoords="offset points", color=color)
     top = 1.15 * max(o["total_ms"] for o in outcomes)
     right.set(title="Since the long prompt arrived, ms", xlabel="chunk size", ylim=(0, top))
 
