@@ -1,4 +1,4 @@
-"""GrammarChecker: checks that llguidance can read a grammar, that some text meets it, and that it is followed in time.
+"""GrammarChecker: a grammar can be read by llguidance, allows at least one text, and takes bounded time to follow.
 
 It runs in a tokenizer process, whose limits of time and memory it relies on.
 """

@@ -24,8 +24,8 @@ expected-statuses = ["400", "401", "404", "405", "413", "415"]
 KEY = "a-key-of-the-test"
 
 
-def schemathesis(folder: Path, max_model_len: int, *options: str) -> None:
-    """One run, with every check there is, against a server with low limits, so that answers are short."""
+def faults(folder: Path, max_model_len: int, *options: str) -> str:
+    """What one run finds, with every check there is, against a server with low limits, so that answers are short."""
     config = folder / "schemathesis.toml"
     config.write_text(CONFIG)
     settings = ServerSettings(api_keys=(KEY,), max_choices=4, max_messages=4, template_timeout=60)
@@ -34,20 +34,20 @@ def schemathesis(folder: Path, max_model_len: int, *options: str) -> None:
         command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(config), "run", f"{url}/openapi.json"]
         fixed = ["--checks", "all", "--no-color", "--header", f"Authorization: Bearer {KEY}", "--request-timeout", "60"]
         run = subprocess.run([*command, *fixed, *options], capture_output=True, text=True, cwd=folder, env=env)
-    assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]
-    assert "Tested: 17" in run.stdout
+    every_operation = "Tested: 17" in run.stdout
+    return "" if run.returncode == 0 and every_operation else run.stdout[-8000:] + run.stderr[-2000:] or "no output"
 
 
 def test_the_server_accepts_what_its_schema_allows(tmp_path: Path) -> None:
     """Bodies at every bound, and random ones. `test_request_fields.py` has what is forbidden, field by field."""
-    schemathesis(tmp_path, 48, "--mode", "positive", "--max-examples", "10", "--generation-deterministic")
+    assert faults(tmp_path, 48, "--mode", "positive", "--max-examples", "10", "--generation-deterministic") == ""
 
 
 @pytest.mark.slow
 def test_the_server_refuses_what_its_schema_forbids(tmp_path: Path) -> None:
-    schemathesis(tmp_path, 48, "--mode", "negative", "--max-examples", "10", "--generation-deterministic")
+    assert faults(tmp_path, 48, "--mode", "negative", "--max-examples", "10", "--generation-deterministic") == ""
 
 
 @pytest.mark.slow
 def test_the_server_does_what_its_schema_says_at_length(tmp_path: Path) -> None:
-    schemathesis(tmp_path, 256, "--max-examples", "300", "--seed", "6", "--continue-on-failure")
+    assert faults(tmp_path, 256, "--max-examples", "300", "--seed", "6", "--continue-on-failure") == ""
