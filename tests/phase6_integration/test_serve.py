@@ -80,6 +80,17 @@ def test_a_device_that_is_not_there_is_one_line_and_exit_code_1(
         assert re.fullmatch(rf"nanoserve {command[0]}: .*device .*\n", capsys.readouterr().err)
 
 
+def test_weights_that_cannot_be_loaded_end_it_with_a_line_that_says_why(tmp_path: Path) -> None:
+    from phase0_request.tokenizer import BUNDLED
+
+    for file in BUNDLED.glob("*.json"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    with life(str(tmp_path)) as one:
+        assert one.ended() == 1
+    assert one.lines[-1].startswith("nanoserve serve: ")
+    assert "model.safetensors" in one.lines[-1]
+
+
 @pytest.mark.parametrize("command", ["serve", "doctor", "models"])
 def test_ctrl_c_is_one_line_and_exit_code_130(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
