@@ -33,7 +33,7 @@ from phase6_integration.messages import Channel
 from phase6_integration.options import EngineOptions
 from phase6_integration.server.app import create_app
 from phase6_integration.server.settings import ServerSettings
-from phase6_integration.server.transport import connections
+from phase6_integration.server.transport import transport_config
 
 TICK = 0.002  # seconds
 
@@ -78,9 +78,7 @@ async def measure(host: str, clients: int, requests: int) -> Outcome:
     async with HOSTS[host](EngineOptions(max_num_seqs=clients, threads=1)) as engine:
         settings = ServerSettings()
         app = create_app(engine, settings)
-        config = uvicorn.Config(
-            app, http=connections(settings), ws="none", log_config=None, access_log=False, lifespan="off"
-        )
+        config = transport_config(app, settings)
         config.load()
         freeze()
         server = uvicorn.Server(config)

@@ -125,7 +125,7 @@ class LastResort:
 
 
 class HeaderLimits:
-    """Limits the number and the size of headers, and requires one Host header, as HTTP/1.1 does."""
+    """Limits the number and the size of headers, and requires one Host header and one framing, as HTTP/1.1 does."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self.app = app
@@ -138,10 +138,14 @@ class HeaderLimits:
         size = sum(len(name) + len(value) for name, value in scope["headers"])
         if count > self.settings.max_headers or size > self.settings.max_header_bytes:
             return await headers_too_large(self.settings).response(scope, receive, send)
-        hosts = sum(name == b"host" for name, _ in scope["headers"])
+        names = [name for name, _ in scope["headers"]]
+        hosts, fault = names.count(b"host"), None
         if hosts != 1 and (hosts or scope["http_version"] != "1.0"):
-            error = RequestError(400, f"one Host header is needed, got {hosts}", code="bad_http", headers=_CLOSE)
-            return await error.response(scope, receive, send)
+            fault = f"one Host header is needed, got {hosts}"
+        elif b"content-length" in names and b"transfer-encoding" in names:
+            fault = "a body has a Content-Length or a Transfer-Encoding, not both"  # servers disagree where it ends
+        if fault is not None:
+            return await RequestError(400, fault, code="bad_http", headers=_CLOSE).response(scope, receive, send)
         return await self.app(scope, receive, send)
 
 

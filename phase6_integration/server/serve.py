@@ -203,7 +203,7 @@ class _Lifecycle:
         import uvicorn
 
         from phase6_integration.server.app import create_app
-        from phase6_integration.server.transport import connections
+        from phase6_integration.server.transport import transport_config
 
         class Server(uvicorn.Server):
             """Without uvicorn's signal handlers, which would close the port first."""
@@ -214,17 +214,10 @@ class _Lifecycle:
 
         tls, app = self.tls, create_app(self.engine, self.settings, self.keys)
         app.state.server.tokenizers.start()
-        config = uvicorn.Config(
+        config = transport_config(
             app,
-            http=connections(self.settings),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
+            self.settings,
             backlog=BACKLOG,
-            timeout_keep_alive=round(self.settings.idle_timeout),
             timeout_graceful_shutdown=LINGER,
             ssl_context_factory=None if tls is None else lambda *_: tls.context,
         )

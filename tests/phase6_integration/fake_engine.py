@@ -25,7 +25,7 @@ from phase6_integration.messages import Ended, EngineRequest, Finish, Output, St
 from phase6_integration.options import EngineOptions
 from phase6_integration.server.app import create_app
 from phase6_integration.server.settings import ServerSettings
-from phase6_integration.server.transport import connections
+from phase6_integration.server.transport import transport_config
 
 Script = Callable[[EngineRequest], Sequence[int | FinishReason]]
 
@@ -170,14 +170,7 @@ def served(
 
         async def serve() -> None:
             async with make() as engine:
-                config = uvicorn.Config(
-                    create_app(engine, settings),
-                    http=connections(settings),
-                    ws="none",
-                    lifespan="off",
-                    log_config=None,
-                    timeout_keep_alive=round(settings.idle_timeout),
-                )
+                config = transport_config(create_app(engine, settings), settings)
                 server.set_result(uvicorn.Server(config))
                 await server.result().serve(sockets=[listener])
 
