@@ -144,11 +144,12 @@ class PagedCache:
             self.changed.setdefault(request.id, entries)
 
     def slots(self, piece: Slice) -> list[int]:
-        table, size, stop = self.table(piece.request), self.page_size, piece.start + piece.length
+        request, start, length = piece
+        table, size, stop = self.table(request), self.page_size, start + length
         if stop > len(table) * size:
-            room = f"{len(table) * size} tokens, not for {piece.start} to {stop}"
-            raise PageError(f"request {piece.request.id} has room for {room}")
-        return [table[position // size] * size + position % size for position in range(piece.start, piece.stop)]
+            room = f"{len(table) * size} tokens, not for {start} to {stop}"
+            raise PageError(f"request {request.id} has room for {room}")
+        return [table[position // size] * size + position % size for position in range(start, stop)]
 
     def table(self, request: Request) -> list[int]:
         try:

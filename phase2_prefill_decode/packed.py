@@ -126,8 +126,9 @@ def pack(batch: Batch, cache: KVCache, width: int, scored: Sequence[int] = ()) -
     slots: list[int] = []
     cu_seqlens_q, last, drawn = [0], [], []
     for number, piece in enumerate(batch.slices):
+        _, start, length = piece
         tokens += tokens_of(piece, cache)
-        positions += range(piece.start, piece.stop)
+        positions += range(start, start + length)
         slots += cache.slots(piece)
         cu_seqlens_q.append(len(tokens))
         if piece.completes:

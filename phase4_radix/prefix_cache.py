@@ -100,10 +100,11 @@ class PrefixCache(PagedCache):
         self._count(self._handles[request.id])
 
     def slots(self, piece: Slice) -> list[int]:
-        handle = self._handles.get(piece.request.id)
-        if handle is not None and piece.start < handle.published * self.page_size:
-            page = self.table(piece.request)[piece.start // self.page_size]
-            raise PageError(f"request {piece.request.id} cannot write token {piece.start}: page {page} is published")
+        request, start, _ = piece
+        handle = self._handles.get(request.id)
+        if handle is not None and start < handle.published * self.page_size:
+            page = self.table(request)[start // self.page_size]
+            raise PageError(f"request {request.id} cannot write token {start}: page {page} is published")
         return super().slots(piece)
 
     def publish(self, request: Request) -> None:
