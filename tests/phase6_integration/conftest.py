@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from phase0_request.tokenizer import Tokenizer
+from tests.phase6_integration.nursery import Nursery
 from tests.phase6_integration.real_engine import GREEDY, PROMPTS
 
 
@@ -28,14 +29,17 @@ _loaded = cache(Tokenizer.from_pretrained)
 
 @pytest.fixture(scope="session", autouse=True)
 def shared_tokenizer_processes() -> Iterator[None]:
-    """Apps of one model and one template share their tokenizer processes, which take a second to start."""
+    """Apps of one model and one template share their tokenizer processes, and these their imports: to start one takes
+    most of a second."""
     from phase6_integration.server import tokenization
 
-    made = []
+    made, nursery = [], Nursery()
 
     @cache
     def make(setup: Any) -> Any:
         made.append(real(setup))
+        for process in made[-1]._free.queue:
+            process._spawn = nursery.spawn
         return made[-1]
 
     real = tokenization.Processes
@@ -44,6 +48,7 @@ def shared_tokenizer_processes() -> Iterator[None]:
         yield
     for processes in made:
         end(processes)
+    nursery.close()
 
 
 def end(processes: Any) -> None:
