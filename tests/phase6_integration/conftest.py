@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from phase0_request.tokenizer import Tokenizer
-from tests.phase6_integration.nursery import Nursery
+from tests.phase6_integration import forked_tokenizers
 from tests.phase6_integration.real_engine import GREEDY, PROMPTS
 
 
@@ -33,13 +33,13 @@ def shared_tokenizer_processes() -> Iterator[None]:
     most of a second."""
     from phase6_integration.server import tokenization
 
-    made, nursery = [], Nursery()
+    made = []
 
     @cache
     def make(setup: Any) -> Any:
         made.append(real(setup))
         for process in made[-1]._free.queue:
-            process._spawn = nursery.spawn
+            process._spawn = forked_tokenizers.spawn
         return made[-1]
 
     real = tokenization.Processes
@@ -48,7 +48,6 @@ def shared_tokenizer_processes() -> Iterator[None]:
         yield
     for processes in made:
         end(processes)
-    nursery.close()
 
 
 def end(processes: Any) -> None:
