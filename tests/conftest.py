@@ -4,6 +4,7 @@ matter of luck, of load or of the user."""
 import gc
 import os
 import signal
+import sys
 from collections.abc import Generator
 
 import pytest
@@ -14,6 +15,13 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 for name in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "COLUMNS", "LINES"):
     os.environ.pop(name, None)
+
+# jsonschema would compile a grammar of IRIs, a second and a half for each process; no schema here has one.
+sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
+
+# Hundreds of processes are started here: each would compile the phases again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A run in the background is born deaf to Ctrl-C, and would hand that on to the commands that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -105,37 +105,62 @@ def test_every_result_names_what_it_depends_on() -> None:
         assert not result["commit"].endswith("-dirty"), f"{file.name} was measured on code that is in no commit"
 
 
-# Fewer measurements for each notebook: a cell before the others, and assignments that are replaced.
+# Less work for each notebook: a cell before the others, and texts of its cells that are replaced.
 SHORT_CEILINGS = """
 from phase1_kv_pool.lab import timing
 from phase2_prefill_decode.lab import ceilings
-timing.SECONDS, ceilings.SIZES, ceilings.OUT_OF_CACHE = 0.02, {"cpu": (512,)}, {"cpu": 32 << 20}
+timing.SECONDS, ceilings.SIZES, ceilings.OUT_OF_CACHE = 0.01, {"cpu": (256,)}, {"cpu": 32 << 20}
+"""
+SHALLOW = """
+from dataclasses import replace
+from phase2_prefill_decode.lab.shapes import SHAPES
+SHAPES["17m"] = replace(SHAPES["17m"], num_hidden_layers=1, sliding_windows=(None,))
 """
 FEWER = {
     "00_request": (
         "from phase0_request.lab import bench\nbench.batching.__defaults__ = (128, None)",
-        {"rates": "[0.5, 4, 10]"},
+        {"[0.5, 1, 2, 3, 4, 5, 6, 8, 10]": "[0.5, 10]"},
     ),
+    "01_kv_pool": ("", {"study(SyntheticTrace(),": "study(SyntheticTrace(num_requests=400),"}),
     "02_prefill_decode": (
-        f"{SHORT_CEILINGS}\nfrom phase2_prefill_decode.lab import phases\n"
-        "phases.PROMPTS, phases.BATCHES, phases.CONTEXTS = (1, 64, 512), (1, 64), (64, 512, 1024)",
-        {"few": "[laboratory.decode(batch, 2) for batch in (1, 256)]"},
+        f"{SHORT_CEILINGS}{SHALLOW}\nfrom phase2_prefill_decode.lab import phases\n"
+        "phases.PROMPTS, phases.BATCHES, phases.CONTEXTS, phases.SECONDS = (1, 16, 64), (1, 64), (64, 256), 0.01",
+        {"(1, 2, 4, 8, 16, 32, 64, 128, 256)": "(1, 256)", "range(5)": "range(2)"},
     ),
-    "03_chunked_prefill": (SHORT_CEILINGS, {"scene": "Scene(prompt=512, answer=40)"}),
+    "03_chunked_prefill": (f"{SHORT_CEILINGS}{SHALLOW}", {"prompt=2048, answer=96": "prompt=512, answer=40"}),
     "04_radix": (
-        "from phase4_radix.lab import replay\nreplay.CHAT_PAGES, replay.GROUP_PAGES = (192, 512, 4096), (40, 88, 128)\n"
+        f"{SHALLOW}from phase4_radix.lab import replay\n"
+        "replay.CHAT_PAGES, replay.GROUP_PAGES = (192, 4096), (40, 88, 128)\n"
         "replay.chats.__defaults__, replay.pressure.__defaults__ = (replay.CHAT_PAGES,), (replay.GROUP_PAGES,)",
-        {"points": "[study.shared(model, common, requests=1) for common in (0, 128, 256, 384, 512)]"},
+        {"requests=3": "requests=1"},
     ),
-    "05_continuous": (SHORT_CEILINGS, {"rates": "(10, 40)"}),
-    "06_integration": ("", {"levels": "(1, 64)"}),
-    "07_fast": ("", {"sizes": "(1, 256)"}),
-    "08_constrained": ("", {"sizes": "(4096, 8192)"}),
+    "05_continuous": (
+        f"{SHORT_CEILINGS}{SHALLOW}",
+        {"(10, 20, 40, 80, 120, 160, 240)": "(10, 40)", "seconds=2": "seconds=1"},
+    ),
+    "06_integration": (
+        "",
+        {
+            "(1, 2, 4, 8, 16, 32, 64)": "(1, 64)",
+            "max(8, 2 * clients)": "max(4, clients)",
+            "output_len=32": "output_len=16",
+        },
+    ),
+    "07_fast": ("", {"(1, 8, 32, 64, 128, 256)": "(1, 256)"}),
+    "08_constrained": (
+        "import sys\nsys.modules['rfc3987_syntax'] = None  # see conftest.py\n"
+        "from phase5_continuous.lab import constrained\n"
+        "constrained.asked.__defaults__, constrained.mask_us.__defaults__ = (1.0, 64), (1,)",
+        {"(4096, 16_384, 65_536)": "(4096, 8192)"},
+    ),
+    "colab": (SHALLOW, {}),
 }
 BETWEEN = """%reset -f
+import gc
 import matplotlib.pyplot as plt
 plt.close("all")
 plt.rcdefaults()
+gc.freeze()
 """
 
 
@@ -145,10 +170,9 @@ def joined(notebooks: Sequence[Path]) -> tuple[Any, list[str]]:
     for path in notebooks:
         first, replaced = FEWER.get(path.stem, ("", {}))
         sources = [BETWEEN, first, *(c.source for c in nbformat.read(path, 4).cells if c.cell_type == "code")]
-        for name, value in replaced.items():
-            text = rf"^{name} = .*$"
-            assert sum(len(re.findall(text, source, re.MULTILINE)) for source in sources) == 1, f"{path.name}: {name}"
-            sources = [re.sub(text, f"{name} = {value}", source, flags=re.MULTILINE) for source in sources]
+        for long, short in replaced.items():
+            assert sum(source.count(long) for source in sources) == 1, f"{path.name}: {long}"
+            sources = [source.replace(long, short) for source in sources]
         whole.cells += [nbformat.v4.new_code_cell(source) for source in sources]
         places += [f"{path.name}, code cell {number}" for number in range(-1, len(sources) - 1)]
     return whole, places

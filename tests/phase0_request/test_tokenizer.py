@@ -38,9 +38,8 @@ def edit(file: Path, **changes: Any) -> None:
 
 
 @given(text=st.text(max_size=60))
-def test_encode_equals_transformers(text: str, reference: Any) -> None:
-    tokens = Tokenizer.from_pretrained().encode(text)
-    assert tokens == reference.encode(text)
+def test_encode_equals_transformers(text: str, tokenizer: Tokenizer, reference: Any) -> None:
+    assert tokenizer.encode(text) == reference.encode(text)
 
 
 @given(tokens=st.lists(st.integers(0, 4095), max_size=30))

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from phase0_request.tokenizer import Tokenizer
+from tests.phase6_integration import forked_tokenizers
 from tests.phase6_integration.real_engine import GREEDY, PROMPTS
 
 
@@ -28,7 +29,8 @@ _loaded = cache(Tokenizer.from_pretrained)
 
 @pytest.fixture(scope="session", autouse=True)
 def shared_tokenizer_processes() -> Iterator[None]:
-    """Apps of one model and one template share their tokenizer processes, which take a second to start."""
+    """Apps of one model and one template share their tokenizer processes, and these their imports: to start one takes
+    most of a second."""
     from phase6_integration.server import tokenization
 
     made = []
@@ -36,6 +38,8 @@ def shared_tokenizer_processes() -> Iterator[None]:
     @cache
     def make(setup: Any) -> Any:
         made.append(real(setup))
+        for process in made[-1]._free.queue:
+            process._spawn = forked_tokenizers.spawn
         return made[-1]
 
     real = tokenization.Processes
