@@ -69,7 +69,7 @@ def test_a_prompt_is_the_same_whole_and_in_chunks(window: int | None) -> None:
 
 @pytest.mark.parametrize("inner", [1, 2, 64, 129])
 @pytest.mark.parametrize("across", [False, True], ids=["rows", "transposed"])
-@pytest.mark.parametrize(("rows", "columns"), [(4, COLUMNS), (8, 5 * COLUMNS), (64, 2 * COLUMNS)])
+@pytest.mark.parametrize(("rows", "columns"), [(8, COLUMNS), (16, 5 * COLUMNS), (64, 2 * COLUMNS)])
 def test_the_product_is_added_to_its_result(rows: int, columns: int, inner: int, across: bool) -> None:
     rng = np.random.default_rng(rows + inner)
     # wider than the part that is used: the rest must not be touched

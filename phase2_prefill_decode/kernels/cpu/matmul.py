@@ -7,13 +7,14 @@ number for each row of the tile; the sums are stored at the end. LLVM does not g
 written in LLVM vectors. They are longer than most processors' registers: LLVM splits them to fit.
 """
 
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import types
 from numba.extending import intrinsic
 
 from phase2_prefill_decode.kernels.cpu.intrinsics import compiled
 
-ROWS, COLUMNS = 4, 16  # of a tile: eight registers of AVX2, four of AVX-512
+COLUMNS = 16  # of a tile
+ROWS = 8 if binding.get_host_cpu_features().get("avx512f", False) else 4  # sums in eight registers of 512 or 256 bits
 STEP = 4  # bytes
 
 BYTES, NUMBER, LINE = ir.IntType(64), ir.FloatType(), ir.VectorType(ir.FloatType(), COLUMNS)

@@ -40,7 +40,7 @@ def load(numbers, factor, line):
 @compiled()
 def load_pages(tile, head, start, size, cached, k, v):
     """Load `size` keys and values from position `start` on, each from its page, as float32. Pad with zeros to a
-    multiple of four: the scratch memory could hold NaN, and 0 times NaN is NaN."""
+    multiple of eight: the scratch memory could hold NaN, and 0 times NaN is NaN."""
     keys, values, pages = cached
     page_size, head_dim = keys.shape[2], keys.shape[3]
     entry, offset = start // page_size, start % page_size  # in the page table, and in that page
@@ -51,7 +51,7 @@ def load_pages(tile, head, start, size, cached, k, v):
         offset += 1
         if offset == page_size:
             entry, offset = entry + 1, 0
-    padded = -(-size // 4) * 4
+    padded = -(-size // 8) * 8
     for key in range(size, padded):
         for i in range(head_dim):
             k[key, i], v[key, i] = 0, 0
