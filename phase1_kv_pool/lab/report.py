@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from importlib import import_module
-from itertools import groupby
+from itertools import dropwhile, groupby
 
 from rich.console import Console
 from rich.table import Table
@@ -28,17 +28,23 @@ def main(package: str, arguments: Sequence[str] | None = None) -> int:
         prog=f"python -m {package} kernels",
         description="Compile the kernels ahead of time, without a GPU, and show registers, stack and instructions.",
     )
+    p.add_argument("names", nargs="*", metavar="NAME", help="only the kernels whose names begin so: decode, say")
     p.add_argument("--all", action="store_true", help="every combination of shapes and types; takes many minutes")
     p.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = p.parse_args(arguments)
     # An interpreted kernel cannot be compiled. Importing the catalog defines the kernels, so this comes first.
     os.environ.pop("TRITON_INTERPRET", None)
     catalog = import_module(f"{package}.catalog")
-    kernels = compile_all(catalog.everything() if options.all else catalog.CATALOG)
+    specs = [*(catalog.everything() if options.all else catalog.CATALOG)]
+    chosen = [spec for spec in specs if not options.names or spec.name.startswith(tuple(options.names))]
+    if not chosen:
+        p.error(f"no kernel's name begins so; the names are: {'; '.join(dict.fromkeys(spec.name for spec in specs))}")
+    kernels = compile_all(chosen)
     if options.json:
         print(json.dumps([asdict(kernel) for kernel in kernels]))
         return 0
-    Console().print(table(kernels))
+    console = Console()
+    console.print(table(kernels, narrow=console.width < 100))
     return 1 if any(kernel.faults for kernel in kernels) else 0
 
 
@@ -47,21 +53,28 @@ def compiled(package: str, *options: str) -> list[Compiled]:
     command = [sys.executable, "-m", package, "kernels", "--json", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=safe_path.environment())
     if done.returncode != 0:
-        raise RuntimeError(f"python -m {package} kernels --json failed with {done.returncode}:\n{done.stderr}")
+        raise RuntimeError(f"python -m {package} kernels --json failed with {done.returncode}:\n{_error(done.stderr)}")
     return [Compiled(**{**kernel, "faults": tuple(kernel["faults"])}) for kernel in json.loads(done.stdout)]
 
 
-def table(kernels: Sequence[Compiled]) -> Table:
-    """A row for each kernel and each set of architectures with equal results."""
+def _error(text: str) -> str:
+    """The error at the end of a traceback, without its frames. Of Triton's, the last lines: they show the place."""
+    last = text.rpartition("Traceback (most recent call last):\n")[2].splitlines()
+    return "\n".join([*dropwhile(lambda line: line.startswith(" "), last)][-11:])
+
+
+def table(kernels: Sequence[Compiled], narrow: bool = False) -> Table:
+    """A row for each kernel and each set of architectures with equal results. If `narrow`, names take two lines."""
     shown = Table(header_style="dim", box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    shown.add_column("\nkernel", no_wrap=True)
+    shown.add_column("\nkernel")
     shown.add_column("\nsm_", no_wrap=True)
-    for name in ("\nregs", "\nstack", "shared\nKiB", *(name.replace("_", "\n") for name in INSTRUCTIONS)):
+    for name in ("\nregs", "\nstack", "shared\nKiB", *(name.replace("_", "\n") for name in INSTRUCTIONS), "\nok"):
         shown.add_column(name, justify="right", no_wrap=True)
-    shown.add_column("as ex-\npected")
     for alike, group in groupby(kernels, key=lambda kernel: replace(kernel, architecture=0)):
         architectures = " ".join(str(kernel.architecture) for kernel in group)
-        facts = (alike.registers, alike.stack, alike.shared / 1024, *(getattr(alike, name) for name in INSTRUCTIONS))
-        verdict = Text("; ".join(alike.faults), "red") if alike.faults else Text("yes", "green")
-        shown.add_row(alike.kernel, architectures, *(f"{x:.4g}" for x in facts), verdict)
+        counts = [str(getattr(alike, name)) for name in INSTRUCTIONS]
+        facts = [str(alike.registers), str(alike.stack), f"{alike.shared / 1024:.1f}", *counts]
+        title = alike.kernel.replace(", ", "\n  ", 1) if narrow else alike.kernel
+        kernel = Text("\n").join([Text(title), *(Text(fault, "red") for fault in alike.faults)])
+        shown.add_row(kernel, architectures, *facts, Text("no", "red") if alike.faults else Text("yes", "green"))
     return shown

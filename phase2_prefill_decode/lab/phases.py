@@ -153,10 +153,11 @@ def laboratory(shape: str, device: torch.device, figures: dict[str, Any]) -> Lab
 
 
 def table(series: Iterable[Point]) -> Table:
-    drawn = Table(header_style="dim", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    drawn.add_column("phase")
-    for name in ("batch", "new", "context", "ms", "predicted", "µs a token", "GFLOP/s", "GB/s", "operations a byte"):
-        drawn.add_column(name, justify="right")
+    drawn = Table(header_style="dim", box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    drawn.add_column("\nphase", no_wrap=True)
+    counts, times = ("\nbatch", "\nnew", "\ncontext"), ("measured\nms", "predicted\nms", "µs a\ntoken")
+    for name in (*counts, *times, "\nGFLOP/s", "\nGB/s", "FLOP\na byte"):
+        drawn.add_column(name, justify="right", no_wrap=True)
     for p in series:
         numbers = [str(p.batch), str(p.tokens), str(p.context), f"{p.seconds * 1e3:,.2f}", f"{p.predicted * 1e3:,.2f}"]
         rates = [f"{p.token_seconds * 1e6:,.0f}", f"{p.gflops:,.1f}", f"{p.gb_per_second:,.1f}", f"{p.intensity:,.1f}"]

@@ -153,7 +153,7 @@ def test_any_order_of_operations() -> None:
     """A short run, which judges exercises. The long one is slow."""
     machine = AgainstADictOfPrefixes
     machine.rules_run = machine.splits = machine.evicted = 0
-    run_state_machine_as_test(machine, settings=settings(max_examples=80, stateful_step_count=60, derandomize=True))
+    run_state_machine_as_test(machine, settings=settings(max_examples=40, stateful_step_count=60, derandomize=True))
     assert min(machine.splits, machine.evicted) > 10
 
 

@@ -91,6 +91,17 @@ def test_a_modest_request_is_computed_in_the_next_step_however_many_a_greedy_ten
     assert len(one.step()) == PLACES  # and is not left empty after it
 
 
+def test_the_step_that_makes_a_place_for_a_request_has_tokens_for_it_too() -> None:
+    one = engine(places=2)
+    flood(one, "greedy", 1, prompt=640)
+    flood(one, "greedy", 1)
+    one.step()
+    assert places(one) == {"greedy": 2}
+    one.submit(request("one", 8, 1, arrival=one.now, tenant="modest"))
+    lengths = {piece.request.id: piece.length for piece in one.step()}
+    assert lengths.get("one") == 8, "no tokens are reserved for it: the long prompt took them all"
+
+
 @pytest.mark.parametrize("cache", [PagedCache, PrefixCache])
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_a_greedy_tenant_gives_up_pages_too(ahead: int, cache: type[PagedCache]) -> None:

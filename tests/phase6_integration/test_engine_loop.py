@@ -219,17 +219,17 @@ def test_a_request_can_be_ended_while_its_grammar_is_compiled() -> None:
     assert not loop.core.has_work
 
 
-class Slow(Future[None]):
-    """A grammar that is compiled when the engine waits for it, and not before."""
-
-    def result(self, timeout: float | None = None) -> None:
-        if not self.done():
-            self.set_result(None)
-
-
-def test_the_engine_does_not_sleep_while_a_grammar_is_compiled() -> None:
+def test_the_engine_does_not_sleep_while_a_grammar_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last running request ends before: nothing else would wake it."""
-    loop, line = idle_loop(lambda grammar: Slow())
+    futures, prepare = compiling()
+    loop, line = idle_loop(prepare)
+
+    def send(message: Any) -> None:
+        line.sent.append(message)
+        if "b" in ends(line) and not futures["g"].done():
+            futures["g"].set_result(None)
+
+    monkeypatch.setattr(line, "send", send)
     line.arrivals.append([ask("b", max_tokens=2), bound("a")])
     with pytest.raises(EOFError):
         loop.run()
@@ -240,6 +240,6 @@ def test_an_idle_engine_waits_for_a_grammar() -> None:
     futures, prepare = compiling()
     loop, line = idle_loop(prepare)
     loop.handle(bound("a"))
-    threading.Timer(0, lambda: futures["g"].set_result(None)).start()
+    threading.Timer(0.05, lambda: futures["g"].set_result(None)).start()
     loop.turn()
     assert tokens(line, "a") == [100]

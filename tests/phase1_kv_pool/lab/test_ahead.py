@@ -5,6 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from phase1_kv_pool.kernels import prepare_triton
 from phase1_kv_pool.lab import report
@@ -174,7 +175,33 @@ def test_the_table_groups_equal_architectures(
     assert row.split() == ["copy", "80", "90", "32", "0", "1.5", "4", "4", "0", "0", "yes"]
     monkeypatch.setattr(report, "compile_all", lambda catalog: [*good, bad])
     assert report.main("phase1_kv_pool.lab", []) == 1
-    assert "copy   100" in capsys.readouterr().out
+    *_, row, fault = capsys.readouterr().out.splitlines()
+    assert (*row.split()[:4], row.split()[-1]) == ("copy", "100", "255", "16", "no")
+    assert fault.strip() == "16 bytes of stack"
     assert report.main("phase1_kv_pool.lab", ["--json"]) == 0
     assert '"faults": ["16 bytes of stack"]' in capsys.readouterr().out
     assert asdict(bad)["faults"] == ("16 bytes of stack",)
+
+
+def test_the_table_fits_into_80_columns() -> None:
+    name = "decode bf16 x 128, pages of 16, group 4, window 4096"
+    kernels = [Compiled(name, arch, 255, 1000, 233_472, 100, 100, 100, 100, ()) for arch in (90, 100)]
+    console = Console(width=80)
+    with console.capture() as shown:
+        console.print(report.table(kernels, narrow=True))
+    _, _, first, *others = shown.get().splitlines()
+    assert " ".join(first.split()) == "decode bf16 x 128 90 100 255 1000 228.0 100 100 100 100 yes"
+    assert " ".join(" ".join(others).split()) == "pages of 16, group 4, window 4096"
+
+
+def test_kernels_are_chosen_by_the_beginnings_of_their_names(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    chosen: list[str] = []
+    monkeypatch.setattr(report, "compile_all", lambda specs: chosen.extend(spec.name for spec in specs) or [])
+    report.main("phase1_kv_pool.lab", ["store fp16", "store bf16 x 9"])
+    assert chosen == ["store bf16 x 96", "store fp16 x 96"]
+    with pytest.raises(SystemExit):
+        report.main("phase1_kv_pool.lab", ["copy"])
+    assert "no kernel's name begins so; the names are: store bf16 x 128; " in capsys.readouterr().err

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from phase2_prefill_decode.config import ModelConfig
 from phase2_prefill_decode.lab import bench, ceilings, comparison, phases
@@ -122,3 +123,12 @@ def test_phases_records_a_point_for_each_step(
     assert points["decode_2_8"]["operations"] == 2 * points["decode_1_8"]["operations"]
     assert points["decode_2_8"]["bytes"] < 2 * points["decode_1_8"]["bytes"]
     assert len([line for line in capsys.readouterr().out.splitlines() if line.startswith(("prefill", "decode"))]) == 5
+
+
+def test_the_table_of_phases_fits_into_80_columns() -> None:
+    point = phases.Point("decode", 64, 2048, 40960, 12.3456789, 10**16, 10**13, 9.87654321)
+    console = Console(width=80)
+    with console.capture() as shown:
+        console.print(phases.table([point]))
+    *_, row = shown.get().splitlines()
+    assert " ".join(row.split()) == "decode 64 2048 40960 12,345.68 9,876.54 94 810,000.0 810.0 1,000.0"
