@@ -9,13 +9,13 @@ from phase0_request.request import FinishReason
 from phase6_integration.outputs import Chunk
 from phase6_integration.server import openapi
 from phase6_integration.server.answers import Answer
-from phase6_integration.server.bad_words import bad_words
 from phase6_integration.server.conversation import Conversation, text_of
 from phase6_integration.server.dependencies import Server, ServerState, json_body
 from phase6_integration.server.errors import conflict
 from phase6_integration.server.formatter import Formatter
 from phase6_integration.server.logprobs import for_chat
 from phase6_integration.server.parsing import (
+    bad_words,
     check_lengths,
     check_options,
     engine_requests,
@@ -78,7 +78,7 @@ async def continue_chat(
         lengths,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=prompt_alternatives(body, [prompt], None, server.settings.max_scores),
-        bad_words=await bad_words(pool, body.bad_words or (), tenant),
+        bad_words=await bad_words(pool, body, tenant),
         grammar=grammar,
         **plan.sampling,
     )
