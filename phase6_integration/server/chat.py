@@ -9,7 +9,7 @@ from phase0_request.request import FinishReason
 from phase6_integration.outputs import Chunk
 from phase6_integration.server import openapi
 from phase6_integration.server.answers import Answer
-from phase6_integration.server.conversation import Conversation, text_of
+from phase6_integration.server.conversation import conversation, text_of
 from phase6_integration.server.dependencies import Server, ServerState, json_body
 from phase6_integration.server.errors import conflict
 from phase6_integration.server.formatter import Formatter
@@ -56,8 +56,8 @@ async def continue_chat(
     if body.truncate_prompt_tokens is None:
         check_lengths(["".join(map(text_of, body.messages))], pool.tokenizer.longest, context, "messages")
     tenant, plan = request.state.tenant, AnswerPlan.of(server, body)
-    conversation = Conversation.of(body, reasoning_effort=body.reasoning_effort)
-    prompt = await pool.chat(conversation, tenant, body.add_special_tokens is True)
+    arguments = conversation(body, reasoning_effort=body.reasoning_effort)
+    prompt = await pool.chat(arguments, tenant, body.add_special_tokens is True)
     prompt = truncate(prompt, body, length or 1, context)
     default = server.settings.sampling_defaults.get("max_tokens")
     lengths = output_lengths([prompt], length, default, context, "messages")
