@@ -105,7 +105,7 @@ class Account:
         if not self.outputs:
             return {name: value for name, value in about.items() if value is not None}
         times = [output.times for output in self.outputs]
-        waits = [t.queue for t in times if t.queue is not None]
+        waits = [t.queue_time for t in times if t.queue_time is not None]
         first_tokens = [t.ttft for t in times if t.ttft is not None]
         known = {
             "prompt_tokens": self.prompt_tokens,

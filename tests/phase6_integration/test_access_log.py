@@ -87,7 +87,7 @@ def test_the_line_of_a_refused_request_has_its_code_and_field(caplog: pytest.Log
 
 @dataclass
 class Times:
-    queue: float | None = None
+    queue_time: float | None = None
     ttft: float | None = None
 
 
