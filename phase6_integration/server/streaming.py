@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Response
@@ -90,24 +91,16 @@ class GenerationResponse(Response):
             raise conflict(None, str(error)) from None
 
 
+@dataclass(frozen=True, slots=True)
 class _Sender:
     """Sends the outputs of one request."""
 
-    def __init__(
-        self,
-        server: ServerState,
-        formatter: Formatter,
-        outputs: OutputStream,
-        writer: "ResponseWriter",
-        account: Account,
-        request_id: str,
-    ) -> None:
-        self.server = server
-        self.formatter = formatter
-        self.outputs = outputs
-        self.writer = writer
-        self.account = account
-        self.request_id = request_id
+    server: ServerState
+    formatter: Formatter
+    outputs: OutputStream
+    writer: "ResponseWriter"
+    account: Account
+    request_id: str
 
     # region exercise 6.5
     async def whole(self, lease: Lease, size: int) -> None:
