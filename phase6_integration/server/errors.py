@@ -75,6 +75,11 @@ def overloaded() -> RequestError:
     return RequestError(503, message, code="overloaded", headers={"retry-after": "5"})
 
 
+def fault(request_id: str) -> RequestError:
+    message = f"the server failed on this request; its log says why under the id {request_id}"
+    return RequestError(500, message, code="internal_error")
+
+
 def invalid(details: Sequence[ErrorDetails], known: Collection[str] = ()) -> RequestError:
     """All fields that are unknown or not supported; or the first of pydantic's other errors, and their number. `known`
     are the fields of the request."""

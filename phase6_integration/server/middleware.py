@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from phase6_integration.server.api_keys import ApiKeys, digest
 from phase6_integration.server.budget import Budget, Lease
-from phase6_integration.server.errors import RequestError, overloaded
+from phase6_integration.server.errors import RequestError, fault, overloaded
 from phase6_integration.server.logs import Account
 from phase6_integration.server.not_served import check_served
 from phase6_integration.server.origins import check_host, cors
@@ -183,14 +183,8 @@ class ErrorResponses(HttpMiddleware):
         except Exception as error:
             if started or not isinstance(error, RequestError):
                 logger.exception("a request failed by a fault of the server", extra={"fields": {"id": name}})
-            await refuse(error if isinstance(error, RequestError) else _fault(error, name))
-
-
-def _fault(error: Exception, request_id: str) -> RequestError:
-    if isinstance(error, MemoryError):
-        return overloaded()
-    message = f"the server failed on this request; its log says why under the id {request_id}"
-    return RequestError(500, message, code="internal_error")
+            unexpected = overloaded() if isinstance(error, MemoryError) else fault(name)
+            await refuse(error if isinstance(error, RequestError) else unexpected)
 
 
 class HeadChecks(HttpMiddleware):

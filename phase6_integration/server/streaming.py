@@ -17,7 +17,7 @@ from phase6_integration.messages import EngineRequest
 from phase6_integration.outputs import Chunk, OutputStream
 from phase6_integration.server.budget import Lease, answer_bytes
 from phase6_integration.server.dependencies import ServerState
-from phase6_integration.server.errors import RequestError, conflict, unavailable
+from phase6_integration.server.errors import RequestError, conflict, fault, unavailable
 from phase6_integration.server.formatter import Formatter
 from phase6_integration.server.logs import Account
 from phase6_integration.server.schemas import SamplingFields
@@ -139,7 +139,7 @@ class _Sender:
             except Exception as error:
                 logger.exception("a stream failed by a fault of the server", extra={"fields": {"id": self.request_id}})
                 self.account.error = repr(error)
-                last = self.formatter.failed(self._fault)
+                last = self.formatter.failed(fault(self.request_id))
             await self.writer.write(last + self.formatter.done, more=False)
 
     # endregion
@@ -197,14 +197,7 @@ class _Sender:
             return RequestError(408, "the request was not answered before its deadline", code="deadline_passed")
         if chunk.finish_reason is not FinishReason.ERROR:
             return None
-        if chunk.health is not None:
-            return unavailable(chunk.health)
-        return self._fault
-
-    @property
-    def _fault(self) -> RequestError:
-        message = f"the server failed on this request; its log says why under the id {self.request_id}"
-        return RequestError(500, message, code="internal_error")
+        return fault(self.request_id) if chunk.health is None else unavailable(chunk.health)
 
     # region exercise 6.5
     async def _keep_alive(self) -> None:
