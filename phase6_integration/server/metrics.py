@@ -5,6 +5,7 @@ No label takes a value from a client, so memory does not grow with the number of
 """
 
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -25,7 +26,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # vLLM has none
 
 LABELS = ("model_name", "engine")
 WINDOW = 60  # seconds of a rate
-KEPT = 4096  # the latest values of a latency, of which percentiles are made
+KEPT = 4096  # values of which percentiles are made
 QUANTILES = (50, 90, 99)
 CHOICES = [1.0, 2.0, 5.0, 10.0, 20.0]
 STEP = [float(1), *(float(8 << i) for i in range(12))]  # tokens
@@ -80,10 +81,25 @@ class Rate:
             self._sums.popleft()
 
 
-def quantiles(latencies: Iterable[float]) -> dict[str, float | None]:
-    """Percentiles by name; None without values."""
-    values = sorted(latencies)
-    return {f"p{q}": round(percentile(values, q), 6) if values else None for q in QUANTILES}
+class Latencies:
+    """The last KEPT values of one latency, in seconds."""
+
+    def __init__(self) -> None:
+        self._values = array("d")
+        self._oldest = 0  # where the next value goes, once there are KEPT
+
+    def extend(self, values: Iterable[float]) -> None:
+        for value in values:
+            if len(self._values) < KEPT:
+                self._values.append(value)
+            else:
+                self._values[self._oldest] = value
+                self._oldest = (self._oldest + 1) % KEPT
+
+    def quantiles(self) -> dict[str, float | None]:
+        """Percentiles by name; None without values."""
+        values = sorted(self._values)
+        return {f"p{q}": round(percentile(values, q), 6) if values else None for q in QUANTILES}
 
 
 class Metrics:
@@ -128,7 +144,7 @@ class Metrics:
         }
         self._histograms = {name: self._histogram(name, bounds) for name, bounds in buckets.items()}
         self._rates = {name: Rate(clock) for name in ("prefill_tokens", "decode_tokens", "requests")}
-        self._latencies = {name: deque[float](maxlen=KEPT) for name in ("ttft", "itl", "e2e", "queue")}
+        self._latencies = {name: Latencies() for name in ("ttft", "itl", "e2e", "queue")}
 
     def _histogram(self, name: str, bounds: Sequence[float]) -> Histogram:
         text = name.replace("_", " ").capitalize() + "."
@@ -174,7 +190,7 @@ class Metrics:
             if seconds is not None:
                 into[name].observe(seconds)
                 if lately is not None:
-                    self._latencies[lately].append(seconds)
+                    self._latencies[lately].extend((seconds,))
         self._rates["requests"].add(1)
 
     # Called by responses.
@@ -260,5 +276,5 @@ class Metrics:
                 "window_seconds": WINDOW,
                 **{f"{name}_per_second": round(rate.per_second(), 3) for name, rate in self._rates.items()},
             },
-            "latency_seconds": {name: quantiles(latest) for name, latest in self._latencies.items()},
+            "latency_seconds": {name: latencies.quantiles() for name, latencies in self._latencies.items()},
         }

@@ -1,7 +1,6 @@
 """Metrics, judged by prometheus_client's parser and by what vLLM's shipped dashboard asks of a server."""
 
 import re
-from collections import deque
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from phase0_request.request import FinishReason
 from phase6_integration.async_engine import StepReport
 from phase6_integration.messages import EngineRequest
 from phase6_integration.outputs import OutputState, OutputTimes
-from phase6_integration.server.metrics import KEPT, WINDOW, Metrics, Rate, one_two_five, quantiles
+from phase6_integration.server.metrics import KEPT, WINDOW, Latencies, Metrics, Rate, one_two_five
 from phase6_integration.stats import Gauges
 
 # The series that the panels of vLLM's dashboard read, and those that the contract adds to them.
@@ -249,7 +248,7 @@ def test_what_is_shown_does_not_grow_with_what_is_served() -> None:
     for i in range(5000):
         engine.answer(FinishReason.STOP, prompt=1 + i % 300, tokens=1 + i % 7, gap=0.001 * i)
     assert re.sub(r" \S+$", "", engine.text(), flags=re.MULTILINE) == shape
-    assert len(engine.metrics._latencies["itl"]) == KEPT
+    assert len(engine.metrics._latencies["itl"]._values) == KEPT
 
 
 def test_stats_are_finite_json_and_agree_with_the_metrics() -> None:
@@ -312,8 +311,9 @@ def test_a_rate_that_is_young_is_not_thinned_by_time_it_has_not_seen() -> None:
 
 
 def test_quantiles_are_of_the_latest_values() -> None:
-    latencies = deque([9.0] * KEPT, maxlen=KEPT)
+    latencies = Latencies()
+    latencies.extend([9.0] * KEPT)
     latencies.extend(i / KEPT for i in range(KEPT))
-    found = quantiles(latencies)
-    assert found["p50"] == pytest.approx(0.5, abs=0.001)
-    assert found["p99"] == pytest.approx(0.99, abs=0.001)
+    quantiles = latencies.quantiles()
+    assert quantiles["p50"] == pytest.approx(0.5, abs=0.001)
+    assert quantiles["p99"] == pytest.approx(0.99, abs=0.001)
