@@ -13,7 +13,7 @@ import socket
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from phase0_request.request import FinishReason, Request
@@ -191,7 +191,8 @@ class ChannelHandler(logging.Handler):
 def _build(load: Load, channel: Channel) -> Made | None:
     """Build the engine. A missing file or too little memory is reported without a traceback."""
     try:
-        return _function(load.factory)(load.options)
+        factory: Callable[[EngineOptions], Made] = resolve_name(load.factory)
+        return factory(load.options)
     except (ValueError, OSError, MemoryError) as error:
         channel.send(Dead(str(error)))
         channel.flush()
@@ -223,12 +224,6 @@ def serve(channel: Channel) -> int:
         channel.flush()
         return 1
     return 0
-
-
-def _function(name: str) -> Callable[[EngineOptions], Made]:
-    module, _, attribute = name.partition(":")
-    found: Callable[[EngineOptions], Made] = getattr(import_module(module), attribute)
-    return found
 
 
 def main() -> int:

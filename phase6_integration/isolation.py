@@ -25,10 +25,6 @@ class StepFailedError(RuntimeError):
     """A step failed, and no request is at fault. It can be planned again."""
 
 
-class StepVoidError(StepFailedError):
-    """A step before it failed, so it read tokens and keys that were never computed. It can be planned again."""
-
-
 class BrokenError(RuntimeError):
     """No request is at fault: the engine cannot compute any step."""
 
@@ -163,7 +159,7 @@ class IsolatedStep(Generic[P]):
 
     def output(self, numbers: Sequence[int], slices: int) -> StepOutput:
         if self._failures != self._runner.failures:
-            raise StepVoidError("a step before it failed")
+            raise StepFailedError("a step before it failed, so it read tokens and keys that were never computed")
         if self._launched is not None:
             try:
                 output = self._launched.output(numbers, slices)

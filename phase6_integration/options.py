@@ -5,7 +5,7 @@ Each field carries its check and the help text of its command-line flag: `cli.pa
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
@@ -17,7 +17,6 @@ from phase3_chunked_prefill.budget import TokenBudget
 from phase5_continuous.policies import POLICIES
 
 DTYPES = ("float32", "bfloat16", "float16")
-DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 MAX_INT = 1 << 30
 AUTO = {"auto": None}  # None means: chosen from the model and the machine
 Check = Callable[[str, Any], object]  # (name, value); raises ConfigError
@@ -45,24 +44,24 @@ def check_fields(options: Any) -> None:
             check(one.name, value)
 
 
-def _model(name: str, value: object) -> None:
-    if not isinstance(value, str) or not value:
-        raise ConfigError(f"{name} must be a directory or the name of a repository, got {value!r}")
+def text(what: str, pattern: str = "(?s).+") -> Check:
+    """A check for a string that matches a pattern; `what` says what it must be."""
+
+    def check(name: str, value: object) -> None:
+        if not isinstance(value, str) or not re.fullmatch(pattern, value):
+            raise ConfigError(f"{name} must be {what}, got {value!r}")
+
+    return check
 
 
-def _revision(name: str, value: object) -> None:
-    if not isinstance(value, str) or not value:
-        raise ConfigError(f"{name} must be a branch, a tag or a commit, got {value!r}")
+def texts(what: str, pattern: str) -> Check:
+    """A check for strings that match a pattern."""
 
+    def check(name: str, values: Iterable[str]) -> None:
+        if not all(re.fullmatch(pattern, value) for value in values):
+            raise ConfigError(f"{name} must be {what}")
 
-def _directory(name: str, value: object) -> None:
-    if not isinstance(value, str) or not value:
-        raise ConfigError(f"{name} must be a directory, got {value!r}")
-
-
-def _device(name: str, value: object) -> None:
-    if not isinstance(value, str) or not DEVICE.fullmatch(value):
-        raise ConfigError(f"{name} must be cpu, cuda or cuda:N, got {value!r}")
+    return check
 
 
 def _fraction(name: str, value: Any) -> None:
@@ -76,6 +75,7 @@ def at_least(low: int) -> Check:
 
 
 positive: Check = partial(number, low=0, open_below=True)
+_model = text("a directory or the name of a repository")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +84,11 @@ class EngineOptions:
 
     model: str = field(default=str(BUNDLED), metadata={"check": _model})  # a directory, or a repository on the hub
     revision: str | None = option(
-        None, "branch, tag or commit of a repository on the hub (main)", "REVISION", _revision
+        None, "branch, tag or commit of a repository on the hub (main)", "REVISION", text("a branch, a tag or a commit")
     )
-    download_dir: str | None = option(None, "for downloads from the hub (the hub's own cache)", "DIRECTORY", _directory)
+    download_dir: str | None = option(
+        None, "for downloads from the hub (the hub's own cache)", "DIRECTORY", text("a directory")
+    )
     tokenizer: str | None = option(
         None, "directory or name on the hub of the tokenizer and its chat template (the model's)", "TOKENIZER", _model
     )
@@ -98,7 +100,11 @@ class EngineOptions:
         words=AUTO | {"half": "float16", "float": "float32"},
     )
     device: str | None = option(
-        None, "cpu, cuda or cuda:N; auto: a GPU if there is one (auto)", "DEVICE", _device, words=AUTO
+        None,
+        "cpu, cuda or cuda:N; auto: a GPU if there is one (auto)",
+        "DEVICE",
+        text("cpu, cuda or cuda:N", r"cpu|cuda(:\d+)?"),
+        words=AUTO,
     )
     max_model_len: int | None = option(
         None,

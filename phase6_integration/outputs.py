@@ -10,6 +10,7 @@ import math
 from array import array
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from phase0_request.detokenizer import Detokenizer
 from phase0_request.request import FinishReason, RequestTimes, TokenLogprobs
@@ -67,8 +68,7 @@ class LogprobArrays:
         return first
 
 
-def _integers() -> "array[int]":
-    return array("i")
+_integers = partial(array, "i")
 
 
 @dataclass(slots=True)
@@ -114,10 +114,6 @@ class Chunk:
 @dataclass(slots=True)
 class OutputTimes(RequestTimes):
     """Seconds on the monotonic clock. A token's time is the end of its step."""
-
-    @property
-    def queue(self) -> float | None:
-        return self.queue_time
 
     @property
     def prefill(self) -> float | None:

@@ -31,10 +31,8 @@ class Gauges:
 
     # Counters since the engine was made.
     preemptions: int = 0
-    queries: int = 0  # prefix cache look-ups
-    query_tokens: int = 0  # prompt tokens looked up
+    query_tokens: int = 0  # prompt tokens looked up in the prefix cache
     hit_tokens: int = 0  # of these, found
-    evictions: int = 0
 
     @classmethod
     def read(cls, scheduler: Scheduler) -> "Gauges":
@@ -45,7 +43,7 @@ class Gauges:
         if not isinstance(cache, PrefixCache):
             return cls(*now)
         counts = cache.counts
-        return cls(*now, counts.queries, counts.query_tokens, counts.hit_tokens, counts.evictions)
+        return cls(*now, counts.query_tokens, counts.hit_tokens)
 
     @property
     def hit_rate(self) -> float:

@@ -41,20 +41,17 @@ def attention_batches(cache: KVCache, max_tokens: int) -> Iterator[Batch]:
     length = min(CONTEXT, max_tokens)
     for new in NEW:
         for beside in ((), (CHUNK,)):
-            yield from _in_pages(cache, [_sequence(min(one, length), length) for one in (new, *beside)])
+            yield from _in_pages(cache, [(min(one, length), length, SAMPLING[0]) for one in (new, *beside)])
 
 
 def sampling_batches(cache: KVCache) -> Iterator[Batch]:
     """Yield batches of decodes for the kernels of sampling, in the same way."""
     for kinds in (*((params,) for params in SAMPLING), SAMPLING):
-        yield from _in_pages(cache, [_sequence(1, 1, params) for params in kinds])
-
-
-def _sequence(new: int, length: int, params: SamplingParams = SAMPLING[0]) -> tuple[int, int, SamplingParams]:
-    return new, length, params
+        yield from _in_pages(cache, [(1, 1, params) for params in kinds])
 
 
 def _in_pages(cache: KVCache, sequences: Sequence[tuple[int, int, SamplingParams]]) -> Iterator[Batch]:
+    """Yield a batch of sequences, of which each has so many new tokens at the end of its length."""
     slices = []
     for number, (new, length, params) in enumerate(sequences):
         request = Request(f"warm-up {number}", (0,) * length, params)

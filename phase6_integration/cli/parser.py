@@ -80,18 +80,14 @@ def add_fields(group: argparse._ActionsContainer, options: type, only: Collectio
         kind, help = _kind(hints[field.name]), field.metadata["help"]
         if kind is bool:
             default = "" if field.default is None else " (on)" if field.default else " (off)"
-            add_switch(group, flags[0], help + default, field.name)
+            switch = argparse.BooleanOptionalAction  # --flag and --no-flag
+            group.add_argument(*flags, dest=field.name, action=switch, default=argparse.SUPPRESS, help=help + default)
             continue
         if isinstance(field.default, int | float | str):
             help += f" ({field.default})"
         several: dict[str, Any] = {"nargs": "+", "action": "extend"} if kind is tuple else {}
         metavar, read = field.metadata["metavar"], _reader(kind, field.metadata["words"])
         group.add_argument(*flags, dest=field.name, type=read, metavar=metavar, help=help, **several)
-
-
-def add_switch(group: argparse._ActionsContainer, flag: str, help: str, dest: str) -> None:
-    """Add --flag and --no-flag."""
-    group.add_argument(flag, dest=dest, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=help)
 
 
 def values_of(options: type, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """POST /v1/chat/completions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
@@ -8,14 +8,13 @@ from fastapi import APIRouter, Request, Response
 from phase0_request.request import FinishReason
 from phase6_integration.outputs import Chunk
 from phase6_integration.server import openapi
-from phase6_integration.server.answers import Answer
-from phase6_integration.server.bad_words import bad_words
-from phase6_integration.server.conversation import Conversation, text_of
+from phase6_integration.server.conversation import conversation, text_of
 from phase6_integration.server.dependencies import Server, ServerState, json_body
 from phase6_integration.server.errors import conflict
 from phase6_integration.server.formatter import Formatter
 from phase6_integration.server.logprobs import for_chat
 from phase6_integration.server.parsing import (
+    bad_words,
     check_lengths,
     check_options,
     engine_requests,
@@ -56,16 +55,12 @@ async def continue_chat(
     if body.truncate_prompt_tokens is None:
         check_lengths(["".join(map(text_of, body.messages))], pool.tokenizer.longest, context, "messages")
     tenant, plan = request.state.tenant, AnswerPlan.of(server, body)
-    conversation = Conversation.of(body, reasoning_effort=body.reasoning_effort)
-    prompt = await pool.chat(conversation, tenant, body.add_special_tokens is True)
+    arguments = conversation(body, reasoning_effort=body.reasoning_effort)
+    prompt = await pool.chat(arguments, tenant, body.add_special_tokens is True)
     prompt = truncate(prompt, body, length or 1, context)
     default = server.settings.sampling_defaults.get("max_tokens")
     lengths = output_lengths([prompt], length, default, context, "messages")
-    formatter = make(server, body, request.state.request_id, [prompt])
-    formatter.logprobs = bool(body.logprobs)
-    if body.return_token_ids:
-        formatter.first_event["prompt_token_ids"] = prompt
-    formatter.read_by(plan, prompt)
+    formatter = make(server, body, request.state.request_id, prompt, plan)
     grammar = plan.grammar(prompt, content)
     if grammar is not None and grammar != content:
         grammar = await server.grammars.check(grammar, tenant, "tools")
@@ -78,7 +73,7 @@ async def continue_chat(
         lengths,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=prompt_alternatives(body, [prompt], None, server.settings.max_scores),
-        bad_words=await bad_words(pool, body.bad_words or (), tenant),
+        bad_words=await bad_words(pool, body, tenant),
         grammar=grammar,
         **plan.sampling,
     )
@@ -90,13 +85,13 @@ class ChatFormatter(Formatter):
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._answers: dict[int, Answer] = {}
-        self._called = "tool_calls"
-
-    def read_by(self, plan: AnswerPlan, prompt: Sequence[int]) -> None:
-        """Read the answers for tool calls and reasoning, before the first one arrives."""
+    def __init__(
+        self, server: ServerState, body: ChatRequest, request_id: str, prompt: tuple[int, ...], plan: AnswerPlan
+    ) -> None:
+        super().__init__(server, body, request_id, [prompt])
+        self.logprobs = bool(body.logprobs)
+        if body.return_token_ids:
+            self.first_event["prompt_token_ids"] = prompt
         self._answers = {i: answer for i in range(self.n) if (answer := plan.answer(prompt)) is not None}
         self._called = "stop" if plan.is_named else "tool_calls"  # the finish reason, as in OpenAI's API
 

@@ -8,12 +8,12 @@ from fastapi import APIRouter, Request, Response
 from phase0_request.request import FinishReason
 from phase6_integration.outputs import Chunk, LogprobArrays
 from phase6_integration.server import openapi
-from phase6_integration.server.bad_words import bad_words
 from phase6_integration.server.dependencies import Server, ServerState, json_body
 from phase6_integration.server.errors import conflict
 from phase6_integration.server.formatter import Formatter
 from phase6_integration.server.logprobs import for_completion, prompt_offsets
 from phase6_integration.server.parsing import (
+    bad_words,
     check_lengths,
     check_options,
     engine_requests,
@@ -55,7 +55,7 @@ async def create_completion(
         [await _echo(pool, prompt, body.skip_special_tokens is not False) for prompt in prompts] if body.echo else None
     )
     formatter = CompletionFormatter(server, body, request.state.request_id, tokens, echoes)
-    words = await bad_words(pool, body.bad_words or (), tenant)
+    words = await bad_words(pool, body, tenant)
     requests = engine_requests(
         server,
         tenant,

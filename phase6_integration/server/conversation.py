@@ -1,47 +1,34 @@
-"""Conversation: what a request gives the chat template, in the form that templates expect."""
+"""conversation: what a request gives the chat template, in the form that templates expect."""
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 from phase6_integration.server.errors import conflict
 from phase6_integration.server.schemas import AnyMessage, AssistantMessage, ConversationFields, ToolCall
 
 
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """The arguments of Tokenizer.chat."""
-
-    messages: list[dict[str, Any]]
-    add_generation_prompt: bool
-    variables: dict[str, Any]  # of the template
-
-    @classmethod
-    def of(cls, body: ConversationFields, **variables: Any) -> "Conversation":
-        """`variables` are those beside the ones that every body has; null means not given."""
-        if body.continue_final_message and body.add_generation_prompt:
-            message = "continue_final_message continues the last message; add_generation_prompt would begin another"
-            raise conflict("add_generation_prompt", message)
-        found = {
-            **variables,
-            "tools": [tool.model_dump(exclude_unset=True) for tool in body.tools or ()] or None,
-            "documents": body.documents or None,
-            "continue_final_message": body.continue_final_message or None,
-            **(body.chat_template_kwargs or {}),
-        }
-        return cls(
-            [_message(number, message) for number, message in enumerate(body.messages)],
-            body.add_generation_prompt is not False and not body.continue_final_message,
-            {name: value for name, value in found.items() if value is not None},
-        )
-
-    def to_json(self) -> bytes:
-        """JSON: an integer may be larger than msgpack's."""
-        fields = {name: getattr(self, name) for name in self.__slots__}
-        try:
-            return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
-        except RecursionError:
-            raise conflict("messages", "messages: the arguments of a call are nested too deeply") from None
+def conversation(body: ConversationFields, **variables: Any) -> bytes:
+    """The arguments of Tokenizer.chat, as JSON: an integer may be larger than msgpack's. `variables` of the template
+    are those beside the ones that every body has; null means not given."""
+    if body.continue_final_message and body.add_generation_prompt:
+        message = "continue_final_message continues the last message; add_generation_prompt would begin another"
+        raise conflict("add_generation_prompt", message)
+    found = {
+        **variables,
+        "tools": [tool.model_dump(exclude_unset=True) for tool in body.tools or ()] or None,
+        "documents": body.documents or None,
+        "continue_final_message": body.continue_final_message or None,
+        **(body.chat_template_kwargs or {}),
+    }
+    arguments = {
+        "messages": list(map(_message, body.messages)),
+        "add_generation_prompt": body.add_generation_prompt is not False and not body.continue_final_message,
+        "variables": {name: value for name, value in found.items() if value is not None},
+    }
+    try:
+        return json.dumps(arguments, ensure_ascii=False, separators=(",", ":")).encode()
+    except RecursionError:
+        raise conflict("messages", "messages: the arguments of a call are nested too deeply") from None
 
 
 def text_of(message: AnyMessage) -> str:
@@ -51,7 +38,7 @@ def text_of(message: AnyMessage) -> str:
     return message.content or ""
 
 
-def _message(number: int, message: AnyMessage) -> dict[str, Any]:
+def _message(message: AnyMessage) -> dict[str, Any]:
     others: dict[str, Any] = {"name": message.name}
     if isinstance(message, AssistantMessage):
         calls = [_call(one) for one in message.tool_calls or ()]

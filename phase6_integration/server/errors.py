@@ -1,16 +1,15 @@
-"""Errors in OpenAI's format, and the exception handlers that produce it."""
+"""Errors in OpenAI's format."""
 
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NoReturn
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
-from starlette.types import Receive, Scope, Send
 
 from phase6_integration.health import Health
 
@@ -31,7 +30,7 @@ _WORD = re.compile(r"[a-z_]{1,32}")  # the name of a role, or of a kind of conte
 
 
 class RequestError(Exception):
-    """An error response. `param` is the field at fault."""
+    """An error response, for middleware and routes to raise. `param` is the field at fault."""
 
     def __init__(
         self,
@@ -55,23 +54,6 @@ class RequestError(Exception):
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return json.dumps({"error": error}).encode()
 
-    @property
-    def response(self) -> "Refusal":
-        return Refusal(self)
-
-
-class Refusal(Response):
-    """Sends a RequestError, and has the access log say what was refused."""
-
-    def __init__(self, error: RequestError) -> None:
-        super().__init__(error.content, error.status, error.headers, media_type="application/json")
-        self.error = error
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if account := scope.get("state", {}).get("account"):
-            account.code, account.param = self.error.code, self.error.param
-        await super().__call__(scope, receive, send)
-
 
 def bad_value(param: str | None, message: str, code: str = "invalid_value") -> RequestError:
     """A value that the schema of the request does not allow."""
@@ -91,6 +73,11 @@ def unavailable(health: Health, reason: str | None = None) -> RequestError:
 def overloaded() -> RequestError:
     message = "the memory for requests and answers is all in use; try again later"
     return RequestError(503, message, code="overloaded", headers={"retry-after": "5"})
+
+
+def fault(request_id: str) -> RequestError:
+    message = f"the server failed on this request; its log says why under the id {request_id}"
+    return RequestError(500, message, code="internal_error")
 
 
 def invalid(details: Sequence[ErrorDetails], known: Collection[str] = ()) -> RequestError:
@@ -164,12 +151,7 @@ def _given(value: Any, kind: str) -> str:
     return next((f", got {name}" for kind, name in kinds if isinstance(value, kind)), "")
 
 
-async def _request_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestError)
-    return error.response
-
-
-async def _http(request: Request, error: Exception) -> Response:
+async def _http(request: Request, error: Exception) -> NoReturn:
     """Errors of the router: an unknown path, a wrong method."""
     assert isinstance(error, HTTPException)
     words = {
@@ -180,16 +162,15 @@ async def _http(request: Request, error: Exception) -> Response:
     headers = error.headers
     if error.status_code == 405 and (operations := request.app.openapi()["paths"].get(request.url.path)):
         headers = {"allow": ", ".join(map(str.upper, operations))}  # the router names those of the first route only
-    return RequestError(error.status_code, message, code=code, headers=headers).response
+    raise RequestError(error.status_code, message, code=code, headers=headers)
 
 
-async def _parameters(_: Request, error: Exception) -> Response:
+async def _parameters(_: Request, error: Exception) -> NoReturn:
     assert isinstance(error, RequestValidationError)
-    return invalid(error.errors()).response
+    raise invalid(error.errors())
 
 
 def install(app: FastAPI) -> None:
-    """Install the exception handlers."""
-    app.add_exception_handler(RequestError, _request_error)
+    """Install handlers that turn FastAPI's exceptions into RequestErrors, which the middleware sends."""
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(RequestValidationError, _parameters)

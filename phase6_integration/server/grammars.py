@@ -54,9 +54,9 @@ class GrammarPool:
 
     async def _judge(self, processes: tokenization.Processes, job: CheckGrammar, tenant: str, param: str) -> Verdict:
         """The verdict of a process. One that was killed has none: it is asked once more, and nothing is kept."""
-        result = await tokenization.attempt(processes, job, tenant, self._max_waiting)
+        result = await processes.attempt(job, tenant, self._max_waiting)
         if isinstance(result, Killed) and not result.late:
-            result = await tokenization.attempt(processes, job, tenant, self._max_waiting)
+            result = await processes.attempt(job, tenant, self._max_waiting)
         try:
             done = tokenization.checked(result, job, param, "its grammar")
         except RequestError as error:

@@ -3,8 +3,7 @@
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import APIRouter
-from fastapi.responses import JSONResponse, Response
+from fastapi import APIRouter, Response
 
 from phase6_integration.health import Health
 from phase6_integration.server import openapi
@@ -16,23 +15,22 @@ router = APIRouter(tags=["server"])
 
 
 @router.get("/health/live", responses=openapi.errors((503,)))
-async def live(server: Server) -> Response:
+async def live(server: Server) -> dict[str, str]:
     """Whether this process is of use: a 503 asks for its restart. While the engine loads, the answer is 200."""
     if server.engine.failed.is_set():
-        return unavailable(server.engine.health, _reason(server)).response
-    return JSONResponse({"status": "live"})
+        raise unavailable(server.engine.health, _reason(server))
+    return {"status": "live"}
 
 
 @router.get("/health", responses=openapi.errors((503,)))
 @router.get("/health/ready", responses=openapi.errors((503,)))
 @router.get("/ping", responses=openapi.errors((503,)))
 @router.post("/ping", responses=openapi.errors((503, *openapi.READ)))
-async def ready(server: Server) -> Response:
+async def ready(server: Server) -> dict[str, str]:
     """Whether requests are served now."""
-    engine = server.engine
-    if engine.health is Health.READY:
-        return JSONResponse({"status": engine.health.value})
-    return unavailable(engine.health, _reason(server)).response
+    if server.engine.health is not Health.READY:
+        raise unavailable(server.engine.health, _reason(server))
+    return {"status": server.engine.health.value}
 
 
 @router.get("/load")

@@ -1,26 +1,17 @@
-"""Logging: formatters, as text or JSON, and the access log with one line per request."""
+"""Logging: formatters, as text or JSON, and what a line of the access log has of a request."""
 
 import json
 import logging
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
 from phase6_integration.log_stream import LogStream
 from phase6_integration.outputs import OutputState
 from phase6_integration.server.settings import ServerSettings
 
-CLIENT_LEFT = 499  # logged, never sent
-_POLLED = frozenset(
-    {"/health", "/health/live", "/health/ready", "/ping", "/load", "/v1/load", "/metrics"}
-)  # logged at debug level while they succeed, and while the model loads
-_LONGEST_PATH = 200  # characters of a path in the log
-access = logging.getLogger("nanoserve.access")
 _OURS = ("nanoserve", "phase6_integration", "uvicorn", "asyncio")
 
 
@@ -114,7 +105,7 @@ class Account:
         if not self.outputs:
             return {name: value for name, value in about.items() if value is not None}
         times = [output.times for output in self.outputs]
-        waits = [t.queue for t in times if t.queue is not None]
+        waits = [t.queue_time for t in times if t.queue_time is not None]
         first_tokens = [t.ttft for t in times if t.ttft is not None]
         known = {
             "prompt_tokens": self.prompt_tokens,
@@ -126,52 +117,3 @@ class Account:
             **about,
         }
         return {name: value for name, value in known.items() if value is not None}
-
-
-class AccessLog:
-    """Sets `request.state.account` and logs it, with status and duration, when the request is over."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self.app(scope, receive, send)
-        start = time.perf_counter()
-        account = scope["state"]["account"] = Account()
-        status = 0
-        sent = left = False
-
-        async def counted(message: Message) -> None:
-            nonlocal status, sent
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-            if message["type"] == "http.response.body" and not message.get("more_body", False):
-                sent = True
-
-        async def watched() -> Message:
-            nonlocal left
-            message = await receive()
-            left = left or (message["type"] == "http.disconnect" and not sent)
-            return message
-
-        try:
-            await self.app(scope, watched, counted)
-        finally:
-            ended = status if sent and not left else CLIENT_LEFT
-            fields = {
-                "id": scope["state"]["request_id"],
-                "method": scope["method"],
-                "path": _path(scope),
-                "status": ended,
-                **account.fields(),
-                "total": round(time.perf_counter() - start, 6),
-            }
-            polled = fields["path"] in _POLLED and (ended == 200 or account.code == "loading")
-            access.log(logging.DEBUG if polled else logging.INFO, "request", extra={"fields": fields})
-
-
-def _path(scope: Scope) -> str:
-    """The path as sent, still percent-encoded, so that it cannot contain a line break. The query is not logged."""
-    return bytes(scope.get("raw_path") or b"").decode("latin-1")[:_LONGEST_PATH] or str(scope["path"])[:_LONGEST_PATH]

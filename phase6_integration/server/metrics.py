@@ -181,7 +181,7 @@ class Metrics:
         for name, lately, seconds in (
             ("time_to_first_token_seconds", "ttft", times.ttft),
             ("e2e_request_latency_seconds", "e2e", times.e2e),
-            ("request_queue_time_seconds", "queue", times.queue),
+            ("request_queue_time_seconds", "queue", times.queue_time),
             ("request_prefill_time_seconds", None, times.prefill),
             ("request_decode_time_seconds", None, times.decode),
             ("request_inference_time_seconds", None, times.inference),

@@ -1,8 +1,8 @@
-"""ASGI middleware of every request, outermost first: root path, request id, access log, CORS, last resort, headers,
-host, API key, what is not served, body, HEAD.
+"""ASGI middleware of every request, outermost first: root path, request id, access log, CORS, error responses, checks
+of the head, body, HEAD.
 
 A route finds `request.state.request_id`, `request.state.tenant`, and `request.state.account`, which it fills for the
-access log.
+access log. A RequestError may be raised anywhere behind ErrorResponses.
 """
 
 import asyncio
@@ -12,50 +12,79 @@ import ipaddress
 import logging
 import re
 import secrets
+import time
 import uuid
 from collections.abc import Iterable
+from itertools import chain
 
+from fastapi import Response
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from phase6_integration.server.api_keys import ApiKeys, digest
 from phase6_integration.server.budget import Budget, Lease
-from phase6_integration.server.errors import RequestError, overloaded
-from phase6_integration.server.logs import AccessLog
-from phase6_integration.server.not_served import NotServed
-from phase6_integration.server.origins import AllowedHosts, cors
-from phase6_integration.server.root_path import RootPath
+from phase6_integration.server.errors import RequestError, fault, overloaded
+from phase6_integration.server.logs import Account
+from phase6_integration.server.not_served import check_served
+from phase6_integration.server.origins import check_host, cors
 from phase6_integration.server.settings import ServerSettings
 
 logger = logging.getLogger("nanoserve")
+access = logging.getLogger("nanoserve.access")
 
 BY_KEY, BY_ADDRESS = "key-", "address-"  # how tenants are known: ids begin with it
 PUBLIC = frozenset({"/", "/health", "/health/live", "/health/ready", "/ping", "/version"})  # routes without an API key
 REQUEST_ID = b"x-request-id"
+CLIENT_LEFT = 499  # logged, never sent
+_POLLED = frozenset(
+    {"/health", "/health/live", "/health/ready", "/ping", "/load", "/v1/load", "/metrics"}
+)  # logged at debug level while they succeed, and while the model loads
+_LONGEST_PATH = 200  # characters of a path in the log
 _SANE_ID = re.compile(rb"[!-~]{1,128}")
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 _CODINGS = frozenset({b"gzip", b"x-gzip", b"deflate", b"compress", b"x-compress", b"br", b"zstd"})
-_CHALLENGE = {"www-authenticate": "Bearer"}
 _CLOSE = {"connection": "close"}
-_PLAIN = {"accept-encoding": "identity"}
 
 
 def middleware(settings: ServerSettings, keys: ApiKeys | None = None) -> list[Middleware]:
     """For an app with these settings. `keys` replaces the API keys of the settings, and may change while it runs."""
-    hosts = [Middleware(AllowedHosts, allowed=settings.allowed_hosts)] if settings.allowed_hosts else []
     return [
         *([Middleware(RootPath, root=settings.root_path)] if settings.root_path else []),
         Middleware(RequestIds),
         Middleware(AccessLog),
         *cors(settings),
-        Middleware(LastResort),
-        Middleware(HeaderLimits, settings=settings),
-        *hosts,
-        Middleware(Auth, keys=keys or ApiKeys(settings.api_keys)),
-        Middleware(NotServed),
+        Middleware(ErrorResponses),
+        Middleware(HeadChecks, settings=settings, keys=keys or ApiKeys(settings.api_keys)),
         Middleware(BodyLimits, settings=settings),
         Middleware(Heads),
     ]
+
+
+class HttpMiddleware:
+    """Handles HTTP requests. Anything else, such as a server's lifespan, goes on to the application."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await (self.handle if scope["type"] == "http" else self.app)(scope, receive, send)
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raise NotImplementedError
+
+
+class RootPath(HttpMiddleware):
+    """The server behind a proxy that passes it on under a path, such as /llm: takes that off a request's path, so that
+    all that follows sees the routes as they are. A proxy that has taken it off already may leave it out."""
+
+    def __init__(self, app: ASGIApp, root: str) -> None:
+        super().__init__(app)
+        self.root = root
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if f"{scope['path']}/".startswith(f"{self.root}/"):
+            scope = {**scope, "path": scope["path"].removeprefix(self.root) or "/"}
+        await self.app(scope, receive, send)
 
 
 def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
@@ -66,15 +95,10 @@ def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
     return uuid.uuid4().hex
 
 
-class RequestIds:
+class RequestIds(HttpMiddleware):
     """Sets `request.state.request_id`, and the header `x-request-id` of every response."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self.app(scope, receive, send)
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         name = request_id(scope["headers"])
         scope.setdefault("state", {})["request_id"] = name
 
@@ -84,19 +108,59 @@ class RequestIds:
                 message = {**message, "headers": [*kept, (REQUEST_ID, name.encode("ascii"))]}
             await send(message)
 
-        return await self.app(scope, receive, named)
+        await self.app(scope, receive, named)
 
 
-class LastResort:
-    """Turns an exception into a 500 with a request id and no details, which are logged; and a request that is cancelled
-    because the server ends into a 503."""
+class AccessLog(HttpMiddleware):
+    """Sets `request.state.account` and logs it, with status and duration, when the request is over."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start = time.perf_counter()
+        account = scope["state"]["account"] = Account()
+        status = 0
+        sent = left = False
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self.app(scope, receive, send)
+        async def counted(message: Message) -> None:
+            nonlocal status, sent
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                sent = True
+
+        async def watched() -> Message:
+            nonlocal left
+            message = await receive()
+            left = left or (message["type"] == "http.disconnect" and not sent)
+            return message
+
+        try:
+            await self.app(scope, watched, counted)
+        finally:
+            ended = status if sent and not left else CLIENT_LEFT
+            fields = {
+                "id": scope["state"]["request_id"],
+                "method": scope["method"],
+                "path": _path(scope),
+                "status": ended,
+                **account.fields(),
+                "total": round(time.perf_counter() - start, 6),
+            }
+            polled = fields["path"] in _POLLED and (ended == 200 or account.code == "loading")
+            access.log(logging.DEBUG if polled else logging.INFO, "request", extra={"fields": fields})
+
+
+def _path(scope: Scope) -> str:
+    """The path as sent, still percent-encoded, so that it cannot contain a line break. The query is not logged."""
+    return bytes(scope.get("raw_path") or b"").decode("latin-1")[:_LONGEST_PATH] or str(scope["path"])[:_LONGEST_PATH]
+
+
+class ErrorResponses(HttpMiddleware):
+    """Turns an exception into an error response in OpenAI's format: a RequestError into its own, and any other into a
+    500 with a request id and no details, which are logged. A request that is cancelled because the server ends gets a
+    503. A response that has begun stays unfinished: the server closes the connection, which the client notices."""
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         name, started = scope["state"]["request_id"], False
 
         async def noted(message: Message) -> None:
@@ -104,49 +168,55 @@ class LastResort:
             started = started or message["type"] == "http.response.start"
             await send(message)
 
+        async def refuse(error: RequestError) -> None:
+            if not started:
+                scope["state"]["account"].code, scope["state"]["account"].param = error.code, error.param
+                response = Response(error.content, error.status, error.headers, media_type="application/json")
+                await response(scope, receive, send)
+
         try:
-            return await self.app(scope, receive, noted)
+            await self.app(scope, receive, noted)
         except asyncio.CancelledError:
             logger.info("a request was cut off by the end of the server", extra={"fields": {"id": name}})
-            if not started:
-                message = "the server has ended; try again later"
-                await RequestError(503, message, code="stopped", headers={"retry-after": "10"}).response(
-                    scope, receive, send
-                )
-            return None
+            message = "the server has ended; try again later"
+            await refuse(RequestError(503, message, code="stopped", headers={"retry-after": "10"}))
         except Exception as error:
-            logger.exception("a request failed by a fault of the server", extra={"fields": {"id": name}})
-            if not started:
-                message = f"the server failed on this request; its log says why under the id {name}"
-                fault = RequestError(500, message, code="internal_error")
-                refusal = overloaded() if isinstance(error, MemoryError) else fault
-                await refusal.response(scope, receive, send)
-            return None  # an unfinished response: the server closes the connection, which the client notices
+            if started or not isinstance(error, RequestError):
+                logger.exception("a request failed by a fault of the server", extra={"fields": {"id": name}})
+            unexpected = overloaded() if isinstance(error, MemoryError) else fault(name)
+            await refuse(error if isinstance(error, RequestError) else unexpected)
 
 
-class HeaderLimits:
-    """Limits the number and the size of headers, and requires one Host header and one framing, as HTTP/1.1 does."""
+class HeadChecks(HttpMiddleware):
+    """Refuses a request by its head: too many or too large headers, a wrong Host, no API key, a route that is not
+    served. Sets `request.state.tenant`."""
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
-        self.app = app
+    def __init__(self, app: ASGIApp, settings: ServerSettings, keys: ApiKeys) -> None:
+        super().__init__(app)
         self.settings = settings
+        self.keys = keys
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self.app(scope, receive, send)
-        count = len(scope["headers"])
-        size = sum(len(name) + len(value) for name, value in scope["headers"])
-        if count > self.settings.max_headers or size > self.settings.max_header_bytes:
-            return await headers_too_large(self.settings).response(scope, receive, send)
-        names = [name for name, _ in scope["headers"]]
-        hosts, fault = names.count(b"host"), None
-        if hosts != 1 and (hosts or scope["http_version"] != "1.0"):
-            fault = f"one Host header is needed, got {hosts}"
-        elif b"content-length" in names and b"transfer-encoding" in names:
-            fault = "a body has a Content-Length or a Transfer-Encoding, not both"  # servers disagree where it ends
-        if fault is not None:
-            return await RequestError(400, fault, code="bad_http", headers=_CLOSE).response(scope, receive, send)
-        return await self.app(scope, receive, send)
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        check_headers(scope, self.settings)
+        check_host(scope["headers"], self.settings.allowed_hosts)
+        scope["state"]["tenant"] = authenticate(scope, self.keys)
+        check_served(scope["path"])
+        await self.app(scope, receive, send)
+
+
+def check_headers(scope: Scope, limits: ServerSettings) -> None:
+    """Limit the number and the size of headers, and require one Host header and one framing, as HTTP/1.1 does."""
+    headers = scope["headers"]
+    if len(headers) > limits.max_headers or sum(map(len, chain(*headers))) > limits.max_header_bytes:
+        raise headers_too_large(limits)
+    names = [name for name, _ in headers]
+    hosts, wrong = names.count(b"host"), None
+    if hosts != 1 and (hosts or scope["http_version"] != "1.0"):
+        wrong = f"one Host header is needed, got {hosts}"
+    elif b"content-length" in names and b"transfer-encoding" in names:  # servers disagree where such a body ends
+        wrong = "a body has a Content-Length or a Transfer-Encoding, not both"
+    if wrong is not None:
+        raise RequestError(400, wrong, code="bad_http", headers=_CLOSE)
 
 
 def headers_too_large(limits: ServerSettings) -> RequestError:
@@ -154,35 +224,28 @@ def headers_too_large(limits: ServerSettings) -> RequestError:
     return RequestError(431, message, code="headers_too_large", headers=_CLOSE)
 
 
-class Auth:
-    """Requires a bearer key on every route that is not public. All digests are always compared, in constant time.
+def authenticate(scope: Scope, keys: ApiKeys) -> str:
+    """Require a bearer key, unless the route is public. All digests are always compared, in constant time.
 
-    It also tells clients apart, by their keys, or by their addresses if none are needed: `request.state.tenant` is an
-    id of the client. It does not reveal key or address, and changes with every start of the server.
+    Clients are told apart by their keys, or by their addresses if none are needed. The result is an id of the client,
+    which does not reveal key or address, and changes with every start of the server.
     """
+    key = _known_key(scope["headers"], keys)
+    if key is not None:
+        return _tenant(BY_KEY, key)
+    if not keys.digests or scope["path"] in PUBLIC:
+        return _tenant(BY_ADDRESS, _network(scope))
+    message = "a valid API key is needed: send it as `Authorization: Bearer <key>`"
+    raise RequestError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
-        self.app = app
-        self.keys = keys
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self.app(scope, receive, send)
-        key = self._known_key(scope["headers"])
-        if key is not None or not self.keys.digests or scope["path"] in PUBLIC:
-            scope["state"]["tenant"] = _tenant(BY_ADDRESS, _network(scope)) if key is None else _tenant(BY_KEY, key)
-            return await self.app(scope, receive, send)
-        message = "a valid API key is needed: send it as `Authorization: Bearer <key>`"
-        refusal = RequestError(401, message, code="invalid_api_key", headers=_CHALLENGE)
-        return await refusal.response(scope, receive, send)
-
-    def _known_key(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-        given = [value for name, value in headers if name == b"authorization"]
-        scheme, _, key = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
-        key = key.strip()
-        ours = digest(key)
-        matches = [hmac.compare_digest(ours, known) for known in self.keys.digests]
-        return key if scheme.lower() == b"bearer" and any(matches) else None
+def _known_key(headers: Iterable[tuple[bytes, bytes]], keys: ApiKeys) -> bytes | None:
+    given = [value for name, value in headers if name == b"authorization"]
+    scheme, _, key = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
+    key = key.strip()
+    ours = digest(key)
+    matches = [hmac.compare_digest(ours, known) for known in keys.digests]
+    return key if scheme.lower() == b"bearer" and any(matches) else None
 
 
 _SECRET = secrets.token_bytes(16)
@@ -203,39 +266,33 @@ def _network(scope: Scope) -> bytes:
     return (mapped or address).packed[:8]
 
 
-class BodyLimits:
+class BodyLimits(HttpMiddleware):
     """Reads the whole body before any route runs: JSON, not encoded, within the limits of size and time."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
-        self.app = app
+        super().__init__(app)
         self.settings = settings
         self.budget = Budget.for_bodies(settings.max_buffered_bytes)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self.app(scope, receive, send)
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         length = headers.get(b"content-length")
-        has_body = b"transfer-encoding" in headers or (length is not None and length != b"0")
-        if not has_body:
+        if b"transfer-encoding" not in headers and length in (None, b"0"):
             return await self.app(scope, receive, send)
         if scope["method"] in _WITH_BODY and not _is_json(headers.get(b"content-type", b"")):
             message = "the body must be JSON: send it with `Content-Type: application/json`"
-            return await RequestError(415, message, code="unsupported_media_type").response(scope, receive, send)
+            raise RequestError(415, message, code="unsupported_media_type")
         coding = headers.get(b"content-encoding", b"identity").strip().lower()
         if coding != b"identity":
             name = coding.decode() if coding in _CODINGS else "in the way that its Content-Encoding says"
             message = f"the body may not be encoded, got {name}: send it as it is"
-            refusal = RequestError(415, message, code="unsupported_content_encoding", headers=_PLAIN)
-            return await refusal.response(scope, receive, send)
+            plain = {"accept-encoding": "identity"}
+            raise RequestError(415, message, code="unsupported_content_encoding", headers=plain)
         with self.budget.lease() as lease:
-            try:
-                body = await self._read(receive, length, lease)
-            except RequestError as refusal:
-                return await refusal.response(scope, receive, send)
-            if body is None:  # the client has disconnected
-                return None
-            return await self.app(scope, _replay(body, receive), send)
+            body = await self._read(receive, length, lease)
+            if body is not None:  # else the client has disconnected
+                await self.app(scope, _replay(body, receive), send)
+        return None
 
     async def _read(self, receive: Receive, length: bytes | None, lease: Lease) -> bytes | None:
         """The whole body, or None if the client disconnected before its end."""
@@ -278,12 +335,9 @@ def _is_json(content_type: bytes) -> bool:
     return kind == b"application/json" or (kind.startswith(b"application/") and kind.endswith(b"+json"))
 
 
-class Heads:
+class Heads(HttpMiddleware):
     """Serves HEAD as GET; uvicorn leaves out the body."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        head = scope["type"] == "http" and scope["method"] == "HEAD"
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        head = scope["method"] == "HEAD"
         await self.app({**scope, "method": "GET"} if head else scope, receive, send)

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Request, Response
 
 from phase6_integration.server import openapi
 from phase6_integration.server.bounds import NAMED
-from phase6_integration.server.conversation import Conversation
+from phase6_integration.server.conversation import conversation
 from phase6_integration.server.dependencies import Server, ServerState, json_body
 from phase6_integration.server.responses import DetokenizeResponse, ModelList, ServedModel, TokenizeResponse
 from phase6_integration.server.schemas import DetokenizeRequest, TokenizeChat, TokenizeRequest
@@ -36,7 +36,7 @@ async def tokenize(
         return msgspec.json.encode({**found, "token_strs": strings})
 
     if isinstance(request, TokenizeChat):
-        tokens = await pool.chat(Conversation.of(request), tenant)
+        tokens = await pool.chat(conversation(request), tenant)
     else:
         (tokens,) = await pool.encode([request.prompt], tenant, request.add_special_tokens is not False)
     return _json(await pool.run(lambda: content(tokens), len(tokens)))

@@ -1,6 +1,4 @@
-"""NotServed: refuses what OpenAI's and vLLM's APIs have beside text generation, before a body is read."""
-
-from starlette.types import ASGIApp, Receive, Scope, Send
+"""Refuse what OpenAI's and vLLM's APIs have beside text generation, before a body is read."""
 
 from phase6_integration.server.errors import RequestError
 
@@ -31,18 +29,8 @@ WHAT = {
 }  # by the start of the path
 
 
-class NotServed:
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        what = _what(scope["path"]) if scope["type"] == "http" else None
-        if what is None:
-            return await self.app(scope, receive, send)
-        message = f"not supported: {what}. This server generates text, at /v1/chat/completions and /v1/completions; "
-        refusal = RequestError(404, f"{message}/openapi.json lists all routes", code="unsupported_endpoint")
-        return await refusal.response(scope, receive, send)
-
-
-def _what(path: str) -> str | None:
-    return next((what for start, what in WHAT.items() if path == start or path.startswith(f"{start}/")), None)
+def check_served(path: str) -> None:
+    for start, what in WHAT.items():
+        if path == start or path.startswith(f"{start}/"):
+            message = f"not supported: {what}. This server generates text, at /v1/chat/completions and /v1/completions"
+            raise RequestError(404, f"{message}; /openapi.json lists all routes", code="unsupported_endpoint")

@@ -5,34 +5,27 @@ JSON, unless the server allows its origin (CORS). There is a way around: the pag
 server (DNS rebinding). The browser then takes both for one origin, and only the Host header tells them apart.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from phase6_integration.server.errors import RequestError
 from phase6_integration.server.settings import ServerSettings, is_address
 
 
-class AllowedHosts:
-    """Refuses requests with a name as Host that is not allowed. Addresses are always allowed: DNS does not resolve
-    them. Starlette's TrustedHostMiddleware refuses addresses too, and its errors are not in OpenAI's format."""
-
-    def __init__(self, app: ASGIApp, allowed: Sequence[str]) -> None:
-        self.app = app
-        self.allowed = [pattern.lower() for pattern in allowed]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = [value for name, value in scope["headers"] if name == b"host"] if scope["type"] == "http" else []
-        if all(self._allows(host_of(value)) for value in given):
-            return await self.app(scope, receive, send)
+def check_host(headers: Iterable[tuple[bytes, bytes]], allowed: Sequence[str]) -> None:
+    """Refuse a request with a name as Host that is not allowed; without any, all names are. Starlette's
+    TrustedHostMiddleware refuses addresses too, and its errors are not in OpenAI's format."""
+    if allowed and not all(is_allowed(host_of(value), allowed) for name, value in headers if name == b"host"):
         message = "this server does not answer to this Host; --allowed-hosts names those that it does"
-        return await RequestError(421, message, code="unknown_host").response(scope, receive, send)
+        raise RequestError(421, message, code="unknown_host")
 
-    def _allows(self, host: str) -> bool:
-        return is_address(host) or any(fnmatchcase(host, pattern) for pattern in self.allowed)
+
+def is_allowed(host: str, allowed: Sequence[str]) -> bool:
+    """Addresses are always allowed: DNS does not resolve them."""
+    return is_address(host) or any(fnmatchcase(host, pattern.lower()) for pattern in allowed)
 
 
 def host_of(header: bytes) -> str:

@@ -6,7 +6,7 @@ from dataclasses import fields
 from hashlib import blake2b
 from typing import Any
 
-from phase0_request.params import SamplingParams
+from phase0_request.params import MAX_STOP_LENGTH, SamplingParams
 from phase6_integration.health import Health
 from phase6_integration.messages import EngineRequest
 from phase6_integration.server.dependencies import ServerState
@@ -14,6 +14,7 @@ from phase6_integration.server.errors import conflict, unavailable
 from phase6_integration.server.middleware import BY_KEY
 from phase6_integration.server.schemas import ChatRequest, CompletionRequest, SamplingFields
 from phase6_integration.server.settings import ServerSettings
+from phase6_integration.server.tokenization import TokenizerPool
 
 _DERIVED = {"max_tokens", "min_tokens", "seed", "logit_bias", "bad_words", "logprobs", "prompt_logprobs"}  # below
 _COPIED = [field.name for field in fields(SamplingParams) if field.name in {*SamplingFields.model_fields} - _DERIVED]
@@ -106,6 +107,20 @@ def prompt_alternatives(
         message = f"a prompt may have {limit} logprobs, alternatives included, got {n} x {tokens} x {1 + most}"
         raise conflict(next(iter(given)), message)
     return most
+
+
+async def bad_words(pool: TokenizerPool, request: SamplingFields, tenant: str) -> list[tuple[int, ...]]:
+    """The tokens of each word in two forms: at the start of a text, and after a space, where it mostly is another."""
+    texts: list[str] = []
+    for word in request.bad_words or ():
+        bare = word.lstrip(" ")
+        texts += (bare, f" {bare}") if bare else (word,)
+    if not texts:
+        return []
+    found = dict.fromkeys(await pool.encode(texts, tenant, add_special_tokens=False))
+    if not all(1 <= len(tokens) <= MAX_STOP_LENGTH for tokens in found):
+        raise conflict("bad_words", f"each of bad_words must be 1 to {MAX_STOP_LENGTH} tokens of this model")
+    return list(found)
 
 
 def engine_requests(

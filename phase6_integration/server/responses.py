@@ -52,41 +52,44 @@ class CompletionLogprobs(Response):
     text_offset: list[int]
 
 
-class CompletionChoice(Response):
+class Generated(Response):
+    """What every answer and every chunk has."""
+
+    id: str
+    created: int
+    model: str
+
+
+class Choice(Response):
     index: int
+    stop_reason: str | int | None  # the stop string or stop token that ended it
+
+
+class CompletionChoice(Choice):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason
-    stop_reason: str | int | None  # the stop string or stop token that ended it
     prompt_logprobs: PromptLogprobs | None
     prompt_token_ids: list[int] | None
     token_ids: list[int] | None  # all that were generated, with those that ended it
 
 
-class CompletionResponse(Response):
-    id: str
+class CompletionResponse(Generated):
     object: Literal["text_completion"]
-    created: int
-    model: str
     choices: list[CompletionChoice]
     usage: Usage
 
 
-class CompletionChunkChoice(Response):
-    index: int
+class CompletionChunkChoice(Choice):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
-    stop_reason: str | int | None
     prompt_token_ids: list[int] | None = None  # in the first chunk of a choice, if requested
     token_ids: list[int] | None = None
 
 
-class CompletionChunk(Response):
-    id: str
+class CompletionChunk(Generated):
     object: Literal["text_completion"]
-    created: int
-    model: str
     choices: list[CompletionChunkChoice]
     usage: Usage | None = None
 
@@ -123,20 +126,15 @@ class ChatMessage(Response):
     tool_calls: list[MessageToolCall] | None = None
 
 
-class ChatChoice(Response):
-    index: int
+class ChatChoice(Choice):
     message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReason
-    stop_reason: str | int | None
     token_ids: list[int] | None
 
 
-class ChatResponse(Response):
-    id: str
+class ChatResponse(Generated):
     object: Literal["chat.completion"]
-    created: int
-    model: str
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: PromptLogprobs | None
@@ -162,20 +160,15 @@ class ChatDelta(Response):
     tool_calls: list[ToolCallDelta] | None = None
 
 
-class ChatChunkChoice(Response):
-    index: int
+class ChatChunkChoice(Choice):
     delta: ChatDelta
     logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReason | None
-    stop_reason: str | int | None
     token_ids: list[int] | None = None
 
 
-class ChatChunk(Response):
-    id: str
+class ChatChunk(Generated):
     object: Literal["chat.completion.chunk"]
-    created: int
-    model: str
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
     prompt_token_ids: list[int] | None = None  # in the first chunk, if requested

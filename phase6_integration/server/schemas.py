@@ -54,12 +54,9 @@ def _is_free(name: str) -> str:
     return name
 
 
-def _kind_of_text(value: Any) -> str | None:
-    return "=text" if isinstance(value, str) else "=list" if isinstance(value, list) else None
-
-
-def _kind_of_choice(value: Any) -> str | None:
-    return "=text" if isinstance(value, str) else "=tool" if isinstance(value, dict) else None
+def _kind(value: Any) -> str | None:
+    tags: dict[type, str] = {str: "=text", list: "=list", dict: "=tool"}
+    return tags.get(type(value))
 
 
 def _kind_of_message(value: Any) -> str:
@@ -148,7 +145,7 @@ class SamplingFields(StructuredFields):
         Annotated[
             Annotated[Stop, Tag("=text")] | Annotated[list[Stop], Field(max_length=MAX_STOPS), Tag("=list")],
             Discriminator(
-                _kind_of_text,
+                _kind,
                 custom_error_type="stop",
                 custom_error_message=f"stop is a string or a list of up to {MAX_STOPS} strings",
             ),
@@ -228,7 +225,7 @@ Content = Annotated[
     Annotated[str, Tag("=text")]
     | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True), Tag("=list")],
     Discriminator(
-        _kind_of_text,
+        _kind,
         custom_error_type="content",
         custom_error_message="the content of a message is a string or a list of text parts",
     ),
@@ -301,7 +298,7 @@ class ChatRequest(SamplingFields, ConversationFields):
         Annotated[
             Annotated[Literal["none", "auto", "required"], Tag("=text")] | Annotated[ChosenTool, Tag("=tool")],
             Discriminator(
-                _kind_of_choice,
+                _kind,
                 custom_error_type="tool_choice",
                 custom_error_message="tool_choice is none, auto, required or "
                 '{"type": "function", "function": {"name": ...}}',

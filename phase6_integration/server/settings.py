@@ -1,6 +1,5 @@
 """ServerSettings: the settings of the HTTP server, checked once. Those of the engine are EngineOptions."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -9,7 +8,7 @@ from typing import Any
 
 from phase0_request.params import MAX_LOGPROBS
 from phase2_prefill_decode.fields import ConfigError, flag, integer, number, one_of
-from phase6_integration.options import at_least, check_fields, option, positive
+from phase6_integration.options import at_least, check_fields, option, positive, text, texts
 from phase6_integration.server.api_keys import check_keys
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -17,38 +16,22 @@ LOG_FORMATS = ("human", "json")
 TOOL_PARSERS = ("hermes", "llama3_json", "mistral", "none")
 REASONING_PARSERS = ("deepseek_r1", "qwen3", "none")
 LOCAL_HOSTS = ("localhost", "*.localhost")
-_NAME = re.compile(r"[!-~]{1,256}")  # printable ASCII without spaces
-_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[!-.0-~]{1,256}")  # no path
-
-
-_METHOD = re.compile(r"\*|[A-Z]{1,32}")
-_HEADER = re.compile(r"\*|[A-Za-z0-9-]{1,128}")
-_ROOT = re.compile(r"(/[A-Za-z0-9._~-]{1,128}){1,16}")
-
-
+NAME = "[!-~]{1,256}"  # printable ASCII without spaces
+_names = texts("names of 1 to 256 printable ASCII characters without spaces", NAME)
+_path = text("a path")
 _port = partial(integer, low=0, high=65535)
-
-
-def _host(name: str, value: object) -> None:
-    if not value:
-        raise ConfigError(f"{name} must be an address or a name, such as 127.0.0.1, got nothing")
-
-
-def _path(name: str, value: object) -> None:
-    if not isinstance(value, str) or not value:
-        raise ConfigError(f"{name} must be a path, got {value!r}")
-
-
-def _root(name: str, value: object) -> None:
-    if not isinstance(value, str) or not _ROOT.fullmatch(value):
-        raise ConfigError(f"{name} must be a path such as /llm, without a slash at its end, got {value!r}")
+_root = text("a path such as /llm, without a slash at its end", "(/[A-Za-z0-9._~-]{1,128}){1,16}")
+_hosts = texts("names such as llm.example.com, *.example.com, or * for all", NAME)
+_origins = texts("origins such as https://chat.example.com, or * for all", r"\*|[a-z][a-z0-9+.-]*://[!-.0-~]{1,256}")
+_methods = texts("methods such as POST, or * for all", r"\*|[A-Z]{1,32}")
+_headers = texts("names of headers such as Authorization, or * for all", r"\*|[A-Za-z0-9-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     """Limits and names of the server. A bad value is a ConfigError that names the field and what is allowed."""
 
-    host: str = option("127.0.0.1", "address to listen on", "ADDRESS", _host)
+    host: str = option("127.0.0.1", "address to listen on", "ADDRESS", text("an address or a name, such as 127.0.0.1"))
     port: int = option(8000, "port to listen on; 0: any free one, which the log names", "PORT", _port)
     uds: str | None = option(None, "Unix socket to listen on, in place of a host and a port (none)", "PATH", _path)
     root_path: str | None = option(
@@ -69,12 +52,16 @@ class ServerSettings:
         (),
         "names in Host headers, such as *.example.com (localhost, if it listens on a loopback address; else any)",
         "NAME",
+        _hosts,
     )
     allowed_origins: tuple[str, ...] = option(
-        (), "of web pages that may use the server, such as https://chat.example.com, or * for all (none)", "ORIGIN"
+        (),
+        "of web pages that may use the server, such as https://chat.example.com, or * for all (none)",
+        "ORIGIN",
+        _origins,
     )
-    allowed_methods: tuple[str, ...] = option((), "methods of those pages (GET and POST)", "METHOD")
-    allowed_headers: tuple[str, ...] = option((), "request headers of those pages (all)", "HEADER")
+    allowed_methods: tuple[str, ...] = option((), "methods of those pages (GET and POST)", "METHOD", _methods)
+    allowed_headers: tuple[str, ...] = option((), "request headers of those pages (all)", "HEADER", _headers)
     allow_credentials: bool = option(False, "let those pages send cookies and client certificates", check=flag)
     max_body_bytes: int = option(4 << 20, "largest request body; more is a 413", "BYTES", at_least(1))
     max_buffered_bytes: int = option(
@@ -145,21 +132,12 @@ class ServerSettings:
         at_least(1)("max_headers", self.max_headers)
         for name in ("idle_timeout", "template_timeout"):
             positive(name, getattr(self, name))
-        if not self.served_model_names or not all(map(_NAME.fullmatch, self.served_model_names)):
-            raise ConfigError("served_model_names must be names of 1 to 256 printable ASCII characters without spaces")
+        _names("served_model_names", self.served_model_names or ("",))
         check_keys(self.api_keys)
-        if not all(map(_NAME.fullmatch, self.allowed_hosts)):
-            raise ConfigError("allowed_hosts must be names such as llm.example.com, *.example.com, or * for all")
         self._check_origins()
         self._check_tls()
 
     def _check_origins(self) -> None:
-        if not all(map(_ORIGIN.fullmatch, self.allowed_origins)):
-            raise ConfigError("allowed_origins must be origins such as https://chat.example.com, or * for all")
-        if not all(map(_METHOD.fullmatch, self.allowed_methods)):
-            raise ConfigError("allowed_methods must be methods such as POST, or * for all")
-        if not all(map(_HEADER.fullmatch, self.allowed_headers)):
-            raise ConfigError("allowed_headers must be names of headers such as Authorization, or * for all")
         for name in ("allowed_methods", "allowed_headers", "allow_credentials"):
             if getattr(self, name) and not self.allowed_origins:
                 raise ConfigError(f"{name} is for pages of other origins, and allowed_origins names none")

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Response
@@ -16,7 +17,7 @@ from phase6_integration.messages import EngineRequest
 from phase6_integration.outputs import Chunk, OutputStream
 from phase6_integration.server.budget import Lease, answer_bytes
 from phase6_integration.server.dependencies import ServerState
-from phase6_integration.server.errors import RequestError, conflict, unavailable
+from phase6_integration.server.errors import RequestError, conflict, fault, unavailable
 from phase6_integration.server.formatter import Formatter
 from phase6_integration.server.logs import Account
 from phase6_integration.server.schemas import SamplingFields
@@ -90,24 +91,16 @@ class GenerationResponse(Response):
             raise conflict(None, str(error)) from None
 
 
+@dataclass(frozen=True, slots=True)
 class _Sender:
     """Sends the outputs of one request."""
 
-    def __init__(
-        self,
-        server: ServerState,
-        formatter: Formatter,
-        outputs: OutputStream,
-        writer: "ResponseWriter",
-        account: Account,
-        request_id: str,
-    ) -> None:
-        self.server = server
-        self.formatter = formatter
-        self.outputs = outputs
-        self.writer = writer
-        self.account = account
-        self.request_id = request_id
+    server: ServerState
+    formatter: Formatter
+    outputs: OutputStream
+    writer: "ResponseWriter"
+    account: Account
+    request_id: str
 
     # region exercise 6.5
     async def whole(self, lease: Lease, size: int) -> None:
@@ -146,7 +139,7 @@ class _Sender:
             except Exception as error:
                 logger.exception("a stream failed by a fault of the server", extra={"fields": {"id": self.request_id}})
                 self.account.error = repr(error)
-                last = self.formatter.failed(self._fault)
+                last = self.formatter.failed(fault(self.request_id))
             await self.writer.write(last + self.formatter.done, more=False)
 
     # endregion
@@ -204,14 +197,7 @@ class _Sender:
             return RequestError(408, "the request was not answered before its deadline", code="deadline_passed")
         if chunk.finish_reason is not FinishReason.ERROR:
             return None
-        if chunk.health is not None:
-            return unavailable(chunk.health)
-        return self._fault
-
-    @property
-    def _fault(self) -> RequestError:
-        message = f"the server failed on this request; its log says why under the id {self.request_id}"
-        return RequestError(500, message, code="internal_error")
+        return fault(self.request_id) if chunk.health is None else unavailable(chunk.health)
 
     # region exercise 6.5
     async def _keep_alive(self) -> None:

@@ -110,12 +110,8 @@ def grammar_of(body: StructuredFields) -> Given | None:
 
 def json_grammar(schema: Mapping[str, Any], whitespace: str | None = WHITESPACE) -> str:
     """The grammar of a JSON schema. `whitespace`: a pattern; None for none at all."""
-    return json.dumps({"grammars": [{"json_schema": with_whitespace(schema, whitespace)}]}, allow_nan=False)
-
-
-def with_whitespace(schema: Mapping[str, Any], whitespace: str | None = WHITESPACE) -> dict[str, Any]:
-    """The schema with bounded white space, as `%json` of a Lark grammar takes it."""
-    return {**schema, "x-guidance": {"whitespace_pattern": whitespace, "whitespace_flexible": whitespace is not None}}
+    guidance = {"whitespace_pattern": whitespace, "whitespace_flexible": whitespace is not None}
+    return json.dumps({"grammars": [{"json_schema": {**schema, "x-guidance": guidance}}]}, allow_nan=False)
 
 
 def _given(body: StructuredFields) -> Iterator[Given]:

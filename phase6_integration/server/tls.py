@@ -31,7 +31,7 @@ class Tls:
         settings = self._settings
         assert settings.ssl_certfile is not None
         try:
-            context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile, password="")
+            context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile, password=NO_PASSWORD)
         except OSError as error:
             files = ", ".join(filter(None, (settings.ssl_certfile, settings.ssl_keyfile)))
             raise ConfigError(f"ssl_certfile, ssl_keyfile: cannot use {files}: {_reason(error)}") from None

@@ -10,7 +10,6 @@ from typing import TypeVar
 
 from phase0_request.tokenizer import Tokenizer
 from phase6_integration.async_engine import AsyncEngine
-from phase6_integration.server.conversation import Conversation
 from phase6_integration.server.errors import RequestError, conflict
 from phase6_integration.server.settings import ServerSettings
 from phase6_integration.tokenizer_process import (
@@ -60,6 +59,18 @@ class Processes:
                 self._pass_on()
         finally:
             self.unfinished -= Counter((tenant,))  # drops those with none
+
+    async def attempt(self, job: Job, tenant: str, max_waiting: int) -> Result:
+        """Run a job. A RequestError if too many of the client wait, or if there is no process."""
+        if self.unfinished[tenant] >= max_waiting:
+            message = "too many texts wait for the tokenizer; try again later"
+            raise RequestError(503, message, code="tokenizer_busy", headers={"retry-after": "10"})
+        try:
+            return await self.run(job, tenant)
+        except NotStartedError as error:
+            logger.error("the tokenizer process cannot be started: %s", error)
+            message = "the tokenizer cannot be started now; try again later"
+            raise RequestError(503, message, code="tokenizer_unavailable", headers={"retry-after": "10"}) from None
 
     async def _turn(self, tenant: str) -> None:
         if self._idle:
@@ -143,44 +154,25 @@ class TokenizerPool:
             raise conflict("messages", "this model has no chat template; send a prompt to /v1/completions")
         return self._template
 
-    async def chat(self, conversation: Conversation, tenant: str, add_special_tokens: bool = False) -> tuple[int, ...]:
+    async def chat(self, conversation: bytes, tenant: str, add_special_tokens: bool = False) -> tuple[int, ...]:
         """The tokens of a conversation, rendered by the model's chat template."""
         assert self.template
-        content = conversation.to_json()
-        job = EncodeChat(content, self._max_chars, self._seconds + len(content) / SLOWEST, add_special_tokens)
+        seconds = self._seconds + len(conversation) / SLOWEST
+        job = EncodeChat(conversation, self._max_chars, seconds, add_special_tokens)
         (tokens,) = await self._tokens(job, tenant, "messages", "the chat template")
         return tokens
 
     async def _tokens(self, job: Job, tenant: str, param: str, program: str) -> list[tuple[int, ...]]:
         assert self.tokenizer is not None
         assert self._processes is not None
-        result = await completed(self._processes, job, tenant, self._max_waiting, param, program)
+        result = checked(await self._processes.attempt(job, tenant, self._max_waiting), job, param, program)
         assert isinstance(result, Tokens)
         return list(map(tuple, result.ids))
 
 
-async def completed(
-    processes: Processes, job: Job, tenant: str, max_waiting: int, param: str, program: str
-) -> Tokens | Checked:
-    """The result of a job. A RequestError if it has none; `param` and `program` are what the client is to look at."""
-    return checked(await attempt(processes, job, tenant, max_waiting), job, param, program)
-
-
-async def attempt(processes: Processes, job: Job, tenant: str, max_waiting: int) -> Result:
-    """Run a job. A RequestError if too many wait, or if there is no process."""
-    if processes.unfinished[tenant] >= max_waiting:
-        message = "too many texts wait for the tokenizer; try again later"
-        raise RequestError(503, message, code="tokenizer_busy", headers={"retry-after": "10"})
-    try:
-        return await processes.run(job, tenant)
-    except NotStartedError as error:
-        logger.error("the tokenizer process cannot be started: %s", error)
-        message = "the tokenizer cannot be started now; try again later"
-        raise RequestError(503, message, code="tokenizer_unavailable", headers={"retry-after": "10"}) from None
-
-
 def checked(result: Result, job: Job, param: str, program: str) -> Tokens | Checked:
-    """A result that is what the job was for. Otherwise a RequestError."""
+    """A result that is what the job was for. Otherwise a RequestError: `param` and `program` are what the client is to
+    look at."""
     match result:
         case Refused(why=why):
             raise conflict(param, f"{param}: {why}")

@@ -178,9 +178,9 @@ def test_observers_see_every_step_and_every_finished_request(on_the_engine: OnTh
 
         def finished(self, ask: EngineRequest, state: OutputState, reason: FinishReason) -> None:
             times = state.times
-            assert times.queue is not None
+            assert times.queue_time is not None
             assert times.e2e is not None
-            assert 0 <= times.queue <= times.e2e
+            assert 0 <= times.queue_time <= times.e2e
             self.ends.append((ask.id, state.generated, reason))
 
     async def test(made: AsyncEngine) -> None:

@@ -18,7 +18,7 @@ import pytest
 from phase6_integration.messages import EngineRequest
 from phase6_integration.server.app import create_app
 from phase6_integration.server.budget import SMALL_BODY, Budget
-from phase6_integration.server.middleware import BodyLimits
+from phase6_integration.server.middleware import AccessLog, BodyLimits, ErrorResponses, RequestIds
 from phase6_integration.server.settings import ServerSettings
 from tests.phase6_integration.asgi import Call
 from tests.phase6_integration.fake_engine import FakeEngine
@@ -269,7 +269,8 @@ def test_bodies_that_never_end_leave_the_budget_alone_and_small_requests_pass() 
     async def test() -> None:
         limits = BodyLimits(app, settings)
         tracemalloc.start()
-        calls = [asyncio.create_task(limits(*request(15, whole=False))) for _ in range(500)]
+        refusing = RequestIds(AccessLog(ErrorResponses(limits)))
+        calls = [asyncio.create_task(refusing(*request(15, whole=False))) for _ in range(500)]
         refused = 500 - limits.budget.limit // ((15 << 14) - SMALL_BODY)
         while len(ended) < refused - 1:
             await asyncio.sleep(0)
