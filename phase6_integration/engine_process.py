@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
@@ -100,9 +100,11 @@ class Loop:
                 raise ValueError("an engine can be loaded only once")
 
     def _submit_compiled(self) -> None:
-        """Submit the requests with compiled grammars. An idle engine waits for one."""
+        """Submit the requests with compiled grammars. An idle engine waits for the first of them."""
+        if self._compiling and not self.core.has_work:
+            wait([compiled for _, compiled in self._compiling.values()], return_when=FIRST_COMPLETED)
         for id, (message, compiled) in [*self._compiling.items()]:
-            if compiled.done() or not self.core.has_work:
+            if compiled.done():
                 del self._compiling[id]
                 self._submit(message, compiled)
 

@@ -243,3 +243,16 @@ def test_an_idle_engine_waits_for_a_grammar() -> None:
     threading.Timer(0.05, lambda: futures["g"].set_result(None)).start()
     loop.turn()
     assert tokens(line, "a") == [100]
+
+
+def test_an_idle_engine_does_not_wait_for_a_grammar_when_another_is_ready() -> None:
+    futures, prepare = compiling()
+    loop, line = idle_loop(prepare)
+    for name in ("slow", "fast"):
+        loop.handle(bound(name, grammar=name))
+    futures["fast"].set_result(None)
+    safety = threading.Timer(10.0, lambda: futures["slow"].set_result(None))
+    safety.start()
+    loop.turn()
+    safety.cancel()
+    assert (tokens(line, "slow"), tokens(line, "fast")) == ([], [100])
