@@ -109,6 +109,7 @@ def test_only_changed_entries_of_page_tables_are_sent() -> None:
     tables = {6 * cache.row(piece.request): cache.table(piece.request) for piece in batch}
     entries = {first + i: page for first, table in tables.items() for i, page in enumerate(table)}
     assert dict(zip(step.changed, step.pages, strict=True)) == entries, "entry row * width + i is page i of a new table"
+    assert pack(batch, cache, 6).pages == step.pages, "a step that fails is packed again: `pack` clears nothing"
     cache.changed.clear()
     assert (pack(batch, cache, 6).changed, pack(batch, cache, 6).pages) == ([], []), "nothing has changed since"
     grown = batch.slices[1].request

@@ -72,7 +72,7 @@ def test_allocation_leaves_the_watermark_free_while_others_hold_pages(prompt: in
     running_set, _ = running(8, 8, watermark=8)  # 2 of 8 pages are in use, 2 must stay free
     one = state("next", 1, prompt)
     assert running_set.allocate(one, 0) is fits
-    assert running_set.pool_full is not fits
+    assert running_set.pool_full is not fits, "the pool is full if the pages did not fit, and only then"
     pages = running_set.cache.usage.referenced
     assert pages == (6 if fits else 2), "pages are taken for the tokens of the request, and not for the watermark"
     assert one.request.state is (RequestState.RUNNING if fits else RequestState.WAITING)
@@ -135,6 +135,16 @@ def test_preemption_is_pending_while_a_slice_is_in_flight_and_no_other_request_i
     running_set.preempt_pending()
     assert (running_set.pending_preemption, c.request.state) == (None, RequestState.PREEMPTED)
     assert running_set.allocate_slots([a]) == [a]
+
+
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_a_request_whose_preemption_is_pending_is_not_computed_although_it_has_slots(order: str) -> None:
+    running_set, (a, b) = running(2, 4, 3)
+    b.in_flight = 1
+    named = {"a": a, "b": b}
+    ready = running_set.allocate_slots([named[name] for name in order])
+    assert running_set.pending_preemption is b, "a needs a page, and b is the last in rank"
+    assert ready == [], "a has no page yet, and b takes no part in steps"
 
 
 def test_a_pending_preemption_is_dropped_when_its_request_ends() -> None:

@@ -277,6 +277,21 @@ def test_what_has_arrived_comes_at_once_and_unread_chunks_are_joined() -> None:
     run(test())
 
 
+def test_a_chunk_that_comes_while_the_reader_is_busy_is_read_in_the_next_turn() -> None:
+    async def test() -> None:
+        made = Silent()
+        reply = made.submit([ask("a")])
+        made.say("a", 300)
+        turns: list[list[int]] = []
+        async for chunks in reply:
+            turns.append([token for chunk in chunks for token in chunk.tokens])
+            if len(turns) == 1:
+                made.say("a", 301, reason=FinishReason.LENGTH)
+        assert turns == [[300], [301]]
+
+    run(test())
+
+
 def test_unread_chunks_are_joined_up_to_a_limit() -> None:
     async def test() -> None:
         made = Silent()
@@ -372,6 +387,23 @@ def test_an_abort_while_no_engine_runs_ends_the_request_here() -> None:
         reply.abort()
         assert made.live == 0, "no engine will report the end of this request"
         assert (await answer(reply))[1] is FinishReason.ABORT
+
+    run(test())
+
+
+def test_draining_leaves_an_output_that_is_done_as_it_is() -> None:
+    async def test() -> None:
+        made = Silent()
+        reply = made.submit([ask("one", stop=("two",))])
+        made.write("one", "one two")
+        (chunks,) = await read(reply)
+        assert chunks[-1].finish_reason is FinishReason.STOP
+        draining = asyncio.create_task(made.drain(0))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert made.sent[1:] == [Finish("one", FinishReason.STOP)], "its client has the last chunk: no second end"
+        made._tell(ended=[STOPPED])
+        await draining
 
     run(test())
 

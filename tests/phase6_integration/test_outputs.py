@@ -73,6 +73,13 @@ def test_the_token_that_ends_the_output_is_not_part_of_it() -> None:
     assert answer.state.stop_reason == 700
 
 
+def test_a_stop_token_that_is_included_is_part_of_the_output() -> None:
+    answer, chunks = answered([300, 700], FinishReason.STOP, stop_token_ids=[700], include_stop_str_in_output=True)
+    assert [token for chunk in chunks for token in chunk.tokens] == [300, 700]
+    assert "".join(chunk.text for chunk in chunks) == Detokenizer(TOKENIZER).push([300, 700])
+    assert (list(chunks[-1].ended_by), answer.state.stop_reason) == ([], 700)
+
+
 def test_a_stop_string_within_min_tokens_is_text_like_any_other() -> None:
     tokens = TOKENIZER.encode("one two one two")
     least = len(TOKENIZER.encode("one two"))
