@@ -1,4 +1,4 @@
-"""ASGI middleware of every request, outermost first: root path, request id, access log, CORS, last resort, headers,
+"""ASGI middleware of every request, outermost first: root path, request id, access log, headers, CORS, last resort,
 host, API key, what is not served, body, HEAD.
 
 A route finds `request.state.request_id`, `request.state.tenant`, and `request.state.account`, which it fills for the
@@ -47,9 +47,9 @@ def middleware(settings: ServerSettings, keys: ApiKeys | None = None) -> list[Mi
         *([Middleware(RootPath, root=settings.root_path)] if settings.root_path else []),
         Middleware(RequestIds),
         Middleware(AccessLog),
+        Middleware(HeaderLimits, settings=settings),  # CORS answers some requests itself
         *cors(settings),
         Middleware(LastResort),
-        Middleware(HeaderLimits, settings=settings),
         *hosts,
         Middleware(Auth, keys=keys or ApiKeys(settings.api_keys)),
         Middleware(NotServed),
