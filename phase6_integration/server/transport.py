@@ -106,7 +106,14 @@ class Connection(asyncio.Protocol):
             self._cancel_arrival()
         if self._arrival is None and conn.their_state in (h11.IDLE, h11.SEND_BODY):
             self._arrival = self.loop.call_later(self.settings.receive_timeout, self._too_slow)
+        if conn.their_state is h11.SEND_BODY:  # uvloop would hand over all that has come, before any other connection
+            self.transport.pause_reading()
+            self.loop.call_soon(self._read_on)
         return None
+
+    def _read_on(self) -> None:
+        if not self.http.flow.read_paused and not self.transport.is_closing():
+            self.transport.resume_reading()
 
     @property
     def _busy(self) -> bool:
