@@ -1,5 +1,5 @@
-"""ASGI middleware of every request, outermost first: root path, request id, access log, CORS, error responses, checks
-of the head, body, HEAD.
+"""ASGI middleware of every request, outermost first: path, request id, access log, headers, CORS, error responses,
+checks of the head, body, HEAD.
 
 A route finds `request.state.request_id`, `request.state.tenant`, and `request.state.account`, which it fills for the
 access log. A RequestError may be raised anywhere behind ErrorResponses.
@@ -40,6 +40,7 @@ _POLLED = frozenset(
     {"/health", "/health/live", "/health/ready", "/ping", "/load", "/v1/load", "/metrics"}
 )  # logged at debug level while they succeed, and while the model loads
 _LONGEST_PATH = 200  # characters of a path in the log
+_ABSOLUTE = re.compile(r"^https?://[^/]*", re.IGNORECASE)  # a request may name the server before the path
 _SANE_ID = re.compile(rb"[!-~]{1,128}")
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 _CODINGS = frozenset({b"gzip", b"x-gzip", b"deflate", b"compress", b"x-compress", b"br", b"zstd"})
@@ -49,9 +50,10 @@ _CLOSE = {"connection": "close"}
 def middleware(settings: ServerSettings, keys: ApiKeys | None = None) -> list[Middleware]:
     """For an app with these settings. `keys` replaces the API keys of the settings, and may change while it runs."""
     return [
-        *([Middleware(RootPath, root=settings.root_path)] if settings.root_path else []),
+        Middleware(Paths, root=settings.root_path),
         Middleware(RequestIds),
         Middleware(AccessLog),
+        Middleware(HeaderChecks, settings=settings),  # CORS answers some requests itself
         *cors(settings),
         Middleware(ErrorResponses),
         Middleware(HeadChecks, settings=settings, keys=keys or ApiKeys(settings.api_keys)),
@@ -73,18 +75,19 @@ class HttpMiddleware:
         raise NotImplementedError
 
 
-class RootPath(HttpMiddleware):
-    """The server behind a proxy that passes it on under a path, such as /llm: takes that off a request's path, so that
-    all that follows sees the routes as they are. A proxy that has taken it off already may leave it out."""
+class Paths(HttpMiddleware):
+    """Takes off a request's path what is before a route: scheme and host, which any client may send, and the path under
+    which a proxy passes this server on, such as /llm. A proxy that has taken that off already may leave it out."""
 
-    def __init__(self, app: ASGIApp, root: str) -> None:
+    def __init__(self, app: ASGIApp, root: str | None) -> None:
         super().__init__(app)
-        self.root = root
+        self.root = root or ""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if f"{scope['path']}/".startswith(f"{self.root}/"):
-            scope = {**scope, "path": scope["path"].removeprefix(self.root) or "/"}
-        await self.app(scope, receive, send)
+        path = _ABSOLUTE.sub("", scope["path"]) or "/"
+        if self.root and f"{path}/".startswith(f"{self.root}/"):
+            path = path.removeprefix(self.root) or "/"
+        await self.app({**scope, "path": path}, receive, send)
 
 
 def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
@@ -170,9 +173,7 @@ class ErrorResponses(HttpMiddleware):
 
         async def refuse(error: RequestError) -> None:
             if not started:
-                scope["state"]["account"].code, scope["state"]["account"].param = error.code, error.param
-                response = Response(error.content, error.status, error.headers, media_type="application/json")
-                await response(scope, receive, send)
+                await respond(error, scope, receive, send)
 
         try:
             await self.app(scope, receive, noted)
@@ -187,9 +188,30 @@ class ErrorResponses(HttpMiddleware):
             await refuse(error if isinstance(error, RequestError) else unexpected)
 
 
+async def respond(error: RequestError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Send an error response, and note it for the access log."""
+    scope["state"]["account"].code, scope["state"]["account"].param = error.code, error.param
+    await Response(error.content, error.status, error.headers, media_type="application/json")(scope, receive, send)
+
+
+class HeaderChecks(HttpMiddleware):
+    """Refuses a request whose headers are too many, too large, or no HTTP."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+        super().__init__(app)
+        self.settings = settings
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            check_headers(scope, self.settings)
+        except RequestError as error:
+            return await respond(error, scope, receive, send)
+        return await self.app(scope, receive, send)
+
+
 class HeadChecks(HttpMiddleware):
-    """Refuses a request by its head: too many or too large headers, a wrong Host, no API key, a route that is not
-    served. Sets `request.state.tenant`."""
+    """Refuses a request by its head: a wrong Host, no API key, a route that is not served. Sets
+    `request.state.tenant`."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, keys: ApiKeys) -> None:
         super().__init__(app)
@@ -197,7 +219,6 @@ class HeadChecks(HttpMiddleware):
         self.keys = keys
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        check_headers(scope, self.settings)
         check_host(scope["headers"], self.settings.allowed_hosts)
         scope["state"]["tenant"] = authenticate(scope, self.keys)
         check_served(scope["path"])

@@ -70,9 +70,10 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        # Writing pauses as soon as the socket is full. With high=0 a TLS transport would pause with nothing to send.
-        self.transport.set_write_buffer_limits(high=1, low=0)
         self.http.connection_made(cast(asyncio.Transport, _Writer(self)))
+        # Writing pauses as soon as the socket is full: over TLS at once, while the handshake's last bytes are unsent.
+        # With high=0 a TLS transport would pause with nothing to send.
+        self.transport.set_write_buffer_limits(high=1, low=0)
         self._arrival = self.loop.call_later(self.settings.receive_timeout, self._too_slow)
         if _descriptors_run_out(transport.get_extra_info("socket").fileno()):
             self.refuse(self.shed.another(self.loop.time()), logging.DEBUG)
@@ -84,16 +85,35 @@ class Connection(asyncio.Protocol):
     # The request.
 
     def data_received(self, data: bytes) -> None:
+        conn = self.http.conn
+        before = conn.their_state
+        if self.transport.is_closing() or before is h11.MUST_CLOSE:
+            return None  # it comes after the last request, which may still be answered
+        if before in (h11.IDLE, h11.DONE) and not conn.trailing_data[0]:
+            data = data.lstrip(b"\r\n")  # empty lines between requests, which some clients send after a body
         try:
-            self.http.data_received(data)
+            if data:
+                self.http.data_received(data)
+        except h11.LocalProtocolError as error:
+            self.invalid(error)  # uvicorn cannot answer it: the rest of a body that was refused is malformed
         except Exception as error:
             logger.error("reading a request failed", exc_info=error)
             fault = RequestError(500, "the server failed on this request; its log says why", code="internal_error")
             self.refuse(overloaded() if isinstance(error, MemoryError) else fault)
-        if self.http.conn.their_state not in (h11.IDLE, h11.SEND_BODY) or self.transport.is_closing():
+        if self.transport.is_closing():
+            return self.http.connection_lost(None)  # its application must not answer any more
+        if conn.their_state is not before:
             self._cancel_arrival()
-        elif self._arrival is None:
+        if self._arrival is None and conn.their_state in (h11.IDLE, h11.SEND_BODY):
             self._arrival = self.loop.call_later(self.settings.receive_timeout, self._too_slow)
+        if conn.their_state is h11.SEND_BODY:  # uvloop would hand over all that has come, before any other connection
+            self.transport.pause_reading()
+            self.loop.call_soon(self._read_on)
+        return None
+
+    def _read_on(self) -> None:
+        if not self.http.flow.read_paused and not self.transport.is_closing():
+            self.transport.resume_reading()
 
     @property
     def _busy(self) -> bool:
@@ -110,7 +130,7 @@ class Connection(asyncio.Protocol):
             self.transport.close()  # it has sent nothing, or still sends a body that was refused
         # Otherwise the body is slow: BodyLimits answers, with the same limit.
 
-    def invalid(self, error: h11.RemoteProtocolError) -> None:
+    def invalid(self, error: h11.ProtocolError) -> None:
         """Refuse what is not HTTP."""
         if error.error_status_hint == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
             self.refuse(headers_too_large(self.settings))
@@ -126,6 +146,8 @@ class Connection(asyncio.Protocol):
         logger.log(level, "refused before it was a request: %s", error.message, extra={"fields": fields})
         if self._busy and self.http.cycle.response_started:
             return self._drop()  # an error would end up in the middle of another response
+        if self.http.conn.our_state is h11.ERROR:
+            return self.transport.close()  # it would be a second response
         head = {"content-type": "application/json", "content-length": str(len(error.content))}
         head |= error.headers or {}
         head |= {REQUEST_ID.decode(): name, "connection": "close"}

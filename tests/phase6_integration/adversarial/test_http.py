@@ -109,6 +109,67 @@ def test_line_ends_after_a_request_do_not_keep_the_line() -> None:
         heard(one)
 
 
+def test_empty_lines_before_a_request_are_passed_over(plain: str) -> None:
+    """Some clients send one after a body."""
+    with line(plain) as one:
+        one.sendall(b"\r\nGET /version HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b" 200 OK" in one.recv(65536)
+        one.sendall(b"\r\n\r\n")
+        one.sendall(b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        assert heard(one).count(b"HTTP/1.1 200 OK") == 1
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_follows_the_last_request_does_not_cut_off_its_answer(stream: bool, version: bytes) -> None:
+    made: list[tuple[FakeEngine, asyncio.AbstractEventLoop]] = []
+
+    def make() -> FakeEngine:
+        engine = FakeEngine()
+        engine.flow.clear()
+        made.append((engine, asyncio.get_running_loop()))
+        return engine
+
+    last = request_of(json.dumps({"prompt": "a", "max_tokens": 1, "stream": stream}).encode())
+    last = last.replace(b"HTTP/1.1\r\n", b"HTTP/%b\r\nconnection: close\r\n" % version)
+    with listening(make) as url, line(url) as one:
+        one.sendall(last)
+        engine, loop = made[0]
+        deadline = time.monotonic() + PATIENCE
+        while not engine.live and time.monotonic() < deadline:
+            os.sched_yield()
+        one.sendall(b"\r\n")
+        httpx.get(f"{url}/health")  # by now the server has read it
+        loop.call_soon_threadsafe(engine.flow.set)
+        answer = heard(one)
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert (b"data: [DONE]\n\n" if stream else b'"completion_tokens":1') in answer
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_refused_body_that_goes_on_malformed_gets_one_answer(
+    plain: str, apart: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = b"host: x\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n"
+    with line(plain) as one:
+        one.sendall(b"POST /v1/completions HTTP/1.1\r\n" + body + (b"" if apart else b"zz\r\n"))
+        answer = b""
+        if apart:
+            answer = one.recv(65536)
+            one.sendall(b"zz\r\n")
+        answer += heard(one)
+    assert error_in(answer)[0] == (415 if apart else 400)  # and nothing follows it
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def test_a_preflight_with_two_framings_is_refused_too() -> None:
+    asked = b"OPTIONS / HTTP/1.1\r\nhost: x\r\norigin: http://a\r\naccess-control-request-method: POST\r\n"
+    framed = b"content-length: 4\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"
+    with listening(FakeEngine, ServerSettings(allowed_origins=("*",))) as url, line(url) as one:
+        one.sendall(asked + framed + b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert error_in(heard(one))[0] == 400  # and what may be its body is no request
+
+
 def test_too_many_headers_are_refused() -> None:
     with listening(FakeEngine, ServerSettings(max_headers=20)) as url, line(url) as one:
         one.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * 30 + b"\r\n")
@@ -306,6 +367,21 @@ def test_any_number_of_offers_may_come_together(plain: str) -> None:
     with line(plain) as one:
         one.sendall(many + b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         assert heard(one).count(b"HTTP/1.1 200 OK") == 1501
+
+
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        (b"http://x/version", 200),
+        (b"HTTPS://x:1/version?a=b", 200),
+        (b"http://x", 200),
+        (b"http://x/http://x/version", 404),
+    ],
+)
+def test_a_target_may_name_the_server(plain: str, target: bytes, status: int) -> None:
+    with line(plain) as one:
+        one.sendall(b"GET %b HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n" % target)
+        assert heard(one).startswith(b"HTTP/1.1 %d " % status)
 
 
 def test_two_requests_on_one_line_are_both_answered(plain: str) -> None:
