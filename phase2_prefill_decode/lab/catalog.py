@@ -42,7 +42,7 @@ def attention_spec(
         },
         constants=constants,
         options=tiles.options,
-        expect=Expect(shared=buffers, wide_loads=True, async_copies=True, tensor_cores=dtype != "fp32"),
+        expect=Expect(shared=buffers, wide_loads=True, async_copies=tiles.num_stages > 1, tensor_cores=dtype != "fp32"),
     )
 
 
