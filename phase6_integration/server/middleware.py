@@ -87,7 +87,7 @@ class Paths(HttpMiddleware):
         path = _ABSOLUTE.sub("", scope["path"]) or "/"
         if self.root and f"{path}/".startswith(f"{self.root}/"):
             path = path.removeprefix(self.root) or "/"
-        await self.app({**scope, "path": path}, receive, send)
+        await self.app(scope if path == scope["path"] else {**scope, "path": path}, receive, send)
 
 
 def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
