@@ -1,4 +1,4 @@
-"""GrammarChecker: a grammar can be read by llguidance, allows at least one text, and takes bounded time to follow.
+"""GrammarChecker: refuses a grammar that llguidance cannot parse, that no output satisfies, or whose masks are slow.
 
 It runs in a tokenizer process, whose limits of time and memory it relies on.
 """

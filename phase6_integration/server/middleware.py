@@ -53,7 +53,7 @@ def middleware(settings: ServerSettings, keys: ApiKeys | None = None) -> list[Mi
         Middleware(Paths, root=settings.root_path),
         Middleware(RequestIds),
         Middleware(AccessLog),
-        Middleware(HeaderChecks, settings=settings),  # CORS answers some requests itself
+        Middleware(HeaderLimits, settings=settings),  # CORS answers some requests itself
         *cors(settings),
         Middleware(ErrorResponses),
         Middleware(HeadChecks, settings=settings, keys=keys or ApiKeys(settings.api_keys)),
@@ -194,8 +194,8 @@ async def respond(error: RequestError, scope: Scope, receive: Receive, send: Sen
     await Response(error.content, error.status, error.headers, media_type="application/json")(scope, receive, send)
 
 
-class HeaderChecks(HttpMiddleware):
-    """Refuses a request whose headers are too many, too large, or no HTTP."""
+class HeaderLimits(HttpMiddleware):
+    """Answers a request with 431 if its headers exceed the limits, and with 400 if they break HTTP/1.1."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         super().__init__(app)
@@ -246,10 +246,10 @@ def headers_too_large(limits: ServerSettings) -> RequestError:
 
 
 def authenticate(scope: Scope, keys: ApiKeys) -> str:
-    """Require a bearer key, unless the route is public. All digests are always compared, in constant time.
+    """Return the tenant of a request: a hash of its API key or, if it has none, of its network address.
 
-    Clients are told apart by their keys, or by their addresses if none are needed. The result is an id of the client,
-    which does not reveal key or address, and changes with every start of the server.
+    A request without a valid key is a 401, unless the server has no keys or the route is public. A key is compared with
+    all digests in constant time. The hash has a new secret at every start of the server.
     """
     key = _known_key(scope["headers"], keys)
     if key is not None:

@@ -34,7 +34,7 @@ SHED_PERIOD = 10.0  # seconds
 
 
 def transport_config(app: ASGIApp, settings: ServerSettings, **options: Any) -> uvicorn.Config:
-    """The configuration of a uvicorn server whose connections have the limits of these settings."""
+    """Configure uvicorn to parse HTTP with h11, behind a Connection for each socket."""
     shed = Shed()
 
     def connection(**given: Any) -> Connection:
@@ -151,7 +151,7 @@ class Connection(asyncio.Protocol):
         head = {"content-type": "application/json", "content-length": str(len(error.content))}
         head |= error.headers or {}
         head |= {REQUEST_ID.decode(): name, "connection": "close"}
-        lines = "".join(f"{name}: {value}\r\n" for name, value in head.items())
+        lines = "".join(f"{key}: {value}\r\n" for key, value in head.items())
         status = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n"
         self.transport.write(f"{status}{lines}\r\n".encode() + error.content)
         return self.transport.close()

@@ -1,64 +1,22 @@
 """What the HTTP process notes of live requests: submitted, admitted, answered, ended. The test acts as the engine."""
 
 import asyncio
-import time
-from collections.abc import Coroutine
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
-from phase0_request import FinishReason, QueueFullError, SamplingParams, TokenLogprobs
+from phase0_request import FinishReason, QueueFullError, TokenLogprobs
 from phase6_integration.async_engine import StepReport
 from phase6_integration.engine_client import EngineClient
 from phase6_integration.health import Health, UnavailableError
-from phase6_integration.messages import Ended, EngineRequest, Finish, Output, Ready, Started, Update
-from phase6_integration.outputs import JOINED, OutputState, OutputStream
+from phase6_integration.messages import Ended, EngineRequest, Finish, Output, Started, Update
+from phase6_integration.outputs import JOINED, OutputState
 from tests.phase6_integration.fake_engine import FakeEngine
-from tests.phase6_integration.real_engine import GREEDY, read
-from tests.phase6_integration.running import run as run_for
+from tests.phase6_integration.real_engine import read
+from tests.phase6_integration.silent_engine import STOPPED, Silent, answer, ask, run
 
 pytestmark = pytest.mark.usefixtures("one_tokenizer")
-
-
-class Silent(FakeEngine):
-    """What is said of its requests, the test says. It keeps the messages to the engine."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.sent: list[Any] = []
-
-    def _send(self, message: object) -> None:
-        self.sent.append(message)
-
-    def say(self, id: str, *tokens: int, reason: FinishReason | None = None) -> None:
-        """These tokens of a request, a step each; the last one with the reason."""
-        for number, token in enumerate(tokens, 1):
-            ended = [Ended(id, reason)] if reason is not None and number == len(tokens) else []
-            self._tell(outputs=[Output(id, token)], ended=ended)
-
-    def write(self, id: str, text: str, reason: FinishReason | None = None) -> None:
-        """The tokens of a text, a step each."""
-        assert self.tokenizer is not None
-        self.say(id, *self.tokenizer.encode(text), reason=reason)
-
-
-STOPPED = Ended("one", FinishReason.STOP)
-
-
-def ask(id: str, tenant: str = "", **params: Any) -> EngineRequest:
-    return EngineRequest(id, (1, 2, 3), SamplingParams(**{"max_tokens": 20, **params}), tenant=tenant)
-
-
-def run(test: Coroutine[Any, Any, None]) -> None:
-    """A stream that never ends is a failure, not a hang."""
-    run_for(test, 20)
-
-
-async def answer(reply: OutputStream) -> tuple[str, FinishReason | None, str | None]:
-    """The text of the only output, how it ended, and the error."""
-    (chunks,) = await read(reply)
-    return "".join(chunk.text for chunk in chunks), chunks[-1].finish_reason, chunks[-1].error
 
 
 # Requests are submitted.
@@ -341,84 +299,5 @@ def test_observers_get_each_step_and_each_end_with_the_reason_of_the_client() ->
         made._tell(ended=[Ended("b", FinishReason.ABORT)])
         assert seen.steps == [(3, 1), (3, 2), (0, 0)], "the prompt of a request counts with its first token"
         assert seen.ends == [("a", FinishReason.LENGTH), ("b", FinishReason.STOP)]
-
-    run(test())
-
-
-# An engine is started again.
-
-
-def test_a_new_engine_gets_the_requests_that_were_waiting() -> None:
-    async def test() -> None:
-        made, before = Silent(), time.monotonic()
-        reply = made.submit([ask("one")])
-        made.health = Health.LOADING
-        made._restarting = asyncio.create_task(asyncio.sleep(0))
-        made.handle(Ready(512, 40, 16, "cpu", "float32"))
-        assert made._restarting is None, "the next engine is ready: no restart is under way"
-        assert made._ready_at >= before, "when it became ready counts for its next failure"
-        assert [message.id for message in made.sent] == ["one", "one"]
-        assert (made.health, made.reason, made.max_model_len) == (Health.READY, "ready", 512)
-        assert (made.gauges.pages_total, made.gauges.pages_free) == (40, 40)
-        assert made._resubmitted["one"] == 1
-        await asyncio.wait_for(made.ready(), 1)
-        made.say("one", 300, reason=FinishReason.LENGTH)
-        assert (await answer(reply))[1] is FinishReason.LENGTH
-        assert not made._resubmitted, "a request that has ended is still counted as resubmitted"
-
-    run(test())
-
-
-def test_an_engine_that_loads_while_the_server_drains_takes_no_request() -> None:
-    async def test() -> None:
-        made = Silent()
-        made.health = Health.DRAINING
-        made.handle(Ready(512, 40, 16, "cpu", "float32"))
-        assert made.health is Health.DRAINING, "only LOADING becomes READY"
-
-    run(test())
-
-
-def test_an_abort_while_no_engine_runs_ends_the_request_here() -> None:
-    async def test() -> None:
-        made = Silent()
-        reply = made.submit([ask("one")])
-        made._restarting = asyncio.create_task(asyncio.sleep(0))
-        reply.abort()
-        assert made.live == 0, "no engine will report the end of this request"
-        assert (await answer(reply))[1] is FinishReason.ABORT
-
-    run(test())
-
-
-def test_draining_leaves_an_output_that_is_done_as_it_is() -> None:
-    async def test() -> None:
-        made = Silent()
-        reply = made.submit([ask("one", stop=("two",))])
-        made.write("one", "one two")
-        (chunks,) = await read(reply)
-        assert chunks[-1].finish_reason is FinishReason.STOP
-        draining = asyncio.create_task(made.drain(0))
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert made.sent[1:] == [Finish("one", FinishReason.STOP)], "its client has the last chunk: no second end"
-        made._tell(ended=[STOPPED])
-        await draining
-
-    run(test())
-
-
-def test_draining_waits_for_all_requests() -> None:
-    async def test() -> None:
-        made = Silent()
-        reply = made.submit([EngineRequest("one", (1,), GREEDY), EngineRequest("two", (1,), GREEDY)])
-        draining = asyncio.create_task(made.drain(60))
-        await asyncio.sleep(0)
-        made._tell(ended=[Ended("one", FinishReason.LENGTH)])
-        for _ in range(5):
-            await asyncio.sleep(0)
-        made._tell(ended=[Ended("two", FinishReason.LENGTH)])
-        await draining
-        assert [chunks[-1].finish_reason for chunks in await read(reply)] == [FinishReason.LENGTH] * 2
 
     run(test())

@@ -12,3 +12,17 @@ def plain() -> Iterator[str]:
     """A server with the default settings."""
     with listening(FakeEngine, ServerSettings()) as url:
         yield url
+
+
+@pytest.fixture(scope="module")
+def hurried() -> Iterator[str]:
+    """A server with short time limits, for what is to be late and for nothing else."""
+    with listening(FakeEngine, ServerSettings(receive_timeout=1.0, send_timeout=0.2)) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def narrow() -> Iterator[str]:
+    """A server with small limits of heads and bodies."""
+    with listening(FakeEngine, ServerSettings(max_body_bytes=1000, max_header_bytes=2000)) as url:
+        yield url

@@ -1,5 +1,6 @@
 """Raw sockets against a real server whose engine is a script."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -9,10 +10,24 @@ from typing import Any
 
 from phase6_integration.async_engine import AsyncEngine
 from phase6_integration.server.settings import ServerSettings
-from tests.phase6_integration.fake_engine import served
+from tests.phase6_integration.fake_engine import FakeEngine, served
 
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 PATIENCE = 60.0  # seconds that a test waits for what must happen
+
+
+class Held:
+    """Makes an engine that gives no token until `release`, which may be called from another thread."""
+
+    engine: FakeEngine
+
+    def __call__(self) -> FakeEngine:
+        self.engine, self._loop = FakeEngine(), asyncio.get_running_loop()
+        self.engine.flow.clear()
+        return self.engine
+
+    def release(self) -> None:
+        self._loop.call_soon_threadsafe(self.engine.flow.set)
 
 
 @contextlib.contextmanager

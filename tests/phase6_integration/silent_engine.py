@@ -1,0 +1,51 @@
+"""An AsyncEngine whose engine process is the test: the messages to it are kept, and its own are told."""
+
+from collections.abc import Coroutine
+from typing import Any
+
+from phase0_request import FinishReason, SamplingParams
+from phase6_integration.messages import Ended, EngineRequest, Output
+from phase6_integration.outputs import OutputStream
+from tests.phase6_integration.fake_engine import FakeEngine
+from tests.phase6_integration.real_engine import read
+from tests.phase6_integration.running import run as run_for
+
+
+class Silent(FakeEngine):
+    """What is said of its requests, the test says. It keeps the messages to the engine."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.sent: list[Any] = []
+
+    def _send(self, message: object) -> None:
+        self.sent.append(message)
+
+    def say(self, id: str, *tokens: int, reason: FinishReason | None = None) -> None:
+        """These tokens of a request, a step each; the last one with the reason."""
+        for number, token in enumerate(tokens, 1):
+            ended = [Ended(id, reason)] if reason is not None and number == len(tokens) else []
+            self._tell(outputs=[Output(id, token)], ended=ended)
+
+    def write(self, id: str, text: str, reason: FinishReason | None = None) -> None:
+        """The tokens of a text, a step each."""
+        assert self.tokenizer is not None
+        self.say(id, *self.tokenizer.encode(text), reason=reason)
+
+
+STOPPED = Ended("one", FinishReason.STOP)
+
+
+def ask(id: str, tenant: str = "", **params: Any) -> EngineRequest:
+    return EngineRequest(id, (1, 2, 3), SamplingParams(**{"max_tokens": 20, **params}), tenant=tenant)
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    """A stream that never ends is a failure, not a hang."""
+    run_for(test, 20)
+
+
+async def answer(reply: OutputStream) -> tuple[str, FinishReason | None, str | None]:
+    """The text of the only output, how it ended, and the error."""
+    (chunks,) = await read(reply)
+    return "".join(chunk.text for chunk in chunks), chunks[-1].finish_reason, chunks[-1].error
