@@ -149,6 +149,8 @@ class PagedCache:
         if stop > len(table) * size:
             room = f"{len(table) * size} tokens, not for {start} to {stop}"
             raise PageError(f"request {request.id} has room for {room}")
+        if length == 1:
+            return [table[start // size] * size + start % size]
         return [table[position // size] * size + position % size for position in range(start, stop)]
 
     def table(self, request: Request) -> list[int]:

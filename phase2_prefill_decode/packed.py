@@ -124,14 +124,15 @@ def pack(batch: Batch, cache: KVCache, width: int, scored: Sequence[int] = ()) -
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
-    cu_seqlens_q, last, drawn = [0], [], []
+    cu_seqlens_q, seq_lens, last, drawn = [0], [], [], []
     for number, piece in enumerate(batch.slices):
-        _, start, length = piece
+        request, start, length = piece
         tokens += tokens_of(piece, cache)
         positions += range(start, start + length)
         slots += cache.slots(piece)
         cu_seqlens_q.append(len(tokens))
-        if piece.completes:
+        seq_lens.append(start + length)
+        if start + length >= request.total:
             last.append(len(tokens) - 1)
             drawn.append(number)
     for start, count in zip(cu_seqlens_q, scored, strict=False):
@@ -142,7 +143,7 @@ def pack(batch: Batch, cache: KVCache, width: int, scored: Sequence[int] = ()) -
     for row, first, table in cache.changes():
         changed += range(row * width + first, row * width + len(table))
         pages += table[first:]
-    sizes = tuple((length, start + length) for _, start, length in batch.slices)
+    lengths = [length for _, _, length in batch.slices]
     return HostStep(
         tokens=tokens,
         positions=positions,
@@ -151,12 +152,12 @@ def pack(batch: Batch, cache: KVCache, width: int, scored: Sequence[int] = ()) -
         drawn=[rows[number] for number in drawn],
         changed=changed,
         cu_seqlens_q=cu_seqlens_q,
-        seq_lens=[stop for _, stop in sizes],
+        seq_lens=seq_lens,
         rows=rows,
         pages=pages,
-        sizes=sizes,
-        max_seqlen_q=max(length for length, _ in sizes),
-        max_seqlen_k=max(stop for _, stop in sizes),
+        sizes=tuple(zip(lengths, seq_lens, strict=True)),
+        max_seqlen_q=max(lengths),
+        max_seqlen_k=max(seq_lens),
         all_logits=len(last) == len(tokens) and not any(scored),
         completed=tuple(drawn),
     )
