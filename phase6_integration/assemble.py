@@ -2,7 +2,6 @@
 
 import ctypes
 import gc
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -31,7 +30,7 @@ from phase5_continuous.scheduler import Scheduler
 from phase6_integration.hub import directory_of
 from phase6_integration.isolation import Attempt, IsolatingRunner, LoadShedding
 from phase6_integration.options import EngineOptions
-from phase6_integration.stats import ObservedCore
+from phase6_integration.stats import ObservedCore, Stats
 from phase6_integration.warmup import SAMPLING, attention_batches, sampling_batches, warmup_pages
 
 MAX_BYTES_ON_CPU = 4 << 30  # of KV cache: a CPU takes minutes to fill that much
@@ -48,10 +47,9 @@ class Assembled:
 
 
 # region assemble
-def assemble(
-    options: EngineOptions, loaded: Model | None = None, *, clock: Callable[[], float] = time.monotonic
-) -> Assembled:
-    """Load the model unless it is given, profile the largest step, size the KV pool, and connect the parts."""
+def assemble(options: EngineOptions, loaded: Model | None = None, stats: Stats | None = None) -> Assembled:
+    """Load the model unless it is given, profile the largest step, size the KV pool, and connect the parts. Steps are
+    counted in `stats`."""
     if options.threads is not None:
         set_threads(options.threads)
     model = loaded or load_model(options)
@@ -86,7 +84,7 @@ def assemble(
     model.decoder.rope(context)  # the tables are built now, not in the middle of a step
     runner = make_runner(model, pool, cache, sampler, sizes, context, ahead=scheduler.ahead > 0)
     isolating = IsolatingRunner(runner, LoadShedding(scheduler))
-    core = ObservedCore(scheduler, isolating, clock, check_invariants=options.check_invariants)
+    core = ObservedCore(scheduler, isolating, check_invariants=options.check_invariants, stats=stats)
     shorter = replace(model, config=replace(model.config, max_position_embeddings=context))
     return Assembled(shorter, scheduler, core, sampler.grammars)
 

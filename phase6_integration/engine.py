@@ -22,7 +22,7 @@ from phase5_continuous.core import Step
 from phase5_continuous.engine import ContinuousEngine
 from phase6_integration.assemble import Assembled, assemble
 from phase6_integration.options import EngineOptions
-from phase6_integration.stats import Gauges
+from phase6_integration.stats import Gauges, Stats
 
 Prompts = Prompt | Sequence[Prompt]
 
@@ -52,7 +52,8 @@ class NanoServingEngine:
         return engine
 
     def _open(self, options: EngineOptions, model: Model | None = None) -> None:
-        self._parts: Assembled | None = assemble(options, model)
+        self._stats = Stats()
+        self._parts: Assembled | None = assemble(options, model, self._stats)
         self._texts: ContinuousEngine | None = ContinuousEngine(self._parts.model, self._parts.core)
         self._names = (f"added-{number}" for number in itertools.count(1))
 
@@ -105,7 +106,7 @@ class NanoServingEngine:
 
     def get_stats(self) -> dict[str, Any]:
         """Statistics since the engine was made, and its current state."""
-        return self.parts.core.stats.report(Gauges.read(self.parts.scheduler))
+        return self._stats.report(Gauges.read(self.parts.scheduler))
 
     def close(self) -> None:
         """Abort all requests and release the model and all memory. May be called again."""

@@ -124,9 +124,9 @@ class Stats:
 
 
 class ObservedCore(EngineCore[P]):
-    """The engine loop with statistics, and with `check_invariants` after every step. A step that fails through no
-    request's fault is planned again by the next call, and returned as an empty one: requests that ended in flight have
-    freed their pages."""
+    """The engine loop with checks of its invariants, if `check_invariants`, and with statistics, if an engine wants
+    them. A step that fails through no request's fault is planned again by the next call, and returned as an empty one:
+    requests that ended in flight have freed their pages."""
 
     def __init__(
         self,
@@ -135,9 +135,10 @@ class ObservedCore(EngineCore[P]):
         clock: Callable[[], float] = time.monotonic,
         *,
         check_invariants: bool = False,
+        stats: Stats | None = None,
     ) -> None:
         super().__init__(scheduler, runner, clock)
-        self.stats = Stats()
+        self._stats = stats
         self._checked = scheduler if check_invariants else None
 
     def step(self) -> Step | None:
@@ -147,11 +148,12 @@ class ObservedCore(EngineCore[P]):
             step = Step.empty(super().drain())
         if self._checked is not None:
             invariants.check(self._checked)
-        if step is not None:
-            self.stats.add_step(step)
+        if step is not None and self._stats is not None:
+            self._stats.add_step(step)
         return step
 
     def drain(self) -> list[Event]:
         events = super().drain()
-        self.stats.add_events(events)
+        if self._stats is not None:
+            self._stats.add_events(events)
         return events

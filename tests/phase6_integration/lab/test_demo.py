@@ -65,7 +65,7 @@ def test_the_record_of_steps_agrees_with_the_requests_and_the_statistics(world: 
     assert (figures["prefill_tokens"], figures["decode_tokens"]) == (prefill, decode)
     assert figures["cache_hit_rate"] == pytest.approx(found / prompts)
     assert world.tokens == figures["generated_tokens"] == sum(len(c.request.output_tokens) for c in world.clients)
-    assert world.seconds >= world.engine.parts.core.stats.busy > 0
+    assert world.seconds >= world.tokens / figures["throughput"] > 0, "time in steps"
     assert found > prompts / 3  # the system message is shared
     taught = {question: fact.answer for fact in read() for question in fact.questions}
     right = [client.answer == taught[client.question] for client in world.clients]
