@@ -7,7 +7,7 @@ from phase0_request.checks import check_int, check_number, invalid
 
 MAX_TOKENS = 1 << 20
 MAX_STOPS = 16
-MAX_STOP_LENGTH = 256  # characters
+MAX_STOP_LENGTH = 256  # characters; of a bad word, tokens
 MAX_STOP_TOKENS = 128
 MAX_BIASES = 1024
 MAX_LOGPROBS = 20

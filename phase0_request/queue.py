@@ -49,14 +49,6 @@ class RequestQueue(Generic[E]):
     def __iter__(self) -> Iterator[E]:
         return iter(self._entries)
 
-    def first(self, n: int) -> list[E]:
-        """The first n entries, or all if there are fewer."""
-        return self._entries[:n]
-
-    @property
-    def last(self) -> E:
-        return self._entries[-1]
-
     # region exercise 0.5
     def add(self, entry: E) -> None:
         """Insert an entry at the place of its key. QueueFullError if the queue is at its limit."""

@@ -95,7 +95,7 @@ class Request:
 
             admit            preempt
     WAITING -----> RUNNING <---------> PREEMPTED       finish(reason) leads from each of them to FINISHED;
-                              admit                    abort() may be called in any state.
+                              admit                    ABORT and TIMEOUT in any state.
     """
 
     id: str
@@ -217,13 +217,6 @@ class Request:
         if self.finish_reason is not FinishReason.LENGTH:
             raise InvalidTransitionError(self, "have stopped after all", f"it ended by {self._reason}, not by length")
         self.finish_reason = FinishReason.STOP
-
-    def abort(self, now: float) -> bool:
-        """End the request with ABORT. True if this call ended it, False if it was finished already."""
-        if self.state is RequestState.FINISHED:
-            return False
-        self.finish(FinishReason.ABORT, now)
-        return True
 
     @property
     def _reason(self) -> str:

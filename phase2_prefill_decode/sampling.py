@@ -37,7 +37,7 @@ class Edits:
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """The penalties of tokens that only the device knows: the newest ones of some rows.
+    """The penalties of the newest token of some rows, where only the device knows that token.
 
     If such a token is among the edits of its row, its scale and minus are replaced there. If not, it gets its own.
     """
@@ -65,7 +65,7 @@ class SamplingMetadata:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the rows ask for nothing but a draw, as a recorded step makes it."""
+        """Whether the rows ask for nothing but a draw, as a recorded step makes it: see `asks_for_more`."""
         return self.edits is None and self.padding is None and self.masks is None and not self.logprobs
 
 
@@ -78,7 +78,7 @@ class RequestEdits:
     """The logit changes for the next token of one request. Each token is counted once, when it is new: a step costs no
     more for a long context than for a short one of as many different tokens.
 
-    Before `min_tokens`, tokens that would end the request are forbidden, by the rule of `events.reason_to_finish`: with
+    Before `min_tokens`, tokens that would end the request are forbidden, by the rule of `batch.reason_to_finish`: with
     `ignore_eos`, end-of-sequence tokens end nothing and are allowed. The repetition penalty counts tokens of prompt and
     output, as in transformers; presence and frequency penalties count the output alone, as in OpenAI's API.
     """
@@ -216,7 +216,8 @@ def sampling_tensors(params: Tensor) -> SamplingTensors:
 
 
 def asks_for_more(params: SamplingParams) -> bool:
-    """Whether a request may ever need more than a draw: edits, a mask, or log-probabilities."""
+    """Whether a request may ever need more than a draw: edits, a mask, or log-probabilities. If none of a step's
+    requests does, its metadata is plain."""
     return params.logprobs is not None or _wants_edits(params, 0) or is_constrained(params)
 
 

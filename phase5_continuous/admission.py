@@ -11,8 +11,8 @@ from phase5_continuous.fairness import FairQueue, FairShare
 from phase5_continuous.policies import Policy
 from phase5_continuous.running import RunningSet, SequenceState
 
-CANDIDATES = 8  # requests that are considered in one round
-SEARCHED = 256  # and how far down the queue they are looked for
+CANDIDATES = 8  # requests that are considered in one round: each costs a lookup in the cache
+SEARCHED = 256  # and how far down the queue they are looked for, so that a step costs the same however long it is
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class Admission:
     policy: Policy
     running_set: RunningSet
     max_running: int
-    max_chunk_size: int  # a prompt with more tokens is long
+    max_chunk_size: int  # a prompt with more tokens is long, cached or not: only admission looks it up
     waiting: FairQueue[SequenceState]
     share: FairShare = field(default_factory=FairShare)
     prefixes: "PrefixesInProgress" = field(init=False)
@@ -100,7 +100,8 @@ class Admission:
         return self.running_set.preempted if sequence.request.state is RequestState.PREEMPTED else self.waiting
 
     def in_turn(self) -> Iterator[SequenceState]:
-        """All requests that do not run, in turn: of a tenant's, those that wait only if none is preempted."""
+        """All requests that do not run, in turn: of a tenant's, those that wait only if none is preempted. (The queue
+        of its preempted ones replaces the other in the union.)"""
         return self.share.in_turn(self.waiting.by_tenant | self.running_set.preempted.by_tenant)
 
     # region exercise 5.2

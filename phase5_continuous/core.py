@@ -13,7 +13,6 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from phase0_request.batch import Batch, Event, Slice, StepOutput
 from phase0_request.request import FinishReason, Request
 from phase1_kv_pool.cache import KVCache
-from phase5_continuous.deadlines import Deadlines
 
 
 class PackedBatch(Protocol):
@@ -55,7 +54,7 @@ class SchedulerInterface(Protocol):
     @property
     def has_work(self) -> bool: ...
 
-    def submit(self, request: Request, deadlines: Deadlines | None = None) -> None: ...
+    def submit(self, request: Request, timeout: float | None = None) -> None: ...
 
     def finish(self, request: Request, reason: FinishReason, now: float, error: str | None = None) -> bool: ...
 
@@ -127,9 +126,10 @@ class EngineCore(Generic[P]):
         """Whether a step would do anything."""
         return self.scheduler.has_work
 
-    def submit(self, request: Request, deadlines: Deadlines | None = None) -> None:
-        """Queue a request. ValueError if it could never be served, QueueFullError if the queue is at its limit."""
-        self.scheduler.submit(request, deadlines)
+    def submit(self, request: Request, timeout: float | None = None) -> None:
+        """Queue a request, which ends at the latest `timeout` seconds after its arrival. ValueError if it could never
+        be served, QueueFullError if the queue is at its limit."""
+        self.scheduler.submit(request, timeout)
 
     def finish(self, request: Request, reason: FinishReason, error: str | None = None) -> bool:
         """End a request from outside: by a stop string, say. False if it had ended before."""

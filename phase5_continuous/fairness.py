@@ -74,7 +74,7 @@ class FairShare:
         self.served[tenant] = max(self.served.get(tenant, 0.0), self.virtual_time)
 
     def leave(self, tenant: str) -> None:
-        """Count the end of a request. A tenant without requests is remembered for as long as it is ahead of others."""
+        """Count the end of a request. A tenant without any is remembered until the virtual time passes its count."""
         self._live[tenant] -= 1
         if not self._live[tenant]:
             del self._live[tenant]
@@ -82,7 +82,8 @@ class FairShare:
             self.served = {name: tokens for name, tokens in ahead if name in self._live or tokens > self.virtual_time}
 
     def charge(self, tenant: str, tokens: int) -> None:
-        """Charge the tokens of an admitted prompt. Those of its answer are added one by one, as they are computed."""
+        """Charge the tokens that an admitted request prefills, also when it does so again after a preemption. The
+        scheduler adds those of its answer to `served` one by one, as they are computed."""
         self.served[tenant] += tokens
         self.virtual_time += tokens / len(self._live)
 

@@ -1,4 +1,4 @@
-"""The running set: allocates pages to requests, and preempts one when the pool is full."""
+"""The running set: allocates pages to requests, and preempts one when the pool is full or a tenant has too many."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -103,8 +103,8 @@ class RunningSet:
         return [sequence for sequence in ready if sequence.schedulable]  # a later one may have preempted an earlier one
 
     def _append_page(self, sequence: SequenceState) -> bool:
-        """Give a request one more page, or the few that forced tokens need, by preemption if need be. False if it has
-        to wait, or is preempted itself."""
+        """Give a request one more page, or the few that forced tokens need. If the pool is full, preempt others for
+        it. False if the request has to wait, or is preempted itself."""
         while not self.cache.can_grow(sequence.request, sequence.num_tokens):
             if self.pending_preemption or self.finished_in_flight or len(self.running) == 1:
                 return False  # pages are freed by a commit; or no other request has any

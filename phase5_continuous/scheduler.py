@@ -5,12 +5,13 @@ from collections.abc import Collection
 from itertools import chain
 
 from phase0_request.batch import Batch, Event, Forced, Slice, StepOutput, reason_to_finish
+from phase0_request.checks import check_number
 from phase0_request.request import FinishReason, Request, RequestState, TokenLogprobs
 from phase1_kv_pool.cache import KVCache
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.chunker import Chunker
 from phase5_continuous.admission import Admission
-from phase5_continuous.deadlines import Alarms, Deadlines
+from phase5_continuous.deadlines import Deadlines
 from phase5_continuous.fairness import FairQueue
 from phase5_continuous.policies import FirstComeFirstServed, Policy
 from phase5_continuous.running import RunningSet, SequenceState
@@ -25,7 +26,10 @@ class Scheduler:
       tenant to resume. The first in rank is never preempted, so it ends, and then the next one is first: every request
       ends.
     - No waiting request is admitted while a preempted one of its tenant waits for pages.
-    - Tenants get equal shares of tokens, places and pages (`fairness`).
+    - Tenants get equal shares of tokens, places and pages (`fairness`): a tenant that runs far fewer than another may
+      take a place from it.
+    - `watermark` of the pool, 1 % as in vLLM and rounded down, stays free when a request is admitted, so that those
+      that run can grow before one of them must be preempted.
 
     With `ahead=1`, as the server runs on a GPU, a step may be planned while another is in flight, so that the
     device need not wait for the host. The tokens of that other step are known only to the device. If one of them ends
@@ -42,7 +46,6 @@ class Scheduler:
         max_running: int = 256,
         watermark: float = 0.01,
         queue_limit: int | None = None,
-        deadlines: Deadlines | None = None,
         ahead: int = 0,
     ) -> None:
         for name, value in (("max_running", max_running), ("queue_limit", 1 if queue_limit is None else queue_limit)):
@@ -55,7 +58,6 @@ class Scheduler:
         self.cache = cache
         self.eos_ids = frozenset(eos_ids)
         self.chunker = Chunker(budget or TokenBudget(), cache.page_size)
-        self.deadlines = deadlines or Deadlines()
         self.ahead = ahead
         self.running_set = RunningSet(cache, watermark=int(watermark * cache.usage.total) * cache.page_size)
         self.admission = Admission(
@@ -65,7 +67,7 @@ class Scheduler:
             self.chunker.budget.max_chunk_size,
             FairQueue(queue_limit),
         )
-        self._alarms = Alarms()
+        self._deadlines = Deadlines()
         self._sequences: dict[str, SequenceState] = {}  # by request id
         self._submitted = 0
         self._in_flight: deque[tuple[Batch, list[SequenceState]]] = deque()  # oldest first
@@ -93,8 +95,11 @@ class Scheduler:
 
     # Requests arrive, and are ended from outside.
 
-    def submit(self, request: Request, deadlines: Deadlines | None = None) -> None:
-        """Queue a request. ValueError if it could never be served, QueueFullError if the queue is at its limit."""
+    def submit(self, request: Request, timeout: float | None = None) -> None:
+        """Queue a request, which ends at the latest `timeout` seconds after its arrival. ValueError if it could never
+        be served, QueueFullError if the queue is at its limit."""
+        if timeout is not None:
+            check_number(f"request {request.id}: timeout", timeout, 0, above=True)
         if request.state is not RequestState.WAITING:
             raise ValueError(f"request {request.id} is {request.state.value}; only a new request can be submitted")
         if request.id in self._sequences:
@@ -108,19 +113,17 @@ class Scheduler:
         self.admission.add(sequence)
         self._submitted += 1
         self._sequences[request.id] = sequence
-        self._alarms.set(sequence, deadlines or self.deadlines)
+        if timeout is not None:
+            self._deadlines.set(sequence, timeout)
 
     def finish(self, request: Request, reason: FinishReason, now: float, error: str | None = None) -> bool:
-        """End a request from outside: by a stop string, say. False if it had ended before, or is not known here."""
+        """End a request from outside: by an abort or a stop string, say, also while its tokens are in flight. False if
+        it had ended before, or is not known here."""
         sequence = self._sequences.get(request.id)
         if sequence is None or sequence.request is not request or request.finished:
             return False
         self._finish(sequence, reason, now, error)
         return True
-
-    def abort(self, request: Request, now: float) -> bool:
-        """End a request after its client has left. Legal in every state, also while its tokens are in flight."""
-        return self.finish(request, FinishReason.ABORT, now)
 
     def drain(self) -> list[Event]:
         """Return the events since the last commit or drain. For when there is no step to commit."""
@@ -134,7 +137,7 @@ class Scheduler:
         """Plan the next step. Empty if there is no request, or if a step in flight must be committed first."""
         if len(self._in_flight) > self.ahead:
             raise RuntimeError(f"{len(self._in_flight)} steps are in flight; commit the oldest before planning another")
-        for sequence in self._alarms.due(now):
+        for sequence in self._deadlines.due(now):
             self._finish(sequence, FinishReason.TIMEOUT, now)
         preemptions = self.running_set.num_preemptions
         batch = self._schedule(now)

@@ -15,12 +15,12 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from phase0_request.checks import check_number
 from phase0_request.queue import QueueFullError
 from phase0_request.request import FinishReason, Request
 from phase0_request.tokenizer import Tokenizer
 from phase2_prefill_decode.config import ModelConfig
 from phase2_prefill_decode.threads import threads_for
-from phase5_continuous.deadlines import Deadlines
 from phase6_integration.engine_client import STOP_TIMEOUT, EngineClient
 from phase6_integration.health import Health, UnavailableError
 from phase6_integration.hub import directory_of
@@ -194,7 +194,8 @@ class AsyncEngine:
     def _check(self, request: EngineRequest) -> None:
         """Refuse here what the engine would refuse: the request's own limits, the vocabulary and the context."""
         Request(request.id, request.prompt, request.params, request.priority, cache_salt=request.cache_salt)
-        Deadlines(total=request.timeout)
+        if request.timeout is not None:
+            check_number(f"request {request.id}: timeout", request.timeout, 0, above=True)
         for text in (request.id, request.cache_salt):
             text.encode()  # a lone surrogate raises UnicodeEncodeError, a ValueError
         vocabulary, params = self.config.vocab_size, request.params

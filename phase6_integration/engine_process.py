@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 from phase0_request.request import FinishReason, Request
 from phase5_continuous.core import EngineCore, Step
-from phase5_continuous.deadlines import Deadlines
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.gc_freeze import gc_freeze
 from phase6_integration.isolation import BrokenError
@@ -90,7 +89,7 @@ class Loop:
                     self._compiling[id] = message, self.prepare(params.grammar)
             case Finish(id=id, reason=reason):
                 if id in self._compiling:
-                    self._submit(self._compiling.pop(id)[0])
+                    self._submit(self._compiling.pop(id)[0])  # so that its end is reported like any other
                 request = self._requests.get(id)
                 if request is not None:
                     self.core.finish(request, reason)
@@ -112,11 +111,10 @@ class Loop:
         """Submit a request. One that the engine refuses is reported as ended at once."""
         id, prompt, params = message.id, message.prompt, message.params
         request = Request(id, prompt, params, message.priority, message.arrival, message.cache_salt, message.tenant)
-        deadlines = None if message.timeout is None else Deadlines(total=message.timeout)
         try:
             if compiled is not None:
                 compiled.result()
-            self.core.submit(request, deadlines)
+            self.core.submit(request, message.timeout)
         except ValueError as error:  # AsyncEngine should have refused it
             log.error("request %s is refused: %s", id, error)
             request.finish(FinishReason.ERROR, self.core.clock(), str(error))

@@ -129,7 +129,12 @@ class EngineOptions:
     )
     enable_prefix_caching: bool = option(True, "reuse the KV cache of shared prefixes", check=flag)
     enable_chunked_prefill: bool = option(True, "split long prompts over several steps", check=flag)
-    scheduling_policy: str = option("fcfs", ", ".join(POLICIES), "POLICY", partial(one_of, allowed=tuple(POLICIES)))
+    scheduling_policy: str = option(
+        "fcfs",
+        f"order of a client's waiting requests: {', '.join(POLICIES)}",
+        "POLICY",
+        partial(one_of, allowed=tuple(POLICIES)),
+    )
     max_num_queued_reqs: int = option(2048, "most waiting requests in a server; one more is a 429", check=at_least(1))
     max_queued_per_client: int | None = option(
         None, "most waiting requests of one client of a server (half of all)", check=at_least(1)

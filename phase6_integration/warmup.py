@@ -51,7 +51,7 @@ def sampling_batches(cache: KVCache) -> Iterator[Batch]:
 
 
 def _in_pages(cache: KVCache, sequences: Sequence[tuple[int, int, SamplingParams]]) -> Iterator[Batch]:
-    """Yield a batch of sequences, of which each has so many new tokens at the end of its length."""
+    """Yield a batch of sequences, given as (new tokens, all tokens, parameters). The new ones are the last."""
     slices = []
     for number, (new, length, params) in enumerate(sequences):
         request = Request(f"warm-up {number}", (0,) * length, params)

@@ -7,7 +7,6 @@ from phase0_request.batch import Batch, Event, Slice, StepOutput, reason_to_fini
 from phase0_request.queue import QueueFullError
 from phase0_request.request import FinishReason, Request
 from phase1_kv_pool.cache import KVCache
-from phase5_continuous.deadlines import Deadlines
 
 
 class StaticBatching:
@@ -36,9 +35,9 @@ class StaticBatching:
     def has_work(self) -> bool:
         return bool(self.waiting or self.running or self._events)
 
-    def submit(self, request: Request, deadlines: Deadlines | None = None) -> None:
-        if deadlines not in (None, Deadlines()):
-            raise ValueError(f"request {request.id}: static batching keeps no deadlines, got {deadlines}")
+    def submit(self, request: Request, timeout: float | None = None) -> None:
+        if timeout is not None:
+            raise ValueError(f"request {request.id}: static batching keeps no deadlines, got a timeout of {timeout}")
         if self._longest(request) > self.cache.max_tokens:
             room = f"the whole cache has room for {self.cache.max_tokens}"
             raise ValueError(f"request {request.id} may grow to {self._longest(request)} tokens, and {room}")

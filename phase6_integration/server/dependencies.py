@@ -78,7 +78,7 @@ class ServerState:
 
 
 def cache_config(engine: AsyncEngine) -> dict[str, str]:
-    """What is known of the KV cache, by vLLM's names; nothing until the engine is ready."""
+    """The settings of the KV cache under vLLM's names; none until the engine is ready."""
     ready, options = engine.ready_info, engine.options
     if ready is None:
         return {}

@@ -43,7 +43,11 @@ GAUGES: tuple[tuple[str, str, Callable[[Gauges], float]], ...] = (
     ("kv_cache_usage_perc", "The share of the pages that running requests hold, 0 to 1.", lambda g: g.usage),
 )
 COUNTERS: tuple[tuple[str, str, Callable[[Gauges], float]], ...] = (
-    ("num_preemptions", "Requests that lost their memory to others and were computed again.", lambda g: g.preemptions),
+    (
+        "num_preemptions",
+        "Times that a request lost its pages and was computed again.",
+        lambda g: g.preemptions,
+    ),
     ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", lambda g: g.query_tokens),
     ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", lambda g: g.hit_tokens),
 )

@@ -149,7 +149,7 @@ class _Sender:
 
     @property
     def _ended_early(self) -> bool:
-        """Whether an output has finished already, admitted or not."""
+        """Whether an output has ended before it was admitted, which sets no time, or since."""
         times = [output.times for output in self.outputs.states]
         return any(one.finished is not None for one in times) or all(one.admitted is None for one in times)
 

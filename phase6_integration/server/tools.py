@@ -65,7 +65,7 @@ class AnswerPlan:
         return {} if all(map(self.tokenizer.token_bytes, found)) else {"skip_special_tokens": False}
 
     def answer(self, prompt: Sequence[int]) -> Answer | None:
-        """A reader of one answer to this prompt; None if an answer is content as it is."""
+        """A reader of one answer to this prompt; None if an answer is plain content."""
         if not self._markers:
             return None
         return Answer(

@@ -36,7 +36,7 @@ ALLOWED: dict[str, tuple[Callable[[Request], object], set[RequestState]]] = {
     "length": (lambda r: r.finish(FinishReason.LENGTH, 2.0), {RequestState.RUNNING, RequestState.PREEMPTED}),
     "error": (lambda r: r.finish(FinishReason.ERROR, 2.0, "broken"), set(LIVE_STATES)),
     "timeout": (lambda r: r.finish(FinishReason.TIMEOUT, 2.0), set(LIVE_STATES)),
-    "abort": (lambda r: r.abort(2.0), set(RequestState)),
+    "abort": (lambda r: r.finish(FinishReason.ABORT, 2.0), set(LIVE_STATES)),
 }
 
 
@@ -51,15 +51,6 @@ def test_every_transition_refuses_every_wrong_state(name: str, state: RequestSta
     with pytest.raises(InvalidTransitionError, match=rf"request r \({state.value}\) cannot"):
         action(request)
     assert request.state is state
-
-
-def test_abort_returns_whether_it_ended_the_request() -> None:
-    request = in_state(RequestState.FINISHED)
-    assert not request.abort(9.0)
-    assert request.finish_reason is FinishReason.LENGTH
-    assert request.times.finished == 2.0
-    for state in LIVE_STATES:
-        assert in_state(state).abort(1.0)
 
 
 def test_only_the_finish_reason_error_has_a_message() -> None:

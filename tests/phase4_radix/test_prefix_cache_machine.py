@@ -14,7 +14,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from phase0_request import Request, Slice
+from phase0_request import FinishReason, Request, Slice
 from phase1_kv_pool import OutOfPagesError, PageUsage
 from phase4_radix.prefix_cache import Counts, PrefixCache
 from tests.phase4_radix.steps import resume
@@ -169,7 +169,7 @@ class AgainstTheContentOfSlots(RuleBasedStateMachine):
             request.preempt()
             self.preempted.append(request)
         else:
-            request.abort(0.0)
+            request.finish(FinishReason.ABORT, 0.0)
         before = self.in_tree()
         self.cache.release(request)
         assert self.in_tree() == before, f"{request.id} was released; cached pages {before} are now {self.in_tree()}"

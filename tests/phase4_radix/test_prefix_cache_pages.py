@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from phase0_request import Request, Slice
+from phase0_request import FinishReason, Request, Slice
 from phase1_kv_pool import KVCache, OutOfPagesError, PagedCache, PageError, PageUsage
 from phase4_radix.prefix_cache import PrefixCache
 from tests.phase4_radix.steps import SIZE, admit, compute, finish
@@ -82,7 +82,7 @@ def test_an_abort_at_any_moment_leaks_no_page(cache: PrefixCache) -> None:
         if computed:
             compute(cache, request, computed)
         cache.grow(request, 10)
-        request.abort(0.0)
+        request.finish(FinishReason.ABORT, 0.0)
         cache.release(request)
         cache.check()
         assert cache.usage.referenced == 0

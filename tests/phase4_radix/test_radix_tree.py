@@ -1,6 +1,7 @@
 """Matching, inserting, and the cost of every operation."""
 
 import copy
+import gc
 import sys
 from array import array
 from collections.abc import Callable
@@ -163,11 +164,13 @@ def lines_of(act: Callable[[], Any]) -> int:
         return trace
 
     before = sys.gettrace()
+    gc.disable()  # a collection may call Python of others
     sys.settrace(trace)
     try:
         act()
     finally:
         sys.settrace(before)
+        gc.enable()
     return count
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from phase0_request import Batch, Event, FinishReason, Request, SamplingParams, StepOutput
 from phase0_request.batch import Forced
 from phase1_kv_pool import KVCache
-from phase5_continuous.deadlines import Deadlines
 from phase5_continuous.invariants import check
 from phase5_continuous.scheduler import Scheduler
 
@@ -133,9 +132,9 @@ class Engine:
         self.now = 0.0
         self.steps = 0
 
-    def submit(self, *requests: Request, deadlines: Deadlines | None = None) -> None:
+    def submit(self, *requests: Request, timeout: float | None = None) -> None:
         for request in requests:
-            self.scheduler.submit(request, deadlines)
+            self.scheduler.submit(request, timeout)
             self.requests[request.id] = request
             self.alone[request.id] = alone(request, self.scheduler.eos_ids, self.forces)
             self.delivered[request.id] = []

@@ -165,7 +165,7 @@ def test_the_one_that_runs_the_most_gives_up_a_page_when_another_needs_one() -> 
     while not one.scheduler.running_set.preempted:
         one.step()
     assert [sequence.request.tenant for sequence in one.scheduler.running_set.preempted] == ["greedy"]
-    assert one.scheduler.running_set.running.first(1)[0].request.id.endswith("-0")
+    assert next(iter(one.scheduler.running_set.running)).request.id.endswith("-0")
     one.run().check_the_end()
 
 

@@ -19,7 +19,6 @@ from phase0_request import FinishReason, QueueFullError, Request, SamplingParams
 from phase1_kv_pool import PagedCache
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
-from phase5_continuous.deadlines import Deadlines
 from phase5_continuous.policies import ByPriority, FirstComeFirstServed, LongestPrefixFirst
 from phase5_continuous.scheduler import Scheduler
 from tests.phase5_continuous.support import EOS, Engine
@@ -27,14 +26,14 @@ from tests.phase5_continuous.support import EOS, Engine
 BEGINNINGS = [(), (5,) * 4, (5,) * 8, (5,) * 8 + (6,) * 5]
 
 
-Arrival = tuple[tuple[int, ...], int, int, int, str, Deadlines, bool, str]
+Arrival = tuple[tuple[int, ...], int, int, int, str, float | None, bool, str]
 ARRIVALS: st.SearchStrategy[Arrival] = st.tuples(
     st.sampled_from(BEGINNINGS),
     st.integers(0, 9),  # tokens of its own
     st.sampled_from([30, 15, 7, 2, 1]),  # max_tokens
     st.integers(-2, 2),  # priority
     st.sampled_from(["", "", "", "other"]),  # salt
-    st.sampled_from([Deadlines()] * 8 + [Deadlines(queue=6), Deadlines(total=15)]),
+    st.sampled_from([None] * 8 + [6, 15]),  # timeout
     st.booleans(),  # ignore_eos
     st.sampled_from(["", "", "a", "b"]),  # tenant
 )
@@ -94,7 +93,7 @@ class Anything(RuleBasedStateMachine):
         max_tokens: int,
         priority: int = 0,
         salt: str = "",
-        deadlines: Deadlines | None = None,
+        timeout: float | None = None,
         ignore_eos: bool = True,
         tenant: str = "",
     ) -> Request | None:
@@ -112,7 +111,7 @@ class Anything(RuleBasedStateMachine):
             with pytest.raises(QueueFullError):
                 engine.submit(one)
             return None
-        engine.submit(one, deadlines=deadlines)
+        engine.submit(one, timeout=timeout)
         return one
 
     @precondition(lambda self: self.engine.scheduler.sequences)
@@ -143,7 +142,7 @@ class Anything(RuleBasedStateMachine):
         one = data.draw(st.sampled_from(here or list(engine.requests.values())))
         had_ended = one.finished
         if mishap == "abort":
-            assert scheduler.abort(one, engine.now) == (not had_ended)
+            assert scheduler.finish(one, FinishReason.ABORT, engine.now) == (not had_ended)
         elif mishap == "error":
             assert scheduler.finish(one, FinishReason.ERROR, engine.now, "its tokenizer failed") == (not had_ended)
         elif mishap == "late":
@@ -169,11 +168,11 @@ class Anything(RuleBasedStateMachine):
             assert scheduler.running_set.finished_in_flight
             Anything.seen["ended in flight"] += 1
 
-    @rule(turns=st.integers(0, 8), queue=st.booleans())
-    def be_late(self, turns: int, queue: bool) -> None:
+    @rule(turns=st.integers(0, 8))
+    def be_late(self, turns: int) -> None:
         """A request with a short deadline arrives, which passes while it waits, runs, is in flight or preempted."""
         engine = self.engine
-        late = self.arrive((), 5, 30, deadlines=Deadlines(turns + 1 if queue else None, turns + 1))
+        late = self.arrive((), 5, 30, timeout=turns + 1)
         for _ in range(turns):
             engine.step()
         engine.now += 1

@@ -11,6 +11,7 @@ from phase1_kv_pool import PagedCache
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.invariants import SchedulerError, check
+from phase5_continuous.running import SequenceState
 from phase5_continuous.scheduler import Scheduler
 from tests.phase5_continuous.moments import engine, lengths, names
 from tests.phase5_continuous.support import EOS, alone, request
@@ -30,7 +31,7 @@ def test_each_request_has_the_output_that_it_has_alone(cache: type[PagedCache], 
         prompt = [rng.choice([1, 2])] * rng.randint(0, 30) + [rng.randint(3, 99) for _ in range(rng.randint(1, 20))]
         one.submit(request(f"r{number}", prompt, rng.randint(1, 60), ignore_eos=rng.random() < 0.5, arrival=one.now))
         if rng.random() < 0.1:
-            one.scheduler.abort(rng.choice(list(one.requests.values())), one.now)
+            one.scheduler.finish(rng.choice(list(one.requests.values())), FinishReason.ABORT, one.now)
         one.check()
     one.run().check_the_end()
     assert one.scheduler.running_set.num_preemptions > 20
@@ -175,7 +176,7 @@ def test_no_more_than_max_running_requests_run() -> None:
 def test_a_request_that_can_never_be_served_is_refused() -> None:
     one = engine(pages=4, queue_limit=2)
     ended = request("a")
-    ended.abort(0)
+    ended.finish(FinishReason.ABORT, 0)
     with pytest.raises(
         ValueError, match="r can never be served: its prompt has 17 tokens, and the whole cache has room"
     ):
@@ -207,16 +208,20 @@ def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
         engine(**options)
 
 
+def first_running(scheduler: Scheduler) -> SequenceState:
+    return next(iter(scheduler.running_set.running))
+
+
 @pytest.mark.parametrize(
     ("breakage", "message"),
     [
-        (lambda s: s.admission.waiting.add(s.running_set.running.last), "r is running among the waiting"),
-        (lambda s: s.running_set.running.remove(s.running_set.running.last), "not of the same requests"),
-        (lambda s: setattr(s.running_set.running.last, "num_scheduled", 3), "computed 4, scheduled 3, of 5"),
-        (lambda s: setattr(s.running_set.running.last, "capacity", 16), "capacity 16"),
+        (lambda s: s.admission.waiting.add(first_running(s)), "r is running among the waiting"),
+        (lambda s: s.running_set.running.remove(first_running(s)), "not of the same requests"),
+        (lambda s: setattr(first_running(s), "num_scheduled", 3), "computed 4, scheduled 3, of 5"),
+        (lambda s: setattr(first_running(s), "capacity", 16), "capacity 16"),
         (lambda s: setattr(s.running_set, "finished_in_flight", 1), "1 are counted as finished in flight, and 0 are"),
         (
-            lambda s: setattr(s.running_set.running.last, "schedulable", False),
+            lambda s: setattr(first_running(s), "schedulable", False),
             "to be preempted, or neither",
         ),
         (lambda s: setattr(s.admission, "max_running", 0), "1 are running"),

@@ -1,13 +1,14 @@
 """Requests ended from outside: by aborts, stop strings and deadlines, in every state."""
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from phase0_request import FinishReason, RequestState
+from phase0_request import FinishReason
 from phase1_kv_pool import PagedCache
 from phase4_radix.prefix_cache import PrefixCache
-from phase5_continuous.deadlines import Deadlines
 from tests.phase5_continuous.moments import engine, in_flight, preempted, running, waiting
 from tests.phase5_continuous.support import Engine, request
 
@@ -22,8 +23,8 @@ def test_an_abort_in_any_state_ends_that_request_and_no_other(
     moment(one)
     r = one.requests["r"]
     delivered = len(one.delivered["r"])
-    assert one.scheduler.abort(r, 99)
-    assert not one.scheduler.abort(r, 100)
+    assert one.scheduler.finish(r, FinishReason.ABORT, 99)
+    assert not one.scheduler.finish(r, FinishReason.ABORT, 100)
     assert (r.finish_reason, r.times.finished) == (FinishReason.ABORT, 99)
     one.check()
     while one.in_flight:
@@ -37,7 +38,7 @@ def test_pages_in_flight_are_freed_when_the_step_is_committed() -> None:
     one = engine(pages=9)
     in_flight(one)
     used = one.scheduler.cache.usage.referenced
-    one.scheduler.abort(one.requests["r"], one.now)
+    one.scheduler.finish(one.requests["r"], FinishReason.ABORT, one.now)
     assert one.scheduler.cache.usage.referenced == used
     with pytest.raises(ValueError, match="r is here already; ids are unique until their request has left"):
         one.submit(request("r"))
@@ -49,7 +50,7 @@ def test_pages_in_flight_are_freed_when_the_step_is_committed() -> None:
 def test_a_request_may_be_ended_with_another_reason_than_abort() -> None:
     one = engine()
     running(one)
-    assert not one.scheduler.abort(request("r"), one.now)  # another request of the same name
+    assert not one.scheduler.finish(request("r"), FinishReason.ABORT, one.now)  # another request of the same name
     assert one.scheduler.finish(one.requests["r"], FinishReason.STOP, one.now)  # a stop string in its text
     assert one.scheduler.finish(one.requests["other"], FinishReason.ERROR, one.now, "its text is broken")
     assert not one.scheduler.finish(request("stranger"), FinishReason.ABORT, one.now)
@@ -67,9 +68,10 @@ def test_a_stop_string_may_end_a_request_that_was_preempted_since() -> None:
 
 
 def test_deadlines_end_requests_that_wait_or_run_too_long() -> None:
-    one = engine(max_running=1, deadlines=Deadlines(queue=3, total=10))
-    one.submit(request("runs", 4, max_tokens=14), request("waits"))
-    one.submit(request("patient", 4, max_tokens=14), deadlines=Deadlines())
+    one = engine(max_running=1)
+    one.submit(request("runs", 4, max_tokens=14), timeout=10)
+    one.submit(request("waits"), timeout=3)
+    one.submit(request("patient", 4, max_tokens=14))
     one.run()
     ends = {name: (r.finish_reason, r.times.finished, len(r.output_tokens)) for name, r in one.requests.items()}
     assert ends == {
@@ -80,19 +82,17 @@ def test_deadlines_end_requests_that_wait_or_run_too_long() -> None:
     assert one.ended == {name: end[0] for name, end in ends.items()}
 
 
-def test_a_preempted_request_has_met_its_queue_deadline() -> None:
-    one = engine(pages=9, deadlines=Deadlines(queue=14))
-    preempted(one)
-    while one.now <= 14:
-        assert one.requests["r"].state is RequestState.PREEMPTED
-        one.step()
-    one.run().check_the_end()
-    assert set(one.ended.values()) == {FinishReason.LENGTH}
+@pytest.mark.parametrize("timeout", [0, -1, math.inf, math.nan, True, "5"])
+def test_a_timeout_that_is_no_positive_number_is_refused(timeout: Any) -> None:
+    one = engine()
+    with pytest.raises(ValueError, match="request r: timeout must be a number above 0, got "):
+        one.scheduler.submit(request("r"), timeout)
+    assert not one.scheduler.has_work
 
 
 def test_a_deadline_that_passes_in_flight_ends_the_request_at_once_and_frees_its_pages_later() -> None:
-    one = engine(ahead=1, deadlines=Deadlines(total=2.5))
-    one.submit(request("r", 4, max_tokens=30))
+    one = engine(ahead=1)
+    one.submit(request("r", 4, max_tokens=30), timeout=2.5)
     for _ in range(4):
         one.step()
     r = one.requests["r"]

@@ -28,7 +28,7 @@ def test_the_watermark_applies_while_a_finished_request_is_still_in_flight() -> 
     one = engine(pages=20, watermark=0.25, ahead=1)  # 5 pages
     one.submit(request("ends", 12))  # 3 pages
     one.plan()
-    one.scheduler.abort(one.requests["ends"], one.now)
+    one.scheduler.finish(one.requests["ends"], FinishReason.ABORT, one.now)
     one.submit(request("next", 52))  # 13 pages
     assert not one.plan(), "admitted into the watermark, although a request that has ended still holds pages"
     one.commit()
@@ -50,7 +50,7 @@ def test_an_abort_of_the_request_that_did_not_fit_admits_those_behind_it() -> No
     one.submit(request("runs", 4, max_tokens=36), request("large", 39), request("small", 4))
     one.step()
     assert names(one.step()) == ["runs"]
-    one.scheduler.abort(one.requests["large"], one.now)
+    one.scheduler.finish(one.requests["large"], FinishReason.ABORT, one.now)
     assert names(one.step()) == ["runs", "small"], "the request that did not fit is gone: the next one must start"
     one.run().check_the_end()
 
@@ -89,7 +89,7 @@ def test_an_abort_of_the_request_that_did_not_fit_lets_the_next_one_start() -> N
     one = engine(pages=10)
     one.submit(request("runs", 16, max_tokens=20), request("large", 32), request("small", 4))
     assert names(one.step()) == ["runs"]
-    one.scheduler.abort(one.requests["large"], one.now)
+    one.scheduler.finish(one.requests["large"], FinishReason.ABORT, one.now)
     assert names(one.step()) == ["runs", "small"], "the request that did not fit is gone: the next one must start"
     one.run().check_the_end()
 
@@ -157,7 +157,7 @@ def test_no_request_is_preempted_for_pages_that_the_next_commit_frees() -> None:
     one.submit(*(request(name, 7, max_tokens=6) for name in ("grows", "ends", "other")))
     while one.requests["grows"].total < 8 or not one.in_flight:
         one.step()
-    one.scheduler.abort(one.requests["ends"], one.now)
+    one.scheduler.finish(one.requests["ends"], FinishReason.ABORT, one.now)
     assert (one.scheduler.running_set.finished_in_flight, one.scheduler.cache.usage.free) == (1, 0)
     one.run().check_the_end()
     assert one.scheduler.running_set.num_preemptions == 0

@@ -57,7 +57,7 @@ def test_an_abort_of_the_request_that_computes_a_prefix_passes_it_to_one_that_wa
     one = prefix_engine()
     one.submit(request("a", [5] * 60), request("b", [5] * 60), request("c", [5] * 60))
     assert lengths(one.step()) == {"a": 16}
-    one.scheduler.abort(one.requests["a"], one.now)
+    one.scheduler.finish(one.requests["a"], FinishReason.ABORT, one.now)
     assert lengths(one.step()) == {"b": 16}
     one.run().check_the_end()
     assert one.requests["c"].finish_reason is FinishReason.LENGTH

@@ -7,7 +7,6 @@ import pytest
 from phase0_request import FinishReason, Request, SamplingParams, StepOutput, TokenLogprobs
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
-from phase5_continuous.deadlines import Deadlines
 from phase5_continuous.invariants import check
 from tests.phase5_continuous.moments import engine, waiting
 from tests.phase5_continuous.support import EOS, alone, request
@@ -42,7 +41,7 @@ def test_a_request_that_has_finished_needs_no_token() -> None:
     one = engine(ahead=1)
     one.submit(request("a"))
     batch = one.scheduler.plan(0)
-    one.scheduler.abort(one.requests["a"], 0)
+    one.scheduler.finish(one.requests["a"], FinishReason.ABORT, 0)
     (event,) = one.scheduler.commit(batch, StepOutput([None]), 1)
     assert event.finish_reason is FinishReason.ABORT, "the step of an aborted request is committed without its token"
 
@@ -77,10 +76,11 @@ def test_every_token_of_a_prompt_and_an_answer_counts_for_its_tenant() -> None:
 
 
 def test_events_are_in_the_order_in_which_they_happened() -> None:
-    one = engine(max_running=1, deadlines=Deadlines(queue=1))
-    one.submit(request("a", 4, max_tokens=9), request("b"), request("c", arrival=5))
+    one = engine(max_running=1)
+    one.submit(request("a", 4, max_tokens=9))
+    one.submit(request("b"), request("c", arrival=5), timeout=1)
     one.step()
-    one.scheduler.abort(one.requests["c"], one.now)
+    one.scheduler.finish(one.requests["c"], FinishReason.ABORT, one.now)
     one.plan()
     events = one.commit()
     assert [(e.request.id, e.finish_reason) for e in events] == [
@@ -125,7 +125,7 @@ def test_an_empty_step_is_committed_like_any_other() -> None:
     scheduler = engine().scheduler
     a = request("a")
     scheduler.submit(a)
-    scheduler.abort(a, 0)
+    scheduler.finish(a, FinishReason.ABORT, 0)
     batch = scheduler.plan(0)
     assert not batch
     assert scheduler.has_work

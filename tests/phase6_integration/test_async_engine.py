@@ -135,8 +135,8 @@ def test_what_can_never_be_served_is_refused_at_once() -> None:
                 ),
                 (EngineRequest("a", (1,), GREEDY, cache_salt="x" * 300), "cache_salt"),
                 (EngineRequest("a", (1,), GREEDY, cache_salt="\ud800"), "surrogates not allowed"),
-                (EngineRequest("a", (1,), GREEDY, timeout=0.0), "finite number of seconds above 0"),
-                (EngineRequest("a", (1,), GREEDY, timeout=float("nan")), "finite number of seconds above 0"),
+                (EngineRequest("a", (1,), GREEDY, timeout=0.0), "timeout must be a number above 0"),
+                (EngineRequest("a", (1,), GREEDY, timeout=float("nan")), "timeout must be a number above 0"),
             ]
             for ask, words in cases:
                 with pytest.raises(ValueError, match=words):
