@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from phase0_request.batch import Batch, Slice
+from phase0_request.params import MAX_LOGPROBS, SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import KVCache, PagedCache
 from phase1_kv_pool.layout import KVLayout
@@ -33,6 +34,7 @@ from phase6_integration.options import EngineOptions
 from phase6_integration.stats import ObservedCore, Stats
 from phase6_integration.warmup import SAMPLING, attention_batches, sampling_batches, warmup_pages
 
+LARGEST = SamplingParams(logprobs=MAX_LOGPROBS, logit_bias={0: 1.0}, allowed_token_ids=(0,))  # copies of all logits
 MAX_BYTES_ON_CPU = 4 << 30  # of KV cache: a CPU takes minutes to fill that much
 
 
@@ -113,15 +115,16 @@ def allocate_pool(model: Model, pages: int, page_size: int) -> KVPool:
 
 
 def profile(model: Model, sampler: Sampler, tokens: int, running: int, page_size: int) -> int:
-    """Run the largest possible step on dummy tokens: the whole budget, with as many requests sampling as can run.
-    Returns its peak memory, without its pages. Then compile every kernel variant that serving can launch."""
+    """Run the largest possible step on dummy tokens: the whole budget, with as many requests sampling as can run, in
+    the way that takes most memory. Returns its peak memory, without its pages. Then compile every kernel variant that
+    serving can launch."""
     requests = min(tokens, running)
     length = min(tokens // requests, model.config.max_position_embeddings)
     on_gpu = model.decoder.device.type == "cuda"
     pages = max(-(-length // page_size) * requests, warmup_pages(page_size) if on_gpu else len(SAMPLING))
     cache = PagedCache(pages, page_size)
     runner = ModelRunner(model.decoder, allocate_pool(model, pages, page_size), cache, sampler)
-    dummies = [Request(f"{number}", (0,) * length) for number in range(requests)]
+    dummies = [Request(f"{number}", (0,) * length, LARGEST) for number in range(requests)]
 
     def largest() -> None:
         for request in dummies:

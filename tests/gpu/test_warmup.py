@@ -15,7 +15,7 @@ from phase0_request.batch import Batch, Slice
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
-from phase6_integration.warmup import SAMPLING, attention_batches, sampling_batches, warmup_pages
+from phase6_integration.warmup import attention_batches, sampling_batches, warmup_pages
 from tests.phase1_kv_pool.support import needs_gpu
 
 ROOT = Path(__file__).parents[2]
@@ -61,6 +61,26 @@ def warming(page_size: int) -> tuple[PagedCache, Iterator[Batch]]:
     return cache, chain(attention_batches(cache, 8192), sampling_batches(cache))
 
 
+def any_params(rng: random.Random) -> SamplingParams:
+    """Any mixture of what a request may ask for."""
+    asked = {
+        "temperature": 0,
+        "top_k": 7,
+        "top_p": 0.8,
+        "min_p": 0.2,
+        "seed": 3,
+        "presence_penalty": 0.5,
+        "repetition_penalty": 1.3,
+        "logit_bias": {1: -5.0},
+        "min_tokens": 2,
+        "allowed_token_ids": (0, 1),
+        "bad_words": ((1,), (0, 1)),
+        "logprobs": 3,
+        "prompt_logprobs": 2,
+    }
+    return SamplingParams(**{name: value for name, value in asked.items() if rng.random() < 0.25})
+
+
 def serving(page_size: int) -> tuple[PagedCache, Iterator[Batch]]:
     """Steps of any mixture: decodes, drafts, chunks with and without context, prompts, all kinds of sampling."""
     cache, rng = PagedCache(1 + 9 * 2400 // page_size, page_size), random.Random(0)
@@ -72,7 +92,7 @@ def serving(page_size: int) -> tuple[PagedCache, Iterator[Batch]]:
             for number in range(rng.choice([1, 2, 7])):
                 new = rng.randint(1, longest)
                 length = new + rng.choice([0, 1, 15, 300, 513, 2000])
-                params = rng.choice([*SAMPLING, SamplingParams(top_k=50, temperature=0.3)])
+                params = any_params(rng)
                 request = Request(f"{number}", (0,) * (length + rng.choice([0, 0, 5])), params)
                 cache.attach(request)
                 cache.grow(request, length)
@@ -95,15 +115,15 @@ def test_serving_requests_no_kernel_that_warm_up_has_not() -> None:
 
 
 COMPILED = """
+import random
 from triton import knobs
-from phase0_request.params import SamplingParams
 from phase6_integration.engine import NanoServingEngine
-from tests.gpu.test_warmup import SAMPLING
-compiled = []
+from tests.gpu.test_warmup import any_params
+compiled, rng = [], random.Random(1)
 with NanoServingEngine.from_pretrained(kv_cache_pages=512, max_num_seqs=16, device="cuda") as engine:
     knobs.runtime.jit_cache_hook = lambda *, fn, **_: compiled.append(fn.name)
-    for number, params in enumerate(SAMPLING * 4):
-        engine.add_request([5] * (1 + 131 * number % 1500), params)
+    for number in range(40):
+        engine.add_request([5] * (1 + 131 * number % 1500), any_params(rng))
         engine.step()
     while engine.has_work:
         engine.step()

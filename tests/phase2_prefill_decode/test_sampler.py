@@ -1,6 +1,7 @@
 """The Sampler: greedy rows, failures, log-probabilities, seeds, padded vocabularies, independence of the batch."""
 
 import math
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from phase0_request import Request, StepOutput
+from phase0_request import Request, SamplingParams, StepOutput
 from phase2_prefill_decode.sampler import Sampler
 from phase2_prefill_decode.sampling import sampling_tensors
 from tests.phase1_kv_pool.support import needs_gpu
@@ -53,6 +54,40 @@ def test_parameters_are_packed_by_row() -> None:
         torch.int32,
         torch.int64,
     ]
+
+
+SAMPLED: dict[str, Any] = {
+    "min_tokens": 2,
+    "temperature": 0.5,
+    "top_p": 0.5,
+    "top_k": 3,
+    "min_p": 0.5,
+    "seed": 8,
+    "presence_penalty": 1.0,
+    "frequency_penalty": 1.0,
+    "repetition_penalty": 2.0,
+    "logit_bias": {1: 1.0},
+    "logprobs": 0,
+    "allowed_token_ids": (1,),
+    "bad_words": ((1,),),
+}
+ELSEWHERE = {  # what the sampler does not see, or needs a tokenizer for
+    "max_tokens", "stop", "stop_token_ids", "ignore_eos", "prompt_logprobs", "include_stop_str_in_output",
+    "skip_special_tokens", "grammar",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_each_parameter_alone_changes_what_is_asked_of_the_sampler(name: str) -> None:
+    sampler = Sampler((0,), VOCAB)
+    requests = [request_of(output=(2,), **{"seed": 7} | one) for one in ({}, {name: SAMPLED[name]})]
+    plain, asked = (sampler.pack([request]) for request in requests)
+    assert plain.is_plain
+    assert not asked.is_plain or (asked.params != plain.params).any()
+
+
+def test_every_parameter_is_of_the_sampler_or_of_another_part() -> None:
+    assert SAMPLED.keys() | ELSEWHERE == {field.name for field in fields(SamplingParams)}
 
 
 # Rows that cannot be sampled.

@@ -14,12 +14,17 @@ from phase0_request import FinishReason, SamplingParams, Tokenizer
 from phase2_prefill_decode.checkpoint import WeightsError
 from phase2_prefill_decode.config import ModelConfig
 from phase2_prefill_decode.fields import ConfigError
-from phase6_integration.assemble import peak_bytes
+from phase2_prefill_decode.model import Model
+from phase2_prefill_decode.sampler import Sampler
+from phase6_integration.assemble import peak_bytes, profile
 from phase6_integration.engine import NanoServingEngine
 from phase6_integration.options import EngineOptions
 from tests.phase2_prefill_decode.models import FAMILIES, padded_bundle, saved, variant
 from tests.phase2_prefill_decode.test_identity import follows, prompts
 
+only_linux = pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="only Linux reports a process's peak memory"
+)
 GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
 
 
@@ -152,7 +157,7 @@ def test_the_pool_is_sized_to_free_memory_and_limits_the_context(monkeypatch: py
         NanoServingEngine.from_pretrained()
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux reports a process's peak memory")
+@only_linux
 def test_peak_bytes_measures_the_peak_of_the_work_alone() -> None:
     kept = []
 
@@ -166,6 +171,14 @@ def test_peak_bytes_measures_the_peak_of_the_work_alone() -> None:
     del freed
     assert 60 << 20 <= peak_bytes(work, torch.device("cpu")) < 96 << 20
     assert len(still_used) == 40
+
+
+@only_linux
+def test_the_largest_step_has_all_copies_of_logits_that_requests_can_ask_for() -> None:
+    """Log-probabilities alone take three in float32."""
+    config = ModelConfig(vocab_size=100_000, num_hidden_layers=1, num_attention_heads=2, hidden_size=32)
+    model = Model.random(config, device="cpu")
+    assert profile(model, Sampler.of(model, 0), 64, 64, 16) > 3 * 64 * config.vocab_size * 4
 
 
 @pytest.mark.parametrize(
