@@ -19,7 +19,8 @@ from phase0_request.request import Request
 from phase2_prefill_decode.constraints import Masks, is_constrained
 from phase2_prefill_decode.kernels.sample import SamplingTensors, signed
 
-WORDS = 8  # of 32 bits, for the parameters of a row
+WIDE, NARROW = 2, 4  # parameters of 64 and of 32 bits, each a column: see `pack_params`
+WORDS = 2 * WIDE + NARROW  # of 32 bits, for the parameters of a row
 COLDEST = 1e-30  # smaller temperatures would be 0 in float32; at this one only the likeliest token has weight
 
 
@@ -192,25 +193,32 @@ def pack_params(requests: Sequence[Request], totals: Sequence[int], key: Callabl
 
 
 def positions_in(params: NDArray[np.int32]) -> NDArray[np.int64]:
-    """The positions in that array, as a view."""
-    rows = len(params) // WORDS
-    return params[2 * rows : 4 * rows].view(np.int64)
+    """The second column of that array, as a view."""
+    positions: NDArray[np.int64] = _split(params)[0].view(np.int64)[1]
+    return positions
 
 
 def pad_params(params: NDArray[np.int32], size: int) -> NDArray[np.int32]:
     """That array with more rows, which are greedy."""
-    rows, padded = len(params) // WORDS, np.zeros(WORDS * size, np.int32)
-    padded[: 4 * size].reshape(2, -1)[:, : 2 * rows] = params[: 4 * rows].reshape(2, -1)
-    padded[4 * size :].reshape(4, -1)[:, :rows] = params[4 * rows :].reshape(4, -1)
+    padded = np.zeros(WORDS * size, np.int32)
+    for more, columns in zip(_split(padded), _split(params), strict=True):
+        more[:, : columns.shape[1]] = columns
     return padded
+
+
+def _split(params: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """The columns of 64 and of 32 bits of that array, as views."""
+    wide = 2 * WIDE * (len(params) // WORDS)
+    return params[:wide].reshape(WIDE, -1), params[wide:].reshape(NARROW, -1)
 
 
 def sampling_tensors(params: Tensor) -> SamplingTensors:
     """The parts of that array on the device, as views."""
     rows = len(params) // WORDS
     params = params if rows else params.new_empty(0)  # an empty slice may have a stride of 0
-    keys, positions = params[: 4 * rows].view(torch.int64).view(2, rows).unbind()
-    temperatures, top_p, min_p, top_k = params[4 * rows :].view(4, rows).unbind()
+    wide, narrow = params.split_with_sizes([2 * WIDE * rows, NARROW * rows])
+    keys, positions = wide.view(torch.int64).view(WIDE, rows).unbind()
+    temperatures, top_p, min_p, top_k = narrow.view(NARROW, rows).unbind()
     temperatures, top_p, min_p = (of.view(torch.float32) for of in (temperatures, top_p, min_p))
     return SamplingTensors(temperatures, top_p, min_p, top_k, keys, positions)
 

@@ -32,7 +32,7 @@ from phase6_integration.hub import directory_of
 from phase6_integration.isolation import Attempt, IsolatingRunner, LoadShedding
 from phase6_integration.options import EngineOptions
 from phase6_integration.stats import ObservedCore, Stats
-from phase6_integration.warmup import SAMPLING, attention_batches, sampling_batches, warmup_pages
+from phase6_integration.warmup import KINDS, attention_batches, sampling_batches, warmup_pages
 
 LARGEST = SamplingParams(logprobs=MAX_LOGPROBS, logit_bias={0: 1.0}, allowed_token_ids=(0,))  # copies of all logits
 MAX_BYTES_ON_CPU = 4 << 30  # of KV cache: a CPU takes minutes to fill that much
@@ -121,7 +121,7 @@ def profile(model: Model, sampler: Sampler, tokens: int, running: int, page_size
     requests = min(tokens, running)
     length = min(tokens // requests, model.config.max_position_embeddings)
     on_gpu = model.decoder.device.type == "cuda"
-    pages = max(-(-length // page_size) * requests, warmup_pages(page_size) if on_gpu else len(SAMPLING))
+    pages = max(-(-length // page_size) * requests, warmup_pages(page_size) if on_gpu else len(KINDS))
     cache = PagedCache(pages, page_size)
     runner = ModelRunner(model.decoder, allocate_pool(model, pages, page_size), cache, sampler)
     dummies = [Request(f"{number}", (0,) * length, LARGEST) for number in range(requests)]

@@ -16,7 +16,7 @@ NEW = (1, 2, 4, 8, 16)  # new tokens of a sequence: the decode kernel is compile
 CHUNK = 64  # new tokens: too many for the decode kernel
 CONTEXT = 1088  # tokens: more than two splits of the decode kernel
 
-SAMPLING = (
+KINDS = (
     SamplingParams(temperature=0),
     SamplingParams(),
     SamplingParams(top_k=5),
@@ -32,7 +32,7 @@ SAMPLING = (
 
 def warmup_pages(page_size: int) -> int:
     """The pages that the largest of these batches takes."""
-    return 2 * -(-CONTEXT // page_size) + len(SAMPLING)
+    return 2 * -(-CONTEXT // page_size) + len(KINDS)
 
 
 def attention_batches(cache: KVCache, max_tokens: int) -> Iterator[Batch]:
@@ -41,12 +41,12 @@ def attention_batches(cache: KVCache, max_tokens: int) -> Iterator[Batch]:
     length = min(CONTEXT, max_tokens)
     for new in NEW:
         for beside in ((), (CHUNK,)):
-            yield from _in_pages(cache, [(min(one, length), length, SAMPLING[0]) for one in (new, *beside)])
+            yield from _in_pages(cache, [(min(one, length), length, KINDS[0]) for one in (new, *beside)])
 
 
 def sampling_batches(cache: KVCache) -> Iterator[Batch]:
     """Yield batches of decodes for the kernels of sampling, in the same way."""
-    for kinds in (*((params,) for params in SAMPLING), SAMPLING):
+    for kinds in (*((params,) for params in KINDS), KINDS):
         yield from _in_pages(cache, [(1, 1, params) for params in kinds])
 
 

@@ -245,7 +245,7 @@ def gather_largest(x, bits, maxima, low, of_row, ids, orders, amounts):
 @compiled()
 def gather_heaviest(x, bits, of_row, p, ids, orders, amounts):
     """Collect the tokens that may be in the nucleus, and sum all. Tokens of less than (1 - p) / vocab of the sum each
-    make up less than 1 - p of it together: the nucleus needs none of them."""
+    make up less than 1 - p of it together: the nucleus needs none of them. 0.999 leaves room for rounding."""
     total, count = 0.0, 0
     for i in range(len(x)):
         amounts[i] = amount(x[i], of_row)
