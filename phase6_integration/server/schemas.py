@@ -159,7 +159,7 @@ class SamplingFields(StructuredFields):
     repetition_penalty: float | None = bounded(*REPETITION_PENALTY)
     logit_bias: Biases | None = None
     allowed_token_ids: AllowedTokens | None = None
-    bad_words: Annotated[list[Stop], Field(max_length=MAX_BAD_WORDS // 2)] | None = None
+    bad_words: Annotated[list[Stop], Field(max_length=MAX_BAD_WORDS // 2)] | None = None  # each in two forms
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None  # default: true
