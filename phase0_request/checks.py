@@ -1,7 +1,9 @@
 """Argument checks: a wrong value raises a ValueError that says what was given and what is allowed."""
 
+import sys
 from math import inf
 
+_LARGEST = sys.float_info.max
 _SHOWN = 80  # characters of a wrong value that a message repeats
 
 
@@ -15,9 +17,10 @@ def check_int(name: str, value: object, low: int, high: int | None = None) -> in
 def check_number(
     name: str, value: object, low: float = -inf, high: float = inf, *, above: bool = False, below: bool = False
 ) -> float:
-    """Return `value` if it is a finite number from `low` to `high`. `above` excludes `low`, `below` excludes `high`."""
+    """Return `value` if it is a number from `low` to `high` that a float can hold. `above` excludes `low`, `below`
+    excludes `high`."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        fits = low <= value <= high and abs(value) != inf  # NaN is in no range
+        fits = low <= value <= high and abs(value) <= _LARGEST  # NaN is in no range
         if fits and not (above and value == low) and not (below and value == high):
             return value
     parts = [] if low == -inf else [f"{'above' if above else 'from'} {low}"]

@@ -7,12 +7,13 @@ from phase0_request.checks import check_int, check_number, invalid
 
 MAX_TOKENS = 1 << 20
 MAX_STOPS = 16
-MAX_STOP_LENGTH = 256  # characters; of a bad word, tokens
+MAX_STOP_LENGTH = 256  # characters
 MAX_STOP_TOKENS = 128
 MAX_BIASES = 1024
 MAX_LOGPROBS = 20
 MAX_GRAMMAR = 1 << 20  # characters
 MAX_BAD_WORDS = 128
+MAX_BAD_WORD = 256  # tokens
 REPETITION_PENALTY = 0.01, 10.0  # logits are divided by it: those divided by 1e-45 are infinite
 MAX_TOKEN_ID = (1 << 31) - 1  # token ids are stored as int32; the engine checks the model's own vocabulary size
 
@@ -110,7 +111,7 @@ def _stop_token_ids(value: Sequence[int]) -> tuple[int, ...]:
 def _bad_words(value: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
     words = []
     for word in _as_tuple("bad_words", value, MAX_BAD_WORDS, "lists of token ids"):
-        tokens = _as_tuple("bad_words", word, MAX_STOP_LENGTH, "token ids")
+        tokens = _as_tuple("bad_words", word, MAX_BAD_WORD, "token ids")
         if not tokens:
             raise invalid("bad_words", "lists of at least one token id", value)
         words.append(tuple(_token("bad_words", token) for token in tokens))

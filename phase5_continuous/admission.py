@@ -100,9 +100,8 @@ class Admission:
         return self.running_set.preempted if sequence.request.state is RequestState.PREEMPTED else self.waiting
 
     def in_turn(self) -> Iterator[SequenceState]:
-        """All requests that do not run, in turn: of a tenant's, those that wait only if none is preempted. (The queue
-        of its preempted ones replaces the other in the union.)"""
-        return self.share.in_turn(self.waiting.by_tenant | self.running_set.preempted.by_tenant)
+        """All requests that do not run, in turn: of a tenant's, those that wait only if none is preempted."""
+        return self.share.in_turn(self.waiting.by_tenant | self.running_set.preempted.by_tenant)  # the second replaces
 
     # region exercise 5.2
     def _candidates(self, long: bool) -> list[SequenceState]:

@@ -34,7 +34,7 @@ from phase6_integration.options import EngineOptions
 from phase6_integration.stats import ObservedCore, Stats
 from phase6_integration.warmup import KINDS, attention_batches, sampling_batches, warmup_pages
 
-LARGEST = SamplingParams(logprobs=MAX_LOGPROBS, logit_bias={0: 1.0}, allowed_token_ids=(0,))  # copies of all logits
+LARGEST = SamplingParams(logprobs=MAX_LOGPROBS, logit_bias={0: 1.0}, allowed_token_ids=(0,))  # copies of its logits
 MAX_BYTES_ON_CPU = 4 << 30  # of KV cache: a CPU takes minutes to fill that much
 
 
@@ -51,7 +51,7 @@ class Assembled:
 # region assemble
 def assemble(options: EngineOptions, loaded: Model | None = None, stats: Stats | None = None) -> Assembled:
     """Load the model unless it is given, profile the largest step, size the KV pool, and connect the parts. Steps are
-    counted in `stats`."""
+    counted in `stats` if it is given."""
     if options.threads is not None:
         set_threads(options.threads)
     model = loaded or load_model(options)
@@ -115,9 +115,10 @@ def allocate_pool(model: Model, pages: int, page_size: int) -> KVPool:
 
 
 def profile(model: Model, sampler: Sampler, tokens: int, running: int, page_size: int) -> int:
-    """Run the largest possible step on dummy tokens: the whole budget, with as many requests sampling as can run, in
-    the way that takes most memory. Returns its peak memory, without its pages. Then compile every kernel variant that
-    serving can launch."""
+    """Run the largest step on dummy tokens: the whole budget, with as many requests sampling as can run, in the way
+    that takes most memory. Returns its peak memory, without its pages. Logits of prompts that are scored are not in
+    it: a step with more of them than memory fails, and is run in parts (`isolation`). Then compile every kernel variant
+    that serving can launch."""
     requests = min(tokens, running)
     length = min(tokens // requests, model.config.max_position_embeddings)
     on_gpu = model.decoder.device.type == "cuda"

@@ -40,7 +40,7 @@ class EngineRequest(msgspec.Struct, tag=True, frozen=True):
     params: SamplingParams
     priority: int = 0
     cache_salt: str = ""
-    timeout: float | None = None  # seconds from arrival; None: the engine's own limit
+    timeout: float | None = None  # seconds from arrival; None: no limit
     tenant: str = ""  # the client that it is from, by an opaque id
     arrival: float = 0.0  # set by AsyncEngine, on the monotonic clock, which all processes of a machine share
 

@@ -6,7 +6,7 @@ from dataclasses import fields
 from hashlib import blake2b
 from typing import Any
 
-from phase0_request.params import MAX_STOP_LENGTH, SamplingParams
+from phase0_request.params import MAX_BAD_WORD, SamplingParams
 from phase6_integration.health import Health
 from phase6_integration.messages import EngineRequest
 from phase6_integration.server.dependencies import ServerState
@@ -118,8 +118,8 @@ async def bad_words(pool: TokenizerPool, request: SamplingFields, tenant: str) -
     if not texts:
         return []
     found = dict.fromkeys(await pool.encode(texts, tenant, add_special_tokens=False))
-    if not all(1 <= len(tokens) <= MAX_STOP_LENGTH for tokens in found):
-        raise conflict("bad_words", f"each of bad_words must be 1 to {MAX_STOP_LENGTH} tokens of this model")
+    if not all(1 <= len(tokens) <= MAX_BAD_WORD for tokens in found):
+        raise conflict("bad_words", f"each of bad_words must be 1 to {MAX_BAD_WORD} tokens of this model")
     return list(found)
 
 

@@ -71,19 +71,29 @@ SAMPLED: dict[str, Any] = {
     "allowed_token_ids": (1,),
     "bad_words": ((1,),),
 }
-ELSEWHERE = {  # what the sampler does not see, or needs a tokenizer for
+ELSEWHERE = {  # what asks nothing of the sampler alone, or needs a tokenizer
     "max_tokens", "stop", "stop_token_ids", "ignore_eos", "prompt_logprobs", "include_stop_str_in_output",
     "skip_special_tokens", "grammar",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SAMPLED)
-def test_each_parameter_alone_changes_what_is_asked_of_the_sampler(name: str) -> None:
+def test_each_parameter_alone_asks_something_of_the_sampler(name: str) -> None:
     sampler = Sampler((0,), VOCAB)
     requests = [request_of(output=(2,), **{"seed": 7} | one) for one in ({}, {name: SAMPLED[name]})]
     plain, asked = (sampler.pack([request]) for request in requests)
     assert plain.is_plain
     assert not asked.is_plain or (asked.params != plain.params).any()
+
+
+def test_before_min_tokens_what_would_end_the_output_is_asked_not_to_be_drawn() -> None:
+    sampler = Sampler((0,), VOCAB)
+
+    def forbidden(**more: Any) -> list[int]:
+        edits = sampler.pack([request_of(min_tokens=2, **more)]).edits
+        return [] if edits is None else sorted(edits.tokens[edits.bias == -math.inf].tolist())
+
+    assert (forbidden(), forbidden(stop_token_ids=(1,)), forbidden(ignore_eos=True)) == ([0], [0, 1], [])
 
 
 def test_every_parameter_is_of_the_sampler_or_of_another_part() -> None:

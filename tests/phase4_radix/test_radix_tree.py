@@ -164,13 +164,15 @@ def lines_of(act: Callable[[], Any]) -> int:
         return trace
 
     before = sys.gettrace()
+    collects = gc.isenabled()
     gc.disable()  # a collection may call Python of others
     sys.settrace(trace)
     try:
         act()
     finally:
         sys.settrace(before)
-        gc.enable()
+        if collects:
+            gc.enable()
     return count
 
 

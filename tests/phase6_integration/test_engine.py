@@ -16,7 +16,7 @@ from phase2_prefill_decode.config import ModelConfig
 from phase2_prefill_decode.fields import ConfigError
 from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.sampler import Sampler
-from phase6_integration.assemble import peak_bytes, profile
+from phase6_integration.assemble import LARGEST, peak_bytes, profile
 from phase6_integration.engine import NanoServingEngine
 from phase6_integration.options import EngineOptions
 from tests.phase2_prefill_decode.models import FAMILIES, padded_bundle, saved, variant
@@ -174,11 +174,18 @@ def test_peak_bytes_measures_the_peak_of_the_work_alone() -> None:
 
 
 @only_linux
-def test_the_largest_step_has_all_copies_of_logits_that_requests_can_ask_for() -> None:
-    """Log-probabilities alone take three in float32."""
+def test_the_largest_step_has_the_copies_of_logits_that_requests_can_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32: log-probabilities make eight of them, a bias and allowed tokens two more."""
     config = ModelConfig(vocab_size=100_000, num_hidden_layers=1, num_attention_heads=2, hidden_size=32)
-    model = Model.random(config, device="cpu")
-    assert profile(model, Sampler.of(model, 0), 64, 64, 16) > 3 * 64 * config.vocab_size * 4
+    model, rows = Model.random(config, device="cpu"), 64
+
+    def copies(params: SamplingParams) -> float:
+        monkeypatch.setattr("phase6_integration.assemble.LARGEST", params)
+        return profile(model, Sampler.of(model, 0), rows, rows, 16) / (rows * config.vocab_size * 4)
+
+    copies(LARGEST)  # compiles what it needs, which takes memory
+    scored = copies(SamplingParams(logprobs=20))
+    assert copies(SamplingParams()) + 5 < scored < copies(LARGEST) - 1.5
 
 
 @pytest.mark.parametrize(
