@@ -224,6 +224,7 @@ def test_a_character_costs_the_same_however_long_the_stop_strings_are() -> None:
             return trace
 
         before = sys.gettrace()
+        sys._getframe().f_trace_opcodes = True  # Python 3.12 has these events only if one is on before
         sys.settrace(trace)
         try:
             for _ in range(400):

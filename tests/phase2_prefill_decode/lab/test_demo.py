@@ -163,6 +163,6 @@ def test_the_demo_says_when_it_compiles_kernels(
 ) -> None:
     monkeypatch.setattr(cache, "has_kept", lambda: kept)
     monkeypatch.setattr("phase2_prefill_decode.model.default_device", lambda: torch.device("cpu"))
-    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("FORCE_COLOR", "1")
     assert main(["Hello!", "--max-tokens", "2"]) == 0
     assert ("Compiling the kernels for this machine, once." in capsys.readouterr().err) == (not kept)

@@ -138,5 +138,5 @@ def test_the_command_shows_both_ways_when_piped(
 def test_ctrl_c_in_the_middle_of_the_stall() -> None:
     status, seen = on_a_terminal(*DEMO, "--prompt", "300", "--seconds", "600", until=b"step prefill decode")
     assert status == 130
-    assert seen.endswith(b"Stopped.\r\n")
+    assert seen.removesuffix(b"\x1b[0m").endswith(b"Stopped.\r\n")
     assert b"Traceback" not in seen
