@@ -48,7 +48,7 @@ def test_numbers_within_their_bounds(
 
 
 def test_a_number_that_no_float_can_hold_is_refused() -> None:
-    with pytest.raises(ValueError, match="^x must be a number from 0, got a far larger number$"):
+    with pytest.raises(ValueError, match=r"^x must be a number from 0, got a far larger number$"):
         check_number("x", 10**400, 0)
 
 
