@@ -204,7 +204,7 @@ class Tokenizer:
         return [token for token in tokens if token in self._control_ids]
 
     def _keep_apart(self, pieces: Sequence[str]) -> list[int]:
-        """Tokens of a rendered conversation of which some text spells a control token."""
+        """Tokens of a rendered conversation in which a message spells a control token."""
         tokens: list[int] = []
         for number, piece in enumerate(pieces):
             tokens += [self._control[piece]] if number % 2 else self._encode(piece, False, plain=True)

@@ -101,7 +101,8 @@ class Admission:
 
     def in_turn(self) -> Iterator[SequenceState]:
         """All requests that do not run, in turn: of a tenant's, those that wait only if none is preempted."""
-        return self.share.in_turn(self.waiting.by_tenant | self.running_set.preempted.by_tenant)  # the second replaces
+        queues = self.waiting.by_tenant | self.running_set.preempted.by_tenant  # the preempted ones replace the others
+        return self.share.in_turn(queues)
 
     # region exercise 5.2
     def _candidates(self, long: bool) -> list[SequenceState]:

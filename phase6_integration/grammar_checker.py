@@ -1,6 +1,6 @@
-"""GrammarChecker: refuses a grammar that llguidance cannot parse, that no output satisfies, or whose masks are slow.
+"""GrammarChecker: parses a grammar and steps through one output of it, to find out that both are possible and fast.
 
-It runs in a tokenizer process, whose limits of time and memory it relies on.
+It runs in a tokenizer process, and relies on the limits of time and memory there.
 """
 
 import re

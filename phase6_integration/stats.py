@@ -124,8 +124,8 @@ class Stats:
 
 
 class ObservedCore(EngineCore[P]):
-    """The engine loop with checks of its invariants, if `check_invariants`, and with statistics, if an engine wants
-    them. A step that fails through no request's fault is planned again by the next call, and returned as an empty one:
+    """The engine loop, with checks of its invariants if `check_invariants`, and counted in `stats` if they are given.
+    A step that fails through no request's fault is planned again by the next call, and returned as an empty one:
     requests that ended in flight have freed their pages."""
 
     def __init__(

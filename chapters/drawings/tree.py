@@ -19,7 +19,7 @@ CELL, WIDE, PITCH = 82, 86, 76  # a page in the tree, a page of the pool, a row 
 
 
 class Chats:
-    """A prefix cache, and requests whose tokens are words."""
+    """A prefix cache, and requests with words as tokens."""
 
     def __init__(self, num_pages: int) -> None:
         self.cache = PrefixCache(num_pages, PAGE_SIZE)

@@ -149,7 +149,7 @@ class _Sender:
 
     @property
     def _ended_early(self) -> bool:
-        """Whether an output has ended before it was admitted, which sets no time, or since."""
+        """Whether an output has ended. One that ended before it was admitted has neither time."""
         times = [output.times for output in self.outputs.states]
         return any(one.finished is not None for one in times) or all(one.admitted is None for one in times)
 

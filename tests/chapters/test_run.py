@@ -22,7 +22,7 @@ def command(*arguments: str) -> list[str]:
 
 @pytest.fixture
 def written(standalone: Course, solve: Solve) -> Course:
-    """A course whose workspace pushes twice the item; its other exercises are blank."""
+    """A course with a workspace that pushes twice the item; its other exercises are blank."""
     start(standalone, standalone.phase(0))
     solve("0.1", "self.items.append(2 * item)")
     return standalone

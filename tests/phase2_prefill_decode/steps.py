@@ -22,7 +22,7 @@ def loaded(batch: Batch, cache: KVCache, device: torch.device = CPU, state: Devi
 
 
 class NothingWaits(TorchDispatchMode):
-    """Refuses the operators whose result or shape depends on what a device has computed."""
+    """Refuses operators with a result or shape that depends on what a device has computed."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         masks = [one for one in args[1] or () if one is not None] if func._schema.name == "aten::index" else []

@@ -1,4 +1,4 @@
-"""A config.json means what it means to transformers, whose configurations and models are the oracle."""
+"""A config.json means what it means to transformers: its configurations and models are the oracle."""
 
 import json
 from dataclasses import FrozenInstanceError

@@ -102,7 +102,7 @@ EVERY_START = {
 
 
 def test_every_engine_follows_the_free_cores() -> None:
-    """In a plain Python process that loaded torch first, and whose environment says nothing."""
+    """In a plain Python process that loaded torch first, without variables for threads."""
     script = (
         "import torch\nfrom phase0_request.params import SamplingParams\nfrom phase2_prefill_decode import threads\n"
         "p, looks = SamplingParams(temperature=0, max_tokens=2), []\n"

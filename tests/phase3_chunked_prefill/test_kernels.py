@@ -103,7 +103,7 @@ def test_random_mixed_steps_match_the_oracle(case: Case) -> None:
 @pytest.mark.skipif(not prepare_triton(), reason="compiled kernels call no Python")
 @pytest.mark.parametrize(("context", "full"), [(0, 0), (94, 80), (95, 96), (96, 96)])
 def test_full_tiles_are_walked_without_a_mask(context: int, full: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chunk of 20 tokens behind a context; tiles of 16. Full is a tile whose keys are all seen by the first row."""
+    """A chunk of 20 tokens behind a context; tiles of 16. A tile is full if the first row sees all its keys."""
     from phase3_chunked_prefill.kernels.triton import ragged
 
     walks: list[tuple[int, int, bool]] = []

@@ -57,7 +57,7 @@ def preempted(one: Engine) -> None:
 
 
 def preemption_pending(one: Engine) -> SequenceState:
-    """Returns the request whose preemption is pending, because a token of it is in flight."""
+    """Returns the request with a pending preemption: a token of it is in flight."""
     waiting(one)
     while one.scheduler.running_set.pending_preemption is None:
         one.step()

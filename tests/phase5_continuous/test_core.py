@@ -301,7 +301,7 @@ def test_an_empty_batch_is_never_launched(small: Model) -> None:
 
 
 class NoWaiting(TorchDispatchMode):
-    """Refuses operators whose result the host has to know before it goes on: on a GPU it would wait for the device."""
+    """Refuses operators for which the host waits on a GPU, to know their result before it goes on."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = function.overloadpacket.__name__

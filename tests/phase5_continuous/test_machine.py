@@ -184,7 +184,7 @@ class Anything(RuleBasedStateMachine):
     @precondition(lambda self: len(self.engine.scheduler.sequences) < 8)
     @rule()
     def crowd(self) -> None:
-        """Three requests arrive whose prompts fill the pool, so that a running request is preempted."""
+        """Three requests arrive with prompts that fill the pool, so that a running request is preempted."""
         engine, running_set, cache = self.engine, self.engine.scheduler.running_set, self.cache
         pages = cache.usage.total - running_set.watermark // cache.page_size
         for _ in range(3):

@@ -28,7 +28,7 @@ class Patient(PagedCache):
 def running(
     pages: int, *prompts: int, watermark: int = 0, tenants: str = "   "
 ) -> tuple[RunningSet, list[SequenceState]]:
-    """Pages of four tokens, and running requests whose prompts are computed."""
+    """Pages of four tokens, and running requests with computed prompts."""
     running_set = RunningSet(Patient(pages, 4), watermark)
     named = zip("abc", prompts, tenants, strict=False)
     states = [state(name, n, prompt, tenant=tenant) for n, (name, prompt, tenant) in enumerate(named)]

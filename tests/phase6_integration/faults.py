@@ -32,7 +32,7 @@ def _runner(core: Any) -> Any:
 
 
 def _model_that(does: Callable[[Any], None]) -> Callable[[Any, Any], None]:
-    """Before it computes a step whose tokens have the poison among them."""
+    """Before it computes a step with the poison among its tokens."""
 
     def change(core: Any, _: Any) -> None:
         decoder = _runner(core).decoder

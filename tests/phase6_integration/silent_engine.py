@@ -1,4 +1,4 @@
-"""An AsyncEngine whose engine process is the test: the messages to it are kept, and its own are told."""
+"""An AsyncEngine without an engine process: a test reads the messages to it, and sends those from it."""
 
 from collections.abc import Coroutine
 from typing import Any

@@ -1,4 +1,4 @@
-"""What transformers generates, token for token, is what comes over HTTP: to many at once, of whom some hang up."""
+"""What transformers generates, token for token, comes over HTTP: to many clients at once, while others hang up."""
 
 import asyncio
 import random

@@ -17,7 +17,7 @@ WORDS = st.lists(st.sampled_from([*range(3, 260), 300, 700, 1200]), max_size=30)
 def answered(
     tokens: list[int], last: FinishReason = FinishReason.LENGTH, **params: object
 ) -> tuple[OutputProcessor, list[Chunk]]:
-    """All chunks of an answer whose tokens the engine says one by one. Log-probabilities are minus its number."""
+    """All chunks of an answer that the engine sends token by token. Log-probabilities are minus its number."""
     asked = SamplingParams(**{"max_tokens": 1000, "logprobs": 0, **params})  # type: ignore[arg-type]
     answer = OutputProcessor(4, EngineRequest("a", (1,), asked), TOKENIZER)
     chunks = []

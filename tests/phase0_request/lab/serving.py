@@ -15,7 +15,7 @@ FREE = StepCost(0, 0, 0)
 
 
 class Gate(MockModel):
-    """A mock whose steps wait for `open`, so that a test can act in the middle of a step."""
+    """A mock with steps that wait for `open`, so that a test can act in the middle of a step."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         mock = MockModel.replaying(tokenizer, ANSWERS.items(), FREE)

@@ -1,4 +1,4 @@
-"""Raw sockets against a real server whose engine is a script."""
+"""Raw sockets against a real server with a scripted engine."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ class Held:
 
 @contextlib.contextmanager
 def listening(make: Callable[[], AsyncEngine], settings: ServerSettings | None = None, **server: Any) -> Iterator[str]:
-    """A server whose port answers by now."""
+    """A server, once its port answers."""
     with served(make, settings, **server) as url:
         while not answers(url):
             os.sched_yield()

@@ -1,4 +1,4 @@
-"""Model files whose numbers cost memory, time or log (CWE-770, CWE-789): a few bytes of JSON, no weights to match."""
+"""Model files with numbers that cost memory, time or log (CWE-770, CWE-789): a few bytes of JSON, no weights."""
 
 import json
 import subprocess

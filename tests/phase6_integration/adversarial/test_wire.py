@@ -46,7 +46,7 @@ def fed(frames: Frames, content: bytes) -> list[object] | None:
 
 
 def mutants(messages: list[ToEngine] | list[ToFront]) -> st.SearchStrategy[bytes]:
-    """Valid frames with bytes changed, removed and inserted, in a frame whose length fits."""
+    """Valid frames with bytes changed, removed and inserted, in a frame of the right length."""
 
     def mutate(message: ToEngine | ToFront, edits: list[tuple[int, int, bytes]]) -> bytes:
         body = bytearray(frame(message)[HEADER:])

@@ -22,7 +22,7 @@ from phase6_integration.lab.overlap import FakeDevice, Landing
 
 @dataclass
 class HostAndDevice:
-    """A runner whose host takes `host` seconds to pack a step, and whose device `work` seconds to run it."""
+    """A runner: the host takes `host` seconds to pack a step, and the device `work` seconds to run it."""
 
     host: float
     work: float
