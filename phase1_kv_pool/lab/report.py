@@ -34,6 +34,7 @@ def main(package: str, arguments: Sequence[str] | None = None) -> int:
     options = p.parse_args(arguments)
     # An interpreted kernel cannot be compiled. Importing the catalog defines the kernels, so this comes first.
     os.environ.pop("TRITON_INTERPRET", None)
+    os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # not shown here, and a seventh of the time
     catalog = import_module(f"{package}.catalog")
     specs = [*(catalog.everything() if options.all else catalog.CATALOG)]
     chosen = [spec for spec in specs if not options.names or spec.name.startswith(tuple(options.names))]
