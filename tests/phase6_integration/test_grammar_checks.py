@@ -41,7 +41,8 @@ HOSTILE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_grammar_is_refused(name: str) -> None:
+def test_a_hostile_grammar_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammars, "SECONDS", 0.5)
     engine = FakeEngine()
     answer = post(COMPLETE, {**PROMPT, **HOSTILE[name]}, engine)
     assert answer.status_code == 400, answer.text
