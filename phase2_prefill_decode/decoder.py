@@ -147,19 +147,27 @@ class Decoder:
     @torch.inference_mode()
     def __call__(self, packed: Packed, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
         """Compute one step: store the keys and values of its tokens, return the logits [rows, vocab_size]."""
-        if self._on_cpu:
-            FREE_CORES.follow()
-        x, residual = embedding(packed.tokens, self.embed_tokens), None
-        rope = self.rope(packed.metadata.max_seqlen_k)
-        if self._forward is not None and self._forward.takes(packed):
-            return self._forward(x, rope, packed, keys, values)
+        if self._forward is None or not self._forward.takes(packed):
+            return self.lm_head(self.hidden(packed, keys, values))
+        return self._forward(*self._inputs(packed), packed, keys, values)
+
+    @torch.inference_mode()
+    def hidden(self, packed: Packed, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
+        """The same step up to `lm_head`: the final hidden states [rows, hidden_size]."""
+        (x, rope), residual = self._inputs(packed), None
         for number, layer in enumerate(self.layers):
             rows = packed.last if number == len(self.layers) - 1 else None  # other rows end with the last attention
             x, residual = layer(x, residual, rope, packed, keys[number], values[number], rows)
         x, _ = self.norm(x, residual)
-        return self.lm_head(x)
+        return x
 
     # endregion
+
+    def _inputs(self, packed: Packed) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """The embeddings of a step's tokens, and cos and sin of its positions."""
+        if self._on_cpu:
+            FREE_CORES.follow()
+        return embedding(packed.tokens, self.embed_tokens), self.rope(packed.metadata.max_seqlen_k)
 
 
 def one_call(config: ModelConfig, weights: Weights, attend: Attend) -> "Forward | None":

@@ -32,7 +32,8 @@ class Computed:
     last: Tensor | None
     drawn: Tensor
     params: SamplingTensors
-    logits: Tensor  # [rows, vocab]
+    logits: Tensor  # [rows, vocab], of the rows that a token is drawn for
+    hidden: Tensor | None = None  # [rows, hidden_size], of the rows that predict prompt tokens to be scored
     sampled: Sampled | None = None  # if nothing is asked for but a draw
 
 

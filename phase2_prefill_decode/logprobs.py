@@ -4,7 +4,7 @@ They are the softmax of the model's own logits, before logit_bias, penalties, te
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -103,12 +103,13 @@ def pack_prompt_targets(batch: Batch, device: torch.device) -> PromptTargets | N
     return PromptTargets(counts, to_device(targets, torch.int64, device), tuple(alternatives))
 
 
-def prompt_logprobs_of(logits: Tensor, prompt: PromptTargets) -> PromptLogprobs:
-    """logits: [rows, vocab] of the rows that predict prompt tokens."""
+def prompt_logprobs_of(hidden: Tensor, lm_head: Callable[[Tensor], Tensor], prompt: PromptTargets) -> PromptLogprobs:
+    """hidden: [rows, hidden_size], the final hidden states of the rows that predict prompt tokens. Logits are computed
+    for a block of rows at a time."""
     blocks = []
     for start in range(0, len(prompt.alternatives), BLOCK):
         rows = slice(start, start + BLOCK)
-        block = logprobs_of(logits[rows], prompt.targets[rows], tuple(enumerate(prompt.alternatives[rows])))
+        block = logprobs_of(lm_head(hidden[rows]), prompt.targets[rows], tuple(enumerate(prompt.alternatives[rows])))
         if block is not None:
             blocks.append(block)
     return PromptLogprobs(prompt.counts, tuple(blocks))

@@ -147,8 +147,13 @@ class ModelRunner:
     def compute(self, step: HostStep, lists: Sequence[Tensor]) -> Computed:
         """Run the model on a step, given its lists on the device."""
         packed = self.state.load(step, lists, self.cache.page_size)
-        logits = self.decoder(packed, self.pool.keys, self.pool.values)
-        return Computed(packed.tokens, packed.last, packed.drawn, packed.params, logits)
+        keys, values, drawn = self.pool.keys, self.pool.values, len(step.drawn)
+        if drawn == len(step.last):
+            logits, scored = self.decoder(packed, keys, values), None
+        else:  # the logits of prompts are computed a few rows at a time
+            hidden = self.decoder.hidden(packed, keys, values)
+            logits, scored = self.decoder.lm_head(hidden[:drawn]), hidden[drawn:]
+        return Computed(packed.tokens, packed.last, packed.drawn, packed.params, logits, scored)
 
     def sample(self, step: PackedStep, computed: Computed, bits: Tensor | None = None) -> Sampled:
         """Draw the tokens of a step."""
@@ -159,8 +164,9 @@ class ModelRunner:
         sampled = self.sampler.sample(logits[:rows], sampling, computed.params.first(rows), newest, bits)
         if self.ahead:
             self.state.newest.index_copy_(0, computed.drawn[:rows], sampled.tokens)
-        if step.prompt is not None:
-            sampled = replace(sampled, prompt_logprobs=prompt_logprobs_of(logits[rows:], step.prompt))
+        if step.prompt is not None and computed.hidden is not None:  # both or neither
+            scores = prompt_logprobs_of(computed.hidden, self.decoder.lm_head, step.prompt)
+            sampled = replace(sampled, prompt_logprobs=scores)
         return sampled
 
     def run(self, step: PackedStep) -> StepOutput:

@@ -20,6 +20,7 @@ from phase2_prefill_decode.constraints import Grammars
 from phase2_prefill_decode.device_state import DeviceState
 from phase2_prefill_decode.fields import ConfigError
 from phase2_prefill_decode.graphs import batch_sizes
+from phase2_prefill_decode.logprobs import BLOCK
 from phase2_prefill_decode.model import Model, default_device, load_tokenizer
 from phase2_prefill_decode.runner import ModelRunner, PackedStep
 from phase2_prefill_decode.sampler import Sampler
@@ -116,16 +117,16 @@ def allocate_pool(model: Model, pages: int, page_size: int) -> KVPool:
 
 def profile(model: Model, sampler: Sampler, tokens: int, running: int, page_size: int) -> int:
     """Run the largest step on dummy tokens: the whole budget, with as many requests sampling as can run, in the way
-    that takes most memory. Returns its peak memory, without its pages. Logits of prompts that are scored are not in
-    it: a step with more of them than memory fails, and is run in parts (`isolation`). Then compile every kernel variant
-    that serving can launch."""
+    that takes most memory, and with a block of prompt rows to score. Returns its peak memory, without its pages. Then
+    compile every kernel variant that serving can launch."""
     requests = min(tokens, running)
     length = min(tokens // requests, model.config.max_position_embeddings)
     on_gpu = model.decoder.device.type == "cuda"
     pages = max(-(-length // page_size) * requests, warmup_pages(page_size) if on_gpu else len(KINDS))
     cache = PagedCache(pages, page_size)
     runner = ModelRunner(model.decoder, allocate_pool(model, pages, page_size), cache, sampler)
-    dummies = [Request(f"{number}", (0,) * length, LARGEST) for number in range(requests)]
+    scoring, scored = replace(LARGEST, prompt_logprobs=MAX_LOGPROBS), -(-BLOCK // max(length - 1, 1))
+    dummies = [Request(f"{n}", (0,) * length, scoring if n < scored else LARGEST) for n in range(requests)]
 
     def largest() -> None:
         for request in dummies:
