@@ -19,7 +19,6 @@ from phase2_prefill_decode.kernels.cpu.cache import PLACE, Files, has_kept, plac
 from phase2_prefill_decode.kernels.cpu.intrinsics import compiled
 from phase2_prefill_decode.kernels.pointwise import SWIGLU
 
-
 ROOT = Path(__file__).parents[2]
 
 
