@@ -14,13 +14,14 @@ from phase1_kv_pool.lab.memories import ContiguousMax, ContiguousPow2, KVMemory,
 from phase1_kv_pool.lab.serving import ServingSimulator, SyntheticTrace, TraceRequest
 
 LONGEST = 16
+REQUESTS = 600
 SMALL = policies(64, LONGEST, page_sizes=(1, 2, 4, 16))
 
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, Outcome]:
-    """The study with its default trace."""
-    return dict(study(SyntheticTrace()))
+    """The study with 600 requests of its default trace: memory is full for most of its steps."""
+    return dict(study(SyntheticTrace(num_requests=REQUESTS)))
 
 
 def held_slots(memory: KVMemory, requests: list[Request]) -> list[int]:
@@ -242,7 +243,7 @@ def test_pages_of_16_hold_at_least_96_percent_tokens_and_contiguous_memory_far_l
     outcomes: dict[str, Outcome],
 ) -> None:
     """In the study, and with another seed."""
-    trace = SyntheticTrace(seed=1)
+    trace = SyntheticTrace(num_requests=REQUESTS, seed=1)
     ways = policies(SLOTS, trace.max_context, page_sizes=[16])
     for found in (outcomes, {name: serve(make(), trace.requests()) for name, make in ways.items()}):
         assert found["pages_16"].utilisation >= 0.96

@@ -4,6 +4,7 @@ import random
 from itertools import islice
 from pathlib import Path
 
+import pytest
 import torch
 
 from phase0_request.lab.corpus.generate import load
@@ -23,6 +24,12 @@ def lessons(count: int, seed: int = 3) -> list[Lesson]:
     return list(islice(Lessons(CORPUS, TOKENIZER, seed), count))
 
 
+@pytest.fixture(scope="module")
+def first() -> list[Lesson]:
+    """The first 1500 lessons."""
+    return lessons(1500)
+
+
 def said(lesson: Lesson) -> list[str]:
     """The runs of tokens that are learned, as text: in a chat, one a turn."""
     runs: list[list[int]] = [[]]
@@ -34,8 +41,8 @@ def said(lesson: Lesson) -> list[str]:
     return [TOKENIZER.decode(run) for run in runs if run]
 
 
-def test_only_answers_and_their_ends_count_in_the_loss() -> None:
-    chats = [lesson for lesson in lessons(300) if TOKENIZER.encode("<|im_start|>")[0] == lesson.tokens[0]]
+def test_only_answers_and_their_ends_count_in_the_loss(first: list[Lesson]) -> None:
+    chats = [lesson for lesson in first[:300] if TOKENIZER.encode("<|im_start|>")[0] == lesson.tokens[0]]
     assert len(chats) > 200
     for lesson in chats:
         assert set(said(lesson)) <= ANSWERS
@@ -43,13 +50,13 @@ def test_only_answers_and_their_ends_count_in_the_loss() -> None:
         assert ends.count(2) == len(said(lesson))  # <|im_end|>
 
 
-def test_a_seed_determines_all_lessons() -> None:
-    assert lessons(50) == lessons(50)
-    assert lessons(50) != lessons(50, seed=4)
+def test_a_seed_determines_all_lessons(first: list[Lesson]) -> None:
+    assert lessons(50) == first[:50]
+    assert lessons(50, seed=4) != first[:50]
 
 
-def test_every_fact_comes_once_before_any_comes_twice() -> None:
-    firsts = [said(lesson) for lesson in lessons(1500)]
+def test_every_fact_comes_once_before_any_comes_twice(first: list[Lesson]) -> None:
+    firsts = [said(lesson) for lesson in first]
     assert {answer for answers in firsts for answer in answers} & ANSWERS == ANSWERS
 
 
@@ -84,7 +91,12 @@ def test_the_rate_rises_and_falls_to_a_fiftieth() -> None:
     assert abs(rates[-1] / max(rates) - 0.02) < 1e-4
 
 
-def test_a_short_run_saves_what_this_phase_loads_and_the_same_seed_makes_the_same(tmp_path: Path) -> None:
+def test_a_short_run_saves_what_this_phase_loads_and_the_same_seed_makes_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With batches of few tokens, and few lessons sorted by length."""
+    monkeypatch.setattr("phase2_prefill_decode.lab.training.train.BATCH_TOKENS", 128)
+    monkeypatch.setattr("phase2_prefill_decode.lab.training.lessons.SORTED_TOGETHER", 16)
     for name in ("a", "b"):
         took = train(2, 7, tmp_path / name)
         assert took["steps"] == 2

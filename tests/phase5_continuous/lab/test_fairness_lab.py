@@ -13,8 +13,10 @@ def test_it_writes_the_figures_that_the_chapter_quotes(tmp_path: Path, monkeypat
     """With a few places and requests. A modest client waits for none of a greedy one, which loses next to nothing."""
     monkeypatch.setattr(fairness, "Setting", lambda: Setting(max_running=8))
     monkeypatch.setattr(fairness, "QUESTIONS", 3)
+    monkeypatch.setattr(fairness, "BURSTS", 8)
     monkeypatch.setattr(fairness, "N", 8)
-    monkeypatch.setattr(fairness, "SECONDS", 3.0)
+    monkeypatch.setattr(fairness, "FLOODS", {name: (200, *size) for name, (_, *size) in fairness.FLOODS.items()})
+    monkeypatch.setattr(fairness, "SECONDS", 1.5)
     file = tmp_path / "fairness.json"
     assert fairness.main(["--json", str(file)]) == 0
     figures = json.loads(file.read_text())["figures"]

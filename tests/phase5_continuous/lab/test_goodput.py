@@ -19,7 +19,7 @@ def test_goodput_equals_the_arrival_rate_when_every_request_meets_its_slo() -> N
 
 
 def test_above_capacity_goodput_falls_the_longer_it_lasts() -> None:
-    short, long = (goodput.poisson("fcfs", 400, seconds) for seconds in (3, 6))
+    short, long = (goodput.poisson("fcfs", 400, seconds) for seconds in (2, 4))
     assert 0 < long.goodput == 400 * long.kept < 0.8 * short.goodput < 300
     assert long.ttft_p50_ms > 1.5 * short.ttft_p50_ms
 

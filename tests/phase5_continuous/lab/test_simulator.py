@@ -140,17 +140,17 @@ class TestTheSimulation:
         assert (outcome.requests, outcome.refused) == (1, 1)
 
     def test_memory_does_not_grow_with_the_requests_that_have_ended(self) -> None:
-        """Memory after 200 requests and after 800, at a rate that can be served."""
-        trace = replace(TRACE, requests=800, rate=300.0, prompt=20, answer=6)
+        """Memory after 100 requests and after 400, at a rate that can be served."""
+        trace = replace(TRACE, requests=400, rate=300.0, prompt=20, answer=6)
         simulation = Simulation(trace.arrivals(), SMALL)
         used = []
         tracemalloc.start()
-        for ended in (200, 800):
+        for ended in (100, 400):
             while simulation.going and simulation.stats.ended < ended:
                 simulation.step()
             used.append(tracemalloc.get_traced_memory()[0])
         tracemalloc.stop()
-        assert simulation.outcome().requests == 800
+        assert simulation.outcome().requests == 400
         assert simulation.runner.answers == {}
         assert used[1] < used[0] + 100_000
 

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from phase0_request.lab.corpus.facts import read
 from phase6_integration.lab import view
+from phase6_integration.lab.demo import main
 from phase6_integration.lab.show import Show
 from phase6_integration.lab.world import INSTRUCTIONS, World, open_engine, questions
 from tests.terminal import after_the_view, on_a_terminal
@@ -125,15 +126,16 @@ def test_invalid_flags_are_named() -> None:
     assert done.stderr.endswith(": requests must be an integer from 1 to 1073741824, got 0\n")
 
 
-def test_the_command_prints_snapshots_answers_and_figures_when_piped() -> None:
-    done = subprocess.run([*DEMO, "--requests", "8"], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "\x1b" not in done.stdout
-    heads = re.findall(r"^step \d+ .* (\d+) of 8 finished", done.stdout, re.MULTILINE)
+def test_the_command_prints_snapshots_answers_and_figures_when_piped(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--requests", "8"]) == 0
+    done = capsys.readouterr()
+    assert done.err == ""
+    assert "\x1b" not in done.out
+    heads = re.findall(r"^step \d+ .* (\d+) of 8 finished", done.out, re.MULTILINE)
     assert 1 <= len(heads) <= 3
-    assert "question and answer" in done.stdout
-    assert re.search(r"^cache hit rate +\d\d\.\d%", done.stdout, re.MULTILINE)
-    assert re.search(r"^finished +stop \d", done.stdout, re.MULTILINE)
+    assert "question and answer" in done.out
+    assert re.search(r"^cache hit rate +\d\d\.\d%", done.out, re.MULTILINE)
+    assert re.search(r"^finished +stop \d", done.out, re.MULTILINE)
 
 
 def test_ctrl_c_in_the_middle_leaves_a_clean_terminal() -> None:
