@@ -1,6 +1,7 @@
 """The bundled corpus and the tokenizer trained on it: well formed, repeatable, and exact."""
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -203,16 +204,28 @@ def test_the_command_prints_counts_and_chats(capsys: pytest.CaptureFixture[str],
 # The tokenizer
 
 
-def test_training_again_writes_the_bundled_files(tmp_path: Path, corpus: Corpus) -> None:
-    train_tokenizer.write(train_tokenizer.train(train_tokenizer.training_texts(corpus)), tmp_path)
-    for file in tmp_path.iterdir():
+def test_training_again_writes_the_bundled_files_and_texts_take_few_tokens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train_tokenizer.main(["--output", str(tmp_path / "new")])
+    written = list((tmp_path / "new").iterdir())
+    for file in written:
         assert file.read_bytes() == (BUNDLED / file.name).read_bytes(), f"{file.name}: train the tokenizer again"
-    assert {file.name for file in tmp_path.iterdir()} == {
+    assert {file.name for file in written} == {
         "tokenizer.json",
         "tokenizer_config.json",
         "chat_template.jinja",
         "generation_config.json",
     }
+    printed = capsys.readouterr().out
+    assert "4,096 tokens" in printed
+    each = re.findall(r"(questions|answers|documents)\W+([\d.]+) characters a token", printed)
+    assert [name for name, _ in each] == ["questions", "answers", "documents"]
+    assert min(float(figure) for _, figure in each) > 3.5
+
+
+def test_characters_per_token_is_the_mean_over_all_texts(tokenizer: Tokenizer) -> None:
+    assert train_tokenizer.characters_per_token(tokenizer, ["1024", "What is"]) == 11 / 6
 
 
 def test_too_small_a_corpus_is_refused() -> None:
@@ -250,15 +263,9 @@ def test_text_comes_back_exactly(tokenizer: Tokenizer, text: str) -> None:
 
 
 def test_the_whole_corpus_comes_back_exactly(tokenizer: Tokenizer, corpus: Corpus) -> None:
-    texts = [text for pair in corpus.pairs() for text in pair] + list(corpus.documents(0))
+    texts = [*dict.fromkeys(text for pair in corpus.pairs() for text in pair), *corpus.documents(0)]
     encoded = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
     assert tokenizer.decode_batch(encoded) == texts
-
-
-def test_the_corpus_takes_few_tokens(tokenizer: Tokenizer, corpus: Corpus) -> None:
-    questions, answers = ([pair[side] for pair in corpus.pairs()] for side in (0, 1))
-    assert train_tokenizer.characters_per_token(tokenizer, questions) > 3.5
-    assert train_tokenizer.characters_per_token(tokenizer, answers) > 3.5
 
 
 def test_words_keep_their_space_and_digits_stand_alone(tokenizer: Tokenizer) -> None:
@@ -293,9 +300,3 @@ def test_transformers_loads_the_directory_and_renders_a_chat(corpus: Corpus, tok
         assert loaded.decode(loaded.encode(fact.answer)) == fact.answer
     generation = GenerationConfig.from_pretrained(BUNDLED)
     assert (generation.eos_token_id, generation.pad_token_id) == ([2, 0], 0)
-
-
-def test_the_command_trains_into_a_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train_tokenizer.main(["--output", str(tmp_path / "new")])
-    assert "4,096 tokens" in capsys.readouterr().out
-    assert (tmp_path / "new" / "tokenizer.json").read_bytes() == (BUNDLED / "tokenizer.json").read_bytes()
