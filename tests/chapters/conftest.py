@@ -141,16 +141,21 @@ tests = ["tests/phase0_request/test_limits.py"]
 
 
 @pytest.fixture
-def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Course:
+def place(tmp_path: Path) -> Path:
+    """The root of the miniature course."""
+    return tmp_path / "course"
+
+
+@pytest.fixture
+def course(place: Path, monkeypatch: pytest.MonkeyPatch) -> Course:
     """The miniature course, with no terminal settings from the environment."""
     for name in ("FORCE_COLOR", "NO_COLOR", "COLUMNS", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
         monkeypatch.delenv(name, raising=False)
-    root = tmp_path / "course"
     for name, text in FILES.items():
-        path = root / name
+        path = place / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    return Course(root)
+    return Course(place)
 
 
 @pytest.fixture

@@ -1,10 +1,10 @@
 """exercises --gate: a blank exercise fails its tests for the right reason, and the reference passes them."""
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from chapters.checking import Verdict, gate
 from chapters.course import Course
@@ -27,43 +27,44 @@ def test_every_exercise_of_the_miniature_course_passes(tool: Callable[..., Any])
     assert all(test in said.out for test in (f"{QUEUE}::test_push", f"{QUEUE}::test_pop", f"{LIMITS}::test_clamp"))
 
 
-def test_an_exercise_that_no_test_catches(course: Course, edit: Edit) -> None:
-    edit(LIMITS, "assert clamp(5, 3) == 3", "assert clamp")
-    assert verdict(course, "0.3").problem == "blank, all of its 1 tests pass"
-
-
-@pytest.mark.parametrize(
-    ("new", "problem"),
-    [
+ASSERTION = "    assert clamp(5, 3) == 3"
+# What a test is instead, and what the gate says of an exercise that has it for its only one: a pattern.
+PROBLEMS = {
+    "passes": ((ASSERTION, "    assert clamp"), "blank, all of its 1 tests pass"),
+    "missing": (
         (
-            "try:\n        clamp(5, 3)\n    except NotImplementedError:\n        missing = True\n"
+            ASSERTION,
+            "    try:\n        clamp(5, 3)\n    except NotImplementedError:\n        missing = True\n"
             "    else:\n        missing = False\n    assert not missing",
-            "blank, a test fails for another reason: tests/phase0_request/test_limits.py::test_clamp: assert not True",
         ),
-        (
-            "assert clamp(5, 3) == 4",
-            "the reference fails tests/phase0_request/test_limits.py::test_clamp: assert 3 == 4",
-        ),
-        ("import pytest\n    pytest.skip('no GPU')", "blank, no test ran: 1 skipped"),
-    ],
-)
-def test_another_failure_does_not_count(course: Course, edit: Edit, new: str, problem: str) -> None:
-    edit(LIMITS, "assert clamp(5, 3) == 3", new)
-    found = verdict(course, "0.3")
-    assert not found.ok
-    assert found.problem.startswith(problem)
+        "blank, a test fails for another reason: tests/test_missing.py::test_clamp: assert not True.*",
+    ),
+    "wrong": (
+        (ASSERTION, "    assert clamp(5, 3) == 4"),
+        "the reference fails tests/test_wrong.py::test_clamp: assert 3 == 4.*",
+    ),
+    "skipped": ((ASSERTION, "    import pytest\n    pytest.skip('no GPU')"), "blank, no test ran: 1 skipped.*"),
+    "broken": (
+        ("def test_clamp", "TOP = clamp(5, 3)\n\n\ndef test_clamp"),
+        "blank, tests/test_broken.py cannot be collected: NotImplementedError: exercise 0.3: Clamp",
+    ),
+    "gone": (("test_clamp", "test_another"), "blank, no test ran: .*"),
+}
 
 
-def test_a_collection_error_does_not_count(course: Course, edit: Edit) -> None:
-    edit(LIMITS, "def test_clamp", "TOP = clamp(5, 3)\n\n\ndef test_clamp")
-    assert verdict(course, "0.3").problem == (
-        f"blank, {LIMITS} cannot be collected: NotImplementedError: exercise 0.3: Clamp"
-    )
-
-
-def test_a_test_that_does_not_exist(course: Course, edit: Edit) -> None:
-    edit("chapters/00_exercises.toml", "::test_pop", "::test_gone")
-    assert verdict(course, "0.2").problem.startswith("blank, no test ran: ")
+def test_what_does_not_catch_an_exercise_is_named(course: Course) -> None:
+    """One gate for several exercises, which differ in their test: each is judged alone."""
+    (exercise,) = (each for each in load(course, course.phase(0)) if each.id == "0.3")
+    text = (course.root / LIMITS).read_text()
+    for name, ((old, new), _) in PROBLEMS.items():
+        assert old in text
+        (course.root / f"tests/test_{name}.py").write_text(text.replace(old, new))
+    exercises = [replace(exercise, tests=(f"tests/test_{name}.py::test_clamp",)) for name in PROBLEMS]
+    found = gate(course, [exercise, *exercises], timeout=60)
+    assert next(found).ok
+    for one, (_, problem) in zip(found, PROBLEMS.values(), strict=True):
+        assert not one.ok
+        assert re.fullmatch(problem, one.problem)
 
 
 CARRIERS = """\
@@ -158,8 +159,7 @@ def test_a_blank_that_hangs_is_ended_and_does_not_count(course: Course, edit: Ed
     edit(
         LIMITS,
         "assert clamp(5, 3) == 3",
-        "while True:\n        try:\n            return None if clamp(5, 3) else None\n"
-        "        except NotImplementedError:\n            pass",
+        "import signal\n    try:\n        clamp(5, 3)\n    except NotImplementedError:\n        signal.pause()",
     )
     found = verdict(course, "0.3", timeout=2)
     assert found.problem == f"blank, the run stopped in {LIMITS}::test_clamp: did not end within 2 s"

@@ -13,6 +13,7 @@ from phase1_kv_pool.pool import KVPool
 
 SLOTS = bench._slots
 
+
 def few_slots(tokens: int, pool: KVPool) -> Iterator[torch.Tensor]:
     """Those of the first calls of thousands."""
     return islice(SLOTS(tokens, pool), 16)
