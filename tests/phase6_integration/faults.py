@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from phase0_request import Batch, StepOutput
+from phase0_request import Batch, Request, StepOutput
 from phase1_kv_pool import PagedCache
-from phase5_continuous import EngineCore, Scheduler
+from phase5_continuous import Scheduler
 from phase6_integration.engine_process import Made, bundled_engine
-from phase6_integration.isolation import Attempt
+from phase6_integration.isolation import Attempt, IsolatingRunner, LoadShedding
 from phase6_integration.messages import Ready
 from phase6_integration.options import EngineOptions
+from phase6_integration.stats import ObservedCore
 
 POISON = 7  # a token of a prompt that the model cannot bear
 NAN = 8  # a token after which the model says NaN
@@ -82,24 +83,6 @@ def _nan(core: Any, _: Any) -> None:
     runner.decoder = Decoder()
 
 
-def _broken(core: Any, _: Any) -> None:
-    """The first poison breaks it for good."""
-    inner = _runner(core)
-    decoder, broken = inner.decoder, []
-
-    class Decoder:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(decoder, name)
-
-        def __call__(self, packed: Any, keys: Any, values: Any) -> Any:
-            broken.extend(token for token in packed.tokens.tolist() if token == POISON)
-            if broken:
-                raise RuntimeError("an illegal memory access was encountered")
-            return decoder(packed, keys, values)
-
-    inner.decoder = Decoder()
-
-
 def _bad_sampler(core: Any, _: Any) -> None:
     """It fails on requests with top_k=13."""
     sampler = _runner(core).sampler
@@ -132,44 +115,69 @@ def _three(core: Any, scheduler: Any) -> None:
 
 
 class _Launched:
-    def __init__(self, step_time: float) -> None:
-        self.step_time = step_time
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
 
     def output(self, numbers: Sequence[int], slices: int) -> StepOutput:
-        time.sleep(self.step_time)
-        return StepOutput([5 if number in numbers else None for number in range(slices)])
+        time.sleep(0.002)
+        return StepOutput([_next(piece.request) if piece.completes else None for piece in self.batch])
+
+
+def _next(request: Request) -> int:
+    """The prompt again and again, each token 300 higher: those below are special, or bytes."""
+    return request.prompt_tokens[len(request.output_tokens) % len(request.prompt_tokens)] + 300
 
 
 class _NoModel:
-    """A runner without a model, for an engine process without torch: every token is 5. Poison does as it is told, or
-    kills it."""
+    """A runner without a model, for an engine process without torch. `fault` may do something to a step."""
 
-    def __init__(self, does: Callable[[Any], None]) -> None:
-        self.does = does
+    def __init__(self, fault: Callable[[Batch], None]) -> None:
+        self.fault = fault
 
     def pack(self, batch: Batch) -> Attempt[Any]:
-        if any(POISON in piece.request.prompt_tokens for piece in batch):
-            self.does(batch)
+        self.fault(batch)
         return Attempt(batch, None)
 
     def launch(self, step: Attempt[Any]) -> _Launched:
-        return _Launched(0.002)
+        return _Launched(step.batch)
 
 
-def light(options: EngineOptions, does: Callable[[Any], None] = _die) -> Made:
-    """The engine process, its loop and its scheduler, without a model: it is up in a moment."""
+def _poisoned(batch: Batch) -> bool:
+    return any(POISON in piece.request.prompt_tokens for piece in batch)
+
+
+def _light(options: EngineOptions, fault: Callable[[Batch], None]) -> Made:
+    """The engine process, its loop, its scheduler and what isolates requests, without a model: it is up in a moment."""
     pages = options.kv_cache_pages or 1024
     scheduler = Scheduler(PagedCache(pages, options.page_size), max_running=options.running(on_gpu=False))
-    ready = Ready(2048, pages, options.page_size, "", "")
-    return Made(EngineCore(scheduler, _NoModel(does), time.monotonic), scheduler, ready)
+    runner = IsolatingRunner(_NoModel(fault), LoadShedding(scheduler))
+    core = ObservedCore(scheduler, runner, time.monotonic, check_invariants=options.check_invariants)
+    return Made(core, scheduler, Ready(min(2048, pages * options.page_size), pages, options.page_size, "", ""))
+
+
+def light(options: EngineOptions) -> Made:
+    """Poison kills it."""
+    return _light(options, lambda batch: _die(batch) if _poisoned(batch) else None)
 
 
 def light_hangs(options: EngineOptions) -> Made:
-    return light(options, _hang)
+    return _light(options, lambda batch: _hang(batch) if _poisoned(batch) else None)
+
+
+def light_breaks(options: EngineOptions) -> Made:
+    """The first poison breaks it for good."""
+    broken: list[Batch] = []
+
+    def fault(batch: Batch) -> None:
+        broken.extend([batch] * _poisoned(batch))
+        if broken:
+            raise RuntimeError("an illegal memory access was encountered")
+
+    return _light(options, fault)
 
 
 def light_scheduler_raises(options: EngineOptions) -> Made:
-    made = light(options, lambda _: None)
+    made = _light(options, lambda _: None)
     _bad_scheduler(made.core, made.scheduler)
     return made
 
@@ -184,4 +192,3 @@ def never(options: EngineOptions) -> Made:
 
 
 requests_fail = _with(_three)
-model_breaks = _with(_broken)

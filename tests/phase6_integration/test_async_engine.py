@@ -1,16 +1,18 @@
-"""The engine in its process: what it answers, what it refuses, and what it reports."""
+"""The engine in its process: what it answers, what it refuses, what it reports, and which requests a fault ends."""
 
 import asyncio
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from phase0_request import FinishReason, SamplingParams
 from phase6_integration.async_engine import AsyncEngine, StepReport
+from phase6_integration.health import Health
 from phase6_integration.messages import EngineRequest
 from phase6_integration.outputs import OutputState
+from tests.phase6_integration.faults import NAN, POISON
 from tests.phase6_integration.real_engine import GREEDY, PROMPTS, OnTheEngine, answer, engine, idle, read, shared
 from tests.phase6_integration.running import run
 
@@ -19,7 +21,8 @@ OUTSIDE = "token ids of this model run from 0 to .*, got 9999999"
 
 @pytest.fixture(scope="module")
 def on_the_engine() -> Iterator[OnTheEngine]:
-    with shared() as run_on:
+    """Runs a test on the bundled model, on which three kinds of requests fail."""
+    with shared("requests_fail") as run_on:
         yield run_on
 
 
@@ -116,7 +119,7 @@ def test_a_deadline_ends_an_answer(on_the_engine: OnTheEngine) -> None:
 
 def test_what_can_never_be_served_is_refused_at_once() -> None:
     async def test() -> None:
-        async with engine(kv_cache_pages=8, max_num_queued_reqs=3) as made:
+        async with engine("light", kv_cache_pages=8, max_num_queued_reqs=3) as made:
             assert made.max_model_len == 128
             cases: list[tuple[EngineRequest, str]] = [
                 (
@@ -193,5 +196,66 @@ def test_observers_see_every_step_and_every_finished_request(on_the_engine: OnTh
         assert sorted(recorder.ends) == [(f"{n}", 24, FinishReason.LENGTH) for n in range(3)]
         assert recorder.tokens == sum(len(prompt) + 23 for prompt in prompts)
         assert (recorder.answered, recorder.generated) == (sum(map(len, prompts)), 3 * 24)
+
+    on_the_engine(test)
+
+
+# A request fails.
+
+
+@pytest.mark.parametrize(
+    ("fault", "victim", "params"),
+    [
+        ("the model raises", (*PROMPTS[0], POISON, 9), GREEDY),
+        ("the model says NaN", (*PROMPTS[0], NAN), GREEDY),
+        ("the sampler raises", PROMPTS[0], SamplingParams(max_tokens=9, top_k=13)),
+    ],
+)
+def test_a_request_that_makes_a_step_fail_fails_alone(
+    fault: str,
+    victim: tuple[int, ...],
+    params: SamplingParams,
+    on_the_engine: OnTheEngine,
+    offline: list[list[int]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test(made: AsyncEngine) -> None:
+        others = [asyncio.create_task(answer(made, PROMPTS[n], name=f"{n}")) for n in range(1, 5)]
+        await asyncio.sleep(0)
+        one = await answer(made, victim, params, name="victim")
+        assert one.finish_reason is FinishReason.ERROR
+        assert [list((await other).tokens) for other in others] == offline[1:5]
+        assert made.health is Health.READY
+        await idle(made)
+        assert list((await answer(made, PROMPTS[5])).tokens) == offline[5]
+        alone = await answer(made, victim, params, name="again")
+        assert alone.finish_reason is FinishReason.ERROR, "alone too, and the engine lives"
+        assert made.health is Health.READY
+
+    on_the_engine(test)
+    said = [record.getMessage() for record in caplog.records if record.name.endswith("engine_process")]
+    assert any("request victim fails alone too" in line for line in said) == ("raises" in fault)
+
+
+def test_a_request_that_cannot_be_detokenized_fails_alone(
+    on_the_engine: OnTheEngine, offline: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(made: AsyncEngine) -> None:
+        tokenizer = made.tokenizer
+        assert tokenizer is not None
+        sound: Callable[[int], bytes] = tokenizer.token_bytes
+
+        def token_bytes(token: int) -> bytes:
+            if token == offline[0][5]:
+                raise RuntimeError("no bytes for this one")
+            return sound(token)
+
+        monkeypatch.setattr(tokenizer, "token_bytes", token_bytes)
+        spared = next(n for n, tokens in enumerate(offline) if offline[0][5] not in tokens)
+        one, other = await asyncio.gather(
+            answer(made, PROMPTS[0], name="one"), answer(made, PROMPTS[spared], name="other")
+        )
+        assert one.finish_reason is FinishReason.ERROR
+        assert list(other.tokens) == offline[spared]
 
     on_the_engine(test)

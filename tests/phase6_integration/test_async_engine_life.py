@@ -98,7 +98,8 @@ def test_draining_completes_running_requests_and_refuses_new_ones() -> None:
             assert made.health is Health.DRAINING
             with pytest.raises(UnavailableError, match="draining"):
                 made.submit([EngineRequest("late", (1,), GREEDY)])
-            assert list((await here).tokens) == [5] * GREEDY.max_tokens
+            said = [300 + token for token in 2 * PROMPTS[0]]
+            assert list((await here).tokens) == said[: GREEDY.max_tokens]
             await draining
 
     run(test())
