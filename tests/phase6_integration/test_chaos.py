@@ -1,5 +1,6 @@
 """Thousands of short requests, among them every kind of client that there is. The orderly ones notice nothing; if the
-engine fails meanwhile, they get the right answer or an orderly refusal."""
+engine fails meanwhile, they get the right answer or an orderly refusal. Right is what transformers generates, token for
+token."""
 
 import asyncio
 import contextlib
@@ -11,7 +12,7 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,72 @@ LENGTHS = (1, 2, 3, 5, 8, 15, 16, 17, 24, 31, 32, 33, 40, 48, 60, 64)
 OUTPUT = 12
 CROWD = 48  # clients at a time
 FLAT = 1.05  # how much of the memory after the first tenth there may be at the end
+FEW = 80  # pages: for a few requests
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server, its address, its model, and the folder that the model is saved in."""
+
+    server: Life
+    url: str
+    oracle: Oracle
+    folder: str
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server with few pages: requests are preempted and computed again, without a trace in their answers."""
+    folder = tmp_path_factory.mktemp("model")
+    oracle = Oracle.saved(folder)
+    with serving(str(folder), "--dtype", "float32", "--kv-cache-pages", f"{FEW}") as (server, url):
+        yield Served(server, url, oracle, str(folder))
+
+
+# Equal requests of many clients at once, while others hang up.
+
+STAY, LEAVE = 64, 32
+
+
+@pytest.mark.parametrize(
+    "pages",
+    [pytest.param(FEW, id="pages for a few"), pytest.param(1000, id="pages for all", marks=pytest.mark.slow)],
+)
+def test_greedy_float32_over_http_is_what_transformers_generates(small: Served, pages: int) -> None:
+    output = 48
+    given = prompts(small.oracle.model.config.vocab_size, (1, 2, 15, 16, 17, 31, 40, 50, 64, 90))
+    wanted = small.oracle.answers(given, output)
+
+    def body(number: int) -> dict[str, object]:
+        prompt = given[number % len(given)]
+        stream = bool(number % 2)
+        return {"prompt": prompt, "max_tokens": output, "temperature": 0, "logprobs": 0, "stream": stream}
+
+    async def leaves(url: str, number: int, after: int) -> None:
+        async with line(url, request(body(number))) as reader:
+            for _ in range(after):
+                await reader.readline()
+
+    async def test(url: str) -> None:
+        before = (await idle(url))["requests"]
+        draw = random.Random(0)
+        staying = [ask(url, body(number)) for number in range(STAY)]
+        leaving = [leaves(url, 2 * number + 1, draw.randrange(120)) for number in range(LEAVE)]
+        answers, _ = await asyncio.gather(asyncio.gather(*staying), asyncio.gather(*leaving))
+        for number, response in enumerate(answers):
+            assert answer(response) == wanted[number % len(given)]
+        after = (await idle(url))["requests"]
+        assert after["finished"]["length"] - before["finished"]["length"] >= STAY
+        assert (after["preemptions"] > before["preemptions"]) == (pages == FEW)
+
+    if pages == FEW:
+        run(test(small.url))
+    else:
+        with serving(small.folder, "--dtype", "float32", "--kv-cache-pages", f"{pages}") as (_, url):
+            run(test(url))
+
+
+# Short requests of all kinds.
 
 INVALID: Sequence[object] = [
     b"",
@@ -171,12 +238,11 @@ def memory(server: Life) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("requests", [300, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_orderly_clients_are_answered_right_among_hostile_ones(tmp_path: Path, requests: int) -> None:
-    oracle = Oracle.saved(tmp_path)
-    given = prompts(oracle.model.config.vocab_size, LENGTHS)
+def test_orderly_clients_are_answered_right_among_hostile_ones(small: Served, requests: int) -> None:
+    given = prompts(small.oracle.model.config.vocab_size, LENGTHS)
     # Half of them begin alike, so that pages are shared, and evicted, and found again.
     given = [prompt if i % 2 else given[-1][:32] + prompt for i, prompt in enumerate(given)]
-    wanted = oracle.answers(given, OUTPUT)
+    wanted = small.oracle.answers(given, OUTPUT)
 
     async def test(server: Life, url: str) -> None:
         chaos = Chaos(url, given, wanted, Counter())
@@ -195,8 +261,7 @@ def test_orderly_clients_are_answered_right_among_hostile_ones(tmp_path: Path, r
             assert requests < 10_000 or late[name] < FLAT * before, name
         print(dict(chaos.done), stats["requests"], stats["prefix_cache"])
 
-    with serving(str(tmp_path), "--dtype", "float32", "--kv-cache-pages", "160") as (server, url):
-        run(test(server, url), seconds=1200)
+    run(test(small.server, small.url), seconds=1200)
 
 
 # The same crowd, while faults are injected.
