@@ -40,13 +40,17 @@ def echo(heard: Heard) -> Said | None:
     return said({"choices": [{"index": 0, "finish_reason": "stop", **content}], "usage": usage})
 
 
-def test_a_local_model_answers_prompts_in_order(tmp_path: Path) -> None:
+def test_a_local_model_answers_prompts_in_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # for the tests after this
     answers = {question: fact.answer for fact in read() for question in fact.questions}
     file = tmp_path / "prompts.txt"
     file.write_text("\n".join(QUESTIONS) + "\n\n")
-    done = run("--chat", "--json", "--file", str(file))
-    assert (done.returncode, done.stderr) == (0, "")
-    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert main(["generate", "--chat", "--json", "--file", str(file)]) == 0
+    shown, errors = capsys.readouterr()
+    assert errors == ""
+    found = [json.loads(line) for line in shown.splitlines()]
     assert [one["prompt"] for one in found] == list(QUESTIONS)
     for one in found:
         assert one["text"] == answers[one["prompt"]]
