@@ -23,13 +23,20 @@ _without_triton = pytest.mark.skipif(
 def interpret_faster() -> None:
     """Skip work of Triton's interpreter that changes no result. It patches the members of `triton.language` for each
     launch, and again for each call of a function within a kernel: once a launch is enough. It looks for overflows and
-    drops what it finds, for it reports them only in a debug mode. It makes a table of types to look up one, and checks
-    the shape of a block for each result."""
+    drops what it finds, for it reports them only in a debug mode. For each result it makes a type, checks its shape and
+    wraps its sizes, and for each number in a kernel two constants: one of each kind is enough, for none is changed."""
     import triton.language as tl
+    from triton.language.semantic import TritonSemantic
     from triton.runtime import interpreter
 
     patch, dtype_of = interpreter._patch_lang, interpreter._get_np_dtype
+    make_block, make_tensor = tl.block_type.__init__, tl.tensor.__init__
+    make_constant, broadcast = TritonSemantic.scalar_constant, TritonSemantic.broadcast_impl_value
     known: dict[str, Any] = {}
+    blocks: dict[Any, Any] = {}
+    tensors: dict[str, dict[str, Any]] = {}
+    shapes: dict[tuple[int, ...], Any] = {}
+    constants: dict[Any, Any] = {}
 
     def patch_once(function: Any) -> Any:
         used = [value for value in function.__globals__.values() if value is tl or value is tl.core]
@@ -42,9 +49,6 @@ def interpret_faster() -> None:
             known[name] = dtype_of(dtype)
         return known[name]
 
-    blocks: dict[Any, Any] = {}
-    make_block = tl.block_type.__init__
-
     def known_block(self: Any, element: Any, shape: Any) -> None:
         key = element.name, tuple(map(int, shape))
         if key not in blocks:
@@ -52,8 +56,26 @@ def interpret_faster() -> None:
             blocks[key] = dict(vars(self))
         vars(self).update(blocks[key])
 
-    tl.block_type.__init__ = known_block
+    def known_tensor(self: Any, handle: Any, type: Any) -> None:
+        if type.name not in tensors:
+            make_tensor(self, None, type)
+            self.shape = shapes.setdefault(tuple(map(int, self.shape)), self.shape)
+            tensors[type.name] = dict(vars(self))
+        vars(self).update(tensors[type.name])
+        self.handle = handle
+
+    def known_constant(self: Any, value: Any, dtype: Any) -> Any:
+        key = value, dtype.name
+        if key not in constants:
+            constants[key] = make_constant(self, value, dtype)
+        return constants[key]
+
+    def broadcast_if_needed(self: Any, lhs: Any, rhs: Any) -> Any:
+        return (lhs, rhs) if lhs.shape is rhs.shape else broadcast(self, lhs, rhs)
+
     interpreter._patch_lang, interpreter._get_np_dtype = patch_once, known_dtype
+    tl.block_type.__init__, tl.tensor.__init__ = known_block, known_tensor
+    TritonSemantic.scalar_constant, TritonSemantic.broadcast_impl_value = known_constant, broadcast_if_needed
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
 
 
