@@ -46,10 +46,11 @@ def test_answers_are_in_the_order_of_the_prompts_and_each_is_that_of_its_prompt_
 def test_an_output_does_not_depend_on_the_batch(model: Model) -> None:
     """Prompts of one token to several hundred, answers of any length, greedy and sampled."""
     draw = random.Random(0)
-    prompts = [[draw.randrange(5, 4000) for _ in range(draw.choice((1, 7, 16, 33, 90, 300)))] for _ in range(24)]
+    prompts = [[draw.randrange(5, 4000) for _ in range(length)] for length in (1, 7, 16, 33, 90, 300) * 2]
+    draw.shuffle(prompts)
     params = [
         SamplingParams(temperature=n % 3 / 2, top_p=0.9, max_tokens=draw.randint(1, 24), seed=n, ignore_eos=True)
-        for n in range(24)
+        for n in range(len(prompts))
     ]
     together_ = [c.output_tokens for c in Engine(model).generate(prompts, params)]
     assert together_ == [

@@ -119,7 +119,10 @@ def test_decodes_rotate_when_they_exceed_the_budget() -> None:
 
 def rotated(chunker: Chunker, numbers: list[int], decodes: dict[int, Running], room: int) -> list[int]:
     """The numbers of the decodes that run, out of these."""
-    chosen = chunker.rotate_decodes([decodes.setdefault(n, Running(request(f"d{n}", 1), 1, 0)) for n in numbers], room)
+    for n in numbers:
+        if n not in decodes:
+            decodes[n] = Running(request(f"d{n}", 1), 1, 0)
+    chosen = chunker.rotate_decodes([decodes[n] for n in numbers], room)
     return [int(decode.request.id[1:]) for decode in chosen]
 
 

@@ -55,8 +55,9 @@ def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 def test_every_chunk_size_from_one_to_whole_gives_the_tokens_of_transformers(known: Known, page_size: int) -> None:
+    """In pages of 16, where chunks end within a page, at its end and past it; in others every third size, 1 to 40."""
     rng = random.Random(page_size)
-    for chunk in range(1, LONGEST + 1):
+    for chunk in range(1, LONGEST + 1, 1 if page_size == 16 else 3):
         order = rng.sample(range(len(LENGTHS)), len(LENGTHS))
         budget = TokenBudget(chunk, chunk + rng.randint(1, 60))
         assert known.found(budget, page_size, order) == known.answers, (budget, order)

@@ -14,25 +14,31 @@ from phase2_prefill_decode.kernels.attention import AttentionMetadata
 from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase3_chunked_prefill.kernels.plan import plan
 from tests.phase1_kv_pool.support import bits, needs_gpu
-from tests.phase2_prefill_decode.attention_cases import EDGES, TOLERANCE, Case, Inputs, decodes, prompts
+from tests.phase2_prefill_decode.attention_cases import EDGES, ONE_KV_HEAD, TOLERANCE, Case, Inputs, decodes, prompts
 
 HALF = torch.float16 if prepare_triton() else torch.bfloat16
 
 CHUNKS = {
     # the last token before a chunk is one short of a page or of a tile, at its end, or one past it
     **{
-        f"behind_{context}": Case([context + 20, context + 33, context + 1], [20, 33, 1])
+        f"behind_{context}": Case([context + 20, context + 33, context + 1], [20, 33, 1], **ONE_KV_HEAD)
         for context in (0, 1, 15, 16, 17, 63, 64, 65, 128)
     },
-    **{f"of_{new}": Case([100 + new, 7 + new, new, 300], [new, new, new, 1]) for new in (8, 9, 31, 32, 33, 64, 65)},
+    **{
+        f"of_{new}": Case([100 + new, 7 + new, new, 300], [new, new, new, 1], **ONE_KV_HEAD)
+        for new in (8, 9, 31, 32, 33, 64, 65)
+    },
     "of_pages_of_64": Case([64, 63, 129, 200, 40], [30, 63, 65, 1, 20], page_size=64),
     "of_pages_of_1": Case([64, 63, 129], [30, 63, 1], page_size=1),
-    "far_behind": Case([1500, 600], [40, 1]),
+    "far_behind": Case([1500, 600], [40, 1], **ONE_KV_HEAD),
     "with_drafts": Case([40, 70, 33, 200, 530], [4, 3, 2, 60, 1]),
     "with_nothing_new": Case([40, 70, 33], [0, 50, 0]),
     "only_drafts": Case([40, 70, 530], [5, 8, 1]),
     "all_by_themselves": Case([90], [70]),
-    **{f"window_{n}": Case([150, 90, 700, 64], [40, 90, 1, 30], window=n) for n in (1, 16, 33, 64, 100, 4096)},
+    **{
+        f"window_{n}": Case([150, 90, 700, 64], [40, 90, 1, 30], window=n, **ONE_KV_HEAD)
+        for n in (1, 16, 33, 64, 100, 4096)
+    },
     **{f"gqa_{n}": Case([90, 40, 33], [50, 1, 33], heads=2 * n, kv_heads=2) for n in (1, 3, 7, 8)},
     "many_heads_of_one": Case([90, 40], [50, 1], heads=40, kv_heads=1),
     **{f"heads_of_{n}": Case([90, 40, 33], [50, 1, 33], head_dim=n) for n in (80, 96, 128, 256)},
@@ -158,7 +164,7 @@ def test_a_long_step_without_sizes_is_refused_not_read_from_the_device() -> None
 
 
 def test_a_step_is_planned_once_per_window_size() -> None:
-    inputs = with_sizes(case := Case([130, 33], [100, 1]), Case([130, 33], [100, 1]).inputs("triton", torch.float32))
+    inputs = with_sizes(case := Case([60, 33], [20, 1]), Case([60, 33], [20, 1]).inputs("triton", torch.float32))
     for window in (None, 40, None, 40):
         check(replace(case, window=window), inputs)
     assert len(inputs.metadata.plans) == 2

@@ -19,7 +19,7 @@ from phase4_radix.prefix_cache import PrefixCache
 from tests.phase2_prefill_decode.models import saved, variant
 from tests.phase2_prefill_decode.test_identity import follows, theirs
 
-ANSWER = 16
+ANSWER = 8
 GREEDY = SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True)
 SMALL_STEPS = TokenBudget(max_chunk_size=8, max_batched_tokens=20)
 
@@ -114,15 +114,14 @@ class TestInvariance:
         assert [generated(engine, case.prompts) for _ in range(2)] == [case.wanted] * 2
         assert prefix_cache_of(engine).counts.hit_tokens > 0
 
-    @pytest.mark.parametrize("num_pages", [19, 38])
+    @pytest.mark.parametrize("num_pages", [17, 34])
     @pytest.mark.parametrize("budget", [None, SMALL_STEPS], ids=["whole", "chunks"])
     def test_on_in_a_small_pool(self, case: Case, budget: TokenBudget | None, num_pages: int) -> None:
         """The pool holds the longest request once or twice, and little else."""
         engine = cached(case.model, budget, num_pages=num_pages, page_size=4)
         evictions = watched(engine)
-        orders = (case.prompts, case.prompts[::-1])
-        for order, wanted in zip(orders, (case.wanted, case.wanted[::-1]), strict=True):
-            assert generated(engine, order) == wanted
+        for step in (1, -1, 1):
+            assert generated(engine, case.prompts[::step]) == case.wanted[::step]
         assert sum(evictions) > num_pages
         assert prefix_cache_of(engine).counts.hit_tokens > 50
 

@@ -249,7 +249,7 @@ SETTINGS = [(cache_type, ahead) for cache_type in (PagedCache, PrefixCache) for 
 
 @pytest.mark.parametrize(("cache_type", "ahead"), SETTINGS)
 def test_any_order_of_events(cache_type: type[PagedCache], ahead: int) -> None:
-    assert run_machine(cache_type, ahead, examples=25, rarely=5) >= 1_000
+    assert run_machine(cache_type, ahead, examples=20, rarely=5) >= 1_000
 
 
 @pytest.mark.slow
