@@ -65,7 +65,7 @@ def interpret_faster() -> None:
         self.handle = handle
 
     def known_constant(self: Any, value: Any, dtype: Any) -> Any:
-        key = value, dtype.name
+        key = repr(value), dtype.name  # -0.0 equals 0.0
         if key not in constants:
             constants[key] = make_constant(self, value, dtype)
         return constants[key]
