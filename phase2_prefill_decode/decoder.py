@@ -164,7 +164,7 @@ class Decoder:
     # endregion
 
     def _inputs(self, packed: Packed) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """The embeddings of a step's tokens, and cos and sin of its positions."""
+        """The embeddings of a step's tokens, and tables of cos and sin that reach to its last position."""
         if self._on_cpu:
             FREE_CORES.follow()
         return embedding(packed.tokens, self.embed_tokens), self.rope(packed.metadata.max_seqlen_k)

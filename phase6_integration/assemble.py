@@ -117,25 +117,31 @@ def allocate_pool(model: Model, pages: int, page_size: int) -> KVPool:
 
 def profile(model: Model, sampler: Sampler, tokens: int, running: int, page_size: int) -> int:
     """Run the largest step on dummy tokens: the whole budget, with as many requests sampling as can run, in the way
-    that takes most memory, and with a block of prompt rows to score. Returns its peak memory, without its pages. Then
-    compile every kernel variant that serving can launch."""
+    that takes most memory, and beside them a block of prompt rows to score. Returns its peak memory, without its pages.
+    Then compile every kernel variant that serving can launch."""
     requests = min(tokens, running)
     length = min(tokens // requests, model.config.max_position_embeddings)
+    block = min(tokens, BLOCK, model.config.max_position_embeddings)
     on_gpu = model.decoder.device.type == "cuda"
-    pages = max(-(-length // page_size) * requests, warmup_pages(page_size) if on_gpu else len(KINDS))
+    pages = -(-length // page_size) * requests + -(-block // page_size)
+    pages = max(pages, warmup_pages(page_size) if on_gpu else len(KINDS))
     cache = PagedCache(pages, page_size)
     runner = ModelRunner(model.decoder, allocate_pool(model, pages, page_size), cache, sampler)
-    scoring, scored = replace(LARGEST, prompt_logprobs=MAX_LOGPROBS), -(-BLOCK // max(length - 1, 1))
-    dummies = [Request(f"{n}", (0,) * length, scoring if n < scored else LARGEST) for n in range(requests)]
+    dummies = [Request(f"{number}", (0,) * length, LARGEST) for number in range(requests)]
+    scored = Request("scored", (0,) * (block + 1), SamplingParams(prompt_logprobs=MAX_LOGPROBS))
+
+    def run(slices: Sequence[Slice]) -> None:
+        for request, start, count in slices:
+            cache.grow(request, start + count)
+        runner.run(runner.pack(Batch(tuple(slices))))
 
     def largest() -> None:
-        for request in dummies:
+        for request in (*dummies, scored):
             cache.attach(request)
-        for start, count in ((0, length - 1), (length - 1, 1)) if length > 1 else ((0, 1),):
-            for request in dummies:
-                cache.grow(request, start + count)
-            runner.run(runner.pack(Batch(tuple(Slice(request, start, count) for request in dummies))))
-        for request in dummies:
+        if length > 1:
+            run([Slice(request, 0, length - 1) for request in dummies])
+        run([*(Slice(request, length - 1, 1) for request in dummies), Slice(scored, 0, block)])
+        for request in (*dummies, scored):
             cache.release(request)
 
     activations = peak_bytes(largest, model.decoder.device)

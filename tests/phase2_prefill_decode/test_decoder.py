@@ -108,7 +108,9 @@ def test_a_step_that_the_kernel_for_small_steps_takes_is_one_call(monkeypatch: p
             assert (rest[1], rest[2]) == (pool.keys, pool.values)
         else:
             assert torch.equal(found, by_layers)
-    assert len(looks) == 3, "before each step on a CPU, FREE_CORES.follow() looks which cores are free"
+        hidden = decoder.hidden(packed, pool.keys, pool.values)
+        assert torch.equal(decoder.lm_head(hidden), by_layers), "by layers: the kernel has no hidden states to give"
+    assert len(looks) == 5, "before each step on a CPU, FREE_CORES.follow() looks which cores are free"
 
 
 def test_the_rotary_tables_grow_with_the_longest_sequence() -> None:
