@@ -24,7 +24,10 @@ def interpret_faster() -> None:
     """Skip work of Triton's interpreter that changes no result. It patches the members of `triton.language` for each
     launch, and again for each call of a function within a kernel: once a launch is enough. It looks for overflows and
     drops what it finds, for it reports them only in a debug mode. For each result it makes a type, checks its shape and
-    wraps its sizes, and for each number in a kernel two constants: one of each kind is enough, for none is changed."""
+    wraps its sizes, and for each number in a kernel two constants: one of each kind is enough, for none is changed.
+
+    Triton 3.6 makes an index of an array of one element in a way that NumPy 2.4 refuses: `item` works with every NumPy.
+    """
     import triton.language as tl
     from triton.language.semantic import TritonSemantic
     from triton.runtime import interpreter
@@ -41,7 +44,11 @@ def interpret_faster() -> None:
     def patch_once(function: Any) -> Any:
         used = [value for value in function.__globals__.values() if value is tl or value is tl.core]
         done = not any(tl.core.is_builtin(module.load) for module in used)
-        return interpreter._LangPatchScope() if done else patch(function)
+        if done:
+            return interpreter._LangPatchScope()
+        scope = patch(function)
+        scope.set_attr(tl.tensor, "__index__", lambda tensor: int(tensor.handle.data.item()))
+        return scope
 
     def known_dtype(dtype: Any) -> Any:
         name = dtype.scalar.name
