@@ -18,7 +18,7 @@ KV_HEADS = 8
 SHAPES = [Key(128, group, page_size) for group, page_size in product((4, 8), (16, 64))]
 BATCHES = ((1, 1024), (1, 32768), (16, 4096), (64, 2048), (256, 1536))  # sequences, tokens of each
 CHUNKS = (128, 256, 512)
-TILES = ((64, 4, 3), (64, 4, 2), (32, 4, 4), (32, 2, 3), (128, 4, 2), (128, 8, 3))  # tile, warps, stages
+TILES = ((64, 4, 3), (64, 4, 2), (32, 4, 4), (32, 2, 3), (128, 4, 2), (128, 8, 2))  # tile, warps, stages
 BYTES = 1 << 28  # of keys and values that one timing reads, at least: more than a cache holds
 
 Timer = Callable[[Key, Tuning, tuple[int, int]], float]

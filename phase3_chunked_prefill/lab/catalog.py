@@ -35,6 +35,8 @@ CATALOG = [
     on(80, decode_spec("bf16", 128, 16, 16, queries=FEW)),
     on(100, decode_spec("bf16", 256, 16, 8, queries=FEW)),
     on(90, decode_spec("fp32", 256, 16, 8, queries=FEW)),
+    on(90, decode_spec("fp32", 80, 16, 8, queries=FEW)),
+    on(90, decode_spec("bf16", 256, window=WINDOW, queries=FEW)),
 ]
 
 

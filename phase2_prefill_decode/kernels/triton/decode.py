@@ -161,13 +161,15 @@ def tiling(head_dim: int, itemsize: int, rows: int, tuning: Tuning) -> Tiling:
         return Tiling(16, tuning.tile, tuning.num_warps, tuning.num_stages)
     sums = block(rows) * block(head_dim)  # in registers, with the queries and a tile of scores
     if itemsize == 4:  # float32 products take more registers and no tensor cores
+        if sums > 64 * 128:
+            return Tiling(block(rows), 16, 16, 1)
         if sums > 32 * 128:
-            return Tiling(block(rows), 16, 16, 2 if sums <= 64 * 128 else 1)
+            return Tiling(block(rows), 16, 16, 2, maxnreg=128)
         return Tiling(block(rows), 32 if sums <= 16 * 128 else 16, 8, 3, maxnreg=255)
     wide = head_dim > 128
     if sums > 32 * 128:  # more registers than four warps have
         tile = 16 if wide and sums > 64 * 128 else 32 if wide else 64
-        return Tiling(block(rows), tile, 8, 2 if wide else 3)
+        return Tiling(block(rows), tile, 8, 2 if wide else 3, maxnreg=255 if wide else None)
     return Tiling(block(rows), 32 if wide else 64, 4, 3)
 
 
