@@ -7,30 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from phase0_request import FinishReason, SamplingParams, Tokenizer
-from phase0_request.batch import Batch, Slice
-from phase0_request.request import Request
-from phase1_kv_pool.cache import PagedCache
-from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.checkpoint import WeightsError
 from phase2_prefill_decode.config import ModelConfig
 from phase2_prefill_decode.fields import ConfigError
-from phase2_prefill_decode.logprobs import BLOCK
-from phase2_prefill_decode.model import Model
-from phase2_prefill_decode.runner import ModelRunner
-from phase2_prefill_decode.sampler import Sampler
-from phase6_integration.assemble import LARGEST, peak_bytes, profile
 from phase6_integration.engine import NanoServingEngine
 from phase6_integration.options import EngineOptions
 from tests.phase2_prefill_decode.models import FAMILIES, padded_bundle, saved, variant
 from tests.phase2_prefill_decode.test_identity import follows, prompts
 
-only_linux = pytest.mark.skipif(
-    not Path("/proc/self/clear_refs").exists(), reason="only Linux reports a process's peak memory"
-)
 GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
 
 
@@ -161,65 +148,6 @@ def test_the_pool_is_sized_to_free_memory_and_limits_the_context(monkeypatch: py
     monkeypatch.setattr("phase6_integration.assemble.free_bytes", lambda device: 12 * layout.bytes_per_page)
     with pytest.raises(ConfigError, match="no memory is left for keys and values"):
         NanoServingEngine.from_pretrained()
-
-
-@only_linux
-def test_peak_bytes_measures_the_peak_of_the_work_alone() -> None:
-    kept = []
-
-    def work() -> None:
-        torch.ones(16 << 20)  # 64 MiB, freed at once
-        kept.append(torch.ones(2 << 20))
-
-    torch.ones(64 << 20)  # an earlier, higher peak does not count
-    torch.ones(6 << 20)  # from now on malloc keeps the memory of smaller tensors that are freed: 160 MiB
-    freed, still_used = ([torch.ones(1 << 20) for _ in range(40)] for _ in range(2))
-    del freed
-    assert 60 << 20 <= peak_bytes(work, torch.device("cpu")) < 96 << 20
-    assert len(still_used) == 40
-
-
-# Logits of 64 rows are 38 MB. Of what is below 32 MB, malloc keeps an amount that varies.
-MUCH = ModelConfig(vocab_size=150_000, num_hidden_layers=1, num_attention_heads=2, hidden_size=32)
-
-
-@only_linux
-def test_the_largest_step_has_the_copies_of_logits_that_requests_can_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In float32: log-probabilities make seven of them, a bias one more."""
-    model, rows = Model.random(MUCH, device="cpu"), 64
-    monkeypatch.setattr("phase6_integration.assemble.BLOCK", 1)
-
-    def copies(params: SamplingParams) -> float:
-        monkeypatch.setattr("phase6_integration.assemble.LARGEST", params)
-        return profile(model, Sampler.of(model, 0), rows, rows, 16) / (rows * MUCH.vocab_size * 4)
-
-    copies(LARGEST)  # compiles what it needs, which takes memory
-    scored = copies(SamplingParams(logprobs=20))
-    assert copies(SamplingParams()) + 5 < scored < copies(LARGEST) - 0.5
-
-
-@only_linux
-@pytest.mark.parametrize(("tokens", "running"), [(200, 1), (63, 32)])
-def test_a_prompt_that_is_scored_takes_no_more_than_the_largest_step(tokens: int, running: int) -> None:
-    """Its logits are computed and sorted a block of rows at a time."""
-    model, cache = Model.random(MUCH, device="cpu", dtype="float32"), PagedCache(13, 16)
-    sampler, pool = Sampler.of(model, 0), KVPool(MUCH.kv_layout(16), 13, torch.device("cpu"), torch.float32)
-    request = Request("scored", (5,) * tokens, SamplingParams(prompt_logprobs=20))
-    cache.attach(request)
-    cache.grow(request, tokens)
-    runner = ModelRunner(model.decoder, pool, cache, sampler)
-    found = []
-
-    def scored() -> None:
-        output = runner.run(runner.pack(Batch((Slice(request, 0, tokens),))))
-        found.append(len(output.prompt_logprobs[0]))
-
-    scored()  # compiles what it needs, which takes memory
-    largest, taken = (profile(model, sampler, tokens, running, 16), peak_bytes(scored, torch.device("cpu")))
-    assert found == [tokens - 1] * 2
-    block = BLOCK * MUCH.vocab_size * 4
-    assert 6 * block < taken < 8 * block, "the logits of 199 rows would be another two"
-    assert taken < 1.1 * largest
 
 
 @pytest.mark.parametrize(
