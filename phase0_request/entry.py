@@ -71,6 +71,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
             signal.setitimer(signal.ITIMER_REAL, LATER)
             return
         frame = frame.f_back
+    sys.unraisablehook = _unraisable_after
     raise KeyboardInterrupt
 
 
@@ -80,3 +81,9 @@ def _unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
         signal.setitimer(signal.ITIMER_REAL, LATER)
     else:
         sys.__unraisablehook__(unraisable)
+
+
+def _unraisable_after(unraisable: "sys.UnraisableHookArgs") -> None:
+    """The same after an interrupt, which leaves objects half made: what their destructors miss is not printed."""
+    if not issubclass(unraisable.exc_type, AttributeError):
+        _unraisable(unraisable)

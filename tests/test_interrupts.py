@@ -118,6 +118,30 @@ def test_an_interrupt_inside_a_destructor_is_not_lost() -> None:
     assert (done.returncode, done.stderr) == (130, "")
 
 
+@pytest.mark.parametrize(("destructor", "printed"), [("self.handle", False), ("1 / 0", True)])
+def test_an_object_that_an_interrupt_leaves_half_made_is_not_a_fault(destructor: str, printed: bool) -> None:
+    """Its destructor misses an attribute. Any other error in a destructor is printed."""
+    done = run(
+        f"""
+import signal
+class Made:
+    def __init__(self):
+        signal.raise_signal(signal.SIGINT)
+        self.handle = 1
+    def __del__(self):
+        {destructor}
+def main():
+    Made()
+"""
+    )
+    assert (done.returncode, "Exception ignored" in done.stderr) == (130, printed)
+
+
+def test_an_error_in_a_destructor_is_printed() -> None:
+    done = run("class Made:\n    def __del__(self): self.handle\ndef main(): Made()")
+    assert "AttributeError" in done.stderr
+
+
 def test_an_interrupt_that_torch_would_make_a_value_error_is_not_lost() -> None:
     done = run(
         """
