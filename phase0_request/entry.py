@@ -15,8 +15,9 @@ from phase0_request import safe_path
 
 INTERRUPTED = 128 + signal.SIGINT
 LATER = 0.05  # seconds until an interrupt that came at a bad moment is raised again
-# Where an interrupt gets lost: in an import, and where C++ of torch calls Python and makes any exception a ValueError.
-SWALLOWED_IN = ("<frozen importlib._bootstrap>", os.path.join("torch", "storage.py"))
+# Where an interrupt gets lost or does harm: in an import; where C++ of torch calls Python and makes any exception a
+# ValueError; in llvmlite's objects, which would be freed twice.
+UNSAFE_IN = ("<frozen importlib._bootstrap>", os.path.join("torch", "storage.py"), os.path.join("llvmlite", "binding"))
 
 
 def run(main: str, *arguments: str) -> NoReturn:
@@ -65,13 +66,12 @@ def interrupted(error: BaseException | None) -> bool:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, but not where libraries swallow it: inside an import, which may also stay half done."""
+    """Raise KeyboardInterrupt, but a little later if it came at an unsafe moment: an import may also stay half done."""
     while frame is not None:
-        if frame.f_code.co_filename.endswith(SWALLOWED_IN):
+        if any(place in frame.f_code.co_filename for place in UNSAFE_IN):
             signal.setitimer(signal.ITIMER_REAL, LATER)
             return
         frame = frame.f_back
-    sys.unraisablehook = _unraisable_after
     raise KeyboardInterrupt
 
 
@@ -81,9 +81,3 @@ def _unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
         signal.setitimer(signal.ITIMER_REAL, LATER)
     else:
         sys.__unraisablehook__(unraisable)
-
-
-def _unraisable_after(unraisable: "sys.UnraisableHookArgs") -> None:
-    """The same after an interrupt, which leaves objects half made: what their destructors miss is not printed."""
-    if not issubclass(unraisable.exc_type, AttributeError):
-        _unraisable(unraisable)
