@@ -15,8 +15,8 @@ from phase0_request import safe_path
 
 INTERRUPTED = 128 + signal.SIGINT
 LATER = 0.05  # seconds until an interrupt that came at a bad moment is raised again
-# Where an interrupt gets lost or does harm: in an import; where C++ of torch calls Python and makes any exception a
-# ValueError; in llvmlite's objects, which would be freed twice.
+# Where an interrupt gets lost or does harm: in an import, which may stay half done; where C++ of torch calls Python and
+# makes any exception a ValueError; in llvmlite's objects, which would be left half made or be freed twice.
 UNSAFE_IN = ("<frozen importlib._bootstrap>", os.path.join("torch", "storage.py"), os.path.join("llvmlite", "binding"))
 
 
@@ -66,7 +66,7 @@ def interrupted(error: BaseException | None) -> bool:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, but a little later if it came at an unsafe moment: an import may also stay half done."""
+    """Raise KeyboardInterrupt; if it came inside unsafe code, a little later."""
     while frame is not None:
         if any(place in frame.f_code.co_filename for place in UNSAFE_IN):
             signal.setitimer(signal.ITIMER_REAL, LATER)

@@ -118,6 +118,7 @@ def test_an_interrupt_inside_a_destructor_is_not_lost() -> None:
     assert (done.returncode, done.stderr) == (130, "")
 
 
+# Presses Ctrl-C where the call enters that function of that file; where no function is named, anywhere in the file.
 PRESS_IN = """
 def main():
     import signal
