@@ -18,7 +18,7 @@ from llguidance import LLMatcher
 from pydantic import BaseModel
 
 from phase0_request.grammar import LIMITS
-from phase6_integration.grammar_checker import GrammarChecker, as_lark
+from phase6_integration.grammar_checker import GrammarChecker
 from phase6_integration.lab.schemas import Generator
 from phase6_integration.server.structured import ANY_OBJECT, json_grammar
 from tests.phase6_integration.cities import CITY, TOKENIZER, allows, schema_format, tokens
@@ -284,9 +284,3 @@ def test_a_json_object_has_bounded_white_space_too() -> None:
         text, _ = walk(json_grammar(ANY_OBJECT), seed, blank=True)
         outside = re.sub(r'"(\\.|[^"\\])*("|$)', "", text)
         assert max(map(len, re.findall(r"[ \t\r\n]+", outside)), default=0) <= 25
-
-
-def test_gbnf_becomes_lark_and_lark_stays() -> None:
-    lark = 'start: "a"'
-    assert as_lark(lark) == lark
-    assert allows(as_lark('root ::= "a"'), "a")
