@@ -78,6 +78,10 @@ class Forced(NamedTuple):
     ends: bool = False  # the output is complete with them
 
 
+NO_TOKEN_LEFT = "no token can be drawn: all logits are -inf, so the model, logit_bias, min_tokens and masks leave none"
+"""The error of a request whose own fields exclude every token, or whose model does."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepOutput:
     """The results of one step. The mappings are keyed by the index of the slice and are empty in most steps."""

@@ -14,6 +14,7 @@ from phase6_integration.server.errors import conflict, unavailable
 from phase6_integration.server.middleware import BY_KEY
 from phase6_integration.server.schemas import ChatRequest, CompletionRequest, SamplingFields
 from phase6_integration.server.settings import ServerSettings
+from phase6_integration.server.structured import grammar_field
 from phase6_integration.server.tokenization import TokenizerPool
 
 _DERIVED = {"max_tokens", "min_tokens", "seed", "logit_bias", "bad_words", "logprobs", "prompt_logprobs"}  # below
@@ -107,6 +108,14 @@ def prompt_alternatives(
         message = f"a prompt may have {limit} logprobs, alternatives included, got {n} x {tokens} x {1 + most}"
         raise conflict(next(iter(given)), message)
     return most
+
+
+def excluding_fields(request: SamplingFields) -> list[str]:
+    """The fields of a request that exclude tokens from its answer."""
+    found = [grammar_field(request), *(name for name in ("allowed_token_ids", "bad_words") if getattr(request, name))]
+    if request.min_tokens:
+        found += ["min_tokens", *(["stop_token_ids"] if request.stop_token_ids else [])]
+    return [name for name in found if name is not None]
 
 
 async def bad_words(pool: TokenizerPool, request: SamplingFields, tenant: str) -> list[tuple[int, ...]]:
