@@ -74,9 +74,8 @@ class AsyncEngine:
             self.tokenizer: Tokenizer | None = Tokenizer.from_pretrained(other)
         else:
             self.tokenizer = Tokenizer.from_pretrained(directory) if (directory / "tokenizer.json").exists() else None
-        self.max_model_len = min(
-            self.config.max_position_embeddings, options.max_model_len or self.config.max_position_embeddings
-        )
+        claimed = self.config.max_position_embeddings
+        self.max_model_len = min(claimed, options.context(claimed))
         self.health = Health.STOPPED
         self.reason = "it has not been started"
         self.gauges = Gauges()
