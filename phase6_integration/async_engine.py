@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 BUNDLED_ENGINE = "phase6_integration.engine_process:bundled_engine"
 RESTART_DELAY = 1.0  # seconds before the first restart; each further one doubles it
 MAX_RESTART_DELAY = 30.0
+RELOAD = 4  # times as long as the process before may a restarted one take to load
+MIN_RELOAD = 30.0  # seconds that it may take in any case
 RESUBMISSIONS = 2  # of one request
 STABLE = 600.0  # seconds after which an engine that ran so long counts as sound, and its restarts as none
 
@@ -86,7 +88,8 @@ class AsyncEngine:
         self._factory = factory
         self._client: EngineClient | None = None  # of the current process
         self._load_ended = asyncio.Event()  # ready, or failed
-        self._ready_at = 0.0
+        self._started_at = self._ready_at = 0.0
+        self._load_timeout = options.load_timeout
         self._failures = 0  # in succession: a process that ran for STABLE seconds ends the row
         self._restarting: asyncio.Task[None] | None = None  # until the next process is ready
         self._idle = asyncio.Event()
@@ -104,8 +107,12 @@ class AsyncEngine:
         await self._start_process()
 
     async def _start_process(self) -> None:
+        if self._ready_at > self._started_at:
+            limit = max(RELOAD * (self._ready_at - self._started_at), MIN_RELOAD)
+            self._load_timeout = min(limit, self.options.load_timeout)
+        self._started_at = time.monotonic()
         self._client = self.client_type(
-            self.options,
+            replace(self.options, load_timeout=self._load_timeout),
             self._factory,
             on_message=self.handle,
             on_failure=self._process_failed,

@@ -192,7 +192,8 @@ def test_a_tokenizer_process_that_was_killed_is_replaced() -> None:
         found = [run(word) for word in words]
         assert found in ([*expected.values()], [Killed(), *[*expected.values()][1:]])
         parent.kill()
-        parent.wait()
+        process._reaper.join(PATIENCE)
+        assert not Path(f"/proc/{parent.pid}").exists(), "it stayed a zombie until its child ended"
         assert run("page", seconds=1e-6) == Killed()
         assert [run(word) for word in words] == [*expected.values()]
     finally:
