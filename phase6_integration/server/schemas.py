@@ -51,9 +51,14 @@ def _few_parts(messages: "list[AnyMessage]") -> "list[AnyMessage]":
     return messages
 
 
-def _as_set(value: Any, check: ValidatorFunctionWrapHandler) -> TokenSet:
-    """Token ids as a set, since a body lives as long as its answer. One that became a set before stays as it is."""
-    return value if isinstance(value, TokenSet) else TokenSet.of("allowed_token_ids", check(value))
+def _as_set(value: Any, check: ValidatorFunctionWrapHandler, info: Any) -> TokenSet:
+    """Token ids as a set, since a body lives as long as its answer. One that became a set before stays as it is. Of a
+    list that is too long no item is looked at."""
+    if isinstance(value, TokenSet):
+        return value
+    if isinstance(value, list):
+        FewItems("vocabulary").check(value, info.context.vocabulary)
+    return TokenSet.of("allowed_token_ids", check(value))
 
 
 def _is_free(name: str) -> str:
