@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from torch import Tensor
 from phase0_request.batch import Forced
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
+from phase0_request.token_set import TokenSet
 from phase0_request.tokenizer import Tokenizer
 from phase2_prefill_decode.kernels.mask import words
 
@@ -98,13 +99,20 @@ def fill_by_grammar(matchers: list[tuple["LLMatcher", int]], bits: NDArray[np.ui
 
 def _bits(params: SamplingParams, vocab_size: int) -> NDArray[np.uint32] | None:
     """The mask of the tokens that may be drawn wherever they come. None: all."""
+    bits = None if params.allowed is None else _allowed(params.allowed, vocab_size)
     never = [word[0] for word in params.bad_words if len(word) == 1]
-    if params.allowed_token_ids is None and not never:
-        return None
-    bits = np.full(32 * words(vocab_size), params.allowed_token_ids is None)
-    bits[list(params.allowed_token_ids or ())] = True
-    bits[never] = False
-    return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
+    if never:
+        bits = np.full(words(vocab_size), 0xFFFFFFFF, np.uint32) if bits is None else bits.copy()
+        for token in never:
+            bits[token // 32] &= ~np.uint32(1 << token % 32)
+    return bits
+
+
+@lru_cache(64)
+def _allowed(tokens: TokenSet, vocab_size: int) -> NDArray[np.uint32]:
+    """The mask of a set: the completions of a request share it."""
+    bits = tokens.bits[: 4 * words(vocab_size)].ljust(4 * words(vocab_size), b"\0")
+    return np.frombuffer(bits, "<u4").astype(np.uint32, copy=False)
 
 
 def is_constrained(params: SamplingParams) -> bool:

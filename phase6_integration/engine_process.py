@@ -35,6 +35,7 @@ from phase6_integration.messages import (
     Pong,
     Ready,
     Started,
+    Submit,
     ToEngine,
     Update,
 )
@@ -80,8 +81,11 @@ class Loop:
             self.channel.send(self._update(step))
 
     def handle(self, message: ToEngine) -> None:
-        """Act on one message: submit a request, finish one, answer a ping. ValueError for a second Load."""
+        """Act on one message: submit requests, finish one, answer a ping. ValueError for a second Load."""
         match message:
+            case Submit():
+                for one in message.requests():
+                    self.handle(one)
             case EngineRequest(id=id, params=params):
                 if params.grammar is None or self.prepare is None:
                     self._submit(message)
