@@ -76,4 +76,3 @@ def _widened(weight: Tensor, bias: Tensor | None) -> tuple[Kernel, Product]:
         return result
 
     return Kernel.WIDENED, multiply
-
