@@ -38,7 +38,7 @@ def test_this_machine() -> None:
         ("flags\t: fpu avx2", None, "AVX2 without bfloat16"),
         ("Features\t: asimd bf16", None, "NEON with bfloat16"),
         ("flags\t: fpu", None, None),
-        ("hart\t: 0", None, None),
+        ("isa\t: rv64imafdcv", None, None),
     ],
 )
 def test_processors_of_one_name_differ_in_vector_instructions_and_bfloat16(

@@ -33,7 +33,7 @@ def test_a_missing_package_is_a_fault_and_missing_triton_a_warning() -> None:
 
 
 def test_one_core_is_a_warning_and_no_bfloat16_is_not() -> None:
-    """float32 would take twice the memory and, for a single request, twice the time."""
+    """float32 takes twice the memory, and a single request waits for twice the bytes."""
     for cores, state in ((1, State.WARNING), (8, State.OK)):
         found = doctor.check_processor(dataclasses.replace(HERE, cores=cores, vectors="AVX2 without bfloat16"))
         assert (found.state, found.words) == (state, f"a processor, {cores} cores, AVX2 without bfloat16")
