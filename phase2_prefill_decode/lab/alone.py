@@ -1,8 +1,8 @@
 """`python -m phase2_prefill_decode.lab alone`: how many answers differ between alone and in a batch, on the CPU.
 
-Each product, and attention, adds the numbers of a row in an order that does not depend on the other rows. But a step of
-few tokens is one kernel, and that adds in another order than the layers do. So the bundled model answers random prompts
-as it is, and once more without that kernel.
+A row's sums may be added in an order that depends on how many rows there are: a step of few tokens is one kernel, which
+adds in another order than the layers do. So the bundled model answers random prompts as it is, and once more without
+that kernel.
 """
 
 import argparse
