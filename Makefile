@@ -21,6 +21,11 @@ CLIENTS     := $(VENV)/clients
 NPM         := $(shell command -v npm)
 
 PARALLEL    := -n auto --dist loadfile --no-loadscope-reorder
+# What holds oneDNN, torch, MKL and numba to AVX2. numba takes the machine's features if it is given no list of them.
+AVX2        := ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
+                 NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=
+KERNELS     := $(addprefix tests/phase2_prefill_decode/test_,linear.py compiled.py forward.py attention_cpu.py \
+                 attention.py pointwise.py sample.py mask.py)
 
 ifneq ($(INSTALLED),)
 ifneq ($(INSTALLED),$(TORCH))
@@ -28,11 +33,11 @@ $(error $(VENV) has TORCH=$(INSTALLED): run `make clean` before TORCH=$(TORCH))
 endif
 endif
 
-.PHONY: help serve install test test-all clients lint types gates book resolve pins notebooks clean
+.PHONY: help serve install test test-avx2 test-all clients lint types gates book resolve pins notebooks clean
 .DEFAULT_GOAL := help
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 serve: $(VENV)/.serve ## install, then serve the bundled model on 127.0.0.1:8000, playground included
 	@$(BIN)/nanoserve serve
@@ -41,6 +46,9 @@ install: $(VENV)/.dev ## install what the course and the tests need
 
 test: $(VENV)/.dev ## install, then run the suite (`make test-all` adds what is marked slow)
 	@$(BIN)/python -m pytest -q -m "not slow" $(PARALLEL)
+
+test-avx2: $(VENV)/.dev ## the tests of the CPU's kernels as on a processor that has AVX2 and no more
+	@$(AVX2) $(BIN)/python -m pytest -q -m "not slow" -k "not triton" $(PARALLEL) $(KERNELS)
 
 test-all: $(VENV)/.dev ## the suite with its slow tests, then the engines' tests one step ahead
 	@$(BIN)/python -m pytest -q $(PARALLEL)

@@ -46,7 +46,7 @@ def describe(machine: Machine) -> list[tuple[str, str]]:
     gpu = machine.gpu or "none found by nvidia-smi"
     if machine.gpu_memory_bytes:
         gpu += f", {machine.gpu_memory_bytes / 2**30:.1f} GiB"
-    rows = [("processor", f"{machine.cpu}, {machine.cores} cores"), ("memory", memory), ("GPU", gpu)]
+    rows = [("processor", machine.processor), ("memory", memory), ("GPU", gpu)]
     rows += [("platform", machine.platform), ("Python", machine.python)]
     return rows + [(name, version) for name, version in sorted(machine.versions.items())]
 

@@ -19,14 +19,18 @@ from pathlib import Path
 from typing import Any
 
 _PACKAGES = ("torch", "triton", "transformers", "tokenizers", "numpy")
+# Flags of /proc/cpuinfo.
+_VECTORS = {"amx_tile": "AMX", "avx512f": "AVX-512", "avx2": "AVX2", "sve": "SVE", "asimd": "NEON"}  # widest first
+_BFLOAT16 = {"amx_bf16", "avx512_bf16", "bf16"}
 
 
 @dataclass(frozen=True)
 class Machine:
     """The hardware and software that a measurement depends on, without host or user names.
 
-    `cores` counts the cores that this process may use. A field is None if the system does not report it. `versions`
-    lists installed packages only."""
+    `cores` counts the cores that this process may use. `vectors` are the widest vector instructions and whether they
+    multiply bfloat16: processors of one name differ in them, and bfloat16 is many times slower without. A field is None
+    if the system does not report it. `versions` lists installed packages only."""
 
     cpu: str
     cores: int
@@ -36,6 +40,12 @@ class Machine:
     python: str
     platform: str
     versions: dict[str, str]
+    vectors: str | None = None
+
+    @property
+    def processor(self) -> str:
+        """For example "AMD EPYC, 2 cores, AVX-512 with bfloat16"."""
+        return ", ".join(filter(None, (self.cpu, f"{self.cores} cores", self.vectors)))
 
 
 def describe() -> Machine:
@@ -50,6 +60,7 @@ def describe() -> Machine:
         python=platform.python_version(),
         platform=f"{platform.system()} {platform.machine()}",
         versions=_versions(),
+        vectors=vectors(),
     )
 
 
@@ -101,6 +112,18 @@ def _cpu() -> str:
             return named[1].strip()
     brand = _output("sysctl", "-n", "machdep.cpu.brand_string") if platform.system() == "Darwin" else None
     return brand or platform.processor() or platform.machine()
+
+
+def vectors(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
+    """The widest vector instructions of the processor, or those that oneDNN is held to."""
+    found = re.search(r"^(?:flags|Features)\s*:(.*)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else None
+    flags = set(found[1].split()) if found else set()
+    widest = next((name for flag, name in _VECTORS.items() if flag in flags), None)
+    if widest is None:
+        return None
+    words = f"{widest} {'with' if flags & _BFLOAT16 else 'without'} bfloat16"
+    held = os.environ.get("ONEDNN_MAX_CPU_ISA")
+    return f"{words}, held to {held}" if held else words
 
 
 def _memory() -> int | None:

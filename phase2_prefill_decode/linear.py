@@ -2,16 +2,36 @@
 
 torch hands a bfloat16 product on a CPU to oneDNN, which wants the weight in a blocked layout and repacks it in every
 call. A model uses the same weights in every step, so they are packed here when the model is loaded. The operators for
-that are private to torch. If they are missing or refuse, the plain product gives the same result, more slowly.
+that are private to torch.
+
+oneDNN refuses 16-bit floats that the processor cannot multiply: bfloat16 where AVX2 is all it has, float16 nearly
+everywhere. torch then multiplies them in a scalar loop. With few rows that loop still waits for memory. For several
+rows the weight is widened to float32 in the call, one panel of its rows at a time: products of float32 are fast on any
+processor. A weight that is widened once, at load, would be twice as long to read for one row, and twice the memory.
+
+A row of the result depends on that row of the input, and on how many rows there are: each kernel, and few or several,
+add in an order of their own. It never depends on what the other rows hold.
 """
 
 from collections.abc import Callable
+from enum import StrEnum
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+SEVERAL = 6  # rows: from here on a widened weight is faster
+PANEL = 4 << 20  # bytes of a panel in float32: it stays in the processor's cache between widening and product
+
 Product = Callable[[Tensor], Tensor]
+
+
+class Kernel(StrEnum):
+    """How a Linear computes."""
+
+    PACKED = "oneDNN, packed weights"
+    WIDENED = f"weights widened to float32 from {SEVERAL} rows on"
+    PLAIN = "torch"
 
 
 class Linear:
@@ -21,22 +41,38 @@ class Linear:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        packed = _packed(weight, bias)
-        self.is_packed = packed is not None
-        self._product = packed or (lambda rows: linear(rows, weight, bias))
+        plain: tuple[Kernel, Product] = Kernel.PLAIN, lambda rows: linear(rows, weight, bias)
+        of_16_bits = weight.device.type == "cpu" and weight.dtype in (torch.bfloat16, torch.float16)
+        self.kernel, self._product = _packed(weight, bias) or _widened(weight, bias) if of_16_bits else plain
 
     def __call__(self, rows: Tensor) -> Tensor:
         return self._product(rows)
 
 
-def _packed(weight: Tensor, bias: Tensor | None) -> Product | None:
+def _packed(weight: Tensor, bias: Tensor | None) -> tuple[Kernel, Product] | None:
     """The product with the weight in oneDNN's layout, or None if that is not available."""
-    if weight.device.type != "cpu" or weight.dtype != torch.bfloat16:
-        return None
     try:
         blocks = torch.ops.mkldnn._reorder_linear_weight(weight)
         multiply = torch.ops.mkldnn._linear_pointwise.default
         multiply(weight.new_zeros(1, weight.shape[1]), blocks, bias, "none", [], "")
     except (AttributeError, RuntimeError):
         return None
-    return lambda rows: multiply(rows, blocks, bias, "none", [], "")
+    return Kernel.PACKED, lambda rows: multiply(rows, blocks, bias, "none", [], "")
+
+
+def _widened(weight: Tensor, bias: Tensor | None) -> tuple[Kernel, Product]:
+    """The product that computes several rows in float32."""
+    out, width = weight.shape
+    size = max(PANEL // (4 * width), 1)
+    panels = torch.split(weight, size)
+    biases = [None] * len(panels) if bias is None else torch.split(bias.float(), size)
+
+    def multiply(rows: Tensor) -> Tensor:
+        if len(rows) < SEVERAL:
+            return linear(rows, weight, bias)
+        wide, result = rows.float(), rows.new_empty(len(rows), out)
+        for panel, own, columns in zip(panels, biases, torch.split(result, size, dim=1), strict=True):
+            columns.copy_(linear(wide, panel.float(), own))
+        return result
+
+    return Kernel.WIDENED, multiply

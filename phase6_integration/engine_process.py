@@ -176,7 +176,7 @@ def bundled_engine(options: EngineOptions) -> Made:
     parts = assemble(options)
     decoder, cache = parts.model.decoder, parts.scheduler.cache
     context, dtype = parts.model.config.max_position_embeddings, str(decoder.dtype).removeprefix("torch.")
-    ready = Ready(context, cache.usage.total, cache.page_size, str(decoder.device), dtype)
+    ready = Ready(context, cache.usage.total, cache.page_size, str(decoder.device), dtype, decoder.lm_head.kernel)
     return Made(parts.core, parts.scheduler, ready, None if parts.grammars is None else parts.grammars.prepare)
 
 

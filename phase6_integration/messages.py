@@ -118,6 +118,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
     page_size: int
     device: str
     dtype: str
+    linear: str = ""  # how the linear layers compute
 
 
 class Output(msgspec.Struct, array_like=True, frozen=True):

@@ -3,7 +3,6 @@
 import argparse
 import ctypes
 import os
-import re
 import shutil
 import socket
 import sys
@@ -93,17 +92,11 @@ def check_packages(versions: dict[str, str]) -> Finding:
     return Finding(State.OK, "packages", words)
 
 
-def check_processor(machine: Machine, cpuinfo: Path = Path("/proc/cpuinfo")) -> Finding:
-    found = re.search(r"^(?:flags|Features)\s*:(.*)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else None
-    flags = set(found[1].split()) if found else set()
-    bfloat16 = {"AMX": "amx_bf16", "AVX512-BF16": "avx512_bf16", "BF16": "bf16"}
-    has = [name for name, flag in bfloat16.items() if flag in flags]
-    words = f"{machine.cpu}, {machine.cores} cores" + (f", {' and '.join(has)}" if has else "")
+def check_processor(machine: Machine) -> Finding:
     if machine.cores < 2:
-        return Finding(State.WARNING, "processor", words, "engine and HTTP server share it; two cores serve better")
-    if not has and not machine.gpu:
-        return Finding(State.WARNING, "processor", words, "bfloat16 is slow on this CPU; --dtype float32 is faster")
-    return Finding(State.OK, "processor", words)
+        advice = "engine and HTTP server share it; two cores serve better"
+        return Finding(State.WARNING, "processor", machine.processor, advice)
+    return Finding(State.OK, "processor", machine.processor)
 
 
 def check_memory() -> Finding:

@@ -235,6 +235,7 @@ class _Lifecycle:
             model=self.settings.model_name,
             device=info.device,
             dtype=info.dtype,
+            linear=info.linear,
             context=info.max_model_len,
             pages=info.pages,
             page_size=info.page_size,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from phase0_request.machine import commit, describe, record, without_folders
+from phase0_request.machine import commit, describe, record, vectors, without_folders
 
 
 def fake_nvidia_smi(folder: Path, output: str, code: int = 0) -> None:
@@ -26,6 +26,30 @@ def test_this_machine() -> None:
     assert machine.python == platform.python_version()
     assert machine.versions["tokenizers"] == version("tokenizers")
     assert platform.node() not in machine.platform.split()
+
+
+@pytest.mark.parametrize(
+    ("flags", "held", "words"),
+    [
+        ("flags\t: fpu avx2 avx512f avx512_bf16 amx_bf16 amx_tile", None, "AMX with bfloat16"),
+        ("flags\t: fpu avx2 avx512f avx512_bf16", None, "AVX-512 with bfloat16"),
+        ("flags\t: fpu avx2 avx512f avx512_bf16", "AVX2", "AVX-512 with bfloat16, held to AVX2"),
+        ("flags\t: fpu avx2 avx512f", None, "AVX-512 without bfloat16"),
+        ("flags\t: fpu avx2", None, "AVX2 without bfloat16"),
+        ("Features\t: asimd bf16", None, "NEON with bfloat16"),
+        ("flags\t: fpu", None, None),
+        ("isa\t: rv64imafdcv", None, None),
+    ],
+)
+def test_processors_of_one_name_differ_in_vector_instructions_and_bfloat16(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, held: str | None, words: str | None
+) -> None:
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    if held:
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", held)
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{flags}\nbogomips\t: 1\n")
+    assert vectors(tmp_path / "cpuinfo") == words
+    assert vectors(tmp_path / "none") is None
 
 
 @pytest.mark.parametrize(
@@ -52,6 +76,7 @@ def test_a_record_holds_all_that_figures_depend_on(tmp_path: Path) -> None:
     result = json.loads(text)
     assert text == json.dumps(result, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     assert sorted(result) == ["command", "commit", "date", "device", "figures", "machine", "versions"]
+    assert result["machine"]["vectors"] == vectors()
     assert result["figures"] == {"us": 1.5, "many": [1, 2]}
     assert result["device"] == "pencil"
     assert result["command"] == "python -m phase0_request --out a.json"

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from phase2_prefill_decode.kernels.cpu import openmp, pointwise
+from phase2_prefill_decode.kernels.cpu import matmul, openmp, pointwise
 from phase2_prefill_decode.kernels.cpu.cache import PLACE, Files, has_kept, place
 from phase2_prefill_decode.kernels.cpu.intrinsics import compiled
 from phase2_prefill_decode.kernels.pointwise import SWIGLU
@@ -42,6 +42,25 @@ def test_the_cache_is_in_the_home_directory_if_the_sources_are_read_only(
     assert place(tmp_path).parent == tmp_path / "home" / "numba"
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "given"))
     assert place(tmp_path).parent == tmp_path / "given"
+
+
+def test_kernels_use_the_instructions_that_numba_is_told() -> None:
+    """`make test-avx2` tells numba, torch and oneDNN to use none of AVX-512. The name of a processor is not enough for
+    numba: without a list of features it takes those of the machine."""
+
+    def scale(x: Any) -> None:
+        for i in range(len(x)):
+            x[i] *= 2
+
+    made = numba.njit(scale)
+    made(np.ones(64, np.float32))
+    (assembly,) = made.inspect_asm().values()
+    assert "zmm" not in assembly or "+avx512f" in matmul.FEATURES
+    assert ("+avx512f" in matmul.FEATURES) == (matmul.ROWS == 8)
+    if os.environ.get("ONEDNN_MAX_CPU_ISA") == "AVX2":
+        assert "+avx512f" not in matmul.FEATURES
+        assert torch.backends.cpu.get_cpu_capability() == "AVX2"
+        assert not torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def test_every_kernel_is_cached() -> None:

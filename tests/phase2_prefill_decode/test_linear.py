@@ -1,4 +1,4 @@
-"""Linear: packed or not, the product is that of float64, to the rounding of its dtype."""
+"""Linear: packed, widened or neither, the product is that of float64, to the rounding of its dtype."""
 
 import gc
 import weakref
@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
+from torch.profiler import ProfilerActivity, profile
 
-from phase2_prefill_decode.linear import Linear
+from phase2_prefill_decode import linear as linear_module
+from phase2_prefill_decode.linear import SEVERAL, Kernel, Linear
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -35,14 +37,16 @@ WITHOUT = {
 
 @pytest.fixture(params=WITHOUT.values(), ids=WITHOUT.keys())
 def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch with its private oneDNN operators, and without them in each way in which they may be missing."""
+    """torch with its private oneDNN operators, and without them in each way in which they may be missing. A widened
+    weight has three panels, of which the last is smaller."""
+    monkeypatch.setattr(linear_module, "PANEL", 40 * 64 * 4)
     if request.param is not None:
         monkeypatch.setattr(torch.ops, "mkldnn", request.param)
 
 
 @pytest.mark.usefixtures("operators")
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("tokens", [1, 2, 8, 33, 512])
+@pytest.mark.parametrize("tokens", [1, 2, SEVERAL - 1, SEVERAL, 33, 512])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_product_is_that_of_float64(dtype: torch.dtype, tokens: int, biased: bool) -> None:
     weight, bias = weights(dtype)
@@ -68,6 +72,18 @@ def test_rows_may_be_a_view() -> None:
     assert torch.equal(product(rows), product(rows.contiguous()))
 
 
+@pytest.mark.usefixtures("operators")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("tokens", [SEVERAL - 1, SEVERAL, 64])
+def test_a_row_does_not_depend_on_what_the_others_hold(dtype: torch.dtype, tokens: int) -> None:
+    product, rows = Linear(*weights(dtype)), torch.randn(tokens, 64).to(dtype)
+    before = product(rows)
+    others = torch.full_like(rows, torch.nan)
+    others[1] = rows[1]
+    assert torch.equal(product(others)[1], before[1])
+
+
+@pytest.mark.usefixtures("operators")
 def test_a_product_of_no_rows_has_no_rows() -> None:
     for dtype in DTYPES:
         assert Linear(weights(dtype)[0])(torch.empty(0, 64, dtype=dtype)).shape == (0, 96)
@@ -76,7 +92,8 @@ def test_a_product_of_no_rows_has_no_rows() -> None:
 def test_a_packed_weight_is_a_copy_and_the_original_is_freed() -> None:
     weight, _ = weights(torch.bfloat16)
     product, rows = Linear(weight), torch.randn(3, 64).bfloat16()
-    assert product.is_packed
+    if product.kernel is not Kernel.PACKED:
+        pytest.skip("oneDNN has no bfloat16 on this processor")
     before = product(rows)
     weight.zero_()
     assert torch.equal(product(rows), before)
@@ -86,5 +103,21 @@ def test_a_packed_weight_is_a_copy_and_the_original_is_freed() -> None:
     assert alive() is None
 
 
-def test_only_bfloat16_is_packed() -> None:
-    assert [Linear(weights(dtype)[0]).is_packed for dtype in DTYPES] == [False, False, True]
+def test_16_bits_are_packed_if_the_processor_multiplies_them_and_widened_if_not() -> None:
+    multiplies = {
+        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported(),
+        torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported(),
+    }
+    for dtype, packs in multiplies.items():
+        assert Linear(weights(dtype)[0]).kernel is (Kernel.PACKED if packs else Kernel.WIDENED)
+    assert Linear(weights(torch.float32)[0]).kernel is Kernel.PLAIN
+
+
+def test_widening_takes_the_memory_of_a_panel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.ops, "mkldnn", WITHOUT["no operators"])
+    monkeypatch.setattr(linear_module, "PANEL", 64 << 10)
+    product, rows = Linear(weights(torch.bfloat16, 4096, 256)[0]), torch.randn(SEVERAL, 256).bfloat16()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        product(rows)
+    taken = [event.nbytes() for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+    assert max(taken) == 64 << 10, "and less for the result, of 48 KiB"

@@ -16,7 +16,9 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 
+from phase2_prefill_decode.linear import Linear
 from phase6_integration.cli.main import main
 from phase6_integration.server.listener import bind
 from phase6_integration.server.serve import more_files
@@ -215,6 +217,16 @@ def test_json_logs_are_json_to_the_last_line() -> None:
     (line,) = [line for line in read if line.get("id") == "mine"]
     assert (line["path"], line["status"], line["method"]) == ("/version", 200, "GET")
     assert [line.get("status") for line in read if "HTTP" in line["message"]] == [400]  # once, and with an id
+
+
+def test_the_log_says_how_the_products_of_the_model_are_computed() -> None:
+    with life("--kv-cache-pages", "64", "--log-format", "json") as one:
+        one.until('"ready"')
+        one.signal(signal.SIGTERM)
+        assert one.ended() == 0
+    (ready,) = [line for line in map(json.loads, one.lines) if line["message"] == "ready"]
+    assert ready["dtype"] == "bfloat16"
+    assert ready["linear"] == Linear(torch.ones(16, 16, dtype=torch.bfloat16)).kernel
 
 
 def test_a_key_from_the_environment_is_accepted_and_never_shown() -> None:

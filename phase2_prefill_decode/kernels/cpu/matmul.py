@@ -7,14 +7,16 @@ number for each row of the tile; the sums are stored at the end. LLVM does not g
 written in LLVM vectors. They are longer than most processors' registers: LLVM splits them to fit.
 """
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from phase2_prefill_decode.kernels.cpu.intrinsics import compiled
 
 COLUMNS = 16  # of a tile
-ROWS = 8 if binding.get_host_cpu_features().get("avx512f", False) else 4  # sums in eight registers of 512 or 256 bits
+FEATURES = cpu_target.target_context.codegen().magic_tuple()[2]  # of the processor that numba compiles for
+ROWS = 8 if "+avx512f" in FEATURES else 4  # sums in eight registers of 512 or 256 bits
 STEP = 4  # bytes
 
 BYTES, NUMBER, LINE = ir.IntType(64), ir.FloatType(), ir.VectorType(ir.FloatType(), COLUMNS)

@@ -1,0 +1,74 @@
+"""`python -m phase2_prefill_decode.lab alone`: how many answers differ between alone and in a batch, on the CPU.
+
+A row's sums may be added in an order that depends on how many rows there are: a step of few tokens is one kernel, which
+adds in another order than the layers do. So the bundled model answers random prompts as it is, and once more without
+that kernel.
+"""
+
+import argparse
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from phase0_request.machine import describe, record
+from phase0_request.params import SamplingParams
+from phase2_prefill_decode.engine import Engine
+from phase2_prefill_decode.kernels.attention import ATTEND
+from phase2_prefill_decode.model import Model
+
+LENGTHS, OUTPUT = range(8, 120), 64  # tokens of a prompt, and of an answer
+BATCHES = 4, 16
+
+
+def answers(model: Model, prompts: list[list[int]], batch_size: int) -> list[list[int]]:
+    params = SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True)
+    return [done.output_tokens for done in Engine(model, batch_size=batch_size).generate(prompts, params)]
+
+
+def models() -> dict[str, Model]:
+    """The bundled model in each dtype, and without the one-step kernel, which needs the CPU's attention."""
+    attend = ATTEND.load("cpu")
+    return {
+        "bfloat16": Model.load(device="cpu", dtype="bfloat16"),
+        "bfloat16_layers": Model.load(device="cpu", dtype="bfloat16", attend=lambda *given: attend(*given)),
+        "float32": Model.load(device="cpu", dtype="float32"),
+    }
+
+
+def measure(requests: int) -> dict[str, Any]:
+    """The number of answers that differ from those alone, for each model and size of batch."""
+    draw, figures = random.Random(0), dict[str, Any]()
+    for name, model in models().items():
+        draw.seed(0)
+        prompts = [[draw.randrange(model.num_tokens) for _ in range(draw.choice(LENGTHS))] for _ in range(requests)]
+        alone = answers(model, prompts, 1)
+        figures[name] = {"linear": model.decoder.lm_head.kernel}
+        for size in BATCHES:
+            together = answers(model, prompts, size)
+            figures[name][f"batch_{size}"] = sum(a != b for a, b in zip(alone, together, strict=True))
+    return figures
+
+
+def main(arguments: list[str] | None = None) -> int:
+    p = argparse.ArgumentParser(
+        prog="python -m phase2_prefill_decode.lab alone",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("--requests", type=int, default=500, help="random prompts (%(default)s)")
+    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    options = p.parse_args(arguments)
+    torch.set_num_threads(1)
+    console, machine, figures = Console(soft_wrap=True), describe(), measure(options.requests)
+    for name, found in figures.items():
+        for size in BATCHES:
+            words = f"{found[f'batch_{size}']} of {options.requests} answers differ in batches of {size}"
+            console.print(f"{name:<16}{words} ({found['linear']})")
+    if options.json is not None:
+        command = f"python -m phase2_prefill_decode.lab alone --requests {options.requests}"
+        record(options.json, command, {"requests": options.requests, **figures}, device=machine.cpu)
+        console.print(f"Figures written to {options.json}")
+    return 0
