@@ -2,6 +2,7 @@
 
 import argparse
 import ctypes
+import json
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from http.client import HTTPException
 from pathlib import Path
 from statistics import median
 
@@ -206,6 +208,26 @@ def check_port(number: int = PORT) -> Finding:
         try:
             probe.bind(("127.0.0.1", number))
         except OSError as error:
+            if (ours := server_at(number)) is not None:
+                return Finding(State.OK, "port", f"{number} is that of {ours}", "a second server needs another --port")
             words = f"{number} is not available: {error.strerror}"
             return Finding(State.WARNING, "port", words, "choose another with --port; 0 is any free one")
     return Finding(State.OK, "port", f"{number} is free")
+
+
+def server_at(port: int) -> str | None:
+    """The nano-serving server on this port; None if something else is there. Other servers have one of the two routes
+    with such a body at most."""
+    from phase6_integration.cli.probe import Address
+
+    for tls in (False, True):
+        address = Address(port=port, tls=tls)
+        try:
+            version, health = (json.loads(address.get(path, 1.0)[1]) for path in ("/version", "/health"))
+            state = health.get("status") or health["error"]["code"]
+            return f"a nano-serving server, version {version['version']}, which is {state}"
+        except TimeoutError:
+            return None
+        except (OSError, HTTPException, ValueError, LookupError, TypeError, AttributeError):
+            continue
+    return None

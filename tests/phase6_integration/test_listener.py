@@ -13,6 +13,8 @@ from typing import NamedTuple
 import httpx
 import pytest
 
+from phase6_integration.cli import probe
+from phase6_integration.cli.probe import Address
 from phase6_integration.server.listener import Listener
 from phase6_integration.server.settings import ServerSettings
 from phase6_integration.server.tls import Tls
@@ -59,8 +61,11 @@ def test_a_unix_socket_serves_and_is_gone_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with on_a_socket(path) as one:
         assert one.until(r"listening url=(\S+)")[1] == f"unix:{path}"
+        process = Path(f"/proc/{one.process.pid}/cmdline")
+        assert probe.main(process) == 1, "the health check of a container: it loads"
         one.signal(signal.SIGUSR1)
         one.until("ready")
+        assert probe.main(process) == 0
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), timeout=PATIENCE) as http:
             assert http.get("http://any.name/v1/models").status_code == 200
             one.signal(signal.SIGUSR1)
@@ -103,6 +108,18 @@ def test_the_playground_is_at_an_address_that_a_browser_can_open(host: str, page
     listener.close()
 
 
+def test_the_health_check_of_a_container_asks_where_the_flags_of_its_server_say(tmp_path: Path) -> None:
+    (tmp_path / "flags.yaml").write_text("port: 8001\nssl-certfile: c.pem\n")
+    for arguments, address in (
+        ((), Address("127.0.0.1", 8000)),
+        (("--host", "0.0.0.0", "/model", "--port=8001", "--max-num-seqs", "4"), Address("127.0.0.1", 8001)),
+        (("--host", "::", "--ssl-certfile", "c.pem"), Address("::1", 8000, tls=True)),
+        (("--config", str(tmp_path / "flags.yaml"), "--port", "8002"), Address(port=8002, tls=True)),
+        (("--uds", "/tmp/s"), Address(uds="/tmp/s")),
+    ):
+        assert Address.of(arguments) == address
+
+
 # TLS.
 
 
@@ -116,6 +133,7 @@ def test_tls_serves_streams_and_reads_its_certificate_again(pair: Pair, tmp_path
         one.until("ready")
         url = one.until(r"playground url=(https://127.0.0.1:\d+)/$")[1]
         one.signal(signal.SIGUSR1)
+        assert probe.Address(port=int(url.rpartition(":")[2]), tls=True).get("/health") == (200, b'{"status":"ready"}')
         trusted = ssl.create_default_context(cafile=str(pair.certificate))
         with httpx.Client(verify=trusted, timeout=PATIENCE) as http:
             assert "<html" in http.get(f"{url}/").text
