@@ -74,7 +74,7 @@ def main(process: Path = PROCESS) -> int:
     try:
         status, body = address.get("/health")
     except (OSError, HTTPException) as error:
-        refused = isinstance(error, ssl.SSLError) and address.asks_for_certificate
+        refused = isinstance(error, ssl.SSLError | ConnectionResetError) and address.asks_for_certificate
         print("it asks for a certificate, and nothing more can be seen without" if refused else f"no answer: {error}")
         return 0 if refused else 1
     print(status, body.decode("utf-8", "replace"))

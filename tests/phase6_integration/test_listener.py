@@ -6,6 +6,7 @@ import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -184,6 +185,25 @@ def test_a_client_without_a_certificate_is_refused_where_one_is_required(pair: P
         handshake(context)
     context.load_cert_chain(theirs.certificate, theirs.key)
     handshake(context)
+
+
+def test_a_server_that_refuses_the_health_check_for_its_certificate_is_healthy(pair: Pair, tmp_path: Path) -> None:
+    flags = {"ssl_certfile": pair.certificate, "ssl_keyfile": pair.key, "ssl_ca_certs": pair.certificate}
+    context = Tls(ServerSettings(**{name: str(path) for name, path in flags.items()}, ssl_cert_reqs=2)).context  # type: ignore[arg-type]
+
+    def refuse() -> None:
+        connection, _ = listener.accept()
+        with connection, pytest.raises(ssl.SSLError, match="peer did not return a certificate"):
+            context.wrap_socket(connection, server_side=True)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        words = [f"--{name.replace('_', '-')}={path}" for name, path in flags.items()]
+        port = f"--port={listener.getsockname()[1]}"
+        (tmp_path / "cmdline").write_text("\0".join(["nanoserve", "serve", *words, "--ssl-cert-reqs=2", port, ""]))
+        refused = pool.submit(refuse)
+        assert probe.main(tmp_path / "cmdline") == 0
+        refused.result(PATIENCE)
+    assert probe.main(tmp_path / "cmdline") == 1, "no server is there"
 
 
 def test_files_that_are_no_certificate_end_the_server_with_a_line(pair: Pair, tmp_path: Path) -> None:
