@@ -64,7 +64,8 @@ def solution(course: Course, args: argparse.Namespace, out: Console) -> int:
 
 def status(course: Course, args: argparse.Namespace, out: Console) -> int:
     state = workspace.State(course)
-    table = _table("phase", "package", "exercises", "passed", "last not passed", "bugs mended", "hints used", "workspace")
+    columns = ("phase", "package", "exercises", "passed", "last not passed", "bugs mended", "hints used", "workspace")
+    table = _table(*columns)
     for phase in course.phases():
         its, planted = exercise_files.load(course, phase), bugs.load(course, phase)
         known = {each.id: state.of(each.id) for each in its}
