@@ -187,3 +187,18 @@ def test_a_streamed_answer_is_broken_between_words(pieces: int) -> None:
         "Antidisestablishmentarianism",
         "漢字" * 5,
     ]
+
+
+def test_on_a_terminal_the_answer_is_broken_between_words(
+    asked: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = []
+    for variables in ({}, {"FORCE_COLOR": "1", "COLUMNS": "40"}):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        assert main(["What is a KV cache?", "--max-tokens", "30"]) == 0
+        answers.append(capsys.readouterr().out.partition("\n\n")[0])
+    piped, shown = answers
+    assert "\n" not in piped, "a pipe has the text as it is"
+    assert max(map(len, shown.split("\n"))) <= 40
+    assert shown.split() == piped.split()
