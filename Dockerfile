@@ -27,6 +27,7 @@ WORKDIR /cache
 RUN nanoserve generate --max-tokens 2 "What is a page?"
 VOLUME /cache
 EXPOSE 8000
+# Asks where the flags of process 1 say that it listens: another port, TLS, a Unix socket.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=300s --retries=3 \
-  CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/health', timeout=4)"]
+  CMD ["python", "-m", "phase6_integration.cli.probe"]
 ENTRYPOINT ["nanoserve", "serve", "--host", "0.0.0.0"]

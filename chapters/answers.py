@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -22,6 +23,7 @@ from chapters.exercises import Exercise, answer_lines, find, load
 
 _STYLES = {"passed": "green", "failed": "bold red", "region missing": "red", "syntax error": "red"}
 _LINES = 14  # of one part of a failure, so that the whole fits on a screen
+_COLUMNS = 110  # of a line; longer ones are wrapped
 
 
 def check(course: Course, args: argparse.Namespace, out: Console) -> int:
@@ -95,12 +97,12 @@ def _explain(course: Course, one: checking.Judged, out: Console) -> None:
     rows += [] if one.places else [("begins at", workspace.place(course, one.exercise))]
     rows += [("at the end", picture) for picture in details.get("pictures", ())]
     for name, text in rows:
-        lines = [line if len(line) <= 110 else f"{line[:107]}..." for line in text.split("\n") if line.strip()]
-        lines = [line for line in lines if "Use -v to get" not in line]
+        lines = [line for line in text.split("\n") if line.strip() and "Use -v to get" not in line]
         if len(lines) > _LINES:  # of an example, its start and the last steps matter
             first = 3 if name == "given" else _LINES - 1
             lines = [*lines[:first], "...", *lines[len(lines) - (_LINES - 1 - first) :]]
-        out.print(f"  {name:<11}" + f"\n{'':13}".join(lines), soft_wrap=True)
+        wrapped = [piece for line in lines for piece in textwrap.wrap(line, _COLUMNS, subsequent_indent="  ")]
+        out.print(f"  {name:<11}" + f"\n{'':13}".join(wrapped), soft_wrap=True)
     out.print(f"The output of pytest: {course.name(checking.log(course, id))}. A hint: python -m chapters hint {id}\n")
 
 

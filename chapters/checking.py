@@ -14,7 +14,7 @@ from pathlib import Path
 from chapters.course import Course
 from chapters.exercises import Exercise, blanked
 from chapters.testing import Result, Run, Runners, shorten
-from chapters.workspace import Attempt, State, assemble, attempt, workspace_line
+from chapters.workspace import Attempt, State, assemble, attempt, fingerprint, workspace_line
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,9 @@ def judge_all(course: Course, exercises: Sequence[Exercise], runners: Runners, t
     """Judge each exercise alone; yields the results in order."""
     with ThreadPoolExecutor(runners.size) as pool:
         try:
+            answers = {exercise.id: fingerprint(course, exercise) for exercise in exercises}
             for judged in pool.map(lambda exercise: judge(course, exercise, runners, timeout), exercises):
-                State(course).record(judged.exercise.id, judged.status)
+                State(course).record(judged.exercise.id, judged.status, answers[judged.exercise.id])
                 yield judged
         except BaseException:
             runners.close()

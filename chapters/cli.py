@@ -108,7 +108,7 @@ def _add_quiz(known: Known) -> None:
     quiz = _add(known, "quiz", challenges.quiz, "five quick questions on a chapter")
     quiz.add_argument("chapter", type=int)
     quiz.add_argument("--answers", action="store_true", help="print all questions with their answers")
-    _add(known, "status", commands.status, "every phase: exercises, passed, hints used")
+    _add(known, "status", commands.status, "every phase: exercises passed, bugs mended, hints used")
 
 
 def _add_book(known: Known) -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from chapters import checking, testing, workspace
+from chapters import bugs, checking, testing, workspace
 from chapters import exercises as exercise_files
 from chapters import notebooks as notebook_files
 from chapters import weave as weaving
@@ -64,19 +64,29 @@ def solution(course: Course, args: argparse.Namespace, out: Console) -> int:
 
 def status(course: Course, args: argparse.Namespace, out: Console) -> int:
     state = workspace.State(course)
-    table = _table("phase", "package", "exercises", "passed", "last not passed", "hints used", "workspace")
+    columns = ("phase", "package", "exercises", "passed", "last not passed", "bugs mended", "hints used", "workspace")
+    table = _table(*columns)
     for phase in course.phases():
-        its = exercise_files.load(course, phase)
+        its, planted = exercise_files.load(course, phase), bugs.load(course, phase)
         known = {each.id: state.of(each.id) for each in its}
         passed = f"{sum(progress.passed for progress in known.values())}/{len(its)}"
         last = ", ".join(
-            f"{id} {progress.result}" for id, progress in known.items() if progress.result not in (None, "passed")
+            f"{each.id} {known[each.id].result}{_changed(course, each, known[each.id])}"
+            for each in its
+            if known[each.id].result not in (None, "passed")
         )
+        mended = f"{sum(state.of(bug.key).passed for bug in planted)}/{len(planted)}"
         hints = str(sum(progress.hints for progress in known.values()))
         started = "yes" if phase in workspace.started_phases(course) else ""
-        table.add_row(str(phase.number), phase.package, str(len(its)), passed, last, hints, started)
+        table.add_row(str(phase.number), phase.package, str(len(its)), passed, last, mended, hints, started)
     out.print(table)
     return 0
+
+
+def _changed(course: Course, exercise: Exercise, progress: workspace.Progress) -> str:
+    """Whether the result is of an older answer."""
+    same = progress.answer in (None, workspace.fingerprint(course, exercise))
+    return "" if same else " before your last edit"
 
 
 def exercises(course: Course, args: argparse.Namespace, out: Console) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
 import shutil
 from collections.abc import Collection, Iterable
@@ -29,10 +30,12 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Progress:
-    """The stored progress of an exercise: hints seen, the last result, and whether it has ever passed."""
+    """The stored progress of an exercise: hints seen, the last result, the fingerprint of the answer that had it, and
+    whether it has ever passed."""
 
     hints: int = 0
     result: str | None = None
+    answer: str | None = None
     passed: bool = False
 
 
@@ -49,9 +52,9 @@ class State:
             where = ".course/state.json"
             raise CourseError(f"{where} cannot be read ({error}); repair it, or move it away to start over") from None
 
-    def record(self, id: str, result: str) -> Progress:
+    def record(self, id: str, result: str, answer: str) -> Progress:
         """Store the result of a check."""
-        return self.update(id, result=result, passed=self.of(id).passed or result == "passed")
+        return self.update(id, result=result, answer=answer, passed=self.of(id).passed or result == "passed")
 
     def update(self, id: str, **changes: Any) -> Progress:
         progress = replace(self.of(id), **changes)
@@ -158,6 +161,11 @@ def content(course: Course, exercise: Exercise) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError):  # an editor may replace files in between
         return ""
+
+
+def fingerprint(course: Course, exercise: Exercise) -> str:
+    """Identifies the content of an exercise's file: another one means that its last result may not hold any more."""
+    return hashlib.sha256(content(course, exercise).encode()).hexdigest()[:16]
 
 
 def place(course: Course, exercise: Exercise) -> str:

@@ -2,12 +2,15 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from tests.test_house import PHASES, imports, modules, named_as_text, of_the_lab
 
 ROOT = Path(__file__).parent.parent
 
@@ -53,13 +56,46 @@ def test_the_command_answers_outside_the_checkout(installed: Path) -> None:
     assert "serve" in done.stdout
 
 
-def test_phase_0_serves_outside_the_checkout(installed: Path) -> None:
-    """The bundled tokenizer and the corpus travel in the wheel."""
-    done = run(installed, "-c", "import phase0_request; print(phase0_request.__file__)")
+def test_it_holds_the_engine_and_of_the_labs_what_the_commands_import(installed: Path) -> None:
+    """Nothing more: demos, studies, corpora and training run from a checkout."""
+    todo = [
+        name for name in modules() if not of_the_lab(name) and name.startswith(tuple(PHASES)) and not is_a_demo(name)
+    ]
+    needed = set[str]()
+    while todo:
+        name = todo.pop()
+        if name not in needed:
+            needed.add(name)
+            others = (*(other for other, _ in imports(name)), *named_as_text(name), name.rpartition(".")[0])
+            todo += [other for other in others if other in modules() and other.startswith(tuple(PHASES))]
+    held = {file.relative_to(installed).with_suffix("") for file in installed.rglob("*.py")}
+    assert {".".join(file.parts).removesuffix(".__init__") for file in held} == needed
+    data = {file.suffix for file in installed.glob("phase*/**/*") if file.is_file() and "tiny_chat" not in file.parts}
+    assert data <= {".py", ".pyi", ".typed", ".html", ".pyc"}
+    assert list(installed.glob("phase0_request/tiny_chat/model.safetensors"))
+
+
+def is_a_demo(name: str) -> bool:
+    return name.count(".") == 1 and name.endswith(".__main__")
+
+
+def test_it_says_that_it_is_typed(installed: Path) -> None:
+    assert "Classifier: Typing :: Typed" in next(installed.glob("*.dist-info/METADATA")).read_text()
+    assert all((package / "py.typed").is_file() for package in installed.glob("phase*"))
+
+
+def test_the_page_of_the_package_index_has_no_link_into_the_repository(installed: Path) -> None:
+    head, _, page = next(installed.glob("*.dist-info/METADATA")).read_text().partition("\n\n")
+    assert "Description-Content-Type: text/markdown" in head
+    assert len(page) > 500
+    assert [target for target in re.findall(r"\]\(([^)]*)\)", page) if "://" not in target] == []
+
+
+def test_the_engine_answers_outside_the_checkout(installed: Path) -> None:
+    """The bundled model travels in the wheel."""
+    program = "import phase0_request as p; print(p.__file__, p.Tokenizer.from_pretrained().eos_ids)"
+    done = run(installed, "-c", program)
     assert done.stdout.startswith(str(installed)), done.stderr
-    done = run(installed, "-m", "phase0_request", "--num-requests", "2", "--max-tokens", "3")
-    assert done.returncode == 0, done.stderr
-    assert "2 requests, 6 tokens" in done.stdout
 
 
 # The pins.

@@ -7,12 +7,18 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from phase0_request.lab import palette
 from phase0_request.lab.clients import Demo, DemoClient
 from phase0_request.metrics import Summary, percentile
 from phase0_request.request import FinishReason, RequestState
 
-_STATE_STYLE = {"waiting": "yellow", "running": "cyan", "preempted": "magenta", "finished": "green"}
-_REASON_STYLE = {FinishReason.STOP: "green", FinishReason.LENGTH: "blue"}
+_STATE_STYLE = {
+    RequestState.WAITING: palette.WAITING,
+    RequestState.RUNNING: palette.DECODE,
+    RequestState.PREEMPTED: palette.PREEMPTED,
+    RequestState.FINISHED: palette.ENDED,
+}
+_ENDED = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 def live(demo: Demo, width: int, height: int) -> RenderableType:
@@ -33,7 +39,7 @@ def live(demo: Demo, width: int, height: int) -> RenderableType:
             str(number), _state(client), str(tokens), Text(client.question), Text(_tail(client.answer, answer_width))
         )
     running, limit = len(batcher.running), batcher.batch_size
-    bar = [("\u25a0" * running, "cyan"), ("\u25a1" * (limit - running), "dim")] if limit <= width // 2 else []
+    bar = [("\u25a0" * running, palette.DECODE), ("\u25a1" * (limit - running), "dim")] if limit <= width // 2 else []
     counts = f" {running} of {limit}   waiting {len(batcher.waiting)}   step {demo.server.steps}"
     head = Text.assemble("running ", *bar, counts, overflow="ellipsis", no_wrap=True)
     return Group(head, Text(), table)
@@ -99,10 +105,10 @@ def _table(title: str | None = None) -> Table:
 def _state(client: DemoClient) -> Text:
     request = client.request
     if request is None:
-        return Text("refused", "red")
+        return Text("refused", palette.FAULT)
     if request.state is RequestState.FINISHED and request.finish_reason is not None:
-        return Text(request.finish_reason.value, _REASON_STYLE.get(request.finish_reason, "red"))
-    return Text(request.state.value, _STATE_STYLE[request.state.value])
+        return Text(request.finish_reason.value, palette.ENDED if request.finish_reason in _ENDED else palette.FAULT)
+    return Text(request.state.value, _STATE_STYLE[request.state])
 
 
 def _in_view(rows: Sequence[tuple[int, DemoClient]], room: int) -> Iterable[tuple[int, DemoClient]]:

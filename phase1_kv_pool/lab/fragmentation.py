@@ -15,6 +15,7 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
+from phase0_request.lab import palette
 from phase0_request.machine import record
 from phase1_kv_pool.lab.memories import ContiguousMax, ContiguousPow2, KVMemory, PagedMemory
 from phase1_kv_pool.lab.serving import ServingSimulator, SyntheticTrace, TraceRequest
@@ -121,8 +122,8 @@ def table(outcomes: dict[str, Outcome], width: int) -> Table:
 def _bar(outcome: Outcome, width: int) -> Text:
     tokens = round(outcome.memory_share * width)
     empty = round(outcome.reserved_share * width) - tokens
-    parts = [("\u2588" * tokens, "green"), ("\u2592" * empty, "red"), ("\u00b7" * (width - tokens - empty), "dim")]
-    return Text.assemble(*parts)
+    parts = [("\u2588" * tokens, palette.IN_USE), ("\u2592" * empty, palette.WASTED)]
+    return Text.assemble(*parts, ("\u00b7" * (width - tokens - empty), palette.FREE))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -160,7 +161,13 @@ def main(arguments: list[str] | None = None) -> int:
         f"{trace.max_context:,} at most; {slots:,} slots"
     )
     console.print(
-        Text.assemble("memory: ", ("\u2588", "green"), " tokens  ", ("\u2592", "red"), " reserved, empty  \u00b7 free")
+        Text.assemble(
+            "memory: ",
+            ("\u2588", palette.IN_USE),
+            " tokens  ",
+            ("\u2592", palette.WASTED),
+            " reserved, empty  \u00b7 free",
+        )
     )
     console.print("", table(outcomes, console.width), sep="\n")
     if file is not None:

@@ -12,9 +12,11 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from phase0_request.lab import palette
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request, RequestTimes
 from phase0_request.tokenizer import BUNDLED
+from phase2_prefill_decode.lab.word_wrap import WordWrap
 from phase2_prefill_decode.threads import use_threads_for
 
 QUESTION = "What is a KV cache?"
@@ -73,8 +75,8 @@ def picture(request: Request, width: int, ascii_only: bool = False) -> Renderabl
         table.add_column("when", no_wrap=True)
     share = prefill / (prefill + decode)
     rows = (
-        ("prefill", 1, prompt, prefill, (0.0, share), "cyan"),
-        ("decode", answer - 1, answer - 1, decode, (share, 1.0), "magenta"),
+        ("prefill", 1, prompt, prefill, (0.0, share), palette.PREFILL),
+        ("decode", answer - 1, answer - 1, decode, (share, 1.0), palette.DECODE),
     )
     for name, steps, tokens, seconds, span, colour in rows:
         each = _ms(seconds / tokens) if tokens else ""
@@ -121,15 +123,17 @@ def main(arguments: list[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # an answer may hold what the terminal has no letter for
     console = Console(highlight=False)
+    wrap = WordWrap(console.width if console.is_terminal else sys.maxsize)
     started = time.perf_counter()
     try:
         for piece in answer(options, params):
             if not isinstance(piece, Request):
-                console.out(piece, end="")
+                console.out(wrap.push(piece), end="")
                 console.file.flush()
             elif piece.error is not None:
                 raise ValueError(piece.error)
             else:
+                console.out(wrap.end(), end="")
                 drawn = picture(piece, console.width, console.options.ascii_only)
                 console.print("\n", drawn, sep="", crop=False)
     except (ValueError, OSError) as error:

@@ -6,10 +6,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from phase0_request.lab.palette import DECODE, PREFILL
 from phase2_prefill_decode.engine import TimedStep
 from phase3_chunked_prefill.lab.stall import WHOLE, Outcome, Played
 
-PREFILL, DECODE = "cyan", "magenta"
 PLAIN = {PREFILL: "#", DECODE: "="}  # where there are no colours
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 HEAD = "step  prefill  decode        ms"

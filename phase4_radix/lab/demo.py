@@ -6,6 +6,7 @@ import time
 from rich.console import Console
 from rich.live import Live
 
+from phase0_request.lab import palette
 from phase4_radix.lab import view
 from phase4_radix.lab.draw import counted
 from phase4_radix.lab.world import Setting, World, play
@@ -64,7 +65,7 @@ def typed(world: World, console: Console) -> None:
             try:
                 request = world.say(prompt, salt=salt)
             except ValueError as error:
-                console.print(str(error), style="red", highlight=False)
+                console.print(str(error), style=palette.FAULT, highlight=False)
                 continue
             caption = (
                 f"{request.id} has {counted(request.total, 'token')}, "

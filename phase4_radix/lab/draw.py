@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from rich.text import Text
 from rich.tree import Tree
 
+from phase0_request.lab import palette
 from phase1_kv_pool.lab.page_map import contiguous_runs
 from phase4_radix.radix_tree import NodeView, RadixTree
 
@@ -14,10 +15,10 @@ Describe = Callable[[NodeView], Text]
 def plainly(node: NodeView) -> Text:
     """One node as a line: tokens, pages, locks."""
     return Text.assemble(
-        (f"{node.salt}: " if node.salt else "", "cyan"),
+        (f"{node.salt}: " if node.salt else "", palette.SALT),
         shortened([str(token) for token in node.tokens]),
         (f"  {where(node.pages)}", "dim"),
-        (f"  {counted(node.ref_count, 'lock')}" if node.ref_count else "", "bold yellow"),
+        (f"  {counted(node.ref_count, 'lock')}" if node.ref_count else "", palette.IN_USE),
         no_wrap=True,
         overflow="ellipsis",
     )

@@ -4,11 +4,16 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from phase0_request.lab import palette
 from phase4_radix.lab.draw import counted, draw, where
 from phase4_radix.lab.world import World
 from phase4_radix.radix_tree import NodeView
 
-MARKS = {"in use": ("\u2588", "yellow"), "cached": ("\u2592", "cyan"), "free": ("\u00b7", "dim")}
+MARKS = {
+    "in use": ("\u2588", palette.IN_USE),
+    "cached": ("\u2592", palette.CACHED),
+    "free": ("\u00b7", palette.FREE),
+}
 
 
 def picture(world: World, caption: str) -> RenderableType:
@@ -18,7 +23,7 @@ def picture(world: World, caption: str) -> RenderableType:
         Text(caption, "bold"),
         _pages(world),
         _counts(world),
-        Text(", ".join(news) or "no change in the tree", "green" if news else "dim"),
+        Text(", ".join(news) or "no change in the tree", "bold" if news else "dim"),
         draw(world.cache.tree, lambda node: _node(world, node, not fresh.isdisjoint(node.pages))),
     )
 
@@ -45,9 +50,9 @@ def _node(world: World, node: NodeView, new: bool) -> Text:
     text = world.tokenizer.decode(node.tokens).replace("\n", "\u21b5")
     return Text.assemble(
         (f"{where(node.pages)} ", "dim"),
-        (f"{counted(node.ref_count, 'lock')} " if node.ref_count else "", "bold yellow"),
-        (f"[{node.salt}] " if node.salt else "", "magenta"),
-        (text, "green" if new else "yellow" if node.ref_count else ""),
+        (f"{counted(node.ref_count, 'lock')} " if node.ref_count else "", palette.IN_USE),
+        (f"[{node.salt}] " if node.salt else "", palette.SALT),
+        (text, f"{'bold ' if new else ''}{palette.IN_USE if node.ref_count else 'default'}"),
         no_wrap=True,
         overflow="ellipsis",
     )

@@ -6,10 +6,17 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from phase0_request.lab import palette
 from phase0_request.request import RequestState
 from phase5_continuous.lab.world import DECODE, LEFT_OUT, PREEMPTED, PREFILL, SIGNS, WAITING, Strip, World
 
-STYLES = {WAITING: "dim", PREFILL: "cyan", DECODE: "green", PREEMPTED: "bold red", LEFT_OUT: "yellow"}
+STYLES = {
+    WAITING: palette.WAITING,
+    PREFILL: palette.PREFILL,
+    DECODE: palette.DECODE,
+    PREEMPTED: palette.PREEMPTED,
+    LEFT_OUT: palette.LEFT_OUT,
+}
 LEVELS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 NAME = 7  # columns before a strip
 BESIDE = 6  # lines besides the strips
@@ -104,10 +111,12 @@ def _over_time(world: World, across: int) -> Sequence[Text]:
     """Two lines of bars: pages in use of the pool, and tokens computed of the budget."""
     usage, budget = world.scheduler.cache.usage, world.scheduler.chunker.budget.max_batched_tokens
     return [
-        Text(f"{name:<{NAME}}" + "".join(_bar(value, most) for value in list(values)[-across:]), style, no_wrap=True)
+        Text.assemble(
+            f"{name:<{NAME}}", ("".join(_bar(value, most) for value in list(values)[-across:]), style), no_wrap=True
+        )
         for name, values, most, style in (
-            ("pages", world.pages, usage.total, "magenta"),
-            ("tokens", world.tokens, budget, "blue"),
+            ("pages", world.pages, usage.total, palette.IN_USE),
+            ("tokens", world.tokens, budget, ""),
         )
     ]
 

@@ -14,6 +14,11 @@ from phase6_integration.cli.parser import Parser
 NOT_IN_FILES = {"--help", "--config"}
 
 
+def with_config(arguments: dict[str, Any], prog: str, add_flags: Callable[[Parser], None]) -> dict[str, Any]:
+    """Arguments together with those of the file that --config names. They win over the file's."""
+    return read_config(arguments["config"], prog, add_flags) | arguments if "config" in arguments else arguments
+
+
 def read_config(file: str, prog: str, add_flags: Callable[[Parser], None]) -> dict[str, Any]:
     """The arguments in a file. Wrong ones end the program like those of the command line; a file that cannot be read
     is a ValueError. null is the same as not given."""

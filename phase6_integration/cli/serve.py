@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from phase6_integration.cli.common import API_KEYS, engine_options
-from phase6_integration.cli.config_file import read_config
+from phase6_integration.cli.config_file import with_config
 from phase6_integration.cli.parser import Parser, add_fields, values_of
 from phase6_integration.options import EngineOptions
 from phase6_integration.server.api_keys import read_keys
@@ -45,8 +45,7 @@ def add_flags(parser: Parser) -> None:
 def run(given: argparse.Namespace, parser: Parser) -> int:
     arguments = vars(given)
     try:
-        if "config" in arguments:
-            arguments = read_config(arguments["config"], parser.prog, add_flags) | arguments
+        arguments = with_config(arguments, parser.prog, add_flags)
         options, settings = engine_options(arguments), server_settings(arguments, os.environ)
     except ValueError as error:
         parser.error(str(error))

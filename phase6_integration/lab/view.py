@@ -7,9 +7,16 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from phase0_request.lab import palette
 from phase6_integration.lab.world import Client, World
 
-STYLES = {"waiting": "yellow", "prefill": "cyan", "decode": "green", "stop": "dim", "length": "blue"}
+STYLES = {
+    "waiting": palette.WAITING,
+    "prefill": palette.PREFILL,
+    "decode": palette.DECODE,
+    "stop": palette.ENDED,
+    "length": palette.ENDED,
+}
 OTHER_LINES = 7  # neither requests nor steps
 STEPS = 8  # rows of the table of steps, at most
 
@@ -78,8 +85,9 @@ def _pages(world: World, width: int) -> Text:
     used = -(-now.pages_used * across // now.pages_total)
     cached = now.pages_cached * across // now.pages_total
     cached = min(cached, across - used)
-    bar = [("\u2588" * used, "magenta"), ("\u2592" * cached, "magenta"), ("\u00b7" * (across - used - cached), "dim")]
-    return Text.assemble("pages ", *bar, label, no_wrap=True, overflow="ellipsis")
+    bar = [("\u2588" * used, palette.IN_USE), ("\u2592" * cached, palette.CACHED)]
+    free = ("\u00b7" * (across - used - cached), palette.FREE)
+    return Text.assemble("pages ", *bar, free, label, no_wrap=True, overflow="ellipsis")
 
 
 def _requests(world: World, room: int, width: int) -> Table:
@@ -91,7 +99,7 @@ def _requests(world: World, room: int, width: int) -> Table:
         request, cached = client.request, "" if client.cached is None else str(client.cached)
         table.add_row(
             str(number),
-            Text(client.state, STYLES.get(client.state, "red")),
+            Text(client.state, STYLES.get(client.state, palette.FAULT)),
             str(len(request.prompt_tokens)),
             cached,
             str(len(request.output_tokens)),

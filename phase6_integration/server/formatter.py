@@ -21,7 +21,18 @@ from phase6_integration.server.parsing import excluding_fields
 from phase6_integration.server.schemas import SamplingFields, StreamOptions
 
 BLOCK = 64  # items of an iterator that are encoded at a time
-encode = msgspec.json.Encoder(enc_hook=list).encode  # an iterator is an array
+LINE_BREAKS = {line.encode(): b"\\u%04x" % ord(line) for line in "\x85\u2028\u2029"}
+_encode = msgspec.json.Encoder(enc_hook=list).encode  # an iterator is an array
+
+
+def encode(value: Any) -> bytes:
+    """The JSON of a value, on one line also for clients that split lines where Unicode does: JSON escapes only \\n and
+    other characters below U+0020. Line breaks occur in strings alone, where an escape stands for the character."""
+    data = _encode(value)
+    if not data.isascii():
+        for line_break, escape in LINE_BREAKS.items():
+            data = data.replace(line_break, escape)
+    return data
 
 
 def pieces(value: Any) -> Iterator[bytes]:

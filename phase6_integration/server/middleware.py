@@ -37,7 +37,7 @@ PUBLIC = frozenset({"/", "/health", "/health/live", "/health/ready", "/ping", "/
 REQUEST_ID = b"x-request-id"
 CLIENT_LEFT = 499  # logged, never sent
 _POLLED = frozenset(
-    {"/health", "/health/live", "/health/ready", "/ping", "/load", "/v1/load", "/metrics"}
+    {"/health", "/health/live", "/health/ready", "/ping", "/load", "/v1/load", "/metrics", "/stats"}
 )  # logged at debug level while they succeed, and while the model loads
 _LONGEST_PATH = 200  # characters of a path in the log
 _ABSOLUTE = re.compile(r"^https?://[^/]*", re.IGNORECASE)  # a request may name the server before the path
@@ -149,7 +149,7 @@ class AccessLog(HttpMiddleware):
                 **account.fields(),
                 "total": round(time.perf_counter() - start, 6),
             }
-            polled = fields["path"] in _POLLED and (ended == 200 or account.code == "loading")
+            polled = scope["path"] in _POLLED and (ended == 200 or account.code == "loading")
             access.log(logging.DEBUG if polled else logging.INFO, "request", extra={"fields": fields})
 
 

@@ -73,6 +73,8 @@ def test_a_bug_is_planted_found_and_mended(course: Course, capsys: pytest.Captur
     assert (code, "Adds one too many" in out) == (0, True)
     assert "The files are in .course/backups/bugs/1/." in out
     assert run("--list")[1] == "phase0_toy\n0a  mended      1 hints\n"
+    main(["status"], course)
+    assert "1/1" in capsys.readouterr().out, "the bugs that are mended"
     assert run("--check")[0] == 2, "a mended bug is put away"
 
 

@@ -326,6 +326,18 @@ def test_check_shows_a_failure_in_a_few_lines(
     assert (said.code, "`python -m chapters start 1`" in said.err) == (2, True)
 
 
+def test_a_long_line_of_a_failure_is_wrapped_and_not_cut(
+    course: Course, tool: Callable[..., Any], solve: Solve, edit: Callable[[str, str, str], None]
+) -> None:
+    start(course, course.phase(0))
+    solve("0.3", "return value")
+    words = " ".join(f"word{number}" for number in range(60))
+    edit("tests/phase0_request/test_limits.py", "assert clamp(5, 3) == 3", f"assert clamp(5, 3) == 3, '[{words}]'")
+    said = tool("check", "0.3").out
+    assert f"[{words}]" in " ".join(said.split())
+    assert max(map(len, said.split("\n"))) <= 13 + 110
+
+
 MACHINE = """
 import pytest
 from hypothesis import strategies as st

@@ -14,6 +14,7 @@ from chapters.workspace import State, assemble, attempt, solution, start, worksp
 
 Tool = Callable[..., Any]
 Solve = Callable[[str, str], None]
+Edit = Callable[[str, str, str], None]
 
 
 def stages(course: Course) -> dict[str, str]:
@@ -141,7 +142,21 @@ def test_status_counts(course: Course, tool: Tool) -> None:
     State(course).update("0.1", passed=True, result="passed")
     State(course).update("0.3", hints=1, result="failed")
     row = next(line for line in tool("status").out.split("\n") if "phase0_request" in line)
-    assert row.split() == ["0", "phase0_request", "3", "1/3", "0.3", "failed", "1"]
+    assert row.split() == ["0", "phase0_request", "3", "1/3", "0.3", "failed", "0/0", "1"]
+
+
+def test_status_says_which_result_is_of_an_older_answer(
+    course: Course, tool: Tool, solve: Solve, edit: Edit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    start(course, course.phase(0))
+    solve("0.3", "return value")
+    assert tool("check", "0.3").code == 1
+    assert "  0.3 failed  " in tool("status").out
+    edit("workspace/phase0_request/limits.py", "return value", "return min(value, top)")
+    assert "  0.3 failed before your last edit  " in tool("status").out
+    assert tool("check", "0.3").code == 0
+    assert "0.3" not in tool("status").out
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"0.1": {"unknown": 1}}', '{"0.1": 3}'])

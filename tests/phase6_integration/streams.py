@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 PATHS = ("/v1/completions", "/v1/chat/completions")
+LINE_BREAKS = "a\na\x0ba\x0ca\ra\x1ca\x1da\x1ea\x85a\u2028a\u2029a"  # all those of `str.splitlines`
 HELLO = [{"role": "user", "content": "Hello"}]
 
 

@@ -61,17 +61,18 @@ def test_a_request_that_outlasts_the_server_is_one_line(caplog: pytest.LogCaptur
     assert "end of the server" in line.message
 
 
-@pytest.mark.parametrize("path", ["/health", "/ping", "/load", "/metrics"])
+@pytest.mark.parametrize("path", ["/health", "/ping", "/load", "/metrics", "/stats"])
 def test_polled_routes_are_logged_only_when_they_fail(caplog: pytest.LogCaptureFixture, path: str) -> None:
     async def loads(scope: Any, receive: Any, send: Any) -> None:
         raise unavailable(Health.LOADING)
 
     with caplog.at_level(logging.DEBUG):
         call(App(), path, method="GET")
+        call(App(), f"/llm{path}", method="GET", root_path="/llm")
         call(App(), path, method="GET", max_headers=1, headers=[(b"a", b"b")])
         call(App(loads), path, method="GET")
     levels = [(r.levelname, vars(r)["fields"]["status"]) for r in caplog.records if r.name == "nanoserve.access"]
-    assert levels == [("DEBUG", 200), ("INFO", 431), ("DEBUG", 503)]
+    assert levels == [("DEBUG", 200), ("DEBUG", 200), ("INFO", 431), ("DEBUG", 503)]
 
 
 def test_the_line_of_a_refused_request_has_its_code_and_field(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,6 +15,9 @@ from phase0_request.machine import Machine
 from phase6_integration.cli import doctor
 from phase6_integration.cli.doctor import Finding, State
 from phase6_integration.cli.main import main
+from phase6_integration.health import Health
+from tests.phase6_integration.fake_engine import FakeEngine, served
+from tests.phase6_integration.scripted import in_a_thread, said
 
 VERSIONS = {"torch": "2.11.0", "transformers": "5.17.0", "tokenizers": "0.23.2", "triton": "3.6.0"}
 HERE = Machine(
@@ -110,23 +113,42 @@ def test_the_cuda_of_a_driver_is_read_from_its_library(monkeypatch: pytest.Monke
 def test_a_port_in_use_is_a_warning() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        taken.listen()
         number = taken.getsockname()[1]
         found = doctor.check_port(number)
         assert (found.state, found.words) == (State.WARNING, f"{number} is not available: Address already in use")
     assert doctor.check_port(number).state is State.OK
 
 
+@pytest.mark.parametrize("health", [Health.READY, Health.LOADING])
+def test_a_server_of_ours_on_the_port_is_named_and_no_warning(health: Health) -> None:
+    def engine() -> FakeEngine:
+        fake = FakeEngine()
+        fake.health = health
+        return fake
+
+    with served(engine) as url:
+        found = doctor.check_port(int(url.rpartition(":")[2]))
+    assert found.state is State.OK
+    assert re.search(rf"is that of a nano-serving server, version [\d.]+, which is {health.value}$", found.words)
+
+
+def test_a_server_of_others_on_the_port_is_a_warning() -> None:
+    """It has one of the routes, as vLLM and llama.cpp have."""
+    for path, content in (("/version", {"version": "0.11.0"}), ("/health", {"status": "ok"})):
+        with in_a_thread(
+            lambda heard, path=path, content=content: said(content) if heard.path == path else None
+        ) as one:
+            assert doctor.check_port(int(one.url.rpartition(":")[2])).state is State.WARNING
+
+
 def test_a_wrong_answer_of_the_model_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "QUESTION", "What is a page table?")
+    (answer,) = (fact.answer for fact in facts.read() if doctor.QUESTION in fact.questions)
+    assert answer == doctor.ANSWER
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # for the tests after this
-    right = doctor.check_model()
-    assert right.state is State.OK
-    one = next(fact for fact in facts.read() if "What is a page table?" in fact.questions)
-    monkeypatch.setattr(facts, "read", lambda: (dataclasses.replace(one, answer="It is something else."),))
+    monkeypatch.setattr(doctor, "ANSWER", "It is something else.")
     wrong = doctor.check_model()
     assert wrong.state is State.FAULT
-    assert one.answer in wrong.words
+    assert answer in wrong.words
     assert "It is something else." in wrong.words
 
 

@@ -6,6 +6,7 @@ import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +14,8 @@ from typing import NamedTuple
 import httpx
 import pytest
 
+from phase6_integration.cli import probe
+from phase6_integration.cli.probe import Address
 from phase6_integration.server.listener import Listener
 from phase6_integration.server.settings import ServerSettings
 from phase6_integration.server.tls import Tls
@@ -59,8 +62,11 @@ def test_a_unix_socket_serves_and_is_gone_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with on_a_socket(path) as one:
         assert one.until(r"listening url=(\S+)")[1] == f"unix:{path}"
+        process = Path(f"/proc/{one.process.pid}/cmdline")
+        assert probe.main(process) == 1, "the health check of a container: it loads"
         one.signal(signal.SIGUSR1)
         one.until("ready")
+        assert probe.main(process) == 0
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), timeout=PATIENCE) as http:
             assert http.get("http://any.name/v1/models").status_code == 200
             one.signal(signal.SIGUSR1)
@@ -103,6 +109,18 @@ def test_the_playground_is_at_an_address_that_a_browser_can_open(host: str, page
     listener.close()
 
 
+def test_the_health_check_of_a_container_asks_where_the_flags_of_its_server_say(tmp_path: Path) -> None:
+    (tmp_path / "flags.yaml").write_text("port: 8001\nssl-certfile: c.pem\n")
+    for arguments, address in (
+        ((), Address("127.0.0.1", 8000)),
+        (("--host", "0.0.0.0", "/model", "--port=8001", "--max-num-seqs", "4"), Address("127.0.0.1", 8001)),
+        (("--host", "::", "--ssl-certfile", "c.pem"), Address("::1", 8000, tls=True)),
+        (("--config", str(tmp_path / "flags.yaml"), "--port", "8002"), Address(port=8002, tls=True)),
+        (("--uds", "/tmp/s"), Address(uds="/tmp/s")),
+    ):
+        assert Address.of(arguments) == address
+
+
 # TLS.
 
 
@@ -116,6 +134,7 @@ def test_tls_serves_streams_and_reads_its_certificate_again(pair: Pair, tmp_path
         one.until("ready")
         url = one.until(r"playground url=(https://127.0.0.1:\d+)/$")[1]
         one.signal(signal.SIGUSR1)
+        assert probe.Address(port=int(url.rpartition(":")[2]), tls=True).get("/health") == (200, b'{"status":"ready"}')
         trusted = ssl.create_default_context(cafile=str(pair.certificate))
         with httpx.Client(verify=trusted, timeout=PATIENCE) as http:
             assert "<html" in http.get(f"{url}/").text
@@ -166,6 +185,25 @@ def test_a_client_without_a_certificate_is_refused_where_one_is_required(pair: P
         handshake(context)
     context.load_cert_chain(theirs.certificate, theirs.key)
     handshake(context)
+
+
+def test_a_server_that_refuses_the_health_check_for_its_certificate_is_healthy(pair: Pair, tmp_path: Path) -> None:
+    flags = {"ssl_certfile": pair.certificate, "ssl_keyfile": pair.key, "ssl_ca_certs": pair.certificate}
+    context = Tls(ServerSettings(**{name: str(path) for name, path in flags.items()}, ssl_cert_reqs=2)).context  # type: ignore[arg-type]
+
+    def refuse() -> None:
+        connection, _ = listener.accept()
+        with connection, pytest.raises(ssl.SSLError, match="peer did not return a certificate"):
+            context.wrap_socket(connection, server_side=True)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        words = [f"--{name.replace('_', '-')}={path}" for name, path in flags.items()]
+        port = f"--port={listener.getsockname()[1]}"
+        (tmp_path / "cmdline").write_text("\0".join(["nanoserve", "serve", *words, "--ssl-cert-reqs=2", port, ""]))
+        refused = pool.submit(refuse)
+        assert probe.main(tmp_path / "cmdline") == 0
+        refused.result(PATIENCE)
+    assert probe.main(tmp_path / "cmdline") == 1, "no server is there"
 
 
 def test_files_that_are_no_certificate_end_the_server_with_a_line(pair: Pair, tmp_path: Path) -> None:

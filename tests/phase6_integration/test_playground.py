@@ -165,6 +165,24 @@ def test_the_strip_reads_what_stats_says(page: Page) -> None:
         assert name in stats[renamed.get(group, group)], (group, name)
 
 
+def test_nothing_is_shown_as_of_now_while_the_server_does_not_answer(page: Page) -> None:
+    (state,) = re.findall(r"function state\(words, fault\) \{\n(.*?)\n\}", page.text("script"), re.DOTALL)
+    (shown,) = re.findall(r"function show\(stats\) \{\n(.*?)\n\}", page.text("script"), re.DOTALL)
+    names = re.compile(r'"(running|waiting|hits|speed|used|cached|counts|bar)"')
+    assert set(names.findall(state.partition("if (fault) {")[2].partition("\n  }")[0])) == set(names.findall(shown))
+    assert len(set(names.findall(shown))) == 8
+    assert "AbortSignal.timeout(" in page.text("script"), "a server that hangs does not answer either"
+    assert "locked = response.status === 401;" in page.text("script"), "a refused key is not sent every second"
+
+
+def test_no_content_makes_the_page_wider_and_the_settings_show_that_they_open(page: Page) -> None:
+    style = re.sub(r"\s+", " ", page.text("style"))
+    rules = dict(re.findall(r"([^{} ][^{}]*) \{ ([^{}]*) \}", style))
+    assert "/ minmax(0, 1fr)" in rules["body"], "a column is as wide as the window, whatever is in it"
+    assert "nowrap" not in rules["#counts"]
+    assert "display" not in rules["summary"], "only a list item has a marker"
+
+
 def test_a_chat_that_has_no_room_left_is_offered_a_new_one(page: Page) -> None:
     body = {"messages": [{"role": "user", "content": "one more word " * 1000}]}
     response = ask(create_app(FakeEngine(), ServerSettings()), "POST", "/v1/chat/completions", json=body)

@@ -8,7 +8,7 @@ from phase6_integration.server.app import create_app
 from phase6_integration.server.settings import ServerSettings
 from tests.phase6_integration.asgi import Call
 from tests.phase6_integration.fake_engine import FakeEngine, says
-from tests.phase6_integration.streams import PATHS, body, run, text_of
+from tests.phase6_integration.streams import LINE_BREAKS, PATHS, body, run, text_of
 
 pytestmark = pytest.mark.usefixtures("one_tokenizer")
 
@@ -221,5 +221,22 @@ def test_what_may_begin_a_stop_string_is_held_back_and_the_stop_is_not_sent() ->
         assert "".join(map(text_of, chunks)) == "one "
         assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
         assert chunks[-1]["choices"][0]["stop_reason"] == "two thr"
+
+    run(test)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_line_break_of_unicode_is_escaped(path: str) -> None:
+    """Clients split a stream by `str.splitlines`, as httpx' `iter_lines` does."""
+
+    async def test() -> None:
+        app = create_app(FakeEngine(says(LINE_BREAKS)), ServerSettings())
+        async with Call(app, path, body(path, stream=True, max_tokens=64)) as call:
+            pass
+        assert call.content.decode().splitlines() == call.content.decode().removesuffix("\n").split("\n")
+        assert "".join(map(text_of, call.events[:-1])) == LINE_BREAKS, "the client reads the text as it was"
+        async with Call(app, path, body(path, max_tokens=64)) as call:
+            pass
+        assert len(call.content.decode().splitlines()) == 1
 
     run(test)

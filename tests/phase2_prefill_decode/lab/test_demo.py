@@ -18,6 +18,7 @@ from phase2_prefill_decode.config import ModelConfig
 from phase2_prefill_decode.kernels.cpu import cache
 from phase2_prefill_decode.lab.demo import main, picture
 from phase2_prefill_decode.lab.shapes import SHAPES
+from phase2_prefill_decode.lab.word_wrap import WordWrap
 from tests.terminal import on_a_terminal
 
 DEMO = [sys.executable, "-m", "phase2_prefill_decode"]
@@ -168,3 +169,36 @@ def test_the_demo_says_when_it_compiles_kernels(
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert main(["Hello!", "--max-tokens", "2"]) == 0
     assert ("Compiling the kernels for this machine, once." in capsys.readouterr().err) == (not kept)
+
+
+@pytest.mark.parametrize("pieces", [1, 3, 1000])
+def test_a_streamed_answer_is_broken_between_words(pieces: int) -> None:
+    """However the text arrives. Only a word that is longer than a line is left to the terminal."""
+    text = "A page holds the keys\nand values of sixteen consecutive tokens.  Antidisestablishmentarianism "
+    text += "漢字" * 5
+    wrap = WordWrap(20)
+    shown = "".join(wrap.push(text[at : at + pieces]) for at in range(0, len(text), pieces)) + wrap.end()
+    assert [line.rstrip() for line in shown.split("\n")] == [
+        "A page holds the",
+        "keys",
+        "and values of",
+        "sixteen consecutive",
+        "tokens.",
+        "Antidisestablishmentarianism",
+        "漢字" * 5,
+    ]
+
+
+def test_on_a_terminal_the_answer_is_broken_between_words(
+    asked: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = []
+    for variables in ({}, {"FORCE_COLOR": "1", "COLUMNS": "40"}):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        assert main(["What is a KV cache?", "--max-tokens", "30"]) == 0
+        answers.append(capsys.readouterr().out.partition("\n\n")[0])
+    piped, shown = answers
+    assert "\n" not in piped, "a pipe has the text as it is"
+    assert max(map(len, shown.split("\n"))) <= 40
+    assert shown.split() == piped.split()

@@ -1,5 +1,6 @@
 """API keys that other users of the machine can read (CWE-214), and keys that cannot be replaced (CWE-324)."""
 
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -13,7 +14,8 @@ import pytest
 from phase6_integration.cli.main import main
 from phase6_integration.cli.serve import server_settings
 from phase6_integration.server.api_keys import ApiKeys, digest
-from tests.phase6_integration.life import scripted
+from phase6_integration.server.middleware import PUBLIC
+from tests.phase6_integration.life import ROOT, scripted
 
 
 @pytest.fixture
@@ -26,6 +28,16 @@ def test_keys_in_a_file_are_one_on_each_line(file: Path) -> None:
     settings = server_settings({"api_key_file": str(file)}, {})
     assert settings.api_keys == ("sk-old", "sk-kept")
     assert "sk-" not in repr(settings)
+
+
+def test_the_routes_that_need_no_key_are_those_that_security_md_names() -> None:
+    text = (ROOT / "SECURITY.md").read_text("utf-8")
+    for sentence in (r"every route except ([^.]*)\.", r"a client without a key \| see ([^|]*)\|"):
+        (named,) = re.findall(sentence, text)
+        routes = set(
+            re.findall(r"`([^`]*)`", named.replace("the health routes", "`/health`, `/health/live`, `/health/ready`"))
+        )
+        assert routes == PUBLIC
 
 
 @pytest.mark.parametrize("content", ["", "# none\n\n", "sk one\n", "sk-\xff\n"])
