@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from phase0_request.request import FinishReason, Request, TokenLogprobs
 
@@ -78,6 +78,12 @@ class Forced(NamedTuple):
     ends: bool = False  # the output is complete with them
 
 
+class Pending(Protocol):
+    """What a request waits for."""
+
+    def done(self) -> bool: ...
+
+
 @dataclass(frozen=True, slots=True)
 class StepOutput:
     """The results of one step. The mappings are keyed by the index of the slice and are empty in most steps."""
@@ -87,6 +93,7 @@ class StepOutput:
     logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)  # for requests that asked for them
     prompt_logprobs: Mapping[int, Sequence[TokenLogprobs]] = field(default_factory=dict)  # of tokens start + 1 onwards
     forced: Mapping[int, Forced] = field(default_factory=dict)  # after the token. An engine may draw these one by one
+    late: Mapping[int, Pending] = field(default_factory=dict)  # no token yet: the last token is computed again
 
 
 class Event(NamedTuple):
