@@ -78,6 +78,13 @@ class Forced(NamedTuple):
     ends: bool = False  # the output is complete with them
 
 
+NO_TOKEN_LEFT = "no token can be drawn: all logits are -inf, so the model, logit_bias, min_tokens and masks leave none"
+"""The error of a request whose own fields exclude every token, or whose model does."""
+
+GRAMMAR_FAILED = "its grammar cannot be followed any further"
+"""The beginning of the error of a request whose grammar is too complex for what its output has become."""
+
+
 class Pending(Protocol):
     """What a request waits for."""
 

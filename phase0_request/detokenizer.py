@@ -2,6 +2,7 @@
 
 import codecs
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Protocol
 
 from phase0_request.params import SamplingParams
@@ -119,6 +120,7 @@ class StopScanner:
 
 
 # region exercise 0.6
+@lru_cache(64)  # the n completions of a request have the same stop strings
 def _borders(stop: str) -> list[int]:
     """borders[i]: length of the longest proper prefix of stop[:i+1] that is also its suffix (Knuth-Morris-Pratt)."""
     borders = [0] * len(stop)

@@ -1,9 +1,12 @@
 """SamplingParams: how to sample the output tokens of one request. Validated on creation, immutable afterwards."""
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
+from itertools import chain
 
 from phase0_request.checks import check_int, check_number, invalid
+from phase0_request.token_set import TokenSet
 
 MAX_TOKENS = 1 << 20
 MAX_STOPS = 16
@@ -39,16 +42,13 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     ignore_eos: bool = False
     grammar: str | None = None  # of the output, as llguidance reads it; its end is the end, also before min_tokens
-    allowed_token_ids: Sequence[int] | None = None  # the only ones that may be drawn
+    allowed_token_ids: TokenSet | Sequence[int] | None = None  # the only ones that may be drawn; ids become a set
     bad_words: Sequence[Sequence[int]] = ()  # sequences of token ids that are never completed
     include_stop_str_in_output: bool = False  # also a stop token's text
     skip_special_tokens: bool = True  # in the text; False: each by its name
 
     def __post_init__(self) -> None:
-        check_int("max_tokens", self.max_tokens, 1, MAX_TOKENS)
-        check_int("min_tokens", self.min_tokens, 0, MAX_TOKENS)
-        if self.min_tokens > self.max_tokens:
-            raise invalid("min_tokens", f"an integer from 0 to max_tokens ({self.max_tokens})", self.min_tokens)
+        self._check_numbers()
         check_number("temperature", self.temperature, 0, 100)
         check_number("top_p", self.top_p, 0, 1, above=True)
         check_int("top_k", self.top_k, -1, MAX_TOKEN_ID)
@@ -56,8 +56,6 @@ class SamplingParams:
         check_number("presence_penalty", self.presence_penalty, -2, 2)
         check_number("frequency_penalty", self.frequency_penalty, -2, 2)
         check_number("repetition_penalty", self.repetition_penalty, *REPETITION_PENALTY)
-        if self.seed is not None:
-            check_int("seed", self.seed, -(1 << 63), (1 << 63) - 1)
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), 0, MAX_LOGPROBS)
@@ -71,11 +69,39 @@ class SamplingParams:
         if self.grammar is not None and not (isinstance(self.grammar, str) and 1 <= len(self.grammar) <= MAX_GRAMMAR):
             raise invalid("grammar", f"a text of 1 to {MAX_GRAMMAR} characters", self.grammar)
         if self.allowed_token_ids is not None:
-            allowed = _as_tuple("allowed_token_ids", self.allowed_token_ids, MAX_TOKEN_ID, "token ids")
-            if not allowed:
-                raise invalid("allowed_token_ids", "at least one token id", self.allowed_token_ids)
-            self._set("allowed_token_ids", tuple(_token("allowed_token_ids", token) for token in allowed))
+            self._set("allowed_token_ids", TokenSet.of("allowed_token_ids", self.allowed_token_ids))
         self._set("bad_words", _bad_words(self.bad_words))
+
+    def vary(self, max_tokens: int, seed: int | None) -> "SamplingParams":
+        """The same with these two, in which the completions of one request may differ. All else is shared, and not
+        checked again."""
+        if (max_tokens, seed) == (self.max_tokens, self.seed):
+            return self
+        other = copy(self)
+        other._set("max_tokens", max_tokens)
+        other._set("seed", seed)
+        other._check_numbers()
+        return other
+
+    def _check_numbers(self) -> None:
+        check_int("max_tokens", self.max_tokens, 1, MAX_TOKENS)
+        check_int("min_tokens", self.min_tokens, 0, MAX_TOKENS)
+        if self.min_tokens > self.max_tokens:
+            raise invalid("min_tokens", f"an integer from 0 to max_tokens ({self.max_tokens})", self.min_tokens)
+        if self.seed is not None:
+            check_int("seed", self.seed, -(1 << 63), (1 << 63) - 1)
+
+    @property
+    def allowed(self) -> TokenSet | None:
+        """`allowed_token_ids`, which is a set."""
+        allowed = self.allowed_token_ids
+        return None if allowed is None else TokenSet.of("allowed_token_ids", allowed)
+
+    @property
+    def highest_token(self) -> int:
+        """The highest token id in any field; -1 if there is none."""
+        allowed = -1 if self.allowed is None else self.allowed.highest
+        return max(allowed, *self.stop_token_ids, *dict(self.logit_bias), *chain(*self.bad_words), -1)
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)  # the only write to a frozen field: its canonical form

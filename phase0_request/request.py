@@ -117,9 +117,9 @@ class Request:
         self.prompt_tokens = tuple(self.prompt_tokens)
         if not self.prompt_tokens:
             raise ValueError(f"request {self.id}: the prompt is empty; at least one token is needed")
-        for token in self.prompt_tokens:
-            if type(token) is not int or token < 0:
-                raise ValueError(f"request {self.id}: a prompt token must be an integer from 0, got {token!r}")
+        if {*map(type, self.prompt_tokens)} != {int} or min(self.prompt_tokens) < 0:  # may be a million: fast
+            wrong = next(token for token in self.prompt_tokens if type(token) is not int or token < 0)
+            raise ValueError(f"request {self.id}: a prompt token must be an integer from 0, got {wrong!r}")
         check_int(f"request {self.id}: priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
         check_number(f"request {self.id}: arrival", self.arrival)
         if not isinstance(self.cache_salt, str) or len(self.cache_salt) > MAX_SALT:

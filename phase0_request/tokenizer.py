@@ -47,6 +47,7 @@ class Tokenizer:
         described = json.loads(backend.to_str())
         self._decoder: DecoderConfig = described.get("decoder")
         self._bytes = {i: b"" if token.special else token.content.encode() for i, token in added.items()}
+        self._added = {token.content: i for i, token in added.items()}
         self._control = {token.content: i for i, token in added.items() if token.special and token.content}
         unknown = described["model"].get("unk_token")  # stands for a character of any text
         self._control_ids = frozenset(i for name, i in self._control.items() if name != unknown)
@@ -119,9 +120,9 @@ class Tokenizer:
         return self._backend.id_to_token(token)
 
     def marker(self, text: str) -> int | None:
-        """The token that this text is alone, such as the one of "<tool_call>"; None if it takes several."""
-        tokens = self.encode(text, add_special_tokens=False)
-        return tokens[0] if len(tokens) == 1 and self.name(tokens[0]) == text else None
+        """The token that was added to the vocabulary for this text, such as "<tool_call>"; None if there is none. It is
+        looked up: a tokenizer may take minutes to encode ten characters."""
+        return self._added.get(text)
 
     def decode(self, tokens: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of a complete sequence of tokens. Special tokens are skipped, or written out; invalid UTF-8 becomes

@@ -3,6 +3,7 @@
 The files are memory-mapped, so a tensor is copied once: from the page cache to its destination.
 """
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ from phase2_prefill_decode.fields import ConfigError
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MAX_FAULTS = 20  # that one error lists
+MAX_HEADER = 4 << 20  # bytes that list the tensors of a file: 75,000 at the very most, read in half a second
+MAX_TENSORS = 1 << 17  # of all files
+MAX_FILES = 1 << 12
 
 
 # Names of dtypes in safetensors.
@@ -62,9 +66,16 @@ class Checkpoint:
         promised = defaultdict(set)
         for name, file in index.items():
             promised[file].add(name)
-        faults = []
+        if len(promised) > MAX_FILES:
+            raise WeightsError(f"{self.directory / INDEX} names {len(promised)} files; at most {MAX_FILES} are read")
+        faults, tensors = [], 0
         for file, names in sorted(promised.items()):
             contents = _contents(self.directory / file)
+            tensors += len(contents)
+            if tensors > MAX_TENSORS:
+                raise WeightsError(
+                    f"{self.directory} holds more than {MAX_TENSORS} tensors; no supported model has as many"
+                )
             faults += [f"{name} is not in {file}" for name in sorted(names - contents.keys())]
             faults += [f"{name} in {file} is not in the index" for name in sorted(contents.keys() - names)]
             self.stored |= contents
@@ -108,6 +119,14 @@ def _opened(file: Path) -> safe_open:
 
 
 def _contents(file: Path) -> dict[str, Stored]:
+    """The tensors in a file. Its first 8 bytes are the length of their list."""
+    with contextlib.suppress(OSError), file.open("rb") as source:  # the library names what is wrong
+        size = int.from_bytes(source.read(8), "little")
+        if size > MAX_HEADER:
+            raise WeightsError(
+                f"{file} is damaged or was not copied whole: the list of its tensors would take {size} bytes, and at "
+                f"most {MAX_HEADER} are read"
+            )
     with _opened(file) as tensors:
         slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
         return {name: Stored(file, tuple(piece.get_shape()), piece.get_dtype()) for name, piece in slices.items()}

@@ -13,15 +13,16 @@ from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from phase0_request.batch import Forced, Pending
+from phase0_request.batch import GRAMMAR_FAILED, Forced, Pending
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
+from phase0_request.token_set import TokenSet
 from phase0_request.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # the processes that follow the grammars of a server need no torch
@@ -100,13 +101,20 @@ def fill_by_grammar(matchers: Sequence["LLMatcher | None"], bits: NDArray[np.uin
 
 def _bits(params: SamplingParams, vocab_size: int) -> NDArray[np.uint32] | None:
     """The mask of the tokens that may be drawn wherever they come. None: all."""
+    bits = None if params.allowed is None else _allowed(params.allowed, vocab_size)
     never = [word[0] for word in params.bad_words if len(word) == 1]
-    if params.allowed_token_ids is None and not never:
-        return None
-    bits = np.full(32 * words(vocab_size), params.allowed_token_ids is None)
-    bits[list(params.allowed_token_ids or ())] = True
-    bits[never] = False
-    return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
+    if never:
+        bits = np.full(words(vocab_size), 0xFFFFFFFF, np.uint32) if bits is None else bits.copy()
+        for token in never:
+            bits[token // 32] &= ~np.uint32(1 << token % 32)
+    return bits
+
+
+@lru_cache(64)
+def _allowed(tokens: TokenSet, vocab_size: int) -> NDArray[np.uint32]:
+    """The mask of a set: the completions of a request share it."""
+    bits = tokens.bits[: 4 * words(vocab_size)].ljust(4 * words(vocab_size), b"\0")
+    return np.frombuffer(bits, "<u4").astype(np.uint32, copy=False)
 
 
 def is_constrained(params: SamplingParams) -> bool:
@@ -211,7 +219,7 @@ class Constraint:
         """Why the grammar cannot be followed any further."""
         if self.matcher is None or not self.matcher.is_error():
             return None
-        return f"its grammar cannot be followed any further: {self.matcher.get_error().splitlines()[0][:200]}"
+        return f"{GRAMMAR_FAILED}: {self.matcher.get_error().splitlines()[0][:200]}"
 
     def renew(self) -> bool:
         """Follow the output with a new matcher, if this one has failed for the first time: it may have been for what

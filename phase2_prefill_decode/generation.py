@@ -65,7 +65,7 @@ def make_request(prompt: Prompt, params: SamplingParams, model: Model, now: floa
     tokens = _tokens(name, prompt, model.tokenizer)
     if params.stop and model.tokenizer is None:
         raise ValueError(f"{name}: stop strings are found in text, and this model has no tokenizer; use stop_token_ids")
-    for token in (*tokens, *params.stop_token_ids, *dict(params.logit_bias)):
+    for token in (*tokens, params.highest_token):
         if type(token) is int and token >= model.config.vocab_size:
             raise ValueError(f"{name}: token {token} is not of this model; its ids go to {model.config.vocab_size - 1}")
     context = model.config.max_position_embeddings

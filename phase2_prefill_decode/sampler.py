@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from phase0_request.batch import StepOutput
+from phase0_request.batch import NO_TOKEN_LEFT, StepOutput
 from phase0_request.request import Request, TokenLogprobs
 from phase2_prefill_decode.constraints import Constraints, Follower, Grammars, StepMasks, is_constrained
 from phase2_prefill_decode.kernels.mask import APPLY_MASK
@@ -293,4 +293,4 @@ def _reason(peak: float) -> str:
         return "no token can be drawn: there is NaN among the logits"
     if peak > 0:
         return "no token can be drawn: there is +inf among the logits"
-    return "no token can be drawn: all logits are -inf, so the model, logit_bias, min_tokens and masks leave none"
+    return NO_TOKEN_LEFT

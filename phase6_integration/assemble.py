@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -34,8 +35,10 @@ from phase6_integration.options import EngineOptions
 from phase6_integration.stats import ObservedCore, Stats
 from phase6_integration.warmup import KINDS, attention_batches, sampling_batches, warmup_pages
 
+log = logging.getLogger(__name__)
 LARGEST = SamplingParams(logprobs=MAX_LOGPROBS, logit_bias={0: 1.0}, allowed_token_ids=(0,))  # copies of its logits
 MAX_BYTES_ON_CPU = 4 << 30  # of KV cache: a CPU takes minutes to fill that much
+LONG = 4096  # tokens: on a CPU, requests up to this can all run at once; of longer ones, at least one
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +61,7 @@ def assemble(options: EngineOptions, loaded: Model | None = None, stats: Stats |
     device, on_gpu = model.decoder.device, model.decoder.device.type == "cuda"
     if on_gpu:
         torch.cuda.set_device(device)  # streams and events are those of the current device
-    context = options.max_model_len or model.config.max_position_embeddings
-    if context > model.config.max_position_embeddings:
-        raise ConfigError(
-            f"max_model_len must be at most {model.config.max_position_embeddings}, this model's context; got {context}"
-        )
+    context = _wanted_context(options, model.config.max_position_embeddings)
     budget, running = options.budget(on_gpu, context), options.running(on_gpu)
     sampler = Sampler.of(model, options.seed)
     activations = profile(model, sampler, budget.max_batched_tokens, running, options.page_size)
@@ -70,7 +69,7 @@ def assemble(options: EngineOptions, loaded: Model | None = None, stats: Stats |
     graphs = graph_bytes(model, sampler, sizes, context, options.page_size)
     layout = model.config.kv_layout(options.page_size, str(model.decoder.dtype).removeprefix("torch."))
     pages = options.kv_cache_pages or pages_that_fit(
-        layout, device, options.gpu_memory_utilization, activations + graphs, max_tokens=running * context
+        layout, device, options.gpu_memory_utilization, activations + graphs, max(running * min(context, LONG), context)
     )
     pool = allocate_pool(model, pages, options.page_size)
     cache = (PrefixCache if options.enable_prefix_caching else PagedCache)(pages, options.page_size)
@@ -255,6 +254,16 @@ def _process_bytes(name: str) -> int:
     file = Path("/proc/self/status")
     lines = file.read_text().splitlines() if file.exists() else []
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), 0)
+
+
+def _wanted_context(options: EngineOptions, claimed: int) -> int:
+    """The context length to serve of a model that claims so many tokens, if the pool has room for it."""
+    context = options.context(claimed)
+    if context > claimed:
+        raise ConfigError(f"max_model_len must be at most {claimed}, this model's context; got {context}")
+    if context < claimed and options.max_model_len is None:
+        log.warning("of the model's context of %d tokens, %d are served; --max-model-len serves more", claimed, context)
+    return context
 
 
 def _context_length(options: EngineOptions, wanted: int, cache: KVCache) -> int:

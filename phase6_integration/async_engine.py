@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import replace
-from itertools import chain
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -24,7 +23,7 @@ from phase2_prefill_decode.threads import threads_for
 from phase6_integration.engine_client import STOP_TIMEOUT, EngineClient
 from phase6_integration.health import Health, UnavailableError
 from phase6_integration.hub import directory_of
-from phase6_integration.messages import EngineRequest, Finish, Ready, ToEngine, Update
+from phase6_integration.messages import EngineRequest, Finish, Ready, Submit, ToEngine, Update
 from phase6_integration.options import EngineOptions
 from phase6_integration.outputs import LogprobArrays, OutputProcessor, OutputState, OutputStream
 from phase6_integration.stats import Gauges
@@ -33,6 +32,8 @@ log = logging.getLogger(__name__)
 BUNDLED_ENGINE = "phase6_integration.engine_process:bundled_engine"
 RESTART_DELAY = 1.0  # seconds before the first restart; each further one doubles it
 MAX_RESTART_DELAY = 30.0
+RELOAD = 4  # times as long as the process before may a restarted one take to load
+MIN_RELOAD = 30.0  # seconds that it may take in any case
 RESUBMISSIONS = 2  # of one request
 STABLE = 600.0  # seconds after which an engine that ran so long counts as sound, and its restarts as none
 
@@ -75,9 +76,8 @@ class AsyncEngine:
             self.tokenizer: Tokenizer | None = Tokenizer.from_pretrained(other)
         else:
             self.tokenizer = Tokenizer.from_pretrained(directory) if (directory / "tokenizer.json").exists() else None
-        self.max_model_len = min(
-            self.config.max_position_embeddings, options.max_model_len or self.config.max_position_embeddings
-        )
+        claimed = self.config.max_position_embeddings
+        self.max_model_len = min(claimed, options.context(claimed))
         self.health = Health.STOPPED
         self.reason = "it has not been started"
         self.gauges = Gauges()
@@ -88,7 +88,8 @@ class AsyncEngine:
         self._factory = factory
         self._client: EngineClient | None = None  # of the current process
         self._load_ended = asyncio.Event()  # ready, or failed
-        self._ready_at = 0.0
+        self._started_at = self._ready_at = 0.0
+        self._load_timeout = options.load_timeout
         self._failures = 0  # in succession: a process that ran for STABLE seconds ends the row
         self._restarting: asyncio.Task[None] | None = None  # until the next process is ready
         self._idle = asyncio.Event()
@@ -106,8 +107,12 @@ class AsyncEngine:
         await self._start_process()
 
     async def _start_process(self) -> None:
+        if self._ready_at > self._started_at:
+            limit = max(RELOAD * (self._ready_at - self._started_at), MIN_RELOAD)
+            self._load_timeout = min(limit, self.options.load_timeout)
+        self._started_at = time.monotonic()
         self._client = self.client_type(
-            self.options,
+            replace(self.options, load_timeout=self._load_timeout),
             self._factory,
             on_message=self.handle,
             on_failure=self._process_failed,
@@ -156,12 +161,12 @@ class AsyncEngine:
             raise QueueFullError(limit)
         if len(requests) + sum(self._live[id][0].request.tenant == tenant for id in self._waiting) > share:
             raise QueueFullError(share)
-        for request in requests:
-            self._check(request)
-        if len({request.id for request in requests} | self._live.keys()) < len(requests) + len(self._live):
-            raise ValueError("a request id must be unique among unfinished requests")
         now = time.monotonic()
         stamped = [msgspec.structs.replace(request, arrival=now) for request in requests]
+        message = Submit.of(stamped)
+        self._check(message)
+        if len({request.id for request in requests} | self._live.keys()) < len(requests) + len(self._live):
+            raise ValueError("a request id must be unique among unfinished requests")
         outputs = [OutputProcessor(index, request, self.tokenizer) for index, request in enumerate(stamped)]
         stream = OutputStream(outputs, self.abort)
         if not self._live:
@@ -169,10 +174,9 @@ class AsyncEngine:
             if self._client is not None:
                 self._client.watchdog.work_begins()
         for output in outputs:
-            request = output.request
-            self._live[request.id] = output, stream
-            self._waiting.add(request.id)
-            self._send(request)
+            self._live[output.request.id] = output, stream
+            self._waiting.add(output.request.id)
+        self._send(message)
         return stream
 
     def abort(self, outputs: Sequence[OutputProcessor]) -> None:
@@ -191,32 +195,31 @@ class AsyncEngine:
 
     # endregion
 
-    def _check(self, request: EngineRequest) -> None:
-        """Refuse here what the engine would refuse: the request's own limits, the vocabulary and the context."""
-        Request(request.id, request.prompt, request.params, request.priority, cache_salt=request.cache_salt)
-        if request.timeout is not None:
-            check_number(f"request {request.id}: timeout", request.timeout, 0, above=True)
-        for text in (request.id, request.cache_salt):
-            text.encode()  # a lone surrogate raises UnicodeEncodeError, a ValueError
-        vocabulary, params = self.config.vocab_size, request.params
-        named = (
-            *params.stop_token_ids,
-            *dict(params.logit_bias),
-            *(params.allowed_token_ids or ()),
-            *chain(*params.bad_words),
-        )
-        for token in (max(request.prompt), *named):
-            if token >= vocabulary:
-                raise ValueError(f"token ids of this model run from 0 to {vocabulary - 1}, got {token}")
-        if params.stop and self.tokenizer is None:
-            raise ValueError("stop strings need a tokenizer, which this model has not; use stop_token_ids")
-        if params.grammar is not None and self.tokenizer is None:
-            raise ValueError("a grammar needs a tokenizer, which this model has not")
-        if len(request.prompt) + params.max_tokens > self.max_model_len:
-            raise ValueError(
-                f"the prompt has {len(request.prompt)} tokens and max_tokens is {params.max_tokens}; "
-                f"together they may be {self.max_model_len}"
-            )
+    def _check(self, message: Submit) -> None:
+        """Refuse here what the engine would refuse: the requests' own limits, the vocabulary and the context."""
+        last = {one.prompt: one for one in message.completions}  # of those that share a prompt
+        for number, prompt in enumerate(message.prompts):
+            Request(last[number].id, prompt, message.params[last[number].params])
+        vocabulary, named = self.config.vocab_size, (params.highest_token for params in message.params)
+        if (most := max(*map(max, message.prompts), *named)) >= vocabulary:
+            raise ValueError(f"token ids of this model run from 0 to {vocabulary - 1}, got {most}")
+        for params in message.params:
+            if params.stop and self.tokenizer is None:
+                raise ValueError("stop strings need a tokenizer, which this model has not; use stop_token_ids")
+            if params.grammar is not None and self.tokenizer is None:
+                raise ValueError("a grammar needs a tokenizer, which this model has not")
+        for one in message.completions:
+            Request(one.id, (0,), message.params[one.params], one.priority, cache_salt=one.cache_salt)
+            if one.timeout is not None:
+                check_number(f"request {one.id}: timeout", one.timeout, 0, above=True)
+            for text in (one.id, one.cache_salt):
+                text.encode()  # a lone surrogate raises UnicodeEncodeError, a ValueError
+            length = len(message.prompts[one.prompt])
+            if length + one.max_tokens > self.max_model_len:
+                raise ValueError(
+                    f"the prompt has {length} tokens and max_tokens is {one.max_tokens}; "
+                    f"together they may be {self.max_model_len}"
+                )
 
     # Messages of the engine.
 
@@ -236,9 +239,9 @@ class AsyncEngine:
         if self.health is Health.LOADING:
             self.health, self.reason = Health.READY, "ready"
         self._ready_at, self._restarting = time.monotonic(), None
-        for id, (output, _) in self._live.items():
-            self._resubmitted[id] += 1
-            self._send(output.request)
+        self._resubmitted.update(self._live.keys())
+        if self._live:
+            self._send(Submit.of([output.request for output, _ in self._live.values()]))
         self._load_ended.set()
 
     def _update(self, update: Update) -> None:

@@ -34,6 +34,7 @@ from phase6_integration.messages import (
     Pong,
     Ready,
     Started,
+    Submit,
     ToEngine,
     Update,
 )
@@ -87,8 +88,11 @@ class Loop:
             self.channel.send(self._update(step))
 
     def handle(self, message: ToEngine) -> None:
-        """Act on one message: submit a request, finish one, answer a ping. ValueError for a second Load."""
+        """Act on one message: submit requests, finish one, answer a ping. ValueError for a second Load."""
         match message:
+            case Submit():
+                for one in message.requests():
+                    self.handle(one)
             case EngineRequest():
                 self._submit(message)
             case Finish(id=id, reason=reason):

@@ -3,17 +3,23 @@
 It runs in a tokenizer process, and relies on the limits of time and memory there.
 """
 
+import contextlib
+import json
 import re
 
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from phase0_request.grammar import LIMITS, vocabulary
 from phase0_request.tokenizer import Tokenizer
+from phase6_integration.gbnf import is_gbnf, plain
+from phase6_integration.schema_literals import LONG, with_literals
 
 FOLLOWED = 16  # tokens that are tried: a grammar that is too large may be so only after the first
 ACCEPTED = "accepted are Lark, as llguidance reads it, and llama.cpp's GBNF"
+_JSON = re.compile(r"%json\s*(?=\{)")
 _UNKNOWN = re.compile(r"Unimplemented keys: \[(.*)\]")
+_BOUNDS = re.compile(r"Failed to generate regex for \w+ range: (.*)")
 _TOO_COMPLEX = re.compile(r"panic|too (large|big|complex|many)|fuel|Current row has")
 
 
@@ -44,15 +50,51 @@ class GrammarChecker:
 
 
 def as_lark(grammar: str) -> str:
-    """GBNF becomes Lark; all else stays as it is."""
-    if grammar.startswith("{"):  # llguidance's own form
-        return grammar
+    """GBNF becomes Lark, and so does a JSON schema with numbers that llguidance would change; all else stays."""
     try:
-        return any_to_lark(grammar)
+        if grammar.lstrip().startswith("{"):  # llguidance's own form
+            return _with_literals(grammar) if LONG.search(grammar) else grammar
+        if ":" not in grammar:
+            raise ValueError(f"the grammar has no rule; {ACCEPTED}")
+        if is_gbnf(grammar):
+            return _from_gbnf(grammar)
+        if LONG.search(grammar):
+            _check_json(grammar)
+        return grammar
     except RecursionError:
         raise ValueError("the grammar is nested too deeply") from None
+
+
+def _from_gbnf(grammar: str) -> str:
+    try:
+        return gbnf_to_lark(plain(grammar))
+    except RecursionError:
+        raise
     except Exception as error:  # the converter raises plain Exception
         raise ValueError(f"the grammar cannot be read: {error}; {ACCEPTED}") from None
+
+
+def _with_literals(grammar: str) -> str:
+    """A grammar in llguidance's own form, with each such schema in Lark."""
+    try:
+        whole = json.loads(grammar)
+        for part in whole["grammars"]:
+            lark = with_literals(part["json_schema"]) if "json_schema" in part else None
+            if lark is not None:
+                del part["json_schema"]
+                part["lark_grammar"] = lark
+        return json.dumps(whole)
+    except (TypeError, KeyError, AttributeError):
+        raise ValueError("the schema, or a part of it, is none") from None
+
+
+def _check_json(lark: str) -> None:
+    """ValueError if a grammar in Lark has such a schema: it may have that number as text instead."""
+    for begin in _JSON.finditer(lark):
+        with contextlib.suppress(json.JSONDecodeError):  # llguidance says where
+            schema = json.JSONDecoder().raw_decode(lark, begin.end())[0]
+            if isinstance(schema, dict) and with_literals(schema) is not None:
+                raise ValueError("a number in const or enum of %json has too many digits: write it as a text in Lark")
 
 
 def explain(message: str, first: bool = False) -> str:
@@ -63,6 +105,10 @@ def explain(message: str, first: bool = False) -> str:
         return "oneOf can be enforced only where no two of its schemas allow the same value; use anyOf"
     if "Unsatisfiable schema" in message:
         return f"the schema cannot be met: {message.partition(': ')[2]}"
+    if "has too many digits" in message:
+        return message.partition("\n")[0]
+    if bounds := _BOUNDS.search(message):
+        return f"the schema cannot be enforced: its bounds {bounds[1]} are too large"
     if first and "NoExtension" in message:
         return "the grammar cannot be met: it allows no text"
     if _TOO_COMPLEX.search(message):

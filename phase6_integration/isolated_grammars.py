@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from phase0_request import safe_path
-from phase0_request.batch import Forced, Pending
+from phase0_request.batch import GRAMMAR_FAILED, Forced, Pending
 from phase0_request.request import Request
 from phase2_prefill_decode.constraints import Constraints, Filled, Follower, StepMasks, fill_masks, words
 from phase2_prefill_decode.sampler import Sampler
@@ -52,7 +52,7 @@ PATIENCE = 0.01  # seconds that a step waits for masks
 TOKENS_PER_SECOND = 1000  # that a tenant is charged with for the processor time of its grammars
 CHILDREN = 8  # processes at a time; with more clients than that, some share one
 STARTS = 3  # of processes that end before they begin, in a row: then something else is wrong
-TOO_MUCH = "its grammar took more time or memory than it may use"
+TOO_MUCH = f"{GRAMMAR_FAILED}: it took more time or memory than it may use"
 
 
 class IsolatedConstraint:

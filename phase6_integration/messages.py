@@ -6,12 +6,12 @@ that decode to none of these types are refused.
 
 import selectors
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
-from phase0_request.params import SamplingParams
+from phase0_request.params import MAX_TOKENS, SamplingParams
 from phase0_request.request import FinishReason, TokenLogprobs
 from phase6_integration.options import EngineOptions
 from phase6_integration.stats import Gauges
@@ -33,7 +33,7 @@ class Load(msgspec.Struct, tag=True, frozen=True):
 
 
 class EngineRequest(msgspec.Struct, tag=True, frozen=True):
-    """To the engine: generate one completion of one prompt."""
+    """One completion of one prompt."""
 
     id: str  # unique among the requests that have not finished
     prompt: tuple[int, ...]
@@ -43,6 +43,56 @@ class EngineRequest(msgspec.Struct, tag=True, frozen=True):
     timeout: float | None = None  # seconds from arrival; None: no limit
     tenant: str = ""  # the client that it is from, by an opaque id
     arrival: float = 0.0  # set by AsyncEngine, on the monotonic clock, which all processes of a machine share
+
+
+class Completion(msgspec.Struct, array_like=True, frozen=True):
+    """One completion of a Submit: an EngineRequest, with the places of its prompt and its params there."""
+
+    id: str
+    prompt: int
+    params: int
+    max_tokens: int
+    seed: int | None
+    priority: int
+    cache_salt: str
+    timeout: float | None
+    tenant: str
+    arrival: float
+
+
+class Submit(msgspec.Struct, tag=True, frozen=True):
+    """To the engine: generate these completions. A prompt that several have, and params that differ in length and seed
+    alone, are checked, sent and kept once."""
+
+    prompts: list[tuple[int, ...]]
+    params: list[SamplingParams]  # of any length, and without a seed
+    completions: list[Completion]
+
+    @classmethod
+    def of(cls, requests: Sequence[EngineRequest]) -> "Submit":
+        """Of requests in which those that share a prompt or params follow each other."""
+        made = cls([], [], [])
+        for one in requests:
+            params = one.params.vary(MAX_TOKENS, None)
+            if not made.prompts or made.prompts[-1] is not one.prompt:
+                made.prompts.append(one.prompt)
+            if not made.params or made.params[-1] != params:  # fast where they share their parts
+                made.params.append(params)
+            made.completions.append(
+                Completion(
+                    one.id, len(made.prompts) - 1, len(made.params) - 1, one.params.max_tokens, one.params.seed,
+                    one.priority, one.cache_salt, one.timeout, one.tenant, one.arrival,
+                )
+            )  # fmt: skip
+        return made
+
+    def requests(self) -> Iterator[EngineRequest]:
+        """The requests that it was made of."""
+        for one in self.completions:
+            prompt, params = self.prompts[one.prompt], self.params[one.params].vary(one.max_tokens, one.seed)
+            yield EngineRequest(
+                one.id, prompt, params, one.priority, one.cache_salt, one.timeout, one.tenant, one.arrival
+            )
 
 
 class Finish(msgspec.Struct, tag=True, frozen=True):
@@ -123,7 +173,7 @@ class Dead(msgspec.Struct, tag=True, frozen=True):
     reason: str
 
 
-ToEngine = Load | EngineRequest | Finish | Ping
+ToEngine = Load | EngineRequest | Submit | Finish | Ping
 ToFront = Ready | Update | Pong | Logged | Dead
 
 _encoder = msgspec.msgpack.Encoder()

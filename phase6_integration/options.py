@@ -18,6 +18,7 @@ from phase5_continuous.policies import POLICIES
 
 DTYPES = ("float32", "bfloat16", "float16")
 MAX_INT = 1 << 30
+MAX_CONTEXT = 1 << 17  # tokens, unless max_model_len is set: a few bytes of a config.json can claim any length
 AUTO = {"auto": None}  # None means: chosen from the model and the machine
 Check = Callable[[str, Any], object]  # (name, value); raises ConfigError
 
@@ -108,8 +109,8 @@ class EngineOptions:
     )
     max_model_len: int | None = option(
         None,
-        "context length: tokens of prompt and answer together, such as 8192 or 8K; auto: all that the model takes and "
-        "the KV cache has room for (auto)",
+        "context length: tokens of prompt and answer together, such as 8192 or 8K; auto: all that the model takes, up "
+        "to 128K, and the KV cache has room for (auto)",
         check=at_least(1),
         words=AUTO | {"-1": None},
     )
@@ -148,7 +149,12 @@ class EngineOptions:
     )
     enforce_eager: bool = option(False, "launch kernels one by one, without CUDA graphs", check=flag)
     check_invariants: bool = option(False, "check the scheduler's invariants after every step; slow", check=flag)
-    load_timeout: float = option(600.0, "an engine may take to load its model", "SECONDS", positive)
+    load_timeout: float = option(
+        600.0,
+        "an engine may take to load its model; restarted, four times the last time, at least 30",
+        "SECONDS",
+        positive,
+    )
     hang_timeout: float = option(300.0, "of silence before a busy engine counts as hung", "SECONDS", positive)
     heartbeat_timeout: float = option(15.0, "an idle engine may take to answer a ping", "SECONDS", positive)
     max_engine_restarts: int = option(
@@ -164,6 +170,10 @@ class EngineOptions:
     def queued_per_client(self) -> int:
         """The most requests of one client that may wait. Some places are left to others, whatever it sends."""
         return self.max_queued_per_client or (self.max_num_queued_reqs + 1) // 2
+
+    def context(self, claimed: int) -> int:
+        """The context length to serve of a model that claims so many tokens, if the KV cache has room for it."""
+        return min(claimed, MAX_CONTEXT) if self.max_model_len is None else self.max_model_len
 
     def running(self, on_gpu: bool) -> int:
         """The most requests in a step."""

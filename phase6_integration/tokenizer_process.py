@@ -16,6 +16,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -141,6 +142,8 @@ class TokenizerProcess:
         except BaseException:
             ours.close()
             raise
+        self._reaper = threading.Thread(target=self._running[0].wait, daemon=True)  # killed, it is no zombie
+        self._reaper.start()
         ours.settimeout(LOADING)
         _send(ours, UNKNOWN, self._setup)
         _receive(ours, _result)

@@ -13,8 +13,10 @@ import pytest
 
 from chapters import charts
 from chapters.cli import main as chapters
+from chapters.course import Course, Phase
 from chapters.drawings.catalog import DRAWINGS
 from chapters.drawings.request_map import MAP, stops
+from chapters.exercises import answer_lines, load
 from chapters.notebooks import NotebookError, execute
 
 ROOT = Path(__file__).parent.parent
@@ -34,6 +36,29 @@ def test_no_line_begins_with_a_measured_figure() -> None:
     assert [line for line in lines if ".md: <!-- measured" in line] == []
 
 
+ITEM = re.compile(r"( *)(?:([-+*>])|\d{1,9}[.)]) ")
+
+
+def items_by_accident(markdown: str) -> list[str]:
+    """Lines that begin like an item of a list, or a quote, within a paragraph or an item of another kind."""
+    prose, found = re.sub(r"^```.*?^```", "", markdown, flags=re.MULTILINE | re.DOTALL), []
+    for first, *rest in (block.split("\n") for block in re.split(r"\n\s*\n", prose.strip("\n"))):
+        begun = ITEM.match(first)
+        kinds = [(item and item.groups(), line) for line in rest if (item := ITEM.match(line))]
+        found += [line for kind, line in kinds if begun is None or kind != begun.groups()]
+    return found
+
+
+def test_a_line_that_is_wrapped_before_a_number_or_a_sign_is_no_item() -> None:
+    assert items_by_accident("- one\n  more\n- two\n\n1. one\n2. two\n\n```\na\n- b\n```\n\na-\n-b\n1.5") == []
+    assert items_by_accident("not even with\n0. Query\n\n- one\n  + two\n1. 3") == ["0. Query", "  + two", "1. 3"]
+
+
+@pytest.mark.parametrize("text", [*TEXTS, *sorted(CHAPTERS.glob("*.toml"))], ids=lambda p: p.name)
+def test_no_line_of_prose_becomes_an_item_of_a_list(text: Path) -> None:
+    assert items_by_accident(text.read_text(encoding="utf-8")) == []
+
+
 def test_every_chapter_has_its_parts() -> None:
     chapters = [path for path in CHAPTERS.glob("0*_*.md") if "appendix" not in path.name]
     for chapter in chapters:
@@ -48,6 +73,16 @@ def test_every_chapter_has_its_parts() -> None:
         if (exercises := CHAPTERS / f"{chapter.name[:2]}_exercises.toml").exists():
             answers = rf"^## Answers\n\n(.+\n\n)?<!-- answers: {int(exercises.name[:2])} -->$"
             assert re.search(answers, text, re.MULTILINE), f"{chapter.name} lacks the answers"
+
+
+@pytest.mark.parametrize("phase", Course.here().phases(), ids=lambda phase: phase.package)
+def test_a_chapter_says_about_how_many_lines_its_exercises_are(phase: Phase) -> None:
+    course = Course.here()
+    lines = sum(answer_lines(course.root, exercise) for exercise in load(course, phase))
+    (text,) = CHAPTERS.glob(f"0{phase.number}_{phase.package.partition('_')[2]}.md")
+    said = re.search(r"^\*You write\* about (\d+) lines", text.read_text(encoding="utf-8"), re.MULTILINE)
+    assert said is not None
+    assert abs(int(said[1]) - lines) < lines / 12, f"{lines} lines"
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=lambda p: p.name)

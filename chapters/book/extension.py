@@ -51,7 +51,7 @@ def begin(app: Sphinx) -> None:
 def list_pages(app: Sphinx, docname: str, source: list[str]) -> None:
     """Add the table of contents to the first page, and to a chapter its notebooks. Leave out the marks of figures, and
     the links to the pages before and after: each page has them at its end."""
-    source[0] = re.sub(r"<!-- /?measured\b.*?-->", "", source[0])
+    source[0] = re.sub(r"(?<!`)<!-- /?measured\b(?:(?!-->).)*-->(?!`)", "", source[0])  # between ` it is shown
     source[0] = re.sub(r"^\[[^|\n]*\| \[Map\]\(map\.md\)( \|.*)?$", "", source[0], flags=re.MULTILINE)
     if docname == app.config.root_doc:
         for title, pages in contents():

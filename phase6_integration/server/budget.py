@@ -18,6 +18,7 @@ SMALL_ANSWER = 64 << 10
 # The most bytes that an answer takes in this process; measured by a test.
 REQUEST = 8 << 10  # for each completion
 PROMPT = 96  # for each token of a prompt: its id, and for echo its offset
+MASKS = 4  # for each byte of a list of allowed tokens: it is here, on its way, and in the engine
 TOKEN = 32  # for each output token: its id, offset, time and some text. More text is covered as it comes
 LOGPROBS = 20  # for the logprob of a token, and as much for each alternative
 
@@ -69,9 +70,11 @@ class Lease:
 
 def answer_bytes(requests: Sequence[EngineRequest], budget: Budget, param: str = "max_tokens") -> int:
     """The most bytes that the answer to these requests takes, which must be a fraction of the budget. A prompt that is
-    completed n times is there once. `param` is the field of the request that sets the length."""
+    completed n times is there once, and so is a list of allowed tokens. `param` is the field of the request that sets
+    the length."""
     prompts = {id(request.prompt): len(request.prompt) for request in requests}
-    size = PROMPT * sum(prompts.values()) + sum(map(_completion_bytes, requests))
+    allowed = {id(one): MASKS * len(one.bits) for request in requests if (one := request.params.allowed) is not None}
+    size = PROMPT * sum(prompts.values()) + sum(allowed.values()) + sum(map(_completion_bytes, requests))
     if size > (most := budget.limit // ANSWER):
         message = f"the answer may take {size} bytes of memory, and this server allows {most}; "
         raise bad_value(param, message + "ask for fewer tokens, choices or logprobs", "answer_too_large")

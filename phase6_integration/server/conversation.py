@@ -51,10 +51,12 @@ def _message(message: AnyMessage) -> dict[str, Any]:
 
 def _call(call: ToolCall) -> dict[str, Any]:
     """Templates expect the arguments as an object. What is not the JSON of one stays text: an answer that was cut off
-    comes back too."""
+    comes back too, or one with an escape that is half of a surrogate pair, which is no text."""
     text = call.function.arguments or "{}"
     try:
         arguments = json.loads(text)
+        if "\\u" in text:
+            json.dumps(arguments, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         arguments = text
     given = arguments if isinstance(arguments, dict) else text

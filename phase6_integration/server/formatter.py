@@ -17,6 +17,7 @@ from phase6_integration.outputs import Chunk, OutputState
 from phase6_integration.server.dependencies import ServerState
 from phase6_integration.server.errors import RequestError
 from phase6_integration.server.logprobs import TokenIds, for_prompt
+from phase6_integration.server.parsing import excluding_fields
 from phase6_integration.server.schemas import SamplingFields, StreamOptions
 
 BLOCK = 64  # items of an iterator that are encoded at a time
@@ -74,6 +75,7 @@ class Formatter(ABC):
         self.returns_ids = bool(body.return_token_ids)
         self._prompt_logprobs = body.prompt_logprobs
         self.first_event: dict[str, Any] = {}  # fields that only the first event of a stream has
+        self.excluding = excluding_fields(body)
         self._hides_cached = server.settings.hide_cached_tokens
         self.outputs: Sequence[OutputState] = ()  # once they are submitted
         self._unwritten: dict[int, Chunk] = {}  # by index

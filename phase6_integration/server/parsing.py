@@ -14,6 +14,7 @@ from phase6_integration.server.errors import conflict, unavailable
 from phase6_integration.server.middleware import BY_KEY
 from phase6_integration.server.schemas import ChatRequest, CompletionRequest, SamplingFields
 from phase6_integration.server.settings import ServerSettings
+from phase6_integration.server.structured import grammar_field
 from phase6_integration.server.tokenization import TokenizerPool
 
 _DERIVED = {"max_tokens", "min_tokens", "seed", "logit_bias", "bad_words", "logprobs", "prompt_logprobs"}  # below
@@ -109,6 +110,14 @@ def prompt_alternatives(
     return most
 
 
+def excluding_fields(request: SamplingFields) -> list[str]:
+    """The fields of a request that exclude tokens from its answer."""
+    found = [grammar_field(request), *(name for name in ("allowed_token_ids", "bad_words") if getattr(request, name))]
+    if request.min_tokens:
+        found += ["min_tokens", *(["stop_token_ids"] if request.stop_token_ids else [])]
+    return [name for name in found if name is not None]
+
+
 async def bad_words(pool: TokenizerPool, request: SamplingFields, tenant: str) -> list[tuple[int, ...]]:
     """The tokens of each word in two forms: at the start of a text, and after a space, where it mostly is another."""
     texts: list[str] = []
@@ -133,15 +142,17 @@ def engine_requests(
     **found: Any,
 ) -> list[EngineRequest]:
     """One request per choice, in the order of the choices: prompt by prompt, sample by sample. `found` are fields of
-    SamplingParams that are more than a copy of the request's."""
+    SamplingParams that are more than a copy of the request's. Sample i of a seeded request gets seed + i; all else is
+    made and checked once, and shared."""
     name, n = f"{id}-{next(_serial)}", request.n or 1
     salt = cache_salt(server.settings, tenant, request.cache_salt or "")
-    timeout, defaults = server.settings.request_timeout or None, server.settings.sampling_defaults
+    timeout = server.settings.request_timeout or None
+    shared = sampling_params(request, lengths, server.settings.sampling_defaults, found)
     return [
         EngineRequest(
             f"{name}-{p * n + sample}",
             prompt,
-            sampling_params(request, length, sample, defaults, found),
+            shared.vary(max(length, 1), _seed(request, sample)),
             request.priority or 0,
             salt,
             timeout,
@@ -150,6 +161,10 @@ def engine_requests(
         for p, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
         for sample in range(n)
     ]
+
+
+def _seed(request: SamplingFields, sample: int) -> int | None:
+    return None if request.seed is None else (request.seed + sample + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def cache_salt(settings: ServerSettings, tenant: str, given: str) -> str:
@@ -161,18 +176,13 @@ def cache_salt(settings: ServerSettings, tenant: str, given: str) -> str:
 
 
 def sampling_params(
-    request: SamplingFields,
-    length: int,
-    sample: int,
-    defaults: Mapping[str, Any],
-    found: Mapping[str, Any],
+    request: SamplingFields, lengths: Sequence[int], defaults: Mapping[str, Any], found: Mapping[str, Any]
 ) -> SamplingParams:
-    """The fields that are given, over the defaults of the model. Sample i of a seeded request gets seed + i."""
+    """The fields that are given, over the defaults of the model, for the shortest of these lengths."""
+    length = min(lengths)
     given = {**defaults} | {name: value for name in _COPIED if (value := getattr(request, name)) is not None}
     if request.logit_bias:
         given["logit_bias"] = {int(token): bias for token, bias in request.logit_bias.items()}
-    if request.seed is not None:
-        given["seed"] = (request.seed + sample + (1 << 63)) % (1 << 64) - (1 << 63)
     if request.min_tokens and request.min_tokens > max(length, 1):
         raise conflict(
             "min_tokens", f"min_tokens must be at most the {length} tokens of the answer, got {request.min_tokens}"

@@ -31,6 +31,7 @@ class ResponsesFormatter(ChatFormatter):
 
     def __init__(self, server: ServerState, *chat: Any, asked: ResponsesRequest) -> None:
         super().__init__(server, *chat)
+        self.excluding = ["text.format" if "response_format" in name else name for name in self.excluding]
         self._echo = _echo(asked, {**DEFAULTS, **server.settings.sampling_defaults})
         self._items: list[Item] = []
         self._sequence = itertools.count()
@@ -87,7 +88,7 @@ class ResponsesFormatter(ChatFormatter):
         events = self._begin()
         self._cut = True
         events.append(self._event("error", {"code": error.code, "message": error.message, "param": error.param}))
-        code = "rate_limit_exceeded" if error.status == 429 else "server_error"
+        code = {400: "invalid_prompt", 429: "rate_limit_exceeded"}.get(error.status, "server_error")
         failed = self._answer("failed", self._output(), error={"code": code, "message": error.message})
         return b"".join((*events, self._event("response.failed", {"response": failed})))
 

@@ -13,6 +13,8 @@ from pydantic import (
     Field,
     RootModel,
     Tag,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
 )
 from pydantic_core import PydanticCustomError
 
@@ -27,6 +29,7 @@ from phase0_request.params import (
     REPETITION_PENALTY,
 )
 from phase0_request.request import MAX_PRIORITY, MAX_SALT
+from phase0_request.token_set import TokenSet
 from phase6_integration.server.bounds import NAMED, AtMost, FewItems, Hint, InVocabulary, RequestModel, Unsupported
 from phase6_integration.server.structured import StructuredFields
 
@@ -46,6 +49,16 @@ def _few_parts(messages: "list[AnyMessage]") -> "list[AnyMessage]":
     if sum(len(message.content) for message in messages if isinstance(message.content, list)) > MAX_PARTS:
         raise PydanticCustomError("too_many_parts", f"the messages may have at most {MAX_PARTS} text parts together")
     return messages
+
+
+def _as_set(value: Any, check: ValidatorFunctionWrapHandler, info: Any) -> TokenSet:
+    """Token ids as a set, since a body lives as long as its answer. One that became a set before stays as it is. Of a
+    list that is too long no item is looked at."""
+    if isinstance(value, TokenSet):
+        return value
+    if isinstance(value, list):
+        FewItems("vocabulary").check(value, info.context.vocabulary)
+    return TokenSet.of("allowed_token_ids", check(value))
 
 
 def _is_free(name: str) -> str:
@@ -109,7 +122,13 @@ OutputLength = Annotated[int, Field(ge=1), AtMost("context")]
 TopLogprobs = Annotated[int, Field(ge=0), AtMost("logprobs")]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 StopTokens = Annotated[list[Token], Field(max_length=MAX_STOP_TOKENS), InVocabulary()]
-AllowedTokens = Annotated[list[Token], Field(min_length=1, fail_fast=True), FewItems("vocabulary"), InVocabulary()]
+AllowedTokens = Annotated[
+    list[Token],
+    Field(min_length=1, fail_fast=True),
+    FewItems("vocabulary"),
+    InVocabulary(),
+    WrapValidator(_as_set),
+]
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 BiasedToken = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 Biases = Annotated[

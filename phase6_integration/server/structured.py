@@ -108,6 +108,11 @@ def grammar_of(body: StructuredFields) -> Given | None:
     return found[0]._replace(value=_text(found[0], pattern)) if found else None
 
 
+def grammar_field(body: StructuredFields) -> str | None:
+    """The path of the field that gives the constraint, if one does."""
+    return next((given.param for given in _given(body)), None)
+
+
 def json_grammar(schema: Mapping[str, Any], whitespace: str | None = WHITESPACE) -> str:
     """The grammar of a JSON schema. `whitespace`: a pattern; None for none at all."""
     guidance = {"whitespace_pattern": whitespace, "whitespace_flexible": whitespace is not None}

@@ -62,6 +62,11 @@ def test_a_dead_link_and_an_asset_from_elsewhere_are_found(html: str, fault: str
     assert [line.partition(" from elsewhere")[0] for line in found] == ([fault] if fault else [])
 
 
+def test_markdown_that_is_left_in_the_text_is_found(tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text("<p>a <code>`b`</code></p><pre>c ** d</pre><p>A figure. ``, and\nso on</p>")
+    assert faults(tmp_path) == ["page.html: Markdown in its text: A figure. ``, and so on"]
+
+
 def test_a_style_sheet_that_loads_from_elsewhere_is_found(tmp_path: Path) -> None:
     (tmp_path / "ok.css").write_text("a { background: url(icon.svg) }")
     (tmp_path / "bad.css").write_text('@import "https://fonts.example.org/f.css";')

@@ -219,6 +219,14 @@ def test_allowed_tokens_are_the_only_ones() -> None:
     assert allowed(constraint(request(allowed_token_ids=[5, 31, 32, 100])), 0) == [5, 31, 32, 100]
 
 
+def test_completions_of_a_request_share_the_mask_of_their_allowed_tokens() -> None:
+    shared = request(allowed_token_ids=[5]).params.allowed
+    one, other = (constraint(request(allowed_token_ids=shared)) for _ in range(2))
+    assert one._allowed is other._allowed
+    assert allowed(constraint(request(allowed_token_ids=shared, bad_words=[[5]])), 0) == []
+    assert allowed(one, 0) == [5]
+
+
 def test_lists_and_a_grammar_hold_together() -> None:
     of = constraint(request(grammar=LLMatcher.grammar_from_regex("[ab]")))
     a, b = (TOKENIZER.encode(letter, add_special_tokens=False)[0] for letter in "ab")

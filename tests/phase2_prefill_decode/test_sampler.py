@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from phase0_request import Request, SamplingParams, StepOutput
+from phase0_request.batch import NO_TOKEN_LEFT
 from phase2_prefill_decode.sampler import Sampler
 from phase2_prefill_decode.sampling import sampling_tensors
 from tests.phase1_kv_pool.support import needs_gpu
@@ -132,7 +133,7 @@ def test_a_row_of_nan_or_inf_fails_alone_with_its_reason(asked: dict[str, Any], 
 
 def test_a_request_that_excludes_every_token_fails() -> None:
     request = request_of(min_tokens=1, stop_token_ids=(0, 1))
-    assert "min_tokens" in run(Sampler((2,), 3), some_logits(1, vocab=3), [request]).failed[0]
+    assert run(Sampler((2,), 3), some_logits(1, vocab=3), [request]).failed[0] == NO_TOKEN_LEFT
 
 
 def test_only_slices_that_complete_their_requests_get_tokens() -> None:

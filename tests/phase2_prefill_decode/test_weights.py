@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
+from phase2_prefill_decode import checkpoint
 from phase2_prefill_decode.checkpoint import INDEX, SINGLE, Checkpoint, WeightsError
 from phase2_prefill_decode.config import ModelConfig
 from phase2_prefill_decode.weights import Weights, empty_weights, load_weights, places, random_weights
@@ -229,6 +230,30 @@ def test_a_pointer_to_a_file_that_was_not_fetched_is_named(tmp_path: Path) -> No
     saved(variant("llama"), tmp_path)
     (tmp_path / SINGLE).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
     with pytest.raises(WeightsError, match=r"model.safetensors is damaged or was not copied whole"):
+        load(tmp_path)
+
+
+def test_more_tensors_than_any_model_has_are_refused_before_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A header of 1.5 million tensors loaded for minutes, and took gigabytes."""
+    saved(variant("llama"), tmp_path, shards_of=SHARDS)
+    for limit, message in (
+        ("MAX_TENSORS", "holds more than 2 tensors"),
+        ("MAX_FILES", r"names \d+ files; at most 2 are"),
+    ):
+        monkeypatch.setattr(checkpoint, limit, 2)
+        with pytest.raises(WeightsError, match=message):
+            load(tmp_path)
+    monkeypatch.undo()
+    header = b"{%s}" % b",".join(
+        b'"%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}' % number for number in range(90_000)
+    )
+    for file in tmp_path.glob("*.safetensors"):
+        file.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(
+        WeightsError, match=rf"the list of its tensors would take {len(header)} bytes, and at most 4194304"
+    ):
         load(tmp_path)
 
 

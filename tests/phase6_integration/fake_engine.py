@@ -21,7 +21,7 @@ import uvloop
 from phase0_request.request import FinishReason, TokenLogprobs
 from phase6_integration.async_engine import AsyncEngine
 from phase6_integration.health import Health
-from phase6_integration.messages import Ended, EngineRequest, Finish, Output, Started, Update
+from phase6_integration.messages import Ended, EngineRequest, Finish, Output, Started, Submit, Update
 from phase6_integration.options import EngineOptions
 from phase6_integration.server.app import create_app
 from phase6_integration.server.settings import ServerSettings
@@ -64,9 +64,10 @@ class FakeEngine(AsyncEngine):
         self.health, self.reason = Health.READY, "ready"
 
     def _send(self, message: object) -> None:
-        if isinstance(message, EngineRequest):
-            self.submitted.append(message)
-            self._tasks[message.id] = asyncio.get_running_loop().create_task(self._answer(message))
+        if isinstance(message, Submit):
+            for request in message.requests():
+                self.submitted.append(request)
+                self._tasks[request.id] = asyncio.get_running_loop().create_task(self._answer(request))
         elif isinstance(message, Finish):
             self.dropped.append(message.id)
             if (task := self._tasks.pop(message.id, None)) is not None:

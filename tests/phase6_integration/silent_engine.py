@@ -4,7 +4,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from phase0_request import FinishReason, SamplingParams
-from phase6_integration.messages import Ended, EngineRequest, Output
+from phase6_integration.messages import Ended, EngineRequest, Output, Submit
 from phase6_integration.outputs import OutputStream
 from tests.phase6_integration.fake_engine import FakeEngine
 from tests.phase6_integration.real_engine import read
@@ -19,7 +19,7 @@ class Silent(FakeEngine):
         self.sent: list[Any] = []
 
     def _send(self, message: object) -> None:
-        self.sent.append(message)
+        self.sent += message.requests() if isinstance(message, Submit) else [message]
 
     def say(self, id: str, *tokens: int, reason: FinishReason | None = None) -> None:
         """These tokens of a request, a step each; the last one with the reason."""

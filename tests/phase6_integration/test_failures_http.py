@@ -17,6 +17,7 @@ from phase6_integration.options import EngineOptions
 from phase6_integration.server.logprobs import for_completion
 from phase6_integration.server.settings import ServerSettings
 from phase6_integration.server.tokenization import TokenizerPool
+from tests.phase6_integration.cities import TOKENIZER
 from tests.phase6_integration.fake_engine import FakeEngine, served
 from tests.phase6_integration.faults import NAN, POISON
 from tests.phase6_integration.life import PATIENCE, gone
@@ -39,6 +40,11 @@ CHAT = "/v1/chat/completions"
 PROMPTS = [list(range(20 + 3 * n, 60 + 3 * n, 2)) for n in range(6)]
 LONG = 1900  # tokens: no request ends before something happens
 TEST = Callable[[str], Coroutine[Any, Any, None]]
+
+
+def token_of(text: str) -> int:
+    [token] = TOKENIZER.encode(text, add_special_tokens=False)
+    return token
 
 
 def body(prompt: object = PROMPTS[0], **more: Any) -> dict[str, Any]:
@@ -153,6 +159,52 @@ def test_a_request_that_makes_a_step_fail_gets_a_500_alone(
         assert [*await others(url), answer(await beside)] == wanted
         assert (await get(url, "/health")).status == 200
         assert (await ends(url)) - before == {"error": 1, "length": len(PROMPTS) + 1}
+
+    run(test(faulty))
+
+
+# One request leaves no token.
+
+YES = {"structured_outputs": {"choice": ["yes"]}}
+SPELLS = ["y", "ye", "yes"]
+IMPOSSIBLE: list[tuple[dict[str, Any], list[str]]] = [
+    (YES | {"allowed_token_ids": [9]}, ["structured_outputs.choice", "allowed_token_ids"]),
+    ({"guided_choice": ["yes"], "bad_words": SPELLS}, ["guided_choice", "bad_words"]),
+    (YES | {"stop_token_ids": [*map(token_of, SPELLS)], "min_tokens": 2}, ["choice", "min_tokens", "stop_token_ids"]),
+    ({"response_format": {"type": "json_object"}, "bad_words": ["{", '{"', "{\n"]}, ["response_format", "bad_words"]),
+    ({"allowed_token_ids": [token_of("y")], "bad_words": ["y"]}, ["allowed_token_ids", "bad_words"]),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("fields", "names"), IMPOSSIBLE, ids=[str(i) for i in range(len(IMPOSSIBLE))])
+def test_fields_that_leave_no_token_are_a_400_that_names_them(
+    fields: dict[str, Any], names: list[str], stream: bool, faulty: str
+) -> None:
+    async def test(url: str) -> None:
+        response = await ask(url, body("Hello", stream=stream, **fields))
+        refused(response, 400, "no_token_left")
+        assert response.error["type"] == "invalid_request_error"
+        assert all(name in response.error["message"] for name in [*names, "after 0 tokens"])
+
+    run(test(faulty))
+
+
+def test_a_stream_in_which_no_token_is_left_says_which_fields_exclude_them(faulty: str) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    called = {"messages": [{"role": "user", "content": "a"}], "tools": tools, "tool_choice": "required", "stream": True}
+    asked = {"text": {"format": {"type": "json_object"}}, "input": "a", "stream": True, "bad_words": ["{", '{"', "{\n"]}
+
+    async def test(url: str) -> None:
+        letters = {"guided_regex": "ab[xyz]", "allowed_token_ids": [token_of("a"), token_of("b")]}
+        response = await ask(url, body("Hello", stream=True, **letters))
+        said = broken_off(response, "no_token_left")
+        assert "".join(choice["text"] for choice in said) == "ab"
+        assert "after 2 tokens" in response.body.decode()
+        assert (await ask(url, called | {"allowed_token_ids": [9]}, CHAT)).error["param"] == "tools"
+        assert (await ask(url, asked, "/v1/responses")).error["param"] == "text.format"
+        failed = (await ask(url, letters | {"input": "a", "stream": True}, "/v1/responses")).body.decode()
+        assert '"status":"failed","error":{"code":"invalid_prompt"' in failed
 
     run(test(faulty))
 

@@ -25,6 +25,13 @@ def nested(depth: int) -> dict[str, Any]:
 OPTIONS = [
     {"anyOf": [{"properties": {f"p{i}{j}": {"type": "integer"}}, "type": "object"} for j in range(4)]} for i in range(6)
 ]
+
+
+def chain(rules: int) -> str:
+    """GBNF that the converter goes through once for each of its rules."""
+    return "root ::= r0\n" + "".join(f"r{i} ::= r{i + 1}\n" for i in range(rules)) + f'r{rules} ::= "a"'
+
+
 HOSTILE: dict[str, dict[str, Any]] = {
     "regex of a million": {"guided_regex": "a{1000}{1000}"},
     "optional atoms": {"guided_regex": "a?" * 3000},
@@ -32,6 +39,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "deep regex": {"guided_regex": "(" * 50_000 + "a" + ")" * 50_000},
     "deep grammar": {"guided_grammar": "root ::= " + "(" * 50_000 + '"a"' + ")" * 50_000},
     "new lines": {"guided_grammar": "\n" * 200_000},
+    "chain of rules": {"guided_grammar": chain(9000)},
     "product of options": {"guided_json": {"allOf": OPTIONS}},
     "huge enum": {"guided_json": {"enum": [f"value {i}" for i in range(60_000)]}},
     "wide object": {"guided_json": {"type": "object", "properties": {f"p{i}": {} for i in range(5000)}}},
@@ -64,9 +72,9 @@ def test_a_grammar_that_takes_its_whole_time_limit_delays_no_other_request(monke
 
             assert await ask("start", CHAT) == 200
             monkeypatch.setattr(grammars, "SECONDS", 0.2)
-            await asyncio.gather(*(ask("start", CHAT, guided_grammar="\n" * (200_000 - n)) for n in range(2)))
+            await asyncio.gather(*(ask("start", CHAT, guided_grammar=chain(9000 - n)) for n in range(2)))
             monkeypatch.setattr(grammars, "SECONDS", 2.0)
-            hostile = asyncio.create_task(ask("hostile", COMPLETE, guided_grammar="\n" * 199_000))
+            hostile = asyncio.create_task(ask("hostile", COMPLETE, guided_grammar=chain(8900)))
             await asyncio.sleep(0)
             others = await asyncio.gather(ask("chat", CHAT), ask("schema", CHAT, **schema_format(CITY)))
             assert (others, await hostile) == ([200, 200], 400)
@@ -77,7 +85,7 @@ def test_a_grammar_that_takes_its_whole_time_limit_delays_no_other_request(monke
 
 def test_a_check_out_of_time_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammars, "SECONDS", 0.02)
-    error = error_of(post(COMPLETE, {**PROMPT, "guided_grammar": "\n" * 150_000}))
+    error = error_of(post(COMPLETE, {**PROMPT, "guided_grammar": chain(9000)}))
     assert (error["param"], error["code"]) == ("guided_grammar", "conflicting_values")
     assert "took longer than 0.02 seconds" in error["message"]
 

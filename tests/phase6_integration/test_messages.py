@@ -25,6 +25,7 @@ from phase6_integration.messages import (
     Pong,
     Ready,
     Started,
+    Submit,
     ToEngine,
     ToFront,
     Update,
@@ -41,7 +42,12 @@ REQUEST = EngineRequest(
     "tenant",
     arrival=12.5,
 )
-TO_ENGINE: list[ToEngine] = [Load(EngineOptions(seed=1), "a.b:c"), REQUEST, Finish("x", FinishReason.STOP), Ping()]
+ANOTHER = EngineRequest("two", (4,), REQUEST.params.vary(5, None), tenant="other")
+ALLOWED = EngineRequest("three", ANOTHER.prompt, SamplingParams(allowed_token_ids=[7], bad_words=[[5]]), timeout=3.0)
+TO_ENGINE: list[ToEngine] = [
+    *(Load(EngineOptions(seed=1), "a.b:c"), REQUEST, Finish("x", FinishReason.STOP), Ping()),
+    Submit.of([REQUEST, ANOTHER, ALLOWED]),
+]
 TO_FRONT: list[ToFront] = [
     Ready(2048, 100, 16, "cpu", "float32"),
     Update(
@@ -73,11 +79,20 @@ def no_wait_for_ever() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
+def test_a_submission_has_what_its_requests_share_once() -> None:
+    (message,) = Frames.for_engine().feed(frame(Submit.of([REQUEST, ANOTHER, ALLOWED])))
+    assert (len(message.prompts), len(message.params)) == (2, 2)
+    one, other, third = message.requests()
+    assert (one, other, third) == (REQUEST, ANOTHER, ALLOWED)
+    assert one.params.logit_bias is other.params.logit_bias
+    assert other.prompt is third.prompt
+
+
 @pytest.mark.proof
-@given(st.lists(st.integers(0, 3), max_size=6), st.data())
+@given(st.lists(st.integers(0, 4), max_size=6), st.data())
 def test_messages_survive_any_cut(order: list[int], data: st.DataObject) -> None:
     for frames, words in ((Frames.for_engine(), TO_ENGINE), (Frames.for_front(), TO_FRONT)):
-        said = [words[n] for n in order]
+        said = [words[n % len(words)] for n in order]
         whole = b"".join(map(frame, said))
         cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=8)))
         pieces = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]

@@ -7,7 +7,7 @@ import pytest
 
 from phase0_request.request import FinishReason
 from phase6_integration.health import Health
-from phase6_integration.messages import Ended, EngineRequest, Started
+from phase6_integration.messages import Ended, Started, Submit
 from phase6_integration.server.app import create_app
 from phase6_integration.server.settings import ServerSettings
 from tests.phase6_integration.asgi import Call
@@ -44,9 +44,10 @@ def test_what_fails_in_its_first_step_has_a_status_too(reason: FinishReason, sta
 
     class AtOnce(FakeEngine):
         def _send(self, message: object) -> None:
-            if isinstance(message, EngineRequest):
+            if isinstance(message, Submit):
+                (request,) = message.requests()
                 error = "why" if reason is FinishReason.ERROR else None
-                told = {"started": [Started(message.id, 0.0, 0)], "ended": [Ended(message.id, reason, error)]}
+                told = {"started": [Started(request.id, 0.0, 0)], "ended": [Ended(request.id, reason, error)]}
                 asyncio.get_running_loop().call_soon(lambda: self._tell(**told))
 
     async def test() -> None:

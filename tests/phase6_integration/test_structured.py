@@ -7,6 +7,7 @@ and llama.cpp where they have them.
 import asyncio
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,13 +19,14 @@ from llguidance import LLMatcher
 from pydantic import BaseModel
 
 from phase0_request.grammar import LIMITS
-from phase6_integration.grammar_checker import GrammarChecker, as_lark
+from phase6_integration.grammar_checker import GrammarChecker
 from phase6_integration.lab.schemas import Generator
 from phase6_integration.server.structured import ANY_OBJECT, json_grammar
 from tests.phase6_integration.cities import CITY, TOKENIZER, allows, schema_format, tokens
 from tests.phase6_integration.fake_engine import FakeEngine, client, events, says, served
 from tests.phase6_integration.posting import BODIES, CHAT, COMPLETE, PROMPT, post
 
+README = Path(__file__).parents[2] / "README.md"
 CLOSED = {**CITY, "additionalProperties": False}
 IPV4 = r"((25[0-5]|(2[0-4]|1\d|[1-9]|)\d)\.){3}(25[0-5]|(2[0-4]|1\d|[1-9]|)\d)"
 SQL = """
@@ -286,7 +288,24 @@ def test_a_json_object_has_bounded_white_space_too() -> None:
         assert max(map(len, re.findall(r"[ \t\r\n]+", outside)), default=0) <= 25
 
 
-def test_gbnf_becomes_lark_and_lark_stays() -> None:
-    lark = 'start: "a"'
-    assert as_lark(lark) == lark
-    assert allows(as_lark('root ::= "a"'), "a")
+# The examples of the README
+
+
+def example(word: str) -> dict[str, Any]:
+    """What an example of the README defines, up to its call of the server."""
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), re.DOTALL)
+    [block] = [block for block in blocks if word in block]
+    defined: dict[str, Any] = {}
+    exec(re.split(r"^\w+ = client", block, flags=re.MULTILINE)[0], defined)
+    return defined
+
+
+def test_the_examples_of_the_readme_end_even_if_a_model_writes_blanks_wherever_it_can() -> None:
+    function = {"name": "weather", "parameters": example("tool_choice")["parameters"]}
+    tools = {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
+    called = grammar_for({**tools, "parallel_tool_calls": False}, CHAT)
+    city = example("class City")["City"]
+    parsed = grammar_for(schema_format({**city.model_json_schema(), "additionalProperties": False}), CHAT)
+    for grammar in (called, parsed):
+        assert walk(grammar, seed=0, blank=True, most=200)[1]
+    city.model_validate_json(walk(parsed, seed=0, blank=True)[0])

@@ -13,6 +13,7 @@ import httpx
 import openai
 import pytest
 
+from phase0_request.params import SamplingParams
 from phase0_request.tokenizer import BUNDLED, Tokenizer
 from phase6_integration.server.settings import ServerSettings
 from tests.phase6_integration.fake_engine import FakeEngine, Script, client, events
@@ -215,7 +216,7 @@ def test_a_truncation_that_does_not_fit_beside_the_answer_is_refused() -> None:
 def test_only_allowed_tokens_are_named_to_the_engine() -> None:
     engine = FakeEngine()
     answer(COMPLETE, {"allowed_token_ids": [5, 6]}, engine)
-    assert engine.submitted[0].params.allowed_token_ids == (5, 6)
+    assert engine.submitted[0].params == SamplingParams(max_tokens=40, allowed_token_ids=[5, 6])
     error = refused(COMPLETE, {"allowed_token_ids": [5, 5000]})
     assert (error["param"], error["code"]) == ("allowed_token_ids", "token_outside_vocabulary")
 

@@ -113,6 +113,13 @@ def test_arguments_may_be_nested_as_deeply_as_json_can_be_read(bundled: Speaker)
             assert error.param == "messages"  # noqa: PT017
 
 
+def test_arguments_with_half_of_a_surrogate_pair_stay_text(bundled: Speaker) -> None:
+    """A model may write such an escape, and a client sends it back: it was a 500."""
+    call = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": r'{"city": "\ud83d"}'}}
+    ask(bundled, "", messages=[*HELLO, {"role": "assistant", "tool_calls": [call]}, *HELLO])
+    assert r"\ud83d" in bundled.prompt
+
+
 def test_a_call_alone_has_no_content(bundled: Speaker) -> None:
     assert choice(bundled, CALL).message.content is None
 

@@ -13,3 +13,24 @@ intrinsics   pointers, 16-bit floats and exp2, which numba lacks
 openmp       runs a compiled function on torch's own threads
 cache        keeps compiled code on disk
 """
+
+import sys
+import warnings
+
+
+def _import_numba() -> None:
+    """Import numba so that it never reads `.numba_config.yaml`. It takes that file from the working directory, also
+    before each compilation: one in a model's folder could turn compilation off."""
+    yaml = sys.modules.get("yaml")
+    sys.modules["yaml"] = None  # type: ignore[assignment]  # without it, numba has no files of settings
+    try:
+        with warnings.catch_warnings(action="ignore"):  # says so, if there is such a file
+            from numba.core import config
+    finally:
+        del sys.modules["yaml"]
+        if yaml is not None:
+            sys.modules["yaml"] = yaml
+    config._config_fname = ""
+
+
+_import_numba()

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+from phase0_request.params import SamplingParams
 from phase0_request.tokenizer import BUNDLED
 from phase2_prefill_decode.config import ModelConfig
 from phase2_prefill_decode.fields import ConfigError
 from phase2_prefill_decode.weights import load_weights
 from phase6_integration.assemble import peak_bytes
 from phase6_integration.engine import NanoServingEngine
+from phase6_integration.options import EngineOptions
 from tests.phase6_integration.life import life
 
 SHORT = 4000  # characters
@@ -48,6 +50,22 @@ def test_a_claimed_context_costs_no_memory_beyond_the_served_one(spoilt: Callabl
             engine.generate([[5] * 8], progress=False)
 
     assert peak_bytes(load, torch.device("cpu")) < 1 << 30, "the kernels may take some, if they are loaded here first"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_claimed_context_is_served_up_to_a_limit_unless_the_operator_asks_for_more(
+    spoilt: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two million tokens took 5.5 GB, of the KV cache and the rotary tables."""
+    directory = str(spoilt(max_position_embeddings=1 << 21))
+
+    def load() -> None:
+        with NanoServingEngine.from_pretrained(directory) as engine:
+            engine.generate([[5] * 8], SamplingParams(max_tokens=1), progress=False)
+
+    assert peak_bytes(load, torch.device("cpu")) < 1 << 30
+    assert "of the model's context of 2097152 tokens, 131072 are served; --max-model-len serves more" in caplog.text
+    assert EngineOptions(max_model_len=1 << 18).context(1 << 21) == 1 << 18
 
 
 BOMBS: dict[str, dict[str, Any]] = {

@@ -165,6 +165,23 @@ def test_a_model_that_never_loads_is_an_error_after_the_limit() -> None:
     run(test())
 
 
+def test_a_restarted_engine_may_take_a_few_times_as_long_to_load_as_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Fault: one that hung while it loaded again was waited for as long as for the first, 600 seconds."""
+    monkeypatch.setattr(async_engine, "MIN_RELOAD", 0.3)
+    monkeypatch.setattr(async_engine, "RELOAD", 0)
+
+    async def test() -> None:
+        async with engine(monkeypatch, max_engine_restarts=1) as made:
+            made._factory = f"{FAULTS}:never"
+            process(made).kill()
+            await made.failed.wait()
+            assert (made.health, made.reason) == (Health.HUNG, "the model was not loaded within 0.3 seconds")
+
+    run(test())
+
+
 @pytest.mark.parametrize("leaves", [True, False])
 def test_waiting_requests_end_while_no_engine_runs(leaves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their clients leave, or the server drains, between two engine processes."""

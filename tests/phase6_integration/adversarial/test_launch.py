@@ -41,7 +41,8 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     model.mkdir()
     for file in BUNDLED.iterdir():
         (model / file.name).symlink_to(file)
-    (here / ".numba_config.yaml").write_text(f"cache_dir: {tmp_path / 'pickles'}\n")
+    for folder in (here, model):
+        (folder / ".numba_config.yaml").write_text(f"cache_dir: {tmp_path / 'pickles'}\ndisable_jit: 1\n")
     return here, model
 
 
@@ -69,7 +70,7 @@ def check_an_answer(server: Life) -> None:
 def test_serve_runs_no_code_from_the_working_directory_or_from_the_model(folders: tuple[Path, Path]) -> None:
     """The engine was started by `python -m`, which puts the working directory first on the path: a `msgspec.py` in a
     model's folder ran with the server's rights. A `.numba_config.yaml` there chose the directory from which compiled
-    kernels are unpickled."""
+    kernels are unpickled, or turned compilation off, so that the server did not start."""
     here, model = folders
     for folder in (here, model):
         set_traps(folder, set(IMPORTABLE))

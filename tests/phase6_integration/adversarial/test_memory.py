@@ -10,12 +10,14 @@ import asyncio
 import tracemalloc
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from itertools import cycle, islice
 from typing import Any
 
 import pytest
 
-from phase6_integration.messages import EngineRequest
+from phase0_request.params import SamplingParams
+from phase6_integration.messages import EngineRequest, frame
 from phase6_integration.server.app import create_app
 from phase6_integration.server.budget import SMALL_BODY, Budget
 from phase6_integration.server.middleware import AccessLog, BodyLimits, ErrorResponses, RequestIds
@@ -192,6 +194,67 @@ def test_an_answer_that_does_not_fit_now_is_refused_until_another_has_gone(strea
             pass
         assert again.status == 200
         assert app.state.server.answers.used == 0
+
+    run(test)
+
+
+VOCABULARY = 151_936
+SHARED: dict[str, dict[str, Any]] = {
+    "allowed tokens": {"allowed_token_ids": [*range(VOCABULARY)]},
+    "biases": {"logit_bias": {str(token): 1.0 for token in range(1024)}},
+    "bad words": {"bad_words": [f"{'word ' * 40}{number}" for number in range(64)]},
+    "stop tokens": {"stop_token_ids": [*range(128)]},
+    "prompt": {"prompt": [300] * 2000},
+    "prompts": {"prompt": [[number] for number in range(64)], "logit_bias": {str(n): 1.0 for n in range(1024)}},
+}
+
+
+@pytest.mark.parametrize("more", SHARED.values(), ids=SHARED)
+def test_what_the_completions_of_a_request_share_is_checked_sent_and_counted_once(
+    more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ids of a vocabulary in `allowed_token_ids`, with n=128: the event loop stood still for 10 s and the engine
+    took 480 MB more, since a list of 0.95 MB was checked and sent 128 times."""
+    checked, sent = [0], [0]
+    check = SamplingParams.__post_init__
+
+    def counting(params: SamplingParams) -> None:
+        checked[0] += 1
+        check(params)
+
+    class Engine(FakeEngine):
+        def _send(self, message: Any) -> None:
+            sent[0] += len(frame(message))
+            super()._send(message)
+
+    async def test() -> None:
+        engine = Engine()
+        engine.config = replace(engine.config, vocab_size=VOCABULARY)
+        app = create_app(engine, ServerSettings())
+        app.state.server.answers.free = 0
+        await warm(app, COMPLETIONS)
+        monkeypatch.setattr(SamplingParams, "__post_init__", counting)
+
+        async def cost(n: int) -> tuple[int, int, int]:
+            """Params checked, bytes sent and bytes of the budget."""
+            checked[0] = sent[0] = 0
+            engine.room.clear()
+            live = engine.live
+            asked = {**HELLO[COMPLETIONS], **more, "max_tokens": 1, "n": n, "seed": 5}
+            async with Call(app, COMPLETIONS, asked) as call:
+                while engine.live == live and not call.status:
+                    await asyncio.sleep(0)
+                found = checked[0], sent[0], app.state.server.answers.used
+                engine.room.set()
+            assert call.status == 200
+            return found
+
+        prompts = 64 if isinstance(more.get("prompt", [0])[0], list) else 1
+        one, many = await cost(1), await cost(128 // prompts)
+        assert many[0] == one[0] <= 2
+        assert many[1] - one[1] < 128 * 200
+        assert many[2] - one[2] < 128 * 9_000
+        assert one[2] >= VOCABULARY // 8 or "allowed_token_ids" not in more
 
     run(test)
 

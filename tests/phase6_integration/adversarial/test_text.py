@@ -109,6 +109,51 @@ def test_a_normalizer_that_makes_gigabytes_of_a_letter_ends_alone(tmp_path: Path
     asyncio.run(attack())
 
 
+TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}}
+ASKED: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, {"messages": HELLO, "tools": [TOOL]}),
+    (CHAT, {"messages": HELLO, "tools": [TOOL], "tool_choice": "required", "n": 2, "stream": True}),
+    (CHAT, {"messages": HELLO, "bad_words": ["word"], "stop": ["end"], "logprobs": True, "top_logprobs": 2}),
+    (CHAT, {"messages": HELLO, "response_format": {"type": "json_object"}, "tools": [TOOL]}),
+    ("/v1/completions", {"prompt": "Hello", "echo": True, "logprobs": 2, "truncate_prompt_tokens": 4}),
+    (
+        "/v1/responses",
+        {"input": "Hello", "tools": [{"type": "function", "name": "f", "parameters": {}, "strict": None}]},
+    ),
+    ("/tokenize", {"messages": HELLO, "tools": [TOOL], "return_token_strs": True}),
+    ("/detokenize", {"tokens": [5, 6]}),
+]
+
+
+def test_nothing_is_encoded_on_the_event_loop() -> None:
+    """The markers of tools were: a normalizer that multiplies `_` stopped the server for 27 s and took 1.3 GB, with one
+    ordinary request."""
+
+    class Unable:
+        """What the server has of a tokenizer's library: all but what encodes."""
+
+        def __init__(self, backend: Any) -> None:
+            self._backend = backend
+
+        def __getattr__(self, name: str) -> Any:
+            assert not name.startswith(("encode", "train", "post_process", "normal")), f"{name} on the event loop"
+            return getattr(self._backend, name)
+
+    async def attack() -> None:
+        engine = FakeEngine()
+        assert engine.tokenizer is not None
+        engine.tokenizer._backend = Unable(engine.tokenizer._backend)  # type: ignore[assignment]
+        for parser in (None, "deepseek_r1"):
+            async with client(engine, ServerSettings(template_timeout=60, reasoning_parser=parser)) as http:
+                for path, body in ASKED:
+                    limit = {"max_tokens": 2} if path.endswith("completions") else {}
+                    answer = await http.post(path, json={**body, **limit})
+                    assert answer.status_code == 200, (path, body, answer.text)
+                    assert "server_error" not in answer.text
+
+    asyncio.run(attack())
+
+
 def test_a_child_is_limited_in_memory() -> None:
     """In a process of its own, since the limit cannot be raised again."""
     import multiprocessing
@@ -147,7 +192,8 @@ def test_a_tokenizer_process_that_was_killed_is_replaced() -> None:
         found = [run(word) for word in words]
         assert found in ([*expected.values()], [Killed(), *[*expected.values()][1:]])
         parent.kill()
-        parent.wait()
+        process._reaper.join(PATIENCE)
+        assert not Path(f"/proc/{parent.pid}").exists(), "it stayed a zombie until its child ended"
         assert run("page", seconds=1e-6) == Killed()
         assert [run(word) for word in words] == [*expected.values()]
     finally:
