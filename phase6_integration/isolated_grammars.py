@@ -142,8 +142,8 @@ class IsolatedConstraint:
 
 
 class GrammarClient:
-    """One process that follows grammars, and its requests, as the engine sees them. A process that ends is replaced, and
-    the next one is told of the requests again.
+    """One process that follows grammars, and its requests, as the engine sees them. One that ends is replaced, and the
+    next is told of the requests again.
 
     A process compiles one grammar at a time: those of requests that end meanwhile are never sent. After one has died
     with several messages to answer, the next gets one at a time, so that it is known which kills it.
