@@ -70,7 +70,6 @@ class Scheduler:
         self._deadlines = Deadlines()
         self._sequences: dict[str, SequenceState] = {}  # by request id
         self._submitted = 0
-        self._late: dict[SequenceState, Pending] = {}  # what drew no token, and waits until it can
         self._in_flight: deque[tuple[Batch, list[SequenceState]]] = deque()  # oldest first
         self._events: list[Event] = []
 
@@ -92,7 +91,7 @@ class Scheduler:
     @property
     def is_waiting(self) -> bool:
         """Whether a running request can take part in no step yet, because it could draw no token."""
-        return any(sequence.request.state is RequestState.RUNNING for sequence in self._late)
+        return any(sequence.pending is not None for sequence in self.running_set.running)
 
     @property
     def sequences(self) -> Collection[SequenceState]:
@@ -150,7 +149,9 @@ class Scheduler:
             raise RuntimeError(f"{len(self._in_flight)} steps are in flight; commit the oldest before planning another")
         for sequence in self._deadlines.due(now):
             self._finish(sequence, FinishReason.TIMEOUT, now)
-        self._late = {one: pending for one, pending in self._late.items() if one.in_flight or not pending.done()}
+        for sequence in self.running_set.running:
+            if sequence.pending is not None and not sequence.in_flight and sequence.pending.done():
+                sequence.pending = None
         preemptions = self.running_set.num_preemptions
         batch = self._schedule(now)
         while self._sequences and not self._in_flight and not self.is_waiting:  # nothing could be scheduled
@@ -165,7 +166,7 @@ class Scheduler:
         running_set, admission = self.running_set, self.admission
         admission.make_room()
         waiting = admission.pending_lengths()
-        ready = [one for one in running_set.running if one not in self._late] if self._late else running_set.running
+        ready = [sequence for sequence in running_set.running if sequence.pending is None]
         step = self.chunker.schedule(ready, waiting, running_set.allocate_slots)
         admission.admit(step, now)
         batch = Batch(tuple(step.slices))
@@ -243,7 +244,7 @@ class Scheduler:
         if piece.start == request.computed and piece.length > 1:
             request.advance(piece.start, piece.length - 1)
             self.cache.publish(request)
-        self._late[sequence] = pending
+        sequence.pending = pending
         sequence.num_scheduled, sequence.num_tokens = request.computed, request.total
 
     def _append_forced(self, sequence: SequenceState, forced: Forced, now: float) -> None:
@@ -281,7 +282,6 @@ class Scheduler:
         plan or of a commit.
         """
         self._in_flight.clear()
-        self._late.clear()
         for sequence in [*self._sequences.values()]:
             if sequence.request.finished:
                 sequence.in_flight = 0
@@ -309,7 +309,6 @@ class Scheduler:
     def _forget(self, sequence: SequenceState) -> None:
         """Forget a request that has ended and has nothing in flight."""
         del self._sequences[sequence.request.id]
-        self._late.pop(sequence, None)
         self.admission.share.leave(sequence.request.tenant)
 
     # endregion

@@ -159,8 +159,8 @@ class GrammarClient:
         self._careful = False
         self._known: WeakValueDictionary[int, IsolatedConstraint] = WeakValueDictionary()
         self._waiting: deque[int] = deque()  # keys of requests to be opened
-        self._held: deque[tuple[int, ToChild]] = deque()  # messages that a careful client has not sent yet
-        self._unanswered: dict[int, None] = {}  # keys of requests with a mask to come
+        self._held: deque[tuple[int, Take | Ask]] = deque()  # messages that a careful client has not sent yet
+        self._unanswered: dict[int, int] = {}  # the serial of the last message sent, by the key of the request
         self._opening: int | None = None  # the request that is being opened
         self._has_unsent = False  # and the selector knows
         self.patience = PATIENCE  # 0 after masks that took longer than that
@@ -171,7 +171,7 @@ class GrammarClient:
     def add(self, constraint: IsolatedConstraint) -> None:
         self._known[constraint.key] = constraint
 
-    def tell(self, constraint: IsolatedConstraint, message: ToChild) -> None:
+    def tell(self, constraint: IsolatedConstraint, message: Take | Ask) -> None:
         """Send a message about a request; about one that the process does not know, an Open instead."""
         if constraint.opened:
             self._held.append((constraint.key, message))
@@ -206,16 +206,16 @@ class GrammarClient:
             key, message = self._held.popleft()
             constraint = self._known.get(key)
             if constraint is not None and constraint.opened:
-                self._unanswered[key] = None
+                self._unanswered[key] = message.serial
                 self._write(message)
         while self._waiting and self._opening is None and not (self._careful and self._unanswered):
             key = self._waiting.popleft()
             constraint = self._known.get(key)
             if constraint is not None and constraint.error is None:
                 self._opening, constraint.opened = key, True
-                self._unanswered[key] = None
-                for message in constraint.opening():
-                    self._write(message)
+                self._unanswered[key] = constraint.serial
+                for one in constraint.opening():
+                    self._write(one)
         self.flush()
 
     def _write(self, message: ToChild) -> None:
@@ -264,10 +264,10 @@ class GrammarClient:
                 constraint, is_mask = self._known.get(key), isinstance(message, Mask)
                 if is_mask and self._opening == key:
                     self._opening = None
+                if is_mask and self._unanswered.get(key) == serial:
+                    del self._unanswered[key]
                 if constraint is not None and constraint.serial == serial:
                     constraint.receive(message)
-                    if is_mask:
-                        self._unanswered.pop(key, None)
             case Leaving():
                 self.ended(())
 

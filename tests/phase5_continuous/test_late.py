@@ -87,6 +87,22 @@ def test_a_late_request_holds_up_none_that_shares_its_prefix() -> None:
     engine.run().check_the_end()
 
 
+def test_late_requests_keep_no_places_from_another_tenant() -> None:
+    """Their tenant has had no more tokens than the other one, and gets none while they wait."""
+    scheduler = Scheduler(PagedCache(64, 4), max_running=3)
+    engine = Engine(scheduler, delays=lambda one: 1000 if one.tenant == "waits" else 0)
+    engine.submit(*(request(f"{number}", 4, 2, tenant="waits") for number in range(3)))
+    for _ in range(3):
+        engine.step()
+    for number in range(3):
+        other = request(f"other{number}", 4, 40, tenant="other")
+        engine.submit(other)
+        for _ in range(60):
+            engine.step()
+            engine.check()
+        assert other.finished
+
+
 def test_time_beside_tokens_is_charged_to_a_tenant() -> None:
     """Of two tenants that have had as many tokens, the one that was charged is the later one."""
     scheduler = Scheduler(PagedCache(64, 4), max_running=1)

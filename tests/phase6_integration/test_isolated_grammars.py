@@ -227,6 +227,27 @@ def test_after_a_death_with_several_messages_each_is_sent_alone(here: Here) -> N
     assert all(of.error is None for of in all_of)
 
 
+def test_a_message_that_replaces_an_unanswered_one_is_sent_when_that_is_answered(here: Here) -> None:
+    """While each message is sent alone."""
+    here.answers = False
+    made = [request(str(number), grammar=POINT) for number in range(2)]
+    all_of = [constraint_of(here, one) for one in made]
+    for _ in made:
+        here.processes[0].answer()
+        here.receive(0)
+    for of in all_of:
+        of.take(0, TOKENIZER.encode("{", False)[0])
+    here.processes[0].dies()
+    here.receive(0)
+    assert all_of[0].ask(0)
+    for _ in range(5):
+        here.processes[1].answer()
+        here.receive(0)
+    assert all_of[0].done()
+    made[1].output_tokens += TOKENIZER.encode("{", False)
+    assert all_of[1].done()
+
+
 def test_requests_that_end_while_another_is_compiled_are_never_sent(here: Here) -> None:
     here.answers = False
     first = request("first", grammar=POINT)
