@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from phase0_request.request import FinishReason, Request, TokenLogprobs
 
@@ -81,6 +81,15 @@ class Forced(NamedTuple):
 NO_TOKEN_LEFT = "no token can be drawn: all logits are -inf, so the model, logit_bias, min_tokens and masks leave none"
 """The error of a request whose own fields exclude every token, or whose model does."""
 
+GRAMMAR_FAILED = "its grammar cannot be followed any further"
+"""The beginning of the error of a request whose grammar is too complex for what its output has become."""
+
+
+class Pending(Protocol):
+    """What a request waits for."""
+
+    def done(self) -> bool: ...
+
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
@@ -91,6 +100,7 @@ class StepOutput:
     logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)  # for requests that asked for them
     prompt_logprobs: Mapping[int, Sequence[TokenLogprobs]] = field(default_factory=dict)  # of tokens start + 1 onwards
     forced: Mapping[int, Forced] = field(default_factory=dict)  # after the token. An engine may draw these one by one
+    late: Mapping[int, Pending] = field(default_factory=dict)  # no token yet: the last token is computed again
 
 
 class Event(NamedTuple):

@@ -9,11 +9,14 @@ from llguidance import LLParserLimits, LLTokenizer
 
 from phase0_request.tokenizer import Tokenizer
 
-# llguidance's defaults let one mask take 2.5 s. By these, the worst grammars known take 0.4 s to compile and 0.35 s for
-# a mask; common ones, less than 10 ms and 1 ms. A request beyond them ends with an error.
+# llguidance's defaults let one mask take 2.5 s, and one lexer 120 MB. By these, the worst grammars known take 0.5 s to
+# compile, 0.2 s for a mask, and 10 MB; common ones, less than 10 ms and 1 ms. An object may have about 450 properties
+# that are optional, and any number that are required. A request beyond the limits ends with an error.
 LIMITS = LLParserLimits(
     initial_lexer_fuel=200_000,
     step_lexer_fuel=50_000,
+    step_max_items=10_000,
+    max_lexer_states=20_000,
     max_grammar_size=65_000,  # symbols, which llguidance counts in 16 bits
     verbose_errors=False,
 )

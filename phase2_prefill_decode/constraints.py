@@ -4,44 +4,42 @@
 
 A grammar is compiled by llguidance, which follows the output token by token. Its mask of the next token is made on the
 host while the device runs the model. llguidance is imported at the first grammar: all else works without it.
+
+The server has clients, whose grammars it does not trust: `phase6_integration.grammar_engine` has the same Constraint in
+other processes, and masks that may come late.
 """
 
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
-from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from phase0_request.batch import Forced
+from phase0_request.batch import GRAMMAR_FAILED, Forced, Pending
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase0_request.token_set import TokenSet
 from phase0_request.tokenizer import Tokenizer
-from phase2_prefill_decode.kernels.mask import words
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the processes that follow the grammars of a server need no torch
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
+    from torch import Tensor
 
-KEPT = 128  # compiled grammars
+KEPT = 16  # compiled grammars
 
 
 class Grammars:
-    """Compiles grammars for one vocabulary, and keeps the latest. Safe to share between threads."""
+    """Compiles grammars for one vocabulary, and keeps the latest."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Collection[int]) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_ids = sorted(eos_ids)
-        self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
-        self._lock = Lock()
-        self._compiler = ThreadPoolExecutor(1, "grammar")
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
 
     @cached_property
     def vocabulary(self) -> "LLTokenizer":
@@ -52,18 +50,16 @@ class Grammars:
 
     def compile(self, grammar: str) -> "LLMatcher":
         """A matcher at the beginning of a grammar. ValueError if that is none."""
-        return self.prepare(grammar).result().deep_copy()
+        compiled = self._compiled.pop(grammar, None) or self._compile(grammar)
+        self._compiled[grammar] = compiled
+        if len(self._compiled) > KEPT:
+            self._compiled.popitem(last=False)
+        return compiled.deep_copy()
 
-    def prepare(self, grammar: str) -> "Future[LLMatcher]":
-        """Have a grammar compiled in a thread, unless it is: what `compile` takes later, it finds."""
-        with self._lock:
-            compiled = self._compiled.get(grammar)
-            if compiled is None:
-                compiled = self._compiled[grammar] = self._compiler.submit(self._compile, grammar)
-            self._compiled.move_to_end(grammar)
-            if len(self._compiled) > KEPT:
-                self._compiled.popitem(last=False)
-            return compiled
+    def forget(self, grammar: str) -> None:
+        """Compile a grammar anew when it is next needed. Copies share what llguidance has found out about a grammar so
+        far: if that has reached its limit, all copies fail."""
+        self._compiled.pop(grammar, None)
 
     def _compile(self, grammar: str) -> "LLMatcher":
         from llguidance import LLMatcher
@@ -74,6 +70,11 @@ class Grammars:
         if compiled.is_error():
             raise ValueError(f"the grammar cannot be used: {compiled.get_error()}")
         return compiled
+
+
+def words(vocab_size: int) -> int:
+    """The number of words of a mask: a bit for each token, 32 to a word, the lowest first."""
+    return -(-vocab_size // 32)
 
 
 @cache
@@ -88,13 +89,14 @@ def _fillers() -> "LLExecutor":
     return LLExecutor()
 
 
-def fill_by_grammar(matchers: list[tuple["LLMatcher", int]], bits: NDArray[np.uint32]) -> None:
-    """Fill the masks of these numbers with what each matcher allows, on all cores and without Python's lock."""
-    if not matchers:
+def fill_by_grammar(matchers: Sequence["LLMatcher | None"], bits: NDArray[np.uint32]) -> None:
+    """Fill mask i with what matcher i allows, where there is one, on all cores and without Python's lock."""
+    numbered = [(matcher, number) for number, matcher in enumerate(matchers) if matcher is not None]
+    if not numbered:
         return
     from llguidance.numpy import fill_next_token_bitmask_par
 
-    fill_next_token_bitmask_par(_fillers(), matchers, bits.view(np.int32))
+    fill_next_token_bitmask_par(_fillers(), numbered, bits.view(np.int32))
 
 
 def _bits(params: SamplingParams, vocab_size: int) -> NDArray[np.uint32] | None:
@@ -119,6 +121,34 @@ def is_constrained(params: SamplingParams) -> bool:
     return bool(params.grammar is not None or params.allowed_token_ids is not None or params.bad_words)
 
 
+class Follower(Protocol):
+    """A constraint as a step sees it."""
+
+    @property
+    def error(self) -> str | None: ...
+
+    def take(self, index: int, token: int) -> None: ...
+
+    def forced(self, index: int) -> Forced | None: ...
+
+
+class StepMasks(Protocol):
+    """The masks of a step as the runner sees them: those of Masks, or of a server, which may be late."""
+
+    @property
+    def rows(self) -> "Sequence[tuple[int, Follower, int]]": ...
+
+    @property
+    def numbers(self) -> "Tensor": ...
+
+    @property
+    def in_flight(self) -> bool: ...
+
+    def start(self) -> "Filling": ...
+
+    def filled(self) -> "Filled": ...
+
+
 class Constraint:
     """What one request may draw. It follows the output, also tokens that are drawn and not committed yet; if those are
     discarded, it goes back."""
@@ -127,7 +157,9 @@ class Constraint:
         params = request.params
         if params.grammar is not None and grammars is None:
             raise ValueError(f"request {request.id} has a grammar, and this model no tokenizer to follow it")
+        self._grammars, self._grammar = grammars, params.grammar
         self.matcher = grammars.compile(params.grammar) if params.grammar is not None and grammars else None
+        self._renewed = False
         self.output: Sequence[int] = request.output_tokens  # committed
         self._followed: list[int] = []  # the output as far as the masks know it
         self._allowed = _bits(params, vocab_size)
@@ -172,6 +204,8 @@ class Constraint:
         """
         if self.matcher is None or index + 1 != len(self._followed):
             return None
+        if self.matcher.is_error():  # which it takes for the end
+            return None
         tokens = self.matcher.compute_ff_tokens() if self._jumps else []
         tokens = tokens[: self.matcher.validate_tokens(tokens)]  # text that spells a control token is not that token
         self._follow(tokens)
@@ -185,7 +219,18 @@ class Constraint:
         """Why the grammar cannot be followed any further."""
         if self.matcher is None or not self.matcher.is_error():
             return None
-        return f"its grammar cannot be followed any further: {self.matcher.get_error().splitlines()[0][:200]}"
+        return f"{GRAMMAR_FAILED}: {self.matcher.get_error().splitlines()[0][:200]}"
+
+    def renew(self) -> bool:
+        """Follow the output with a new matcher, if this one has failed for the first time: it may have been for what
+        copies of it had followed. False if that helps nothing."""
+        if self._renewed or self._grammars is None or self._grammar is None:
+            return False
+        self._renewed = True
+        self._grammars.forget(self._grammar)
+        self.matcher = self._grammars.compile(self._grammar)
+        self.matcher.consume_tokens([*self._followed])
+        return not self.matcher.is_error()
 
     # region exercise 2.20
     def _follow(self, tokens: Sequence[int]) -> None:
@@ -203,12 +248,45 @@ class Constraint:
     # endregion
 
 
+# region exercise 2.21
+def fill_masks(rows: Sequence[tuple[Constraint, int]], vocab_size: int) -> NDArray[np.uint32]:
+    """The bits of the tokens that each constraint allows at a place of its output: [masks, words]. Of a grammar that
+    fails all are 0, so that the row does too."""
+    bits = np.full((len(rows), words(vocab_size)), 0xFFFFFFFF, np.uint32)
+    for constraint, index in rows:
+        constraint.go_to(index)
+    fill_by_grammar([constraint.matcher for constraint, _ in rows], bits)
+    again = [constraint.matcher if constraint.error and constraint.renew() else None for constraint, _ in rows]
+    fill_by_grammar(again, bits)
+    for (constraint, _), mask in zip(rows, bits, strict=True):
+        if constraint.error is not None:  # its matcher would allow the end of the output
+            mask[:] = 0
+        constraint.restrict(mask)
+    return bits
+
+
+# endregion
+
+
+class Filled(NamedTuple):
+    """The masks of a step."""
+
+    bits: "Tensor"  # [masks, words] int32
+    late: Mapping[int, Pending] = {}  # by row of the logits: those that are not ready. They draw nothing in this step
+
+
+class Filling(Protocol):
+    """Masks that are being filled. `result` waits for them, and may be called once more if the step fails."""
+
+    def result(self) -> Filled: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Masks:
     """The constrained rows of a step, and the masks of their next tokens."""
 
     rows: Sequence[tuple[int, Constraint, int]]  # row, its constraint, which output token it draws
-    numbers: Tensor  # [all rows] int64: of each row's mask, -1 for none
+    numbers: "Tensor"  # [all rows] int64: of each row's mask, -1 for none
     vocab_size: int
 
     # region exercise 2.21
@@ -219,25 +297,27 @@ class Masks:
 
     # endregion
 
-    def start(self) -> "Future[Tensor]":
+    def start(self) -> Filling:
         """Fill them in a thread, while this one has the model run."""
-        return _thread().submit(self.fill)
+        return _thread().submit(self.filled)
 
-    # region exercise 2.21
-    def fill(self) -> Tensor:
-        """The bits: [masks, words] int32. Of a grammar that fails all are 0, so that the row does too."""
-        bits = np.full((len(self.rows), words(self.vocab_size)), 0xFFFFFFFF, np.uint32)
-        matchers = []
-        for number, (_, constraint, index) in enumerate(self.rows):
-            constraint.go_to(index)
-            if constraint.matcher is not None:
-                matchers.append((constraint.matcher, number))
-        fill_by_grammar(matchers, bits)
-        for matcher, number in matchers:
-            if matcher.is_error():  # it would allow the end of the output
-                bits[number] = 0
-        for (_, constraint, _), mask in zip(self.rows, bits, strict=True):
-            constraint.restrict(mask)
-        return torch.from_numpy(bits.view(np.int32))
+    def filled(self) -> Filled:
+        import torch
 
-    # endregion
+        rows = [(constraint, index) for _, constraint, index in self.rows]
+        return Filled(torch.from_numpy(fill_masks(rows, self.vocab_size).view(np.int32)))
+
+
+class Constraints:
+    """Makes the constraints of requests, and the masks of steps. A server has one that does so in other processes."""
+
+    def __init__(self, vocab_size: int, grammars: Grammars | None) -> None:
+        self.vocab_size = vocab_size
+        self.grammars = grammars  # None: the model has no tokenizer
+
+    def of(self, request: Request) -> Follower:
+        """A request's constraint, at the beginning of its output. ValueError if its grammar is none."""
+        return Constraint(request, self.vocab_size, self.grammars)
+
+    def masks(self, rows: Sequence[tuple[int, Any, int]], numbers: "Tensor") -> StepMasks:
+        return Masks(rows, numbers, self.vocab_size)

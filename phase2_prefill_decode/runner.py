@@ -1,16 +1,16 @@
 """ModelRunner: runs a batch of slices through the model, and samples a token for each slice that completes."""
 
-from collections.abc import Sequence
-from concurrent.futures import wait
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from phase0_request.batch import Batch, StepOutput
+from phase0_request.batch import Batch, Pending, StepOutput
 from phase1_kv_pool.cache import KVCache
 from phase1_kv_pool.pool import KVPool
-from phase2_prefill_decode.constraints import Masks
+from phase2_prefill_decode.constraints import StepMasks
 from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.device_state import DeviceState
 from phase2_prefill_decode.graphs import Computed, DecodeGraphs, Graph, Record
@@ -42,7 +42,8 @@ class ConstrainedStep:
 
     fetched: Fetched
     packed: PackedStep
-    masks: Masks
+    masks: StepMasks
+    late: Mapping[int, Pending]  # by row
 
     def wait(self) -> None:
         self.output(self.packed.drawn, self.packed.slices)
@@ -50,18 +51,24 @@ class ConstrainedStep:
     def output(self, numbers: Sequence[int], slices: int) -> StepOutput:
         """Wait for the result. May be called repeatedly."""
         output = self.fetched.output(numbers, slices)
-        failed, forced = dict(output.failed), {}
+        failed, forced, drawn = dict(output.failed), {}, []
         for row, constraint, index in self.masks.rows:
             number = numbers[row]
             token = output.tokens[number]
-            if token is None:
+            if row in self.late:
+                failed.pop(number, None)
+            elif token is None:
                 failed[number] = constraint.error or failed[number]
-                continue
-            constraint.take(index, token)
+            else:
+                constraint.take(index, token)
+                drawn.append((number, constraint, index))
+        for number, constraint, index in drawn:  # when all have been told of their tokens: they may work side by side
             follows = constraint.forced(index)
             if follows is not None:
                 forced[number] = follows
-        return replace(output, failed=failed, forced=forced)
+        late = {numbers[row]: pending for row, pending in self.late.items()}
+        tokens = [None if number in late else token for number, token in enumerate(output.tokens)]
+        return replace(output, tokens=tokens, failed=failed, forced=forced, late=late)
 
 
 class ModelRunner:
@@ -125,7 +132,8 @@ class ModelRunner:
             computed = self._forward(step)
         except BaseException:
             if filling is not None:
-                wait([filling])  # the masks are filled no longer: their constraints may go back
+                with suppress(Exception):  # the masks are filled no longer: their constraints may go back
+                    filling.result()
             raise
         self.cache.changed.clear()
         if computed.sampled is not None and step.sampling.is_plain:
@@ -134,8 +142,8 @@ class ModelRunner:
             return self.sample(step, computed).fetch()
         if filling is None and self._constrained is not None:
             self._constrained.wait()
-        bits = masks.fill() if filling is None else filling.result()
-        self._constrained = ConstrainedStep(self.sample(step, computed, bits).fetch(), step, masks)
+        bits, late = masks.filled() if filling is None else filling.result()
+        self._constrained = ConstrainedStep(self.sample(step, computed, bits).fetch(), step, masks, late)
         return self._constrained
 
     def _forward(self, step: PackedStep) -> Computed:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from phase0_request.batch import NO_TOKEN_LEFT, StepOutput
 from phase0_request.request import Request, TokenLogprobs
-from phase2_prefill_decode.constraints import Constraint, Grammars, Masks, is_constrained
+from phase2_prefill_decode.constraints import Constraints, Follower, Grammars, StepMasks, is_constrained
 from phase2_prefill_decode.kernels.mask import APPLY_MASK
 from phase2_prefill_decode.kernels.sample import SAMPLE, SamplingTensors
 from phase2_prefill_decode.logprobs import Logprobs, PromptLogprobs, logprobs_of
@@ -141,14 +141,14 @@ class Sampler:
         self.vocab_size = vocab_size
         self.num_tokens = vocab_size if num_tokens is None else num_tokens
         self.device = torch.device(device)
-        self.grammars = grammars
+        self.constraints = Constraints(vocab_size, grammars)
         self._sample = SAMPLE.on(self.device)
         self._apply_mask = APPLY_MASK.on(self.device)
         self._packed: list[ref[Request]] = []
         self._packed_params = np.empty(0, np.int32)
         self._packed_more = False  # whether one of them asks for more than a draw
         self._edits: WeakKeyDictionary[Request, RequestEdits] = WeakKeyDictionary()
-        self._constraints: WeakKeyDictionary[Request, Constraint] = WeakKeyDictionary()
+        self._constraints: WeakKeyDictionary[Request, Follower] = WeakKeyDictionary()
         self._entropy = secrets.token_bytes(16) if seed is None else str(seed).encode()[:64]
 
     @classmethod
@@ -200,7 +200,7 @@ class Sampler:
         num_tokens = self.num_tokens
         edited = logits if sampling.edits is None else edit(logits, sampling.edits, newest)
         if sampling.masks is not None:
-            bits = moved(sampling.masks.fill() if bits is None else bits, self.device)
+            bits = moved(sampling.masks.filled().bits if bits is None else bits, self.device)
             edited = self._apply_mask(edited, bits, sampling.masks.numbers)
         if sampling.padding is not None:
             edited, num_tokens = without_padding(edited, num_tokens, sampling.padding), self.vocab_size
@@ -217,10 +217,10 @@ class Sampler:
             edits = self._edits[request] = RequestEdits(request, self.eos_ids, self.vocab_size)
         return edits
 
-    def _masks(self, requests: Sequence[Request], totals: Sequence[int]) -> Masks | None:
+    def _masks(self, requests: Sequence[Request], totals: Sequence[int]) -> StepMasks | None:
         """The masks of the rows that are constrained, if any is."""
         rows = [
-            (row, self._constraint_of(request), total - len(request.prompt_tokens))
+            (row, self.constraint_of(request), total - len(request.prompt_tokens))
             for row, (request, total) in enumerate(zip(requests, totals, strict=True))
             if is_constrained(request.params)
         ]
@@ -229,12 +229,13 @@ class Sampler:
         numbers = [-1] * len(requests)
         for number, (row, _, _) in enumerate(rows):
             numbers[row] = number
-        return Masks(rows, to_device(numbers, torch.int64, self.device), self.vocab_size)
+        return self.constraints.masks(rows, to_device(numbers, torch.int64, self.device))
 
-    def _constraint_of(self, request: Request) -> Constraint:
+    def constraint_of(self, request: Request) -> Follower:
+        """The constraint of a live request. Where it takes time to make one, ask for it before the first draw."""
         constraint = self._constraints.get(request)
         if constraint is None:
-            constraint = self._constraints[request] = Constraint(request, self.vocab_size, self.grammars)
+            constraint = self._constraints[request] = self.constraints.of(request)
         return constraint
 
     def _params(self, requests: Sequence[Request], totals: Sequence[int]) -> NDArray[np.int32]:

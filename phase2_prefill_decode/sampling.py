@@ -16,7 +16,7 @@ from torch import Tensor
 
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
-from phase2_prefill_decode.constraints import Masks, is_constrained
+from phase2_prefill_decode.constraints import StepMasks, is_constrained
 from phase2_prefill_decode.kernels.sample import SamplingTensors, signed
 
 WIDE, NARROW = 2, 4  # parameters of 64 and of 32 bits, each a column: see `pack_params`
@@ -58,7 +58,7 @@ class SamplingMetadata:
     edits: Edits | None = None
     logprobs: tuple[tuple[int, int], ...] = ()  # (row, number of alternatives)
     padding: Tensor | None = None  # [2, n] int64; (row, padded token) that a positive logit_bias makes drawable
-    masks: Masks | None = None
+    masks: StepMasks | None = None
 
     @property
     def rows(self) -> int:

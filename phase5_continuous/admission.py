@@ -82,7 +82,7 @@ class Admission:
     # region exercise 5.6
     def make_room(self) -> None:
         """Preempt a request of the tenant that runs the most, if the next in turn is of a tenant that runs at least two
-        fewer, has had fewer tokens, and could not be admitted."""
+        fewer and could not be admitted. It must have had fewer tokens, or the other one waits to draw its next."""
         running_set = self.running_set
         if self.is_open or running_set.pending_preemption or running_set.finished_in_flight:
             return
@@ -90,7 +90,7 @@ class Admission:
             victim = running_set.victim
             tenant, other = sequence.request.tenant, victim.request.tenant
             fewer = running_set.places[tenant] + 1 < running_set.places[other]
-            if fewer and self.share.served[tenant] < self.share.served[other]:
+            if fewer and (victim.pending is not None or self.share.served[tenant] < self.share.served[other]):
                 running_set.preempt(victim)
 
     # endregion

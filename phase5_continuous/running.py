@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from phase0_request.batch import Pending
 from phase0_request.queue import Key, RequestQueue
 from phase0_request.request import Request
 from phase1_kv_pool.cache import KVCache
@@ -33,6 +34,7 @@ class SequenceState:
     schedulable: bool = False  # it runs, and its preemption is not pending
     waiting_on: "SequenceState | None" = None  # which computes a prefix that this one needs too
     waiting_until: int = 0  # the length of that prefix
+    pending: Pending | None = None  # it could draw no token, and takes part in no step until this is done
 
     def schedule(self, length: int) -> None:
         """Count a slice of so many tokens as in flight."""
@@ -45,6 +47,7 @@ class SequenceState:
         """Count again from what the request has computed: nothing is in flight."""
         request = self.request
         self.num_scheduled, self.num_tokens, self.in_flight = request.computed, request.total, 0
+        self.pending = None
         self.capacity = capacity
 
 
@@ -118,8 +121,10 @@ class RunningSet:
 
     @property
     def victim(self) -> SequenceState:
-        """The request that is preempted next: the last in rank of the tenant that runs the most."""
-        return max(self.running, key=lambda sequence: (self.places[sequence.request.tenant], sequence.key))
+        """The request that is preempted next: the last in rank of the tenant that runs the most, of those that wait to
+        draw a token if there are any."""
+        places = self.places
+        return max(self.running, key=lambda one: (places[one.request.tenant], one.pending is not None, one.key))
 
     def preempt(self, sequence: SequenceState) -> None:
         """Preempt a request: free its pages and keep its tokens. When it resumes, they are prefilled again. With a

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Collection
 from itertools import chain
 
-from phase0_request.batch import Batch, Event, Forced, Slice, StepOutput, reason_to_finish
+from phase0_request.batch import Batch, Event, Forced, Pending, Slice, StepOutput, reason_to_finish
 from phase0_request.checks import check_number
 from phase0_request.request import FinishReason, Request, RequestState, TokenLogprobs
 from phase1_kv_pool.cache import KVCache
@@ -89,6 +89,11 @@ class Scheduler:
         return bool(self._sequences or self._events)
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether a running request can take part in no step yet, because it could draw no token."""
+        return any(sequence.pending is not None for sequence in self.running_set.running)
+
+    @property
     def sequences(self) -> Collection[SequenceState]:
         """All live requests: waiting, running, preempted, or finished in flight."""
         return self._sequences.values()
@@ -130,6 +135,11 @@ class Scheduler:
         events, self._events = self._events, []
         return events
 
+    def charge(self, tenant: str, tokens: float) -> None:
+        """Charge a tenant for work beside its tokens, in tokens, as long as it has a request here."""
+        if tenant in self.admission.share.served:
+            self.admission.share.served[tenant] += tokens
+
     # A step is planned.
 
     # region exercise 5.4
@@ -139,9 +149,12 @@ class Scheduler:
             raise RuntimeError(f"{len(self._in_flight)} steps are in flight; commit the oldest before planning another")
         for sequence in self._deadlines.due(now):
             self._finish(sequence, FinishReason.TIMEOUT, now)
+        for sequence in self.running_set.running:
+            if sequence.pending is not None and not sequence.in_flight and sequence.pending.done():
+                sequence.pending = None
         preemptions = self.running_set.num_preemptions
         batch = self._schedule(now)
-        while self._sequences and not self._in_flight:  # nothing could be scheduled
+        while self._sequences and not self._in_flight and not self.is_waiting:  # nothing could be scheduled
             if self.running_set.num_preemptions == preemptions:  # else a preemption has made room: try again
                 self._fail_first(now)
             preemptions = self.running_set.num_preemptions
@@ -153,7 +166,8 @@ class Scheduler:
         running_set, admission = self.running_set, self.admission
         admission.make_room()
         waiting = admission.pending_lengths()
-        step = self.chunker.schedule(running_set.running, waiting, running_set.allocate_slots)
+        ready = [sequence for sequence in running_set.running if sequence.pending is None]
+        step = self.chunker.schedule(ready, waiting, running_set.allocate_slots)
         admission.admit(step, now)
         batch = Batch(tuple(step.slices))
         if step.slices:
@@ -188,6 +202,9 @@ class Scheduler:
                 continue
             if number in prompt_logprobs:
                 sequence.request.add_prompt_logprobs(batch.slices[number].start, prompt_logprobs[number])
+            if number in output.late:
+                self._postpone(sequence, batch.slices[number], output.late[number])
+                continue
             self._advance(sequence, batch.slices[number], number, output, now)
         self.running_set.preempt_pending()
         return self.drain()
@@ -202,7 +219,8 @@ class Scheduler:
             raise ValueError("only the oldest step in flight can be committed, and only once")
         if None in output.tokens:
             for number, (piece, token) in enumerate(zip(batch, output.tokens, strict=True)):
-                if token is None and piece.completes and number not in output.failed and not piece.request.finished:
+                known = number in output.failed or number in output.late or piece.request.finished
+                if token is None and piece.completes and not known:
                     raise ValueError(f"the step gave no token for request {piece.request.id}, which it completed")
         return self._in_flight.popleft()[1]
 
@@ -218,6 +236,16 @@ class Scheduler:
         forced = output.forced.get(number)
         if forced is not None:
             self._append_forced(sequence, forced, now)
+
+    def _postpone(self, sequence: SequenceState, piece: Slice, pending: Pending) -> None:
+        """Have the last token of a slice computed again, when a token can be drawn after it. A slice behind it that is
+        in flight too is postponed as well: it has no token to compute."""
+        request = sequence.request
+        if piece.start == request.computed and piece.length > 1:
+            request.advance(piece.start, piece.length - 1)
+            self.cache.publish(request)
+        sequence.pending = pending
+        sequence.num_scheduled, sequence.num_tokens = request.computed, request.total
 
     def _append_forced(self, sequence: SequenceState, forced: Forced, now: float) -> None:
         """Append the tokens that a grammar forces. They are one slice: prefilled together, not decoded one by one."""

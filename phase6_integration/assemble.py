@@ -17,7 +17,6 @@ from phase1_kv_pool.cache import KVCache, PagedCache
 from phase1_kv_pool.layout import KVLayout
 from phase1_kv_pool.memory import free_bytes
 from phase1_kv_pool.pool import KVPool
-from phase2_prefill_decode.constraints import Grammars
 from phase2_prefill_decode.device_state import DeviceState
 from phase2_prefill_decode.fields import ConfigError
 from phase2_prefill_decode.graphs import batch_sizes
@@ -49,7 +48,7 @@ class Assembled:
     model: Model  # its config's max_length is this engine's context length
     scheduler: Scheduler
     core: ObservedCore[Attempt[PackedStep]]
-    grammars: Grammars | None  # None: the model has no tokenizer
+    sampler: Sampler
 
 
 # region assemble
@@ -88,7 +87,7 @@ def assemble(options: EngineOptions, loaded: Model | None = None, stats: Stats |
     isolating = IsolatingRunner(runner, LoadShedding(scheduler))
     core = ObservedCore(scheduler, isolating, check_invariants=options.check_invariants, stats=stats)
     shorter = replace(model, config=replace(model.config, max_position_embeddings=context))
-    return Assembled(shorter, scheduler, core, sampler.grammars)
+    return Assembled(shorter, scheduler, core, sampler)
 
 
 # endregion

@@ -86,9 +86,9 @@ class NanoServingEngine:
         made = make_request(prompt, params or SamplingParams(), self.parts.model, core.clock(), name)
         request = Request(name, made.prompt_tokens, made.params, priority, made.arrival, cache_salt)
         if made.params.grammar is not None:
-            if self.parts.grammars is None:
+            if self.parts.model.tokenizer is None:
                 raise ValueError("a grammar needs a tokenizer, which this model has not")
-            self.parts.grammars.compile(made.params.grammar)  # a wrong one is refused now
+            self.parts.sampler.constraint_of(request)  # a wrong one is refused now
         core.submit(request)
         return request
 

@@ -12,9 +12,8 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pkgutil import resolve_name
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from phase0_request.request import FinishReason, Request
 from phase5_continuous.core import EngineCore, Step
@@ -46,21 +45,27 @@ log = logging.getLogger(__name__)
 PR_SET_PDEATHSIG = 1
 
 
-Prepare = Callable[[str], Future[Any]]  # compiles a grammar in a thread, for the sampler to find
+class GrammarWork(Protocol):
+    """The work for grammars that goes on beside the steps."""
+
+    def fileno(self) -> int: ...
+
+    def prepare(self, request: Request) -> object: ...
+
+    def receive(self, scheduler: Scheduler) -> None: ...
 
 
 class Loop:
-    """The engine loop: runs steps while there is work and sleeps otherwise. Messages are read between two steps. A
-    request with a grammar is submitted when that is compiled, and nothing waits for it meanwhile."""
+    """The engine loop: runs steps while there is work and sleeps otherwise. Messages are read between two steps."""
 
     def __init__(
-        self, channel: Channel, core: EngineCore[Any], scheduler: Scheduler, prepare: Prepare | None = None
+        self, channel: Channel, core: EngineCore[Any], scheduler: Scheduler, grammars: GrammarWork | None = None
     ) -> None:
         self.channel = channel
         self.core = core
         self.scheduler = scheduler
-        self.prepare = prepare
-        self._compiling: dict[str, tuple[EngineRequest, Future[Any]]] = {}  # requests to be submitted
+        self.grammars = grammars
+        self._all_wait = False  # each request that runs waits for its grammar
         self._requests: dict[str, Request] = {}  # the end of each is not sent yet
         self._unannounced: dict[str, Request] = {}  # the admission of each is not sent yet
         self._unscored: set[str] = set()  # the prompt logprobs of each are not sent yet
@@ -69,14 +74,16 @@ class Loop:
     def run(self) -> None:
         """Read messages and run steps until the HTTP process closes the channel."""
         while True:
-            for message in self.channel.receive(wait=not (self.core.has_work or self._compiling)):
+            for message in self.channel.receive(wait=self._all_wait or not self.core.has_work):
                 self.handle(message)
             self.turn()
 
     def turn(self) -> None:
         """Run a step, if there is work, and send what it did."""
-        self._submit_compiled()
+        if self.grammars is not None:
+            self.grammars.receive(self.scheduler)
         step = self.core.step() if self.core.has_work else None
+        self._all_wait = step is None and self.scheduler.is_waiting
         if step is not None:
             self.channel.send(self._update(step))
 
@@ -86,14 +93,9 @@ class Loop:
             case Submit():
                 for one in message.requests():
                     self.handle(one)
-            case EngineRequest(id=id, params=params):
-                if params.grammar is None or self.prepare is None:
-                    self._submit(message)
-                else:
-                    self._compiling[id] = message, self.prepare(params.grammar)
+            case EngineRequest():
+                self._submit(message)
             case Finish(id=id, reason=reason):
-                if id in self._compiling:
-                    self._submit(self._compiling.pop(id)[0])  # so that its end is reported like any other
                 request = self._requests.get(id)
                 if request is not None:
                     self.core.finish(request, reason)
@@ -102,22 +104,11 @@ class Loop:
             case Load():
                 raise ValueError("an engine can be loaded only once")
 
-    def _submit_compiled(self) -> None:
-        """Submit the requests with compiled grammars. An idle engine waits for the first of them."""
-        if self._compiling and not self.core.has_work:
-            wait([compiled for _, compiled in self._compiling.values()], return_when=FIRST_COMPLETED)
-        for id, (message, compiled) in [*self._compiling.items()]:
-            if compiled.done():
-                del self._compiling[id]
-                self._submit(message, compiled)
-
-    def _submit(self, message: EngineRequest, compiled: Future[Any] | None = None) -> None:
+    def _submit(self, message: EngineRequest) -> None:
         """Submit a request. One that the engine refuses is reported as ended at once."""
         id, prompt, params = message.id, message.prompt, message.params
         request = Request(id, prompt, params, message.priority, message.arrival, message.cache_salt, message.tenant)
         try:
-            if compiled is not None:
-                compiled.result()
             self.core.submit(request, message.timeout)
         except ValueError as error:  # AsyncEngine should have refused it
             log.error("request %s is refused: %s", id, error)
@@ -126,6 +117,8 @@ class Loop:
             self.channel.send(Update(self.core.clock(), 0.0, 0, 0, [], [], ended, Gauges.read(self.scheduler)))
             return
         self._requests[id] = self._unannounced[id] = request
+        if params.grammar is not None and self.grammars is not None:
+            self.grammars.prepare(request)
         if params.prompt_logprobs is not None:
             self._unscored.add(id)
 
@@ -166,18 +159,20 @@ class Made(NamedTuple):
     core: EngineCore[Any]
     scheduler: Scheduler
     ready: Ready
-    prepare: Prepare | None = None
+    grammars: GrammarWork | None = None
 
 
 def bundled_engine(options: EngineOptions) -> Made:
     """The default factory. Tests name others, which fail in various ways."""
     from phase6_integration.assemble import assemble
+    from phase6_integration.isolated_grammars import IsolatedGrammars
 
     parts = assemble(options)
+    grammars = None if parts.model.tokenizer is None else IsolatedGrammars(parts.sampler, options)
     decoder, cache = parts.model.decoder, parts.scheduler.cache
     context, dtype = parts.model.config.max_position_embeddings, str(decoder.dtype).removeprefix("torch.")
     ready = Ready(context, cache.usage.total, cache.page_size, str(decoder.device), dtype, decoder.lm_head.kernel)
-    return Made(parts.core, parts.scheduler, ready, None if parts.grammars is None else parts.grammars.prepare)
+    return Made(parts.core, parts.scheduler, ready, grammars)
 
 
 class ChannelHandler(logging.Handler):
@@ -216,7 +211,9 @@ def serve(channel: Channel) -> int:
         if made is None:
             return 1
         channel.send(made.ready)
-        loop = Loop(channel, made.core, made.scheduler, made.prepare)
+        if made.grammars is not None:
+            channel.watch(made.grammars.fileno())
+        loop = Loop(channel, made.core, made.scheduler, made.grammars)
         for message in others:
             loop.handle(message)
         loop.run()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Generic, TypeVar
 
-from phase0_request.batch import Batch, Forced, Slice, StepOutput
+from phase0_request.batch import Batch, Forced, Pending, Slice, StepOutput
 from phase0_request.request import Request, TokenLogprobs
 from phase5_continuous.core import Launched, PackedBatch, Runner
 from phase5_continuous.scheduler import Scheduler
@@ -106,6 +106,7 @@ class IsolatingRunner(Generic[P]):
         logprobs: dict[int, TokenLogprobs] = {}
         scores: dict[int, Sequence[TokenLogprobs]] = {}
         forced: dict[int, Forced] = {}
+        late: dict[int, Pending] = {}
         blamed = False
         for number, piece in enumerate(batch.slices):
             try:
@@ -124,9 +125,11 @@ class IsolatingRunner(Generic[P]):
                 scores[number] = of_prompt
             for follows in output.forced.values():
                 forced[number] = follows
+            for pending in output.late.values():
+                late[number] = pending
         if not blamed:
             self.shedding.failed(f"{len(batch)} slices together")
-        return StepOutput(tokens, failed, logprobs, scores, forced)
+        return StepOutput(tokens, failed, logprobs, scores, forced, late)
 
     def _alone(self, piece: Slice) -> StepOutput:
         packed = self.runner.pack(Batch((piece,)))

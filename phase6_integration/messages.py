@@ -182,7 +182,7 @@ _to_engine = msgspec.msgpack.Decoder(ToEngine)
 _to_front = msgspec.msgpack.Decoder(ToFront)
 
 
-def frame(message: ToEngine | ToFront) -> bytes:
+def frame(message: msgspec.Struct) -> bytes:
     body = _encoder.encode(message)
     return len(body).to_bytes(HEADER, "big") + body
 
@@ -245,18 +245,23 @@ class Channel:
         self._push()
 
     def receive(self, wait: bool) -> list[ToEngine]:
-        """The whole messages that have arrived; with `wait`, sleep until there is something to read. EOFError once the
-        HTTP process has closed."""
+        """The whole messages that have arrived; with `wait`, sleep until there is something to read, here or at what is
+        watched. EOFError once the HTTP process has closed."""
         while True:
             wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
             self._selector.modify(self._socket, wanted)
-            found = sum(events for _, events in self._selector.select(None if wait else 0))
-            if found & selectors.EVENT_WRITE:
+            found = {key.fd: events for key, events in self._selector.select(None if wait else 0)}
+            own = found.get(self._socket.fileno(), 0)
+            if own & selectors.EVENT_WRITE:
                 self._push()
-            if found & selectors.EVENT_READ:
+            if own & selectors.EVENT_READ:
                 return self._read()
-            if not wait:
+            if not wait or found.keys() - {self._socket.fileno()}:
                 return []
+
+    def watch(self, descriptor: int) -> None:
+        """Wake up in `receive` when another descriptor is readable, too."""
+        self._selector.register(descriptor, selectors.EVENT_READ)
 
     def flush(self) -> None:
         """Block until all messages are sent: the last thing an engine does."""

@@ -17,11 +17,6 @@ ApplyMask = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 # region exercise 2.18
-def words(vocab: int) -> int:
-    """The number of words of a mask."""
-    return -(-vocab // 32)
-
-
 def reference(logits: Tensor, bits: Tensor, numbers: Tensor) -> Tensor:
     """Apply to each row its mask, as `ApplyMask` says."""
     places = torch.arange(32, dtype=torch.int32, device=bits.device)

@@ -29,7 +29,7 @@ from phase0_request.machine import record
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase0_request.tokenizer import Tokenizer
-from phase2_prefill_decode.constraints import KEPT, Constraint, Grammars, Masks
+from phase2_prefill_decode.constraints import KEPT, Constraint, Grammars, fill_masks
 from phase2_prefill_decode.model import Model
 from phase5_continuous.engine import core
 
@@ -103,9 +103,8 @@ def follow(grammar: str, output: str, size: int = 4096) -> list[Drawn]:
     constraint, found, forced = Constraint(request, size, grammars(size)), list[Drawn](), 0
     for index, token in enumerate(tokens):
         constraint.go_to(index)
-        masks = Masks([(0, constraint, index)], torch.zeros(1, dtype=torch.int64), size)
         started = time.perf_counter()
-        (bits,) = masks.fill().numpy()
+        (bits,) = fill_masks([(constraint, index)], size)
         seconds = time.perf_counter() - started
         allowed = np.unpackbits(bits.view(np.uint8), count=size, bitorder="little").astype(bool)
         if not allowed[token]:

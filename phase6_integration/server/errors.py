@@ -71,6 +71,12 @@ def no_token_left(fields: Sequence[str], tokens: int) -> RequestError:
     return conflict(fields[0], message, "no_token_left")
 
 
+def grammar_failed(fields: Sequence[str], tokens: int) -> RequestError:
+    """An answer cannot go on after so many tokens: to follow its grammar takes more than it may."""
+    message = f"after {tokens} tokens of the answer its grammar takes too much time or memory to be followed further"
+    return conflict(fields[0] if fields else None, message, "grammar_too_complex")
+
+
 def unavailable(health: Health, reason: str | None = None) -> RequestError:
     message = f"the engine is {health.value}" + ("; try again later" if reason is None else f": {reason}")
     return RequestError(503, message, code=health.value, headers={"retry-after": str(RETRY_AFTER.get(health, 30))})

@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from phase0_request.batch import NO_TOKEN_LEFT
+from phase0_request.batch import GRAMMAR_FAILED, NO_TOKEN_LEFT
 from phase0_request.queue import QueueFullError
 from phase0_request.request import FinishReason
 from phase6_integration.health import UnavailableError
@@ -18,7 +18,7 @@ from phase6_integration.messages import EngineRequest
 from phase6_integration.outputs import Chunk, OutputStream
 from phase6_integration.server.budget import Lease, answer_bytes
 from phase6_integration.server.dependencies import ServerState
-from phase6_integration.server.errors import RequestError, conflict, fault, no_token_left, unavailable
+from phase6_integration.server.errors import RequestError, conflict, fault, grammar_failed, no_token_left, unavailable
 from phase6_integration.server.formatter import Formatter
 from phase6_integration.server.logs import Account
 from phase6_integration.server.schemas import SamplingFields
@@ -200,6 +200,8 @@ class _Sender:
             return None
         if chunk.error == NO_TOKEN_LEFT and self.formatter.excluding:
             return no_token_left(self.formatter.excluding, self.outputs.states[chunk.index].generated)
+        if chunk.error is not None and chunk.error.startswith(GRAMMAR_FAILED):
+            return grammar_failed(self.formatter.excluding, self.outputs.states[chunk.index].generated)
         return fault(self.request_id) if chunk.health is None else unavailable(chunk.health)
 
     # region exercise 6.5

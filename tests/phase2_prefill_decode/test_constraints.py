@@ -11,7 +11,7 @@ from llguidance import LLMatcher
 from phase0_request import Request, SamplingParams
 from phase0_request.batch import Forced
 from phase0_request.tokenizer import Tokenizer
-from phase2_prefill_decode.constraints import KEPT, Constraint, Grammars, Masks
+from phase2_prefill_decode.constraints import KEPT, Constraint, Grammars, Masks, fill_masks
 from phase2_prefill_decode.sampler import Sampler
 
 TOKENIZER = Tokenizer.from_pretrained()
@@ -41,7 +41,7 @@ def constraint(made: Request) -> Constraint:
 
 def allowed(of: Constraint, index: int) -> list[int]:
     """The tokens that may be drawn at this place of the output."""
-    (row,) = Masks([(0, of, index)], torch.zeros(1, dtype=torch.int64), SIZE).fill().numpy().view(np.uint32)
+    (row,) = fill_masks([(of, index)], SIZE)
     return [token for token in range(len(row) * 32) if row[token // 32] >> token % 32 & 1]
 
 
@@ -89,7 +89,6 @@ def test_a_grammar_is_compiled_once_and_each_request_follows_a_copy() -> None:
     assert prepared.consume_token(brace)
     fresh = grammars.compile(POINT)
     assert fresh.compute_ff_tokens()[0] == brace
-    assert grammars.prepare(POINT).done(), "a compiled grammar waits for no other"
     for number in range(KEPT + 5):
         grammars.compile(LLMatcher.grammar_from_regex(f"a{{{number + 1}}}"))
     assert len(grammars._compiled) == KEPT
@@ -254,6 +253,30 @@ def test_a_grammar_that_fails_excludes_all_tokens_of_its_row_and_says_why() -> N
     assert allowed(of, 1) == [], "an errored matcher would allow the end of the output"
     assert of.error is not None
     assert of.error.startswith("its grammar cannot be followed any further: ")
+
+
+def test_a_token_that_the_grammar_fails_at_does_not_end_the_output() -> None:
+    of = constraint(request(grammar=POINT))
+    of.take(0, TOKENIZER.encode("z", add_special_tokens=False)[0])
+    assert of.error is not None
+    assert of.forced(0) is None, "an errored matcher says that it has stopped"
+
+
+def test_a_grammar_that_others_have_used_up_is_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies share the lexer, and its limit of states: one output that needs many would fail all others."""
+    grammars = Grammars(TOKENIZER, SIZE, TOKENIZER.eos_ids)
+    greedy = {"grammar": LLMatcher.grammar_from_regex("[a-z ]*a[a-z ]{900}")}
+    hungry, other = (Constraint(request(**greedy), SIZE, grammars) for _ in range(2))
+    monkeypatch.setattr(hungry, "renew", lambda: False)
+    rng, index = np.random.default_rng(0), 0
+    while tokens := [token for token in allowed(hungry, index) if token not in TOKENIZER.eos_ids]:
+        hungry.take(index, int(rng.choice(tokens)))
+        index += 1
+    assert hungry.error is not None
+    assert "too many" in hungry.error
+    assert len(allowed(other, 0)) > 1000
+    assert other.error is None
+    assert len(allowed(Constraint(request(**greedy), SIZE, grammars), 0)) > 1000
 
 
 def test_only_constrained_rows_are_masked_and_logprobs_are_the_models_own() -> None:

@@ -115,12 +115,28 @@ class Device:
         return {slot // self.cache.page_size for step in self.steps for piece in step for slot in piece.slots}
 
 
+@dataclass
+class Later:
+    """What a request waits for that drew no token: some steps of the engine."""
+
+    engine: "Engine"
+    step: int
+
+    def done(self) -> bool:
+        return self.engine.steps >= self.step
+
+
 class Engine:
     """The engine's loop: plan, launch, land, commit. It records every event and checks it."""
 
-    def __init__(self, scheduler: Scheduler, forces: Forces = nothing) -> None:
+    def __init__(
+        self, scheduler: Scheduler, forces: Forces = nothing, delays: Callable[[Request], int] = lambda request: 0
+    ) -> None:
+        """`delays`: the steps for which a request that should draw a token cannot. 0: it draws it."""
         self.scheduler = scheduler
         self.forces = forces
+        self.delays = delays
+        self.late: dict[str, Later] = {}  # the requests that drew no token in the last step
         self.device = Device(scheduler.cache)
         self.in_flight: deque[Batch] = deque()
         self.requests: dict[str, Request] = {}
@@ -152,15 +168,23 @@ class Engine:
             self.device.launch(batch)
             self.in_flight.append(batch)
             self.batches.append(batch)
-        elif not self.in_flight:
+        elif not self.in_flight and not scheduler.is_waiting:
             assert not scheduler.sequences, "a request is live and nothing is in flight, but the step is empty"
         return batch
 
     def commit(self, failed: dict[int, str] | None = None) -> list[Event]:
         tokens = self.device.land()
         forced = {number: self.forces(token) for number, token in enumerate(tokens) if token is not None}
-        output = StepOutput(tokens, failed or {}, forced=forced)
-        events = self.scheduler.commit(self.in_flight.popleft(), output, self.now)
+        batch, late = self.in_flight.popleft(), dict[int, Later]()
+        for number, (piece, token) in enumerate(zip(batch, tokens, strict=True)):
+            if piece.request.id in self.late and piece.start > piece.request.computed:
+                late[number] = self.late[piece.request.id]
+            elif token is not None and not piece.request.finished and (delay := self.delays(piece.request)):
+                late[number] = Later(self, self.steps + delay)
+        self.late = {batch.slices[number].request.id: later for number, later in late.items()}
+        tokens = [None if number in late else token for number, token in enumerate(tokens)]
+        output = StepOutput(tokens, failed or {}, forced=forced, late=late)
+        events = self.scheduler.commit(batch, output, self.now)
         self.deliver(events)
         return events
 

@@ -1,15 +1,13 @@
 """The loop of the engine process: when it waits for messages, what it does with them, and what it reports of steps."""
 
-import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
 
-from phase0_request import Batch, FinishReason, SamplingParams, StepOutput, TokenLogprobs
+from phase0_request import Batch, FinishReason, Request, SamplingParams, StepOutput, TokenLogprobs
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.core import EngineCore
@@ -22,17 +20,26 @@ from tests.phase5_continuous.support import PackedBatch
 FIRST = 100  # the tokens of every answer: 100, 101, 102, ...
 
 
+@dataclass
 class Step(PackedBatch):
+    grammars: "Compiled | None" = None
+
     def output(self, numbers: Sequence[int], slices: int, /) -> StepOutput:
         tokens = [FIRST + len(piece.request.output_tokens) if piece.completes else None for piece in self.batch]
         scored = [n for n, piece in enumerate(self.batch) if piece.request.params.prompt_logprobs is not None]
         scores = {n: [TokenLogprobs(-1.0, ())] * (self.batch.slices[n].length - 1) for n in scored}
-        return StepOutput(tokens, prompt_logprobs={n: found for n, found in scores.items() if found})
+        late = {}
+        if self.grammars is not None and not self.grammars.ready:
+            late = {n: self.grammars for n, piece in enumerate(self.batch) if piece.request.params.grammar}
+        return StepOutput(tokens, prompt_logprobs={n: found for n, found in scores.items() if found}, late=late)
 
 
+@dataclass
 class Runner:
+    grammars: "Compiled | None" = None
+
     def pack(self, batch: Batch) -> Step:
-        return Step(batch)
+        return Step(batch, self.grammars)
 
     def launch(self, step: Step) -> Step:
         return step
@@ -47,14 +54,12 @@ class Line:
     core: EngineCore[Step]
     sent: list[Any] = field(default_factory=list)
     waited: int = 0
-    compiles: Callable[[], bool] = lambda: False
 
     def receive(self, wait: bool) -> list[Any]:
-        assert wait is not (self.core.has_work or self.compiles()), (
-            "the engine waits for messages while it has requests"
-            if wait
-            else "an idle engine polls for messages: it must wait for one"
-        )
+        if not self.core.has_work:
+            assert wait, "an idle engine polls for messages: it must wait for one"
+        elif not cast(Scheduler, self.core.scheduler).is_waiting:
+            assert not wait, "the engine waits for messages while it has requests"
         self.waited += wait
         if wait and not self.arrivals:
             raise EOFError
@@ -64,14 +69,12 @@ class Line:
         self.sent.append(message)
 
 
-def idle_loop(prepare: Callable[[str], Future[None]] | None = None) -> tuple[Loop, Line]:
+def idle_loop(grammars: "Compiled | None" = None) -> tuple[Loop, Line]:
     """A loop that has had no messages yet."""
     scheduler = Scheduler(PrefixCache(8, 4), budget=TokenBudget(32, 32))
-    core = EngineCore(scheduler, Runner(), clock=lambda: 1.0)
+    core = EngineCore(scheduler, Runner(grammars), clock=lambda: 1.0)
     line = Line(deque(), core)
-    loop = Loop(cast(Channel, line), core, scheduler, prepare)
-    line.compiles = lambda: bool(loop._compiling)
-    return loop, line
+    return Loop(cast(Channel, line), core, scheduler, grammars), line
 
 
 def run(*arrivals: list[Any], now: float = 1.0) -> tuple[Loop, Line]:
@@ -165,94 +168,79 @@ def test_an_engine_is_loaded_once() -> None:
         loop.handle(Load(EngineOptions(), "a:b"))
 
 
-# Grammars are compiled beside the steps.
+# Requests that wait for their grammars, and what is done for these beside the steps.
 
 
-def compiling() -> tuple[dict[str, Future[None]], Callable[[str], Future[None]]]:
-    """The grammars that are being compiled, and what starts to compile one."""
-    futures: dict[str, Future[None]] = {}
+class Compiled:
+    """Grammars that are compiled when a test says so."""
 
-    def prepare(grammar: str) -> Future[None]:
-        return futures.setdefault(grammar, Future())
+    def __init__(self) -> None:
+        self.prepared: list[str] = []
+        self.ready = False
+        self.arrives = False  # between two turns
 
-    return futures, prepare
+    def fileno(self) -> int:
+        raise NotImplementedError
+
+    def prepare(self, request: Request) -> None:
+        self.prepared.append(request.id)
+
+    def receive(self, scheduler: Scheduler) -> None:
+        self.ready = self.ready or self.arrives
+
+    def done(self) -> bool:
+        return self.ready
 
 
-def bound(id: str, grammar: str = "g", **more: Any) -> EngineRequest:
-    return EngineRequest(id, (5, 6, 7), SamplingParams(max_tokens=3, grammar=grammar), **more)
+def bound(id: str, **more: Any) -> EngineRequest:
+    return EngineRequest(id, (5, 6, 7), SamplingParams(max_tokens=3, grammar="g"), **more)
+
+
+def with_grammars() -> tuple[Loop, Line, Compiled]:
+    grammars = Compiled()
+    loop, line = idle_loop(grammars)
+    return loop, line, grammars
 
 
 def test_a_request_waits_for_its_grammar_and_the_others_go_on() -> None:
-    futures, prepare = compiling()
-    loop, line = idle_loop(prepare)
+    loop, line, grammars = with_grammars()
     for message in (bound("a"), ask("b", max_tokens=9)):
         loop.handle(message)
+    assert grammars.prepared == ["a"], "it is compiled while the prompt is computed"
     for _ in range(4):
         loop.turn()
     assert (tokens(line, "a"), len(tokens(line, "b"))) == ([], 4)
-    futures["g"].set_result(None)
+    grammars.ready = True
     loop.turn()
     assert (tokens(line, "a"), len(tokens(line, "b"))) == ([100], 5)
 
 
-def test_a_grammar_that_cannot_be_compiled_ends_its_request_alone() -> None:
-    futures, prepare = compiling()
-    loop, line = idle_loop(prepare)
-    for message in (bound("a"), ask("b", max_tokens=1)):
-        loop.handle(message)
-    futures["g"].set_exception(ValueError("the grammar cannot be used: it is none"))
-    loop.turn()
-    assert ends(line) == {"a": FinishReason.ERROR, "b": FinishReason.LENGTH}
-    assert [one.error for update in updates(line) for one in update.ended] == [
-        "the grammar cannot be used: it is none",
-        None,
-    ]
-
-
 def test_a_request_can_be_ended_while_its_grammar_is_compiled() -> None:
-    _, prepare = compiling()
-    loop, line = idle_loop(prepare)
+    loop, line, _ = with_grammars()
     loop.handle(bound("a"))
+    loop.turn()
     loop.handle(Finish("a", FinishReason.ABORT))
     loop.turn()
     assert ends(line) == {"a": FinishReason.ABORT}
     assert not loop.core.has_work
 
 
-def test_the_engine_does_not_sleep_while_a_grammar_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last running request ends before: nothing else would wake it."""
-    futures, prepare = compiling()
-    loop, line = idle_loop(prepare)
-
-    def send(message: Any) -> None:
-        line.sent.append(message)
-        if "b" in ends(line) and not futures["g"].done():
-            futures["g"].set_result(None)
-
-    monkeypatch.setattr(line, "send", send)
-    line.arrivals.append([ask("b", max_tokens=2), bound("a")])
+def test_an_engine_in_which_all_wait_for_grammars_sleeps() -> None:
+    loop, line, grammars = with_grammars()
+    line.arrivals.extend([[bound("a")], [], []])
     with pytest.raises(EOFError):
         loop.run()
-    assert ends(line) == {"a": FinishReason.LENGTH, "b": FinishReason.LENGTH}
-
-
-def test_an_idle_engine_waits_for_a_grammar() -> None:
-    futures, prepare = compiling()
-    loop, line = idle_loop(prepare)
-    loop.handle(bound("a"))
-    threading.Timer(0.05, lambda: futures["g"].set_result(None)).start()
+    assert line.waited == 3, "for the first message, and in each turn after the one that computed the prompt"
+    assert tokens(line, "a") == []
+    grammars.ready = True
     loop.turn()
     assert tokens(line, "a") == [100]
 
 
-def test_an_idle_engine_does_not_wait_for_a_grammar_when_another_is_ready() -> None:
-    futures, prepare = compiling()
-    loop, line = idle_loop(prepare)
-    for name in ("slow", "fast"):
-        loop.handle(bound(name, grammar=name))
-    futures["fast"].set_result(None)
-    safety = threading.Timer(10.0, lambda: futures["slow"].set_result(None))
-    safety.start()
+def test_an_answer_that_arrives_between_two_turns_is_seen_before_the_engine_sleeps() -> None:
+    loop, line, grammars = with_grammars()
+    loop.handle(bound("a"))
     loop.turn()
-    safety.cancel()
-    assert (tokens(line, "slow"), tokens(line, "fast")) == ([], [100])
+    grammars.arrives = True
+    loop.turn()
+    assert tokens(line, "a") == [100], "nothing else would wake it"
