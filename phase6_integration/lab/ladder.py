@@ -51,7 +51,7 @@ COLUMNS = {
     "hit_rate": ("hit\nrate", ".0%"),
 }
 FEWEST, MOST = 12, 48  # requests of a trace that is made to fit; the figures of the README are of the most
-TRIED = 6  # requests that say how fast a machine is
+TRIED = 8  # requests that say how fast a machine is
 ALL_TO_FIRST = 2.5  # measured: the time of all rungs, in that of the first, transformers
 
 
@@ -75,7 +75,7 @@ class Trace:
         """A trace of so many requests. The long prompts among them, and the pool, are in proportion."""
         whole, share = cls(), requests / MOST
         long = max(round(whole.num_long * share), 1)
-        return cls(requests=requests, rate=rate, num_long=long, pages=pages or max(round(whole.pages * share), 128))
+        return cls(requests=requests, rate=rate, num_long=long, pages=pages or max(round(whole.pages * share), 192))
 
     def make(self, vocabulary: int, start: float) -> tuple[list[Request], dict[str, int]]:
         """The requests, and the length of each answer."""
@@ -157,7 +157,7 @@ class Bar(Progress):
         """What is done now: on a terminal beside the bar, as a line elsewhere."""
         self.update(self.task, description=words)
         if not self.console.is_terminal:
-            self.console.print(words)
+            self.console.print(words, soft_wrap=True)
 
     def run(self, requests: Sequence[Request]) -> None:
         """The next run is one of these requests."""
@@ -184,12 +184,17 @@ class Ladder:
         self.vocabulary = json.loads((directory / "config.json").read_text("utf-8"))["vocab_size"]
 
     def fitting(self, seconds: float, rate: float, pages: int | None = None) -> Trace:
-        """The trace of as many requests as all rungs serve in the time, by the speed of the first."""
+        """The trace of as many requests as all rungs serve in the time, by the speed of the first. Of two tries, the
+        faster: other programs can only slow one down."""
         self.bar.show(f"trying {TRIED} requests")
-        tried = Trace.of(TRIED, rate, pages)
-        served = self.measure(rungs(self.directory, tried.pages)[self.names[0]], tried, runs=1)
-        whole = served.seconds / TRIED * (ALL_TO_FIRST if self.names[0] == NAMES[0] else len(self.names))
-        return Trace.of(min(max(int(seconds / whole), FEWEST), MOST), rate, pages)
+        tried = Trace.of(TRIED, rate, pages or Trace().pages)
+        served = self.measure(rungs(self.directory, tried.pages)[self.names[0]], tried, runs=2)
+        each = served.seconds / TRIED * (ALL_TO_FIRST if self.names[0] == NAMES[0] else len(self.names))
+        requests = min(max(int(seconds / each), FEWEST), MOST)
+        self.bar.console.print(
+            f"{requests} requests: about {each * requests:.0f} seconds a run of all on this machine."
+        )
+        return Trace.of(requests, rate, pages)
 
     def climb(self, trace: Trace, runs: int) -> dict[str, Served]:
         """Measure the rungs."""
@@ -287,7 +292,6 @@ def run(options: argparse.Namespace) -> int:
                 trace = Trace.of(options.requests, options.rate, options.pages)
             else:
                 trace = ladder.fitting(options.seconds / options.runs, options.rate, options.pages)
-                console.print(f"{trace.requests} requests, as many as fit into {options.seconds:.0f} seconds here.")
             measured = ladder.climb(trace, options.runs)
     served = {name: asdict(row) for name, row in measured.items()}
     figures: dict[str, Any] = {"trace": asdict(trace) | {"page_size": PAGE_SIZE}, "rungs": served}

@@ -79,14 +79,14 @@ def test_the_bar_moves_with_each_token_of_a_run() -> None:
     assert _drawn(bar) == 3, "and keeps those of the runs before"
 
 
-@pytest.mark.parametrize(("seconds", "requests"), [(0.6, MOST), (6.0, 48), (12.0, 24), (600.0, FEWEST)])
+@pytest.mark.parametrize(("seconds", "requests"), [(0.6, MOST), (8.0, 48), (16.0, 24), (600.0, FEWEST)])
 def test_a_slow_machine_gets_fewer_requests(
     seconds: float, requests: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a time: six requests took the first rung so many seconds."""
+    """In a time: eight requests took the first rung so many seconds."""
     (tmp_path / "config.json").write_text('{"vocab_size": 512}')
     monkeypatch.setattr(ladder, "rungs", lambda directory, pages: dict.fromkeys(NAMES))
-    tried = Served(6, 1, seconds, *[0.0] * 6, pages=1, hit_rate=0.0, answers="")
+    tried = Served(8, 1, seconds, *[0.0] * 6, pages=1, hit_rate=0.0, answers="")
     monkeypatch.setattr(Ladder, "measure", lambda *_, runs: tried)
     made = Ladder(tmp_path, NAMES, Bar(Console(file=io.StringIO()))).fitting(120.0, 16.0)
     assert made == Trace.of(requests, 16.0)
