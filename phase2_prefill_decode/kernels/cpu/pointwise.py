@@ -162,8 +162,9 @@ def rotate_store_body(dtype: torch.dtype) -> int:
                 if slot >= 0:
                     for head in range(kv_heads):
                         first = (heads + kv_heads + head) * head_dim
-                        for i in range(head_dim):
-                            values[page, head, offset, i] = row[first + i]
+                        place, value = values[page, head, offset], row[first : first + head_dim]
+                        for i in range(head_dim):  # numba compiles an assignment of slices with a long error message
+                            place[i] = value[i]
             block = take(work)
 
     return on_each_thread(body)
