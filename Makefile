@@ -13,7 +13,7 @@ INSTALLED   := $(shell cat $(VENV)/.torch 2> /dev/null)
 TORCH       ?= $(or $(INSTALLED),auto)
 BIN         := $(VENV)/bin
 SYSTEM      := $(filter system,$(TORCH))
-PIP         := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+PIP         := $(BIN)/python -m pip --disable-pip-version-check install
 COMPILE     := $(BIN)/uv pip compile --no-config --quiet --universal --python-version 3.11 --no-annotate \
                  --generate-hashes --custom-compile-command 'make pins'
 
@@ -40,7 +40,7 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 serve: $(VENV)/.serve ## install, then serve the bundled model on 127.0.0.1:8000, playground included
-	@$(BIN)/nanoserve serve
+	@trap : INT; $(BIN)/nanoserve serve || [ $$? -eq 130 ] # Ctrl-C is how it ends, and no error of make
 
 install: $(VENV)/.dev ## install what the course and the tests need
 
@@ -97,8 +97,8 @@ $(VENV)/.torch: .ci/serve.txt
 	@echo $(TORCH) > $@
 
 $(VENV)/.serve: $(VENV)/.torch pyproject.toml
-	@$(PIP) $(if $(SYSTEM),--constraint $(VENV)/system.txt,--no-deps --no-build-isolation) --editable .
-	@echo "Compiling the kernels for this machine."
+	@$(PIP) $(if $(SYSTEM),--constraint $(VENV)/system.txt,--quiet --no-deps --no-build-isolation) --editable .
+	@echo "Compiling the kernels for this machine, once."
 	@$(BIN)/nanoserve generate --max-tokens 2 "How does a serving engine find the pages of a request?" > /dev/null
 	@touch $@
 
@@ -120,6 +120,6 @@ $(VENV)/.book: $(VENV)/.dev .ci/book.txt
 $(CLIENTS)/.done: $(VENV)/.serve .ci/clients.txt tests/clients/node/package-lock.json
 	@echo "Installing the clients (1.4 GB) beside the server, in an environment of their own."
 	@"$(PYTHON)" -m venv $(CLIENTS)
-	@$(CLIENTS)/bin/python -m pip --disable-pip-version-check install --quiet --require-hashes --no-deps --requirement .ci/clients.txt
+	@$(CLIENTS)/bin/python -m pip --disable-pip-version-check install --require-hashes --no-deps --requirement .ci/clients.txt
 	@$(if $(NPM),npm ci --silent --no-audit --no-fund --prefix tests/clients/node)
 	@touch $@

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Make the environment, install the server's libraries, whose hashes pip checks, and then the torch that suits this
-# machine, with pip's progress bar: it is by far the largest download.
+# machine. pip says what it does: it takes minutes.
 # Usage: PYTHON=... VENV=... install_torch.sh auto|cpu|cuda|system
 set -eu
 CPU_WHEELS=https://download.pytorch.org/whl/cpu
@@ -70,5 +70,5 @@ esac
 echo "First the libraries of the server (about 120 MB)."
 awk '/^[a-z]/ {keep = !/^(torch==|triton==|cuda-|nvidia-)/} keep' .ci/serve.txt > "$VENV/libraries.txt"
 sed -n '/^[a-z]/s/ *\\$//p' .ci/serve.txt > "$VENV/versions.txt"
-"$python" -m pip --disable-pip-version-check install --quiet --require-hashes --no-deps --requirement "$VENV/libraries.txt"
+"$python" -m pip --disable-pip-version-check install --require-hashes --no-deps --requirement "$VENV/libraries.txt"
 "$python" -m pip --disable-pip-version-check install --constraint "$VENV/versions.txt" "$@" torch

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -170,9 +171,13 @@ def doctor(course: Course, args: argparse.Namespace, out: Console) -> int:
     for line in tier.skipped:
         out.print(f"skipped here: {line}")
     course.need_checkout("doctor's proof")
-    with out.status("running the proof"):
-        files = doctor.files(course) or ["tests"]
-        run = testing.run_tests(course, files, timeout=args.timeout, options=["-m", "proof"])
+    with Progress(console=out, transient=True) as bar:
+        proof, files = bar.add_task("running the proof", total=None), doctor.files(course) or ["tests"]
+
+        def show(ended: int, tests: int) -> None:
+            bar.update(proof, completed=ended, total=tests)
+
+        run = testing.run_tests(course, files, timeout=args.timeout, options=["-m", "proof"], progress=show)
     reasons = Counter(result.line.partition(": ")[2] for result in run.results if result.outcome == "skipped")
     for reason, number in reasons.items():
         out.print(f"skipped here: {number} of the proofs: {reason.removeprefix('Skipped: ')}", soft_wrap=True)

@@ -10,17 +10,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import LifoQueue
+from threading import Event, Thread
 from typing import Any
 
 from chapters import overlay
 from chapters.course import Course
 
 AT_ONCE = max(1, min(os.cpu_count() or 1, 4))
+LOOK = 0.5  # seconds between two looks at how far a run is
 
 
 def shorten(text: str, width: int = 160) -> str:
@@ -96,19 +98,22 @@ class Runner:
         overlay: Path | None = None,
         stop_at: str | None = None,
         options: Sequence[str] = (),
+        progress: Callable[[int, int], object] | None = None,
     ) -> Run:
         """Run `tests` from the root, without those marked slow unless `options` select by another mark. After `timeout`
-        seconds the run ends itself, and the processes that it started are killed."""
+        seconds the run ends itself, and the processes that it started are killed. `progress` is called with the number
+        of tests that have ended, and of all, while they run."""
         with tempfile.TemporaryDirectory(prefix="course-") as scratch:
             job = {"root": str(self._course.root), "report": scratch, "timeout": timeout, "stop_at": stop_at}
             job |= {"overlay": str(overlay) if overlay else None, "arguments": ["-m", "not slow", *options, *tests]}
             began = time.monotonic()
-            self._execute(json.dumps(job))
+            with _watched(Path(scratch, "events.jsonl"), progress):
+                self._execute(json.dumps(job))
             seconds = time.monotonic() - began
-            events, stack, output = (_read(Path(scratch, name)) for name in ("events.jsonl", "stack.txt", "output.txt"))
-        whole = events[: events.rfind("\n") + 1].splitlines()  # a killed run may leave an incomplete line
+            events = _events(Path(scratch, "events.jsonl"))
+            stack, output = (_read(Path(scratch, name)) for name in ("stack.txt", "output.txt"))
         late = f"did not end within {timeout:g} s" if stack.startswith("Timeout") else ""
-        return _run([json.loads(line) for line in whole], late, seconds, output, stack)
+        return _run(events, late, seconds, output, stack)
 
     def _execute(self, job: str) -> None:
         """Hand the job over and wait for its end."""
@@ -179,6 +184,32 @@ def run_tests(course: Course, tests: Iterable[str], **options: Any) -> Run:
         return runner.run(tests, **options)
 
 
+@contextmanager
+def _watched(events: Path, progress: Callable[[int, int], object] | None) -> Iterator[None]:
+    """Meanwhile, tell `progress` in a thread how far the run is, and once at the end."""
+    if progress is None:
+        yield
+        return
+    ended = Event()
+
+    def watch() -> None:
+        is_over = False
+        while not is_over:
+            is_over = ended.wait(LOOK)
+            written = _events(events)
+            tests = sum(len(event["ids"]) for event in written if event["event"] == "collected")
+            if tests:
+                progress(sum(event.get("when") == "teardown" for event in written), tests)
+
+    thread = Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
 def _environment(root: Path) -> dict[str, str]:
     """The caller's environment without what changes the words of pytest: its options, and the two variables by which it
     knows CI. Installed plugins are not loaded: no test of the course needs one, and they add two seconds to a start."""
@@ -186,6 +217,12 @@ def _environment(root: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not without.match(name)}
     forks = {"OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES"}  # for macOS: a fork may use what was imported before it
     return overlay.environment(root, kept) | forks | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+
+
+def _events(file: Path) -> list[dict[str, Any]]:
+    """The events so far. A run that goes on, or was killed, may have written a part of the last line."""
+    text = _read(file)
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 def _read(path: Path) -> str:

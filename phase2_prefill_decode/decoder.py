@@ -134,6 +134,14 @@ class Decoder:
         self._on_cpu = self.device.type == "cpu"
         self._forward = one_call(config, weights, attend) if self._on_cpu else None
 
+    def compile_kernels(self, *, progress: bool = False) -> None:
+        """Compile the kernels of a CPU for this model, unless the cache has them. Without this each is at its first
+        call, for seconds and without a word."""
+        if self._on_cpu:
+            from phase2_prefill_decode.kernels.cpu.compilation import compile_kernels, kernels_of
+
+            compile_kernels(kernels_of(self.dtype, forward=self._forward is not None), progress=progress)
+
     # region exercise 2.5
     def rope(self, positions: int) -> tuple[Tensor, Tensor]:
         """cos and sin of at least so many positions. The tables grow with the longest sequence that is served, since a

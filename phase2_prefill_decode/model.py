@@ -34,12 +34,14 @@ class Model:
         progress: bool = False,
     ) -> "Model":
         """Load a model in Hugging Face layout, by default the bundled one, on the GPU if there is one, in the dtype of
-        its config."""
+        its config. On a CPU its kernels are compiled, if they are not in the cache. `progress` shows bars."""
         place = usable(device)
         config = ModelConfig.from_pretrained(directory, None if dtype is None else one_of("dtype", dtype, DTYPES))
         weights = load_weights(directory, config, place, progress=progress)
         tokenizer = load_tokenizer(directory, config) if (Path(directory) / "tokenizer.json").exists() else None
-        return cls(config, Decoder(config, weights, attend=attend), tokenizer)
+        decoder = Decoder(config, weights, attend=attend)
+        decoder.compile_kernels(progress=progress)
+        return cls(config, decoder, tokenizer)
 
     @classmethod
     def random(

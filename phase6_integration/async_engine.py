@@ -23,7 +23,7 @@ from phase2_prefill_decode.threads import threads_for
 from phase6_integration.engine_client import STOP_TIMEOUT, EngineClient
 from phase6_integration.health import Health, UnavailableError
 from phase6_integration.hub import directory_of
-from phase6_integration.messages import EngineRequest, Finish, Ready, Submit, ToEngine, Update
+from phase6_integration.messages import EngineRequest, Finish, Logged, Ready, Submit, ToEngine, Update
 from phase6_integration.options import EngineOptions
 from phase6_integration.outputs import LogprobArrays, OutputProcessor, OutputState, OutputStream
 from phase6_integration.stats import Gauges
@@ -223,12 +223,14 @@ class AsyncEngine:
 
     # Messages of the engine.
 
-    def handle(self, message: Ready | Update) -> None:
+    def handle(self, message: Ready | Update | Logged) -> None:
         match message:
             case Update():
                 self._update(message)
             case Ready():
                 self._process_ready(message)
+            case Logged(text=text) if self.health is Health.LOADING:
+                self.reason = text  # how far it is
 
     # region exercise 6.3
     def _process_ready(self, ready: Ready) -> None:

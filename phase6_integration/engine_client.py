@@ -32,7 +32,7 @@ class EngineClient:
         options: EngineOptions,
         factory: str,
         *,
-        on_message: Callable[[Ready | Update], None],
+        on_message: Callable[[Ready | Update | Logged], None],
         on_failure: Callable[[Health, str], None],
         has_work: Callable[[], bool],
     ) -> None:
@@ -93,6 +93,8 @@ class EngineClient:
                 self._on_message(message)
             case Logged(level=level, text=text):
                 log.log(level, text)
+                if level == logging.INFO and not self._loaded:
+                    self._on_message(message)
             case Dead(reason=reason):
                 self._fail(Health.DEAD, reason)
             case Pong():

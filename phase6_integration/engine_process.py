@@ -184,7 +184,8 @@ class ChannelHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(ConnectionError):  # the HTTP process has gone
-            self._channel.send(Logged(record.levelno, self.format(record)))
+            text = record.getMessage() if record.levelno == logging.INFO else self.format(record)
+            self._channel.send(Logged(record.levelno, text))
 
 
 def _build(load: Load, channel: Channel) -> Made | None:
@@ -240,6 +241,7 @@ def main() -> int:
     channel = Channel(socket.socket(fileno=descriptor))
     sys.stderr = errors = LogStream(sys.stderr.fileno())  # a traceback must not block the end of this process
     logging.basicConfig(level=logging.WARNING, handlers=[ChannelHandler(channel)])
+    logging.getLogger("phase2_prefill_decode").setLevel(logging.INFO)  # how far the kernels are compiled
     logging.captureWarnings(True)
     status = serve(channel)
     errors.drain()

@@ -31,10 +31,10 @@ def option(
     flags: tuple[str, ...] = (),
     words: Mapping[str, object] | None = None,
 ) -> Any:
-    """A dataclass field with its check and its command-line flag. `flags` replaces the one made from its name; `words`
-    are other values of the flag, with those that they stand for."""
+    """A dataclass field with its check and its command-line flag. A function as default makes a new one each time;
+    `flags` replaces the flag made from the name; `words` are other values of it, with those that they stand for."""
     more = {"help": help, "metavar": metavar, "check": check, "flags": flags, "words": words or {}}
-    return field(default=default, metadata=more)
+    return field(default_factory=default, metadata=more) if callable(default) else field(default=default, metadata=more)
 
 
 def check_fields(options: Any) -> None:

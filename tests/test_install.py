@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import zipfile
@@ -205,3 +206,30 @@ def test_another_torch_than_the_installed_one_needs_a_clean_environment(tmp_path
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == code, done.stderr
         assert ("run `make clean` before TORCH=cuda" in done.stderr) == (code == 2)
+
+
+SERVER = """#!/bin/sh
+trap 'exit {}' INT
+echo ready
+while :; do read line; done
+"""
+
+
+@pytest.mark.parametrize(("status", "is_an_error"), [(130, False), (1, True)])
+def test_ctrl_c_ends_make_serve_without_an_error_of_make(tmp_path: Path, status: int, is_an_error: bool) -> None:
+    """But for one of the server."""
+    (tmp_path / "bin").mkdir()
+    server = tmp_path / "bin/nanoserve"
+    server.write_text(SERVER.format(status))
+    server.chmod(0o755)
+    for name in (".torch", ".serve"):  # newer than what they are made from
+        (tmp_path / name).write_text("cpu\n")
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    command = ["make", "serve", f"VENV={tmp_path}"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    make = subprocess.Popen(command, cwd=ROOT, env=variables, text=True, start_new_session=True, **pipes)
+    assert make.stdout is not None
+    assert make.stdout.readline() == "ready\n"
+    os.killpg(make.pid, signal.SIGINT)
+    _, errors = make.communicate(timeout=60)
+    assert ("Error" in errors) == is_an_error, errors

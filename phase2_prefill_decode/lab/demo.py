@@ -44,7 +44,6 @@ def answer(options: argparse.Namespace, params: SamplingParams) -> Iterator[str 
     from phase2_prefill_decode.engine import (
         Engine,  # torch, Triton and numba load here, after the arguments are checked
     )
-    from phase2_prefill_decode.kernels.cpu.cache import has_kept
     from phase2_prefill_decode.model import Model
 
     model = Model.load(options.model, progress=True)
@@ -53,9 +52,7 @@ def answer(options: argparse.Namespace, params: SamplingParams) -> Iterator[str 
         raise ValueError(f"{str(options.model)!r} has no tokenizer.json")
     messages = [{"role": "user", "content": options.question}]
     prompt = options.question if options.raw else model.tokenizer.chat(messages)
-    engine, watcher = Engine(model), Console(stderr=True)
-    if watcher.is_terminal and model.decoder.device.type == "cpu" and not has_kept():
-        watcher.print("Compiling the kernels for this machine, once.", style="dim")
+    engine = Engine(model)
     engine.generate([prompt], SamplingParams(max_tokens=2, ignore_eos=True))  # warm up
     with closing(engine.stream([prompt], params)) as deltas:
         for delta in deltas:

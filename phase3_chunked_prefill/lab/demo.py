@@ -2,20 +2,28 @@
 
 import argparse
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.progress import track
 
 if TYPE_CHECKING:
     from phase3_chunked_prefill.lab.stall import Outcome, Stage
 
 COLUMNS = 60  # numbers, and a bar that can be read
 RUNS = 5  # of each chunk size; the fastest is shown, since other programs can only slow a run down
+LONGEST, SHORTEST = 2016, 256  # tokens of the long prompt, where its length is chosen
+SECONDS = 20.0  # that all runs may take, about
 
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="python -m phase3_chunked_prefill", description=__doc__)
-    p.add_argument("--prompt", type=int, default=2016, help="tokens of the long prompt (%(default)s)")
+    p.add_argument(
+        "--prompt",
+        type=int,
+        help=f"tokens of the long prompt ({LONGEST}; fewer where that takes {SECONDS:.0f} seconds)",
+    )
     p.add_argument("--decodes", type=int, default=8, help="requests that are decoding (%(default)s)")
     p.add_argument("--chunk", type=int, default=128, help="tokens of it in a step, from a page of 16 on (%(default)s)")
     p.add_argument(
@@ -39,12 +47,22 @@ def stage_of(options: argparse.Namespace) -> "Stage":
     from phase3_chunked_prefill.engine import load
     from phase3_chunked_prefill.lab.stall import Scene, Stage
 
-    arrives, pieces = 8, -(-options.prompt // (options.chunk // 16 * 16))
-    scene = Scene(options.decodes, answer=1 + arrives + pieces + 8, arrives=arrives, prompt=options.prompt)
+    prompt = LONGEST if options.prompt is None else options.prompt
+    arrives, pieces = 8, -(-prompt // (options.chunk // 16 * 16))
+    scene = Scene(options.decodes, answer=1 + arrives + pieces + 8, arrives=arrives, prompt=prompt)
     model = load(progress=True)
     stage = Stage(model, scene)
     use_threads_for(model.config)
     return stage
+
+
+def shorten(stage: "Stage") -> None:
+    """Give the long prompt as many tokens as fit into SECONDS, by the time of a short one on this machine."""
+    from phase3_chunked_prefill.lab.stall import WHOLE, judge
+
+    each = judge(WHOLE, stage.play(WHOLE, prompt=SHORTEST)).ttft_ms / 1e3 / SHORTEST
+    fitting = int(SECONDS / (2 * RUNS * each)) // 16 * 16
+    stage.scene = replace(stage.scene, prompt=min(max(fitting, SHORTEST), stage.scene.prompt))
 
 
 def watch(stage: "Stage", chunk: int, seconds: float, console: Console) -> "list[Outcome]":
@@ -53,13 +71,9 @@ def watch(stage: "Stage", chunk: int, seconds: float, console: Console) -> "list
     from phase3_chunked_prefill.lab.stall import WHOLE, judge
 
     coloured = console.color_system is not None and not console.no_color
-    stage.play(chunk, prompt=min(2 * chunk, stage.scene.prompt))  # warm up
-    with console.status("running"):
-        rounds = [
-            [(judge(size, played), played) for size in (WHOLE, chunk) for played in [stage.play(size)]]
-            for _ in range(RUNS)
-        ]
-    best = [min(column, key=lambda run: run[0].total_ms) for column in zip(*rounds, strict=True)]
+    sizes = track((WHOLE, chunk) * RUNS, "running", transient=True, console=console)
+    runs = [(judge(size, played), played) for size in sizes for played in [stage.play(size)]]
+    best = [min(column, key=lambda run: run[0].total_ms) for column in (runs[::2], runs[1::2])]
     longest = 0.0
     console.print(view.key(coloured))
     tokens = "token" if stage.scene.prompt == 1 else "tokens"
@@ -85,6 +99,10 @@ def main(arguments: list[str] | None = None) -> int:
     except ValueError as error:
         p.error(str(error))
     try:
+        with console.status("warming up"):
+            stage.play(options.chunk, prompt=min(2 * options.chunk, stage.scene.prompt))
+            if options.prompt is None:
+                shorten(stage)
         outcomes = watch(stage, options.chunk, options.seconds, console)
     except KeyboardInterrupt:
         console.print("Stopped.")

@@ -87,7 +87,9 @@ class Meter:
 def model_of(shape: str) -> Model:
     """A model of one of SHAPES, with random weights."""
     device = default_device()
-    return Model.random(SHAPES[shape], device=device, attend=ATTEND.on(device))
+    model = Model.random(SHAPES[shape], device=device, attend=ATTEND.on(device))
+    model.decoder.compile_kernels(progress=True)
+    return model
 
 
 def loop(model: Model, page_size: int = 16, turns: int = 8) -> Loop:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import httpx
 from rich.console import Console
@@ -147,8 +148,7 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
         parser.error(str(error))
     console, terminal = Console(highlight=False, soft_wrap=True), sys.stdin.isatty()
     try:
-        with Console(stderr=True).status("loading" if local else "connecting"):
-            model = RemoteModel(settings, options.get("model")) if local is None else LocalModel(local)
+        model = _connected(settings, options.get("model")) if local is None else LocalModel(local)
         with closing(model):
             return _converse(Chat(model, params, options.get("system"), console), terminal)
     except httpx.TransportError as error:
@@ -156,6 +156,11 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
     except (ValueError, OSError) as error:  # also input that is not text
         print(f"{parser.prog}: {error}", file=sys.stderr)
     return 1
+
+
+def _connected(settings: dict[str, Any], name: str | None) -> RemoteModel:
+    with Console(stderr=True).status("connecting"):
+        return RemoteModel(settings, name)
 
 
 def _converse(chat: Chat, terminal: bool) -> int:

@@ -1,8 +1,11 @@
 """What the commands share: flags for sampling, the choice of a local model or a server, HTTP errors."""
 
 import argparse
+import logging
 import os
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, get_type_hints
 from urllib.parse import urlsplit
@@ -12,6 +15,7 @@ from phase6_integration.options import EngineOptions
 
 if TYPE_CHECKING:
     import httpx
+    from rich.console import Console
 
     from phase6_integration.engine import NanoServingEngine
 
@@ -83,10 +87,48 @@ def open_engine(options: EngineOptions) -> "NanoServingEngine":
     if options.tokenizer is None and not (directory / "tokenizer.json").is_file():
         raise ValueError(f"{options.model} has no tokenizer.json, so it takes no text; --tokenizer names another")
     threads = options.threads or threads_for(ModelConfig.from_pretrained(directory))
-    from phase6_integration.engine import NanoServingEngine  # loads torch
+    with loading():
+        from phase6_integration.engine import NanoServingEngine  # loads torch
 
-    options = replace(options, model=str(directory), revision=None, threads=threads)
-    return NanoServingEngine.from_pretrained(**asdict(options))
+        options = replace(options, model=str(directory), revision=None, threads=threads)
+        return NanoServingEngine.from_pretrained(**asdict(options))
+
+
+class _Shown(logging.Handler):
+    """Shows each record with a function."""
+
+    def __init__(self, show: Callable[[str], object]) -> None:
+        super().__init__(logging.INFO)
+        self._show = show
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._show(record.getMessage())
+
+
+@contextmanager
+def told(show: Callable[[str], object]) -> Iterator[None]:
+    """Call `show` with each sentence about how far the kernels are compiled."""
+    shown, logger = _Shown(show), logging.getLogger("phase2_prefill_decode")
+    logger.addHandler(shown)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(shown)
+        logger.setLevel(logging.NOTSET)
+
+
+@contextmanager
+def loading(words: str = "loading", console: "Console | None" = None) -> Iterator[None]:
+    """Show how far the loading of a local model is: beside a spinner on a terminal, as lines on stderr elsewhere."""
+    from rich.console import Console
+
+    console = console or Console(stderr=True)
+    with (
+        console.status(words) as status,
+        told(status.update if console.is_terminal else lambda text: print(text, file=sys.stderr, flush=True)),
+    ):
+        yield
 
 
 # HTTP.

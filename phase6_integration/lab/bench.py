@@ -44,7 +44,7 @@ class Bench:
     runs: int
 
     def workload(self, requests: int) -> Workload:
-        return Workload(kind="long-tail", num_prompts=requests, input_len=64, output_len=64, max_input_len=512)
+        return Workload(kind="long-tail", num_prompts=requests, input_len=64, output_len=64, max_input_len=512, seed=0)
 
     def offline(self) -> float:
         """Tokens per second of the engine alone; the best of the runs."""

@@ -3,6 +3,8 @@
 Chats with one system prompt arrive one after the other, faster than they can be served; between them come a few long
 prompts. All engines have the same weights in float32 and the same pool, which is too small for all requests at once.
 They must give the same tokens, greedily; then their times are comparable.
+
+A run of a few requests says how fast this machine is, and with that the trace gets as many as fit into the time.
 """
 
 import argparse
@@ -14,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,8 +24,8 @@ from statistics import mean
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import track
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from phase0_request import safe_path
@@ -34,6 +36,7 @@ from phase0_request.request import Request
 from phase2_prefill_decode.lab.bench import at_least_one, save_random
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.model import default_device
+from phase6_integration.cli.common import told
 from phase6_integration.lab.rungs import PAGE_SIZE, Build, Rung, rungs
 
 NAMES = ("transformers", "phase2", "phase3", "phase4", "phase5", "phase6")
@@ -47,13 +50,16 @@ COLUMNS = {
     "pages": ("pages\nheld", "d"),
     "hit_rate": ("hit\nrate", ".0%"),
 }
+FEWEST, MOST = 12, 48  # requests of a trace that is made to fit; the figures of the README are of the most
+TRIED = 8  # requests that say how fast a machine is
+ALL_TO_FIRST = 2.5  # measured: the time of all rungs, in that of the first, transformers
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
     """Chats after one system prompt, and long prompts of their own. Lengths in tokens."""
 
-    requests: int = 48
+    requests: int = MOST
     rate: float = 16.0  # arrivals a second
     system: int = 256
     question: int = 32  # on average
@@ -63,6 +69,13 @@ class Trace:
     num_long: int = 3
     pages: int = 384
     seed: int = 0
+
+    @classmethod
+    def of(cls, requests: int, rate: float, pages: int | None = None) -> "Trace":
+        """A trace of so many requests. The long prompts among them, and the pool, are in proportion."""
+        whole, share = cls(), requests / MOST
+        long = max(round(whole.num_long * share), 1)
+        return cls(requests=requests, rate=rate, num_long=long, pages=pages or max(round(whole.pages * share), 192))
 
     def make(self, vocabulary: int, start: float) -> tuple[list[Request], dict[str, int]]:
         """The requests, and the length of each answer."""
@@ -130,26 +143,84 @@ def serve(rung: Rung, requests: Sequence[Request], answers: dict[str, int]) -> S
     )
 
 
-def measure(build: Build, trace: Trace, vocabulary: int, runs: int) -> Served:
-    """The run with the highest throughput, after one with a few requests that compiles what has to be compiled."""
-    found = []
-    small = replace(trace, requests=4, num_long=1, answer=4, seed=1)
-    for run in range(runs + 1):
-        one = trace if run else small
-        _, answers = one.make(vocabulary, 0.0)
-        rung = build(answers)
-        requests, _ = one.make(vocabulary, time.perf_counter())  # an engine may take a while to be made
-        served = serve(rung, requests, answers)
-        found += [served] * (run > 0)
-    return max(found, key=lambda served: served.tokens_per_second)
+class Bar(Progress):
+    """A bar over the tokens of all runs. The requests are looked at when it is drawn: an engine does not know of it."""
+
+    def __init__(self, console: Console) -> None:
+        columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()
+        super().__init__(*columns, TimeElapsedColumn(), console=console, transient=True, refresh_per_second=4)
+        self.task = self.add_task("making the engines")
+        self.before = 0  # tokens of the runs that have ended
+        self.requests: Sequence[Request] = ()
+
+    def show(self, words: str) -> None:
+        """What is done now: on a terminal beside the bar, as a line elsewhere."""
+        self.update(self.task, description=words)
+        if not self.console.is_terminal:
+            self.console.print(words, soft_wrap=True)
+
+    def run(self, requests: Sequence[Request]) -> None:
+        """The next run is one of these requests."""
+        self.before += _tokens(self.requests)
+        self.requests = requests
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        for task in self.task_ids:
+            self.update(task, completed=self.before + _tokens(self.requests))
+        return super().get_renderables()
 
 
-def climb(directory: Path, names: Sequence[str], trace: Trace, runs: int, console: Console) -> dict[str, Served]:
-    """Measure the rungs of these names."""
-    vocabulary = json.loads((directory / "config.json").read_text("utf-8"))["vocab_size"]
-    known = rungs(directory, trace.pages)
-    steps = track(names, "ladder", console=console, transient=True)
-    return {name: measure(known[name], trace, vocabulary, runs) for name in steps}
+def _tokens(requests: Sequence[Request]) -> int:
+    return sum(len(request.output_tokens) for request in requests)
+
+
+class Ladder:
+    """The engines over one model, and how they are measured."""
+
+    def __init__(self, directory: Path, names: Sequence[str], bar: Bar) -> None:
+        self.directory = directory
+        self.names = names
+        self.bar = bar
+        self.vocabulary = json.loads((directory / "config.json").read_text("utf-8"))["vocab_size"]
+
+    def fitting(self, seconds: float, rate: float, pages: int | None = None) -> Trace:
+        """The trace of as many requests as all rungs serve in the time, by the speed of the first. Of two tries, the
+        faster: other programs can only slow one down."""
+        self.bar.show(f"trying {TRIED} requests")
+        tried = Trace.of(TRIED, rate, pages or Trace().pages)
+        served = self.measure(rungs(self.directory, tried.pages)[self.names[0]], tried, runs=2)
+        each = served.seconds / TRIED * (ALL_TO_FIRST if self.names[0] == NAMES[0] else len(self.names))
+        requests = min(max(int(seconds / each), FEWEST), MOST)
+        self.bar.console.print(
+            f"{requests} requests: about {each * requests:.0f} seconds a run of all on this machine."
+        )
+        return Trace.of(requests, rate, pages)
+
+    def climb(self, trace: Trace, runs: int) -> dict[str, Served]:
+        """Measure the rungs."""
+        known = rungs(self.directory, trace.pages)
+        _, answers = trace.make(self.vocabulary, 0.0)
+        self.bar.update(self.bar.task, total=len(self.names) * runs * sum(answers.values()))
+        found = {}
+        for name in self.names:
+            self.bar.show(name.replace("phase", "phase "))
+            found[name] = self.measure(known[name], trace, runs)
+        return found
+
+    def measure(self, build: Build, trace: Trace, runs: int) -> Served:
+        """The run with the highest throughput, after one with a few requests, in which all is used once."""
+        found = []
+        small = replace(trace, requests=4, num_long=1, answer=4, seed=1)
+        for run in range(runs + 1):
+            one = trace if run else small
+            _, answers = one.make(self.vocabulary, 0.0)
+            rung = build(answers)
+            requests, _ = one.make(self.vocabulary, time.perf_counter())  # an engine may take a while to be made
+            if run:
+                self.bar.run(requests)
+            served = serve(rung, requests, answers)
+            found += [served] * (run > 0)
+        return max(found, key=lambda served: served.tokens_per_second)
 
 
 def in_the_workspace(arguments: Sequence[str], console: Console) -> dict[str, dict[str, Any]]:
@@ -185,19 +256,20 @@ def add_flags(p: argparse._ActionsContainer) -> None:
     trace = Trace()
     p.add_argument("--shape", choices=SHAPES, default="17m", help="of the model, with random weights (17m)")
     p.add_argument("--rungs", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help=f"{', '.join(NAMES)} (all)")
-    p.add_argument("--requests", type=at_least_one, default=trace.requests, help=f"in the trace ({trace.requests})")
+    p.add_argument("--requests", type=at_least_one, help=f"in the trace (as fit into --seconds, {FEWEST} to {MOST})")
+    p.add_argument("--seconds", type=float, default=120.0, help="for all rungs; engines are made besides (120)")
     p.add_argument("--rate", type=float, default=trace.rate, help=f"arrivals a second ({trace.rate:g})")
-    p.add_argument("--pages", type=at_least_one, default=trace.pages, help=f"of the pool ({trace.pages})")
+    p.add_argument("--pages", type=at_least_one, help=f"of the pool ({trace.pages} for {MOST} requests)")
     p.add_argument("--runs", type=at_least_one, default=1, help="of which the best counts (1)")
     p.add_argument("--threads", type=at_least_one, default=None, help="on a CPU (torch's choice)")
     p.add_argument("--mine", action="store_true", default=False, help="the phases of your workspace beside ours")
     p.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the figures here")
 
 
-def words(options: argparse.Namespace) -> list[str]:
+def words(options: argparse.Namespace, trace: Trace) -> list[str]:
     """The options that change the figures, as they would be typed."""
-    flags = [f"--shape {options.shape}", f"--requests {options.requests}", f"--rate {options.rate:g}"]
-    flags += [f"--pages {options.pages}", f"--runs {options.runs}", f"--threads {torch.get_num_threads()}"]
+    flags = [f"--shape {options.shape}", f"--requests {trace.requests}", f"--rate {trace.rate:g}"]
+    flags += [f"--pages {trace.pages}", f"--runs {options.runs}", f"--threads {torch.get_num_threads()}"]
     return [word for flag in flags for word in flag.split()]
 
 
@@ -208,25 +280,30 @@ def run(options: argparse.Namespace) -> int:
     console = Console()
     if options.mine and find_spec("chapters") is None:
         raise RuntimeError("--mine needs your workspace, and that is in a clone of the repository: run it there")
-    trace = Trace(requests=options.requests, rate=options.rate, pages=options.pages)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     quiet: Any = disable_progress_bar
     quiet()
     with tempfile.TemporaryDirectory() as folder:
         save_random(options.shape, Path(folder))
-        measured = climb(Path(folder), options.rungs, trace, options.runs, console)
+        with Bar(console) as bar, told(bar.show):
+            ladder = Ladder(Path(folder), options.rungs, bar)
+            if options.requests is not None:
+                trace = Trace.of(options.requests, options.rate, options.pages)
+            else:
+                trace = ladder.fitting(options.seconds / options.runs, options.rate, options.pages)
+            measured = ladder.climb(trace, options.runs)
     served = {name: asdict(row) for name, row in measured.items()}
     figures: dict[str, Any] = {"trace": asdict(trace) | {"page_size": PAGE_SIZE}, "rungs": served}
     rows = dict(served)
     if options.mine:
         ours = [name for name in options.rungs if name != "transformers"]
-        figures["mine"] = in_the_workspace([*words(options), "--rungs", *ours], console)
+        figures["mine"] = in_the_workspace([*words(options, trace), "--rungs", *ours], console)
         rows |= {f"yours, {name}": row for name, row in figures["mine"].items()}
     console.print(table(rows))
     if options.json is not None:
         machine, on_gpu = describe(), default_device().type == "cuda"
-        command = " ".join(["nanoserve bench ladder", *words(options)])
+        command = " ".join(["nanoserve bench ladder", *words(options, trace)])
         record(options.json, command, figures, device=machine.gpu if on_gpu else machine.cpu)
         console.print(f"\nFigures written to {options.json}")
     wrong = different(rows)

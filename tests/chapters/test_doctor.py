@@ -8,6 +8,7 @@ import pytest
 
 from chapters.course import Course
 from chapters.doctor import tier
+from chapters.testing import run_tests
 from phase0_request.machine import Machine
 
 LAPTOP = Machine("cpu", 2, 2**33, None, None, "3.11.7", "Linux x86_64", {"torch": "2.13.0", "transformers": "5.0"})
@@ -63,3 +64,9 @@ def test_without_a_checkout_the_machine_is_still_described(course: Course, tool:
     assert "processor" in said.out
     assert "Clone the repository" in said.err
     assert "needs the checkout" in tool("check").err
+
+
+def test_a_run_says_how_far_it_is(course: Course) -> None:
+    told: list[tuple[int, int]] = []
+    run_tests(course, ["tests"], timeout=60, options=["-m", "proof"], progress=lambda *count: told.append(count))
+    assert told[-1] == (1, 1)

@@ -1,6 +1,7 @@
 """The CPU's attention around the switch between its two kernels, and the matrix product that it uses."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from phase2_prefill_decode.kernels.attention import ATTEND
 from phase2_prefill_decode.kernels.cpu import attention
 from phase2_prefill_decode.kernels.cpu.decode import FEW
+from phase2_prefill_decode.kernels.cpu.intrinsics import kernel
 from phase2_prefill_decode.kernels.cpu.matmul import COLUMNS, add_product
 from phase2_prefill_decode.kernels.cpu.prefill import KEYS, ROWS
 from tests.phase2_prefill_decode.attention_cases import TOLERANCE, Case, prompts
@@ -38,11 +40,16 @@ def test_slices_of_few_and_of_many_rows_match_the_oracle(case: Case, dtype: torc
     torch.testing.assert_close(found.double(), case.oracle(inputs), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
+@kernel
+def plan(starts: Any, lengths: Any, max_seqlen_k: int, window: int, group: int) -> Any:
+    return attention.plan(starts, lengths, max_seqlen_k, window, group)
+
+
 @pytest.mark.parametrize("new", [1, 20], ids=["few", "many"])
 def test_the_rows_of_a_slice_decide_which_kernel_serves_it(new: int) -> None:
     """Neither its context nor the rest of the batch matters."""
     starts, lengths = np.array([0, new, new + 5], np.int32), np.array([600, 5], np.int32)
-    tiles, _, _ = attention.plan(starts, lengths, 600, 601, GROUP)
+    tiles, _, _ = plan(starts, lengths, 600, 601, GROUP)
     assert set(tiles["is_long"][tiles["sequence"] == 0]) == {new * GROUP > FEW}
     assert set(tiles["is_long"][tiles["sequence"] == 1]) == {5 * GROUP > FEW}
 
@@ -67,6 +74,11 @@ def test_a_prompt_is_the_same_whole_and_in_chunks(window: int | None) -> None:
             torch.testing.assert_close(piece, whole[start:stop], atol=2e-6, rtol=2e-6)
 
 
+@kernel
+def product(sums: Any, left: Any, right: Any) -> None:
+    add_product(sums, left, right)
+
+
 @pytest.mark.parametrize("inner", [1, 2, 64, 129])
 @pytest.mark.parametrize("across", [False, True], ids=["rows", "transposed"])
 @pytest.mark.parametrize(("rows", "columns"), [(8, COLUMNS), (16, 5 * COLUMNS), (64, 2 * COLUMNS)])
@@ -79,5 +91,5 @@ def test_the_product_is_added_to_its_result(rows: int, columns: int, inner: int,
     )
     wanted = sums.astype(np.float64)
     wanted[:, :columns] += left.astype(np.float64) @ right[:, :columns]
-    add_product(sums[:, :columns], left, right[:, :columns])
+    product(sums[:, :columns], left, right[:, :columns])
     assert np.allclose(sums, wanted, atol=2e-5, rtol=2e-5)

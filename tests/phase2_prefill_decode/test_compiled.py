@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from phase2_prefill_decode.kernels.cpu import matmul, openmp, pointwise
-from phase2_prefill_decode.kernels.cpu.cache import PLACE, Files, has_kept, place
-from phase2_prefill_decode.kernels.cpu.intrinsics import compiled
+from phase2_prefill_decode.kernels.cpu.cache import PLACE, Files, NotCachedError, only_cached, place
+from phase2_prefill_decode.kernels.cpu.intrinsics import compiled, kernel
 from phase2_prefill_decode.kernels.pointwise import SWIGLU
 
 ROOT = Path(__file__).parents[2]
@@ -63,13 +63,33 @@ def test_kernels_use_the_instructions_that_numba_is_told() -> None:
         assert not torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
+@compiled()
+def half(x: int) -> int:
+    return x // 2
+
+
 def test_every_kernel_is_cached() -> None:
     given = numba.config.CACHE_DIR
-    made = compiled()(lambda x: x + 1)
+    made = kernel(lambda x: x + 1)
     assert PLACE in Path(made.stats.cache_path).parents
     assert given == numba.config.CACHE_DIR, "other users of numba have theirs"
-    pointwise.swiglu(torch.ones(1, 16))
-    assert has_kept()
+
+
+def test_a_function_that_kernels_are_made_of_cannot_be_called_from_python() -> None:
+    """It has no wrapper for that: the call would end the process."""
+    assert kernel(lambda x: half(x))(4) == 2
+    with pytest.raises(TypeError, match="half can be called in compiled functions only"):
+        half(4)
+
+
+def test_a_kernel_that_is_not_cached_is_not_compiled_where_that_is_forbidden(tmp_path: Path) -> None:
+    files = Files(str(tmp_path), "function", 0)
+    with only_cached(), pytest.raises(NotCachedError, match="function"):
+        files.load("key")
+    assert files.load("key") is None
+    files.save("key", "code")
+    with only_cached():
+        assert files.load("key") == "code"
 
 
 def test_concurrent_saves_are_all_found(tmp_path: Path) -> None:
@@ -121,7 +141,7 @@ def test_two_processes_may_compile_the_same_kernel_at_once(tmp_path: Path) -> No
 
 
 def refuses_to_keep(make: Callable[..., Any]) -> Callable[..., Any]:
-    def make_or_refuse(*arguments: Any, cache: bool, **options: Any) -> Any:
+    def make_or_refuse(*arguments: Any, cache: bool = False, **options: Any) -> Any:
         if cache:
             raise RuntimeError("cannot cache function: no locator available")
         return make(*arguments, **options)
@@ -132,7 +152,7 @@ def refuses_to_keep(make: Callable[..., Any]) -> Callable[..., Any]:
 def test_kernels_run_without_a_writable_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numba, "njit", refuses_to_keep(numba.njit))
     monkeypatch.setattr(numba, "cfunc", refuses_to_keep(numba.cfunc))
-    assert compiled()(lambda x: x + 1)(np.float32(2)) == 3
+    assert kernel(lambda x: x + 1)(np.float32(2)) == 3
     body = pointwise.swiglu_body.__wrapped__(torch.float32)
     monkeypatch.setattr(pointwise, "swiglu_body", lambda dtype: body)
     x = torch.randn(40, 32, generator=torch.Generator().manual_seed(0))

@@ -5,6 +5,7 @@ import math
 from itertools import product
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 import torch
@@ -281,10 +282,18 @@ def scores_of(backend: str, logits: Tensor, temperature: float, key: int, positi
         from phase2_prefill_decode.kernels.cpu import sample as cpu
 
         scale = cpu.LOG2_E / heat.numpy()[0]
-        start = np.uint64(cpu.start_of(key, position))
-        weights = [cpu.weigh(x, np.float32(0), scale) for x in logits.numpy()]
-        times = [cpu.arrival(np.uint64(cpu.number_of(start, token))) for token in range(len(logits))]
-        return torch.tensor(weights), torch.tensor(times)
+        weigh_one, arrival, start_of, number_of = cpu.weigh, cpu.arrival, cpu.start_of, cpu.number_of
+
+        @numba.njit
+        def scores_on_cpu(logits: Any, scale: Any, key: int, position: int) -> Any:
+            start, weights, times = start_of(key, position), np.empty_like(logits), np.empty_like(logits)
+            for token in range(len(logits)):
+                weights[token] = weigh_one(logits[token], np.float32(0), scale)
+                times[token] = arrival(number_of(start, token))
+            return weights, times
+
+        weights, times = scores_on_cpu(logits.numpy(), scale, key, position)
+        return torch.from_numpy(weights), torch.from_numpy(times)
     from tests.phase2_prefill_decode.sample_scores import scores
 
     return scores(logits, heat, *seeds)

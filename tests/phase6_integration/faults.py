@@ -1,6 +1,7 @@
 """Engines that fail: the bundled one with a fault in it. Each function is a factory for AsyncEngine."""
 
 import dataclasses
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -187,6 +188,7 @@ def no_engine(options: EngineOptions) -> Made:
 
 
 def never(options: EngineOptions) -> Made:
+    logging.getLogger("phase2_prefill_decode.kernels").info("compiling, 1 of 3 done")
     time.sleep(3600)
     raise MemoryError("it is late")
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import psutil
 import pytest
@@ -131,6 +132,24 @@ def test_closing_leaves_no_process_and_no_thread() -> None:
 
     run(test())
     assert engines(os.getpid()) == []
+
+
+def test_while_it_loads_the_reason_says_how_far_that_is() -> None:
+    async def test() -> None:
+        heard = asyncio.Event()
+
+        class Heard(AsyncEngine):
+            def handle(self, message: Any) -> None:
+                super().handle(message)
+                heard.set()
+
+        made = Heard(EngineOptions(), factory=f"{FAULTS}:never")
+        await made.start()
+        await heard.wait()
+        assert (made.health, made.reason) == (Health.LOADING, "compiling, 1 of 3 done")
+        await made.close()
+
+    run(test())
 
 
 def test_an_engine_that_still_loads_is_killed_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,7 +169,7 @@ def test_the_command_reports_every_check_and_exits_0_without_faults(
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # for the tests after this
     assert main(["doctor"]) == 0
     shown, errors = capsys.readouterr()
-    assert errors == ""
+    assert all(line.startswith("compiling") for line in errors.splitlines())
     assert "\x1b" not in shown
     found = dict(re.findall(r"^(?:ok|warning) +(\S+) +(.*)$", shown, re.MULTILINE))
     here = machine.describe()

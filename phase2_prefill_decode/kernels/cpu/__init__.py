@@ -12,6 +12,7 @@ matvec       a product of few rows with a weight, at the speed of memory
 intrinsics   pointers, 16-bit floats and exp2, which numba lacks
 openmp       runs a compiled function on torch's own threads
 cache        keeps compiled code on disk
+compilation  compiles the kernels of a model before it is used, on all cores
 """
 
 import sys

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from phase2_prefill_decode.kernels.attention import AttentionMetadata, check_shapes
 from phase2_prefill_decode.kernels.cpu.decode import FEW, attend_few, room_for_few
-from phase2_prefill_decode.kernels.cpu.intrinsics import TAGS, array, compiled, exp2, narrow
+from phase2_prefill_decode.kernels.cpu.intrinsics import TAGS, array, compiled, exp2, kernel, narrow
 from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, on_each_thread, spread, take, threads_for
 from phase2_prefill_decode.kernels.cpu.prefill import ROWS, attend_many, room_for_many
 from phase2_prefill_decode.kernels.cpu.tiles import LOWEST, TILE, width
@@ -60,7 +60,7 @@ def attend(
     return result
 
 
-@compiled()
+@kernel
 def attend_kernel(
     addresses, cu_seqlens_q, seq_lens, query_shape, pool_shape, table_shape, max_seqlen_k, window, scale, like, body,
     threads, openmp,

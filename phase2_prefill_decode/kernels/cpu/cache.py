@@ -13,7 +13,9 @@ import hashlib
 import os
 import pickle
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +35,28 @@ def place(sources: Path) -> Path:
 PLACE = place(Path(__file__).parent)
 
 
-def has_kept() -> bool:
-    """Whether the cache holds anything."""
-    return any(PLACE.rglob("*.nbc"))
+class NotCachedError(LookupError):
+    """A kernel is not in the cache, and was to be loaded from it only."""
+
+
+_ONLY_CACHED = ContextVar("only_cached", default=False)
+
+
+@contextmanager
+def only_cached() -> Iterator[None]:
+    """Compile nothing meanwhile: a kernel that the cache does not hold raises NotCachedError."""
+    before = _ONLY_CACHED.set(True)
+    try:
+        yield
+    finally:
+        _ONLY_CACHED.reset(before)
+
+
+def is_writable() -> bool:
+    """Whether kernels are kept at all."""
+    with suppress(OSError):
+        PLACE.mkdir(parents=True, exist_ok=True)
+    return os.access(PLACE, os.W_OK)
 
 
 class Files:
@@ -46,10 +67,13 @@ class Files:
         self.state = numba.__version__, source_stamp
 
     def load(self, key: Any) -> Any:
-        """Load the code of a key (types, processor, closure), or None."""
+        """Load the code of a key (types, processor, closure). If there is none, return None or, in `only_cached`, raise
+        NotCachedError."""
         try:
             return pickle.loads(self._file(key).read_bytes())
         except FileNotFoundError:
+            if _ONLY_CACHED.get():
+                raise NotCachedError(self.function) from None
             return None
 
     def save(self, key: Any, data: Any) -> None:

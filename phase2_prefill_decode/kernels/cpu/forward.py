@@ -22,7 +22,7 @@ from phase2_prefill_decode.config import ModelConfig
 from phase2_prefill_decode.kernels.attention import check_shapes
 from phase2_prefill_decode.kernels.cpu.attention import write
 from phase2_prefill_decode.kernels.cpu.decode import FEW, attend_few, room_for_few
-from phase2_prefill_decode.kernels.cpu.intrinsics import TAGS, array, compiled, narrow, widen
+from phase2_prefill_decode.kernels.cpu.intrinsics import TAGS, array, compiled, kernel, narrow, widen
 from phase2_prefill_decode.kernels.cpu.matvec import TILE, fits, multiply_tile, pack_tiles, split
 from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, USLEEP, call, on_each_thread, peek, spread, take
 from phase2_prefill_decode.kernels.cpu.pointwise import NO_TENSOR, add, check_places, gate, norm, rotate
@@ -128,7 +128,7 @@ def _address(tensor: Tensor | None) -> int:
     return NO_TENSOR if tensor is None else tensor.data_ptr()
 
 
-@compiled()
+@kernel
 def forward_kernel(body, inputs, places, weights, memory, sizes, eps, threads, openmp):
     """Check all positions and slots before anything is written."""
     tokens, layers = sizes[0], sizes[1]
@@ -196,7 +196,7 @@ def forward_body() -> int:
             counters += 128
             x = down
         inputs = add_norm(x, residual, last_norm, eps, normed, halves)
-        linear(inputs, lm_head, NO_TENSOR, logits, sums, counters, usleep)
+        linear(inputs, lm_head, np.int64(NO_TENSOR), logits, sums, counters, usleep)
 
     return on_each_thread(body)
 

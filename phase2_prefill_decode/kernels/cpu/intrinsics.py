@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba import types
+from numba.core.registry import CPUDispatcher
 from numba.extending import intrinsic, overload
 
 from phase2_prefill_decode.kernels.cpu.cache import keeping
@@ -23,12 +24,31 @@ TAGS = {torch.float32: np.float32(0), torch.bfloat16: np.uint16(0), torch.float1
 
 # Allowed float32 optimizations: reorder sums, fuse multiply and add. NaN must be respected.
 FAST = {"reassoc", "contract", "arcp", "nsz"}
+OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": FAST}
+
+
+class Inner(CPUDispatcher):  # type: ignore[misc]  # numba is not typed
+    """A function that only compiled functions call. It has no wrapper for Python, which takes as long to compile."""
+
+    def __call__(self, *_: Any) -> Any:
+        raise TypeError(f"{self.__name__} can be called in compiled functions only")
 
 
 def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """numba.njit with these optimizations and the on-disk cache."""
-    options = {"nogil": True, "error_model": "numpy", "fastmath": FAST, **options}
-    return lambda function: keeping(partial(numba.njit, function, **options))
+    """numba.njit with these optimizations, for the functions that kernels are made of. They are not cached: the code of
+    a kernel holds theirs."""
+
+    def make(function: Callable[..., Any]) -> Any:
+        made = numba.njit(function, no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS | options)
+        made.__class__ = Inner
+        return made
+
+    return make
+
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """numba.njit with the same optimizations, for a function that Python calls, with the on-disk cache."""
+    return keeping(partial(numba.njit, function, **OPTIONS))
 
 
 @intrinsic

@@ -26,7 +26,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from phase2_prefill_decode.kernels.cpu.cache import keeping
-from phase2_prefill_decode.kernels.cpu.intrinsics import FAST, compiled
+from phase2_prefill_decode.kernels.cpu.intrinsics import FAST, kernel
 
 LITTLE = 20.0  # microseconds of work that one thread finishes before others have started
 
@@ -86,7 +86,7 @@ def spread(context, body, work, threads, openmp):
     return types.void(types.int64, work, types.int64, types.int64), generate
 
 
-@compiled()
+@kernel
 def launch(body, arguments, number, threads, openmp):
     """Run a body with integers and, last, a float as arguments."""
     spread(body, np.array((0, *arguments, np.float64(number).view(np.int64))), threads, openmp)

@@ -13,7 +13,7 @@ import torch
 from numba.np.unsafe.ndarray import to_fixed_tuple
 from torch import Tensor
 
-from phase2_prefill_decode.kernels.cpu.intrinsics import TAGS, array, compiled, exp2, narrow, widen
+from phase2_prefill_decode.kernels.cpu.intrinsics import TAGS, array, compiled, exp2, kernel, narrow, widen
 from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, launch, on_each_thread, spread, take, threads_for
 
 BLOCK = 16  # rows
@@ -105,7 +105,7 @@ def rotate_store(
     return q
 
 
-@compiled()
+@kernel
 def rotate_store_kernel(body, inputs, others, sizes, eps, threads, openmp):
     """Check all positions and slots before anything is written."""
     tokens, _, _, _, most_positions, pages, _, page_size = sizes
@@ -162,7 +162,9 @@ def rotate_store_body(dtype: torch.dtype) -> int:
                 if slot >= 0:
                     for head in range(kv_heads):
                         first = (heads + kv_heads + head) * head_dim
-                        values[page, head, offset] = row[first : first + head_dim]
+                        place, value = values[page, head, offset], row[first : first + head_dim]
+                        for i in range(head_dim):  # numba compiles an assignment of slices with a long error message
+                            place[i] = value[i]
             block = take(work)
 
     return on_each_thread(body)

@@ -36,10 +36,10 @@ def attend_many(tile, head, query, cached, window, scale, room):
     rows, line, sums = whole(tile.tokens * group), width(head_dim), whole(head_dim)
     found, room = carve(room, rows, line)
     q, room = carve(room, head_dim, rows)
-    scores, room = carve(room, KEYS, rows)
-    k, room = carve(room, KEYS, line)
-    v, room = carve(room, KEYS, line)
-    states, _ = carve(room, 3, rows)
+    scores, room = carve(room, np.int64(KEYS), rows)
+    k, room = carve(room, np.int64(KEYS), line)
+    v, room = carve(room, np.int64(KEYS), line)
+    states, _ = carve(room, np.int64(3), rows)
     m_i, l_i, alpha = states[0], states[1], states[2]
     load_across(query[tile.first : tile.first + tile.tokens, head * group : (head + 1) * group], scale, q)
     found[:], v[:, head_dim:], m_i[:], l_i[:] = 0, 0, LOWEST, 0
@@ -85,7 +85,8 @@ def load_across(queries, scale, q):
 def soften(scores, m_i, l_i, alpha):
     """The online softmax of all rows: turn scores into weights relative to the new m_i, and update m_i and l_i. `alpha`
     is the factor that rescales the running results."""
-    alpha[:] = m_i
+    for row in range(len(m_i)):
+        alpha[row] = m_i[row]
     update_maxima(scores, m_i)
     for row in range(len(m_i)):
         alpha[row] = exp2(alpha[row] - m_i[row])

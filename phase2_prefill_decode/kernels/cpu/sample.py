@@ -65,7 +65,7 @@ def sample_body(dtype: torch.dtype) -> int:
             address, temperature = logits + row * stride * itemsize, temperatures[row]
             x, x_bits = array(address, (vocab,), like), array(address, (vocab,), signed)
             has_nan = find_maxima(x_bits, infinity, maxima)
-            top = maxima.max()
+            top = highest(maxima)
             likeliest = first_of(x_bits, maxima, top)
             peaks[row] = np.float32(np.nan) if has_nan else widen(x[likeliest])
             is_finite = not has_nan and -infinity <= top < infinity
@@ -107,6 +107,15 @@ def find_maxima(bits, infinity, maxima):
         maxima[block] = most + (most == -1)
         has_nan |= most > infinity or least < -infinity - 1
     return has_nan
+
+
+@compiled()
+def highest(maxima):
+    """The largest of them: what numba compiles for `max()` takes half a second."""
+    top = maxima[0]
+    for one in maxima:
+        top = max(top, one)
+    return top
 
 
 @compiled()
@@ -181,7 +190,7 @@ def may_win(weight, number, best):
 def draw(x, of_row):
     """Draw among all tokens. Few blocks have a token that may win, so most are passed over at full speed."""
     peak, scale, _, start = of_row
-    best, token = np.float32(0), 0
+    best, token = np.float32(0), np.int64(0)
     for first in range(0, len(x), BLOCK):
         part, candidates = x[first : first + BLOCK], 0
         for i in range(len(part)):
@@ -221,10 +230,10 @@ def draw_filtered(x, bits, maxima, of_row, k, p, lowest, above):
         count, total = gather_heaviest(x, bits, of_row, p, ids, orders, amounts)
     if p < ONE:
         low = nucleus(orders[:count], amounts, low, above, total * np.float64(p))
-    best, token = np.float32(0), 0
+    best, token = np.float32(0), np.int64(0)
     for j in range(count):
         if orders[j] >= low:
-            best, token = race(x, ids[j], of_row, best, token)
+            best, token = race(x, np.int64(ids[j]), of_row, best, token)
     return token
 
 

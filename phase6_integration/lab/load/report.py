@@ -78,6 +78,7 @@ class Report:
     num_prompts: int
     request_rate: float
     max_concurrency: int | None
+    seed: int  # of the workload
     duration: float  # seconds, from the first request to the last end
     completed: int
     failed: int
@@ -92,7 +93,7 @@ class Report:
     errors: dict[str, int]  # why, and how often
 
     def as_json(self) -> dict[str, Any]:
-        """One flat object. The names are vLLM's, except `total_cached_tokens`."""
+        """One flat object. The names are vLLM's, except `seed` and `total_cached_tokens`."""
         names = [name for name in self.__slots__ if name not in ("latencies", "errors")]
         figures = {name: getattr(self, name) for name in names} | self.latencies
         return figures | {"request_rate": "inf" if math.isinf(self.request_rate) else self.request_rate}
@@ -111,6 +112,7 @@ class Report:
             "goodput, requests/s": "" if self.request_goodput is None else f"{self.request_goodput:,.2f}",
             "tokens out/s": f"{self.output_throughput:,.1f}",
             "tokens in and out/s": f"{self.total_token_throughput:,.1f}",
+            "--seed of these prompts": f"{self.seed}",
         }
         for name, value in rows.items():
             if value:
@@ -147,6 +149,7 @@ def report(
         num_prompts=len(outcomes),
         request_rate=workload.request_rate,
         max_concurrency=concurrency,
+        seed=workload.seed,
         duration=duration,
         completed=len(whole),
         failed=len(outcomes) - len(whole),

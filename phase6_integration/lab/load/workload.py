@@ -2,6 +2,7 @@
 
 import math
 import random
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +32,10 @@ def _kind(_: str, value: str) -> None:
     one_of("workload", value, tuple(KINDS))
 
 
+def _new_seed() -> int:
+    return secrets.randbelow(1 << 31)
+
+
 def _rate(name: str, value: float) -> None:
     if not value > 0:
         raise ConfigError(f"{name} must be above 0, or inf for all at once, got {value}")
@@ -39,7 +44,8 @@ def _rate(name: str, value: float) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """Prompts and their arrival times. Lengths are in tokens. With a request rate arrivals are Poisson; without one all
-    requests arrive at the start. The same seed gives the same workload."""
+    requests arrive at the start. The same seed gives the same workload, and a server may have kept its prefixes: a seed
+    that is not given is a new one."""
 
     kind: str = option("fixed", ", ".join(KINDS), "KIND", _kind, ("--workload",))
     num_prompts: int = option(200, "requests", check=at_least(1))
@@ -51,7 +57,7 @@ class Workload:
     max_output_len: int = option(512, "long-tail: longer outputs are cut", check=at_least(1))
     prefix_len: int = option(256, "shared-prefix: tokens before each prompt", check=at_least(0))
     num_prefixes: int = option(4, "shared-prefix: number of different prefixes", check=at_least(1))
-    seed: int = option(0, "of times, lengths and prompts")
+    seed: int = option(_new_seed, "of times, lengths and prompts (a new one for each run, which is printed)")
 
     def __post_init__(self) -> None:
         check_fields(self)

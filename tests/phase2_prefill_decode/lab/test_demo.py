@@ -15,7 +15,6 @@ from phase0_request.request import FinishReason, Request
 from phase0_request.tokenizer import BUNDLED
 from phase2_prefill_decode import threads
 from phase2_prefill_decode.config import ModelConfig
-from phase2_prefill_decode.kernels.cpu import cache
 from phase2_prefill_decode.lab.demo import main, picture
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.lab.word_wrap import WordWrap
@@ -158,17 +157,6 @@ def test_omp_num_threads_overrides_the_choice(asked: list[int], monkeypatch: pyt
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     threads.use_threads_for(BUNDLED_CONFIG)
     assert asked == []
-
-
-@pytest.mark.parametrize("kept", [False, True])
-def test_the_demo_says_when_it_compiles_kernels(
-    kept: bool, asked: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(cache, "has_kept", lambda: kept)
-    monkeypatch.setattr("phase2_prefill_decode.model.default_device", lambda: torch.device("cpu"))
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    assert main(["Hello!", "--max-tokens", "2"]) == 0
-    assert ("Compiling the kernels for this machine, once." in capsys.readouterr().err) == (not kept)
 
 
 @pytest.mark.parametrize("pieces", [1, 3, 1000])

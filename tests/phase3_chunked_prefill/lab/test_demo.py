@@ -1,15 +1,16 @@
 import io
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 from rich.console import Console
 
 from phase2_prefill_decode.engine import TimedStep
-from phase3_chunked_prefill.lab import view
+from phase3_chunked_prefill.lab import demo, view
 from phase3_chunked_prefill.lab.demo import main
-from phase3_chunked_prefill.lab.stall import Outcome, Played
+from phase3_chunked_prefill.lab.stall import Outcome, Played, Scene
 from tests.terminal import on_a_terminal
 
 DEMO = [sys.executable, "-m", "phase3_chunked_prefill"]
@@ -140,3 +141,15 @@ def test_ctrl_c_in_the_middle_of_the_stall() -> None:
     assert status == 130
     assert seen.removesuffix(b"\x1b[0m").endswith(b"Stopped.\r\n")
     assert b"Traceback" not in seen
+
+
+@pytest.mark.parametrize(("milliseconds", "tokens"), [(25.6, 2016), (512.0, 992), (5120.0, 256)])
+def test_a_slow_machine_gets_a_shorter_prompt(
+    milliseconds: float, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In which 256 tokens take so long."""
+    stage = SimpleNamespace(scene=Scene(prompt=demo.LONGEST), play=lambda chunk, prompt: prompt)
+    outcome = Outcome(0, 1.0, 1.0, 1.0, 1.0, milliseconds, 1.0)
+    monkeypatch.setattr("phase3_chunked_prefill.lab.stall.judge", lambda chunk, played: outcome)
+    demo.shorten(stage)  # type: ignore[arg-type]
+    assert stage.scene.prompt == tokens

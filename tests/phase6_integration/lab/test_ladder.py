@@ -1,5 +1,6 @@
 """The ladder: every engine gives the tokens of transformers, and each phase shows in its figures."""
 
+import io
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +15,7 @@ from phase2_prefill_decode.lab.shapes import SHAPES
 from phase6_integration.cli.main import main
 from phase6_integration.lab import ladder
 from phase6_integration.lab.gpu_rows import TINY
-from phase6_integration.lab.ladder import NAMES, Trace, climb, different, table
+from phase6_integration.lab.ladder import FEWEST, MOST, NAMES, Bar, Ladder, Served, Trace, different, table
 
 SMALL = Trace(
     requests=8, rate=1e6, system=32, question=8, answer=8, max_tokens=24, long=96, num_long=1, pages=18, seed=3
@@ -26,7 +27,9 @@ def test_every_rung_gives_the_same_tokens_and_shows_what_its_phase_adds(
 ) -> None:
     monkeypatch.setitem(SHAPES, "17m", TINY)
     save_random("17m", tmp_path)
-    served = climb(tmp_path, NAMES, SMALL, runs=1, console=Console(quiet=True))
+    with Bar(Console(file=io.StringIO(), width=99)) as bar:
+        served = Ladder(tmp_path, NAMES, bar).climb(SMALL, runs=1)
+        assert next(iter(bar.tasks)).total == _drawn(bar)
     rows = {name: asdict(one) for name, one in served.items()}
     _, answers = SMALL.make(TINY.vocab_size, 0.0)
     assert different(rows) == []
@@ -57,6 +60,38 @@ def test_the_trace_is_the_same_for_every_engine_and_has_all_that_the_phases_are_
     assert needed > trace.pages
     assert max(answers.values()) < trace.max_tokens
     assert replace(trace, seed=1).make(8192, 5.0)[0][0].prompt_tokens != requests[0].prompt_tokens
+
+
+def _drawn(bar: Bar) -> float:
+    """How far the bar is when it is drawn."""
+    list(bar.get_renderables())
+    return bar.tasks[0].completed
+
+
+def test_the_bar_moves_with_each_token_of_a_run() -> None:
+    bar = Bar(Console(file=io.StringIO()))
+    requests, _ = SMALL.make(TINY.vocab_size, 0.0)
+    bar.run(requests)
+    assert _drawn(bar) == 0
+    requests[0].output_tokens += [1, 2, 3]
+    assert _drawn(bar) == 3
+    bar.run([])
+    assert _drawn(bar) == 3, "and keeps those of the runs before"
+
+
+@pytest.mark.parametrize(("seconds", "requests"), [(0.6, MOST), (8.0, 48), (16.0, 24), (600.0, FEWEST)])
+def test_a_slow_machine_gets_fewer_requests(
+    seconds: float, requests: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a time: eight requests took the first rung so many seconds."""
+    (tmp_path / "config.json").write_text('{"vocab_size": 512}')
+    monkeypatch.setattr(ladder, "rungs", lambda directory, pages: dict.fromkeys(NAMES))
+    tried = Served(8, 1, seconds, *[0.0] * 6, pages=1, hit_rate=0.0, answers="")
+    monkeypatch.setattr(Ladder, "measure", lambda *_, runs: tried)
+    made = Ladder(tmp_path, NAMES, Bar(Console(file=io.StringIO()))).fitting(120.0, 16.0)
+    assert made == Trace.of(requests, 16.0)
+    assert made.num_long == max(round(requests / 16), 1)
+    assert Trace.of(MOST, 16.0) == Trace()
 
 
 def test_mine_without_the_course_says_what_is_missing(

@@ -135,7 +135,7 @@ def test_the_names_are_those_of_vllm_bench() -> None:
     got = report([], 1.0, SLO(), "m", Workload(), None).as_json()
     assert got.keys() >= VLLM_NAMES
     assert got.keys() - VLLM_NAMES == {
-        "model_id", "num_prompts", "request_rate", "max_concurrency", "total_cached_tokens",
+        "model_id", "num_prompts", "request_rate", "max_concurrency", "seed", "total_cached_tokens",
     }  # fmt: skip
     assert got["request_rate"] == "inf"
     assert {f"{s}_{name}_ms" for s in STATISTICS for name in LATENCIES} <= got.keys()

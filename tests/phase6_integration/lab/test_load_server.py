@@ -23,7 +23,7 @@ BENCH = [sys.executable, "-m", "phase6_integration.cli", "bench"]
 
 
 def load(url: str, **options: object) -> Load:
-    workload = options.pop("workload", Workload(num_prompts=12, input_len=20, output_len=6))
+    workload = options.pop("workload", Workload(num_prompts=12, input_len=20, output_len=6, seed=0))
     return Load(url=url, workload=workload, **options)  # type: ignore[arg-type]
 
 
@@ -211,7 +211,13 @@ def test_the_command_prints_a_table_and_writes_the_figures(tmp_path: Path) -> No
         piped = subprocess.run([*BENCH, *options, "--json", "-"], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
-    for words in ("requests completed  ", "tokens out/s", "time to first token (ttft)", "goodput, requests/s"):
+    for words in (
+        "requests completed  ",
+        "tokens out/s",
+        "time to first token (ttft)",
+        "goodput, requests/s",
+        "--seed",
+    ):
         assert words in done.stdout
     for text in (file.read_text(), piped.stdout):
         figures = json.loads(text)

@@ -24,6 +24,13 @@ def test_a_seed_determines_prompts_and_times() -> None:
         assert list(one.works()) != list(replace(one, seed=4).works())
 
 
+def test_without_a_seed_each_run_has_other_prompts() -> None:
+    """A second run against one server would measure what that has kept of the first."""
+    first, second = (Workload(num_prompts=1) for _ in range(2))
+    assert first.seed != second.seed
+    assert [work.prompt for work in first.works()] != [work.prompt for work in second.works()]
+
+
 def test_fixed_lengths_are_exact() -> None:
     works = list(Workload(num_prompts=50, input_len=37, output_len=11).works())
     assert {(work.time, len(work.prompt), work.max_tokens) for work in works} == {(0.0, 37, 11)}
@@ -34,7 +41,9 @@ def test_fixed_lengths_are_exact() -> None:
 
 
 def test_long_tail_lengths_are_log_normal_around_the_median_up_to_the_maximum() -> None:
-    works = list(Workload(kind="long-tail", num_prompts=2000, input_len=100, output_len=20, max_input_len=900).works())
+    works = list(
+        Workload(kind="long-tail", num_prompts=2000, input_len=100, output_len=20, max_input_len=900, seed=0).works()
+    )
     lengths = [len(work.prompt) for work in works]
     assert 90 < float(np.median(lengths)) < 110
     assert 700 < max(lengths) <= 900
@@ -43,7 +52,9 @@ def test_long_tail_lengths_are_log_normal_around_the_median_up_to_the_maximum() 
 
 
 def test_prompts_take_turns_with_the_shared_prefixes() -> None:
-    works = list(Workload(kind="shared-prefix", num_prompts=9, prefix_len=64, num_prefixes=3, input_len=16).works())
+    works = list(
+        Workload(kind="shared-prefix", num_prompts=9, prefix_len=64, num_prefixes=3, input_len=16, seed=0).works()
+    )
     prefixes = [tuple(work.prompt[:64]) for work in works]
     assert prefixes[:3] == prefixes[3:6] == prefixes[6:]
     assert len(set(prefixes)) == 3
@@ -52,7 +63,7 @@ def test_prompts_take_turns_with_the_shared_prefixes() -> None:
 
 
 def test_arrivals_are_poisson() -> None:
-    works = list(Workload(num_prompts=4000, request_rate=20, input_len=1).works())
+    works = list(Workload(num_prompts=4000, request_rate=20, input_len=1, seed=0).works())
     gaps = np.diff([work.time for work in works])
     assert abs(gaps.mean() * 20 - 1) < 0.05
     assert abs(gaps.std() / gaps.mean() - 1) < 0.06  # as an exponential has
