@@ -5,10 +5,11 @@
 A grammar is compiled by llguidance, which follows the output token by token. Its mask of the next token is made on the
 host while the device runs the model. llguidance is imported at the first grammar: all else works without it.
 
-The server has clients, whose grammars it does not trust: `phase6_integration.grammar_engine` has the same Constraint in
-other processes, and masks that may come late.
+The server has clients, whose grammars it does not trust: `phase6_integration.isolated_grammars` has the same Constraint
+in other processes, and masks that may come late.
 """
 
+import os
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,7 @@ if TYPE_CHECKING:  # the processes that follow the grammars of a server need no 
     from torch import Tensor
 
 KEPT = 16  # compiled grammars
+THREADS = 4  # at most, that make masks
 
 
 class Grammars:
@@ -86,7 +88,7 @@ def _thread() -> ThreadPoolExecutor:
 def _fillers() -> "LLExecutor":
     from llguidance import LLExecutor
 
-    return LLExecutor()
+    return LLExecutor(max(1, min(THREADS, (os.cpu_count() or 1) * 4 // 5)))
 
 
 def fill_by_grammar(matchers: Sequence["LLMatcher | None"], bits: NDArray[np.uint32]) -> None:

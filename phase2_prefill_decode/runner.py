@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from phase0_request.batch import Batch, Pending, StepOutput
+from phase0_request.batch import NO_TOKEN_LEFT, Batch, Pending, StepOutput
 from phase1_kv_pool.cache import KVCache
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.constraints import StepMasks
@@ -51,12 +51,13 @@ class ConstrainedStep:
     def output(self, numbers: Sequence[int], slices: int) -> StepOutput:
         """Wait for the result. May be called repeatedly."""
         output = self.fetched.output(numbers, slices)
-        failed, forced, drawn = dict(output.failed), {}, []
+        failed, forced, late, drawn = dict(output.failed), {}, {}, []
         for row, constraint, index in self.masks.rows:
             number = numbers[row]
             token = output.tokens[number]
-            if row in self.late:
-                failed.pop(number, None)
+            if row in self.late and failed.get(number) == NO_TOKEN_LEFT:  # its mask is empty
+                late[number] = self.late[row]
+                del failed[number]
             elif token is None:
                 failed[number] = constraint.error or failed[number]
             else:
@@ -66,9 +67,7 @@ class ConstrainedStep:
             follows = constraint.forced(index)
             if follows is not None:
                 forced[number] = follows
-        late = {numbers[row]: pending for row, pending in self.late.items()}
-        tokens = [None if number in late else token for number, token in enumerate(output.tokens)]
-        return replace(output, tokens=tokens, failed=failed, forced=forced, late=late)
+        return replace(output, failed=failed, forced=forced, late=late)
 
 
 class ModelRunner:

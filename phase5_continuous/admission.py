@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
+from phase0_request.queue import RequestQueue
 from phase0_request.request import RequestState
 from phase1_kv_pool.cache import KVCache
 from phase3_chunked_prefill.chunker import StepPlan
@@ -82,16 +83,18 @@ class Admission:
     # region exercise 5.6
     def make_room(self) -> None:
         """Preempt a request of the tenant that runs the most, if the next in turn is of a tenant that runs at least two
-        fewer and could not be admitted. It must have had fewer tokens, or the other one waits to draw its next."""
+        fewer, has had fewer tokens, and could not be admitted. One that waits to draw its next token gives its place to
+        any request of such a tenant."""
         running_set = self.running_set
-        if self.is_open or running_set.pending_preemption or running_set.finished_in_flight:
+        if self.is_open or running_set.pending_preemption or running_set.finished_in_flight or not self._queues:
             return
-        for sequence in self._candidates(long=True)[:1]:
-            victim = running_set.victim
+        victim = running_set.victim
+        for sequence in self._candidates(long=True)[:1] if victim.pending is None else self._first_of_each():
             tenant, other = sequence.request.tenant, victim.request.tenant
             fewer = running_set.places[tenant] + 1 < running_set.places[other]
             if fewer and (victim.pending is not None or self.share.served[tenant] < self.share.served[other]):
                 running_set.preempt(victim)
+                return
 
     # endregion
 
@@ -101,8 +104,15 @@ class Admission:
 
     def in_turn(self) -> Iterator[SequenceState]:
         """All requests that do not run, in turn: of a tenant's, those that wait only if none is preempted."""
-        queues = self.waiting.by_tenant | self.running_set.preempted.by_tenant  # the preempted ones replace the others
-        return self.share.in_turn(queues)
+        return self.share.in_turn(self._queues)
+
+    @property
+    def _queues(self) -> dict[str, RequestQueue[SequenceState]]:
+        return self.waiting.by_tenant | self.running_set.preempted.by_tenant  # the preempted ones replace the others
+
+    def _first_of_each(self) -> list[SequenceState]:
+        """The next request of each tenant."""
+        return [next(iter(queue)) for queue in self._queues.values()]
 
     # region exercise 5.2
     def _candidates(self, long: bool) -> list[SequenceState]:
@@ -187,4 +197,4 @@ class PrefixesInProgress:
 
 def _will_compute(sequence: SequenceState, until: int) -> bool:
     """Whether a request runs, and has not computed its first `until` tokens yet."""
-    return sequence.schedulable and sequence.request.computed < until
+    return sequence.schedulable and sequence.pending is None and sequence.request.computed < until

@@ -23,8 +23,8 @@ class Scheduler:
     - Running requests share a step as the Chunker splits it: decodes, then prompts, in the order of the policy's ranks.
     - A decode that needs a page when none is free takes it from the last in rank of the tenant that runs the most. That
       one is preempted: its pages are freed (a cache that shares keeps what was computed), and it is the first of its
-      tenant to resume. The first in rank is never preempted, so it ends, and then the next one is first: every request
-      ends.
+      tenant to resume. The first in rank is never preempted while it runs, so it ends, and then the next one is first:
+      every request ends. One that waits to draw its next token is preempted before others.
     - No waiting request is admitted while a preempted one of its tenant waits for pages.
     - Tenants get equal shares of tokens, places and pages (`fairness`): a tenant that runs far fewer than another may
       take a place from it.

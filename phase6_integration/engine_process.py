@@ -43,6 +43,7 @@ from phase6_integration.stats import Gauges
 
 log = logging.getLogger(__name__)
 PR_SET_PDEATHSIG = 1
+DEADLINES = 0.5  # seconds after which the deadlines of requests are looked at, if all wait for their grammars
 
 
 class GrammarWork(Protocol):
@@ -74,7 +75,8 @@ class Loop:
     def run(self) -> None:
         """Read messages and run steps until the HTTP process closes the channel."""
         while True:
-            for message in self.channel.receive(wait=self._all_wait or not self.core.has_work):
+            wait, timeout = self._all_wait or not self.core.has_work, DEADLINES if self._all_wait else None
+            for message in self.channel.receive(wait, timeout):
                 self.handle(message)
             self.turn()
 

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,6 +70,8 @@ class Drop(msgspec.Struct, tag=True, array_like=True, frozen=True):
 class Started(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """From a child, first: it is there, and what ends it from now on is a message."""
 
+    pid: int
+
 
 class Follows(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """From a child: the tokens that follow the one that was taken in any case, and whether the output ends there."""
@@ -112,7 +115,7 @@ class Child:
     def __init__(self, grammars: Grammars, vocab_size: int) -> None:
         self._grammars = grammars
         self._vocab_size = vocab_size
-        self._constraints: dict[int, Constraint] = {}
+        self._constraints: dict[int, Constraint | str] = {}  # or why there is none
 
     def answer(self, messages: list[ToChild]) -> Iterator[list[FromChild]]:
         """Yield the answers to some messages: what follows the tokens that were taken, then the masks of all requests,
@@ -123,33 +126,42 @@ class Child:
             key = message.key
             match message:
                 case Open(serial=serial, params=params, tokens=tokens):
-                    try:
-                        self._constraints[key] = self._open(params, tokens)
-                        wanted[key] = serial, len(tokens)
-                    except ValueError as error:
-                        answers.append(Mask(key, serial, len(tokens), b"", str(error)[:300]))
+                    self._constraints[key] = self._open(params, tokens)
+                    wanted[key] = serial, len(tokens)
                 case Take(serial=serial, index=index, token=token):
                     constraint = self._constraints[key]
-                    constraint.take(index, token)
-                    forced = constraint.forced(index) or Forced()
-                    answers.append(Follows(key, serial, [*forced.tokens], forced.ends))
-                    wanted[key] = serial, index + 1 + len(forced.tokens)
+                    if isinstance(constraint, Constraint):
+                        constraint.take(index, token)
+                        forced = constraint.forced(index) or Forced()
+                        answers.append(Follows(key, serial, [*forced.tokens], forced.ends))
+                        index += len(forced.tokens)
+                    wanted[key] = serial, index + 1
                 case Ask(serial=serial, index=index):
                     wanted[key] = serial, index
                 case Drop():
                     self._constraints.pop(key, None)
                     if key in wanted:
                         answers.append(Mask(key, *wanted.pop(key), b""))
+        rows = []
+        for key, (serial, index) in wanted.items():
+            constraint = self._constraints[key]
+            if isinstance(constraint, Constraint):
+                rows.append((key, serial, index, constraint))
+            else:
+                answers.append(Mask(key, serial, index, b"", constraint))
         yield answers
-        masks = fill_masks([(self._constraints[key], index) for key, (_, index) in wanted.items()], self._vocab_size)
+        masks = fill_masks([(constraint, index) for _, _, index, constraint in rows], self._vocab_size)
         yield [
-            Mask(key, serial, index, bits.tobytes(), self._constraints[key].error)
-            for (key, (serial, index)), bits in zip(wanted.items(), masks, strict=True)
+            Mask(key, serial, index, bits.tobytes(), constraint.error)
+            for (key, serial, index, constraint), bits in zip(rows, masks, strict=True)
         ]
 
-    def _open(self, params: SamplingParams, tokens: list[int]) -> Constraint:
-        """A constraint that has followed some tokens, of which none counts as committed."""
-        constraint = Constraint(Request("", (0,), params), self._vocab_size, self._grammars)
+    def _open(self, params: SamplingParams, tokens: list[int]) -> Constraint | str:
+        """A constraint that has followed some tokens, of which none counts as committed. Or why there is none."""
+        try:
+            constraint = Constraint(Request("", (0,), params), self._vocab_size, self._grammars)
+        except ValueError as error:
+            return str(error)[:300]
         constraint.output = tokens
         constraint.go_to(len(tokens))
         constraint.output = ()
@@ -160,7 +172,7 @@ def serve(connection: socket.socket, child: Child) -> None:
     """The child's loop, until the engine closes the connection. The kernel ends the child in messages that take too
     long."""
     frames, start = Frames(to_child), _resident()
-    connection.sendall(frame(Started()))
+    connection.sendall(frame(Started(os.getpid())))
     while data := connection.recv(CHUNK):
         messages: list[ToChild] = [*frames.feed(data)]
         if not messages:
@@ -203,8 +215,11 @@ def main() -> None:
             try:
                 os.nice(NICENESS)
                 limit_memory(MEMORY)
-                serve(socket.socket(fileno=descriptors[0]), Child(grammars, vocab_size))
+                with contextlib.suppress(ConnectionError):  # the engine has gone
+                    serve(socket.socket(fileno=descriptors[0]), Child(grammars, vocab_size))
                 status = 0
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(status)
         os.close(descriptors[0])

@@ -5,8 +5,11 @@ token in the step and takes part in no further one until it is. A process that d
 whose message it could not answer.
 """
 
+import contextlib
 import logging
+import os
 import selectors
+import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +21,7 @@ from itertools import count
 from typing import Any
 from weakref import WeakValueDictionary, finalize
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -30,6 +34,7 @@ from phase2_prefill_decode.constraints import Constraints, Filled, Follower, Ste
 from phase2_prefill_decode.sampler import Sampler
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.grammar_process import (
+    OPENING,
     Ask,
     Drop,
     Follows,
@@ -51,8 +56,13 @@ log = logging.getLogger(__name__)
 PATIENCE = 0.01  # seconds that a step waits for masks
 TOKENS_PER_SECOND = 1000  # that a tenant is charged with for the processor time of its grammars
 CHILDREN = 8  # processes at a time; with more clients than that, some share one
-STARTS = 3  # of processes that end before they begin, in a row: then something else is wrong
+STALLED = 30.0  # seconds without an answer after which a process is killed: if it was stopped, no other limit ends it
+FAILED_STARTS = 3  # of a process, in a row: then something else is wrong
 TOO_MUCH = f"{GRAMMAR_FAILED}: it took more time or memory than it may use"
+
+
+# The arenas of malloc, 64 MB of addresses for each thread, would count as memory that a process has taken.
+ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
 
 
 class IsolatedConstraint:
@@ -100,9 +110,11 @@ class IsolatedConstraint:
 
     def mask(self, index: int, started: float) -> NDArray[np.uint32] | None:
         """The mask of an output token, waited for as long as a step may that began to wait then. None: it is late."""
-        if not self.ask(index):
-            return None
-        self._client.wait(lambda: self._ready(index), started + self._client.patience)
+        deadline = started + self._client.patience
+        while self.ask(index) and not self._ready(index):
+            self._client.wait(lambda: self._making != index, deadline)  # it has come, or that of another place
+            if time.monotonic() >= deadline:
+                break
         if self.error is not None or self._mask is None or self._mask[0] != index:
             return None
         return self._mask[1]
@@ -117,7 +129,7 @@ class IsolatedConstraint:
     def _tell(self, message: Take | Ask) -> None:
         self.serial, self._follows, self._mask = self.serial + 1, None, None
         self._taken = (message.index, message.token) if isinstance(message, Take) else None
-        self._making = message.index if isinstance(message, Ask) else None
+        self._making = message.index + isinstance(message, Take)  # if the token forces no others
         self._deadline = time.monotonic() + self._client.patience
         self._client.tell(self, message)
 
@@ -149,14 +161,18 @@ class GrammarClient:
     with several messages to answer, the next gets one at a time, so that it is known which kills it.
     """
 
-    def __init__(self, engine: "IsolatedConstraints") -> None:
+    def __init__(self, engine: "IsolatedConstraints", tenant: str) -> None:
+        self.tenant = tenant  # that it was made for; others may share it
         self._engine = engine
         self._connection: socket.socket | None = None
         self._frames = Frames(from_child)
         self._unsent = bytearray()
         self._started = False
-        self._deaths = 0  # of processes that had not started, in a row
-        self._careful = False
+        self._failed_starts = 0  # in a row
+        self._pid = 0
+        self._since = 0.0  # when it last sent something, or was first sent something
+        self._suspects: set[int] = set()  # requests with which a process died: until answered, each is sent alone
+        self._tenants: dict[int, str] = {}  # of the requests, by their keys
         self._known: WeakValueDictionary[int, IsolatedConstraint] = WeakValueDictionary()
         self._waiting: deque[int] = deque()  # keys of requests to be opened
         self._held: deque[tuple[int, Take | Ask]] = deque()  # messages that a careful client has not sent yet
@@ -166,10 +182,16 @@ class GrammarClient:
         self.patience = PATIENCE  # 0 after masks that took longer than that
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._tenants)
 
-    def add(self, constraint: IsolatedConstraint) -> None:
+    @property
+    def tenants(self) -> Collection[str]:
+        """The clients of the requests: mostly one. A client with several requests counts as often."""
+        return self._tenants.values()
+
+    def add(self, constraint: IsolatedConstraint, tenant: str) -> None:
         self._known[constraint.key] = constraint
+        self._tenants[constraint.key] = tenant
 
     def tell(self, constraint: IsolatedConstraint, message: Take | Ask) -> None:
         """Send a message about a request; about one that the process does not know, an Open instead."""
@@ -182,7 +204,8 @@ class GrammarClient:
     def drop(self, key: int) -> None:
         """Forget a request that has ended."""
         self._known.pop(key, None)
-        self._unanswered.pop(key, None)
+        self._tenants.pop(key, None)
+        self._suspects.discard(key)
         if key in self._waiting:
             self._waiting.remove(key)
         elif self._connection is not None:
@@ -202,13 +225,15 @@ class GrammarClient:
 
     def _send(self) -> None:
         """Send what may be sent now."""
-        while self._held and not (self._careful and self._unanswered):
+        if not self._unanswered:
+            self._since = time.monotonic()
+        while self._held and not (self._suspects and self._unanswered):
             key, message = self._held.popleft()
             constraint = self._known.get(key)
             if constraint is not None and constraint.opened:
                 self._unanswered[key] = message.serial
                 self._write(message)
-        while self._waiting and self._opening is None and not (self._careful and self._unanswered):
+        while self._waiting and self._opening is None and not (self._suspects and self._unanswered):
             key = self._waiting.popleft()
             constraint = self._known.get(key)
             if constraint is not None and constraint.error is None:
@@ -220,8 +245,12 @@ class GrammarClient:
 
     def _write(self, message: ToChild) -> None:
         if self._connection is None:
-            self._connection = self._engine.connect(self)
+            try:
+                self._connection = self._engine.connect(self)
+            except OSError:  # too many open files, say
+                return self._cannot_start()
         self._unsent += frame(message)
+        return None
 
     def flush(self) -> None:
         """Send as much as the socket takes now."""
@@ -248,15 +277,26 @@ class GrammarClient:
         except OSError:
             data = b""
         if not data:
-            return self.ended(self._unanswered)
-        for message in self._frames.feed(data):
-            self._receive(message)
+            return self.ended()
+        self._since = time.monotonic()
+        try:
+            for message in self._frames.feed(data):
+                self._receive(message)
+        except (msgspec.MsgspecError, ValueError):  # it writes what is no message
+            log.exception("a process that follows grammars is not understood")
+            return self.ended()
         return self._send()
+
+    def check(self, now: float) -> None:
+        """Kill a process that does not answer."""
+        if self._started and self._unanswered and now - self._since > STALLED:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
 
     def _receive(self, message: FromChild) -> None:
         match message:
-            case Started():
-                self._started, self._deaths = True, 0
+            case Started(pid=pid):
+                self._pid, self._started, self._failed_starts = pid, True, 0
             case Spent(seconds=seconds):
                 self.patience = 0.0 if seconds > PATIENCE else PATIENCE
                 self._engine.spent(self, seconds)
@@ -266,25 +306,33 @@ class GrammarClient:
                     self._opening = None
                 if is_mask and self._unanswered.get(key) == serial:
                     del self._unanswered[key]
+                    self._suspects.discard(key)
                 if constraint is not None and constraint.serial == serial:
                     constraint.receive(message)
             case Leaving():
-                self.ended(())
+                self._replace()
 
-    def ended(self, unanswered: Collection[int]) -> None:
+    def ended(self) -> None:
         """The process has ended. If it had one message to answer, that has killed it."""
-        keys = [*unanswered]
+        keys = [*self._unanswered]
         if not self._started:
-            self._deaths += 1
-            if self._deaths >= STARTS:
-                log.error("the process that follows grammars cannot be started")
-                self._fail(keys, "the process that follows grammars cannot be started")
-        elif len(keys) == 1:
-            log.warning("a grammar ended the process that followed it")
-            self._fail(keys, TOO_MUCH)
-            self._careful = False
-        else:
-            self._careful = bool(keys)
+            self._failed_starts += 1
+            if self._failed_starts >= FAILED_STARTS:
+                self._cannot_start()
+        elif keys:
+            self._engine.spent(self, OPENING)  # at most: it did not say
+            self._suspects = {*keys} if len(keys) > 1 else set()
+            if len(keys) == 1:
+                log.warning("a grammar ended the process that followed it")
+                self._fail(keys, TOO_MUCH)
+        self._replace()
+
+    def _cannot_start(self) -> None:
+        log.error("the process that follows grammars cannot be started")
+        self._fail([*self._unanswered, *self._waiting], "the process that follows grammars cannot be started")
+
+    def _replace(self) -> None:
+        """Have another process go on with what this one has not answered."""
         lost = [*self._unanswered, *(key for key, _ in self._held)]
         self.close()
         for constraint in [*self._known.values()]:
@@ -359,7 +407,7 @@ class IsolatedConstraints(Constraints):
         self._arguments = [directory, str(vocab_size), *map(str, sorted(eos_ids))]
         self._parent: tuple[subprocess.Popen[bytes], socket.socket] | None = None
         self._selector = selectors.DefaultSelector()
-        self._clients: dict[str, GrammarClient] = {}  # by tenant, the latest last
+        self._clients: list[GrammarClient] = []  # the latest last
         self._keys = count()
         self._ended: deque[tuple[GrammarClient, int]] = deque()
         self._seconds: dict[str, float] = defaultdict(float)  # that grammars have taken, by tenant, not charged yet
@@ -370,7 +418,7 @@ class IsolatedConstraints(Constraints):
             return super().of(request)
         client, key = self._client_of(request.tenant), next(self._keys)
         constraint = IsolatedConstraint(key, request, client)
-        client.add(constraint)
+        client.add(constraint, request.tenant)
         constraint.ask(0)
         finalize(request, self._ended.append, (client, key)).atexit = False
         return constraint
@@ -387,6 +435,8 @@ class IsolatedConstraints(Constraints):
         while self._ended:
             client, key = self._ended.popleft()
             client.drop(key)
+        for client in self._clients:
+            client.check(time.monotonic())
         for registered, events in self._selector.select(timeout):
             if events & selectors.EVENT_WRITE:
                 registered.data.flush()
@@ -394,9 +444,9 @@ class IsolatedConstraints(Constraints):
                 registered.data.read()
 
     def spent(self, client: GrammarClient, seconds: float) -> None:
-        """Note the processor time of masks: it is that of all who share the process."""
-        for tenant in (name for name, other in self._clients.items() if other is client):
-            self._seconds[tenant] += seconds
+        """Note the processor time of masks: all requests of the process have an equal share in it."""
+        for tenant in client.tenants:
+            self._seconds[tenant] += seconds / len(client)
 
     def take_seconds(self) -> Mapping[str, float]:
         """The processor time of each tenant's grammars since the last call."""
@@ -406,16 +456,22 @@ class IsolatedConstraints(Constraints):
     # Processes.
 
     def _client_of(self, tenant: str) -> GrammarClient:
-        """The process of a tenant. With too many of them, the idle one that is longest so, or one to be shared."""
-        client = self._clients.pop(tenant, None)
-        if client is None and len(set(self._clients.values())) >= CHILDREN:
-            idle = next((name for name, other in self._clients.items() if not len(other)), None)
+        """The process of a tenant. With too many of them, the idle one that is longest so is ended for it, or one is
+        shared."""
+        clients = self._clients
+        client = next((one for one in clients if one.tenant == tenant), None)
+        if client is None and len(clients) >= CHILDREN:
+            idle = next((one for one in clients if not len(one)), None)
             if idle is None:
-                client = min(self._clients.values(), key=len)
-            else:
-                self._clients.pop(idle).close()
-        self._clients[tenant] = client or GrammarClient(self)
-        return self._clients[tenant]
+                return min(clients, key=len)
+            idle.close()
+            clients.remove(idle)
+        if client is None:
+            client = GrammarClient(self, tenant)
+        else:
+            clients.remove(client)
+        clients.append(client)
+        return client
 
     def connect(self, client: GrammarClient) -> socket.socket:
         """Have a child forked, and connect to it."""
@@ -442,7 +498,7 @@ class IsolatedConstraints(Constraints):
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     process_group=0,  # so that Ctrl-C reaches the server only
-                    env={**safe_path.environment(), "TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1"},
+                    env={**safe_path.environment(), **ENVIRONMENT},
                 )
             self._parent = process, ours
         return self._parent[1]
@@ -455,7 +511,7 @@ class IsolatedConstraints(Constraints):
 
     def close(self) -> None:
         """End all processes."""
-        for client in self._clients.values():
+        for client in self._clients:
             client.close()
         self._stop()
 

@@ -244,19 +244,19 @@ class Channel:
         self._unsent += frame(message)
         self._push()
 
-    def receive(self, wait: bool) -> list[ToEngine]:
+    def receive(self, wait: bool, timeout: float | None = None) -> list[ToEngine]:
         """The whole messages that have arrived; with `wait`, sleep until there is something to read, here or at what is
-        watched. EOFError once the HTTP process has closed."""
+        watched, or until the timeout. EOFError once the HTTP process has closed."""
         while True:
             wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
             self._selector.modify(self._socket, wanted)
-            found = {key.fd: events for key, events in self._selector.select(None if wait else 0)}
+            found = {key.fd: events for key, events in self._selector.select(timeout if wait else 0)}
             own = found.get(self._socket.fileno(), 0)
             if own & selectors.EVENT_WRITE:
                 self._push()
             if own & selectors.EVENT_READ:
                 return self._read()
-            if not wait or found.keys() - {self._socket.fileno()}:
+            if not wait or timeout is not None or found.keys() - {self._socket.fileno()}:
                 return []
 
     def watch(self, descriptor: int) -> None:

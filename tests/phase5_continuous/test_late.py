@@ -75,11 +75,12 @@ def test_a_late_request_can_be_ended() -> None:
     engine.run()
 
 
-def test_a_late_request_holds_up_none_that_shares_its_prefix() -> None:
+@pytest.mark.parametrize("more", [[], [1]])
+def test_a_late_request_holds_up_none_that_shares_its_prefix(more: list[int]) -> None:
     shared = [*range(100, 112)]
     waits = {"late": 50}
     engine = Engine(Scheduler(PrefixCache(64, 4)), delays=lambda one: waits.pop(one.id, 0))
-    engine.submit(request("late", [*shared, 1], 2), request("other", [*shared, 2], 2))
+    engine.submit(request("late", [*shared, *more], 2), request("other", [*shared, *more, 2], 2))
     for _ in range(8):
         engine.step()
     assert engine.requests["other"].finished
@@ -87,11 +88,12 @@ def test_a_late_request_holds_up_none_that_shares_its_prefix() -> None:
     engine.run().check_the_end()
 
 
-def test_late_requests_keep_no_places_from_another_tenant() -> None:
+@pytest.mark.parametrize("waiting", [3, 12])
+def test_late_requests_keep_no_places_from_another_tenant(waiting: int) -> None:
     """Their tenant has had no more tokens than the other one, and gets none while they wait."""
     scheduler = Scheduler(PagedCache(64, 4), max_running=3)
     engine = Engine(scheduler, delays=lambda one: 1000 if one.tenant == "waits" else 0)
-    engine.submit(*(request(f"{number}", 4, 2, tenant="waits") for number in range(3)))
+    engine.submit(*(request(f"{number}", 4, 2, tenant="waits") for number in range(waiting)))
     for _ in range(3):
         engine.step()
     for number in range(3):

@@ -55,7 +55,7 @@ class Line:
     sent: list[Any] = field(default_factory=list)
     waited: int = 0
 
-    def receive(self, wait: bool) -> list[Any]:
+    def receive(self, wait: bool, timeout: float | None = None) -> list[Any]:
         if not self.core.has_work:
             assert wait, "an idle engine polls for messages: it must wait for one"
         elif not cast(Scheduler, self.core.scheduler).is_waiting:

@@ -1,6 +1,7 @@
 """Grammars that are followed in other processes: the engine gets the masks of phase 2, waits for none, and outlives all
 that a grammar may do. The oracle is a Constraint in this process."""
 
+import os
 import random
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ from phase0_request import Request, SamplingParams
 from phase0_request.tokenizer import BUNDLED, Tokenizer
 from phase2_prefill_decode.constraints import Constraint, Grammars, fill_masks
 from phase6_integration import isolated_grammars
-from phase6_integration.grammar_process import Child, Leaving, Open, Started, Take, ToChild, to_child
+from phase6_integration.grammar_process import Child, Leaving, Open, Spent, Started, Take, ToChild, to_child
 from phase6_integration.isolated_grammars import GrammarClient, IsolatedConstraint, IsolatedConstraints
 from phase6_integration.messages import Frames, frame
 
@@ -74,14 +75,14 @@ class Here(IsolatedConstraints):
     @answers.setter
     def answers(self, answers: bool) -> None:
         self._answers = answers
-        for client in self._clients.values():
+        for client in self._clients:
             client.patience = 60.0 if answers else 0.0
 
     def connect(self, client: GrammarClient) -> socket.socket:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         self.register(ours, client)
-        theirs.sendall(frame(Started()))
+        theirs.sendall(frame(Started(os.getpid())))
         self.processes.append(Process(client, theirs))
         client.patience = 60.0 if self.answers else 0.0
         return ours
@@ -203,6 +204,73 @@ def test_what_kills_its_process_alone_has_failed_and_the_others_are_followed_on(
     assert [type(message) for message in here.processes[1].read] == [Open, Take]
     here.answers = True
     assert not bits(here, [(0, first, 1)])[1]
+
+
+def test_a_request_is_not_blamed_for_one_that_has_ended_meanwhile(here: Here) -> None:
+    here.answers = False
+    made = [request(name, grammar=POINT) for name in "ab"]
+    first, second = (constraint_of(here, one) for one in made)
+    for _ in made:
+        here.processes[0].answer()
+        here.receive(0)
+    for of in (first, second):
+        of.take(0, TOKENIZER.encode("{", False)[0])
+    del made[0]  # its client has left, and its token kills the process
+    here.receive(0)
+    here.processes[0].dies()
+    here.receive(0)
+    assert second.error is None
+
+
+def test_a_process_that_does_not_answer_is_killed(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr(isolated_grammars, "STALLED", 0.0)
+    monkeypatch.setattr(os, "kill", lambda pid, number: killed.append(pid))
+    here.answers = False
+    made = request(grammar=POINT)
+    of = constraint_of(here, made)
+    here.receive(0)
+    here.receive(0)
+    assert killed
+    assert not of.done()
+
+
+def test_time_is_charged_to_the_clients_that_have_requests_and_a_death_as_the_limit(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isolated_grammars, "CHILDREN", 1)
+    here.answers = False
+    made = [request(tenant, tenant, grammar=POINT) for tenant in "aab"]
+    all_of = [constraint_of(here, one) for one in made]
+    here.processes[0].connection.sendall(frame(Spent(3.0)))
+    here.receive(0)
+    assert here.take_seconds() == {"a": pytest.approx(2.0), "b": pytest.approx(1.0)}
+    assert here.take_seconds() == {}
+    here.processes[0].dies()
+    here.receive(0)
+    assert sum(here.take_seconds().values()) == pytest.approx(isolated_grammars.OPENING)
+    assert [of.error is None for of in all_of] == [False, True, True]
+
+
+def test_a_process_that_writes_what_is_no_message_is_replaced(here: Here) -> None:
+    here.answers = False
+    made = request(grammar=POINT)
+    of = constraint_of(here, made)
+    here.processes[0].connection.sendall(b"\xff\xff\xff\xff nonsense")
+    here.receive(0)
+    assert of.error == isolated_grammars.TOO_MUCH
+
+
+def test_without_a_socket_for_a_process_the_request_fails_and_the_engine_lives(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(client: GrammarClient) -> socket.socket:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(here, "connect", none)
+    made = request(grammar=POINT)
+    of = constraint_of(here, made)
+    assert of.error == "the process that follows grammars cannot be started"
 
 
 def test_after_a_death_with_several_messages_each_is_sent_alone(here: Here) -> None:
