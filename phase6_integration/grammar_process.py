@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -117,9 +117,9 @@ class Child:
         self._vocab_size = vocab_size
         self._constraints: dict[int, Constraint | str] = {}  # or why there is none
 
-    def answer(self, messages: list[ToChild]) -> Iterator[list[FromChild]]:
-        """Yield the answers to some messages: what follows the tokens that were taken, then the masks of all requests,
-        which are made together."""
+    def answer(self, messages: list[ToChild]) -> tuple[list[FromChild], Callable[[], list[FromChild]]]:
+        """The answers to some messages: what follows the tokens that were taken; and a function that makes the masks of
+        all requests together."""
         answers: list[FromChild] = []
         wanted: dict[int, tuple[int, int]] = {}  # the serial and the index of the mask, by key
         for message in messages:
@@ -149,12 +149,15 @@ class Child:
                 rows.append((key, serial, index, constraint))
             else:
                 answers.append(Mask(key, serial, index, b"", constraint))
-        yield answers
-        masks = fill_masks([(constraint, index) for _, _, index, constraint in rows], self._vocab_size)
-        yield [
-            Mask(key, serial, index, bits.tobytes(), constraint.error)
-            for (key, serial, index, constraint), bits in zip(rows, masks, strict=True)
-        ]
+
+        def masks() -> list[FromChild]:
+            made = fill_masks([(constraint, index) for _, _, index, constraint in rows], self._vocab_size)
+            return [
+                Mask(key, serial, index, bits.tobytes(), constraint.error)
+                for (key, serial, index, constraint), bits in zip(rows, made, strict=True)
+            ]
+
+        return answers, masks
 
     def _open(self, params: SamplingParams, tokens: list[int]) -> Constraint | str:
         """A constraint that has followed some tokens, of which none counts as committed. Or why there is none."""
@@ -180,11 +183,12 @@ def serve(connection: socket.socket, child: Child) -> None:
         limit = FOLLOWING + sum(OPENING if isinstance(message, Open) else EACH for message in messages)
         signal.setitimer(signal.ITIMER_PROF, limit)
         before = time.process_time()
-        for answers in child.answer(messages):
-            connection.sendall(b"".join(map(frame, answers)))
+        followed, masks = child.answer(messages)
+        connection.sendall(b"".join(map(frame, followed)))  # steps wait for these
+        answers: list[FromChild] = [*masks(), Spent(time.process_time() - before)]
         signal.setitimer(signal.ITIMER_PROF, 0)
         grown = _resident() - start > GROWN
-        connection.sendall(frame(Spent(time.process_time() - before)) + (frame(Leaving()) if grown else b""))
+        connection.sendall(b"".join(map(frame, [*answers, Leaving()] if grown else answers)))
         if grown:
             return
 

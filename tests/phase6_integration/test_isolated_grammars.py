@@ -52,8 +52,11 @@ class Process:
 
     def answer(self) -> None:
         """Answer all that has arrived."""
-        for answers in self.child.answer(self.take()):
-            self.connection.sendall(b"".join(map(frame, answers)))
+        self.reply(self.take())
+
+    def reply(self, messages: list[ToChild]) -> None:
+        followed, masks = self.child.answer(messages)
+        self.connection.sendall(b"".join(map(frame, [*followed, *masks()])))
 
     def dies(self) -> None:
         self.take()
@@ -287,8 +290,7 @@ def test_after_a_death_with_several_messages_each_is_sent_alone(here: Here) -> N
     here.receive(0)
     process, sent = here.processes[1], []
     for _ in range(5):
-        for answers in process.child.answer(messages := process.take()):
-            process.connection.sendall(b"".join(map(frame, answers)))
+        process.reply(messages := process.take())
         sent.append(len(messages))
         here.receive(0)
     assert sent == [2, 2, 2, 0, 0], "to begin anew, and what was to be answered"
