@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import replace
+from itertools import groupby
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 BUNDLED_ENGINE = "phase6_integration.engine_process:bundled_engine"
 RESTART_DELAY = 1.0  # seconds before the first restart; each further one doubles it
 MAX_RESTART_DELAY = 30.0
-RELOAD = 4  # times as long as the process before may a restarted one take to load
+RELOAD = 4  # times as long as the longest load so far may a restarted process take, and twice that after each failure
 MIN_RELOAD = 30.0  # seconds that it may take in any case
 RESUBMISSIONS = 2  # of one request
 STABLE = 600.0  # seconds after which an engine that ran so long counts as sound, and its restarts as none
@@ -90,6 +91,7 @@ class AsyncEngine:
         self._load_ended = asyncio.Event()  # ready, or failed
         self._started_at = self._ready_at = 0.0
         self._load_timeout = options.load_timeout
+        self._longest_load = 0.0  # seconds
         self._failures = 0  # in succession: a process that ran for STABLE seconds ends the row
         self._restarting: asyncio.Task[None] | None = None  # until the next process is ready
         self._idle = asyncio.Event()
@@ -108,7 +110,9 @@ class AsyncEngine:
 
     async def _start_process(self) -> None:
         if self._ready_at > self._started_at:
-            limit = max(RELOAD * (self._ready_at - self._started_at), MIN_RELOAD)
+            self._longest_load = max(self._longest_load, self._ready_at - self._started_at)
+        if self._longest_load:
+            limit = max(RELOAD * self._longest_load, MIN_RELOAD) * 2 ** (self._failures - 1)
             self._load_timeout = min(limit, self.options.load_timeout)
         self._started_at = time.monotonic()
         self._client = self.client_type(
@@ -242,8 +246,8 @@ class AsyncEngine:
             self.health, self.reason = Health.READY, "ready"
         self._ready_at, self._restarting = time.monotonic(), None
         self._resubmitted.update(self._live.keys())
-        if self._live:
-            self._send(Submit.of([output.request for output, _ in self._live.values()]))
+        for _, together in groupby(self._live.values(), key=lambda live: id(live[1])):  # those of one HTTP request
+            self._send(Submit.of([output.request for output, _ in together]))
         self._load_ended.set()
 
     def _update(self, update: Update) -> None:

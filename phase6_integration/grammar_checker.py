@@ -11,6 +11,7 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from phase0_request.grammar import LIMITS, vocabulary
+from phase0_request.params import MAX_GRAMMAR
 from phase0_request.tokenizer import Tokenizer
 from phase6_integration.gbnf import is_gbnf, plain
 from phase6_integration.schema_literals import LONG, with_literals
@@ -32,6 +33,8 @@ class GrammarChecker:
     def __call__(self, grammar: str) -> str:
         """The grammar as llguidance reads it. A ValueError says what is wrong with it."""
         grammar = as_lark(grammar)
+        if len(grammar) > MAX_GRAMMAR:
+            raise ValueError("the grammar is too large")
         failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, self._vocabulary, limits=LIMITS)
         if failed or messages:  # a warning tells of what would be ignored
             raise ValueError(explain(messages[0]))
@@ -79,6 +82,7 @@ def _with_literals(grammar: str) -> str:
     try:
         whole = json.loads(grammar)
         for part in whole["grammars"]:
+            _check_json(part.get("lark_grammar", ""))
             lark = with_literals(part["json_schema"]) if "json_schema" in part else None
             if lark is not None:
                 del part["json_schema"]

@@ -113,12 +113,13 @@ class _Writer:
         return "\n".join([*blank, start, *self._rules])
 
     def _value(self, schema: Any) -> str:
-        """What is of this schema, as an expression."""
+        """What is of this schema, as an expression. A reference is a rule: each definition is written once."""
+        named = {name: value for name, value in schema.items() if name not in ABOUT} if isinstance(schema, dict) else {}
+        if named.keys() == {"$ref"}:
+            return self._reference(str(named["$ref"]))
         if self._keeps(schema):
             return self._json(schema)
-        match {name: value for name, value in schema.items() if name not in ABOUT}:
-            case {"$ref": str(reference), **rest} if not rest:
-                return self._reference(reference)
+        match named:
             case {"anyOf": list(options), **rest} if not rest:
                 return _either(self._value(option) for option in options)
             case {"const": value, **rest} if not rest.keys() - {"type"}:
@@ -133,20 +134,26 @@ class _Writer:
 
     def _keeps(self, schema: Any) -> bool:
         """Whether llguidance keeps every value of const and enum, also in what the schema refers to."""
-        found, todo = set[str](), [schema]
+        return all(_keeps_values(part) for one in (schema, *self._referred(schema).values()) for part in _schemas(one))
+
+    def _referred(self, schema: Any) -> dict[str, Any]:
+        """The definitions that a schema refers to, themselves or by others of them, by the references."""
+        found, todo = dict[str, Any](), [schema]
         while todo:
             for part in _schemas(todo.pop()):
-                if not _keeps_values(part):
-                    return False
-                if "$ref" in part and part["$ref"] not in found:
-                    found.add(part["$ref"])
-                    todo.append(self._target(part["$ref"]))
-        return True
+                reference = part.get("$ref")
+                if reference is not None and reference not in found:
+                    found[reference] = self._target(reference)
+                    todo.append(found[reference])
+        return found
 
     def _json(self, schema: Any) -> str:
         whole = {"allOf": [schema]} if isinstance(schema, bool) else schema
-        refers = any("$ref" in part for part in _schemas(schema))
-        return "%json " + json.dumps({**whole, **(self._definitions if refers else {}), "x-guidance": self._guidance})
+        needed = [id(definition) for definition in self._referred(schema).values()]
+        definitions = {
+            kind: {name: one for name, one in of.items() if id(one) in needed} for kind, of in self._definitions.items()
+        }
+        return "%json " + json.dumps({**whole, **(definitions if needed else {}), "x-guidance": self._guidance})
 
     def _reference(self, reference: str) -> str:
         if reference not in self._named:
@@ -185,6 +192,10 @@ class _Writer:
 
     def _array(self, schema: Mapping[str, Any]) -> str:
         least, most = schema.get("minItems", 0), schema.get("maxItems")
+        if not all(type(bound) is int and bound >= 0 for bound in (least, 0 if most is None else most)):
+            raise ValueError("minItems and maxItems are whole numbers from 0")
+        if most is not None and most < least:
+            raise ValueError(f"the schema cannot be met: minItems is {least} and maxItems {most}")
         if most == 0:
             return '"[" "]"'
         item = self._rule(self._value(schema.get("items", True)))

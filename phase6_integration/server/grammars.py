@@ -69,7 +69,12 @@ class GrammarPool:
     def _keep(self, key: str, verdict: Verdict) -> None:
         """As the latest one."""
         if self._verdicts.pop(key, None) is None:
-            self._size += len(key)
+            self._size += _size(key, verdict)
         self._verdicts[key] = verdict
         while self._size > KEPT:
-            self._size -= len(self._verdicts.popitem(last=False)[0])
+            self._size -= _size(*self._verdicts.popitem(last=False))
+
+
+def _size(key: str, verdict: Verdict) -> int:
+    """The characters that are kept of a grammar: as it was given, and as the engine is to get it."""
+    return len(key) + (len(verdict) if isinstance(verdict, str) else 0)

@@ -11,7 +11,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from phase6_integration.grammar_checker import GrammarChecker
+from phase6_integration.grammar_checker import GrammarChecker, as_lark
+from phase6_integration.schema_literals import with_literals
 from phase6_integration.server.structured import json_grammar
 from tests.phase6_integration.cities import TOKENIZER, allows, schema_format
 from tests.phase6_integration.fake_engine import FakeEngine
@@ -190,3 +191,29 @@ def test_the_arguments_of_a_call_have_long_numbers_too() -> None:
     text, done = walk(grammar, seed=1)
     assert done
     assert re.search(f'"id": ?({LONG}|{LONG + 1})', text)
+
+
+def test_each_definition_is_written_once_and_only_where_it_is_needed() -> None:
+    """With a long number among them, all of them were written at each reference: a grammar of megabytes."""
+    definitions: dict[str, Any] = {
+        f"d{n}": {"type": "object", "properties": {"name": {"type": "string", "maxLength": 50 + n}}} for n in range(40)
+    }
+    properties: dict[str, Any] = {f"p{n}": {"$ref": f"#/$defs/d{n}"} for n in range(40)}
+    properties["id"] = {"const": LONG}
+    schema = {"type": "object", "properties": properties, "additionalProperties": False, "$defs": definitions}
+    lark = with_literals(schema)
+    assert lark is not None
+    assert len(lark) < 6 * len(json.dumps(schema))
+
+
+@pytest.mark.parametrize(
+    "bounds", [{"minItems": 1, "maxItems": 0}, {"minItems": -1}, {"maxItems": False}, {"minItems": 1.5}]
+)
+def test_numbers_of_items_that_are_none_are_refused(bounds: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="minItems"):
+        with_literals({"type": "array", "items": {"const": LONG}, **bounds})
+
+
+def test_a_schema_within_the_lark_of_a_grammar_in_parts_is_judged_too() -> None:
+    with pytest.raises(ValueError, match="too many digits"):
+        as_lark(json.dumps({"grammars": [{"lark_grammar": f'start: %json {{"const": {LONG}}}'}]}))

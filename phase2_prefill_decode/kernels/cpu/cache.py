@@ -71,7 +71,7 @@ class Files:
         NotCachedError."""
         try:
             return pickle.loads(self._file(key).read_bytes())
-        except FileNotFoundError:
+        except (FileNotFoundError, EOFError, pickle.UnpicklingError):  # or only the beginning of one was written
             if _ONLY_CACHED.get():
                 raise NotCachedError(self.function) from None
             return None

@@ -101,11 +101,18 @@ def compile_kernels(kernels: Sequence[Kernel], *, progress: bool = False) -> Non
     missing = [kernel for kernel in kernels if not (kept and kernel.is_cached())]
     if not missing:
         return
-    compiling = _in_processes(missing) if kept and cores() > 1 else _here(missing)
+
+    def compiling() -> Iterator[tuple[int, str]]:
+        if kept and cores() > 1:
+            yield from _in_processes(missing)
+        left = [kernel for kernel in missing if not (kept and kernel.is_cached())]
+        for number, name in _here(left):
+            yield len(missing) - len(left) + number, name
+
     words = "compiling the CPU kernels for this machine, once"
     with tqdm(total=len(missing), desc=words, leave=False, disable=None if progress else True) as bar:
         said = -1
-        for done, now in compiling:
+        for done, now in compiling():
             bar.update(done - bar.n)
             bar.set_postfix_str(now)
             if done != said and now:
@@ -142,8 +149,9 @@ def _in_processes(kernels: Sequence[Kernel]) -> Iterator[tuple[int, str]]:
             yield done, ", ".join(kernel.name for kernel in under_way.values())
             for key, _ in selector.select(BEAT):
                 del under_way[key.data]
-                done += 1
-                if key.data.stdout.readline() and waiting:
+                alive = bool(key.data.stdout.readline())
+                done += alive
+                if alive and waiting:
                     give(key.data)
                 else:
                     selector.unregister(key.fileobj)
