@@ -30,7 +30,7 @@ def test_kernels_are_compiled_in_other_processes_and_one_that_fails_there_is_lef
     monkeypatch.setattr(compilation, "cores", lambda: 2)
     said = list(compilation._in_processes([Kernel("swiglu", "float32"), Kernel("norm", "complex64")]))
     assert said[0] == (0, "swiglu, norm")
-    assert said[-1][0] == 1
+    assert said[-1] in [(0, "swiglu"), (1, "norm")], "one that has failed is not done"
     assert [file.name for file in tmp_path.rglob("*.nbc") if "swiglu" in file.name]
     assert not [file.name for file in tmp_path.rglob("*.nbc") if "norm" in file.name]
 
