@@ -109,7 +109,7 @@ def compile_kernels(kernels: Sequence[Kernel], *, progress: bool = False) -> Non
         for number, name in _here(left):
             yield len(missing) - len(left) + number, name
 
-    words = "compiling the CPU kernels for this machine, once"
+    words = "compiling kernels for this CPU, once"
     with tqdm(total=len(missing), desc=words, leave=False, disable=None if progress else True) as bar:
         said = -1
         for done, now in compiling():
