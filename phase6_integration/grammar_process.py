@@ -187,10 +187,9 @@ def serve(connection: socket.socket, child: Child) -> None:
         connection.sendall(b"".join(map(frame, followed)))  # steps wait for these
         answers: list[FromChild] = [*masks(), Spent(time.process_time() - before)]
         signal.setitimer(signal.ITIMER_PROF, 0)
-        grown = _resident() - start > GROWN
-        connection.sendall(b"".join(map(frame, [*answers, Leaving()] if grown else answers)))
-        if grown:
-            return
+        connection.sendall(b"".join(map(frame, answers)))
+        if _resident() - start > GROWN:
+            return connection.sendall(frame(Leaving()))
 
 
 def _resident() -> int:

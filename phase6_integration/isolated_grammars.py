@@ -213,13 +213,12 @@ class GrammarClient:
         self._send()
 
     def wait(self, done: Callable[[], bool], deadline: float) -> None:
-        """Receive until `done`, or until the deadline."""
-        self._engine.receive(0)
+        """Receive until `done`, or until the deadline. What has arrived is read in any case."""
         while not done():
             left = deadline - time.monotonic()
+            self._engine.receive(max(left, 0.0))
             if left <= 0:
                 return
-            self._engine.receive(left)
 
     # The process.
 
@@ -227,6 +226,8 @@ class GrammarClient:
         """Send what may be sent now."""
         if not self._unanswered:
             self._since = time.monotonic()
+        if (self._held or self._waiting) and not self._connect():
+            return
         while self._held and not (self._suspects and self._unanswered):
             key, message = self._held.popleft()
             constraint = self._known.get(key)
@@ -243,14 +244,19 @@ class GrammarClient:
                     self._write(one)
         self.flush()
 
-    def _write(self, message: ToChild) -> None:
+    def _connect(self) -> bool:
+        """Connect to a process, unless there is one. False if there is no socket for it: all that wait have failed."""
         if self._connection is None:
             try:
                 self._connection = self._engine.connect(self)
             except OSError:  # too many open files, say
-                return self._cannot_start()
+                self._cannot_start()
+                self.close()
+                return False
+        return True
+
+    def _write(self, message: ToChild) -> None:
         self._unsent += frame(message)
-        return None
 
     def flush(self) -> None:
         """Send as much as the socket takes now."""

@@ -270,10 +270,13 @@ def test_without_a_socket_for_a_process_the_request_fails_and_the_engine_lives(
     def none(client: GrammarClient) -> socket.socket:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(here, "connect", none)
-    made = request(grammar=POINT)
-    of = constraint_of(here, made)
+    with monkeypatch.context() as without:
+        without.setattr(here, "connect", none)
+        made = request(grammar=POINT)
+        of = constraint_of(here, made)
     assert of.error == "the process that follows grammars cannot be started"
+    later = request("later", grammar=POINT)
+    assert not bits(here, [(0, constraint_of(here, later), 0)])[1], "the next one has a process again"
 
 
 def test_after_a_death_with_several_messages_each_is_sent_alone(here: Here) -> None:
