@@ -85,8 +85,8 @@ GRAMMAR_FAILED = "its grammar cannot be followed any further"
 """The beginning of the error of a request whose grammar is too complex for what its output has become."""
 
 
-class Pending(Protocol):
-    """What a request waits for."""
+class WaitHandle(Protocol):
+    """Tells when a request that could draw no token can."""
 
     def done(self) -> bool: ...
 
@@ -100,7 +100,7 @@ class StepOutput:
     logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)  # for requests that asked for them
     prompt_logprobs: Mapping[int, Sequence[TokenLogprobs]] = field(default_factory=dict)  # of tokens start + 1 onwards
     forced: Mapping[int, Forced] = field(default_factory=dict)  # after the token. An engine may draw these one by one
-    late: Mapping[int, Pending] = field(default_factory=dict)  # no token yet: the last token is computed again
+    late: Mapping[int, WaitHandle] = field(default_factory=dict)  # no token yet: the last token is computed again
 
 
 class Event(NamedTuple):

@@ -5,8 +5,8 @@
 A grammar is compiled by llguidance, which follows the output token by token. Its mask of the next token is made on the
 host while the device runs the model. llguidance is imported at the first grammar: all else works without it.
 
-The server has clients, whose grammars it does not trust: `phase6_integration.isolated_grammars` has the same Constraint
-in other processes, and masks that may come late.
+A server does not trust the grammars of its clients: in `phase6_integration.isolated_grammars` the same Constraint runs
+in other processes, and masks may be late.
 """
 
 import os
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from phase0_request.batch import GRAMMAR_FAILED, Forced, Pending
+from phase0_request.batch import GRAMMAR_FAILED, Forced, WaitHandle
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase0_request.token_set import TokenSet
@@ -274,7 +274,7 @@ class Filled(NamedTuple):
     """The masks of a step."""
 
     bits: "Tensor"  # [masks, words] int32
-    late: Mapping[int, Pending] = {}  # by row of the logits: those that are not ready. They draw nothing in this step
+    late: Mapping[int, WaitHandle] = {}  # by row of the logits: those that are not ready, and draw nothing
 
 
 class Filling(Protocol):

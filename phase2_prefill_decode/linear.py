@@ -26,7 +26,7 @@ PANEL = 4 << 20  # bytes of a panel in float32: it stays in the processor's cach
 Product = Callable[[Tensor], Tensor]
 
 
-class Kernel(StrEnum):
+class LinearPath(StrEnum):
     """How a Linear computes."""
 
     PACKED = "oneDNN, packed weights"
@@ -41,7 +41,7 @@ class Linear:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        plain: tuple[Kernel, Product] = Kernel.PLAIN, lambda rows: linear(rows, weight, bias)
+        plain: tuple[LinearPath, Product] = LinearPath.PLAIN, lambda rows: linear(rows, weight, bias)
         of_16_bits = weight.device.type == "cpu" and weight.dtype in (torch.bfloat16, torch.float16)
         self.kernel, self._product = _packed(weight, bias) or _widened(weight, bias) if of_16_bits else plain
 
@@ -49,7 +49,7 @@ class Linear:
         return self._product(rows)
 
 
-def _packed(weight: Tensor, bias: Tensor | None) -> tuple[Kernel, Product] | None:
+def _packed(weight: Tensor, bias: Tensor | None) -> tuple[LinearPath, Product] | None:
     """The product with the weight in oneDNN's layout, or None if that is not available."""
     try:
         blocks = torch.ops.mkldnn._reorder_linear_weight(weight)
@@ -57,10 +57,10 @@ def _packed(weight: Tensor, bias: Tensor | None) -> tuple[Kernel, Product] | Non
         multiply(weight.new_zeros(1, weight.shape[1]), blocks, bias, "none", [], "")
     except (AttributeError, RuntimeError):
         return None
-    return Kernel.PACKED, lambda rows: multiply(rows, blocks, bias, "none", [], "")
+    return LinearPath.PACKED, lambda rows: multiply(rows, blocks, bias, "none", [], "")
 
 
-def _widened(weight: Tensor, bias: Tensor | None) -> tuple[Kernel, Product]:
+def _widened(weight: Tensor, bias: Tensor | None) -> tuple[LinearPath, Product]:
     """The product that computes several rows in float32."""
     out, width = weight.shape
     size = max(PANEL // (4 * width), 1)
@@ -75,4 +75,4 @@ def _widened(weight: Tensor, bias: Tensor | None) -> tuple[Kernel, Product]:
             columns.copy_(linear(wide, panel.float(), own))
         return result
 
-    return Kernel.WIDENED, multiply
+    return LinearPath.WIDENED, multiply

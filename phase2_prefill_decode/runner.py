@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from phase0_request.batch import NO_TOKEN_LEFT, Batch, Pending, StepOutput
+from phase0_request.batch import NO_TOKEN_LEFT, Batch, StepOutput, WaitHandle
 from phase1_kv_pool.cache import KVCache
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.constraints import StepMasks
@@ -43,7 +43,7 @@ class ConstrainedStep:
     fetched: Fetched
     packed: PackedStep
     masks: StepMasks
-    late: Mapping[int, Pending]  # by row
+    late: Mapping[int, WaitHandle]  # by row
 
     def wait(self) -> None:
         self.output(self.packed.drawn, self.packed.slices)

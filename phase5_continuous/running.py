@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from phase0_request.batch import Pending
+from phase0_request.batch import WaitHandle
 from phase0_request.queue import Key, RequestQueue
 from phase0_request.request import Request
 from phase1_kv_pool.cache import KVCache
@@ -34,7 +34,7 @@ class SequenceState:
     schedulable: bool = False  # it runs, and its preemption is not pending
     waiting_on: "SequenceState | None" = None  # which computes a prefix that this one needs too
     waiting_until: int = 0  # the length of that prefix
-    pending: Pending | None = None  # it could draw no token, and takes part in no step until this is done
+    pending: WaitHandle | None = None  # it could draw no token, and takes part in no step until this is done
 
     def schedule(self, length: int) -> None:
         """Count a slice of so many tokens as in flight."""

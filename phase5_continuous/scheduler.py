@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Collection
 from itertools import chain
 
-from phase0_request.batch import Batch, Event, Forced, Pending, Slice, StepOutput, reason_to_finish
+from phase0_request.batch import Batch, Event, Forced, Slice, StepOutput, WaitHandle, reason_to_finish
 from phase0_request.checks import check_number
 from phase0_request.request import FinishReason, Request, RequestState, TokenLogprobs
 from phase1_kv_pool.cache import KVCache
@@ -237,7 +237,7 @@ class Scheduler:
         if forced is not None:
             self._append_forced(sequence, forced, now)
 
-    def _postpone(self, sequence: SequenceState, piece: Slice, pending: Pending) -> None:
+    def _postpone(self, sequence: SequenceState, piece: Slice, pending: WaitHandle) -> None:
         """Have the last token of a slice computed again, when a token can be drawn after it. A slice behind it that is
         in flight too is postponed as well: it has no token to compute."""
         request = sequence.request

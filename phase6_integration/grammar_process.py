@@ -67,7 +67,7 @@ class Drop(msgspec.Struct, tag=True, array_like=True, frozen=True):
     key: int
 
 
-class Started(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class ChildReady(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """From a child, first: it is there, and what ends it from now on is a message."""
 
     pid: int
@@ -93,7 +93,7 @@ class Mask(msgspec.Struct, tag=True, array_like=True, frozen=True):
     error: str | None = None
 
 
-class Spent(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class CpuTime(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """From a child, after the answers to some messages: the processor time that they took."""
 
     seconds: float
@@ -104,7 +104,7 @@ class Leaving(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 ToChild = Open | Take | Ask | Drop
-FromChild = Started | Follows | Mask | Spent | Leaving
+FromChild = ChildReady | Follows | Mask | CpuTime | Leaving
 to_child: "msgspec.msgpack.Decoder[ToChild]" = msgspec.msgpack.Decoder(ToChild)
 from_child: "msgspec.msgpack.Decoder[FromChild]" = msgspec.msgpack.Decoder(FromChild)
 
@@ -175,7 +175,7 @@ def serve(connection: socket.socket, child: Child) -> None:
     """The child's loop, until the engine closes the connection. The kernel ends the child in messages that take too
     long."""
     frames, start = Frames(to_child), _resident()
-    connection.sendall(frame(Started(os.getpid())))
+    connection.sendall(frame(ChildReady(os.getpid())))
     while data := connection.recv(CHUNK):
         messages: list[ToChild] = [*frames.feed(data)]
         if not messages:
@@ -185,11 +185,12 @@ def serve(connection: socket.socket, child: Child) -> None:
         before = time.process_time()
         followed, masks = child.answer(messages)
         connection.sendall(b"".join(map(frame, followed)))  # steps wait for these
-        answers: list[FromChild] = [*masks(), Spent(time.process_time() - before)]
+        answers: list[FromChild] = [*masks(), CpuTime(time.process_time() - before)]
         signal.setitimer(signal.ITIMER_PROF, 0)
         connection.sendall(b"".join(map(frame, answers)))
         if _resident() - start > GROWN:
-            return connection.sendall(frame(Leaving()))
+            connection.sendall(frame(Leaving()))
+            return
 
 
 def _resident() -> int:

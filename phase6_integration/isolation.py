@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Generic, TypeVar
 
-from phase0_request.batch import Batch, Forced, Pending, Slice, StepOutput
+from phase0_request.batch import Batch, Forced, Slice, StepOutput, WaitHandle
 from phase0_request.request import Request, TokenLogprobs
 from phase5_continuous.core import Launched, PackedBatch, Runner
 from phase5_continuous.scheduler import Scheduler
@@ -106,7 +106,7 @@ class IsolatingRunner(Generic[P]):
         logprobs: dict[int, TokenLogprobs] = {}
         scores: dict[int, Sequence[TokenLogprobs]] = {}
         forced: dict[int, Forced] = {}
-        late: dict[int, Pending] = {}
+        late: dict[int, WaitHandle] = {}
         blamed = False
         for number, piece in enumerate(batch.slices):
             try:

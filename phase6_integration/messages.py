@@ -45,7 +45,7 @@ class EngineRequest(msgspec.Struct, tag=True, frozen=True):
     arrival: float = 0.0  # set by AsyncEngine, on the monotonic clock, which all processes of a machine share
 
 
-class Completion(msgspec.Struct, array_like=True, frozen=True):
+class SubmittedCompletion(msgspec.Struct, array_like=True, frozen=True):
     """One completion of a Submit: an EngineRequest, with the places of its prompt and its params there."""
 
     id: str
@@ -66,7 +66,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
 
     prompts: list[tuple[int, ...]]
     params: list[SamplingParams]  # of any length, and without a seed
-    completions: list[Completion]
+    completions: list[SubmittedCompletion]
 
     @classmethod
     def of(cls, requests: Sequence[EngineRequest]) -> "Submit":
@@ -79,7 +79,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
             if not made.params or made.params[-1] != params:  # fast where they share their parts
                 made.params.append(params)
             made.completions.append(
-                Completion(
+                SubmittedCompletion(
                     one.id, len(made.prompts) - 1, len(made.params) - 1, one.params.max_tokens, one.params.seed,
                     one.priority, one.cache_salt, one.timeout, one.tenant, one.arrival,
                 )

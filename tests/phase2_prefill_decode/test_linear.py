@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 from torch.profiler import ProfilerActivity, profile
 
 from phase2_prefill_decode import linear as linear_module
-from phase2_prefill_decode.linear import SEVERAL, Kernel, Linear
+from phase2_prefill_decode.linear import SEVERAL, Linear, LinearPath
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -92,7 +92,7 @@ def test_a_product_of_no_rows_has_no_rows() -> None:
 def test_a_packed_weight_is_a_copy_and_the_original_is_freed() -> None:
     weight, _ = weights(torch.bfloat16)
     product, rows = Linear(weight), torch.randn(3, 64).bfloat16()
-    if product.kernel is not Kernel.PACKED:
+    if product.kernel is not LinearPath.PACKED:
         pytest.skip("oneDNN has no bfloat16 on this processor")
     before = product(rows)
     weight.zero_()
@@ -109,8 +109,8 @@ def test_16_bits_are_packed_if_the_processor_multiplies_them_and_widened_if_not(
         torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported(),
     }
     for dtype, packs in multiplies.items():
-        assert Linear(weights(dtype)[0]).kernel is (Kernel.PACKED if packs else Kernel.WIDENED)
-    assert Linear(weights(torch.float32)[0]).kernel is Kernel.PLAIN
+        assert Linear(weights(dtype)[0]).kernel is (LinearPath.PACKED if packs else LinearPath.WIDENED)
+    assert Linear(weights(torch.float32)[0]).kernel is LinearPath.PLAIN
 
 
 def test_widening_takes_the_memory_of_a_panel(monkeypatch: pytest.MonkeyPatch) -> None:

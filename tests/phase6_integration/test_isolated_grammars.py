@@ -17,9 +17,10 @@ from llguidance import LLMatcher
 from phase0_request import Request, SamplingParams
 from phase0_request.tokenizer import BUNDLED, Tokenizer
 from phase2_prefill_decode.constraints import Constraint, Grammars, fill_masks
-from phase6_integration import isolated_grammars
-from phase6_integration.grammar_process import Child, Leaving, Open, Spent, Started, Take, ToChild, to_child
-from phase6_integration.isolated_grammars import GrammarClient, IsolatedConstraint, IsolatedConstraints
+from phase6_integration import grammar_client, isolated_grammars
+from phase6_integration.grammar_client import GrammarClient, IsolatedConstraint
+from phase6_integration.grammar_process import Child, ChildReady, CpuTime, Leaving, Open, Take, ToChild, to_child
+from phase6_integration.isolated_grammars import IsolatedConstraints
 from phase6_integration.messages import Frames, frame
 
 TOKENIZER = Tokenizer.from_pretrained()
@@ -85,7 +86,7 @@ class Here(IsolatedConstraints):
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         self.register(ours, client)
-        theirs.sendall(frame(Started(os.getpid())))
+        theirs.sendall(frame(ChildReady(os.getpid())))
         self.processes.append(Process(client, theirs))
         client.patience = 60.0 if self.answers else 0.0
         return ours
@@ -201,7 +202,7 @@ def test_what_kills_its_process_alone_has_failed_and_the_others_are_followed_on(
     assert first.done()
     here.processes[0].dies()  # with the second one's grammar
     here.receive(0)
-    assert (first.error, second.error) == (None, isolated_grammars.TOO_MUCH)
+    assert (first.error, second.error) == (None, grammar_client.TOO_MUCH)
     first.take(0, TOKENIZER.encode("{", False)[0])
     here.processes[1].answer()
     assert [type(message) for message in here.processes[1].read] == [Open, Take]
@@ -227,7 +228,7 @@ def test_a_request_is_not_blamed_for_one_that_has_ended_meanwhile(here: Here) ->
 
 def test_a_process_that_does_not_answer_is_killed(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[int] = []
-    monkeypatch.setattr(isolated_grammars, "STALLED", 0.0)
+    monkeypatch.setattr(grammar_client, "STALLED", 0.0)
     monkeypatch.setattr(os, "kill", lambda pid, number: killed.append(pid))
     here.answers = False
     made = request(grammar=POINT)
@@ -245,13 +246,13 @@ def test_time_is_charged_to_the_clients_that_have_requests_and_a_death_as_the_li
     here.answers = False
     made = [request(tenant, tenant, grammar=POINT) for tenant in "aab"]
     all_of = [constraint_of(here, one) for one in made]
-    here.processes[0].connection.sendall(frame(Spent(3.0)))
+    here.processes[0].connection.sendall(frame(CpuTime(3.0)))
     here.receive(0)
     assert here.take_seconds() == {"a": pytest.approx(2.0), "b": pytest.approx(1.0)}
     assert here.take_seconds() == {}
     here.processes[0].dies()
     here.receive(0)
-    assert sum(here.take_seconds().values()) == pytest.approx(isolated_grammars.OPENING)
+    assert sum(here.take_seconds().values()) == pytest.approx(grammar_client.OPENING)
     assert [of.error is None for of in all_of] == [False, True, True]
 
 
@@ -261,7 +262,7 @@ def test_a_process_that_writes_what_is_no_message_is_replaced(here: Here) -> Non
     of = constraint_of(here, made)
     here.processes[0].connection.sendall(b"\xff\xff\xff\xff nonsense")
     here.receive(0)
-    assert of.error == isolated_grammars.TOO_MUCH
+    assert of.error == grammar_client.TOO_MUCH
 
 
 def test_without_a_socket_for_a_process_the_request_fails_and_the_engine_lives(
@@ -391,7 +392,7 @@ def until(constraints: IsolatedConstraints, done: Callable[[], bool]) -> None:
 
 
 def test_real_processes_follow_and_end_what_takes_too_long(real: IsolatedConstraints) -> None:
-    """An ambiguous grammar, whose masks take seconds, beside one of another client and one of the same."""
+    """An ambiguous grammar with masks of seconds, beside one of another client and one of the same."""
     ambiguous = "start: /[0-9]{20}/ x\nx: W | x x | x W x\nW: /[a-z]/\n"
     names = {"bad": "one", "same": "one", "other": "two"}
     made = {
