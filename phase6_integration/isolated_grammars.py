@@ -1,4 +1,4 @@
-"""IsolatedConstraints: constraints in other processes, one for each tenant, since a server trusts no grammar of a client.
+"""IsolatedConstraints: constraints in other processes, one for each tenant: a server trusts no grammar of a client.
 
 The engine waits PATIENCE for a mask at most. A request without its mask draws no token in the step, and takes part in
 no step until the mask is there. A process that dies fails one request: the one that it could not answer.
