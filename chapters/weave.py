@@ -2,7 +2,8 @@
 
 `<!-- weave: path#name -->` on a line of its own owns the fenced block that follows it; with `signature` after the
 name, functions end after their docstrings. `<!-- answers: N -->` owns the lines up to `<!-- /answers -->`: the answers
-to the exercises of phase N. No listing may show their code. A figure is between
+to the exercises of phase N. No listing may show their code. `<!-- generated: NAME -->` owns the lines up to
+`<!-- /generated -->`: what the function of that name in `generated.py` writes. A figure is between
 `<!-- measured: file.json#dotted.key FORMAT -->` and `<!-- /measured -->`, on one line; its key is looked up in the
 result's `figures`, then in the whole result. Markers inside fenced blocks or inline code are ignored.
 """
@@ -20,14 +21,14 @@ from typing import Any
 
 from chapters.course import Course, CourseError
 from chapters.exercises import Exercise, need
+from chapters.generated import GENERATED
 from chapters.source import find_regions, listing, locate
 
 _WEAVE = re.compile(r"( {0,3})<!-- weave: (\S+)( signature)? -->\s*")
-_ANSWERS = re.compile(r"<!-- answers: (\d+) -->\s*")
-_END = re.compile(r"<!-- /answers -->\s*")
+_OWNED = re.compile(r"<!-- (answers|generated): (\w+) -->\s*")
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})([^\r]*)\r?")
 _MEASURED = re.compile(r"(<!-- measured: (\S+?)#(\S+) (\S+) -->)(.*?)(<!-- /measured -->)")
-_ANY_MARKER = re.compile(r"<!--\s*(weave|/?measured|/?answers)\b")
+_ANY_MARKER = re.compile(r"<!--\s*(weave|/?measured|/?answers|/?generated)\b")
 
 
 @dataclass
@@ -65,7 +66,7 @@ def answered(course: Course) -> list[Exercise]:
     """The exercises with an answer in some document: no listing may show code of theirs."""
     texts = [path.read_text(encoding="utf-8") for path in course.documents()]
     phases = sorted(
-        {int(number) for text in texts for number in re.findall(rf"^{_ANSWERS.pattern}$", text, re.MULTILINE)}
+        {int(number) for text in texts for number in re.findall(r"^<!-- answers: (\d+) -->\s*$", text, re.MULTILINE)}
     )
     return [exercise for phase in phases for exercise in need(course, course.phase(phase))]
 
@@ -89,12 +90,14 @@ def weave(course: Course, path: Path, hidden: Sequence[Exercise] = ()) -> Woven:
             end = _block_end(lines, index + 1)
             out += _block(course, woven, index + 1, match, lines[index + 1 : end], hidden)
             index = end
-        elif match := _ANSWERS.fullmatch(line):
-            end = next((at for at in range(index + 1, len(lines)) if _END.fullmatch(lines[at])), index)
+        elif match := _OWNED.fullmatch(line):
+            closing = f"<!-- /{match[1]} -->"
+            end = next((at for at in range(index + 1, len(lines)) if lines[at].rstrip() == closing), index)
             try:
                 if end == index:
-                    raise CourseError("no `<!-- /answers -->` follows")
-                out += [line, *_answers(course, int(match[1]), line[len(line.rstrip("\r")) :]), lines[end]]
+                    raise CourseError(f"no `{closing}` follows")
+                carriage = line[len(line.rstrip("\r")) :]
+                out += [line, *(text + carriage for text in _owned(course, match[1], match[2])), lines[end]]
             except CourseError as error:
                 woven.problems.append(f"{woven.name}:{index + 1}: {error}")
                 out += lines[index : end + 1]
@@ -162,7 +165,16 @@ def _given_away(course: Course, anchor: str, hidden: Sequence[Exercise]) -> list
     ]
 
 
-def _answers(course: Course, phase: int, end: str) -> list[str]:
+def _owned(course: Course, kind: str, name: str) -> list[str]:
+    """The lines of a block of text that belongs to a marker."""
+    if kind == "answers":
+        return _answers(course, int(name))
+    if name not in GENERATED:
+        raise CourseError(f"nothing generates {name!r}; there is {', '.join(GENERATED)}")
+    return GENERATED[name]()
+
+
+def _answers(course: Course, phase: int) -> list[str]:
     """The answers to a phase's exercises, each folded."""
     lines: list[str] = []
     for exercise in need(course, course.phase(phase)):
@@ -179,7 +191,7 @@ def _answers(course: Course, phase: int, end: str) -> list[str]:
             "",
             "</details>",
         ]
-    return [line + end for line in lines]
+    return lines
 
 
 def _figures(course: Course, woven: Woven, number: int, line: str) -> str:

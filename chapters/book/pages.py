@@ -16,7 +16,9 @@ CONTENTS = {
     "Chapters": ("0?_*", "capstone"),
     "On a GPU": ("colab-notebook",),
     "The server": (
-        "Install, use, deploy </README>",
+        "reference",
+        "results",
+        "The landing page </README>",
         "/SECURITY",
         "/CONTRIBUTING",
         "The bundled model </phase0_request/tiny_chat/README>",

@@ -16,6 +16,7 @@ PALETTE = {  # name: in light, in dark
     "red": ("#c0392b", "#f07a6c"),
     "rose": ("#f4d5d1", "#5e2f2b"),
     "amber": ("#b36b00", "#e6b450"),
+    "violet": ("#74489c", "#b08ede"),
     "on": ("#ffffff", "#0d1117"),  # a text on blue, green, red or amber
 }
 

@@ -50,7 +50,7 @@ COLUMNS = {
     "pages": ("pages\nheld", "d"),
     "hit_rate": ("hit\nrate", ".0%"),
 }
-FEWEST, MOST = 12, 48  # requests of a trace that is made to fit; the figures of the README are of the most
+FEWEST, MOST = 12, 48  # requests of a trace that is made to fit; the figures of the results page are of the most
 TRIED = 8  # requests that say how fast a machine is
 ALL_TO_FIRST = 2.5  # measured: the time of all rungs, in that of the first, transformers
 

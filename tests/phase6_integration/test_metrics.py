@@ -108,10 +108,10 @@ def test_every_series_that_dashboards_read_is_there_before_anything_happened() -
     assert {name for name in names if not name.startswith("vllm:")} == ours
 
 
-def test_the_readme_lists_every_metric() -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+def test_the_reference_lists_every_metric() -> None:
+    reference = (Path(__file__).parents[2] / "chapters/reference.md").read_text("utf-8")
     names = [family.name.removeprefix("vllm:") for family in read_text(Engine().text())]
-    assert [name for name in names if f"`{name}`" not in readme] == []
+    assert [name for name in names if f"`{name}`" not in reference] == []
 
 
 def test_every_series_is_labelled_as_vllm_labels_it() -> None:

@@ -15,7 +15,7 @@ from phase6_integration.cli.serve import add_flags, server_settings
 from phase6_integration.options import EngineOptions
 from phase6_integration.server.settings import ServerSettings
 
-README = Path(__file__).parents[2] / "README.md"
+REFERENCE = Path(__file__).parents[2] / "chapters/reference.md"
 
 
 def help_text(capsys: pytest.CaptureFixture[str]) -> str:
@@ -103,9 +103,9 @@ def parsed(*arguments: str) -> dict[str, Any]:
     return vars(parser.parse_args(arguments))
 
 
-def test_the_flags_that_the_readme_names_exist() -> None:
+def test_the_flags_in_the_table_of_differences_exist() -> None:
     """In the table of what differs from vLLM: the first column is this server's."""
-    _, _, table = README.read_text("utf-8").partition("| flag | vLLM | nanoserve |")
+    _, _, table = REFERENCE.read_text("utf-8").partition("| flag | vLLM | nanoserve |")
     rows = table.partition("\n\n")[0].splitlines()[2:]
     parser = Parser(prog="nanoserve serve")
     add_flags(parser)

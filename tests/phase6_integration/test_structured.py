@@ -26,7 +26,7 @@ from tests.phase6_integration.cities import CITY, TOKENIZER, allows, schema_form
 from tests.phase6_integration.fake_engine import FakeEngine, client, events, says, served
 from tests.phase6_integration.posting import BODIES, CHAT, COMPLETE, PROMPT, post
 
-README = Path(__file__).parents[2] / "README.md"
+REFERENCE = Path(__file__).parents[2] / "chapters/reference.md"
 CLOSED = {**CITY, "additionalProperties": False}
 IPV4 = r"((25[0-5]|(2[0-4]|1\d|[1-9]|)\d)\.){3}(25[0-5]|(2[0-4]|1\d|[1-9]|)\d)"
 SQL = """
@@ -288,12 +288,12 @@ def test_a_json_object_has_bounded_white_space_too() -> None:
         assert max(map(len, re.findall(r"[ \t\r\n]+", outside)), default=0) <= 25
 
 
-# The examples of the README
+# The examples of the reference
 
 
 def example(word: str) -> dict[str, Any]:
-    """What an example of the README defines, up to its call of the server."""
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), re.DOTALL)
+    """What an example of the reference defines, up to its call of the server."""
+    blocks = re.findall(r"```python\n(.*?)```", REFERENCE.read_text("utf-8"), re.DOTALL)
     [block] = [block for block in blocks if word in block]
     defined: dict[str, Any] = {}
     exec(re.split(r"^\w+ = client", block, flags=re.MULTILINE)[0], defined)
