@@ -11,10 +11,11 @@ from phase0_request.batch import Batch, Slice
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import KVCache
+from phase2_prefill_decode.kernels.triton.tuning import ALLOWED
 
 NEW = (1, 2, 4, 8, 16)  # new tokens of a sequence: the decode kernel is compiled for each
 CHUNK = 64  # new tokens: too many for the decode kernel
-CONTEXT = 1088  # tokens: more than two splits of the decode kernel
+CONTEXT = max(ALLOWED["chunk"]) + 64  # tokens: two splits of the decode kernel, as long as `tune` makes them
 
 KINDS = (
     SamplingParams(temperature=0),
