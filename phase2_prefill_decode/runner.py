@@ -152,7 +152,7 @@ class ModelRunner:
         return step.graph.replay()
 
     def compute(self, step: HostStep, lists: Sequence[Tensor], out: Tensor | None = None) -> Computed:
-        """Run the model on a step, given its lists on the device. The logits of a recorded step are written to `out`."""
+        """Run the model on a step, given its lists on the device. A recorded step writes its logits to `out`."""
         packed = self.state.load(step, lists, self.cache.page_size)
         keys, values, drawn = self.pool.keys, self.pool.values, len(step.drawn)
         if out is not None:
