@@ -20,7 +20,7 @@ from tests.phase1_kv_pool.support import needs_gpu
 
 ROOT = Path(__file__).parents[2]
 
-# Both shapes have layers with a window. The second has as many KV heads as heads: up to 16 new tokens of a sequence
+# All shapes have layers with a window. The second has as many KV heads as heads: up to 16 new tokens of a sequence
 # then share a tile. The splits of the third are as long as they may be tuned. A shape is heads, KV heads, head_dim,
 # page_size and chunk.
 SHAPES = [
