@@ -44,9 +44,14 @@ class Linear:
         plain: tuple[LinearPath, Product] = LinearPath.PLAIN, lambda rows: linear(rows, weight, bias)
         of_16_bits = weight.device.type == "cpu" and weight.dtype in (torch.bfloat16, torch.float16)
         self.kernel, self._product = _packed(weight, bias) or _widened(weight, bias) if of_16_bits else plain
+        self._transposed = weight.t() if self.kernel is LinearPath.PLAIN and bias is None else None
 
     def __call__(self, rows: Tensor) -> Tensor:
         return self._product(rows)
+
+    def into(self, out: Tensor, rows: Tensor) -> Tensor:
+        """Write the result to `out`. Where torch multiplies, without a bias, nothing is copied."""
+        return out.copy_(self(rows)) if self._transposed is None else torch.mm(rows, self._transposed, out=out)
 
 
 def _packed(weight: Tensor, bias: Tensor | None) -> tuple[LinearPath, Product] | None:

@@ -110,13 +110,13 @@ class ModelRunner:
         """Record decode steps of these sizes, of sequences of up to `context` tokens; by default as CUDA graphs."""
         shape = max(sizes), self.decoder.config.vocab_size
         logits = torch.empty(shape, dtype=self.decoder.dtype, device=self.pool.device)  # one for all graphs
+        self._rope = self.decoder.rope(context)  # whose addresses the graphs hold: the model's may be replaced
 
         def compute(step: HostStep, lists: Sequence[Tensor]) -> Computed:
-            computed = self.compute(step, lists)
+            computed = self.compute(step, lists, logits[: len(step.drawn)])
             sampled = self.sampler.draw(computed.logits, computed.params)
             self.state.newest.index_copy_(0, computed.drawn, sampled.tokens)
-            kept = logits[: len(computed.logits)].copy_(computed.logits)
-            return replace(computed, logits=kept, sampled=sampled.gather())
+            return replace(computed, sampled=sampled.gather())
 
         self.graphs = DecodeGraphs(self.state, self.cache.page_size, context)
         self.graphs.record(compute, sizes, record)
@@ -151,11 +151,13 @@ class ModelRunner:
         step.graph.array.copy_(pinned(torch.from_numpy(step.host.array()), self.pool.device), non_blocking=True)
         return step.graph.replay()
 
-    def compute(self, step: HostStep, lists: Sequence[Tensor]) -> Computed:
-        """Run the model on a step, given its lists on the device."""
+    def compute(self, step: HostStep, lists: Sequence[Tensor], out: Tensor | None = None) -> Computed:
+        """Run the model on a step, given its lists on the device. A recorded step writes its logits to `out`."""
         packed = self.state.load(step, lists, self.cache.page_size)
         keys, values, drawn = self.pool.keys, self.pool.values, len(step.drawn)
-        if drawn == len(step.last):
+        if out is not None:
+            logits, scored = self.decoder.lm_head.into(out, self.decoder.hidden(packed, keys, values)), None
+        elif drawn == len(step.last):
             logits, scored = self.decoder(packed, keys, values), None
         else:  # the logits of prompts are computed a few rows at a time
             hidden = self.decoder.hidden(packed, keys, values)

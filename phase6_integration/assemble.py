@@ -33,7 +33,7 @@ from phase6_integration.hub import directory_of
 from phase6_integration.isolation import Attempt, IsolatingRunner, LoadShedding
 from phase6_integration.options import EngineOptions
 from phase6_integration.stats import ObservedCore, Stats
-from phase6_integration.warmup import KINDS, attention_batches, sampling_batches, warmup_pages
+from phase6_integration.warmup import KINDS, attention_batches, long_step, sampling_batches, warmup_pages
 
 log = logging.getLogger(__name__)
 LARGEST = SamplingParams(logprobs=MAX_LOGPROBS, logit_bias={0: 1.0}, allowed_token_ids=(0,))  # copies of its logits
@@ -64,7 +64,7 @@ def assemble(options: EngineOptions, loaded: Model | None = None, stats: Stats |
     context = _wanted_context(options, model.config.max_position_embeddings)
     budget, running = options.budget(on_gpu, context), options.running(on_gpu)
     sampler = Sampler.of(model, options.seed)
-    activations = profile(model, sampler, budget.max_batched_tokens, running, options.page_size)
+    activations = profile(model, sampler, budget.max_batched_tokens, running, options.page_size, context)
     sizes = batch_sizes(running) if on_gpu and not options.enforce_eager else []
     graphs = graph_bytes(model, sampler, sizes, context, options.page_size)
     layout = model.config.kv_layout(options.page_size, str(model.decoder.dtype).removeprefix("torch."))
@@ -113,9 +113,10 @@ def allocate_pool(model: Model, pages: int, page_size: int) -> KVPool:
     return pool
 
 
-def profile(model: Model, sampler: Sampler, tokens: int, running: int, page_size: int) -> int:
+def profile(model: Model, sampler: Sampler, tokens: int, running: int, page_size: int, context: int) -> int:
     """Run the largest step on dummy tokens: the whole budget, with as many requests sampling as can run, in the way
-    that takes most memory, and beside them a block of prompt rows to score. Returns its peak memory, without its pages.
+    that takes most memory, and beside them a block of prompt rows to score. On a GPU the step with most splits of long
+    contexts may take more, in attention. Returns the peak memory of a step, without its pages.
     Then compile every kernel variant that serving can launch."""
     requests = min(tokens, running)
     length = min(tokens // requests, model.config.max_position_embeddings)
@@ -142,7 +143,14 @@ def profile(model: Model, sampler: Sampler, tokens: int, running: int, page_size
         for request in (*dummies, scored):
             cache.release(request)
 
+    def longest() -> None:
+        step = long_step(runner.state, requests, model.config, context)
+        runner.compute(step, step.to(model.decoder.device))
+
     activations = peak_bytes(largest, model.decoder.device)
+    if on_gpu:
+        model.decoder.rope(context)
+        activations = max(activations, peak_bytes(longest, model.decoder.device))
     attention = attention_batches(cache, model.config.max_position_embeddings) if on_gpu else ()
     for batch in chain(attention, sampling_batches(cache)):
         runner.run(runner.pack(batch))
@@ -182,7 +190,6 @@ def graph_bytes(model: Model, sampler: Sampler, sizes: Sequence[int], context: i
         gc.collect()
         return bytes
 
-    model.decoder.rope(context)
     taken(sizes[:1])  # what is allocated once for all graphs
     first, both = taken(sizes[-1:]), taken(sizes[-2:])
     return first + max(both - first, 0) * (len(sizes) - 1)

@@ -6,15 +6,21 @@ is split, and every kind of sampling.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from phase0_request.batch import Batch, Slice
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import KVCache
+from phase2_prefill_decode.config import ModelConfig
+from phase2_prefill_decode.device_state import DeviceState
+from phase2_prefill_decode.kernels.triton.tuning import ALLOWED
+from phase2_prefill_decode.packed import HostStep
+from phase3_chunked_prefill.kernels.plan import FEW, ROWS
 
 NEW = (1, 2, 4, 8, 16)  # new tokens of a sequence: the decode kernel is compiled for each
 CHUNK = 64  # new tokens: too many for the decode kernel
-CONTEXT = 1088  # tokens: more than two splits of the decode kernel
+CONTEXT = max(ALLOWED["chunk"]) + 64  # tokens: two splits of the decode kernel, as long as `tune` makes them
 
 KINDS = (
     SamplingParams(temperature=0),
@@ -48,6 +54,14 @@ def sampling_batches(cache: KVCache) -> Iterator[Batch]:
     """Yield batches of decodes for the kernels of sampling, in the same way."""
     for kinds in (*((params,) for params in KINDS), KINDS):
         yield from _in_pages(cache, [(1, 1, params) for params in kinds])
+
+
+def long_step(state: DeviceState, sequences: int, config: ModelConfig, context: int) -> HostStep:
+    """The step in which the decode kernel has most results of splits: as many new tokens of a sequence as it takes, all
+    sequences of `context` tokens. Memory is allocated for these sizes, and the device finds no keys."""
+    new = max(FEW, ROWS * config.num_key_value_heads // config.num_attention_heads)
+    padding = HostStep.empty().padded(sequences, state.scratch_row, state.scratch_row * state.width, context)
+    return replace(padding, sizes=((new, context),) * sequences, max_seqlen_q=new)
 
 
 def _in_pages(cache: KVCache, sequences: Sequence[tuple[int, int, SamplingParams]]) -> Iterator[Batch]:

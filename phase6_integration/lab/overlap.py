@@ -114,6 +114,13 @@ class NoDecoder:
 
     config = SimpleNamespace(vocab_size=VOCABULARY)
     dtype = torch.float32
+    lm_head = SimpleNamespace(into=lambda logits, hidden: logits.copy_(hidden))
+
+    def rope(self, positions: int) -> None:
+        """It has no tables."""
+
+    def hidden(self, packed: Packed, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
+        return self(packed, keys, values)
 
     def __call__(self, packed: Packed, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
         return torch.zeros(len(packed.tokens if packed.last is None else packed.last), VOCABULARY)

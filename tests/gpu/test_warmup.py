@@ -20,9 +20,14 @@ from tests.phase1_kv_pool.support import needs_gpu
 
 ROOT = Path(__file__).parents[2]
 
-# Both shapes have layers with a window. The second has as many KV heads as heads: up to 16 new tokens of a sequence
-# then share a tile.
-SHAPES = [(4, 2, 64, 16), (2, 2, 128, 64)]  # heads, KV heads, head_dim, page_size
+# All shapes have layers with a window. The second has as many KV heads as heads: up to 16 new tokens of a sequence
+# then share a tile. The splits of the third are as long as they may be tuned. A shape is heads, KV heads, head_dim,
+# page_size and chunk.
+SHAPES = [
+    (4, 2, 64, 16, 128),
+    (2, 2, 128, 64, 128),
+    (4, 2, 64, 16, 2048),
+]  # heads, KV heads, head_dim, page_size, chunk
 
 UNLAUNCHED = """
 from tests.gpu.unlaunched import requested  # first
@@ -30,29 +35,47 @@ import json, random, sys
 import torch
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.config import ModelConfig
+from phase2_prefill_decode.kernels.triton import decode
+from phase2_prefill_decode.kernels.triton.tuning import Tuning
 from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.runner import ModelRunner
 from phase2_prefill_decode.sampler import Sampler
 from phase3_chunked_prefill.kernels.attention import ATTEND
+from phase6_integration.warmup import long_step
 from tests.gpu.test_warmup import serving, warming
 
-def run(model, page_size, cache, batches):
+parts, zeros = [], torch.Tensor.new_empty
+
+def noted(self, *size, **kind):
+    tensor = zeros(self, *size, **kind)
+    if tensor.dim() == 4:  # the results of splits
+        parts.append(tensor.nbytes)
+    return tensor
+
+torch.Tensor.new_empty = noted
+
+def run(model, page_size, cache, batches, longest=0):
     pool = KVPool(model.config.kv_layout(page_size), cache.max_tokens // page_size, "cpu", torch.bfloat16)
     runner = ModelRunner(model.decoder, pool, cache, Sampler.of(model, 0))
     for batch in batches:
         runner.launch(runner.pack(batch))
-    found = sorted(requested)
+    if longest:
+        step = long_step(runner.state, 7, model.config, longest)
+        runner.compute(step, step.to(torch.device("cpu")))
+    found = sorted(requested), max(parts)
     requested.clear()
+    parts.clear()
     return found
 
-for heads, kv_heads, head_dim, page_size in json.loads(sys.argv[1]):
+for heads, kv_heads, head_dim, page_size, chunk in json.loads(sys.argv[1]):
+    decode.tuned = lambda *_: Tuning(chunk)
     config = ModelConfig(
         vocab_size=64, num_hidden_layers=3, hidden_size=32, intermediate_size=32, num_attention_heads=heads,
         num_key_value_heads=kv_heads, head_dim=head_dim, qk_norm=True, max_position_embeddings=8192,
         sliding_windows=(None, 700, 20), dtype="bfloat16",
     )
     model = Model.random(config, device="cpu", attend=ATTEND.load("triton"))
-    print(json.dumps([run(model, page_size, *steps(page_size)) for steps in (warming, serving)]))
+    print(json.dumps([run(model, page_size, *warming(page_size), 2560), run(model, page_size, *serving(page_size))]))
 """
 
 
@@ -83,7 +106,7 @@ def any_params(rng: random.Random) -> SamplingParams:
 
 def serving(page_size: int) -> tuple[PagedCache, Iterator[Batch]]:
     """Steps of any mixture: decodes, drafts, chunks with and without context, prompts, all kinds of sampling."""
-    cache, rng = PagedCache(1 + 9 * 2400 // page_size, page_size), random.Random(0)
+    cache, rng = PagedCache(1 + 9 * 2560 // page_size, page_size), random.Random(0)
 
     def batches() -> Iterator[Batch]:
         for _ in range(60):
@@ -91,7 +114,7 @@ def serving(page_size: int) -> tuple[PagedCache, Iterator[Batch]]:
             longest = rng.choice([1, 4, 8, 20, 400])
             for number in range(rng.choice([1, 2, 7])):
                 new = rng.randint(1, longest)
-                length = new + rng.choice([0, 1, 15, 300, 513, 2000])
+                length = new + rng.choice([0, 1, 15, 300, 513, 2100])
                 params = any_params(rng)
                 request = Request(f"{number}", (0,) * (length + rng.choice([0, 0, 5])), params)
                 cache.attach(request)
@@ -104,14 +127,16 @@ def serving(page_size: int) -> tuple[PagedCache, Iterator[Batch]]:
     return cache, batches()
 
 
-def test_serving_requests_no_kernel_that_warm_up_has_not() -> None:
+def test_serving_requests_no_kernel_that_warm_up_has_not_and_no_larger_results_of_splits() -> None:
     command = [sys.executable, "-c", UNLAUNCHED, json.dumps(SHAPES)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     for shape, line in zip(SHAPES, done.stdout.splitlines(), strict=True):
-        warmed, served = map(set, json.loads(line))
+        (warmed, profiled), (served, parts) = json.loads(line)
+        warmed, served = set(warmed), set(served)
         assert {kernel.split()[0] for kernel in served} >= {"decode_kernel", "join_kernel", "ragged_kernel"}, shape
         assert [kernel[:200] for kernel in sorted(served - warmed)] == [], shape
+        assert parts <= profiled, f"{shape}: the results of splits take more memory than in the profile"
 
 
 COMPILED = """

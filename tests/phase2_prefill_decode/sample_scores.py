@@ -36,7 +36,7 @@ def scores(logits: Tensor, *row: Tensor) -> tuple[Tensor, Tensor]:
     weights, times = torch.empty_like(logits), torch.empty_like(logits)
     row = tuple(of.to(device) for of in row)
     tile = triton.next_power_of_2(len(logits))
-    with np.errstate(over="ignore"):  # the interpreter's
+    with torch.cuda.device(logits.get_device()), np.errstate(over="ignore"):  # the interpreter's
         scores_kernel[(1,)](logits, *row, weights, times, len(logits), tile=tile, **OPTIONS)
     return weights.cpu(), times.cpu()
 
@@ -53,9 +53,10 @@ def threshold(logits: Tensor, enough: int, counting: bool) -> int:
     """The order that `search` finds for the logits of one row: so many reach it, or weigh so much."""
     device = device_of("triton")
     found = torch.zeros(1, dtype=torch.int32, device=device)
-    with np.errstate(over="ignore", invalid="ignore"):
+    logits = logits.to(device)
+    with torch.cuda.device(logits.get_device()), np.errstate(over="ignore", invalid="ignore"):
         threshold_kernel[(1,)](
-            logits.to(device), found, len(logits), enough, float(logits.max()), int(getattr(LOWEST, "value", LOWEST)),
-            counting=counting, shift=SHIFTS[logits.dtype],
+            logits, found, len(logits), enough, float(logits.max()), int(getattr(LOWEST, "value", LOWEST)),
+            counting=counting, shift=SHIFTS[logits.dtype], **OPTIONS,
         )  # fmt: skip
     return int(found)

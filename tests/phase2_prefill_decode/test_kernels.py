@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from phase1_kv_pool.kernels import prepare_triton
+from phase1_kv_pool.kernels import device_of, prepare_triton
 from phase1_kv_pool.lab import report
 from phase1_kv_pool.lab.ahead import ARCHITECTURES, Compiled
 from phase2_prefill_decode.kernels.attention import ATTEND, AttentionMetadata
@@ -102,9 +102,10 @@ def splits_table(
     lengths: list[int], new: list[int], sizes: bool = False, **shape: Any
 ) -> tuple[list[list[int]], Splits]:
     """The rows of the table of splits, and the table."""
-    starts = torch.tensor([0, *new], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    device = device_of("triton")
+    starts = torch.tensor([0, *new], dtype=torch.int32, device=device).cumsum(0, dtype=torch.int32)
     known = tuple(zip(new, lengths, strict=True)) if sizes else ()
-    seq_lens = torch.tensor(lengths, dtype=torch.int32)
+    seq_lens = torch.tensor(lengths, dtype=torch.int32, device=device)
     metadata = AttentionMetadata(starts, seq_lens, torch.empty(0), max(new), max(lengths), known)
     options = {"kv_heads": 2, "queries": 1, "chunk": 128, "tile": 32, "window": None, **shape}
     found = splits_of(metadata, **options)

@@ -2,6 +2,7 @@
 every backend against the reference, draw for draw."""
 
 import math
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -25,6 +26,7 @@ from phase1_kv_pool.kernels import device_of
 from phase2_prefill_decode.kernels.sample import SAMPLE, SamplingTensors, arrivals, keep, numbers, reference, weigh
 from phase2_prefill_decode.sampling import pack_params, sampling_tensors
 from tests.phase1_kv_pool.support import bits, every_backend, every_backend_and_dtype, needs_gpu
+from tests.phase2_prefill_decode import sample_scores
 from tests.phase2_prefill_decode.test_sampler_draws import z_of_chi_square
 
 N = 100_000
@@ -372,3 +374,18 @@ def test_a_captured_launch_follows_logits_and_parameters() -> None:
         getattr(params, name).copy_(getattr(tensors(*edges), name))
     graph.replay()
     assert tokens.tolist() == reference(later, tensors(*edges), VOCAB)[0].tolist()
+
+
+def test_the_kernels_that_show_what_sample_computes_round_as_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fused multiply and add rounds once less: on a GPU a weight would differ in its last bit."""
+    options: list[dict[str, object]] = []
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            return lambda *arguments, **given: options.append(given)
+
+    monkeypatch.setattr(sample_scores, "scores_kernel", Kernel())
+    monkeypatch.setattr(sample_scores, "threshold_kernel", Kernel())
+    sample_scores.scores(torch.zeros(4), *torch.ones(3, 1))
+    sample_scores.threshold(torch.zeros(4), 1, True)
+    assert [given["enable_fp_fusion"] for given in options] == [False, False]

@@ -17,7 +17,7 @@ from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.device_state import DeviceState
 from phase2_prefill_decode.engine import Engine
-from phase2_prefill_decode.graphs import Compute, Computed, Replay
+from phase2_prefill_decode.graphs import Computed, Replay
 from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.packed import HostStep
 from phase2_prefill_decode.runner import ModelRunner, PackedStep
@@ -79,13 +79,13 @@ def results(computed: Computed) -> list[torch.Tensor]:
     return [computed.tokens, computed.logits, sampled.tokens, sampled.peaks, sampled.whole]
 
 
-def only_mixed(compute: Compute) -> Compute:
+def only_mixed(compute: Callable[..., Computed]) -> Callable[..., Computed]:
     """Refuse to launch a decode step that a graph holds."""
 
-    def checked(step: HostStep, lists: Sequence[torch.Tensor]) -> Computed:
+    def checked(step: HostStep, lists: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> Computed:
         mixed = step.max_seqlen_q > 1 or not step.all_logits
         assert not step.sizes or mixed or len(step.rows) > 6 or len(step.changed) > 2
-        return compute(step, lists)
+        return compute(step, lists, out)
 
     return checked
 

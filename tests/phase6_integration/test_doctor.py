@@ -12,9 +12,11 @@ import torch
 from phase0_request import machine
 from phase0_request.lab.corpus import facts
 from phase0_request.machine import Machine
+from phase0_request.request import TokenLogprobs
 from phase6_integration.cli import doctor
 from phase6_integration.cli.doctor import Finding, State
 from phase6_integration.cli.main import main
+from phase6_integration.engine import NanoServingEngine
 from phase6_integration.health import Health
 from tests.phase6_integration.fake_engine import FakeEngine, served
 from tests.phase6_integration.scripted import in_a_thread, said
@@ -150,6 +152,27 @@ def test_a_wrong_answer_of_the_model_is_a_fault(monkeypatch: pytest.MonkeyPatch)
     assert wrong.state is State.FAULT
     assert answer in wrong.words
     assert "It is something else." in wrong.words
+
+
+@pytest.mark.parametrize(("behind", "state"), [(0.1, State.OK), (1.0, State.FAULT)])
+def test_another_token_is_a_fault_unless_the_expected_one_is_about_as_likely(
+    behind: float, state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third token of the answer is another one than in the corpus, by so much more likely."""
+    generate = NanoServingEngine.generate
+
+    def flipped(self: NanoServingEngine, *arguments: Any, **options: Any) -> Any:
+        (answer,) = generate(self, *arguments, **options)
+        tokens = answer.request.output_tokens
+        answer.logprobs[2] = TokenLogprobs(-0.5, ((7, -0.5), (tokens[2], -0.5 - behind)))
+        tokens[2], answer.text = 7, "A KV store."
+        return [answer]
+
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # for the tests after this
+    monkeypatch.setattr(NanoServingEngine, "generate", flipped)
+    found = doctor.check_model()
+    assert found.state is state
+    assert ("up to rounding" in found.words) == (state is State.OK)
 
 
 def test_a_check_that_raises_is_a_fault_and_the_others_run(monkeypatch: pytest.MonkeyPatch) -> None:

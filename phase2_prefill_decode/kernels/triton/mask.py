@@ -38,5 +38,8 @@ def apply_mask(logits: Tensor, bits: Tensor, numbers: Tensor) -> Tensor:
     rows, vocab = logits.shape
     masked = torch.empty_like(logits, memory_format=torch.contiguous_format)
     grid = rows, triton.cdiv(vocab, TILE)
-    apply_mask_kernel[grid](logits, logits.stride(0), bits, numbers, masked, vocab, bits.shape[1], TILE, num_warps=4)
+    with torch.cuda.device(logits.get_device()):
+        apply_mask_kernel[grid](
+            logits, logits.stride(0), bits, numbers, masked, vocab, bits.shape[1], TILE, num_warps=4
+        )
     return masked
