@@ -51,6 +51,7 @@ CASES = {  # new tokens and all tokens of each sequence
     "decode_1": ((1, CONTEXT),),
     "decode_256": ((1, CONTEXT),) * 256,
     "mixed": (*((1, CONTEXT),) * 255, (CHUNK, CHUNK)),
+    "mixed_512": (*((1, CONTEXT),) * 15, (497, 497)),
 }
 GPU = "H200"
 PAGE_SIZE = 16
