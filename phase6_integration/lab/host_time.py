@@ -196,13 +196,14 @@ def main(arguments: list[str] | None = None) -> int:
     freeze()  # as the engine's process does
     figures = measure(cases, options.rounds, console)
     table = Table(header_style="dim", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("step", "launches", "GEMMs", "ms best", "median", "p90", "us a launch", f"{GPU}, at least ms"):
+    for name in ("step", "launches", "GEMMs", "ms best", "median", "p90", "us a launch", GPU):
         table.add_column(name, justify="left" if name == "step" else "right")
     for name, row in figures.items():
         host, launch = row["host_ms"], row["launch_us"]
         counts = f"{row['launches_of_triton']}", f"{row['launches']['GEMM']}"
         values = *(f"{host[key]:.2f}" for key in host), f"{launch['median']:.1f}", f"{row['device_ms']:.2f}"
         table.add_row(name, *counts, *values)
+    table.caption = f"Times in ms, a launch of Triton in us. {GPU}: the least time of the device, by the cost model."
     console.print(table)
     if options.json is not None:
         record(options.json, " ".join([p.prog, *(sys.argv[2:] if arguments is None else arguments)]), figures)
