@@ -5,6 +5,7 @@ device, and advances the clock by that. Ended requests leave nothing in memory, 
 """
 
 import argparse
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -63,6 +64,7 @@ class Setting:
     budget: int = 1024  # tokens a step
     prefix_cache: bool = True
     queue_limit: int | None = None
+    launch: float = 0.0  # seconds of the host to launch a step with a prompt, see VirtualRunner
     max_tokens: int = 512  # limit of an answer: the scheduler does not know its length
 
     def __post_init__(self) -> None:
@@ -102,7 +104,7 @@ class Simulation:
     ) -> None:
         self.setting = setting
         self.clock = VirtualClock()
-        self.runner = VirtualRunner(setting.times(), self.clock)
+        self.runner = VirtualRunner(setting.times(), self.clock, setting.launch)
         self.scheduler = setting.scheduler()
         self.core: EngineCore[VirtualStep] = EngineCore(self.scheduler, self.runner, self.clock)
         self.stats = Stats(slo or SLO())
@@ -199,6 +201,10 @@ def parser() -> argparse.ArgumentParser:
     m.add_argument("--budget", type=int, default=setting.budget, help="tokens a step (%(default)s)")
     m.add_argument("--queue-limit", type=int, help="refuse requests when so many wait (none)")
     m.add_argument("--no-prefix-cache", dest="prefix_cache", action="store_false", help="share no prefixes")
+    m.add_argument(
+        "--host-time", type=Path, metavar="FILE",
+        help="charge a step with a prompt for its launches: what `phase6_integration.lab host_time` wrote (no time)",
+    )  # fmt: skip
     m.add_argument("--ttft", type=float, default=slo.ttft, help="seconds to the first token (SLO) (%(default)s)")
     m.add_argument(
         "--gap", type=float, default=slo.gap, help="p99 of the seconds from token to token (SLO) (%(default)s)"
@@ -219,7 +225,9 @@ def main(arguments: list[str] | None = None) -> int:
         come: Trace | list[Arrival] = replace(DEFAULT, **trace) if given.trace is None else load(given.trace)
         longest = come.max_answer if isinstance(come, Trace) else max(one.answer for one in come)
         names = ("model", "pages", "page_size", "max_running", "chunk", "budget", "prefix_cache", "queue_limit")
-        setting = Setting(device=named(given.device), max_tokens=longest, **{name: options[name] for name in names})
+        launch = 0.0 if given.host_time is None else launch_seconds(given.host_time, given.model)
+        engine = {name: options[name] for name in names}
+        setting = Setting(device=named(given.device), max_tokens=longest, launch=launch, **engine)
         outcomes = compare(come, setting, SLO(given.ttft, given.gap), given.ways, console)
     except (ValueError, OSError) as error:
         p.error(str(error))
@@ -235,6 +243,14 @@ def main(arguments: list[str] | None = None) -> int:
         record(given.json, " ".join([p.prog, *_given(p, options)]), figures)
         console.print(f"\nFigures written to {given.json}")
     return 0
+
+
+def launch_seconds(file: Path, model: str) -> float:
+    """The host's time to launch a mixed step of a model, as `phase6_integration.lab host_time` measured it."""
+    row = json.loads(file.read_text("utf-8"))["figures"].get(f"{model}_mixed")
+    if row is None:
+        raise ValueError(f"{file} has no mixed step of {model!r}: run the lab with --models {model}")
+    return float(row["host_ms"]["median"]) / 1e3
 
 
 def compare(

@@ -81,11 +81,16 @@ class VirtualStep:
 
 
 class VirtualRunner:
-    """Yields filling, and EOS as the last token of each answer. A step advances the clock."""
+    """Yields filling, and EOS as the last token of each answer. A step advances the clock.
 
-    def __init__(self, times: StepTimes, clock: VirtualClock) -> None:
+    `launch` is the host's time to launch a step with a prompt, kernel by kernel: it takes the longer of that and its
+    time on the device. Steps of decodes are recorded, and launching one takes no time.
+    """
+
+    def __init__(self, times: StepTimes, clock: VirtualClock, launch: float = 0.0) -> None:
         self.times = times
         self.clock = clock
+        self.launch_seconds = launch
         self.answers: dict[str, int] = {}  # by request id, the tokens of its answer
 
     def pack(self, batch: Batch) -> VirtualStep:
@@ -101,5 +106,6 @@ class VirtualRunner:
 
     def launch(self, step: VirtualStep) -> VirtualStep:
         load = self.times.load([piece[1:] for piece in step.batch.slices], len(step.drawn))
-        self.clock.now += self.times.seconds(load)
+        recorded = load.tokens == step.slices
+        self.clock.now += max(self.times.seconds(load), 0.0 if recorded else self.launch_seconds)
         return step

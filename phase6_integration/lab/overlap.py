@@ -1,9 +1,9 @@
 """`python -m phase6_integration.lab overlap`: how long a GPU waits for the host, with and without one step ahead.
 
 Scheduler, cache, packing and sampling parameters are the engine's, and take the time that they take here. Only the
-device is not real: each step occupies it for as long as the cost model predicts for an 8B model on an H200, while the
-host goes on. So no GPU is needed to see whether the host keeps one busy. A launch takes the host no time here: under
-CUDA graphs it is one call a step.
+device is not real: each step occupies it for as long as the cost model predicts for an 8B model on an H200, with
+perfect kernels at the datasheet's bandwidth, while the host goes on. So no GPU is needed to see whether the host keeps
+one busy. A launch takes the host no time here: under CUDA graphs it is one call a step.
 """
 
 import argparse

@@ -4,31 +4,13 @@
 in a process of its own. All new tensors are zeros, for no kernel fills them.
 """
 
-import os
-
-os.environ.pop("TRITON_INTERPRET", None)
-
 from typing import Any
 
 import torch
-import triton
-from triton import knobs
-from triton.backends.compiler import GPUTarget
 
-from phase1_kv_pool.kernels import backends
+from phase6_integration.lab.no_device import use_no_device
 
 requested: set[str] = set()
-
-
-class Driver:
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
 
 
 def note(*, key: str, fn: Any, **_: Any) -> bool:
@@ -37,8 +19,8 @@ def note(*, key: str, fn: Any, **_: Any) -> bool:
     return True
 
 
-triton.runtime.driver.set_active(Driver())
+use_no_device()
+from triton import knobs  # noqa: E402  (not before: it reads what is interpreted)
+
 knobs.runtime.jit_cache_hook = note
-backends.prepare_triton = lambda: False
-backends.Backends.on = lambda self, device: self.load("triton")  # type: ignore[method-assign]
 torch.empty, torch.empty_like, torch.Tensor.new_empty = torch.zeros, torch.zeros_like, torch.Tensor.new_zeros  # type: ignore[assignment, method-assign]

@@ -226,6 +226,21 @@ class TestTheCommand:
         words = f"--trace has all arrivals; it goes without {option.partition('=')[0]}"
         assert words in capsys.readouterr().err
 
+    def test_launches_cost_what_was_measured_for_the_model(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        file = tmp_path / "host.json"
+        file.write_text(json.dumps({"figures": {"17m_mixed": {"host_ms": {"median": 250.0}}}}))
+        ttft = {}
+        for name, options in (("without", []), ("with", ["--host-time", str(file)])):
+            figures = tmp_path / name
+            main([*options, "-n", "5", "--ways", "fcfs", "--model", "17m", "--json", str(figures)])
+            ttft[name] = json.loads(figures.read_text())["figures"]["ways"]["fcfs"]["ttft_p50"]
+        assert ttft["without"] < 0.25 <= ttft["with"]
+        with pytest.raises(SystemExit):
+            main(["-n", "5", "--model", "8b", "--host-time", str(file)])
+        assert "has no mixed step of '8b'" in capsys.readouterr().err
+
     def test_preempted_refused_and_failed_requests_are_counted(self, capsys: pytest.CaptureFixture[str]) -> None:
         """In a table of their own, without columns of zeros."""
         main(["--ways", "fcfs", "-n", "60"])

@@ -62,3 +62,23 @@ def test_a_step_advances_the_clock_by_the_cost_of_its_batch() -> None:
     steps = list(core.run())
     assert clock.now == pytest.approx(wanted)
     assert sum(step.spent.run for step in steps) == pytest.approx(wanted)
+
+
+def test_a_step_with_a_prompt_takes_the_host_its_launches_and_a_recorded_step_of_decodes_none() -> None:
+    times, clock = StepTimes(CostModel(SHAPES["17m"]), DEVICES["L4"]), VirtualClock()
+    runner = VirtualRunner(times, clock, launch=0.5)
+    runner.answers = {"a": 5, "b": 5}
+    decoding, prefilling = request("a", 4), request("b", 4)
+    decoding.output_tokens.append(WORD)
+    for slices, takes in (
+        ([Slice(decoding, 4, 1)], times.seconds(times.load([(4, 1)], 1))),
+        ([Slice(decoding, 4, 1), Slice(prefilling, 0, 4)], 0.5),
+        ([Slice(prefilling, 0, 3)], 0.5),
+    ):
+        start = clock.now
+        runner.launch(runner.pack(Batch(tuple(slices))))
+        assert clock.now - start == pytest.approx(takes)
+    runner.launch_seconds = 1e-9  # the device takes longer
+    start = clock.now
+    runner.launch(runner.pack(Batch((Slice(prefilling, 0, 3),))))
+    assert clock.now - start == pytest.approx(times.seconds(times.load([(0, 3)], 0)))

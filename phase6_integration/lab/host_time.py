@@ -1,0 +1,211 @@
+"""`python -m phase6_integration.lab host_time`: the host's time to launch a step kernel by kernel, without a GPU.
+
+The runner, the model's code and Triton's launches are those of a server, for a model with the layers and heads of the
+named one and tiny widths. In the time: copying the lists of a step into one array, the operators of torch, which run on
+the CPU over few numbers, and all that Triton does in Python for a launch. Not in it: matrix products, which are counted
+and neither computed nor launched; the call of CUDA at the end of each launch; pinned memory and the copy to the device;
+planning, packing and committing, which `lab overlap` measures. So a host with a GPU takes longer. The clock is the
+processor time of the thread, which never waits: other programs on the machine count little.
+"""
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from phase0_request.batch import Batch, Slice
+from phase0_request.machine import record
+from phase0_request.metrics import percentile
+from phase0_request.params import SamplingParams
+from phase0_request.request import Request
+from phase1_kv_pool.cache import PagedCache
+from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.graphs import Computed
+from phase2_prefill_decode.lab.cost import CostModel
+from phase2_prefill_decode.lab.roofline import named
+from phase2_prefill_decode.model import Model
+from phase2_prefill_decode.runner import ModelRunner, PackedStep
+from phase2_prefill_decode.sampler import Sampler
+from phase3_chunked_prefill.kernels.attention import ATTEND
+from phase5_continuous.lab.simulator import MODELS
+from phase5_continuous.lab.virtual import StepTimes
+from phase6_integration.gc_freeze import freeze
+from phase6_integration.lab.no_device import LAUNCHES, use_no_device
+
+CONTEXT, CHUNK = 1500, 1793  # tokens
+CASES = {  # new tokens and all tokens of each sequence
+    "decode_1": ((1, CONTEXT),),
+    "decode_256": ((1, CONTEXT),) * 256,
+    "mixed": (*((1, CONTEXT),) * 255, (CHUNK, CHUNK)),
+    "mixed_512": (*((1, CONTEXT),) * 15, (497, 497)),
+}
+GPU = "H200"
+PAGE_SIZE = 16
+TINY: dict[str, Any] = {
+    "vocab_size": 128, "hidden_size": 64, "intermediate_size": 64, "max_position_embeddings": 4096, "dtype": "bfloat16",
+}  # fmt: skip
+
+
+class NoProduct:
+    """In place of a Linear: counts its calls, and returns rows that nothing has computed."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.rows = weight.new_zeros(256 + CHUNK, len(weight))
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        LAUNCHES["GEMM"] += 1
+        return self.rows[: len(rows)]
+
+
+class OneArrayRunner(ModelRunner):
+    """Brings the lists of a step in one array, as for a GPU."""
+
+    def _forward(self, step: PackedStep) -> Computed:
+        return self.compute(step.host, step.host.split(torch.from_numpy(step.host.array())))
+
+
+class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts operators that compute something: on a GPU each is a launch or more."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        name = func._schema.name.removeprefix("aten::")
+        if not func.is_view and "empty" not in name and name != "detach":
+            self.counts[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass(slots=True)
+class Case:
+    """A step of one model, launched again and again."""
+
+    launch: Callable[[], object]
+    device_ms: float  # at least, by the cost model
+
+
+def cases_of(name: str, layers: int | None) -> Iterator[tuple[str, Case]]:
+    """The steps of a model, ready to launch. `layers` replaces its number of layers."""
+    shape = replace(MODELS[name], **TINY)
+    if layers is not None:
+        shape = replace(shape, num_hidden_layers=layers, sliding_windows=())
+    times = StepTimes(CostModel(MODELS[name]), named(GPU))
+    with patch("phase2_prefill_decode.decoder.Linear", NoProduct):
+        model = Model.random(shape, device="cpu", attend=ATTEND.load("triton"))
+    pool = KVPool(shape.kv_layout(PAGE_SIZE), 4, "cpu", torch.bfloat16)  # never read
+    for case, lengths in CASES.items():
+        cache = PagedCache(sum(-(-length // PAGE_SIZE) for _, length in lengths), PAGE_SIZE)
+        slices = []
+        for number, (new, length) in enumerate(lengths):
+            request = Request(f"{number}", (0,) * length, SamplingParams(temperature=0))
+            cache.attach(request)
+            cache.grow(request, length)
+            slices.append(Slice(request, length - new, new))
+        batch = Batch(tuple(slices))
+        runner = OneArrayRunner(model.decoder, pool, cache, Sampler.of(model, 0))
+        runner.launch(runner.pack(batch))  # compiles kernels, and brings the page tables
+        packed = runner.pack(batch)
+        load = times.load([piece[1:] for piece in slices], len(slices))
+
+        def launch(runner: ModelRunner = runner, packed: PackedStep = packed) -> object:
+            return runner.launch(packed)
+
+        yield case, Case(launch, times.seconds(load) * 1e3)
+
+
+@contextmanager
+def timed_launches() -> Iterator[list[float]]:
+    """Seconds of each `kernel[grid](...)`: without what a wrapper does before it, such as allocating the result."""
+    from triton.runtime.jit import JITFunction
+
+    run, seconds = JITFunction.run, list[float]()
+
+    def timed(self: Any, *args: Any, **options: Any) -> Any:
+        start = time.thread_time()
+        result = run(self, *args, **options)
+        seconds.append(time.thread_time() - start)
+        return result
+
+    with patch.object(JITFunction, "run", timed):
+        yield seconds
+
+
+def measure(cases: Mapping[str, Case], rounds: int, console: Console) -> dict[str, Any]:
+    """The figures of each case. The cases take turns, so that a slow moment of the machine meets all of them."""
+    times: dict[str, list[float]] = {name: [] for name in cases}
+    for _ in track(range(rounds), "steps", console=console, transient=True):
+        for name, case in cases.items():
+            start = time.thread_time()
+            case.launch()
+            times[name].append((time.thread_time() - start) * 1e3)
+    figures = {}
+    for name, case in cases.items():
+        LAUNCHES.clear()
+        case.launch()
+        launches = dict(LAUNCHES)
+        with Operators() as operators:
+            case.launch()
+        with timed_launches() as seconds:
+            for _ in range(rounds):
+                case.launch()
+        figures[name] = {
+            "launches": launches,
+            "launches_of_triton": sum(launches.values()) - launches["GEMM"],
+            "torch_operators": dict(operators.counts),
+            "host_ms": spread(times[name]),
+            "launch_us": spread([1e6 * launch for launch in seconds]),
+            "device_ms": case.device_ms,
+        }
+    return figures
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    return {"best": min(values), "median": median(values), "p90": percentile(values, 90)}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    p = argparse.ArgumentParser(prog="python -m phase6_integration.lab host_time", description=__doc__)
+    p.add_argument("--models", nargs="+", choices=MODELS, default=["8b", "596m"], help="layers and heads (8b 596m)")
+    p.add_argument("--layers", type=int, help="in place of the model's own")
+    p.add_argument("--rounds", type=int, default=40, help="steps of each kind (%(default)s)")
+    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    options = p.parse_args(arguments)
+    use_no_device()
+    torch.set_num_threads(1)  # the host launches from one thread
+    console = Console()
+    with console.status("compiling kernels"):
+        cases = {f"{model}_{name}": case for model in options.models for name, case in cases_of(model, options.layers)}
+    freeze()  # as the engine's process does
+    figures = measure(cases, options.rounds, console)
+    table = Table(header_style="dim", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("step", "launches", "GEMMs", "ms best", "median", "p90", "us a launch", GPU):
+        table.add_column(name, justify="left" if name == "step" else "right")
+    for name, row in figures.items():
+        host, launch = row["host_ms"], row["launch_us"]
+        counts = f"{row['launches_of_triton']}", f"{row['launches']['GEMM']}"
+        values = *(f"{host[key]:.2f}" for key in host), f"{launch['median']:.1f}", f"{row['device_ms']:.2f}"
+        table.add_row(name, *counts, *values)
+    table.caption = f"Times in ms, a launch of Triton in us. {GPU}: the least time of the device, by the cost model."
+    console.print(table)
+    if options.json is not None:
+        record(options.json, " ".join([p.prog, *(sys.argv[2:] if arguments is None else arguments)]), figures)
+        console.print(f"\nFigures written to {options.json}")
+    return 0

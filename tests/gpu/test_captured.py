@@ -1,0 +1,208 @@
+"""Graphs and one step ahead on a CPU, with a recorder that is as strict about memory as CUDA graphs: the same tokens as
+without either, while the pool runs out and prefixes are shared."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from phase0_request.batch import StepOutput
+from phase0_request.params import SamplingParams
+from phase0_request.request import Request
+from phase1_kv_pool.kernels.backends import Backends
+from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.config import ModelConfig
+from phase2_prefill_decode.device_state import DeviceState
+from phase2_prefill_decode.graphs import Computed
+from phase2_prefill_decode.model import Model
+from phase2_prefill_decode.runner import ModelRunner, PackedStep
+from phase2_prefill_decode.sampler import Sampled, Sampler
+from phase3_chunked_prefill.budget import TokenBudget
+from phase3_chunked_prefill.kernels.attention import ATTEND
+from phase4_radix.prefix_cache import PrefixCache
+from phase5_continuous import invariants
+from phase5_continuous.core import EngineCore
+from phase5_continuous.scheduler import Scheduler
+from tests.gpu.captured import NotCapturedError, Recorder
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled where there is a GPU")
+
+VOCABULARY, CONTEXT, PAGES, PAGE_SIZE, RUNNING = 48, 64, 12, 4, 6
+SIZES = (1, 2, 4)
+CONFIG = ModelConfig(
+    vocab_size=VOCABULARY, num_hidden_layers=2, hidden_size=32, intermediate_size=32, num_attention_heads=2,
+    num_key_value_heads=1, head_dim=16, qk_norm=True, max_position_embeddings=CONTEXT, sliding_windows=(None, 9),
+    dtype="float32",
+)  # fmt: skip
+KINDS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0},
+    {"temperature": 0.8},
+    {"top_p": 0.8},
+    {"top_k": 5, "top_p": 0.9, "min_p": 0.05},
+    {"temperature": 0, "repetition_penalty": 1.3, "presence_penalty": 0.4},
+    {"temperature": 0, "logprobs": 2},
+    {"temperature": 0, "min_tokens": 3, "prompt_logprobs": 1},
+    {"logit_bias": {3: 2.0}},
+    {"allowed_token_ids": tuple(range(0, VOCABULARY, 2))},
+)
+WAYS = {"graphs": (SIZES, 0), "ahead": ((), 1), "graphs-ahead": (SIZES, 1)}
+
+
+@pytest.fixture(autouse=True)
+def kernels_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Backends, "on", lambda self, device: self.load("triton"))
+
+
+@cache
+def model() -> Model:
+    return Model.random(CONFIG, device="cpu", attend=ATTEND.load("triton"), seed=3)
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What came of a run."""
+
+    tokens: list[list[int]]
+    errors: list[str]
+    preemptions: int
+    hit_tokens: int
+    replays: int
+    eager: int  # steps launched kernel by kernel
+
+
+def arrivals(rng: random.Random, count: int) -> list[tuple[int, tuple[int, ...], SamplingParams]]:
+    """The step before which each request comes, its prompt and what it asks for, in order. Many share a prefix."""
+    shared, made = rng.choices(range(VOCABULARY), k=12), []
+    for step in sorted(rng.choices(range(12), k=count)):
+        own = rng.choices(range(VOCABULARY), k=rng.randint(1, 10))
+        kind = rng.choice(KINDS) if rng.random() < 0.6 else {"temperature": 0}
+        params = SamplingParams(max_tokens=rng.randint(2, 12), seed=rng.randint(0, 99), ignore_eos=True, **kind)
+        made.append((step, (*shared[: rng.choice((0, 8, 12))], *own), params))
+    return made
+
+
+def play(
+    seed: int, sizes: Sequence[int] = (), ahead: int = 0, runner_type: type[ModelRunner] = ModelRunner, count: int = 8
+) -> Played:
+    """Serve random requests with recorded steps of these sizes, and so many steps ahead."""
+    prefix_cache, recorder = PrefixCache(PAGES, PAGE_SIZE), Recorder()
+    pool = KVPool(CONFIG.kv_layout(PAGE_SIZE), PAGES, "cpu", torch.float32)
+    scheduler = Scheduler(prefix_cache, (), TokenBudget(9, 14), max_running=RUNNING, watermark=0, ahead=ahead)
+    state = DeviceState(pool.device, 2 * RUNNING, CONTEXT // PAGE_SIZE)
+    model().decoder.rope(CONTEXT)
+    runner = runner_type(model().decoder, pool, prefix_cache, Sampler.of(model(), 0), state, ahead=ahead > 0)
+    if sizes:
+        runner.record(sizes, CONTEXT, recorder)
+    core = EngineCore(scheduler, runner)
+    coming, requests, steps, launches = arrivals(random.Random(seed), count)[::-1], list[Request](), 0, 0
+    while coming or core.has_work:
+        while coming and coming[-1][0] <= steps:
+            _, prompt, params = coming.pop()
+            requests.append(Request(f"{len(requests)}", prompt, params))
+            core.submit(requests[-1])
+        launches += core.step() is not None
+        invariants.check(scheduler)
+        steps += 1
+    return Played(
+        [request.output_tokens for request in requests],
+        [request.error for request in requests if request.error is not None],
+        scheduler.running_set.num_preemptions,
+        prefix_cache.counts.hit_tokens,
+        recorder.replays,
+        launches - recorder.replays,
+    )
+
+
+@cache
+def eager(seed: int, count: int = 8) -> Played:
+    return play(seed, count=count)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
+def test_tokens_are_those_of_eager_steps_while_the_pool_runs_out_and_prefixes_are_shared(seed: int, way: str) -> None:
+    sizes, ahead = WAYS[way]
+    played, plain = play(seed, sizes, ahead), eager(seed)
+    assert played.errors == plain.errors == []
+    assert played.tokens == plain.tokens
+    assert min(played.preemptions, plain.preemptions, played.hit_tokens) > 0
+    assert (played.replays > 5) == bool(sizes)
+    assert played.eager > 0  # prompts
+
+
+class KeepsItsInput(ModelRunner):
+    """Makes the input of a recorded step anew, where the graph does not read it."""
+
+    def _forward(self, step: PackedStep) -> Computed:
+        if step.graph is None:
+            return super()._forward(step)
+        step.host.to(self.pool.device)
+        return step.graph.replay()
+
+
+@dataclass(frozen=True)
+class Unfetched:
+    """The result of a step, still where the graph wrote it."""
+
+    sampled: Sampled
+
+    def output(self, numbers: Sequence[int], slices: int) -> StepOutput:
+        return self.sampled.fetch().output(numbers, slices)
+
+
+class ReadsLate(ModelRunner):
+    """Reads the result of a recorded step when it is asked for: the next step may have been launched."""
+
+    def launch(self, step: PackedStep) -> Any:
+        if step.graph is None or not step.sampling.is_plain:
+            return super().launch(step)
+        computed = self._forward(step)
+        self.cache.changed.clear()
+        assert computed.sampled is not None
+        return Unfetched(computed.sampled)
+
+
+@pytest.mark.parametrize(("runner_type", "ahead"), [(KeepsItsInput, 0), (ReadsLate, 1)])
+def test_a_runner_that_graphs_would_break_gives_other_tokens_here_too(
+    runner_type: type[ModelRunner], ahead: int
+) -> None:
+    assert play(0, (4,), ahead, runner_type, count=3).tokens != eager(0, count=3).tokens
+
+
+READS: dict[str, Callable[[Tensor], object]] = {
+    "item": lambda x: x.sum().item(),
+    "bool": lambda x: bool(x.sum()),
+    "tolist": lambda x: x.tolist(),
+    "numpy": lambda x: x.numpy(),
+    "cpu": lambda x: x.cpu(),
+    "nonzero": lambda x: x.nonzero(),
+    "mask": lambda x: x[x > 1],
+    "a list from the host": lambda x: x + torch.tensor([1.0, 2.0, 3.0]),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_capture_that_reads_the_device_raises(read: str) -> None:
+    x = torch.arange(3.0)
+    with pytest.raises(NotCapturedError):
+        Recorder()(lambda: READS[read](x))
+
+
+def test_a_replay_computes_over_the_same_memory_and_spoils_the_results_of_other_graphs() -> None:
+    x, total, record = torch.ones(4), torch.zeros(2), Recorder()
+    halves = record(lambda: (x * 2).view(2, 2)[1].add_(1))
+    sums = record(lambda: total.index_add_(0, torch.zeros_like(x, dtype=torch.int64), x).clone())
+    total.zero_()
+    x.copy_(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    half = halves()
+    assert half.tolist() == [7, 9]
+    assert sums().tolist() == [10, 0]
+    assert sums().tolist() == [20, 0]
+    assert half.isnan().all()
+    assert halves() is half
+    assert half.tolist() == [7, 9]
