@@ -110,14 +110,17 @@ def attention(
     shape = sum(counts), kv_heads, page_size, head_dim
     read = sum(length for _, length in sizes) * kv_heads * head_dim * 2 * dtype.itemsize
     layers = day.some((ceil(OUT_OF_CACHE / read),), (2,))[0]
-    pools = cycle(
-        [tuple(torch.randn(shape, device=day.device, dtype=dtype) for _ in "kv") for _ in range(min(layers, LAYERS))]
-    )
+    pools = cycle([torch.randn(2, *shape, device=day.device, dtype=dtype) for _ in range(min(layers, LAYERS))])
     heads = kv_heads * group
     query = torch.randn(sum(new for new, _ in sizes), heads, head_dim, device=day.device, dtype=dtype)
     attend = ATTEND.on(day.device)
     pairs = sum(new * (2 * length - new + 1) // 2 for new, length in sizes)
-    return lambda: attend(query, *next(pools), metadata, head_dim**-0.5, None), read, 4 * pairs * heads * head_dim
+
+    def call() -> Tensor:
+        keys, values = next(pools)
+        return attend(query, keys, values, metadata, head_dim**-0.5, None)
+
+    return call, read, 4 * pairs * heads * head_dim
 
 
 def sdpa(day: Day, tokens: int, group: int) -> Row:
@@ -139,10 +142,11 @@ def forced(day: Day, backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor) -> Ro
     """Microseconds of one backend, or why it refuses. One that takes no groups of query heads gets keys and values with
     a copy for each query head, made before the clock starts: a prompt is bound by arithmetic, so they cost it little.
     """
-    expanded = [side.repeat_interleave(q.shape[1] // k.shape[1], 1) for side in (k, v)]
     reasons: list[str] = []
-    for heads, sides in (("grouped", [k, v]), ("expanded", expanded)):
-        call = partial(scaled_dot_product_attention, q, *sides, is_causal=True, enable_gqa=heads == "grouped")
+    for copies in (1, q.shape[1] // k.shape[1]):
+        keys, values = (side.repeat_interleave(copies, 1) for side in (k, v))
+        call = partial(scaled_dot_product_attention, q, keys, values, is_causal=True, enable_gqa=copies == 1)
+        heads = "grouped" if copies == 1 else "expanded"
         with warnings.catch_warnings(record=True) as said, sdpa_kernel(backend):
             warnings.simplefilter("always")
             try:
