@@ -6,6 +6,7 @@ other, and the next call measures what the folder does not have.
 
 import gc
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +70,12 @@ class Day:
     stage: str
     dry: bool
     out: Path
+    end: float | None = None  # when the stage is cut, by the monotonic clock
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until the stage is cut."""
+        return None if self.end is None else self.end - time.monotonic()
 
     @property
     def device(self) -> torch.device:
