@@ -1,6 +1,7 @@
 """The command for a GPU: what a call leaves in its folder, and how the next one goes on after a cut or a failure."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 from phase6_integration.lab import gpu_day
 from phase6_integration.lab.gpu.rows import Day, Rows
 from phase6_integration.lab.gpu.stages import CALLS, STAGES
+
+ROOT = Path(__file__).parents[3]
 
 
 def test_every_stage_belongs_to_a_call_that_ends_with_what_it_keeps_for_the_next() -> None:
@@ -156,6 +159,33 @@ def test_a_stage_without_its_package_says_so(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(gpu_day, "find_spec", lambda name: None)
     assert gpu_day.run_stage("vllm", tmp_path, False, 60) == "ok"
     assert Rows(tmp_path).of("vllm") == [{"not_available": "vllm is not installed"}]
+
+
+# Importing what the machine with a GPU lacks raises ImportError.
+WITHOUT_SERVER = """
+import sys
+for name in ("msgspec", "fastapi", "starlette", "pydantic", "uvicorn", "httptools"):
+    sys.modules[name] = None
+"""
+
+
+@pytest.mark.slow
+def test_a_dry_run_fills_every_stage_without_the_packages_of_the_server(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_SERVER)
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "phase6_integration.lab", "gpu_day", "--dry", "--out", str(out)]
+    environment = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((out / "day.json").read_text())
+    assert result["command"] == "python -m phase6_integration.lab gpu_day --dry --out out"
+    assert {"torch", "transformers"} <= set(result["versions"])
+    found: dict[str, Any] = result["figures"]
+    assert set(found) == set(STAGES)
+    assert {name: stage["state"] for name, stage in found.items()} == dict.fromkeys(STAGES, "ok")
+    assert [name for name, stage in found.items() if not stage["rows"]] == []
+    assert [row["error"] for stage in found.values() for row in stage["rows"] if "error" in row] == []
+    assert {"rows.jsonl", "day.log", "tests.xml", "suites.xml"} <= {file.name for file in out.iterdir()}
 
 
 def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
