@@ -1,89 +1,123 @@
-"""`python -m phase6_integration.lab gpu_day`: one command that tests and measures this project on a GPU.
+"""`python -m phase6_integration.lab gpu_day`: tests and measures this project on a GPU, in three calls.
 
-Its stages run one after the other, each in a process of its own and no longer than its cap. After each the JSON is
-written anew, so a cut loses nothing, and the next call goes on where this one ended. It needs torch and the phases,
-neither the packages of the HTTP server nor a network.
+Each stage is a process of its own, no longer than its cap. All that it finds is in --out as it is found: rows.jsonl,
+a row at a time; day.log, what stages print; the JUnit XML of tests; after each stage day.json. A call with the folder
+of an earlier one goes on: it measures the rows that are not there or failed. It ends by packing Triton's cache into the
+folder, from which a fresh machine unpacks it. It needs torch and the phases, no network and no package of the server.
 """
 
 import argparse
+import faulthandler
 import json
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console
 
 from phase0_request import safe_path
 from phase0_request.machine import record
+from phase6_integration.lab.gpu import cache
+from phase6_integration.lab.gpu.rows import Day, Rows
+from phase6_integration.lab.gpu.stages import CALLS, STAGES
 
-CAPS = {  # the most seconds of each stage
-    "smoke": 180, "tests": 480, "kernels": 240, "step": 300, "idle": 300, "serve": 480, "beside": 300, "vllm": 480,
-}  # fmt: skip
-NEEDED = {"beside": "transformers", "vllm": "vllm"}  # packages that stages need
 LEAST = 10.0  # seconds that a stage is started for
-LOG = 4000  # characters of a stage's output that are kept
+LAST_WORDS = 5.0  # seconds before its cut in which a stage writes where it is
+LOGGED = 3000  # characters of the log that are printed if a stage fails
 Results = dict[str, Any]
 
 
-def finished(result: Results) -> bool:
-    return bool(result["state"] == "ok")
-
-
-def run_stage(name: str, dry: bool, seconds: float) -> Results:
-    """Run a stage in a process, and end it after so many seconds. Returns its state, its rows and its output."""
-    if name in NEEDED and find_spec(NEEDED[name]) is None:
-        return {
-            "state": "ok",
-            "seconds": 0.0,
-            "rows": [{"not_available": f"{NEEDED[name]} is not installed"}],
-            "log": "",
-        }
-    start = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        rows = Path(folder) / "rows"
-        rows.touch()
-        command = [sys.executable, "-m", "phase6_integration.lab", "gpu_day", "--rows", str(rows), "--only", name]
+def run_process(command: list[str], log: Path, seconds: float) -> str:
+    """Run a command that writes to the log, and end it with all that it started after so many seconds."""
+    environment = {**safe_path.environment(), "TRITON_CACHE_DIR": str(cache.FOLDER), "PYTHONUNBUFFERED": "1"}
+    with log.open("ab") as file:
         child = subprocess.Popen(
-            [*command, *(["--dry"] if dry else [])],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=safe_path.environment(),
-            start_new_session=True,  # so that what it starts ends with it
+            command, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True
         )
-        try:
-            log, _ = child.communicate(timeout=seconds)
-            state = "ok" if child.returncode == 0 else f"failed with {child.returncode}"
-        except subprocess.TimeoutExpired:
-            os.killpg(child.pid, signal.SIGKILL)
-            log, _ = child.communicate()
-            state = f"cut after {seconds:.0f} s"
-        except BaseException:
-            os.killpg(child.pid, signal.SIGKILL)
-            raise
-        found = [json.loads(line) for line in rows.read_text().splitlines()]
-    return {"state": state, "seconds": round(time.monotonic() - start, 1), "rows": found, "log": log[-LOG:]}
+    try:
+        code = child.wait(seconds)
+        return "ok" if code == 0 else f"failed with {code}"
+    except subprocess.TimeoutExpired:
+        return f"cut after {seconds:.0f} s"
+    finally:
+        kill_group(child.pid)
+        child.wait()
 
 
-def run_here(name: str, rows: Path, dry: bool) -> int:
-    """Run a stage in this process."""
-    from phase6_integration.lab.gpu_rows import Day
-    from phase6_integration.lab.gpu_stages import STAGES
-
-    with rows.open("a") as file:
-        STAGES[name](Day(dry, file))
-    return 0
+def kill_group(leader: int) -> None:
+    try:
+        os.killpg(leader, signal.SIGKILL)
+    except ProcessLookupError:
+        return  # all of it has ended
 
 
-def known(file: Path) -> dict[str, Results]:
-    """The stages that an earlier call has left in the file."""
-    return dict(json.loads(file.read_text("utf-8"))["figures"]) if file.exists() else {}
+def run_stage(name: str, out: Path, dry: bool, seconds: float) -> str:
+    """Run a stage, and again behind the row that ended its process. Returns its state."""
+    rows, end = Rows(out), time.monotonic() + seconds
+    if (package := STAGES[name].needs) is not None and find_spec(package) is None:
+        rows.append(name, {}, {"not_available": f"{package} is not installed"})
+        return "ok"
+    command = [sys.executable, "-m", "phase6_integration.lab", "gpu_day", "--stage", name, "--out", str(out)]
+    while True:
+        before, left = len(rows.of(name)), end - time.monotonic()
+        options = ["--seconds", f"{left:.0f}", *(["--dry"] if dry else [])]
+        state = run_process([*command, *options], out / "day.log", left)
+        if not state.startswith("failed") or len(rows.of(name)) == before or end - time.monotonic() < LEAST:
+            return state
+
+
+def failed(rows: list[Results]) -> list[Results]:
+    return [row for row in rows if "error" in row]
+
+
+class Call:
+    """The stages of one call, and the folder in which they leave what they find."""
+
+    def __init__(self, out: Path, dry: bool, seconds: float, command: str) -> None:
+        self.out, self.dry, self.command = out, dry, command
+        self.end = time.monotonic() + seconds
+        self.rows, self.json = Rows(out), out / "day.json"
+        self.figures: dict[str, Results] = json.loads(self.json.read_text())["figures"] if self.json.exists() else {}
+        self.console = Console(soft_wrap=True, highlight=False, markup=False)
+
+    def run(self, name: str, again: bool, reserve: float) -> bool:
+        """Run a stage that has not ended yet. Returns whether it has now."""
+        if self.has_ended(name) and not again:
+            self.console.print(f"{name}: done before")
+            return True
+        seconds = min(STAGES[name].cap, self.end - time.monotonic() - reserve)
+        if seconds < LEAST:
+            self.console.print(f"{name}: no time is left; call this again")
+            return False
+        self.rows.forget(name, finished=again)
+        log = self.out / "day.log"
+        with log.open("a") as file:
+            file.write(f"\n== {name}, at most {seconds:.0f} s\n")
+        start, logged = time.monotonic(), log.stat().st_size
+        state = run_stage(name, self.out, self.dry, seconds)
+        self.figures[name] = {"state": state, "seconds": round(time.monotonic() - start, 1), "rows": self.rows.of(name)}
+        record(self.json, self.command, self.figures)
+        self.report(name, log.read_bytes()[logged:].decode(errors="replace"))
+        return self.has_ended(name)
+
+    def has_ended(self, name: str) -> bool:
+        found = self.figures.get(name)
+        return found is not None and found["state"] == "ok" and not failed(found["rows"])
+
+    def report(self, name: str, log: str) -> None:
+        found = self.figures[name]
+        bad = failed(found["rows"])
+        counts = f"{len(found['rows'])} rows, {len(bad)} failed"
+        self.console.print(f"{name}: {found['state']}, {found['seconds']} s, {counts}")
+        for row in bad:
+            self.console.print(f"  {json.dumps(row)[:400]}")
+        if found["state"] != "ok":
+            self.console.print(log[-LOGGED:])
 
 
 def gpu_is_there() -> bool:
@@ -92,45 +126,42 @@ def gpu_is_there() -> bool:
     return torch.cuda.is_available()
 
 
+def terminate(number: int, frame: object) -> NoReturn:
+    sys.exit(128 + number)
+
+
 def main(arguments: list[str] | None = None) -> int:
     p = argparse.ArgumentParser(
         prog="python -m phase6_integration.lab gpu_day",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument("--only", nargs="+", choices=CAPS, default=list(CAPS), metavar="STAGE", help=", ".join(CAPS))
-    p.add_argument("--again", action="store_true", help="run stages that are in the file already, too")
+    p.add_argument("--call", type=int, choices=CALLS, help="the stages of this call (without it: of all three)")
+    p.add_argument("--out", type=Path, default=Path("gpu_day"), metavar="FOLDER", help="(%(default)s)")
     p.add_argument("--seconds", type=float, default=float("inf"), help="for this call; the next one goes on (no limit)")
     p.add_argument("--dry", action="store_true", help="everything on a CPU, with tiny shapes: the figures mean nothing")
-    p.add_argument("--json", type=Path, default=Path("gpu_day.json"), metavar="FILE", help="(%(default)s)")
-    p.add_argument("--rows", type=Path, help=argparse.SUPPRESS)  # of the process of one stage
+    p.add_argument("--only", nargs="+", choices=STAGES, metavar="STAGE", help=", ".join(STAGES))
+    p.add_argument("--again", action="store_true", help="measure what is in the folder already, too")
+    p.add_argument("--stage", choices=STAGES, help=argparse.SUPPRESS)  # in this process
     options = p.parse_args(arguments)
-    if options.rows is not None:
-        return run_here(options.only[0], options.rows, options.dry)
+    out: Path = options.out.resolve()
+    if options.stage is not None:
+        faulthandler.enable()
+        faulthandler.dump_traceback_later(max(options.seconds - LAST_WORDS, 1))
+        STAGES[options.stage].run(Day(options.stage, options.dry, out, time.monotonic() + options.seconds))
+        return 0
     if not options.dry and not gpu_is_there():
         p.error("torch sees no GPU here; --dry tries everything on the CPU")
-    console, end = Console(soft_wrap=True), time.monotonic() + options.seconds
-    figures = known(options.json)
+    out.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, terminate)  # so that a stage ends with this process
+    cache.unpack(out)
     command = " ".join([p.prog, *(sys.argv[2:] if arguments is None else arguments)])
-    for name in options.only:
-        if name in figures and finished(figures[name]) and not options.again:
-            console.print(f"{name}: done before", highlight=False)
-            continue
-        seconds = min(CAPS[name], end - time.monotonic())
-        if seconds < LEAST:
-            console.print(f"{name}: no time is left; call this again", highlight=False)
-            break
-        with console.status(f"{name}: at most {seconds:.0f} s"):
-            figures[name] = found = run_stage(name, options.dry, seconds)
-        record(options.json, command, figures)
-        failed = [row for row in found["rows"] if "error" in row]
-        console.print(
-            f"{name}: {found['state']}, {found['seconds']} s, {len(found['rows'])} rows, {len(failed)} failed",
-            highlight=False,
-        )
-        for row in failed:
-            console.print(f"  {json.dumps(row)[:400]}", markup=False, highlight=False)
-        if not finished(found):
-            console.print(found["log"], markup=False, highlight=False)
-    console.print(f"Figures written to {options.json}")
-    return 0 if all(name in figures and finished(figures[name]) for name in options.only) else 1
+    call = Call(out, options.dry, options.seconds, command)
+    calls = CALLS if options.call is None else (options.call,)
+    chosen = options.only or [name for number in calls for name in CALLS[number]]
+    ended = []
+    for place, name in enumerate(chosen, 1):
+        reserve = sum(STAGES[later].cap for later in chosen[place:] if STAGES[later].again)
+        ended.append(call.run(name, options.again or STAGES[name].again, reserve))
+    call.console.print(f"Everything is in {options.out}")
+    return 0 if all(ended) else 1

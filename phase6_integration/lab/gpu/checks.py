@@ -1,0 +1,137 @@
+"""The first stages of `gpu_day`: what the machine has, a first token, and races in the attention kernels."""
+
+import platform
+import shutil
+import subprocess
+import sys
+from functools import partial
+from importlib import metadata
+from itertools import accumulate
+
+import torch
+
+from phase0_request.machine import describe
+from phase0_request.params import SamplingParams
+from phase2_prefill_decode.kernels.attention import AttentionMetadata
+from phase3_chunked_prefill.kernels.attention import ATTEND
+from phase6_integration.lab.gpu.rows import Day, Row
+
+PACKAGES = (
+    "torch", "triton", "transformers", "tokenizers", "numpy", "numba", "msgspec", "fastapi", "llguidance", "pytest",
+    "pytest-xdist", "hypothesis", "vllm", "flash-attn", "flashinfer-python",
+)  # fmt: skip
+COMMANDS = {
+    "nvidia-smi": ["--query-gpu=name,memory.total,memory.free,driver_version,clocks.sm,clocks.mem", "--format=csv"],
+    "gcc": ["--version"],
+    "df": ["-h", "/tmp"],
+}
+TOOLS = ("racecheck", "memcheck")
+LINES = 12  # of a tool's output that a row keeps
+
+
+def versions(day: Day) -> None:
+    """What is installed, and the device as torch sees it."""
+    for package in PACKAGES:
+        day.add(partial(version, package), package=package)
+    for name, options in COMMANDS.items():
+        day.add(partial(output, name, *options), command=name)
+    day.add(lambda: {"python": platform.python_version(), **device(day)}, what="device")
+
+
+def version(package: str) -> Row:
+    try:
+        return {"version": metadata.version(package)}
+    except metadata.PackageNotFoundError:
+        return {"not_available": f"{package} is not installed"}
+
+
+def output(name: str, *options: str) -> Row:
+    if shutil.which(name) is None:
+        return {"not_available": f"{name} is not on the PATH"}
+    done = subprocess.run([name, *options], capture_output=True, text=True, timeout=30, check=False)
+    return {"exit_code": done.returncode, "output": (done.stdout + done.stderr).splitlines()[-LINES:]}
+
+
+def device(day: Day) -> Row:
+    if day.dry:
+        return {"name": "cpu"}
+    found, (free, total) = torch.cuda.get_device_properties(0), torch.cuda.mem_get_info()
+    return {
+        "name": found.name,
+        "capability": list(torch.cuda.get_device_capability()),
+        "multiprocessors": found.multi_processor_count,
+        "cuda": torch.version.cuda,
+        "total_bytes": total,
+        "free_bytes": free,
+    }
+
+
+def smoke(day: Day) -> None:
+    """One token of the bundled model, and the doctor's findings."""
+    from phase6_integration.cli.doctor import findings
+
+    day.add(lambda: {"token": one_token(day)}, what="one token")
+    for finding in findings(describe()):
+        failed = {"error": finding.words} if finding.state.value == "fault" else {}
+        figures = {"state": finding.state.value, "words": finding.words, "advice": finding.advice, **failed}
+        day.add(partial(dict, figures), what=finding.name)
+
+
+def one_token(day: Day) -> int:
+    from phase6_integration.engine import NanoServingEngine
+
+    with NanoServingEngine.from_pretrained(device=str(day.device), kv_cache_pages=64, max_num_seqs=2) as engine:
+        (answer,) = engine.generate([[5, 6, 7]], SamplingParams(temperature=0, max_tokens=1), progress=False)
+    return answer.output_tokens[0]
+
+
+def racecheck(day: Day) -> None:
+    """One launch of the decode kernel and one of the ragged kernel under compute-sanitizer, where that is installed."""
+    launch = f"from {__name__} import launch; launch({day.device.type!r})"
+    day.add(lambda: launched(day.device.type), tool="none")  # also compiles what the tools are to look at
+    for tool in TOOLS:
+        day.add(partial(sanitized, tool, [sys.executable, "-c", launch]), tool=tool)
+
+
+def sanitized(tool: str, command: list[str]) -> Row:
+    """The verdict of one of compute-sanitizer's tools: an error if it found something."""
+    options = ["--target-processes", "application-only", "--error-exitcode", "9"]
+    if shutil.which("compute-sanitizer") is None:
+        return {"not_available": "compute-sanitizer is not on the PATH"}
+    done = subprocess.run(
+        ["compute-sanitizer", "--tool", tool, *options, *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    print(done.stdout)
+    lines = done.stdout.splitlines()
+    failed = {"error": f"{tool} ended with {done.returncode}"} if done.returncode else {}
+    return {"last": lines[-LINES:], **failed}
+
+
+def launched(device: str) -> Row:
+    launch(device)
+    return {"launched": [len(sizes) for sizes in SIZES]}
+
+
+SIZES = (((1, 70), (1, 600)), ((40, 70), (64, 64), (1, 530)))  # (new, all) tokens: decodes; chunks and a decode
+
+
+def launch(device: str) -> None:
+    """Decodes, then chunks with a decode, over pages in random order. Waits for the device."""
+    page_size, kv_heads, group, head_dim = 16, 2, 4, 128
+    for sizes in SIZES:
+        new, lengths = zip(*sizes, strict=True)
+        counts = [-(-length // page_size) for length in lengths]
+        order = torch.randperm(sum(counts), dtype=torch.int32).split_with_sizes(counts)
+        table = torch.nn.utils.rnn.pad_sequence(list(order), batch_first=True).to(device)
+        starts, ends = (torch.tensor(numbers, dtype=torch.int32) for numbers in ([0, *accumulate(new)], lengths))
+        metadata = AttentionMetadata(starts.to(device), ends.to(device), table, max(new), max(lengths), sizes)
+        shape = sum(counts), kv_heads, page_size, head_dim
+        dtype = torch.float32 if device == "cpu" else torch.bfloat16
+        keys, values = (torch.randn(shape).to(device, dtype) for _ in "kv")
+        query = torch.randn(sum(new), kv_heads * group, head_dim).to(device, dtype)
+        result = ATTEND.on(torch.device(device))(query, keys, values, metadata, head_dim**-0.5, None)
+        if not result.isfinite().all():
+            raise RuntimeError(f"attention over {sizes} is not finite")

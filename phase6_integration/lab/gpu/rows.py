@@ -1,0 +1,118 @@
+"""What the stages of `gpu_day` share: the device, the models, and the folder to which they append rows.
+
+A row has a key: what was measured. It is appended as soon as it is there, so a cut loses the row in progress and no
+other, and the next call measures what the folder does not have.
+"""
+
+import gc
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from phase1_kv_pool.lab.timing import clock_seconds, replay_seconds
+from phase2_prefill_decode.config import ModelConfig
+from phase2_prefill_decode.lab.shapes import SHAPES
+from phase5_continuous.lab.simulator import MODELS
+
+TINY = ModelConfig(
+    model_type="qwen3", vocab_size=128, num_hidden_layers=2, hidden_size=32, intermediate_size=64,
+    num_attention_heads=4, num_key_value_heads=2, head_dim=16, qk_norm=True, max_position_embeddings=256,
+    dtype="float32",
+)  # fmt: skip
+Row = dict[str, Any]
+
+
+class Rows:
+    """The rows of all stages in one file of JSON lines. A later row with the same key replaces an earlier one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "rows.jsonl"
+
+    def append(self, stage: str, key: Row, figures: Row) -> Row:
+        """Add a row and return it as it will be read: JSON has no NaN and no infinity, so they are null."""
+        text = json.dumps({"stage": stage, "key": key, "figures": figures}, default=float)
+        row: Row = json.loads(text, parse_constant=lambda name: None)
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        return {**row["key"], **row["figures"]}
+
+    def of(self, stage: str) -> list[Row]:
+        """The stage's rows, each its key and its figures."""
+        return [{**row["key"], **row["figures"]} for row in self._read() if row["stage"] == stage]
+
+    def get(self, stage: str, key: Row) -> Row | None:
+        """The row with this key."""
+        wanted = json.loads(json.dumps(key))
+        rows = (row for row in self._read() if (row["stage"], row["key"]) == (stage, wanted))
+        return next(({**row["key"], **row["figures"]} for row in rows), None)
+
+    def forget(self, stage: str, finished: bool) -> None:
+        """Remove the stage's rows that failed, and if asked the finished ones; and a last line that was cut."""
+        rows = [row for row in self._read() if row["stage"] != stage or not (finished or "error" in row["figures"])]
+        self.file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+    def _read(self) -> list[Row]:
+        text = self.file.read_text("utf-8") if self.file.exists() else ""
+        whole, _, _ = text.rpartition("\n")
+        rows = map(json.loads, whole.splitlines())
+        return list({(row["stage"], json.dumps(row["key"], sort_keys=True)): row for row in rows}.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    """What a stage needs: its name, the device, and the folder of the day. Files that it writes there come back."""
+
+    stage: str
+    dry: bool
+    out: Path
+    end: float | None = None  # when the stage is cut, by the monotonic clock
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until the stage is cut."""
+        return None if self.end is None else self.end - time.monotonic()
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu" if self.dry else "cuda")
+
+    @property
+    def models(self) -> dict[str, ModelConfig]:
+        return {"tiny": TINY} if self.dry else {"0.6b": SHAPES["596m"], "8b": MODELS["8b"]}
+
+    def some(self, all: Sequence[Any], dry: Sequence[Any]) -> Sequence[Any]:
+        return dry if self.dry else all
+
+    def seconds(self, call: Callable[[], object], times: int = 10) -> float:
+        """The seconds of a call on the device: on a GPU from a graph, without the host."""
+        return clock_seconds([call]) if self.dry else replay_seconds([call] * times)
+
+    def wait(self) -> None:
+        if not self.dry:
+            torch.cuda.synchronize()
+
+    def has(self, **key: Any) -> bool:
+        """Whether the row is there, so that what it needs need not be set up."""
+        return Rows(self.out).get(self.stage, key) is not None
+
+    def add(self, measure: Callable[[], Row], **key: Any) -> Row | None:
+        """Append a row with what `measure` returns, unless the folder has it: then return that. None if it failed.
+
+        What fails is a row with its error, and so is a row that ends the process: then the stage is started again and
+        goes on behind it. The next `gpu_day` forgets failed rows and measures them again."""
+        rows = Rows(self.out)
+        if (row := rows.get(self.stage, key)) is None:
+            rows.append(self.stage, key, {"error": "the process ended"})
+            try:
+                row = rows.append(self.stage, key, measure())
+            except Exception as error:
+                row = rows.append(self.stage, key, {"error": f"{type(error).__name__}: {error}"[:400]})
+            gc.collect()
+            if not self.dry:
+                torch.cuda.empty_cache()  # raises where the device can be used no more
+        return None if "error" in row else row

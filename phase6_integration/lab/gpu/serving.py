@@ -1,0 +1,138 @@
+"""Stages of `gpu_day`: requests served from the first step to the last, by this engine and by others."""
+
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import torch
+
+from phase2_prefill_decode.kernels.triton.tuning import Key, file_for, tuned
+from phase2_prefill_decode.lab.bench import peer_config, random_peer
+from phase6_integration.lab.gpu.loads import Engines, Load, random_prompts, ready, served
+from phase6_integration.lab.gpu.rows import Day, Row
+from phase6_integration.lab.gpu.steps import device_name, large, timed, use_table_of
+
+# No top-p: random weights give flat logits, and a nucleus of these is the worst case of the sampler.
+GREEDY, BOTH = {"greedy": 0.0}, {"greedy": 0.0, "temperature": 1.0}
+SERVED = (256, 1024, 1024)  # requests, tokens of each prompt and of each answer
+BESIDE = (64, 1024, 256)
+
+
+def serve_8b(day: Day) -> None:
+    """256 requests that arrive together: as the engine ships, and then without its parts."""
+    engines = Engines(day, large(day))
+    for way, kinds in {"ahead": BOTH, "graphs": GREEDY, "eager": GREEDY}.items():
+        serve(day, engines, way, kinds)
+
+
+def serve_tuned(day: Day) -> None:
+    """The same with the table that `tune` has left, with pages of 64 tokens and of 16."""
+    use_table_of(day)
+    if not file_for(device_name(day)).exists():
+        raise RuntimeError("there is no table of the decode kernel: the stage `tune` comes first")
+    engines = Engines(day, large(day))
+    for page_size in (64, 16):
+        serve(day, engines, "ahead", GREEDY, page_size)
+
+
+def serve_small(day: Day) -> None:
+    """Requests, decode steps and mixed steps of a small model, where the host matters most."""
+    model = str(day.some(("0.6b",), ("tiny",))[0])
+    serve(day, Engines(day, model), "ahead", GREEDY)
+    for chunks in (False, True):
+        timed(day, model, ("ahead",), chunks)
+
+
+def serve(day: Day, engines: Engines, way: str, kinds: Mapping[str, float], page_size: int = 16) -> None:
+    """Serve greedy requests, or with a temperature, on one engine."""
+    with engines.open(way, page_size=page_size) as engine:
+        key = {"model": engines.model, "way": way, "page_size": page_size}
+        for kind, temperature in kinds.items():
+            measure = engine.measure(with_table, *day.some(SERVED, (3, 20, 4)), temperature)
+            day.add(measure, what="serve", **key, kind=kind)
+        day.add(engine.measure(ready), what="ready", **key)
+
+
+def with_table(load: Load, requests: int, prompt: int, answer: int, temperature: float) -> Row:
+    """The figures of requests, and the tuning of the decode kernel that they were served with."""
+    config, decoder = load.engine.parts.model.config, load.engine.parts.model.decoder
+    group = config.num_attention_heads // config.num_key_value_heads
+    key = Key(config.head_dim, group, load.engine.parts.scheduler.cache.page_size)
+    tuning = asdict(tuned(decoder.device, key, decoder.dtype.itemsize))
+    return served(load, requests, prompt, answer, temperature=temperature) | {"tuning": tuning}
+
+
+# Other engines, on the same workload.
+
+
+def beside(day: Day) -> None:
+    """transformers' continuous batching and this engine in one process, one after the other, each warm."""
+    batch, context, answer = day.some(BESIDE, (2, 8, 3))
+    for model in reversed(day.models):  # the larger one first
+        labels = {"model": model, "requests": batch, "prompt": context, "answer": answer}
+        with Engines(day, model).open("ahead") as engine:
+            day.add(engine.measure(served, batch, context, answer), engine="nano-serving", **labels)
+        day.add(partial(transformers, day, model, batch, context, answer), engine="transformers", **labels)
+
+
+def transformers(day: Day, model: str, batch: int, context: int, answer: int) -> Row:
+    """One manager of transformers with its cache and its graphs: it is made for the workload and warmed by it, and then
+    runs it again on the clock."""
+    from transformers import ContinuousBatchingConfig, GenerationConfig
+
+    make: Any = GenerationConfig
+    size: Any = ContinuousBatchingConfig
+    config = day.models[model]
+    with day.device:
+        peer = random_peer(config, getattr(torch, config.dtype))
+    how = make(do_sample=False, max_new_tokens=answer, eos_token_id=-1, pad_token_id=0)
+    small = size(num_blocks=8, max_batch_tokens=64) if day.dry else None
+    options = {"generation_config": how, "continuous_batching_config": small}
+    peer.generate_batch(random_prompts(config, batch, context), persistent_manager=True, **options)
+    with peer.continuous_batching_context_manager(persistent_manager=True, **options) as manager:
+        attention = peer.config._attn_implementation
+        start = time.perf_counter()
+        tokens = answered(manager, random_prompts(config, batch, context, seed=1), answer)
+        seconds = time.perf_counter() - start
+    peer.destroy_cached_continuous_batching_manager()
+    return {"tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds, "attention": attention}
+
+
+def answered(manager: Any, prompts: Sequence[Sequence[int]], answer: int) -> int:
+    """Give a running manager these prompts, and count the tokens of their answers."""
+    missing, tokens = set(manager.add_requests(inputs=prompts, max_new_tokens=answer)), 0
+    while missing:
+        result = manager.get_result(timeout=1)
+        if result is None and not manager.is_running():
+            raise RuntimeError(f"the manager of transformers ended, and {len(missing)} requests have no answer")
+        if result is not None and result.is_finished():
+            if result.error is not None:
+                raise RuntimeError(f"transformers failed a request: {result.error}")
+            missing.discard(result.request_id)
+            tokens += len(result.generated_tokens)
+    return tokens
+
+
+def vllm(day: Day) -> None:
+    """vLLM on the workload of `serve`, with random weights of the same shapes."""
+    for model in reversed(day.models):
+        day.add(partial(by_vllm, day, model, *SERVED), model=model, engine="vLLM")
+
+
+def by_vllm(day: Day, model: str, requests: int, prompt: int, answer: int) -> Row:
+    from vllm import LLM
+    from vllm import SamplingParams as Params
+
+    config = day.models[model]
+    with tempfile.TemporaryDirectory() as folder:
+        peer_config(config).save_pretrained(folder)
+        engine = LLM(folder, load_format="dummy", skip_tokenizer_init=True, dtype=config.dtype, max_model_len=4096)
+        for count, tokens in ((2, 2), (requests, answer)):  # the first warm it
+            prompts = [{"prompt_token_ids": ids} for ids in random_prompts(config, count, prompt, seed=count)]
+            start = time.perf_counter()
+            engine.generate(prompts, Params(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False))
+            seconds = time.perf_counter() - start
+    return {"seconds": seconds, "tokens_per_second": requests * answer / seconds}

@@ -1,0 +1,116 @@
+"""Engines under load: how many requests fit, what their rows say, and when an engine is made."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from phase2_prefill_decode.kernels.triton.tuning import file_for, read
+from phase2_prefill_decode.lab.roofline import Device
+from phase2_prefill_decode.weights import random_weights
+from phase6_integration.lab.gpu import serving, steps
+from phase6_integration.lab.gpu.loads import DRY, Load, OnDemand, opened, served, steady
+from phase6_integration.lab.gpu.rows import TINY, Day, Rows
+from phase6_integration.options import EngineOptions
+
+FAST = Device("fast", 1e12, 1e12)
+
+
+@pytest.fixture
+def day(tmp_path: Path) -> Day:
+    return Day("steps", True, tmp_path)
+
+
+@contextmanager
+def engine(day: Day, **options: int) -> Iterator[Load]:
+    with opened(day, TINY, random_weights(TINY), **options) as load:
+        yield load
+
+
+def test_requests_are_as_many_as_the_pool_holds_whole(day: Day) -> None:
+    with engine(day, kv_cache_pages=6) as load:  # a request of 20 + 20 tokens takes three at its end
+        row = served(load, 4, 20, 20)
+        assert (row["requests"], row["tokens"], row["preemptions"]) == (2, 2 * 20, 0)
+        assert row["pages"] == {"total": 6, "most": 6}
+        assert row["decode_steps"]["steps"] + row["prefill_steps"]["steps"] >= 20
+        with pytest.raises(RuntimeError, match="the pool does not hold a request of 96 tokens"):
+            load.fit(4, 96)
+
+
+def test_preemptions_are_counted_where_requests_do_not_fit(day: Day, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Load, "fit", lambda load, requests, tokens: requests)
+    with engine(day, kv_cache_pages=6) as load:
+        row = served(load, 4, 20, 20)
+    assert row["requests"] == 4
+    assert row["preemptions"] > 0
+
+
+def test_no_prompt_is_found_in_the_prefix_cache(day: Day) -> None:
+    with engine(day) as load:
+        assert [served(load, 3, 20, 2)["prefix_hits"] for _ in range(3)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("chunks", [False, True])
+def test_steady_steps_are_all_of_one_kind_and_have_the_hosts_time(day: Day, chunks: bool) -> None:
+    with engine(day) as load:
+        row = steady(load, 2, 20, 4, chunks, FAST)
+        again = steady(load, 2, 20, 4, chunks, FAST)  # after what the first has left
+    assert (row["requests"], row["steps"]) == (2, 4) == (again["requests"], again["steps"])
+    assert row["tokens"] > 2 if chunks else row["tokens"] == 2
+    assert set(row["host_ms"]) == {"plan", "pack", "launch", "commit"}
+    assert all(milliseconds > 0 for milliseconds in row["host_ms"].values())
+    assert row["ms_range"][0] <= row["ms"] <= row["ms_range"][1]
+    assert row["of_roofline"] == pytest.approx(row["roofline_ms"] / row["ms"])
+
+
+def test_an_engine_is_made_for_the_first_row_that_is_missing(day: Day) -> None:
+    opens = []
+
+    @contextmanager
+    def open() -> Iterator[Load]:
+        opens.append(1)
+        with engine(day) as load:
+            yield load
+
+    def rows() -> None:
+        with OnDemand(open) as lazy:
+            for number in (1, 2):
+                day.add(lazy.measure(lambda load: {"pages": load.gauges.pages_total}), number=number)
+
+    rows()
+    rows()
+    assert len(opens) == 1
+    assert [row["pages"] for row in Rows(day.out).of("steps")] == [DRY["kv_cache_pages"]] * 2
+
+
+def test_what_is_measured_is_what_ships(day: Day, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The options of the engines of a real day are the defaults, but for the way to run and the page size."""
+    asked: list[dict[str, object]] = []
+
+    @contextmanager
+    def no_engine(day: Day, config: object, weights: object, **options: object) -> Iterator[Load]:
+        asked.append(options)
+        raise RuntimeError("not here")
+        yield
+
+    monkeypatch.setattr("phase6_integration.lab.gpu.loads.opened", no_engine)
+    steps.steps_8b(day)
+    serving.serve_8b(Day("serve", True, day.out))
+    assert asked[0] == {"async_scheduling": True}
+    assert set().union(*asked) == {"async_scheduling", "enforce_eager", "page_size"}
+    assert EngineOptions().budget(True, 40_960).max_batched_tokens == 2048
+
+
+def test_the_tuners_table_is_where_the_engine_looks_once_it_is_asked_for(
+    day: Day, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(day.out / "elsewhere"))
+    tuned = Day("tuned", True, day.out)
+    with pytest.raises(RuntimeError, match="the stage `tune` comes first"):
+        serving.serve_tuned(tuned)
+    steps.tune(day)
+    assert len(Rows(day.out).of("steps")) == len(steps.SHAPES)
+    assert set(read(file_for("cpu"), "cpu")) == set(steps.SHAPES)
+    serving.serve_tuned(tuned)
+    assert [row["page_size"] for row in Rows(day.out).of("tuned") if row["what"] == "serve"] == [64, 16]

@@ -1,0 +1,63 @@
+"""Traces of the profiler: what counts as the device's work."""
+
+from typing import Any
+
+import pytest
+
+from phase6_integration.lab.gpu.trace import Activity, activities, busy, idle_share, time_per_kernel
+
+
+def event(category: str, name: str, start: float, end: float) -> dict[str, Any]:
+    """A complete event, as Chrome's trace format has it."""
+    return {"ph": "X", "cat": category, "name": name, "ts": start, "dur": end - start, "pid": 0, "tid": 7}
+
+
+def trace(*events: dict[str, Any]) -> dict[str, Any]:
+    names = {"ph": "M", "name": "process_name", "pid": 0, "ts": 0, "args": {"name": "python"}}
+    return {"traceEvents": [names, *events]}
+
+
+KERNELS = event("kernel", "a", 0, 40), event("kernel", "b", 60, 100)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        event("cuda_runtime", "cudaEventSynchronize", 0, 100),
+        event("cuda_driver", "cuStreamSynchronize", 30, 70),
+        event("cpu_op", "aten::mm", 0, 100),
+        event("gpu_user_annotation", "step", 0, 100),
+        event("cuda_sync", "Event Sync", 30, 70),
+        event("overhead", "Buffer Flush", 30, 70),
+    ],
+)
+def test_a_gap_between_kernels_is_idle_whatever_the_host_does_in_it(host: dict[str, Any]) -> None:
+    assert idle_share(activities(trace(*KERNELS, host))) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("category", ["gpu_memcpy", "gpu_memset"])
+def test_copies_and_sets_are_work(category: str) -> None:
+    assert idle_share(activities(trace(*KERNELS, event(category, "c", 40, 50)))) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("intervals", "share"),
+    [([(0, 10)], 0), ([(0, 4), (6, 10)], 0.2), ([(6, 10), (0, 4), (1, 3), (3, 5)], 0.1), ([(2, 4), (2, 12)], 0)],
+)
+def test_kernels_on_two_streams_count_once(intervals: list[tuple[float, float]], share: float) -> None:
+    found = activities(trace(*(event("kernel", "k", start, end) for start, end in intervals)))
+    assert idle_share(found) == pytest.approx(share)
+    assert busy(found) == pytest.approx((1 - share) * (max(end for _, end in intervals) - min(intervals)[0]))
+
+
+def test_without_a_kernel_there_is_no_share() -> None:
+    with pytest.raises(RuntimeError, match="no activity of the device"):
+        idle_share(activities(trace(event("cuda_runtime", "cudaLaunchKernel", 0, 1))))
+
+
+def test_the_table_sums_the_calls_of_each_kernel_and_the_rest() -> None:
+    kernels = [Activity("gemm", 0, 6), Activity("norm", 6, 7), Activity("gemm", 7, 9), Activity("rope", 9, 10)]
+    assert time_per_kernel(kernels, listed=1) == [
+        {"name": "gemm", "calls": 2, "us": 8, "share": 0.8},
+        {"name": "2 others", "calls": 2, "us": 2, "share": 0.2},
+    ]
