@@ -103,15 +103,16 @@ def transformers(day: Day, model: str, batch: int, context: int, answer: int) ->
 
 def answered(manager: Any, prompts: Sequence[Sequence[int]], answer: int) -> int:
     """Give a running manager these prompts, and count the tokens of their answers."""
-    missing, tokens = set(manager.add_requests(inputs=prompts, max_new_tokens=answer)), 0
+    manager.add_requests(inputs=prompts, max_new_tokens=answer)
+    missing, tokens = len(prompts), 0
     while missing:
         result = manager.get_result(timeout=1)
         if result is None and not manager.is_running():
-            raise RuntimeError(f"the manager of transformers ended, and {len(missing)} requests have no answer")
+            raise RuntimeError(f"the manager of transformers ended, and {missing} requests have no answer")
         if result is not None and result.is_finished():
             if result.error is not None:
                 raise RuntimeError(f"transformers failed a request: {result.error}")
-            missing.discard(result.request_id)
+            missing -= 1
             tokens += len(result.generated_tokens)
     return tokens
 

@@ -30,13 +30,13 @@ STAGES: Mapping[str, Stage] = {
     "tests": Stage("suites:tests", 240),
     "suites": Stage("suites:suites", 240),
     "racecheck": Stage("checks:racecheck", 90),
-    "kernels": Stage("kernels:kernels", 220),
-    "steps": Stage("steps:steps_8b", 300),
-    "tune": Stage("steps:tune", 120),
+    "kernels": Stage("kernels:kernels", 160),
+    "steps": Stage("steps:steps_8b", 200),
+    "profile": Stage("steps:profiles", 90),
+    "tune": Stage("steps:tune", 110),
     "serve": Stage("serving:serve_8b", 180),
     "tuned": Stage("serving:serve_tuned", 120),
-    "mixed": Stage("serving:mixed", 120),
-    "idle": Stage("steps:idle", 90),
+    "mixed": Stage("steps:mixed", 120),
     "small": Stage("serving:serve_small", 90),
     "beside": Stage("serving:beside", 120, needs="transformers"),
     "vllm": Stage("serving:vllm", 400, needs="vllm"),
@@ -44,6 +44,6 @@ STAGES: Mapping[str, Stage] = {
 }
 CALLS: Mapping[int, tuple[str, ...]] = {
     1: ("versions", "smoke", "tests", "suites", "racecheck", "cache"),
-    2: ("kernels", "steps", "tune", "cache"),
-    3: ("serve", "tuned", "mixed", "idle", "small", "beside", "vllm", "cache"),
+    2: ("kernels", "steps", "profile", "tune", "cache"),
+    3: ("serve", "tuned", "mixed", "small", "beside", "vllm", "cache"),
 }
