@@ -91,11 +91,12 @@ def transformers(day: Day, model: str, batch: int, context: int, answer: int) ->
     how = make(do_sample=False, max_new_tokens=answer, eos_token_id=-1, pad_token_id=0)
     small = size(num_blocks=8, max_batch_tokens=64) if day.dry else None
     options = {"generation_config": how, "continuous_batching_config": small}
-    peer.generate_batch(random_prompts(config, batch, context), persistent_manager=True, **options)
+    warming, prompts = (random_prompts(config, batch, context, seed) for seed in (0, 1))
+    peer.generate_batch(warming, persistent_manager=True, **options)
     with peer.continuous_batching_context_manager(persistent_manager=True, **options) as manager:
         attention = peer.config._attn_implementation
         start = time.perf_counter()
-        tokens = answered(manager, random_prompts(config, batch, context, seed=1), answer)
+        tokens = answered(manager, prompts, answer)
         seconds = time.perf_counter() - start
     peer.destroy_cached_continuous_batching_manager()
     return {"tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds, "attention": attention}
