@@ -11,24 +11,24 @@ from types import FrameType
 
 import pytest
 
-GRACE = 20  # seconds after which a test that did not fail ends its process
 STDERR = os.dup(2)  # pytest captures 2 while a test runs
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--test-seconds", type=int, default=120, help="the most seconds of a test")
+    parser.addoption("--test-seconds", type=int, default=120, help="after which a test fails")
+    parser.addoption("--test-grace", type=int, default=20, help="after which one that did not fail ends its process")
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    seconds: int = item.config.getoption("--test-seconds")
+    seconds, grace = (item.config.getoption(name) for name in ("--test-seconds", "--test-grace"))
 
     def fail(number: int, frame: FrameType | None) -> None:
         raise TimeoutError(f"the test took more than {seconds} s")
 
     signal.signal(signal.SIGALRM, fail)
     signal.alarm(seconds)
-    faulthandler.dump_traceback_later(seconds + GRACE, exit=True, file=STDERR)
+    faulthandler.dump_traceback_later(seconds + grace, exit=True, file=STDERR)
     try:
         return (yield)
     finally:

@@ -1,4 +1,4 @@
-"""The command for a GPU: its stages on a CPU with tiny shapes, and how it goes on after a cut."""
+"""The command for a GPU: what a call leaves in its folder, and how the next one goes on after a cut or a failure."""
 
 import json
 import subprocess
@@ -10,9 +10,156 @@ import pytest
 import torch
 
 from phase6_integration.lab import gpu_day
-from phase6_integration.lab.gpu_stages import STAGES, idle_share
+from phase6_integration.lab.gpu.rows import Day, Rows
+from phase6_integration.lab.gpu.stages import CALLS, STAGES
 
 ROOT = Path(__file__).parents[3]
+
+
+def test_every_stage_belongs_to_a_call_that_ends_with_what_it_keeps_for_the_next() -> None:
+    assert {name for names in CALLS.values() for name in names} == set(STAGES)
+    for names in CALLS.values():
+        assert [STAGES[name].again for name in names] == [False] * (len(names) - 1) + [True]
+        assert sum(STAGES[name].cap for name in names if STAGES[name].needs != "vllm") < 850
+
+
+@pytest.fixture
+def stages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, list[Any]]:
+    """What stages do instead of running: the rows that they append in turn, and a state at the end of those."""
+    plans: dict[str, list[Any]] = {}
+
+    def run(name: str, out: Path, dry: bool, seconds: float) -> str:
+        assert seconds <= STAGES[name].cap
+        ran.append(name)
+        day = Day(name, dry, out)
+        for number, figure in enumerate(plan := plans.get(name, [1.0])):
+            if isinstance(figure, str):
+                return figure
+            day.add(lambda number=number: measured.append((name, number)) or {"ms": plan[number]}, n=number)  # type: ignore[misc, func-returns-value]
+        return "ok"
+
+    monkeypatch.setattr(gpu_day, "run_stage", run)
+    monkeypatch.setattr(gpu_day.cache, "unpack", lambda out: False)
+    ran.clear()
+    measured.clear()
+    return plans
+
+
+ran: list[str] = []
+measured: list[tuple[str, int]] = []
+
+
+def call(out: Path, *options: str) -> tuple[int, list[str], list[tuple[str, int]]]:
+    """gpu_day's exit code, the stages that it ran and the rows that they measured."""
+    ran.clear()
+    measured.clear()
+    return gpu_day.main(["--dry", "--out", str(out), *options]), list(ran), list(measured)
+
+
+def figures(out: Path) -> dict[str, Any]:
+    return dict(json.loads((out / "day.json").read_text())["figures"])
+
+
+def test_a_stage_that_was_cut_keeps_its_rows_and_the_next_call_measures_the_others(
+    stages: dict[str, list[Any]], tmp_path: Path
+) -> None:
+    stages["serve"] = [1.0, 2.0, 3.0, "cut after 9 s"]
+    assert call(tmp_path, "--only", "serve") == (1, ["serve"], [("serve", n) for n in range(3)])
+    stages["serve"] = [9.0, 9.0, 9.0, 4.0, 5.0]
+    assert call(tmp_path, "--only", "serve") == (0, ["serve"], [("serve", 3), ("serve", 4)])
+    assert [row["ms"] for row in figures(tmp_path)["serve"]["rows"]] == [1, 2, 3, 4, 5]
+    assert call(tmp_path, "--only", "serve") == (0, [], [])
+    assert call(tmp_path, "--only", "serve", "--again")[2] == [("serve", n) for n in range(5)]
+
+
+def test_a_figure_that_is_not_finite_is_null_and_ends_nothing(stages: dict[str, list[Any]], tmp_path: Path) -> None:
+    stages["kernels"] = [float("nan"), float("-inf"), [float("inf"), 2.0], torch.tensor(3.0)]
+    assert call(tmp_path, "--only", "kernels", "steps")[:2] == (0, ["kernels", "steps"])
+    assert [row["ms"] for row in figures(tmp_path)["kernels"]["rows"]] == [None, None, [None, 2], 3]
+
+
+def test_failed_rows_are_measured_again_by_the_next_call(
+    tmp_path: Path, stages: dict[str, list[Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    day = Day("steps", True, tmp_path)
+    assert day.add(lambda: {"ms": 1 / 0}, n=0) is None
+    assert day.add(lambda: {"ms": 1.0}, n=0) is None, "not twice in one call"
+    assert day.has(n=0)
+    assert not day.has(n=1)
+    assert call(tmp_path, "--only", "steps") == (0, ["steps"], [("steps", 0)])
+    day.add(lambda: {"passed": 3, "error": "4 failed"}, n=1)
+    stages["steps"] = [1.0, "failed with -6"]
+    assert call(tmp_path, "--only", "steps", "--again")[0] == 1
+    assert "steps: failed with -6" in capsys.readouterr().out
+
+
+def test_a_row_cut_while_it_was_written_is_not_there(tmp_path: Path) -> None:
+    rows = Rows(tmp_path)
+    rows.append("steps", {"n": 1}, {"ms": 1})
+    rows.append("tune", {"n": 1}, {"ms": 2})
+    rows.file.write_text(rows.file.read_text() + '{"stage": "steps", "key"')
+    rows.forget("tune", finished=False)
+    rows.append("tune", {"n": 2}, {"ms": 3})
+    assert rows.of("tune") == [{"n": 1, "ms": 2}, {"n": 2, "ms": 3}]
+    assert rows.of("steps") == [{"n": 1, "ms": 1}]
+
+
+def test_the_time_of_a_call_is_shared_and_what_it_keeps_for_the_next_has_its_own(
+    stages: dict[str, list[Any]], tmp_path: Path
+) -> None:
+    assert call(tmp_path, "--call", "2", "--seconds", "45")[:2] == (1, ["cache"])
+    assert call(tmp_path, "--call", "2")[:2] == (0, list(CALLS[2]))
+    assert call(tmp_path, "--call", "2")[:2] == (0, ["cache"]), "what is packed follows what was compiled"
+    assert call(tmp_path)[1] == [*CALLS[1], "cache", *CALLS[3]]
+    assert set(figures(tmp_path)) == set(STAGES)
+
+
+DIES = """
+import os, sys
+from pathlib import Path
+from phase6_integration.lab.gpu.rows import Day
+print("started", flush=True)
+day = Day("steps", True, Path(sys.argv[1]))
+day.add(lambda: {}, n=0)
+day.add(lambda: os.kill(os.getpid(), 11), n=1)
+day.add(lambda: {}, n=2)
+"""
+
+
+def test_a_row_that_ends_the_process_takes_no_other_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an illegal access on the device does: nothing can be launched after it in the process."""
+    program = tmp_path / "dies.py"
+    program.write_text(DIES)
+    run = gpu_day.run_process
+    monkeypatch.setattr(
+        gpu_day, "run_process", lambda command, *rest: run([sys.executable, str(program), str(tmp_path)], *rest)
+    )
+    assert gpu_day.run_stage("steps", tmp_path, True, 60) == "ok"
+    assert Rows(tmp_path).of("steps") == [{"n": 0}, {"n": 1, "error": "the process ended"}, {"n": 2}]
+    assert (tmp_path / "day.log").read_text() == "started\n" * 2
+
+
+HANGS = """
+import signal, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+print(child.pid, flush=True)
+signal.pause()
+"""
+
+
+def test_a_stage_that_hangs_is_cut_with_what_it_started_and_its_output_is_there(tmp_path: Path) -> None:
+    log = tmp_path / "day.log"
+    assert gpu_day.run_process([sys.executable, "-c", HANGS], log, 3.0) == "cut after 3 s"
+    child = int(log.read_text())
+    status = Path(f"/proc/{child}/stat")
+    assert not status.exists() or status.read_text().split()[2] == "Z"
+
+
+def test_a_stage_without_its_package_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_day, "find_spec", lambda name: None)
+    assert gpu_day.run_stage("vllm", tmp_path, False, 60) == "ok"
+    assert Rows(tmp_path).of("vllm") == [{"not_available": "vllm is not installed"}]
+
 
 # Importing what the machine with a GPU lacks raises ImportError.
 WITHOUT_SERVER = """
@@ -25,57 +172,20 @@ for name in ("msgspec", "fastapi", "starlette", "pydantic", "uvicorn", "httptool
 @pytest.mark.slow
 def test_a_dry_run_fills_every_stage_without_the_packages_of_the_server(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_SERVER)
-    file = tmp_path / "day.json"
-    command = [sys.executable, "-m", "phase6_integration.lab", "gpu_day", "--dry", "--json", str(file)]
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "phase6_integration.lab", "gpu_day", "--dry", "--out", str(out)]
     environment = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    result = json.loads(file.read_text())
-    assert result["command"] == "python -m phase6_integration.lab gpu_day --dry --json day.json"
+    result = json.loads((out / "day.json").read_text())
+    assert result["command"] == "python -m phase6_integration.lab gpu_day --dry --out out"
     assert {"torch", "transformers"} <= set(result["versions"])
-    stages: dict[str, Any] = result["figures"]
-    assert set(stages) == set(gpu_day.CAPS) == set(STAGES)
-    for name, stage in stages.items():
-        assert stage["state"] == "ok", stage["log"]
-        assert stage["rows"], name
-    errors = [row["error"] for stage in stages.values() for row in stage["rows"] if "error" in row]
-    assert errors == []
-    assert {row["what"] for row in stages["kernels"]["rows"]} == {"ceilings", "decode", "prefill", "sample"}
-    steps = stages["step"]["rows"][0]
-    assert steps["batch_1"]["of_roofline"] > 0
-    assert 0 <= stages["idle"]["rows"][0]["batch_2"]["idle_share"] < 1
-    assert stages["serve"]["rows"][0]["greedy"]["tokens_per_second"] > 0
-    ours, theirs = stages["beside"]["rows"]
-    assert (ours["engine"], theirs["engine"], theirs["tokens"]) == ("nano-serving", "transformers", 2 * 3)
-
-
-def test_a_stage_that_takes_too_long_is_cut() -> None:
-    found = gpu_day.run_stage("smoke", dry=True, seconds=0.01)
-    assert (found["state"], found["rows"]) == ("cut after 0 s", [])
-
-
-def test_the_next_call_goes_on_with_the_stages_that_did_not_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file, ran, states = tmp_path / "day.json", list[str](), {"kernels": "cut after 3 s"}
-
-    def run(name: str, dry: bool, seconds: float) -> gpu_day.Results:
-        assert seconds <= gpu_day.CAPS[name]
-        ran.append(name)
-        return {"state": states.get(name, "ok"), "seconds": 1.0, "rows": [{"x": 1}], "log": ""}
-
-    def call(*options: str) -> tuple[int, list[str]]:
-        ran.clear()
-        return gpu_day.main(["--dry", "--json", str(file), *options]), list(ran)
-
-    monkeypatch.setattr(gpu_day, "run_stage", run)
-    assert call("--only", "smoke", "kernels") == (1, ["smoke", "kernels"])
-    states.clear()
-    assert call("--only", "smoke", "kernels") == (0, ["kernels"])
-    assert call("--only", "smoke", "--again") == (0, ["smoke"])
-    assert call("--seconds", "5") == (1, [])
-    assert call() == (0, [name for name in gpu_day.CAPS if name not in ("smoke", "kernels")])
-    assert [*json.loads(file.read_text())["figures"]] == sorted(gpu_day.CAPS)
+    found: dict[str, Any] = result["figures"]
+    assert set(found) == set(STAGES)
+    assert {name: stage["state"] for name, stage in found.items()} == dict.fromkeys(STAGES, "ok")
+    assert [name for name, stage in found.items() if not stage["rows"]] == []
+    assert [row["error"] for stage in found.values() for row in stage["rows"] if "error" in row] == []
+    assert {"rows.jsonl", "day.log", "tests.xml", "suites.xml"} <= {file.name for file in out.iterdir()}
 
 
 def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,11 +193,3 @@ def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     with pytest.raises(SystemExit, match="2"):
         gpu_day.main([])
     assert "torch sees no GPU here; --dry tries everything on the CPU" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("intervals", "share"),
-    [([(0, 10)], 0), ([(0, 4), (6, 10)], 0.2), ([(6, 10), (0, 4), (1, 3), (3, 5)], 0.1), ([(2, 4), (2, 12)], 0)],
-)
-def test_the_idle_share_is_what_no_kernel_covers(intervals: list[tuple[float, float]], share: float) -> None:
-    assert idle_share(intervals) == pytest.approx(share)

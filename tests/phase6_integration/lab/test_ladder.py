@@ -14,7 +14,7 @@ from phase2_prefill_decode.lab.bench import save_random
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase6_integration.cli.main import main
 from phase6_integration.lab import ladder
-from phase6_integration.lab.gpu_rows import TINY
+from phase6_integration.lab.gpu.rows import TINY
 from phase6_integration.lab.ladder import FEWEST, MOST, NAMES, Bar, Ladder, Served, Trace, different, table
 
 SMALL = Trace(
