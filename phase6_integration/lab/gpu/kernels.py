@@ -1,4 +1,4 @@
-"""The stage of `gpu_day` that measures kernels: attention over pages and sampling, beside the device's ceilings.
+"""The stages of `gpu_day` that measure kernels: attention over pages and sampling, beside the device's ceilings.
 
 Attention is compared with every backend of torch's scaled_dot_product_attention, each forced: left to itself, torch
 takes FlashAttention 2, which is not the fastest on every GPU.
@@ -39,7 +39,7 @@ KINDS = {
 
 
 def kernels(day: Day) -> None:
-    """Ceilings of this device, then attention and sampling beside them."""
+    """Ceilings of this device, then attention beside them."""
     best = limits(day)
     for group in day.some(GROUPS, (2,)):
         for new, length in day.some(PREFILLS, ((40, 40),)):
@@ -53,8 +53,6 @@ def kernels(day: Day) -> None:
             for new, length in day.some(PREFILLS, ((40, 40), (40, 70))):
                 measure = partial(prefill, day, best["gflops_bfloat16"], new, length, page_size, group)
                 day.add(measure, what="prefill", **shape, new=new, length=length)
-        if group == day.some(GROUPS, (2,))[0]:
-            sampling(day)
 
 
 def limits(day: Day) -> Row:

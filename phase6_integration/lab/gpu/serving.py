@@ -91,11 +91,12 @@ def transformers(day: Day, model: str, batch: int, context: int, answer: int) ->
     how = make(do_sample=False, max_new_tokens=answer, eos_token_id=-1, pad_token_id=0)
     small = size(num_blocks=8, max_batch_tokens=64) if day.dry else None
     options = {"generation_config": how, "continuous_batching_config": small}
-    peer.generate_batch(random_prompts(config, batch, context), persistent_manager=True, **options)
+    warming, prompts = (random_prompts(config, batch, context, seed) for seed in (0, 1))
+    peer.generate_batch(warming, persistent_manager=True, **options)
     with peer.continuous_batching_context_manager(persistent_manager=True, **options) as manager:
         attention = peer.config._attn_implementation
         start = time.perf_counter()
-        tokens = answered(manager, random_prompts(config, batch, context, seed=1), answer)
+        tokens = answered(manager, prompts, answer)
         seconds = time.perf_counter() - start
     peer.destroy_cached_continuous_batching_manager()
     return {"tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds, "attention": attention}
@@ -103,15 +104,16 @@ def transformers(day: Day, model: str, batch: int, context: int, answer: int) ->
 
 def answered(manager: Any, prompts: Sequence[Sequence[int]], answer: int) -> int:
     """Give a running manager these prompts, and count the tokens of their answers."""
-    missing, tokens = set(manager.add_requests(inputs=prompts, max_new_tokens=answer)), 0
+    manager.add_requests(inputs=prompts, max_new_tokens=answer)
+    missing, tokens = len(prompts), 0
     while missing:
         result = manager.get_result(timeout=1)
         if result is None and not manager.is_running():
-            raise RuntimeError(f"the manager of transformers ended, and {len(missing)} requests have no answer")
+            raise RuntimeError(f"the manager of transformers ended, and {missing} requests have no answer")
         if result is not None and result.is_finished():
             if result.error is not None:
                 raise RuntimeError(f"transformers failed a request: {result.error}")
-            missing.discard(result.request_id)
+            missing -= 1
             tokens += len(result.generated_tokens)
     return tokens
 

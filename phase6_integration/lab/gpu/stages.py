@@ -30,14 +30,14 @@ STAGES: Mapping[str, Stage] = {
     "tests": Stage("suites:tests", 240),
     "suites": Stage("suites:suites", 240),
     "racecheck": Stage("checks:racecheck", 90),
-    "kernels": Stage("kernels:kernels", 200),
-    "sampling": Stage("kernels:sampling", 60),
-    "steps": Stage("steps:steps_8b", 240),
-    "tune": Stage("steps:tune", 120),
+    "kernels": Stage("kernels:kernels", 160),
+    "sampling": Stage("kernels:sampling", 40),
+    "steps": Stage("steps:steps_8b", 180),
+    "profiles": Stage("steps:profiles", 80),
+    "tune": Stage("steps:tune", 100),
     "serve": Stage("serving:serve_8b", 180),
     "tuned": Stage("serving:serve_tuned", 120),
     "mixed": Stage("steps:mixed", 90),
-    "profiles": Stage("steps:profiles", 90),
     "small": Stage("serving:serve_small", 90),
     "beside": Stage("serving:beside", 120, needs="transformers"),
     "vllm": Stage("serving:vllm", 400, needs="vllm"),
@@ -45,6 +45,6 @@ STAGES: Mapping[str, Stage] = {
 }
 CALLS: Mapping[int, tuple[str, ...]] = {
     1: ("versions", "smoke", "tests", "suites", "racecheck", "cache"),
-    2: ("kernels", "sampling", "steps", "tune", "cache"),
-    3: ("serve", "tuned", "mixed", "profiles", "small", "beside", "vllm", "cache"),
+    2: ("kernels", "sampling", "steps", "profiles", "tune", "cache"),
+    3: ("serve", "tuned", "mixed", "small", "beside", "vllm", "cache"),
 }

@@ -35,7 +35,7 @@ def test_the_manager_on_the_clock_is_the_one_that_was_warmed(tmp_path: Path, mon
 
 def test_a_manager_that_ends_early_is_an_error() -> None:
     manager = SimpleNamespace(
-        add_requests=lambda inputs, max_new_tokens: ["a", "b"],
+        add_requests=lambda inputs, max_new_tokens: None,
         get_result=lambda timeout: None,
         is_running=lambda: False,
     )
