@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from phase2_prefill_decode.config import ModelConfig
+from phase2_prefill_decode.loading.config import ModelConfig
 
 SMALL = 32 << 20  # bytes of weights
 PERIOD = 0.2  # seconds between two looks

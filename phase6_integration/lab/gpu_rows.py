@@ -10,9 +10,9 @@ from typing import Any, TextIO
 import torch
 
 from phase1_kv_pool.lab.timing import clock_seconds, replay_seconds
-from phase2_prefill_decode.config import ModelConfig
 from phase2_prefill_decode.lab import ceilings
 from phase2_prefill_decode.lab.shapes import SHAPES
+from phase2_prefill_decode.loading.config import ModelConfig
 from phase5_continuous.lab.simulator import MODELS
 
 TINY = ModelConfig(

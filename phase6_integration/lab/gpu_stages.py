@@ -18,10 +18,10 @@ import torch
 
 from phase0_request.machine import describe
 from phase0_request.params import SamplingParams
-from phase2_prefill_decode.config import ModelConfig
 from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.roofline import Device, predict
-from phase2_prefill_decode.weights import Weights, random_weights
+from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.loading.weights import Weights, random_weights
 from phase6_integration.engine import NanoServingEngine
 from phase6_integration.lab.gpu_kernels import kernels
 from phase6_integration.lab.gpu_rows import SAMPLED, Day, limits
