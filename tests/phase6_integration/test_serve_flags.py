@@ -180,7 +180,6 @@ WRONG = [
     ["--allowed-origins", "*", "--allow-credentials"],
     ["--allowed-origins", "https://a.example", "--allowed-methods", "get it"],
     ["--override-generation-config", "[]"],
-    ["--config", "no-such-file.yaml"],
 ]
 
 
