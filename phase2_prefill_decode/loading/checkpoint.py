@@ -27,7 +27,7 @@ DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torc
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor in a file."""
+    """Where a tensor is stored, and its shape and type, known without reading its data."""
 
     file: Path
     shape: tuple[int, ...]
@@ -35,7 +35,7 @@ class Stored:
 
 
 class Checkpoint:
-    """One file, or several with an index."""
+    """The tensors of a model directory, in one safetensors file or in several with an index."""
 
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory)
@@ -107,7 +107,7 @@ def _opened(file: Path) -> safe_open:
 
 
 def _contents(file: Path) -> dict[str, Stored]:
-    """The tensors in a file. Its first 8 bytes are the length of their list."""
+    """Read what a file holds. Its first 8 bytes are the length of the list of its tensors."""
     with contextlib.suppress(OSError), file.open("rb") as source:  # the library names what is wrong
         size = int.from_bytes(source.read(8), "little")
         if size > MAX_HEADER:
@@ -138,6 +138,6 @@ def _leads_out(name: str) -> bool:
 
 
 def listed(what: str, faults: list[str]) -> str:
-    """A message with one line per fault, up to a limit."""
+    """Format an error message with one line for each fault, up to MAX_FAULTS."""
     more = [f"and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
     return "\n  ".join([f"{what}:", *faults[:MAX_FAULTS], *more])

@@ -100,7 +100,7 @@ def read(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _model_type(config: Mapping[str, Any]) -> str:
-    """From model_type or architectures. If both are given, they must agree."""
+    """The family that model_type or architectures name. If both are given, they must agree."""
     types = {family.architecture: name for name, family in FAMILIES.items()}
     given = config.get("architectures") or []
     architectures = [str(name) for name in (given if isinstance(given, list) else [given])]
@@ -134,7 +134,7 @@ def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _windows(config: Mapping[str, Any], model_type: str) -> tuple[int | None, ...]:
-    """The window of each layer. Without layer_types, it is in the layers from max_window_layers on."""
+    """The sliding window of each layer. Without layer_types, layers from max_window_layers on have it."""
     layers = check_int("num_hidden_layers", config["num_hidden_layers"], 1, 1 << 16)
     first = check_int("max_window_layers", config["max_window_layers"], 0, MAX_LENGTH)
     window = config.get("sliding_window") if check_bool("use_sliding_window", config["use_sliding_window"]) else None

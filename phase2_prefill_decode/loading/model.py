@@ -82,11 +82,12 @@ def load_tokenizer(directory: str | Path, config: ModelConfig) -> Tokenizer:
 
 
 def default_device() -> torch.device:
+    """The GPU if torch sees one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def usable(device: str | torch.device | None) -> torch.device:
-    """The device, if torch can use it on this machine."""
+    """Return the device if torch can use it on this machine; by default the GPU if there is one."""
     if device is None:
         return default_device()
     try:

@@ -43,7 +43,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The tensors of a model."""
+    """The tensors of a whole model, as its decoder uses them."""
 
     embed_tokens: Tensor  # [vocab_size, hidden_size]
     layers: tuple[LayerWeights, ...]
@@ -73,7 +73,7 @@ def weights_from(
     device: str | torch.device = "cpu",
     dtype: torch.dtype | None = None,
 ) -> Weights:
-    """From a mapping of tensors with the names of a checkpoint."""
+    """Make weights from tensors in memory that have the names of a checkpoint."""
     return _fill(InMemory(tensors), config, device, dtype, progress=False)
 
 
@@ -118,7 +118,7 @@ def random_weights(
 
 
 def empty_weights(config: ModelConfig, device: str | torch.device, dtype: torch.dtype | None = None) -> Weights:
-    """Uninitialized weights."""
+    """Allocate weights without setting their values; on the device `meta` they have shapes and no memory."""
     c, dtype = config, dtype or getattr(torch, config.dtype)
 
     def empty(*shape: int) -> Tensor:
@@ -175,7 +175,7 @@ def places(weights: Weights, config: ModelConfig) -> dict[str, Tensor]:
 
 
 def _faults(wanted: dict[str, Tensor], checkpoint: Checkpoint | InMemory, config: ModelConfig) -> list[str]:
-    """The faults of a checkpoint, one line per tensor."""
+    """List what keeps a checkpoint from being loaded, one line for each tensor."""
     stored, faults = checkpoint.stored, []
     for name, place in wanted.items():
         if name not in stored:
