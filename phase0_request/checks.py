@@ -1,10 +1,19 @@
-"""Argument checks: a wrong value raises a ValueError that says what was given and what is allowed."""
+"""Checks of values from outside: arguments, options, model files. The error says what was given and what is allowed."""
 
 import sys
+from collections.abc import Collection
 from math import inf
 
 _LARGEST = sys.float_info.max
 _SHOWN = 80  # characters of a wrong value that a message repeats
+_LONGEST = 2000  # characters of a message about a file, which may hold a value of any length
+
+
+class ConfigError(ValueError):
+    """Model files or settings that are invalid or not supported. A long message is cut."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message if len(message) <= _LONGEST else message[: _LONGEST - 3] + "...")
 
 
 def check_int(name: str, value: object, low: int, high: int | None = None) -> int:
@@ -26,6 +35,20 @@ def check_number(
     parts = [] if low == -inf else [f"{'above' if above else 'from'} {low}"]
     parts += [] if high == inf else [f"{'and below' if below else 'and at most' if above else 'to'} {high}"]
     raise invalid(name, " ".join(["a number", *parts] if parts else ["a finite number"]), value)
+
+
+def check_bool(name: str, value: object) -> bool:
+    """Return `value` if it is True or False."""
+    if not isinstance(value, bool):
+        raise invalid(name, "true or false", value)
+    return value
+
+
+def check_choice(name: str, value: object, allowed: Collection[str]) -> str:
+    """Return `value` if it is one of the allowed names."""
+    if not isinstance(value, str) or value not in allowed:
+        raise invalid(name, f"one of {', '.join(allowed)}", value)
+    return value
 
 
 def invalid(name: str, allowed: str, given: object) -> ValueError:

@@ -1,11 +1,13 @@
 """Read a model directory's JSON files: end-of-sequence ids, chat template, names of special tokens."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from phase0_request.checks import check_int, invalid
+from phase0_request.checks import ConfigError, check_int, invalid
+from phase0_request.params import MAX_TOKEN_ID
 
 MAX_TEMPLATE_BYTES = 1 << 18
 MAX_FILE_BYTES = 1 << 24  # of a JSON file, or a template
@@ -16,12 +18,19 @@ def eos_ids(directory: Path, token_to_id: Callable[[str], int | None]) -> frozen
     """All end-of-sequence token ids. A model may list several, in up to three files; the union is used."""
     ids: set[int] = set()
     for name in ("generation_config.json", "config.json"):
-        given = _read(directory / name).get("eos_token_id")
-        for token in given if isinstance(given, list) else [] if given is None else [given]:
-            ids.add(check_int(f"{directory / name}: eos_token_id", token, 0))
+        content = _read(directory / name)
+        with naming(directory / name):
+            ids.update(eos_ids_in(content))
     eos = named_tokens(directory).get("eos_token")
     named = None if eos is None else token_to_id(eos)
     return frozenset(ids if named is None else ids | {named})
+
+
+def eos_ids_in(config: Mapping[str, Any]) -> list[int]:
+    """The end-of-sequence token ids in a config.json or a generation_config.json: one, several or none."""
+    given = config.get("eos_token_id")
+    tokens = given if isinstance(given, list) else [] if given is None else [given]
+    return [check_int("eos_token_id", token, 0, MAX_TOKEN_ID) for token in tokens]
 
 
 def chat_template(directory: Path) -> str | None:
@@ -62,14 +71,25 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """The JSON object in a file. Anything else raises a ValueError that names the file."""
+    """The JSON object in a file. Anything else raises a ConfigError that names the file."""
     try:
         content = json.loads(_read_text(file))
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or too long a number or too deep a nesting
-        raise ValueError(f"{file} is not JSON: {error}") from error
+        raise ConfigError(f"{file} is not JSON: {error}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{file} must hold a JSON object, got {type(content).__name__}")
+        raise ConfigError(f"{file} must hold a JSON object, got {type(content).__name__}")
     return content
+
+
+@contextmanager
+def naming(file: Path) -> Iterator[None]:
+    """Put the name of a file in front of an error about its content."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(f"{file}: {error}") from None
 
 
 def _read_text(file: Path) -> str:

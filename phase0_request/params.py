@@ -5,7 +5,7 @@ from copy import copy
 from dataclasses import dataclass
 from itertools import chain
 
-from phase0_request.checks import check_int, check_number, invalid
+from phase0_request.checks import check_bool, check_int, check_number, invalid
 from phase0_request.token_set import TokenSet
 
 MAX_TOKENS = 1 << 20
@@ -60,8 +60,7 @@ class SamplingParams:
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), 0, MAX_LOGPROBS)
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
-            if not isinstance(getattr(self, name), bool):
-                raise invalid(name, "True or False", getattr(self, name))
+            check_bool(name, getattr(self, name))
         self._set("top_k", max(self.top_k, 0))
         self._set("stop", _stops(self.stop))
         self._set("stop_token_ids", _stop_token_ids(self.stop_token_ids))

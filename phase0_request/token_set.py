@@ -24,9 +24,10 @@ class TokenSet:
         allowed = f"a list of at least one token id from 0 to {MAX_ID}"
         if isinstance(tokens, str | bytes) or not isinstance(tokens, Sequence) or not tokens:
             raise invalid(name, allowed, tokens)
-        if {*map(type, tokens)} != {int} or min(tokens) < 0 or (most := max(tokens)) > MAX_ID:
-            raise invalid(name, allowed, next(one for one in tokens if type(one) is not int or not 0 <= one <= MAX_ID))
-        flags = bytearray(most + 1)
+        if {*map(type, tokens)} != {int} or min(tokens) < 0 or (highest := max(tokens)) > MAX_ID:
+            wrong = (token for token in tokens if type(token) is not int or not 0 <= token <= MAX_ID)
+            raise invalid(name, allowed, next(wrong))
+        flags = bytearray(highest + 1)
         for token in tokens:
             flags[token] = 1
         bits = int(flags.translate(_DIGITS)[::-1], 2)

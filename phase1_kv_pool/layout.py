@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from phase0_request.checks import check_int
+from phase0_request.checks import check_choice, check_int
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -24,8 +24,7 @@ class KVLayout:
     def __post_init__(self) -> None:
         for name in ("layers", "kv_heads", "head_dim", "page_size"):
             check_int(name, getattr(self, name), 1)
-        if self.dtype not in DTYPE_BYTES:
-            raise ValueError(f"dtype must be one of {', '.join(DTYPE_BYTES)}, got {self.dtype!r}")
+        check_choice("dtype", self.dtype, DTYPE_BYTES)
 
     @classmethod
     def from_config(

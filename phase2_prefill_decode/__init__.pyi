@@ -1,2 +1,2 @@
-from phase2_prefill_decode.config import ModelConfig as ModelConfig
-from phase2_prefill_decode.fields import ConfigError as ConfigError
+from phase0_request.checks import ConfigError as ConfigError
+from phase2_prefill_decode.loading.config import ModelConfig as ModelConfig

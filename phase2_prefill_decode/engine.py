@@ -14,12 +14,13 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from phase0_request.batch import Batch, Event, Slice, StepOutput, reason_to_finish
+from phase0_request.checks import check_int
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase1_kv_pool.cache import KVCache, PagedCache
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.generation import Completion, Delta, Prompt, Transcript, make_requests
-from phase2_prefill_decode.model import Model
+from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.runner import ModelRunner
 from phase2_prefill_decode.sampler import Sampler
 
@@ -141,8 +142,7 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`cache` is by default a plain one of 512 pages of 16 tokens; `seed` is for requests without one."""
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise ValueError(f"batch_size must be an integer from 1, got {batch_size!r}")
+        check_int("batch_size", batch_size, 1)
         self.model = model
         self.cache = cache or PagedCache(512, 16)
         self.batch_size = batch_size

@@ -9,7 +9,7 @@ from phase0_request.detokenizer import Detokenizer
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request, TokenLogprobs
 from phase0_request.tokenizer import Tokenizer
-from phase2_prefill_decode.model import Model
+from phase2_prefill_decode.loading.model import Model
 
 Prompt = str | Sequence[int]
 

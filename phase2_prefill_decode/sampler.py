@@ -22,12 +22,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from phase0_request.batch import NO_TOKEN_LEFT, StepOutput
+from phase0_request.checks import check_int
 from phase0_request.request import Request, TokenLogprobs
 from phase2_prefill_decode.constraints import Constraints, Follower, Grammars, StepMasks, is_constrained
 from phase2_prefill_decode.kernels.mask import APPLY_MASK
 from phase2_prefill_decode.kernels.sample import SAMPLE, SamplingTensors
+from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.logprobs import Logprobs, PromptLogprobs, logprobs_of
-from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.sampling import (
     Edits,
     RequestEdits,
@@ -135,10 +136,8 @@ class Sampler:
         """`num_tokens` is the size of the tokenizer: ids from there on are padding. None: the vocabulary has none.
         Without `grammars`, a request with a grammar raises ValueError. A request without a seed derives one from `seed`
         and its id. None: from fresh entropy."""
-        if isinstance(vocab_size, bool) or not isinstance(vocab_size, int) or vocab_size < 1:
-            raise ValueError(f"vocab_size must be an integer from 1, got {vocab_size!r}")
         self.eos_ids = frozenset(eos_ids)
-        self.vocab_size = vocab_size
+        self.vocab_size = check_int("vocab_size", vocab_size, 1)
         self.num_tokens = vocab_size if num_tokens is None else num_tokens
         self.device = torch.device(device)
         self.constraints = Constraints(vocab_size, grammars)

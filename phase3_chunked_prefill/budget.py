@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from phase0_request.checks import check_int
+
 
 @dataclass(frozen=True, slots=True)
 class TokenBudget:
@@ -17,9 +19,7 @@ class TokenBudget:
 
     def __post_init__(self) -> None:
         for name in ("max_chunk_size", "max_batched_tokens"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be an integer from 1, got {value!r}")
+            check_int(name, getattr(self, name), 1)
         if self.max_batched_tokens < 2:
             raise ValueError("max_batched_tokens must be at least 2, a decode and a token of a prompt; got 1")
         if self.max_chunk_size > self.max_batched_tokens:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from phase0_request.batch import Batch, Slice
+from phase0_request.checks import check_int
 from phase0_request.request import Request
 from phase3_chunked_prefill.budget import StepBudget, TokenBudget
 
@@ -70,10 +71,8 @@ class Chunker:
     """
 
     def __init__(self, budget: TokenBudget, page_size: int = 1) -> None:
-        if isinstance(page_size, bool) or not isinstance(page_size, int) or page_size < 1:
-            raise ValueError(f"page_size must be an integer from 1, got {page_size!r}")
         self.budget = budget
-        self.page_size = page_size
+        self.page_size = check_int("page_size", page_size, 1)
         self._skipped: list[Request] = []  # the decodes that did not run in the last step, longest waiting first
 
     # region exercise 3.3

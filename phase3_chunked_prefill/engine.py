@@ -11,7 +11,7 @@ import torch
 from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool.cache import KVCache, PagedCache
 from phase2_prefill_decode.engine import Engine
-from phase2_prefill_decode.model import Model, usable
+from phase2_prefill_decode.loading.model import Model, usable
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.chunker import Chunker
 from phase3_chunked_prefill.kernels.attention import ATTEND

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from phase0_request.checks import check_number
 from phase0_request.request import Request
 from phase1_kv_pool.cache import KVCache
 
@@ -62,7 +63,7 @@ class ByPriority:
     seconds: float = 30.0
 
     def __post_init__(self) -> None:
-        _check_seconds(self.seconds)
+        check_number("seconds", self.seconds, 0)
 
     # region exercise 5.7
     @property
@@ -91,7 +92,7 @@ class LongestPrefixFirst:
     seconds: float = 30.0
 
     def __post_init__(self) -> None:
-        _check_seconds(self.seconds)
+        check_number("seconds", self.seconds, 0)
 
     # region exercise 5.7
     @property
@@ -126,8 +127,3 @@ def policy(name: str) -> Policy:
     if name not in POLICIES:
         raise ValueError(f"a policy is one of {', '.join(POLICIES)}, got {name!r}")
     return POLICIES[name]()
-
-
-def _check_seconds(seconds: float) -> None:
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
-        raise ValueError(f"seconds must be a finite number from 0, got {seconds!r}")

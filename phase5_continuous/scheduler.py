@@ -5,7 +5,7 @@ from collections.abc import Collection
 from itertools import chain
 
 from phase0_request.batch import Batch, Event, Forced, Slice, StepOutput, WaitHandle, reason_to_finish
-from phase0_request.checks import check_number
+from phase0_request.checks import check_int, check_number
 from phase0_request.request import FinishReason, Request, RequestState, TokenLogprobs
 from phase1_kv_pool.cache import KVCache
 from phase3_chunked_prefill.budget import TokenBudget
@@ -48,13 +48,10 @@ class Scheduler:
         queue_limit: int | None = None,
         ahead: int = 0,
     ) -> None:
-        for name, value in (("max_running", max_running), ("queue_limit", 1 if queue_limit is None else queue_limit)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be an integer from 1, got {value!r}")
-        if isinstance(watermark, bool) or not isinstance(watermark, int | float) or not 0 <= watermark < 1:
-            raise ValueError(f"watermark must be a share of the pool, from 0 to below 1, got {watermark!r}")
-        if isinstance(ahead, bool) or ahead not in (0, 1):
-            raise ValueError(f"ahead must be 0 or 1 steps, got {ahead!r}")
+        check_int("max_running", max_running, 1)
+        check_int("queue_limit", 1 if queue_limit is None else queue_limit, 1)
+        check_number("watermark", watermark, 0, 1, below=True)
+        check_int("ahead", ahead, 0, 1)
         self.cache = cache
         self.eos_ids = frozenset(eos_ids)
         self.chunker = Chunker(budget or TokenBudget(), cache.page_size)

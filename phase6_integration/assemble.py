@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from phase0_request.batch import Batch, Slice
+from phase0_request.checks import ConfigError
 from phase0_request.params import MAX_LOGPROBS, SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import KVCache, PagedCache
@@ -18,13 +19,11 @@ from phase1_kv_pool.layout import KVLayout
 from phase1_kv_pool.memory import free_bytes
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.device_state import DeviceState
-from phase2_prefill_decode.fields import ConfigError
 from phase2_prefill_decode.graphs import batch_sizes
+from phase2_prefill_decode.loading.model import Model, default_device, load_tokenizer
 from phase2_prefill_decode.logprobs import BLOCK
-from phase2_prefill_decode.model import Model, default_device, load_tokenizer
 from phase2_prefill_decode.runner import ModelRunner, PackedStep
 from phase2_prefill_decode.sampler import Sampler
-from phase2_prefill_decode.threads import set_threads
 from phase3_chunked_prefill.engine import load
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.policies import policy
@@ -56,7 +55,7 @@ def assemble(options: EngineOptions, loaded: Model | None = None, stats: Stats |
     """Load the model unless it is given, profile the largest step, size the KV pool, and connect the parts. Steps are
     counted in `stats` if it is given."""
     if options.threads is not None:
-        set_threads(options.threads)
+        torch.set_num_threads(options.threads)
     model = loaded or load_model(options)
     device, on_gpu = model.decoder.device, model.decoder.device.type == "cuda"
     if on_gpu:

@@ -19,7 +19,7 @@ from phase0_request.checks import check_number
 from phase0_request.queue import QueueFullError
 from phase0_request.request import FinishReason, Request
 from phase0_request.tokenizer import Tokenizer
-from phase2_prefill_decode.config import ModelConfig
+from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.threads import threads_for
 from phase6_integration.engine_client import STOP_TIMEOUT, EngineClient
 from phase6_integration.health import Health, UnavailableError

@@ -11,12 +11,12 @@ from torch import Tensor
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase0_request.tokenizer import BUNDLED, Tokenizer
-from phase2_prefill_decode.config import ModelConfig
 from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.engine import Params
 from phase2_prefill_decode.generation import Completion, Delta, Prompt, make_request
-from phase2_prefill_decode.model import Model
-from phase2_prefill_decode.weights import Weights, weights_from
+from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.loading.weights import Weights, weights_from
 from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase5_continuous.core import Step
 from phase5_continuous.engine import ContinuousEngine

@@ -3,7 +3,7 @@
 import logging
 from pathlib import Path
 
-from phase2_prefill_decode.fields import ConfigError
+from phase0_request.checks import ConfigError
 
 log = logging.getLogger(__name__)
 PATTERNS = ["*.json", "*.safetensors", "*.jinja"]  # no code, no pickles

@@ -10,17 +10,17 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
+from phase0_request.checks import ConfigError, check_bool, check_choice, check_int, check_number, invalid
 from phase0_request.tokenizer import BUNDLED
-from phase2_prefill_decode.fields import ConfigError, flag, integer, number, one_of
+from phase1_kv_pool.layout import DTYPE_BYTES
 from phase2_prefill_decode.threads import cores
 from phase3_chunked_prefill.budget import TokenBudget
 from phase5_continuous.policies import POLICIES
 
-DTYPES = ("float32", "bfloat16", "float16")
 MAX_INT = 1 << 30
 MAX_CONTEXT = 1 << 17  # tokens, unless max_model_len is set: a few bytes of a config.json can claim any length
 AUTO = {"auto": None}  # None means: chosen from the model and the machine
-Check = Callable[[str, Any], object]  # (name, value); raises ConfigError
+Check = Callable[[str, Any], object]  # (name, value); raises ValueError
 
 
 def option(
@@ -39,10 +39,10 @@ def option(
 
 def check_fields(options: Any) -> None:
     """Run the check of every field of a dataclass. None is allowed where it is the default."""
-    for one in fields(options):
-        value, check = getattr(options, one.name), one.metadata.get("check")
-        if check is not None and not (value is None and one.default is None):
-            check(one.name, value)
+    for option in fields(options):
+        value, check = getattr(options, option.name), option.metadata.get("check")
+        if check is not None and not (value is None and option.default is None):
+            check(option.name, value)
 
 
 def text(what: str, pattern: str = "(?s).+") -> Check:
@@ -50,7 +50,7 @@ def text(what: str, pattern: str = "(?s).+") -> Check:
 
     def check(name: str, value: object) -> None:
         if not isinstance(value, str) or not re.fullmatch(pattern, value):
-            raise ConfigError(f"{name} must be {what}, got {value!r}")
+            raise invalid(name, what, value)
 
     return check
 
@@ -65,17 +65,11 @@ def texts(what: str, pattern: str) -> Check:
     return check
 
 
-def _fraction(name: str, value: Any) -> None:
-    number(name, value, 0, open_below=True)
-    if value > 1:
-        raise ConfigError(f"{name} must be at most 1, got {value!r}")
-
-
 def at_least(low: int) -> Check:
-    return partial(integer, low=low, high=MAX_INT)
+    return partial(check_int, low=low, high=MAX_INT)
 
 
-positive: Check = partial(number, low=0, open_below=True)
+positive: Check = partial(check_number, low=0, above=True)
 _model = text("a directory or the name of a repository")
 
 
@@ -97,7 +91,7 @@ class EngineOptions:
         None,
         "float32 or float, bfloat16, float16 or half; auto: as the weights were saved (auto)",
         "DTYPE",
-        partial(one_of, allowed=DTYPES),
+        partial(check_choice, allowed=tuple(DTYPE_BYTES)),
         words=AUTO | {"half": "float16", "float": "float32"},
     )
     device: str | None = option(
@@ -122,19 +116,25 @@ class EngineOptions:
         None, "most prompt tokens of one request in a step (the token budget)", check=at_least(1)
     )
     page_size: int = option(
-        16, "tokens of a KV cache page", check=partial(integer, low=1, high=1024), flags=("--page-size", "--block-size")
+        16,
+        "tokens of a KV cache page",
+        check=partial(check_int, low=1, high=1024),
+        flags=("--page-size", "--block-size"),
     )
     kv_cache_pages: int | None = option(None, "pages of the KV cache (all that fit)", check=at_least(1))
     gpu_memory_utilization: float = option(
-        0.9, "share of the device's memory for weights, activations and KV cache", "SHARE", _fraction
+        0.9,
+        "share of the device's memory for weights, activations and KV cache",
+        "SHARE",
+        partial(check_number, low=0, high=1, above=True),
     )
-    enable_prefix_caching: bool = option(True, "reuse the KV cache of shared prefixes", check=flag)
-    enable_chunked_prefill: bool = option(True, "split long prompts over several steps", check=flag)
+    enable_prefix_caching: bool = option(True, "reuse the KV cache of shared prefixes", check=check_bool)
+    enable_chunked_prefill: bool = option(True, "split long prompts over several steps", check=check_bool)
     scheduling_policy: str = option(
         "fcfs",
         f"order of a client's waiting requests: {', '.join(POLICIES)}",
         "POLICY",
-        partial(one_of, allowed=tuple(POLICIES)),
+        partial(check_choice, allowed=tuple(POLICIES)),
     )
     max_num_queued_reqs: int = option(2048, "most waiting requests in a server; one more is a 429", check=at_least(1))
     max_queued_per_client: int | None = option(
@@ -142,13 +142,13 @@ class EngineOptions:
     )
     seed: int | None = option(None, "sampling seed of requests without one (none)")
     threads: int | None = option(
-        None, "CPU threads (1 for a small model, else all cores)", check=partial(integer, low=1, high=1024)
+        None, "CPU threads (1 for a small model, else all cores)", check=partial(check_int, low=1, high=1024)
     )
     async_scheduling: bool | None = option(
-        None, "launch a step before the one before it has been read (on a GPU)", check=flag
+        None, "launch a step before the one before it has been read (on a GPU)", check=check_bool
     )
-    enforce_eager: bool = option(False, "launch kernels one by one, without CUDA graphs", check=flag)
-    check_invariants: bool = option(False, "check the scheduler's invariants after every step; slow", check=flag)
+    enforce_eager: bool = option(False, "launch kernels one by one, without CUDA graphs", check=check_bool)
+    check_invariants: bool = option(False, "check the scheduler's invariants after every step; slow", check=check_bool)
     load_timeout: float = option(
         600.0,
         "an engine may take to load its model; restarted, four times the last time, at least 30",

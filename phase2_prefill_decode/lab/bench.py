@@ -18,11 +18,11 @@ from rich.progress import Progress
 
 from phase0_request.machine import describe, record
 from phase0_request.params import SamplingParams
-from phase2_prefill_decode.config import ModelConfig
 from phase2_prefill_decode.engine import Engine
 from phase2_prefill_decode.lab.comparison import WORKLOADS, Beside, Result, compared, table
 from phase2_prefill_decode.lab.shapes import SHAPES
-from phase2_prefill_decode.model import Model, default_device
+from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.loading.model import Model, default_device
 
 
 def theirs(directory: Path, device: torch.device) -> Callable[[list[list[int]], int], list[list[int]]]:

@@ -17,7 +17,7 @@ from phase0_request.batch import Batch
 from phase1_kv_pool.layout import DTYPE_BYTES
 
 if TYPE_CHECKING:  # only its numbers are used, and a configuration may load torch
-    from phase2_prefill_decode.config import ModelConfig
+    from phase2_prefill_decode.loading.config import ModelConfig
 
 
 class Load(NamedTuple):

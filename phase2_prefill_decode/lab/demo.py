@@ -44,7 +44,7 @@ def answer(options: argparse.Namespace, params: SamplingParams) -> Iterator[str 
     from phase2_prefill_decode.engine import (
         Engine,  # torch, Triton and numba load here, after the arguments are checked
     )
-    from phase2_prefill_decode.model import Model
+    from phase2_prefill_decode.loading.model import Model
 
     model = Model.load(options.model, progress=True)
     use_threads_for(model.config)

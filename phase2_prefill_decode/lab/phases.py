@@ -26,7 +26,7 @@ from phase2_prefill_decode.lab import ceilings
 from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.roofline import Device, Prediction, measured, predict
 from phase2_prefill_decode.lab.shapes import SHAPES
-from phase2_prefill_decode.model import Model, default_device
+from phase2_prefill_decode.loading.model import Model, default_device
 from phase2_prefill_decode.runner import ModelRunner
 from phase2_prefill_decode.sampler import Sampler
 

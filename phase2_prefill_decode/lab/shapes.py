@@ -1,6 +1,6 @@
 """Model shapes for benchmarks, with random weights."""
 
-from phase2_prefill_decode.config import ModelConfig
+from phase2_prefill_decode.loading.config import ModelConfig
 
 # Qwen3's architecture in two sizes: the small one shows the overhead of the engine, the large one is memory-bound.
 SHAPES = {

@@ -23,7 +23,7 @@ from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.engine import Stepper, TimedStep, together
 from phase2_prefill_decode.lab.shapes import SHAPES
-from phase2_prefill_decode.model import Model, default_device
+from phase2_prefill_decode.loading.model import Model, default_device
 from phase2_prefill_decode.runner import ModelRunner
 from phase2_prefill_decode.sampler import Sampler
 from phase3_chunked_prefill.budget import TokenBudget

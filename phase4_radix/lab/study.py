@@ -22,7 +22,7 @@ from phase0_request.request import Request
 from phase2_prefill_decode.engine import Engine
 from phase2_prefill_decode.generation import Completion
 from phase2_prefill_decode.lab.shapes import SHAPES
-from phase2_prefill_decode.model import Model, default_device
+from phase2_prefill_decode.loading.model import Model, default_device
 from phase3_chunked_prefill.engine import load
 from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase4_radix.engine import cached

@@ -9,7 +9,7 @@ from phase0_request.metrics import percentile
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase2_prefill_decode.lab.shapes import SHAPES
-from phase2_prefill_decode.model import Model, default_device
+from phase2_prefill_decode.loading.model import Model, default_device
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase5_continuous.engine import core

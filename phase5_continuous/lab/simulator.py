@@ -17,10 +17,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from phase0_request.machine import record
 from phase0_request.queue import QueueFullError
 from phase1_kv_pool.cache import KVCache, PagedCache
-from phase2_prefill_decode.config import ModelConfig
 from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.roofline import DEVICES, Device, named
 from phase2_prefill_decode.lab.shapes import SHAPES
+from phase2_prefill_decode.loading.config import ModelConfig
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.core import EngineCore, SchedulerInterface, Step

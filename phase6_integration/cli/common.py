@@ -79,7 +79,7 @@ def open_engine(options: EngineOptions) -> "NanoServingEngine":
     """A local engine on as many threads as suit the model. ValueError if the model has no tokenizer."""
     from dataclasses import asdict
 
-    from phase2_prefill_decode.config import ModelConfig
+    from phase2_prefill_decode.loading.config import ModelConfig
     from phase2_prefill_decode.threads import threads_for
     from phase6_integration.hub import directory_of
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from phase0_request.checks import ConfigError
 from phase0_request.tokenizer import BUNDLED
-from phase2_prefill_decode.config import ModelConfig
-from phase2_prefill_decode.fields import ConfigError
+from phase2_prefill_decode.loading.config import ModelConfig
 from phase6_integration.cli.parser import Parser
 
 

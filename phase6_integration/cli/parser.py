@@ -1,11 +1,9 @@
-"""The argument parser of all commands: flags made from dataclass fields, help that fits the terminal, and errors of one
-line that name the nearest command or flag."""
+"""The argument parser of all commands: flags made from dataclass fields, and errors of one line that name the nearest
+command or flag."""
 
 import argparse
 import json
 import re
-import shutil
-import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
@@ -13,28 +11,10 @@ from fractions import Fraction
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 WRONG_ARGUMENTS = 2
-WIDEST = 120  # columns: longer lines are hard to read
 NUMBER = re.compile(r"(\d+(?:\.\d+)?)([kmgt])|(-?\d+)([KMGT]?)")
 UNITS = {unit: 1000**power for power, unit in enumerate(("", *"kmgt"))} | {
     unit: 1024**power for power, unit in enumerate(("", *"KMGT"))
 }
-
-
-class HelpFormatter(argparse.HelpFormatter):
-    """Help in the width of the terminal, up to `WIDEST`."""
-
-    def __init__(self, prog: str) -> None:
-        self.columns = min(shutil.get_terminal_size().columns, WIDEST)
-        super().__init__(prog, max_help_position=self.columns // 3, width=self.columns)
-
-    def add_usage(self, usage: str | None, *given: Any, **named: Any) -> None:
-        if usage is not None:
-            usage = textwrap.fill(usage, self.columns - len("usage: "), subsequent_indent=" " * len("usage: "))
-        super().add_usage(usage, *given, **named)
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        text = super()._format_action_invocation(action)
-        return text if len(text) <= self.columns - self._current_indent else text.replace(", ", ",\n  ")
 
 
 class Parser(argparse.ArgumentParser):
@@ -42,9 +22,7 @@ class Parser(argparse.ArgumentParser):
     it does not know, which may be an API key."""
 
     def __init__(self, **keywords: Any) -> None:
-        super().__init__(
-            allow_abbrev=False, argument_default=argparse.SUPPRESS, formatter_class=HelpFormatter, **keywords
-        )
+        super().__init__(allow_abbrev=False, argument_default=argparse.SUPPRESS, **keywords)
 
     def error(self, message: str) -> NoReturn:
         self.exit(WRONG_ARGUMENTS, f"{self.prog}: {message}\n")
@@ -54,10 +32,10 @@ class Parser(argparse.ArgumentParser):
         """The actions by their flags."""
         return self._option_string_actions
 
-    def refuse(self, unknown: Sequence[str], known: Collection[str] = ()) -> NoReturn:
-        """Name flags that do not exist, and the known ones that may have been meant, by default of all."""
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """Exit with an error that names flags that do not exist, and the existing ones that may have been meant."""
         flags = [argument.partition("=")[0] for argument in unknown if argument.startswith("-")]
-        named = ", ".join(flag + did_you_mean(flag, known or self.flags) for flag in flags)
+        named = ", ".join(flag + did_you_mean(flag, self.flags) for flag in flags)
         self.error(f"no such flag: {named}" if flags else f"{len(unknown)} arguments too many")
 
 
@@ -97,7 +75,7 @@ def values_of(options: type, given: Mapping[str, Any]) -> dict[str, Any]:
         if field.name in given:
             value, words = given[field.name], field.metadata.get("words", {})
             if _kind(hints[field.name]) is tuple:
-                value = tuple(part for one in value for part in _parts(field.name, one))
+                value = tuple(part for text in value for part in _parts(field.name, text))
             values[field.name] = words.get(value, value) if isinstance(value, str) else value
     return values
 
@@ -119,14 +97,15 @@ def _reader(kind: Any, words: Collection[str]) -> Callable[[str], Any]:
 
 def whole_number(text: str) -> int:
     """An integer, also as 25.6k (25,600) or 2K (2,048), as vLLM reads them."""
-    found = NUMBER.fullmatch(text.strip())
-    if found is None:
+    match = NUMBER.fullmatch(text.strip())
+    if match is None:
         raise argparse.ArgumentTypeError(f"an integer such as 4096, 4k (4,000) or 4K (4,096) is needed, got {text!r}")
-    decimal, unit, number, binary = found.groups()
+    decimal, unit, number, binary = match.groups()
     return int(number) * UNITS[binary] if decimal is None else int(Fraction(decimal) * UNITS[unit])
 
 
 def json_object(text: str) -> dict[str, Any]:
+    """Read the JSON object that is the value of a flag."""
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -144,6 +123,6 @@ def _parts(name: str, text: str) -> list[str]:
         values = json.loads(text)
     except ValueError:
         values = None
-    if not isinstance(values, list) or not all(isinstance(one, str) for one in values):
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise ValueError(f"{name} must be values, or one JSON list of strings, got {text!r}")
     return values

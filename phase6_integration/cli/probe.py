@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
-from phase6_integration.cli.config_file import with_config
 from phase6_integration.cli.parser import Parser, values_of
 from phase6_integration.cli.serve import add_flags
 from phase6_integration.server.listener import ANY
@@ -38,8 +37,7 @@ class Address:
         """The address of `nanoserve serve` with these arguments."""
         parser = Parser(prog="nanoserve serve")
         add_flags(parser)
-        given = with_config(vars(parser.parse_args(arguments)), parser.prog, add_flags)
-        settings = ServerSettings(**values_of(ServerSettings, given))
+        settings = ServerSettings(**values_of(ServerSettings, vars(parser.parse_args(arguments))))
         host = ANY.get(settings.host, settings.host)
         return cls(host, settings.port, settings.uds, settings.ssl_certfile is not None, settings.ssl_cert_reqs == 2)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from phase6_integration.cli.common import API_KEYS, engine_options
-from phase6_integration.cli.config_file import with_config
 from phase6_integration.cli.parser import Parser, add_fields, values_of
 from phase6_integration.options import EngineOptions
 from phase6_integration.server.api_keys import read_keys
@@ -20,9 +19,6 @@ VISIBLE = f"every user of this machine can see --api-key in ps; use --api-key-fi
 def add_flags(parser: Parser) -> None:
     parser.usage = "nanoserve serve [MODEL] [flags]"
     parser.add_argument("model", nargs="?", help="a directory or a name on the Hugging Face hub (tiny_chat)")
-    parser.add_argument(
-        "--config", metavar="FILE", help="flags in YAML, such as `port: 8001`; the command line wins (none)"
-    )
     engine, server = parser.add_argument_group("engine"), parser.add_argument_group("server")
     add_fields(engine, EngineOptions)
     add_fields(server, ServerSettings)
@@ -45,7 +41,6 @@ def add_flags(parser: Parser) -> None:
 def run(given: argparse.Namespace, parser: Parser) -> int:
     arguments = vars(given)
     try:
-        arguments = with_config(arguments, parser.prog, add_flags)
         options, settings = engine_options(arguments), server_settings(arguments, os.environ)
     except ValueError as error:
         parser.error(str(error))

@@ -37,7 +37,7 @@ from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.graphs import Computed
 from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.roofline import named
-from phase2_prefill_decode.model import Model
+from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.runner import ModelRunner, PackedStep
 from phase2_prefill_decode.sampler import Sampler
 from phase3_chunked_prefill.kernels.attention import ATTEND

@@ -35,7 +35,7 @@ from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase2_prefill_decode.lab.bench import at_least_one, save_random
 from phase2_prefill_decode.lab.shapes import SHAPES
-from phase2_prefill_decode.model import default_device
+from phase2_prefill_decode.loading.model import default_device
 from phase6_integration.cli.common import told
 from phase6_integration.lab.rungs import PAGE_SIZE, Build, Rung, rungs
 

@@ -16,7 +16,7 @@ import torch
 from phase0_request.request import FinishReason, Request
 from phase1_kv_pool.cache import KVCache, PagedCache
 from phase2_prefill_decode.engine import Engine
-from phase2_prefill_decode.model import Model, default_device
+from phase2_prefill_decode.loading.model import Model, default_device
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.engine import chunked, load
 from phase4_radix.engine import cached

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from phase2_prefill_decode.fields import ConfigError
+from phase0_request.checks import ConfigError
 
 logger = logging.getLogger("nanoserve")
 _KEY = re.compile(r"[!-~]{1,256}")  # printable ASCII without spaces

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from phase0_request.checks import ConfigError
 from phase0_request.model_files import read_object
 from phase0_request.params import SamplingParams
-from phase2_prefill_decode.fields import ConfigError
 
 FILE = "generation_config.json"
 NAMES = {name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")} | {

@@ -6,8 +6,8 @@ from functools import partial
 from ipaddress import ip_address
 from typing import Any
 
+from phase0_request.checks import ConfigError, check_bool, check_choice, check_int, check_number
 from phase0_request.params import MAX_LOGPROBS
-from phase2_prefill_decode.fields import ConfigError, flag, integer, number, one_of
 from phase6_integration.options import at_least, check_fields, option, positive, text, texts
 from phase6_integration.server.api_keys import check_keys
 
@@ -19,7 +19,7 @@ LOCAL_HOSTS = ("localhost", "*.localhost")
 NAME = "[!-~]{1,256}"  # printable ASCII without spaces
 _names = texts("names of 1 to 256 printable ASCII characters without spaces", NAME)
 _path = text("a path")
-_port = partial(integer, low=0, high=65535)
+_port = partial(check_int, low=0, high=65535)
 _root = text("a path such as /llm, without a slash at its end", "(/[A-Za-z0-9._~-]{1,128}){1,16}")
 _hosts = texts("names such as llm.example.com, *.example.com, or * for all", NAME)
 _origins = texts("origins such as https://chat.example.com, or * for all", r"\*|[a-z][a-z0-9+.-]*://[!-.0-~]{1,256}")
@@ -29,7 +29,7 @@ _headers = texts("names of headers such as Authorization, or * for all", r"\*|[A
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Limits and names of the server. A bad value is a ConfigError that names the field and what is allowed."""
+    """Limits and names of the server. A wrong value raises a ValueError that names the field and what is allowed."""
 
     host: str = option("127.0.0.1", "address to listen on", "ADDRESS", text("an address or a name, such as 127.0.0.1"))
     port: int = option(8000, "port to listen on; 0: any free one, which the log names", "PORT", _port)
@@ -43,7 +43,7 @@ class ServerSettings:
     ssl_keyfile: str | None = option(None, "its key (in the file of the certificate)", "FILE", _path)
     ssl_ca_certs: str | None = option(None, "CA certificates that sign those of clients (none)", "FILE", _path)
     ssl_cert_reqs: int = option(
-        0, "certificates of clients: 0 none, 1 optional, 2 required", check=partial(integer, low=0, high=2)
+        0, "certificates of clients: 0 none, 1 optional, 2 required", check=partial(check_int, low=0, high=2)
     )
     served_model_names: tuple[str, ...] = ("tiny_chat",)  # responses carry the first
     api_keys: tuple[str, ...] = field(default=(), repr=False)  # none: no key is required
@@ -62,24 +62,26 @@ class ServerSettings:
     )
     allowed_methods: tuple[str, ...] = option((), "methods of those pages (GET and POST)", "METHOD", _methods)
     allowed_headers: tuple[str, ...] = option((), "request headers of those pages (all)", "HEADER", _headers)
-    allow_credentials: bool = option(False, "let those pages send cookies and client certificates", check=flag)
+    allow_credentials: bool = option(False, "let those pages send cookies and client certificates", check=check_bool)
     max_body_bytes: int = option(4 << 20, "largest request body; more is a 413", "BYTES", at_least(1))
     max_buffered_bytes: int = option(
-        1 << 30, "memory for bodies and unsent answers; more is a 503", "BYTES", partial(integer, low=1, high=1 << 50)
+        1 << 30, "memory for bodies and unsent answers; more is a 503", "BYTES", partial(check_int, low=1, high=1 << 50)
     )
     max_header_bytes: int = option(32 << 10, "largest request header; more is a 431", "BYTES", at_least(1))
     max_headers: int = 100
     max_choices: int = option(128, "most choices of one request: prompts times n", check=at_least(1))
     max_messages: int = option(1024, "most messages of one chat", check=at_least(1))
     max_logprobs: int = option(
-        MAX_LOGPROBS, "most alternatives per token", check=partial(integer, low=0, high=MAX_LOGPROBS)
+        MAX_LOGPROBS, "most alternatives per token", check=partial(check_int, low=0, high=MAX_LOGPROBS)
     )
     max_scores: int = option(1 << 20, "most logprobs of an echoed prompt, alternatives included", check=at_least(1))
     share_prefixes_across_keys: bool = option(
-        False, "let requests with different API keys reuse each other's prefixes", check=flag
+        False, "let requests with different API keys reuse each other's prefixes", check=check_bool
     )
-    hide_cached_tokens: bool = option(False, "leave cached_tokens out of usage", check=flag)
-    allow_unknown_fields: bool = option(False, "ignore unknown fields of requests, with a warning for each", check=flag)
+    hide_cached_tokens: bool = option(False, "leave cached_tokens out of usage", check=check_bool)
+    allow_unknown_fields: bool = option(
+        False, "ignore unknown fields of requests, with a warning for each", check=check_bool
+    )
     max_requests_per_client: int | None = option(
         None, "most unfinished completions of a client; more is a 429 (none)", check=at_least(1)
     )
@@ -87,7 +89,7 @@ class ServerSettings:
         None, "most tokens of a client a minute, prompts included; more is a 429 (none)", check=at_least(1)
     )
     request_timeout: float = option(
-        1800.0, "from arrival to the end of a request; then a 408; 0: no limit", "SECONDS", partial(number, low=0)
+        1800.0, "from arrival to the end of a request; then a 408; 0: no limit", "SECONDS", partial(check_number, low=0)
     )
     generation_config: str = option(
         "auto",
@@ -99,18 +101,20 @@ class ServerSettings:
         None, "JSON object of sampling defaults that replace those, such as '{\"temperature\": 0.6}' (none)", "JSON"
     )
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)  # what the two come to: `serve` fills it in
-    enable_auto_tool_choice: bool = option(True, "look for tool calls in answers with tool_choice auto", check=flag)
+    enable_auto_tool_choice: bool = option(
+        True, "look for tool calls in answers with tool_choice auto", check=check_bool
+    )
     tool_call_parser: str | None = option(
         None,
         f"how the model writes tool calls: {', '.join(TOOL_PARSERS)} (by its chat template)",
         "NAME",
-        partial(one_of, allowed=TOOL_PARSERS),
+        partial(check_choice, allowed=TOOL_PARSERS),
     )
     reasoning_parser: str | None = option(
         None,
         f"how it writes its reasoning: {', '.join(REASONING_PARSERS)} (by its chat template)",
         "NAME",
-        partial(one_of, allowed=REASONING_PARSERS),
+        partial(check_choice, allowed=REASONING_PARSERS),
     )
     chat_template: str | None = None  # Jinja text; None: the model's own
     keepalive: float = option(15.0, "of silence in a stream before a comment is sent", "SECONDS", positive)
@@ -119,13 +123,13 @@ class ServerSettings:
     idle_timeout: float = 65.0  # seconds a connection is kept open between two requests
     template_timeout: float = 2.0  # seconds a chat template may take to render
     shutdown_timeout: float = option(  # all waits together stay below 30 seconds, after which Kubernetes kills
-        20.0, "that running requests may take after SIGTERM", "SECONDS", partial(number, low=0)
+        20.0, "that running requests may take after SIGTERM", "SECONDS", partial(check_number, low=0)
     )
     keep_alive_on_engine_death: bool = option(
-        False, "stay up and answer 503 when the engine has failed for good, instead of ending", check=flag
+        False, "stay up and answer 503 when the engine has failed for good, instead of ending", check=check_bool
     )
-    log_level: str = option("info", ", ".join(LOG_LEVELS), "LEVEL", partial(one_of, allowed=LOG_LEVELS))
-    log_format: str = option("human", " or ".join(LOG_FORMATS), "FORMAT", partial(one_of, allowed=LOG_FORMATS))
+    log_level: str = option("info", ", ".join(LOG_LEVELS), "LEVEL", partial(check_choice, allowed=LOG_LEVELS))
+    log_format: str = option("human", " or ".join(LOG_FORMATS), "FORMAT", partial(check_choice, allowed=LOG_FORMATS))
 
     def __post_init__(self) -> None:
         check_fields(self)

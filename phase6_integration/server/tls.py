@@ -3,7 +3,7 @@
 import logging
 import ssl
 
-from phase2_prefill_decode.fields import ConfigError
+from phase0_request.checks import ConfigError
 from phase6_integration.server.settings import ServerSettings
 
 NO_PASSWORD = ""  # without one OpenSSL would ask the terminal for it

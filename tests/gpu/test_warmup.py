@@ -34,10 +34,10 @@ from tests.gpu.unlaunched import requested  # first
 import json, random, sys
 import torch
 from phase1_kv_pool.pool import KVPool
-from phase2_prefill_decode.config import ModelConfig
 from phase2_prefill_decode.kernels.triton import decode
 from phase2_prefill_decode.kernels.triton.tuning import Tuning
-from phase2_prefill_decode.model import Model
+from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.runner import ModelRunner
 from phase2_prefill_decode.sampler import Sampler
 from phase3_chunked_prefill.kernels.attention import ATTEND

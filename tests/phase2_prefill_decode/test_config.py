@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from phase0_request.checks import ConfigError
 from phase1_kv_pool.layout import KVLayout
-from phase2_prefill_decode.config import ModelConfig, RopeParameters
-from phase2_prefill_decode.fields import ConfigError
+from phase2_prefill_decode.loading.config import ModelConfig, RopeParameters
 from tests.phase2_prefill_decode.models import FAMILIES, SIZES, VARIANTS, saved, tiny_model, variant
 
 FOUR: dict[str, Any] = {"vocab_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}
@@ -266,7 +266,7 @@ def test_either_name_of_the_architecture_is_enough() -> None:
     ],
 )
 def test_unsupported_options_are_refused(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ValueError, match=message):
         ModelConfig.from_dict({"model_type": "llama", **BARE, **change})
 
 
@@ -279,7 +279,7 @@ def test_a_mistral_with_two_layer_types_is_refused_since_transformers_ignores_th
 
 
 def test_broken_config_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"a model's directory holds a config.json; .*: No such file"):
+    with pytest.raises(ConfigError, match=r"config\.json cannot be read: No such file"):
         ModelConfig.from_pretrained(tmp_path)
     for content, message in ((b"{", "is not JSON"), (b"\xff", "is not JSON"), (b"[]", "must hold a JSON object, got")):
         (tmp_path / "config.json").write_bytes(content)
@@ -317,8 +317,6 @@ def test_four_sizes_make_a_config() -> None:
         ({"rms_norm_eps": "1e-6"}, "rms_norm_eps must be a number from 0, got '1e-6'"),
         ({"max_position_embeddings": 0}, "max_position_embeddings must be an integer from 1 to .*, got 0"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings must be true or false, got 1"),
-        ({"rope_parameters": "llama3"}, "rope_parameters must be RopeParameters, got 'llama3'"),
-        ({"sliding_windows": 7}, "sliding_windows must be a tuple, got 7"),
         ({"sliding_windows": (7,)}, "sliding_windows must be one for each of 2 layers, got 1"),
         ({"sliding_windows": (7, 0)}, "sliding_window must be an integer from 1 to .*, got 0"),
         ({"eos_token_id": (256,)}, "eos_token_id must be an integer from 0 to 255, got 256"),
@@ -327,5 +325,5 @@ def test_four_sizes_make_a_config() -> None:
     ],
 )
 def test_bad_values_are_refused_by_name(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ValueError, match=message):
         ModelConfig(**(FOUR | change))

@@ -11,16 +11,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from phase1_kv_pool.pool import KVPool
-from phase2_prefill_decode.config import ModelConfig
 from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.kernels.attention import ATTEND, AttentionMetadata
 from phase2_prefill_decode.kernels.cpu import forward
 from phase2_prefill_decode.kernels.cpu.forward import TOKENS, Forward
-from phase2_prefill_decode.model import Model
+from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.loading.weights import random_weights
 from phase2_prefill_decode.packed import Packed
 from phase2_prefill_decode.sampling import WORDS, sampling_tensors
-from phase2_prefill_decode.threads import FREE_CORES
-from phase2_prefill_decode.weights import random_weights
 from tests.phase2_prefill_decode.models import FAMILIES, VARIANTS, saved, tiny_model
 from tests.phase2_prefill_decode.test_identity import logits, prompts
 
@@ -42,9 +41,8 @@ KINDS = (
 
 
 @pytest.fixture(params=[1, 2])
-def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
     before = torch.get_num_threads()
-    monkeypatch.setattr(FREE_CORES, "follow", lambda: None)
     torch.set_num_threads(request.param)
     yield
     torch.set_num_threads(before)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from phase0_request.checks import ConfigError
 from phase0_request.tokenizer import BUNDLED, Tokenizer
-from phase2_prefill_decode.fields import ConfigError
-from phase2_prefill_decode.model import Model
+from phase2_prefill_decode.loading.model import Model
 from tests.phase2_prefill_decode.models import saved, tiny_model
 
 
@@ -30,7 +30,7 @@ def test_weights_of_any_dtype_are_converted_to_the_given_one(directory: Path) ->
     assert model.decoder.dtype == torch.bfloat16
     assert model.config.bytes == 2 * model.config.parameters
     assert torch.equal(model.decoder.embed_tokens, bits.get_input_embeddings().weight)
-    with pytest.raises(ConfigError, match="dtype must be one of float32, bfloat16, float16, got 'float64'"):
+    with pytest.raises(ValueError, match="dtype must be one of float32, bfloat16, float16, got 'float64'"):
         Model.load(wide, device="cpu")
 
 
@@ -41,7 +41,7 @@ def test_by_default_weights_have_the_dtype_of_the_checkpoint(directory: Path) ->
 
 @pytest.mark.parametrize("dtype", ["float64", "int8", "half"])
 def test_a_dtype_that_no_kernel_computes_in_is_refused(directory: Path, dtype: str) -> None:
-    with pytest.raises(ConfigError, match=f"^dtype must be one of float32, bfloat16, float16, got '{dtype}'"):
+    with pytest.raises(ValueError, match=f"^dtype must be one of float32, bfloat16, float16, got '{dtype}'"):
         Model.load(directory, device="cpu", dtype=dtype)
 
 
@@ -107,5 +107,7 @@ def test_a_broken_file_is_named_in_one_line(tmp_path: Path, name: str, content: 
 def test_a_tokenizer_refuses_eos_ids_that_are_no_tokens(tmp_path: Path, ends: object) -> None:
     directory = Path(shutil.copytree(BUNDLED, tmp_path / "model"))
     rewrite(directory, eos_token_id=ends)
-    with pytest.raises(ValueError, match=rf"^{directory}/config\.json: eos_token_id must be an integer from 0, got "):
+    with pytest.raises(
+        ValueError, match=rf"^{directory}/config\.json: eos_token_id must be an integer from 0 to .*, got "
+    ):
         Tokenizer.from_pretrained(directory)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from transformers import AutoConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from phase2_prefill_decode.config import ROPE_TYPES, ModelConfig, RopeParameters
-from phase2_prefill_decode.fields import ConfigError
+from phase0_request.checks import ConfigError
+from phase2_prefill_decode.loading.config import ROPE_TYPES, ModelConfig, RopeParameters
 from phase2_prefill_decode.rope import attention_scaling, frequencies, tables
 from tests.phase2_prefill_decode.models import ROPES
 
@@ -190,7 +190,7 @@ def test_fast_pairs_are_kept_slow_ones_slowed_and_others_interpolated() -> None:
     ],
 )
 def test_bad_values_are_refused_by_name(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ValueError, match=message):
         RopeParameters(**fields)
 
 

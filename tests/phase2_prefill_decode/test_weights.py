@@ -14,10 +14,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
-from phase2_prefill_decode import checkpoint
-from phase2_prefill_decode.checkpoint import INDEX, SINGLE, Checkpoint, WeightsError
-from phase2_prefill_decode.config import ModelConfig
-from phase2_prefill_decode.weights import Weights, empty_weights, load_weights, places, random_weights
+from phase0_request.checks import ConfigError
+from phase2_prefill_decode.loading import checkpoint
+from phase2_prefill_decode.loading.checkpoint import INDEX, SINGLE, Checkpoint
+from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.loading.weights import Weights, empty_weights, load_weights, places, random_weights
 from tests.phase2_prefill_decode.models import FAMILIES, VARIANTS, saved, tiny_model, variant
 from tests.terminal import on_a_terminal
 
@@ -167,7 +168,7 @@ def test_one_error_lists_all_that_is_missing_unexpected_or_misshapen(tmp_path: P
         tensors["model.layers.2.self_attn.o_proj.weight"] = torch.zeros(64, 64, dtype=torch.int8)
 
     rewritten(saved(variant("llama"), tmp_path), spoil)
-    with pytest.raises(WeightsError) as caught:
+    with pytest.raises(ConfigError) as caught:
         load(tmp_path)
     first, *lines = str(caught.value).splitlines()
     assert first == f"{tmp_path} does not hold the weights of its configuration:"
@@ -185,7 +186,7 @@ def test_one_error_lists_all_that_is_missing_unexpected_or_misshapen(tmp_path: P
 def test_the_weights_of_another_configuration_are_refused(family: str, tmp_path: Path) -> None:
     config = ModelConfig.from_pretrained(saved(tiny_model(family), tmp_path / "a"))
     wider = saved(tiny_model(family, intermediate_size=96), tmp_path / "b")
-    with pytest.raises(WeightsError, match=r"gate_proj.weight is misshapen: wanted \[80, 64\], found \[96, 64\]"):
+    with pytest.raises(ConfigError, match=r"gate_proj.weight is misshapen: wanted \[80, 64\], found \[96, 64\]"):
         load_weights(wider, config)
 
 
@@ -203,13 +204,13 @@ def test_a_tied_head_may_be_saved_if_it_is_the_embedding(tmp_path: Path) -> None
     assert_equal(flat(load(tmp_path)), fused(model))
     copy[3, 5] += 1
     rewritten(tmp_path, lambda tensors: tensors.update({"lm_head.weight": copy}))
-    with pytest.raises(WeightsError, match=r"lm_head.weight differs from model.embed_tokens.weight"):
+    with pytest.raises(ConfigError, match=r"lm_head.weight differs from model.embed_tokens.weight"):
         load(tmp_path)
 
 
 def test_a_head_that_is_not_tied_must_be_there(tmp_path: Path) -> None:
     rewritten(saved(variant("llama"), tmp_path), lambda tensors: tensors.pop("lm_head.weight"))
-    with pytest.raises(WeightsError, match=r"lm_head.weight is missing: wanted \[307, 64\]"):
+    with pytest.raises(ConfigError, match=r"lm_head.weight is missing: wanted \[307, 64\]"):
         load(tmp_path)
 
 
@@ -222,14 +223,14 @@ def test_a_truncated_file_is_named(kept: int, shards: str, tmp_path: Path) -> No
     saved(variant("llama"), tmp_path, shards_of=shards)
     file = max(tmp_path.glob("*.safetensors"))
     file.write_bytes(file.read_bytes()[:kept])
-    with pytest.raises(WeightsError, match=f"{file.name} is damaged or was not copied whole: "):
+    with pytest.raises(ConfigError, match=f"{file.name} is damaged or was not copied whole: "):
         load(tmp_path)
 
 
 def test_a_pointer_to_a_file_that_was_not_fetched_is_named(tmp_path: Path) -> None:
     saved(variant("llama"), tmp_path)
     (tmp_path / SINGLE).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
-    with pytest.raises(WeightsError, match=r"model.safetensors is damaged or was not copied whole"):
+    with pytest.raises(ConfigError, match=r"model.safetensors is damaged or was not copied whole"):
         load(tmp_path)
 
 
@@ -243,7 +244,7 @@ def test_more_tensors_than_any_model_has_are_refused_before_they_are_read(
         ("MAX_FILES", r"names \d+ files; at most 2 are"),
     ):
         monkeypatch.setattr(checkpoint, limit, 2)
-        with pytest.raises(WeightsError, match=message):
+        with pytest.raises(ConfigError, match=message):
             load(tmp_path)
     monkeypatch.undo()
     header = b"{%s}" % b",".join(
@@ -252,7 +253,7 @@ def test_more_tensors_than_any_model_has_are_refused_before_they_are_read(
     for file in tmp_path.glob("*.safetensors"):
         file.write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(
-        WeightsError, match=rf"the list of its tensors would take {len(header)} bytes, and at most 4194304"
+        ConfigError, match=rf"the list of its tensors would take {len(header)} bytes, and at most 4194304"
     ):
         load(tmp_path)
 
@@ -261,15 +262,15 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     saved(variant("llama"), tmp_path, shards_of=SHARDS)
     lost = min(tmp_path.glob("*.safetensors"))
     lost.unlink()
-    with pytest.raises(WeightsError, match=f"{lost.name} cannot be read: No such file"):
+    with pytest.raises(ConfigError, match=f"{lost.name} cannot be read: No such file"):
         load(tmp_path)
 
 
 def test_a_directory_without_weights_says_what_was_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(WeightsError, match=f"holds neither {SINGLE} nor {INDEX}$"):
+    with pytest.raises(ConfigError, match=f"holds neither {SINGLE} nor {INDEX}$"):
         Checkpoint(tmp_path)
     (tmp_path / "pytorch_model.bin").touch()
-    with pytest.raises(WeightsError, match=r"pickled weights .* are not read, because loading a pickle runs code"):
+    with pytest.raises(ConfigError, match=r"pickled weights .* are not read, because loading a pickle runs code"):
         Checkpoint(tmp_path)
 
 
@@ -289,14 +290,14 @@ def test_an_index_may_not_lead_out_of_its_directory(leading_out: Any, tmp_path: 
         leading_out = leading_out.format(tmp_path)
     with_index(inside, lambda files: files.update({"model.norm.weight": leading_out}))
     shutil.copy(min(inside.glob("*.safetensors")), tmp_path / "x.safetensors")  # the target exists
-    with pytest.raises(WeightsError, match="must name files inside its directory, got "):
+    with pytest.raises(ConfigError, match="must name files inside its directory, got "):
         load(inside)
 
 
 @pytest.mark.parametrize("name", [SINGLE, INDEX])
 def test_a_folder_in_the_place_of_a_file_is_named(name: str, tmp_path: Path) -> None:
     (tmp_path / name).mkdir()
-    with pytest.raises(WeightsError, match=f"{name} cannot be read: "):
+    with pytest.raises(ConfigError, match=f"{name} cannot be read: "):
         Checkpoint(tmp_path)
 
 
@@ -312,7 +313,7 @@ def test_an_index_with_a_missing_or_superfluous_tensor_is_refused(tmp_path: Path
     def change(files: dict[str, Any]) -> None:
         files["model.layers.9.mlp.up_proj.weight"] = files.pop("model.layers.0.mlp.up_proj.weight")
 
-    with pytest.raises(WeightsError) as caught:
+    with pytest.raises(ConfigError) as caught:
         load(with_index(tmp_path, change))
     first, *lines = str(caught.value).splitlines()
     assert first.endswith(f"{INDEX} and its files do not agree:")
@@ -334,7 +335,7 @@ def test_an_index_with_a_missing_or_superfluous_tensor_is_refused(tmp_path: Path
 )
 def test_a_broken_index_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / INDEX).write_bytes(content)
-    with pytest.raises(WeightsError, match=message):
+    with pytest.raises(ConfigError, match=message):
         Checkpoint(tmp_path)
 
 
@@ -383,8 +384,8 @@ def test_random_weights_leave_nothing_uninitialised(name: str, tmp_path: Path) -
 
 SHOW = """
 import sys
-from phase2_prefill_decode.config import ModelConfig
-from phase2_prefill_decode.weights import load_weights
+from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.loading.weights import load_weights
 config = ModelConfig.from_pretrained(sys.argv[1])
 load_weights(sys.argv[1], config)
 print("silent so far")

@@ -11,7 +11,7 @@ from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase1_kv_pool.cache import PagedCache, PageUsage
 from phase2_prefill_decode.engine import Engine, commit
-from phase2_prefill_decode.model import Model
+from phase2_prefill_decode.loading.model import Model
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.engine import load
 from phase4_radix.engine import cached

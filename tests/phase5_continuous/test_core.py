@@ -18,7 +18,7 @@ from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.device_state import DeviceState
 from phase2_prefill_decode.engine import Engine
 from phase2_prefill_decode.graphs import Computed, Replay
-from phase2_prefill_decode.model import Model
+from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.packed import HostStep
 from phase2_prefill_decode.runner import ModelRunner, PackedStep
 from phase2_prefill_decode.sampler import Fetched, Sampler

@@ -219,5 +219,5 @@ def test_policies_have_names() -> None:
 @pytest.mark.parametrize("by", [ByPriority, LongestPrefixFirst])
 @pytest.mark.parametrize("seconds", [-1, float("inf"), float("nan"), True, "5"])
 def test_bad_head_starts_are_refused(by: type[ByPriority] | type[LongestPrefixFirst], seconds: object) -> None:
-    with pytest.raises(ValueError, match="seconds must be a finite number from 0"):
+    with pytest.raises(ValueError, match="seconds must be a number from 0"):
         by(seconds)  # type: ignore[arg-type]

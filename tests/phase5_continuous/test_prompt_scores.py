@@ -9,7 +9,7 @@ import torch
 from phase0_request import FinishReason, InvalidTransitionError, Request, SamplingParams, TokenLogprobs
 from phase1_kv_pool import PagedCache
 from phase2_prefill_decode.engine import Engine
-from phase2_prefill_decode.model import Model
+from phase2_prefill_decode.loading.model import Model
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.engine import load
 from phase4_radix.prefix_cache import PrefixCache

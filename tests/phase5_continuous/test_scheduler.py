@@ -198,9 +198,9 @@ def test_a_request_that_can_never_be_served_is_refused() -> None:
         ({"max_running": 0}, "max_running must be an integer from 1, got 0"),
         ({"max_running": True}, "max_running must be an integer from 1, got True"),
         ({"queue_limit": 0}, "queue_limit must be an integer from 1, got 0"),
-        ({"watermark": 1}, "watermark must be a share of the pool, from 0 to below 1, got 1"),
-        ({"watermark": "5%"}, "watermark must be a share of the pool, .* got '5%'"),
-        ({"ahead": 2}, "ahead must be 0 or 1 steps, got 2"),
+        ({"watermark": 1}, "watermark must be a number from 0 and below 1, got 1"),
+        ({"watermark": "5%"}, "watermark must be a number .* got '5%'"),
+        ({"ahead": 2}, "ahead must be an integer from 0 to 1, got 2"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from phase0_request import FinishReason, SamplingParams
-from phase2_prefill_decode.fields import ConfigError
+from phase0_request.checks import ConfigError
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.threads import threads_for
 from phase6_integration.async_engine import AsyncEngine

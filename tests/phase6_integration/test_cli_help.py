@@ -57,16 +57,6 @@ def test_an_unknown_command_is_one_line_with_the_nearest_and_all(
     assert (out, err.count("\n"), words in err) == ("", 1, True), err
 
 
-@pytest.mark.parametrize("columns", [40, 80, 200])
-def test_help_fits_the_terminal(
-    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    for arguments in ((), *((command,) for command in COMMANDS)):
-        lines = shown(capsys, "help", *arguments).splitlines()
-        assert [line for line in lines if len(line) > columns] == [], arguments
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_flag_has_a_meaning_of_one_line_and_ends_with_its_default(command: str) -> None:
     for action in flags_of(command):

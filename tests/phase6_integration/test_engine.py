@@ -10,9 +10,8 @@ import pytest
 from safetensors.torch import load_file
 
 from phase0_request import FinishReason, SamplingParams, Tokenizer
-from phase2_prefill_decode.checkpoint import WeightsError
-from phase2_prefill_decode.config import ModelConfig
-from phase2_prefill_decode.fields import ConfigError
+from phase0_request.checks import ConfigError
+from phase2_prefill_decode.loading.config import ModelConfig
 from phase6_integration.engine import NanoServingEngine
 from phase6_integration.options import EngineOptions
 from tests.phase2_prefill_decode.models import FAMILIES, padded_bundle, saved, variant
@@ -117,7 +116,7 @@ def test_an_engine_from_a_config_and_tensors_in_memory() -> None:
     with NanoServingEngine.from_pretrained(kv_cache_pages=64) as other:
         assert other.generate("A KV cache keeps", GREEDY)[0].output_tokens == found.output_tokens
     del tensors["model.norm.weight"]
-    with pytest.raises(WeightsError, match=r"model\.norm\.weight is missing"):
+    with pytest.raises(ConfigError, match=r"model\.norm\.weight is missing"):
         NanoServingEngine(config=config, weights=tensors)
 
 
@@ -155,7 +154,7 @@ def test_the_pool_is_sized_to_free_memory_and_limits_the_context(monkeypatch: py
     [
         ({"max_num_seqs": 0}, "max_num_seqs must be an integer from 1"),
         ({"page_size": 2.0}, "page_size must be an integer from 1 to 1024"),
-        ({"gpu_memory_utilization": 1.1}, "gpu_memory_utilization must be at most 1"),
+        ({"gpu_memory_utilization": 1.1}, "gpu_memory_utilization must be a number above 0 and at most 1"),
         ({"gpu_memory_utilization": float("nan")}, "gpu_memory_utilization must be a number above 0"),
         ({"scheduling_policy": "lifo"}, "scheduling_policy must be one of fcfs, priority, longest-prefix"),
         ({"dtype": "int8"}, "dtype must be one of float32, bfloat16, float16"),
@@ -169,7 +168,7 @@ def test_the_pool_is_sized_to_free_memory_and_limits_the_context(monkeypatch: py
     ],
 )
 def test_invalid_options_are_refused_by_name(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ValueError, match=words):
         NanoServingEngine.from_pretrained(**options)
 
 

@@ -109,13 +109,11 @@ def test_the_playground_is_at_an_address_that_a_browser_can_open(host: str, page
     listener.close()
 
 
-def test_the_health_check_of_a_container_asks_where_the_flags_of_its_server_say(tmp_path: Path) -> None:
-    (tmp_path / "flags.yaml").write_text("port: 8001\nssl-certfile: c.pem\n")
+def test_the_health_check_of_a_container_asks_where_the_flags_of_its_server_say() -> None:
     for arguments, address in (
         ((), Address("127.0.0.1", 8000)),
         (("--host", "0.0.0.0", "/model", "--port=8001", "--max-num-seqs", "4"), Address("127.0.0.1", 8001)),
         (("--host", "::", "--ssl-certfile", "c.pem"), Address("::1", 8000, tls=True)),
-        (("--config", str(tmp_path / "flags.yaml"), "--port", "8002"), Address(port=8002, tls=True)),
         (("--uds", "/tmp/s"), Address(uds="/tmp/s")),
     ):
         assert Address.of(arguments) == address

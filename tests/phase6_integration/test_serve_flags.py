@@ -29,7 +29,7 @@ CONTRACT = """host port dtype device max-model-len max-num-seqs max-num-batched-
     kv-cache-pages gpu-memory-utilization enable-prefix-caching no-enable-prefix-caching enable-chunked-prefill
     no-enable-chunked-prefill scheduling-policy served-model-name api-key chat-template enforce-eager seed
     async-scheduling allowed-origins allowed-methods allowed-headers allow-credentials uds root-path ssl-keyfile
-    ssl-certfile ssl-ca-certs ssl-cert-reqs config revision download-dir tokenizer generation-config
+    ssl-certfile ssl-ca-certs ssl-cert-reqs revision download-dir tokenizer generation-config
     override-generation-config
     max-num-queued-reqs request-timeout shutdown-timeout max-body-bytes max-logprobs log-level log-format"""
 
@@ -180,7 +180,6 @@ WRONG = [
     ["--allowed-origins", "*", "--allow-credentials"],
     ["--allowed-origins", "https://a.example", "--allowed-methods", "get it"],
     ["--override-generation-config", "[]"],
-    ["--config", "no-such-file.yaml"],
 ]
 
 

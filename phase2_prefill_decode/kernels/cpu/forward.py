@@ -18,7 +18,6 @@ import torch
 from numba.np.unsafe.ndarray import to_fixed_tuple
 from torch import Tensor
 
-from phase2_prefill_decode.config import ModelConfig
 from phase2_prefill_decode.kernels.attention import check_shapes
 from phase2_prefill_decode.kernels.cpu.attention import write
 from phase2_prefill_decode.kernels.cpu.decode import FEW, attend_few, room_for_few
@@ -27,8 +26,9 @@ from phase2_prefill_decode.kernels.cpu.matvec import TILE, fits, multiply_tile, 
 from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, USLEEP, call, on_each_thread, peek, spread, take
 from phase2_prefill_decode.kernels.cpu.pointwise import NO_TENSOR, add, check_places, gate, norm, rotate
 from phase2_prefill_decode.kernels.cpu.tiles import TILE as ATTENTION_TILE
+from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.loading.weights import LayerWeights, Weights
 from phase2_prefill_decode.packed import Packed
-from phase2_prefill_decode.weights import LayerWeights, Weights
 
 TOKENS = 4  # of a step, at most
 BYTES = 128 << 20  # of weights, at most: the matrices are kept twice, for these steps and for others

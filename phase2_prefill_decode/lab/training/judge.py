@@ -179,7 +179,7 @@ def answers_by(directory: Path, done: Callable[[int], object] = lambda count: No
     """Greedy answers of a model directory by this phase's engine in float32, each question a chat of its own. `done` is
     told of each answer that is complete."""
     from phase2_prefill_decode.engine import Engine
-    from phase2_prefill_decode.model import Model
+    from phase2_prefill_decode.loading.model import Model
 
     model = Model.load(directory, dtype="float32")
     tokenizer = model.tokenizer

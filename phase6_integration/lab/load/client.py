@@ -9,7 +9,7 @@ from functools import partial
 import httpx
 import msgspec
 
-from phase2_prefill_decode.fields import flag, number
+from phase0_request.checks import check_bool, check_number
 from phase6_integration.cli.common import first_model
 from phase6_integration.lab.load.connection import ConnectionLostError, Pool, UnreachableError
 from phase6_integration.lab.load.report import SLO, Report, report
@@ -33,8 +33,8 @@ class Load:
     concurrency: int | None = option(
         None, "most requests at once (no limit)", "N", at_least(1), ("--concurrency", "--max-concurrency")
     )
-    stream: bool = option(True, "stream the answers", check=flag)
-    temperature: float = option(0.0, "sampling temperature", "T", partial(number, low=0))
+    stream: bool = option(True, "stream the answers", check=check_bool)
+    temperature: float = option(0.0, "sampling temperature", "T", partial(check_number, low=0))
     warmups: int = option(1, "requests before the measurement", check=at_least(0))
     timeout: float = option(600.0, "for one request", "SECONDS", positive)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from phase2_prefill_decode.fields import ConfigError, number, one_of
+from phase0_request.checks import ConfigError, check_choice, check_number
 from phase5_continuous.lab.traces import Trace
 from phase6_integration.options import at_least, check_fields, option
 
@@ -29,7 +29,7 @@ class Work(NamedTuple):
 
 
 def _kind(_: str, value: str) -> None:
-    one_of("workload", value, tuple(KINDS))
+    check_choice("workload", value, tuple(KINDS))
 
 
 def _new_seed() -> int:
@@ -52,7 +52,7 @@ class Workload:
     request_rate: float = option(math.inf, "mean requests/s, Poisson arrivals; inf: all at once", "RATE", _rate)
     input_len: int = option(128, "prompt tokens; the median for long-tail", check=at_least(1))
     output_len: int = option(64, "output tokens; the median for long-tail", check=at_least(1))
-    spread: float = option(1.0, "long-tail: sigma of the log-normal lengths", "SIGMA", partial(number, low=0))
+    spread: float = option(1.0, "long-tail: sigma of the log-normal lengths", "SIGMA", partial(check_number, low=0))
     max_input_len: int = option(1024, "long-tail: longer prompts are cut", check=at_least(1))
     max_output_len: int = option(512, "long-tail: longer outputs are cut", check=at_least(1))
     prefix_len: int = option(256, "shared-prefix: tokens before each prompt", check=at_least(0))

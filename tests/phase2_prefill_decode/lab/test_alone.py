@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from phase2_prefill_decode.lab import alone
-from phase2_prefill_decode.model import Model
+from phase2_prefill_decode.loading.model import Model
 
 
 def test_answers_that_a_batch_changes_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

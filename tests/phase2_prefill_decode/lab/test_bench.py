@@ -7,10 +7,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from phase2_prefill_decode.config import ModelConfig
 from phase2_prefill_decode.lab import bench, ceilings, comparison, phases
 from phase2_prefill_decode.lab.comparison import Workload
 from phase2_prefill_decode.lab.shapes import SHAPES
+from phase2_prefill_decode.loading.config import ModelConfig
 
 TINY = ModelConfig(
     vocab_size=64,

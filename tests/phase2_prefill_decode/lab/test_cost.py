@@ -16,11 +16,11 @@ from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode import decoder
-from phase2_prefill_decode.config import ModelConfig
 from phase2_prefill_decode.kernels.attention import reference
 from phase2_prefill_decode.kernels.pointwise import add_norm_reference, rotate_store_reference, swiglu_reference
 from phase2_prefill_decode.lab.cost import Cost, CostModel, Load, Part, seen
-from phase2_prefill_decode.weights import random_weights
+from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.loading.weights import random_weights
 from tests.phase2_prefill_decode.steps import loaded
 
 SMALL = ModelConfig(

@@ -14,10 +14,10 @@ from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase0_request.tokenizer import BUNDLED
 from phase2_prefill_decode import threads
-from phase2_prefill_decode.config import ModelConfig
 from phase2_prefill_decode.lab.demo import main, picture
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.lab.word_wrap import WordWrap
+from phase2_prefill_decode.loading.config import ModelConfig
 from tests.terminal import on_a_terminal
 
 DEMO = [sys.executable, "-m", "phase2_prefill_decode"]
@@ -125,7 +125,7 @@ def test_an_error_of_the_model_is_printed_in_one_line(capsys: pytest.CaptureFixt
     assert main(["--model", "nowhere"]) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.startswith("python -m phase2_prefill_decode: a model's directory holds a config.json; nowhere")
+    assert printed.err.startswith("python -m phase2_prefill_decode: nowhere/config.json cannot be read: No such file")
     assert printed.err.count("\n") == 1
 
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phase2_prefill_decode.config import ModelConfig
 from phase2_prefill_decode.lab import roofline
 from phase2_prefill_decode.lab.cost import Cost, CostModel, Part
 from phase2_prefill_decode.lab.roofline import DEVICES, Device, crossover, measured, named, predict
+from phase2_prefill_decode.loading.config import ModelConfig
 
 QWEN3_8B = ModelConfig(
     vocab_size=151936,

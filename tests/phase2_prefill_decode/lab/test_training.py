@@ -9,11 +9,11 @@ import torch
 
 from phase0_request.lab.corpus.generate import load
 from phase0_request.tokenizer import BUNDLED, Tokenizer
-from phase2_prefill_decode.config import ModelConfig
 from phase2_prefill_decode.lab.training.lessons import IGNORED, Lesson, Lessons, batches
 from phase2_prefill_decode.lab.training.rewording import Rewording, careless
 from phase2_prefill_decode.lab.training.train import rate, shape, train
-from phase2_prefill_decode.weights import load_weights
+from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.loading.weights import load_weights
 
 CORPUS = load()
 TOKENIZER = Tokenizer.from_pretrained()

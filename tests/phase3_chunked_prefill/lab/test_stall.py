@@ -8,11 +8,11 @@ import torch
 
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
-from phase2_prefill_decode.config import ModelConfig
 from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.roofline import named, predict
 from phase2_prefill_decode.lab.shapes import SHAPES
-from phase2_prefill_decode.model import Model
+from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.loading.model import Model
 from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase3_chunked_prefill.lab import stall
 from phase3_chunked_prefill.lab.stall import CHUNKS, WHOLE, Outcome, Played, Scene, Stage, judge

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from phase2_prefill_decode.config import ModelConfig
-from phase2_prefill_decode.model import Model
+from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.loading.model import Model
 from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase4_radix.lab import study
 

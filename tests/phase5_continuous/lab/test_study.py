@@ -7,7 +7,7 @@ import pytest
 
 from phase0_request.request import FinishReason, Request
 from phase2_prefill_decode.lab.shapes import SHAPES
-from phase2_prefill_decode.model import Model
+from phase2_prefill_decode.loading.model import Model
 from phase5_continuous.lab import study
 
 VOCABULARY = SHAPES["17m"].vocab_size

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from phase0_request.tokenizer import BUNDLED, Tokenizer
-from phase2_prefill_decode.checkpoint import INDEX, SINGLE, Checkpoint
-from phase2_prefill_decode.config import ModelConfig
+from phase2_prefill_decode.loading.checkpoint import INDEX, SINGLE, Checkpoint
+from phase2_prefill_decode.loading.config import ModelConfig
 from tests.phase6_integration.adversarial.mutations import edits
 
 ROOM = 1 << 30  # bytes beyond what the process has mapped already

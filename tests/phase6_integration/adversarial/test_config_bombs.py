@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from phase0_request.checks import ConfigError
 from phase0_request.params import SamplingParams
 from phase0_request.tokenizer import BUNDLED
-from phase2_prefill_decode.config import ModelConfig
-from phase2_prefill_decode.fields import ConfigError
-from phase2_prefill_decode.weights import load_weights
+from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.loading.weights import load_weights
 from phase6_integration.assemble import peak_bytes
 from phase6_integration.engine import NanoServingEngine
 from phase6_integration.options import EngineOptions

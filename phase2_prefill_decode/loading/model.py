@@ -5,14 +5,13 @@ from pathlib import Path
 
 import torch
 
+from phase0_request.checks import check_choice
 from phase0_request.tokenizer import BUNDLED, Tokenizer
-from phase2_prefill_decode.config import ModelConfig
+from phase1_kv_pool.layout import DTYPE_BYTES
 from phase2_prefill_decode.decoder import Decoder
-from phase2_prefill_decode.fields import one_of
 from phase2_prefill_decode.kernels.attention import Attend
-from phase2_prefill_decode.weights import load_weights, random_weights
-
-DTYPES = ("float32", "bfloat16", "float16")
+from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.loading.weights import load_weights, random_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,9 @@ class Model:
         """Load a model in Hugging Face layout, by default the bundled one, on the GPU if there is one, in the dtype of
         its config. On a CPU its kernels are compiled, if they are not in the cache. `progress` shows bars."""
         place = usable(device)
-        config = ModelConfig.from_pretrained(directory, None if dtype is None else one_of("dtype", dtype, DTYPES))
+        if dtype is not None:
+            check_choice("dtype", dtype, DTYPE_BYTES)
+        config = ModelConfig.from_pretrained(directory, dtype)
         weights = load_weights(directory, config, place, progress=progress)
         tokenizer = load_tokenizer(directory, config) if (Path(directory) / "tokenizer.json").exists() else None
         decoder = Decoder(config, weights, attend=attend)
@@ -54,7 +55,7 @@ class Model:
         attend: Attend | None = None,
     ) -> "Model":
         """A model of random weights, as fast as a trained one: for benchmarks."""
-        dtype = one_of("dtype", dtype or config.dtype, DTYPES)
+        dtype = check_choice("dtype", dtype or config.dtype, DTYPE_BYTES)
         weights = random_weights(config, usable(device), getattr(torch, dtype), seed)
         return cls(config, Decoder(config, weights, attend=attend))
 
@@ -81,11 +82,12 @@ def load_tokenizer(directory: str | Path, config: ModelConfig) -> Tokenizer:
 
 
 def default_device() -> torch.device:
+    """The GPU if torch sees one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def usable(device: str | torch.device | None) -> torch.device:
-    """The device, if torch can use it on this machine."""
+    """Return the device if torch can use it on this machine; by default the GPU if there is one."""
     if device is None:
         return default_device()
     try:

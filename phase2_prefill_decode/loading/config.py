@@ -4,16 +4,15 @@ Llama, Mistral, Qwen2 and Qwen3 are one architecture. They differ in biases, in 
 windows: these are fields here, and no other module asks for the model type.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from phase0_request.model_files import read_object
+from phase0_request.checks import ConfigError, check_bool, check_choice, check_int, check_number
+from phase0_request.model_files import eos_ids_in, naming, read_object
 from phase1_kv_pool.layout import DTYPE_BYTES, KVLayout
-from phase2_prefill_decode.families import FAMILIES, eos_ids, read
-from phase2_prefill_decode.fields import MAX_LENGTH, ConfigError, flag, integer, number, one_of
+from phase2_prefill_decode.loading.families import FAMILIES, MAX_LENGTH, read
 
 MAX_VOCABULARY = 1 << 31  # token ids are int32
 MAX_SIZE = 1 << 24  # of any other dimension
@@ -46,37 +45,36 @@ class RopeParameters:
     mscale_all_dim: float = 0.0
 
     def __post_init__(self) -> None:
-        one_of("rope_type", self.rope_type, tuple(ROPE_TYPES))
-        number("rope_theta", self.rope_theta, 1, open_below=True)
-        used = ROPE_TYPES[self.rope_type]
+        used = ROPE_TYPES[check_choice("rope_type", self.rope_type, ROPE_TYPES)]
+        check_number("rope_theta", self.rope_theta, 1, above=True)
         for parameter in fields(self)[2:]:
             value = getattr(self, parameter.name)
             if parameter.name not in used and value != parameter.default:
                 raise ConfigError(f"rope_type {self.rope_type!r} has no parameter {parameter.name}, got {value!r}")
-        number("rope factor", self.factor, 1)
+        check_number("rope factor", self.factor, 1)
         original = "original_max_position_embeddings"
-        integer(f"rope {original}", self.original_max_position_embeddings, int(original in used), MAX_LENGTH)
-        number("rope low_freq_factor", self.low_freq_factor, 0, open_below=True)
-        number("rope high_freq_factor", self.high_freq_factor, self.low_freq_factor, open_below=True)
-        number("rope beta_slow", self.beta_slow, 0, open_below=True)
-        number("rope beta_fast", self.beta_fast, self.beta_slow)
-        flag("rope truncate", self.truncate)
-        number("rope mscale", self.mscale, 0)
-        number("rope mscale_all_dim", self.mscale_all_dim, 0)
+        check_int(f"rope {original}", self.original_max_position_embeddings, int(original in used), MAX_LENGTH)
+        check_number("rope low_freq_factor", self.low_freq_factor, 0, above=True)
+        check_number("rope high_freq_factor", self.high_freq_factor, self.low_freq_factor, above=True)
+        check_number("rope beta_slow", self.beta_slow, 0, above=True)
+        check_number("rope beta_fast", self.beta_fast, self.beta_slow)
+        check_bool("rope truncate", self.truncate)
+        check_number("rope mscale", self.mscale, 0)
+        check_number("rope mscale_all_dim", self.mscale_all_dim, 0)
         if self.attention_factor is not None:
-            number("rope attention_factor", self.attention_factor, 0, open_below=True)
+            check_number("rope attention_factor", self.attention_factor, 0, above=True)
 
     @classmethod
     def from_dict(cls, written: Mapping[str, Any], max_position_embeddings: int) -> "RopeParameters":
         """From the `rope_parameters` of a config.json, or its `rope_scaling` with `rope_theta` added."""
-        rope_type = one_of("rope_type", written.get("rope_type") or written.get("type") or "default", tuple(ROPE_TYPES))
+        rope_type = check_choice("rope_type", written.get("rope_type") or written.get("type") or "default", ROPE_TYPES)
         names = "rope_theta", *ROPE_TYPES[rope_type]
         known = {name: written[name] for name in names if written.get(name) is not None}
         if "original_max_position_embeddings" in names:
             known.setdefault("original_max_position_embeddings", max_position_embeddings)
         if rope_type == "yarn" and "factor" in written:  # null means: the ratio of the two lengths
             original = known["original_max_position_embeddings"]
-            integer("original_max_position_embeddings", original, 1, MAX_LENGTH)
+            check_int("original_max_position_embeddings", original, 1, MAX_LENGTH)
             known.setdefault("factor", max_position_embeddings / original)
         missing = {"factor", "low_freq_factor", "high_freq_factor"} & set(names) - known.keys()
         if missing:
@@ -86,7 +84,8 @@ class RopeParameters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The first four sizes are required. A size of 0 is replaced by the usual one."""
+    """The shape of a model. The first four sizes are required; a size of 0 is replaced by the usual one. A wrong value
+    raises a ValueError that names the field."""
 
     vocab_size: int
     num_hidden_layers: int
@@ -109,31 +108,27 @@ class ModelConfig:
     model_type: str = "llama"
 
     def __post_init__(self) -> None:
-        integer("vocab_size", self.vocab_size, 1, MAX_VOCABULARY)
+        check_int("vocab_size", self.vocab_size, 1, MAX_VOCABULARY)
         for name in ("num_hidden_layers", "num_attention_heads", "hidden_size"):
-            integer(name, getattr(self, name), 1, MAX_SIZE)
+            check_int(name, getattr(self, name), 1, MAX_SIZE)
         for name in ("num_key_value_heads", "head_dim", "intermediate_size"):
-            integer(name, getattr(self, name), 0, MAX_SIZE)
-        self._fill_in()
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ConfigError(
-                f"num_attention_heads must be a multiple of num_key_value_heads, got {self.num_attention_heads} and "
-                f"{self.num_key_value_heads}"
-            )
-        if self.head_dim not in HEAD_DIMS:
-            raise ConfigError(f"head_dim must be a multiple of 8 from 8 to 256, got {self.head_dim}")
-        number("rms_norm_eps", self.rms_norm_eps, 0)
-        integer("max_position_embeddings", self.max_position_embeddings, 1, MAX_LENGTH)
+            check_int(name, getattr(self, name), 0, MAX_SIZE)
+        check_int("max_position_embeddings", self.max_position_embeddings, 1, MAX_LENGTH)
+        check_number("rms_norm_eps", self.rms_norm_eps, 0)
         for name in ("qkv_bias", "out_bias", "mlp_bias", "qk_norm", "tie_word_embeddings"):
-            flag(name, getattr(self, name))
-        self._check_lists()
-        one_of("dtype", self.dtype, tuple(DTYPE_BYTES))
-        one_of("model_type", self.model_type, FAMILIES)
+            check_bool(name, getattr(self, name))
+        check_choice("dtype", self.dtype, DTYPE_BYTES)
+        check_choice("model_type", self.model_type, FAMILIES)
+        self._fill_in()
+        for window in self.sliding_windows:
+            if window is not None:
+                check_int("sliding_window", window, 1, MAX_LENGTH)
+        for token in self.eos_token_id:
+            check_int("eos_token_id", token, 0, self.vocab_size - 1)
+        self._check_shapes()
 
     def _fill_in(self) -> None:
-        for name in ("sliding_windows", "eos_token_id"):
-            if not isinstance(getattr(self, name), tuple | list):
-                raise ConfigError(f"{name} must be a tuple, got {getattr(self, name)!r}")
+        """Replace sizes of 0 by the usual ones."""
         if not self.head_dim and self.hidden_size % self.num_attention_heads:
             raise ConfigError(
                 f"hidden_size {self.hidden_size} is no multiple of its {self.num_attention_heads} heads, and head_dim "
@@ -149,36 +144,33 @@ class ModelConfig:
         for name, value in values.items():
             object.__setattr__(self, name, value)  # the only place that sets a frozen field
 
-    def _check_lists(self) -> None:
-        if not isinstance(self.rope_parameters, RopeParameters):
-            raise ConfigError(f"rope_parameters must be RopeParameters, got {self.rope_parameters!r}")
-        layers = self.num_hidden_layers
-        if len(self.sliding_windows) != layers:
+    def _check_shapes(self) -> None:
+        if self.num_attention_heads % self.num_key_value_heads:
             raise ConfigError(
-                f"sliding_windows must be one for each of {layers} layers, got {len(self.sliding_windows)}"
+                f"num_attention_heads must be a multiple of num_key_value_heads, got {self.num_attention_heads} and "
+                f"{self.num_key_value_heads}"
             )
-        for window in self.sliding_windows:
-            if window is not None:
-                integer("sliding_window", window, 1, MAX_LENGTH)
-        for token in self.eos_token_id:
-            integer("eos_token_id", token, 0, self.vocab_size - 1)
+        if self.head_dim not in HEAD_DIMS:
+            raise ConfigError(f"head_dim must be a multiple of 8 from 8 to 256, got {self.head_dim}")
+        if len(self.sliding_windows) != self.num_hidden_layers:
+            raise ConfigError(
+                f"sliding_windows must be one for each of {self.num_hidden_layers} layers, got "
+                f"{len(self.sliding_windows)}"
+            )
 
     @classmethod
     def from_pretrained(cls, directory: str | Path, dtype: str | None = None) -> "ModelConfig":
         """From a model directory. End-of-sequence tokens of config.json and of generation_config.json both count.
         `dtype` replaces the one of the file."""
-        file = Path(directory) / "config.json"
-        config = _json(file) | ({} if dtype is None else {"dtype": dtype})
-        generation = Path(directory) / "generation_config.json"
-        if generation.exists():
-            more = _json(generation)
-            with _naming(generation):
-                ends = eos_ids(more)
-            with _naming(file):
-                ends = (*eos_ids(config), *ends)
-            config |= {"eos_token_id": list(ends)} if ends else {}
-        with _naming(file):
-            return cls.from_dict(config)
+        file, generation = Path(directory) / "config.json", Path(directory) / "generation_config.json"
+        config = read_object(file) | ({} if dtype is None else {"dtype": dtype})
+        with naming(file):
+            ends = eos_ids_in(config)
+        more = read_object(generation) if generation.exists() else {}
+        with naming(generation):
+            ends += eos_ids_in(more)
+        with naming(file):
+            return cls.from_dict(config | ({"eos_token_id": ends} if ends else {}))
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> "ModelConfig":
@@ -206,21 +198,3 @@ class ModelConfig:
     def bytes(self) -> int:
         """The size of the parameters in `dtype`."""
         return self.parameters * DTYPE_BYTES[self.dtype]
-
-
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        return read_object(file)
-    except OSError as error:
-        raise ConfigError(f"a model's directory holds a {file.name}; {file}: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-
-
-@contextmanager
-def _naming(file: Path) -> Iterator[None]:
-    """Put the file's name in front of a ConfigError."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from None

@@ -13,8 +13,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from phase0_request.checks import ConfigError
 from phase0_request.model_files import read_object
-from phase2_prefill_decode.fields import ConfigError
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -22,24 +22,12 @@ MAX_FAULTS = 20  # that one error lists
 MAX_HEADER = 4 << 20  # bytes that list the tensors of a file: 75,000 at the very most, read in half a second
 MAX_TENSORS = 1 << 17  # of all files
 MAX_FILES = 1 << 12
-
-
-# Names of dtypes in safetensors.
-DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-}
-
-
-class WeightsError(ConfigError):
-    """Weight files that are missing, damaged or do not match the configuration."""
+DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}  # in safetensors
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor in a file."""
+    """Where a tensor is stored, and its shape and type, known without reading its data."""
 
     file: Path
     shape: tuple[int, ...]
@@ -47,7 +35,7 @@ class Stored:
 
 
 class Checkpoint:
-    """One file, or several with an index."""
+    """The tensors of a model directory, in one safetensors file or in several with an index."""
 
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory)
@@ -60,27 +48,27 @@ class Checkpoint:
         else:
             pickled = any(self.directory.glob("*.bin"))
             why = "; pickled weights (*.bin) are not read, because loading a pickle runs code" if pickled else ""
-            raise WeightsError(f"{self.directory} holds neither {SINGLE} nor {INDEX}{why}")
+            raise ConfigError(f"{self.directory} holds neither {SINGLE} nor {INDEX}{why}")
 
     def _read_shards(self, index: dict[str, str]) -> None:
         promised = defaultdict(set)
         for name, file in index.items():
             promised[file].add(name)
         if len(promised) > MAX_FILES:
-            raise WeightsError(f"{self.directory / INDEX} names {len(promised)} files; at most {MAX_FILES} are read")
+            raise ConfigError(f"{self.directory / INDEX} names {len(promised)} files; at most {MAX_FILES} are read")
         faults, tensors = [], 0
         for file, names in sorted(promised.items()):
             contents = _contents(self.directory / file)
             tensors += len(contents)
             if tensors > MAX_TENSORS:
-                raise WeightsError(
+                raise ConfigError(
                     f"{self.directory} holds more than {MAX_TENSORS} tensors; no supported model has as many"
                 )
             faults += [f"{name} is not in {file}" for name in sorted(names - contents.keys())]
             faults += [f"{name} in {file} is not in the index" for name in sorted(contents.keys() - names)]
             self.stored |= contents
         if faults:
-            raise WeightsError(listed(f"{self.directory / INDEX} and its files do not agree", faults))
+            raise ConfigError(listed(f"{self.directory / INDEX} and its files do not agree", faults))
 
     def read(self, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
         """Read these tensors, file by file: views of the mapped files, in no particular order."""
@@ -113,38 +101,33 @@ def _opened(file: Path) -> safe_open:
     try:
         return safe_open(file, framework="pt")
     except OSError as error:
-        raise WeightsError(f"{file} cannot be read: {error}") from error
+        raise ConfigError(f"{file} cannot be read: {error}") from error
     except SafetensorError as error:
-        raise WeightsError(f"{file} is damaged or was not copied whole: {error}") from error
+        raise ConfigError(f"{file} is damaged or was not copied whole: {error}") from error
 
 
 def _contents(file: Path) -> dict[str, Stored]:
-    """The tensors in a file. Its first 8 bytes are the length of their list."""
+    """Read what a file holds. Its first 8 bytes are the length of the list of its tensors."""
     with contextlib.suppress(OSError), file.open("rb") as source:  # the library names what is wrong
         size = int.from_bytes(source.read(8), "little")
         if size > MAX_HEADER:
-            raise WeightsError(
+            raise ConfigError(
                 f"{file} is damaged or was not copied whole: the list of its tensors would take {size} bytes, and at "
                 f"most {MAX_HEADER} are read"
             )
     with _opened(file) as tensors:
         slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
-        return {name: Stored(file, tuple(piece.get_shape()), piece.get_dtype()) for name, piece in slices.items()}
+        return {name: Stored(file, tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
 
 
 def _index(file: Path) -> dict[str, str]:
     """The file of each tensor, from the index."""
-    try:
-        files = read_object(file).get("weight_map")
-    except OSError as error:
-        raise WeightsError(f"{file} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise WeightsError(str(error)) from error
+    files = read_object(file).get("weight_map")
     if not isinstance(files, dict) or not files:
-        raise WeightsError(f"{file} must hold a weight_map from names of tensors to names of files")
+        raise ConfigError(f"{file} must hold a weight_map from names of tensors to names of files")
     for name in files.values():
         if not isinstance(name, str) or _leads_out(name):
-            raise WeightsError(f"{file} must name files inside its directory, got {name!r}")
+            raise ConfigError(f"{file} must name files inside its directory, got {name!r}")
     return files
 
 
@@ -155,6 +138,6 @@ def _leads_out(name: str) -> bool:
 
 
 def listed(what: str, faults: list[str]) -> str:
-    """A message with one line per fault, up to a limit."""
+    """Format an error message with one line for each fault, up to MAX_FAULTS."""
     more = [f"and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
     return "\n  ".join([f"{what}:", *faults[:MAX_FAULTS], *more])

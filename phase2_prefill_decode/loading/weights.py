@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from phase2_prefill_decode.checkpoint import Checkpoint, InMemory, WeightsError, listed
-from phase2_prefill_decode.config import ModelConfig
+from phase0_request.checks import ConfigError
+from phase2_prefill_decode.loading.checkpoint import Checkpoint, InMemory, listed
+from phase2_prefill_decode.loading.config import ModelConfig
 
 READABLE = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")  # plain numbers; other formats need a scale
 HARMLESS = ("rotary_emb.inv_freq",)  # saved by earlier versions of transformers, and not needed
@@ -42,7 +43,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The tensors of a model."""
+    """The tensors of a whole model, as its decoder uses them."""
 
     embed_tokens: Tensor  # [vocab_size, hidden_size]
     layers: tuple[LayerWeights, ...]
@@ -60,7 +61,7 @@ def load_weights(
 ) -> Weights:
     """Load from a directory in Hugging Face layout, in `dtype` or the configuration's.
 
-    Missing, unexpected or misshapen tensors raise one WeightsError that lists them, before memory is allocated.
+    Missing, unexpected or misshapen tensors raise one ConfigError that lists them, before memory is allocated.
     `progress` shows a bar on a terminal.
     """
     return _fill(Checkpoint(directory), config, device, dtype, progress)
@@ -72,7 +73,7 @@ def weights_from(
     device: str | torch.device = "cpu",
     dtype: torch.dtype | None = None,
 ) -> Weights:
-    """From a mapping of tensors with the names of a checkpoint."""
+    """Make weights from tensors in memory that have the names of a checkpoint."""
     return _fill(InMemory(tensors), config, device, dtype, progress=False)
 
 
@@ -85,11 +86,11 @@ def _fill(
 ) -> Weights:
     layers = {name.split(".")[2] for name in checkpoint.stored if name.startswith("model.layers.")}
     if config.num_hidden_layers > len(layers):  # first, because a layer costs memory even without data
-        raise WeightsError(f"{checkpoint.directory} has {len(layers)} of {config.num_hidden_layers} layers")
+        raise ConfigError(f"{checkpoint.directory} has {len(layers)} of {config.num_hidden_layers} layers")
     wanted = places(empty_weights(config, "meta", dtype), config)  # shapes without memory
     faults = _faults(wanted, checkpoint, config)
     if faults:
-        raise WeightsError(listed(f"{checkpoint.directory} does not hold the weights of its configuration", faults))
+        raise ConfigError(listed(f"{checkpoint.directory} does not hold the weights of its configuration", faults))
     weights = empty_weights(config, device, dtype)
     into = places(weights, config)
     total = sum(place.nbytes for place in into.values())
@@ -117,7 +118,7 @@ def random_weights(
 
 
 def empty_weights(config: ModelConfig, device: str | torch.device, dtype: torch.dtype | None = None) -> Weights:
-    """Uninitialized weights."""
+    """Allocate weights without setting their values; on the device `meta` they have shapes and no memory."""
     c, dtype = config, dtype or getattr(torch, config.dtype)
 
     def empty(*shape: int) -> Tensor:
@@ -149,7 +150,6 @@ def empty_weights(config: ModelConfig, device: str | torch.device, dtype: torch.
     return Weights(embed_tokens, layers, empty(c.hidden_size), lm_head)
 
 
-# region places
 def places(weights: Weights, config: ModelConfig) -> dict[str, Tensor]:
     """Where each tensor of a checkpoint is copied to, by its name there: a whole tensor, or rows of a fused one."""
     c, q, kv = config, config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
@@ -163,22 +163,19 @@ def places(weights: Weights, config: ModelConfig) -> dict[str, Tensor]:
         "gate_up_proj": {"mlp.gate_proj": c.intermediate_size, "mlp.up_proj": c.intermediate_size},
         "down_proj": {"mlp.down_proj": c.hidden_size},
     }
-    found = {EMBEDDING: weights.embed_tokens}
+    tensors = {EMBEDDING: weights.embed_tokens}
     for number, layer in enumerate(weights.layers):
         for field, parts in rows.items():
             for kind, tensor in (("weight", getattr(layer, field)), ("bias", getattr(layer, f"{field}_bias", None))):
                 if tensor is not None:
                     names = [f"model.layers.{number}.{part}.{kind}" for part in parts]
-                    found |= zip(names, tensor.split(list(parts.values())), strict=True)
-    found["model.norm.weight"] = weights.norm
-    return found if c.tie_word_embeddings else found | {HEAD: weights.lm_head}
-
-
-# endregion
+                    tensors |= zip(names, tensor.split(list(parts.values())), strict=True)
+    tensors["model.norm.weight"] = weights.norm
+    return tensors if c.tie_word_embeddings else tensors | {HEAD: weights.lm_head}
 
 
 def _faults(wanted: dict[str, Tensor], checkpoint: Checkpoint | InMemory, config: ModelConfig) -> list[str]:
-    """The faults of a checkpoint, one line per tensor."""
+    """List what keeps a checkpoint from being loaded, one line for each tensor."""
     stored, faults = checkpoint.stored, []
     for name, place in wanted.items():
         if name not in stored:

@@ -1,0 +1,8 @@
+"""What loads a model: its config.json, the files of its weights, and the two made into a Model.
+
+families    what each model type means by its config.json
+config      ModelConfig: the shape of a model
+checkpoint  the tensors of safetensors files
+weights     the same tensors as the decoder uses them
+model       Model: config, decoder and tokenizer of a directory
+"""

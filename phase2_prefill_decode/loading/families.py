@@ -1,0 +1,151 @@
+"""Reads the config.json of a model into the fields of ModelConfig. Families, and how they differ, are data.
+
+What would be computed wrongly is refused.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from phase0_request.checks import ConfigError, check_bool, check_int
+from phase0_request.model_files import eos_ids_in
+
+MAX_LENGTH = 1 << 24  # tokens; longer than any context in use
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """How a model type differs from the others. The keys are those of a config.json."""
+
+    architecture: str
+    absent: Mapping[str, Any]  # values of keys that the file does not have: the defaults of transformers
+    ignored: Mapping[str, Any]  # values of keys that count for nothing here, whatever the file says
+    qkv_bias: bool = False  # biases of q, k and v also without attention_bias
+    qk_norm: bool = False
+    mixes_windows: bool = False  # layer_types may give some layers a window and others none
+
+
+_QWEN = {"num_key_value_heads": 32, "max_position_embeddings": 32_768, "max_window_layers": 28, "sliding_window": 4096}
+FAMILIES = {
+    "llama": Family(
+        architecture="LlamaForCausalLM",
+        absent={"num_key_value_heads": None, "max_position_embeddings": 2048, "eos_token_id": 2},
+        ignored={"use_sliding_window": False, "max_window_layers": 0},
+    ),
+    "mistral": Family(
+        architecture="MistralForCausalLM",
+        absent={
+            "num_key_value_heads": 8, "max_position_embeddings": 131_072, "eos_token_id": 2, "sliding_window": 4096
+        },
+        ignored={
+            "use_sliding_window": True, "max_window_layers": 0, "attention_bias": False, "mlp_bias": False
+        },
+    ),
+    "qwen2": Family(
+        architecture="Qwen2ForCausalLM",
+        absent=_QWEN,
+        ignored={"attention_bias": False, "mlp_bias": False},
+        qkv_bias=True,
+        mixes_windows=True,
+    ),
+    "qwen3": Family(
+        architecture="Qwen3ForCausalLM",
+        absent={**_QWEN, "head_dim": 128},
+        ignored={"mlp_bias": False},
+        qk_norm=True,
+        mixes_windows=True,
+    ),
+}  # fmt: skip
+_REQUIRED = "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"
+_ABSENT = {  # of all families
+    **dict.fromkeys(("attention_bias", "mlp_bias", "tie_word_embeddings", "use_sliding_window"), False),
+    "rms_norm_eps": 1e-6,
+}
+# Keys that change the computation, and the values that are supported.
+_ONLY: dict[str, tuple[Any, ...]] = {
+    "hidden_act": (None, "silu", "swish"),
+    "quantization_config": (None,),
+    "partial_rotary_factor": (None, 1),
+    "is_causal": (None, True),
+    "add_cross_attention": (None, False),
+}
+
+
+def read(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a ModelConfig, from the content of a config.json. `rope_parameters` is a dict."""
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"a model's configuration must be a JSON object, got {type(config).__name__}")
+    model_type = _model_type(config)
+    family = FAMILIES[model_type]
+    if missing := [name for name in _REQUIRED if config.get(name) is None]:
+        raise ConfigError(f"the model's configuration lacks {', '.join(missing)}")
+    _refuse_unsupported(config)
+    config = {**_ABSENT, **family.absent, **config, **family.ignored}
+    check_int("max_position_embeddings", config["max_position_embeddings"], 1, MAX_LENGTH)
+    attention_bias = check_bool("attention_bias", config["attention_bias"])
+    return {
+        "model_type": model_type,
+        **{name: config[name] for name in (*_REQUIRED, "max_position_embeddings", "rms_norm_eps", "mlp_bias")},
+        "tie_word_embeddings": config["tie_word_embeddings"],
+        "num_key_value_heads": config["num_key_value_heads"] or 0,
+        "head_dim": config.get("head_dim") or 0,
+        "rope_parameters": _rope(config),
+        "qkv_bias": attention_bias or family.qkv_bias,
+        "out_bias": attention_bias,
+        "qk_norm": family.qk_norm,
+        "sliding_windows": _windows(config, model_type),
+        "eos_token_id": tuple(dict.fromkeys(eos_ids_in(config))),
+        "dtype": str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch."),
+    }
+
+
+def _model_type(config: Mapping[str, Any]) -> str:
+    """The family that model_type or architectures name. If both are given, they must agree."""
+    types = {family.architecture: name for name, family in FAMILIES.items()}
+    given = config.get("architectures") or []
+    architectures = [str(name) for name in (given if isinstance(given, list) else [given])]
+    model_type = config.get("model_type") or (types.get(architectures[0]) if len(architectures) == 1 else None)
+    if model_type not in FAMILIES or (architectures and [types.get(name) for name in architectures] != [model_type]):
+        raise ConfigError(
+            f"this model is {', '.join(architectures) or 'of no named architecture'} (model_type "
+            f"{config.get('model_type')!r}); supported are {', '.join(types)} (model_type {', '.join(FAMILIES)})"
+        )
+    return str(model_type)
+
+
+def _refuse_unsupported(config: Mapping[str, Any]) -> None:
+    for name, allowed in _ONLY.items():
+        if config.get(name) not in allowed:
+            supported = " or ".join(repr(value) for value in allowed if value is not None) or "none"
+            raise ConfigError(f"{name} is {config[name]!r}; supported is {supported}")
+
+
+def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`rope_parameters`, or the earlier form: `rope_scaling` with `rope_theta` beside it."""
+    written = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(written, Mapping) or any(isinstance(value, Mapping) for value in written.values()):
+        raise ConfigError(f"rope must be one set of parameters for all layers, got {written!r}")
+    _refuse_unsupported({"partial_rotary_factor": written.get("partial_rotary_factor")})
+    written = {"rope_theta": config.get("rope_theta"), **written}
+    original = config.get("original_max_position_embeddings")
+    if original is not None:  # at the top level it takes precedence, as in transformers
+        written["original_max_position_embeddings"] = original
+    return written
+
+
+def _windows(config: Mapping[str, Any], model_type: str) -> tuple[int | None, ...]:
+    """The sliding window of each layer. Without layer_types, layers from max_window_layers on have it."""
+    layers = check_int("num_hidden_layers", config["num_hidden_layers"], 1, 1 << 16)
+    first = check_int("max_window_layers", config["max_window_layers"], 0, MAX_LENGTH)
+    window = config.get("sliding_window") if check_bool("use_sliding_window", config["use_sliding_window"]) else None
+    windows = tuple(None if number < first else window for number in range(layers))
+    types = config.get("layer_types")
+    if types is None:
+        return windows
+    meaning = {"full_attention": None} | ({} if window is None else {"sliding_attention": window})
+    if not isinstance(types, list) or len(types) != layers or not all(str(kind) in meaning for kind in types):
+        raise ConfigError(f"layer_types must be {' or '.join(meaning)} for each of {layers} layers, got {types!r}")
+    by_type = tuple(meaning[kind] for kind in types)
+    if by_type != windows and not FAMILIES[model_type].mixes_windows:
+        raise ConfigError(f"layer_types of a {model_type} model must say what its sliding_window says, got {types!r}")
+    return by_type
