@@ -21,6 +21,7 @@ from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.weights import LayerWeights, Weights
 from phase2_prefill_decode.packed import Packed
 from phase2_prefill_decode.rope import tables
+from phase2_prefill_decode.threads import FREE_CORES
 
 if TYPE_CHECKING:
     from phase2_prefill_decode.kernels.cpu.forward import Forward
@@ -172,6 +173,8 @@ class Decoder:
 
     def _inputs(self, packed: Packed) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The embeddings of a step's tokens, and tables of cos and sin that reach to its last position."""
+        if self._on_cpu:
+            FREE_CORES.follow()
         return embedding(packed.tokens, self.embed_tokens), self.rope(packed.metadata.max_seqlen_k)
 
 

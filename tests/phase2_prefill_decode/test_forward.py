@@ -20,6 +20,7 @@ from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.loading.weights import random_weights
 from phase2_prefill_decode.packed import Packed
 from phase2_prefill_decode.sampling import WORDS, sampling_tensors
+from phase2_prefill_decode.threads import FREE_CORES
 from tests.phase2_prefill_decode.models import FAMILIES, VARIANTS, saved, tiny_model
 from tests.phase2_prefill_decode.test_identity import logits, prompts
 
@@ -41,8 +42,9 @@ KINDS = (
 
 
 @pytest.fixture(params=[1, 2])
-def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = torch.get_num_threads()
+    monkeypatch.setattr(FREE_CORES, "follow", lambda: None)
     torch.set_num_threads(request.param)
     yield
     torch.set_num_threads(before)

@@ -5,8 +5,8 @@ torch runs matrix products on the threads of an OpenMP library, and after each p
 waiting for the next. Other threads, as numba's, would compete with them for the cores several times a layer. So the
 kernels here run on the same threads, with one call: GOMP_parallel(body, work, threads, 0) calls body(work) on each.
 
-Spinning has a price: where other programs need the cores too, a step takes many times as long. A server's engine sets
-OMP_WAIT_POLICY, so that its threads sleep while they wait; `OMP_NUM_THREADS` leaves cores to other programs.
+Spinning has a price: where other programs need the cores too, a step can take fifty times as long. `threads.py` keeps
+the number of threads at that of the free cores.
 
 `on_each_thread` compiles a body. `work` is the address of its arguments, of which the first is a counter: each thread
 takes a number, does that part, and takes the next, until none are left.
