@@ -13,6 +13,8 @@ from phase1_kv_pool.lab.ahead import Expect, KernelSpec
 from phase1_kv_pool.lab.catalog import HEAD_DIMS, TYPES, on
 from phase2_prefill_decode.kernels.triton import decode, mask, pointwise, prefill, sample, splits
 from phase2_prefill_decode.kernels.triton.tiles import Tiling
+from phase2_prefill_decode.kernels.triton.tuning import Tuning, default
+from phase2_prefill_decode.lab import tune
 
 KV_HEADS = 8
 GROUPS = (1, 2, 4, 8)
@@ -51,16 +53,18 @@ def decode_spec(
     group: int = 4,
     window: int | None = None,
     queries: int = 1,
+    tuning: Tuning | None = None,
 ) -> KernelSpec:
-    tiles = decode.tiling(head_dim, TYPES[dtype], queries * group)
+    tiles = decode.tiling(head_dim, TYPES[dtype], queries * group, tuning or default(group))
     constants = decode.constants(KV_HEADS * group, KV_HEADS, page_size, head_dim, queries, tiles, window)
     pointers = {"parts": "*fp32", "lse": "*fp32", "work": "*i32", "cu_splits": "*i32"}
     spec = attention_spec("decode", decode.decode_kernel, dtype, tiles, constants, pointers | {"sequences": "i32"})
-    return spec if queries == 1 else replace(spec, name=f"{spec.name}, {queries} new")
+    name = spec.name if queries == 1 else f"{spec.name}, {queries} new"
+    return replace(spec, name=name if tuning is None else f"{name}, {tiles.tile}/{tiles.num_warps}/{tiles.num_stages}")
 
 
 def splits_spec(group: int = 4, window: int | None = None, queries: int = 1) -> KernelSpec:
-    constants = splits.constants(KV_HEADS, queries, splits.split_size(group), 64, window)
+    constants = splits.constants(KV_HEADS, queries, default(group).chunk, 64, window)
     return KernelSpec(
         name=f"splits for groups of {group}, {queries} new{f', window {window}' if window else ''}",
         function=splits.splits_kernel,
@@ -216,6 +220,8 @@ def everything() -> Iterator[KernelSpec]:
         yield join_spec(dtype, head_dim, 4)
         yield rotate_store_spec(dtype, head_dim)
         yield rotate_store_spec(dtype, head_dim, norms=False)
+    for shape, tile in product(tune.SHAPES, tune.TILES):
+        yield decode_spec("bf16", shape.head_dim, shape.page_size, shape.group, tuning=Tuning(256, *tile))
     for group, window, queries in product(GROUPS, (None, WINDOW), (1, 4)):
         yield splits_spec(group, window, queries)
     for dtype in TYPES:

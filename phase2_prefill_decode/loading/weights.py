@@ -150,6 +150,7 @@ def empty_weights(config: ModelConfig, device: str | torch.device, dtype: torch.
     return Weights(embed_tokens, layers, empty(c.hidden_size), lm_head)
 
 
+# region places
 def places(weights: Weights, config: ModelConfig) -> dict[str, Tensor]:
     """Where each tensor of a checkpoint is copied to, by its name there: a whole tensor, or rows of a fused one."""
     c, q, kv = config, config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
@@ -172,6 +173,9 @@ def places(weights: Weights, config: ModelConfig) -> dict[str, Tensor]:
                     tensors |= zip(names, tensor.split(list(parts.values())), strict=True)
     tensors["model.norm.weight"] = weights.norm
     return tensors if c.tie_word_embeddings else tensors | {HEAD: weights.lm_head}
+
+
+# endregion
 
 
 def _faults(wanted: dict[str, Tensor], checkpoint: Checkpoint | InMemory, config: ModelConfig) -> list[str]:

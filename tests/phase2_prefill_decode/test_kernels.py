@@ -18,7 +18,8 @@ from phase1_kv_pool.lab.ahead import ARCHITECTURES, Compiled
 from phase2_prefill_decode.kernels.attention import ATTEND, AttentionMetadata
 from phase2_prefill_decode.kernels.triton import decode, splits
 from phase2_prefill_decode.kernels.triton.prefill import prefill
-from phase2_prefill_decode.kernels.triton.splits import Splits, split_size, splits_of
+from phase2_prefill_decode.kernels.triton.splits import Splits, splits_of
+from phase2_prefill_decode.kernels.triton.tuning import Tuning
 from tests.phase1_kv_pool.support import bits, needs_gpu
 from tests.phase2_prefill_decode.attention_cases import NO_PAGE, TOLERANCE, Case, Inputs, decodes, prompts
 
@@ -75,7 +76,7 @@ def launch(case: Case, inputs: Inputs, kernel: str = "decode", chunk: int | None
     result = torch.full_like(inputs.query, 7.0)
     function: Callable[..., None] = {"decode": decode.decode, "prefill": prefill}[kernel]
     pool = inputs.keys, inputs.values, result, replace(inputs.metadata)
-    options = {} if chunk is None else {"chunk": chunk}
+    options = {} if chunk is None else {"tuning": Tuning(chunk)}
     function(inputs.query, *pool, case.scaling, case.window, **options)
     return result.cpu()
 
@@ -86,12 +87,6 @@ def test_any_split_size_gives_the_same_result(chunk: int) -> None:
     case = decodes(1, 127, 128, 129, 700, 2300, head_dim=80)
     inputs = case.inputs("triton", HALF)
     case.assert_close(launch(case, inputs, chunk=chunk), case.oracle(inputs), TOLERANCE[HALF])
-
-
-@pytest.mark.parametrize(("group", "chunk"), [(1, 128), (4, 256), (7, 448), (8, 512), (71, 512)])
-def test_splits_are_longer_the_more_heads_share_their_keys(group: int, chunk: int) -> None:
-    assert split_size(group) == chunk
-    assert 2 * group / chunk <= 1 / 32 or chunk == 512, "traffic of the join"
 
 
 def test_splits_are_joined_whichever_has_the_maximum() -> None:

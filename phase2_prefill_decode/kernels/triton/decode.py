@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
-from phase2_prefill_decode.kernels.triton.splits import Splits, split_size, splits_of
+from phase2_prefill_decode.kernels.triton.splits import Splits, splits_of
 from phase2_prefill_decode.kernels.triton.tiles import (
     LOG2_E,
     LOWEST,
@@ -31,6 +31,7 @@ from phase2_prefill_decode.kernels.triton.tiles import (
     block,
     lookup_pages,
 )
+from phase2_prefill_decode.kernels.triton.tuning import Key, Tuning, tuned
 
 JOINED = 512  # numbers of the result that a program of join_kernel computes, at most
 AT_ONCE = 8  # splits that it loads at once
@@ -154,8 +155,10 @@ def join_kernel(
 # endregion
 
 
-def tiling(head_dim: int, itemsize: int, rows: int) -> Tiling:
-    """The tiling for `rows` used rows."""
+def tiling(head_dim: int, itemsize: int, rows: int, tuning: Tuning) -> Tiling:
+    """The tiling for `rows` used rows: if these are few, the tuned one."""
+    if tuning.tile and block(rows) == 16:
+        return Tiling(16, tuning.tile, tuning.num_warps, tuning.num_stages)
     sums = block(rows) * block(head_dim)  # in registers, with the queries and a tile of scores
     if itemsize == 4:  # float32 products take more registers and no tensor cores
         if sums > 64 * 128:
@@ -217,16 +220,21 @@ class DecodePlan(NamedTuple):
 
 
 def decode_plan_of(
-    metadata: AttentionMetadata, heads: int, keys: Tensor, window: int | None, chunk: int | None
+    metadata: AttentionMetadata,
+    heads: int,
+    keys: Tensor,
+    window: int | None,
+    tuning: Tuning | None,
 ) -> DecodePlan:
     """Plan a step at the first layer of a kind, and keep the plan in the metadata."""
     capturing = keys.is_cuda and torch.cuda.is_current_stream_capturing()  # a graph makes its own table
-    key = heads, keys.shape[1:], keys.dtype, window, chunk, capturing
+    key = heads, keys.shape[1:], keys.dtype, window, tuning, capturing
     if key not in metadata.plans:
         (_, kv_heads, page_size, head_dim), itemsize = keys.shape, keys.element_size()
         group, queries = heads // kv_heads, triton.next_power_of_2(max(metadata.max_seqlen_q, 1))
-        tiles = tiling(head_dim, itemsize, queries * group)
-        splits = splits_of(metadata, kv_heads, queries, chunk or split_size(group), tiles.tile, window)
+        tuning = tuning or tuned(keys.device, Key(head_dim, group, page_size), itemsize)
+        tiles = tiling(head_dim, itemsize, queries * group, tuning)
+        splits = splits_of(metadata, kv_heads, queries, tuning.chunk, tiles.tile, window)
         programs = max(programs_at_once(keys.device, tiles, head_dim, itemsize) // kv_heads, 1)
         join = join_constants(heads, head_dim, queries)
         metadata.plans[key] = DecodePlan(
@@ -249,16 +257,15 @@ def decode(
     metadata: AttentionMetadata,
     scale: float,
     window: int | None = None,
-    chunk: int | None = None,
+    tuning: Tuning | None = None,
 ) -> None:
-    """Compute the sequences with at most `metadata.max_seqlen_q` new tokens, rounded up to a power of two, in splits of
-    `chunk` keys.
+    """Compute the sequences with at most `metadata.max_seqlen_q` new tokens, rounded up to a power of two.
 
     None of these has more than `metadata.max_seqlen_k` tokens. Rows of other sequences are left unchanged. Nothing is
     read from the device, and all memory is of a size that the host knows, so a launch can be captured.
     """
     heads, head_dim = query.shape[1:]
-    step = decode_plan_of(metadata, heads, keys, window, chunk)
+    step = decode_plan_of(metadata, heads, keys, window, tuning)
     splits = step.splits
     lse = query.new_empty((splits.most, step.queries, heads), dtype=torch.float32)
     parts = query.new_empty((*lse.shape, head_dim), dtype=torch.float32)

@@ -88,16 +88,6 @@ class Splits(NamedTuple):
     most_of_one: int  # splits of a sequence, at most
 
 
-def split_size(group: int) -> int:
-    """The keys of a split: 64 for each query head of a group, from 128 to 512.
-
-    For each number of a head, a split reads 2 * 2 * chunk bytes of keys and values (16 bits), and its float32 results
-    are 4 * group bytes, written and read again by the join: 2 * group / chunk as much. 64 * group keeps that at 1/32. A
-    larger chunk would leave a GPU idle when few sequences are short: one of 1,000 tokens is four splits in groups of 4.
-    """
-    return min(max(64 * group, 128), 512)
-
-
 def constants(kv_heads: int, queries: int, chunk: int, tile: int, window: int | None) -> dict[str, int | None]:
     """The constants that splits_kernel is compiled for."""
     max_splits = 1 << max(PROGRAMS // kv_heads, 1).bit_length() - 1
