@@ -18,9 +18,9 @@ import torch
 
 from phase0_request.batch import Batch
 from phase0_request.params import SamplingParams
-from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.roofline import Device, predict
+from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.weights import Weights, random_weights
 from phase5_continuous.core import Launched, PackedBatch, Runner, Step
 from phase6_integration.engine import NanoServingEngine

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from phase1_kv_pool.lab.timing import clock_seconds, replay_seconds
-from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.lab.shapes import SHAPES
+from phase2_prefill_decode.loading.config import ModelConfig
 from phase5_continuous.lab.simulator import MODELS
 
 TINY = ModelConfig(
