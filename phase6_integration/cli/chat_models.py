@@ -12,8 +12,8 @@ import httpx
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason
 from phase6_integration.cli.common import first_model, http_error, open_engine
-from phase6_integration.options import EngineOptions
-from phase6_integration.stats import Gauges
+from phase6_integration.engine.options import EngineOptions
+from phase6_integration.engine.stats import Gauges
 
 Messages = list[dict[str, str]]
 

@@ -10,14 +10,14 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, get_type_hints
 from urllib.parse import urlsplit
 
-from phase6_integration.cli.parser import add_fields, values_of, whole_number
-from phase6_integration.options import EngineOptions
+from phase6_integration.engine.flags import add_fields, values_of, whole_number
+from phase6_integration.engine.options import EngineOptions
 
 if TYPE_CHECKING:
     import httpx
     from rich.console import Console
 
-    from phase6_integration.engine import NanoServingEngine
+    from phase6_integration.engine.engine import NanoServingEngine
 
 API_KEYS = ("NANOSERVE_API_KEY", "VLLM_API_KEY")  # environment variables
 # Engine options of a local model.
@@ -81,14 +81,14 @@ def open_engine(options: EngineOptions) -> "NanoServingEngine":
 
     from phase2_prefill_decode.config import ModelConfig
     from phase2_prefill_decode.threads import threads_for
-    from phase6_integration.hub import directory_of
+    from phase6_integration.engine.hub import directory_of
 
     directory = directory_of(options.model, options.revision, options.download_dir)
     if options.tokenizer is None and not (directory / "tokenizer.json").is_file():
         raise ValueError(f"{options.model} has no tokenizer.json, so it takes no text; --tokenizer names another")
     threads = options.threads or threads_for(ModelConfig.from_pretrained(directory))
     with loading():
-        from phase6_integration.engine import NanoServingEngine  # loads torch
+        from phase6_integration.engine.engine import NanoServingEngine  # loads torch
 
         options = replace(options, model=str(directory), revision=None, threads=threads)
         return NanoServingEngine.from_pretrained(**asdict(options))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from phase6_integration.cli.parser import Parser
+from phase6_integration.engine.flags import Parser
 
 NOT_IN_FILES = {"--help", "--config"}
 

@@ -22,7 +22,7 @@ from phase2_prefill_decode.config import ModelConfig
 from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.roofline import Device, predict
 from phase2_prefill_decode.weights import Weights, random_weights
-from phase6_integration.engine import NanoServingEngine
+from phase6_integration.engine.engine import NanoServingEngine
 from phase6_integration.lab.gpu_kernels import kernels
 from phase6_integration.lab.gpu_rows import SAMPLED, Day, limits
 
@@ -44,7 +44,7 @@ def smoke(day: Day) -> None:
     ):
         (answer,) = engine.generate([[5, 6, 7]], SamplingParams(temperature=0, max_tokens=1), progress=False)
         row["token"] = answer.output_tokens[0]
-    from phase6_integration.cli.doctor import findings
+    from phase6_integration.cli.doctor_command import findings
 
     for finding in findings(describe()):
         with day.row(what=finding.name, state=finding.state.value, words=finding.words, advice=finding.advice) as row:

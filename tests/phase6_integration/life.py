@@ -24,10 +24,10 @@ ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.endswith("_API_KEY")
 # answers before the second. One of its threads is in a call that never ends.
 SCRIPTED = """
 import signal, sys, asyncio, threading
-from phase6_integration.health import Health
+from phase6_integration.process.health import Health
 from phase6_integration.cli.main import main
-from phase6_integration.server import serve
-from phase6_integration.messages import Ready
+from phase6_integration import serve
+from phase6_integration.process.messages import Ready
 from tests.phase6_integration.fake_engine import FakeEngine
 
 class Slow(FakeEngine):
@@ -59,7 +59,7 @@ sys.exit(main())
 OTHER_ENGINE = """
 import functools, sys
 from phase6_integration.cli.main import main
-from phase6_integration.server import serve
+from phase6_integration import serve
 serve.AsyncEngine = functools.partial(serve.AsyncEngine, factory="tests.phase6_integration.{factory}")
 sys.exit(main())
 """
@@ -119,7 +119,7 @@ class Life:
 
 def engines(parent: int) -> list[int]:
     """The engine processes among the children of a process."""
-    module = "phase6_integration.engine_process"
+    module = "phase6_integration.process.engine_process"
     return [child.pid for child in psutil.Process(parent).children() if module in child.cmdline()]
 
 

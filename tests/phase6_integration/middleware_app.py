@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from phase6_integration.server.middleware import middleware
-from phase6_integration.server.settings import ServerSettings
+from phase6_integration.api.settings import ServerSettings
+from phase6_integration.wings.edge.middleware import middleware
 
 KEYS = ("one", "two")
 JSON = (b"content-type", b"application/json")

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequen
 from typing import Any
 
 from phase0_request import SamplingParams
-from phase6_integration.async_engine import AsyncEngine
-from phase6_integration.messages import EngineRequest
-from phase6_integration.options import EngineOptions
-from phase6_integration.outputs import Chunk, OutputStream
+from phase6_integration.engine.options import EngineOptions
+from phase6_integration.process.async_engine import AsyncEngine
+from phase6_integration.process.messages import EngineRequest
+from phase6_integration.process.outputs import Chunk, OutputStream
 from tests.phase6_integration.life import PATIENCE
 
 FAULTS = "tests.phase6_integration.faults"

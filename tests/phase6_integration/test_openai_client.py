@@ -11,10 +11,10 @@ from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel, Field
 
 from phase0_request.request import FinishReason
-from phase6_integration.async_engine import AsyncEngine
-from phase6_integration.health import Health
-from phase6_integration.options import EngineOptions
-from phase6_integration.server.settings import ServerSettings
+from phase6_integration.api.settings import ServerSettings
+from phase6_integration.engine.options import EngineOptions
+from phase6_integration.process.async_engine import AsyncEngine
+from phase6_integration.process.health import Health
 from tests.phase6_integration.fake_engine import FakeEngine, Script, served
 
 KEY = "sk-of-the-test"

@@ -13,9 +13,9 @@ import openai
 import pytest
 from openai import OpenAI
 
-from phase6_integration.async_engine import AsyncEngine
-from phase6_integration.options import EngineOptions
-from phase6_integration.server.settings import ServerSettings
+from phase6_integration.api.settings import ServerSettings
+from phase6_integration.engine.options import EngineOptions
+from phase6_integration.process.async_engine import AsyncEngine
 from tests.phase6_integration.fake_engine import served
 
 KEY = "sk-of-the-test"

@@ -20,8 +20,8 @@ import torch
 
 from phase2_prefill_decode.linear import Linear
 from phase6_integration.cli.main import main
-from phase6_integration.server.listener import bind
-from phase6_integration.server.serve import more_files
+from phase6_integration.serve import more_files
+from phase6_integration.wings.edge.listener import bind
 from tests.phase6_integration.life import PATIENCE, gone, life, scripted, stream, values
 
 # Beginnings.

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from phase0_request.params import SamplingParams
-from phase6_integration.messages import EngineRequest, frame
-from phase6_integration.server.app import create_app
-from phase6_integration.server.budget import SMALL_BODY, Budget
-from phase6_integration.server.middleware import AccessLog, BodyLimits, ErrorResponses, RequestIds
-from phase6_integration.server.settings import ServerSettings
+from phase6_integration.api.settings import ServerSettings
+from phase6_integration.app import create_app
+from phase6_integration.process.messages import EngineRequest, frame
+from phase6_integration.wings.edge.memory_budget import SMALL_BODY, Budget
+from phase6_integration.wings.edge.middleware import AccessLog, BodyLimits, ErrorResponses, RequestIds
 from tests.phase6_integration.asgi import Call
 from tests.phase6_integration.fake_engine import FakeEngine
 

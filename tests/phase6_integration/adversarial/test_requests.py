@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phase6_integration.server.app import create_app
-from phase6_integration.server.settings import ServerSettings
+from phase6_integration.api.settings import ServerSettings
+from phase6_integration.app import create_app
 from tests.phase6_integration.adversarial.mutations import edits
 from tests.phase6_integration.asgi import Call
 from tests.phase6_integration.fake_engine import FakeEngine
