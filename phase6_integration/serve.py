@@ -30,6 +30,7 @@ from phase6_integration.wings.edge.notify import Notifier
 from phase6_integration.wings.edge.tls import Tls
 from phase6_integration.wings.observe import logs
 
+ENGINE = "phase6_integration.wings.structured.isolated_grammars:isolating_engine"
 ENGINE_FAILED = 70  # exit status: EX_SOFTWARE of sysexits.h
 IMPORTS = 30.0  # seconds, with much to spare, that the server takes to start beside the loading of the model
 LINGER = 5  # seconds for responses to reach their clients, once all requests have ended
@@ -51,7 +52,7 @@ def serve(options: EngineOptions, settings: ServerSettings, warnings: Sequence[s
     with contextlib.closing(listener):
         try:
             tls = None if settings.ssl_certfile is None else Tls(settings)
-            engine = AsyncEngine(options)
+            engine = AsyncEngine(options, factory=ENGINE)
             settings = replace(settings, sampling_defaults=_defaults(settings, Path(engine.options.model)))
         except (OSError, ValueError) as error:
             return _failed(error)

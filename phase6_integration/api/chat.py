@@ -21,21 +21,14 @@ from phase6_integration.api.parsing import (
     truncate,
 )
 from phase6_integration.api.schemas import ChatRequest
-from phase6_integration.api.state import Server, ServerState, json_body
+from phase6_integration.api.state import AnswerPlan, Server, ServerState, json_body
 from phase6_integration.api.streaming import GenerationResponse
 from phase6_integration.process.outputs import Chunk
-from phase6_integration.wings.describe import openapi
-from phase6_integration.wings.describe.response_schemas import ChatChunk, ChatResponse
-from phase6_integration.wings.tools.tools import AnswerPlan
 
 router = APIRouter(tags=["model"])
 
 
-@router.post(
-    "/v1/chat/completions",
-    responses=openapi.answer(ChatResponse, ChatChunk) | openapi.errors(openapi.ENGINE),
-    openapi_extra=openapi.request_body(ChatRequest),
-)
+@router.post("/v1/chat/completions")
 async def create_chat_completion(
     body: Annotated[ChatRequest, json_body(ChatRequest)], request: Request, server: Server
 ) -> Response:
@@ -54,7 +47,7 @@ async def continue_chat(
     length, context, pool = requested_length(body), server.engine.max_model_len, server.tokenizers
     if body.truncate_prompt_tokens is None:
         check_lengths(["".join(map(text_of, body.messages))], pool.tokenizer.longest, context, "messages")
-    tenant, plan = request.state.tenant, AnswerPlan.of(server, body)
+    tenant, plan = request.state.tenant, server.plan(server, body)
     arguments = conversation(body, reasoning_effort=body.reasoning_effort)
     prompt = await pool.chat(arguments, tenant, body.add_special_tokens is True)
     prompt = truncate(prompt, body, length or 1, context)
@@ -94,8 +87,8 @@ class ChatFormatter(Formatter):
             self.excluding.insert(0, "tools")
         if body.return_token_ids:
             self.first_event["prompt_token_ids"] = prompt
-        self._answers = {i: answer for i in range(self.n) if (answer := plan.answer(prompt)) is not None}
-        self._called = "stop" if plan.is_named else "tool_calls"  # the finish reason, as in OpenAI's API
+        self._answers = {i: answer for i in range(self.n) if (answer := plan.reader(prompt)) is not None}
+        self._called = plan.finish_reason
 
     def fields(self) -> dict[str, Any]:
         return self.about_prompt(0)

@@ -24,19 +24,13 @@ from phase6_integration.api.state import Server, ServerState, json_body
 from phase6_integration.api.streaming import GenerationResponse
 from phase6_integration.api.tokenization import TokenizerPool
 from phase6_integration.process.outputs import Chunk, LogprobArrays
-from phase6_integration.wings.describe import openapi
-from phase6_integration.wings.describe.response_schemas import CompletionChunk, CompletionResponse
 
 DEFAULT_MAX_TOKENS = 16  # as in OpenAI's API
 
 router = APIRouter(tags=["model"])
 
 
-@router.post(
-    "/v1/completions",
-    responses=openapi.answer(CompletionResponse, CompletionChunk) | openapi.errors(openapi.ENGINE),
-    openapi_extra=openapi.request_body(CompletionRequest),
-)
+@router.post("/v1/completions")
 async def create_completion(
     body: Annotated[CompletionRequest, json_body(CompletionRequest)], request: Request, server: Server
 ) -> Response:

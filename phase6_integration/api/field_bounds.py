@@ -1,7 +1,8 @@
 """Bounds of request fields, as annotations of the schemas.
 
 Some bounds depend on the model or the settings: those are `AtMost`, `FewItems` and `InVocabulary`. Validation takes
-their values from its context, a `Limits`; in a JSON schema they are names, which `Limits.resolve` replaces.
+their values from its context, a `FieldBounds`; in a JSON schema they are names, which `FieldBounds.resolve`
+replaces.
 
 The fields that OpenAI and vLLM have and this server has not are known too: hints, which have no effect (`Hint`), and
 others, which are allowed as long as their value changes nothing (`Unsupported`).
@@ -35,7 +36,7 @@ class RequestModel(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class FieldBounds:
     """The bounds of one server: the validation context of every schema."""
 
     names: tuple[str, ...]  # of the model
@@ -46,7 +47,7 @@ class Limits:
     logprobs: int
 
     @classmethod
-    def of(cls, engine: AsyncEngine, settings: ServerSettings) -> "Limits":
+    def of(cls, engine: AsyncEngine, settings: ServerSettings) -> "FieldBounds":
         return cls(
             names=settings.served_model_names,
             vocabulary=engine.config.vocab_size,

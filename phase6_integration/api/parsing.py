@@ -14,11 +14,10 @@ from phase6_integration.api.state import ServerState
 from phase6_integration.api.tokenization import TokenizerPool
 from phase6_integration.process.health import Health
 from phase6_integration.process.messages import EngineRequest
-from phase6_integration.wings.edge.middleware import BY_KEY
-from phase6_integration.wings.structured.output_grammar import grammar_field
 
 _DERIVED = {"max_tokens", "min_tokens", "seed", "logit_bias", "bad_words", "logprobs", "prompt_logprobs"}  # below
 _COPIED = [field.name for field in fields(SamplingParams) if field.name in {*SamplingFields.model_fields} - _DERIVED]
+BY_KEY = "key-"  # ids of clients with an API key begin with it
 _serial = itertools.count()  # makes ids unique, since a client may give two requests the same one
 
 
@@ -110,9 +109,10 @@ def prompt_alternatives(
     return most
 
 
-def excluding_fields(request: SamplingFields) -> list[str]:
+def excluding_fields(server: ServerState, request: SamplingFields) -> list[str]:
     """The fields of a request that exclude tokens from its answer."""
-    found = [grammar_field(request), *(name for name in ("allowed_token_ids", "bad_words") if getattr(request, name))]
+    lists = (name for name in ("allowed_token_ids", "bad_words") if getattr(request, name))
+    found = [server.grammars.field(request), *lists]
     if request.min_tokens:
         found += ["min_tokens", *(["stop_token_ids"] if request.stop_token_ids else [])]
     return [name for name in found if name is not None]

@@ -11,9 +11,9 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
-    RootModel,
     Tag,
     ValidatorFunctionWrapHandler,
+    WithJsonSchema,
     WrapValidator,
 )
 from pydantic_core import PydanticCustomError
@@ -31,7 +31,6 @@ from phase0_request.params import (
 from phase0_request.request import MAX_PRIORITY, MAX_SALT
 from phase0_request.token_set import TokenSet
 from phase6_integration.api.field_bounds import NAMED, AtMost, FewItems, Hint, InVocabulary, RequestModel, Unsupported
-from phase6_integration.wings.structured.output_grammar import StructuredFields
 
 MAX_PARTS = 1024  # text parts of all messages together
 MAX_USER = 256  # characters
@@ -84,10 +83,6 @@ def _kind_of_prompt(value: Any) -> str | None:
         return None
     first = value[0] if value else ""
     return "=token_lists" if isinstance(first, list) else "=texts" if isinstance(first, str) else "=tokens"
-
-
-def _kind_of_tokenize(value: Any) -> str:
-    return "=chat" if isinstance(value, dict) and "messages" in value else "=text"
 
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
@@ -147,6 +142,61 @@ class StreamOptions(RequestModel):
     include_usage: bool | None = None  # a last chunk with the usage and no choices
     continuous_usage_stats: bool | None = None  # in every chunk, the usage so far
     include_obfuscation: Hint = None
+
+
+Choice = Annotated[str, Field(min_length=1)]
+Choices = Annotated[list[Choice], Field(min_length=1, fail_fast=True)]
+Pattern = Annotated[str, Field(min_length=1)]
+Whitespace = Annotated[str, Field(max_length=64)]
+
+
+def _schema(value: Any) -> Any:
+    if not isinstance(value, dict | str):
+        raise PydanticCustomError("schema", "a JSON schema is an object, or the text of one")
+    return value
+
+
+_DESCRIBED = {"anyOf": [{"type": "object"}, {"type": "string"}], "description": "A JSON schema, or the text of one."}
+Schema = Annotated[Any, AfterValidator(_schema), WithJsonSchema(_DESCRIBED)]
+
+
+class NamedSchema(RequestModel):
+    schema_: Schema = Field(alias="schema")
+    name: Hint = None
+    description: Hint = None
+    strict: Annotated[bool | None, Field(description="The schema is enforced in any case.")] = None
+
+
+class ResponseFormat(RequestModel):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+    schema_: Schema | None = Field(None, alias="schema")  # llama.cpp's, with json_object
+
+
+class StructuredOutputs(RequestModel):
+    """vLLM's. One constraint, and what JSON looks like."""
+
+    json_: Schema | None = Field(None, alias="json")
+    regex: Pattern | None = None
+    choice: Choices | None = None
+    grammar: Pattern | None = None
+    json_object: Literal[True] | None = None
+    whitespace_pattern: Whitespace | None = None
+    disable_any_whitespace: bool | None = None
+    disable_fallback: Hint = None  # there is one backend
+    disable_additional_properties: Annotated[Any, Unsupported(False)] = None
+    structural_tag: Annotated[Any, Unsupported()] = None
+
+
+class StructuredFields(RequestModel):
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | None = None
+    guided_regex: Pattern | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Pattern | None = None
+    guided_whitespace_pattern: Whitespace | None = None
+    guided_decoding_backend: Hint = None
 
 
 class SamplingFields(StructuredFields):
@@ -338,31 +388,3 @@ class ChatRequest(SamplingFields, ConversationFields):
     modalities: Annotated[Any, Unsupported([], ["text"])] = None
     prediction: Annotated[Any, Unsupported()] = None
     web_search_options: Annotated[Any, Unsupported()] = None
-
-
-class TokenizeText(RequestModel):
-    model: ModelName | None = None
-    prompt: str
-    add_special_tokens: bool | None = None  # default: true
-    return_token_strs: bool | None = None
-
-
-class TokenizeChat(ConversationFields):
-    model: ModelName | None = None
-    return_token_strs: bool | None = None
-
-
-class TokenizeRequest(
-    RootModel[
-        Annotated[
-            Annotated[TokenizeText, Tag("=text")] | Annotated[TokenizeChat, Tag("=chat")],
-            Discriminator(_kind_of_tokenize),
-        ]
-    ]
-):
-    """A text, or a conversation."""
-
-
-class DetokenizeRequest(RequestModel):
-    model: ModelName | None = None
-    tokens: Annotated[list[Token], Field(max_length=MAX_TOKENS, fail_fast=True), InVocabulary()]

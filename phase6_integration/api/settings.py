@@ -1,6 +1,7 @@
 """ServerSettings: the settings of the HTTP server, checked once. Those of the engine are EngineOptions."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from ipaddress import ip_address
@@ -9,7 +10,6 @@ from typing import Any
 from phase0_request.params import MAX_LOGPROBS
 from phase2_prefill_decode.fields import ConfigError, flag, integer, number, one_of
 from phase6_integration.engine.options import at_least, check_fields, option, positive, text, texts
-from phase6_integration.wings.edge.api_keys import check_keys
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("human", "json")
@@ -155,6 +155,12 @@ class ServerSettings:
     def model_name(self) -> str:
         """The name in responses and metrics."""
         return self.served_model_names[0]
+
+
+def check_keys(keys: Sequence[str]) -> tuple[str, ...]:
+    if not all(map(partial(re.fullmatch, NAME), keys)):  # the message must not repeat a key
+        raise ConfigError("an API key must have 1 to 256 printable ASCII characters without spaces")
+    return tuple(keys)
 
 
 def is_address(host: str) -> bool:

@@ -16,12 +16,10 @@ from phase0_request.request import FinishReason
 from phase6_integration.api.errors import RequestError, conflict, fault, grammar_failed, no_token_left, unavailable
 from phase6_integration.api.formatter import Formatter
 from phase6_integration.api.schemas import SamplingFields
-from phase6_integration.api.state import ServerState
+from phase6_integration.api.state import Account, Lease, ServerState
 from phase6_integration.process.health import UnavailableError
 from phase6_integration.process.messages import EngineRequest
 from phase6_integration.process.outputs import Chunk, OutputStream
-from phase6_integration.wings.edge.memory_budget import Lease, answer_bytes
-from phase6_integration.wings.observe.logs import Account
 
 logger = logging.getLogger("nanoserve")
 
@@ -61,14 +59,13 @@ class GenerationResponse(Response):
         """Submit the requests and send their outputs, while a task waits for the client to disconnect."""
         formatter, account = self._formatter, scope["state"]["account"]
         account.prompt_tokens, account.n, account.user = formatter.prompt_tokens, formatter.n, self._user
-        size = answer_bytes(self._requests, self._server.answers, formatter.length_field)
-        with self._server.answers.lease(size + formatter.text_bytes) as lease, self._submit() as outputs:
+        with self._server.lease(self._requests, formatter.length_field) as lease, self._submit(lease) as outputs:
             account.outputs = formatter.outputs = outputs.states
             writer = ResponseWriter(send, self._server.settings.send_timeout)
             sender = _Sender(self._server, formatter, outputs, writer, account, scope["state"]["request_id"])
             async with _beside(_abort_on_disconnect(receive, outputs)):
                 try:
-                    await (sender.stream(lease, size) if self._stream else sender.whole(lease, size))
+                    await (sender.stream(lease) if self._stream else sender.whole(lease))
                 except SlowReaderError as error:  # the response stays unfinished, so the server closes the connection
                     account.error = str(error)
                 except ClientLeftError:
@@ -76,12 +73,11 @@ class GenerationResponse(Response):
 
     # endregion
 
-    def _submit(self) -> OutputStream:
+    def _submit(self, lease: Lease) -> OutputStream:
         try:
-            tenant, completions = self._requests[0].tenant, len(self._requests)
-            self._server.clients.check(tenant, completions)
+            lease.cover(self._formatter.text_bytes)
             outputs = self._server.engine.submit(self._requests)
-            self._server.clients.begin(tenant, completions, self._formatter.prompt_tokens)
+            lease.begin(self._formatter.prompt_tokens)
             return outputs
         except QueueFullError:
             message = "too many requests wait already; try again later"
@@ -104,17 +100,17 @@ class _Sender:
     request_id: str
 
     # region exercise 6.5
-    async def whole(self, lease: Lease, size: int) -> None:
+    async def whole(self, lease: Lease) -> None:
         """Send the answer once all of it is there: until then a failure has a status of its own."""
         async for chunks in self.outputs:
             for chunk in chunks:
                 self._check(chunk)
                 self.formatter.accumulate(chunk)
-            lease.cover(size + self.formatter.text_bytes)
+            lease.cover(self.formatter.text_bytes)
         self._answered()
         await self.writer.write_json(self.formatter.whole())
 
-    async def stream(self, lease: Lease, size: int) -> None:
+    async def stream(self, lease: Lease) -> None:
         """Send events. The status is sent once the engine has admitted the request, so that an earlier failure has a
         status of its own; a later one is an event. A request that waits for long gets its status and comments, so that
         no proxy or client gives it up. The last event is always `done`."""
@@ -130,7 +126,7 @@ class _Sender:
             try:
                 async for chunks in arriving:
                     await self._send(chunks)
-                    lease.cover(size + self.formatter.text_bytes)
+                    lease.cover(self.formatter.text_bytes)
                 self._answered()
                 last = self.formatter.last_chunk()
             except RequestError as error:
@@ -146,7 +142,8 @@ class _Sender:
     # endregion
 
     def _answered(self) -> None:
-        self.server.metrics.answered(self.formatter.n, self.outputs.states)
+        for note in self.server.answered:
+            note(self.formatter.n, self.outputs.states)
 
     @property
     def _ended_early(self) -> bool:

@@ -1,4 +1,4 @@
-"""`nanoserve bench`: put a server under load and measure it. The load generator is `lab.load`; its dataclasses define
+"""`nanoserve bench`: put a server under load and measure it. The load generator is `load`; its dataclasses define
 the flags. The figures have the names of `vllm bench serve`."""
 
 import argparse

@@ -156,7 +156,7 @@ class Loop:
 
 
 class Made(NamedTuple):
-    """What a factory makes."""
+    """What a factory returns: an engine, ready to run."""
 
     core: EngineCore[Any]
     scheduler: Scheduler
@@ -164,13 +164,17 @@ class Made(NamedTuple):
     grammars: GrammarWork | None = None
 
 
-def bundled_engine(options: EngineOptions) -> Made:
-    """The default factory. Tests name others, which fail in various ways."""
+def bundled_engine(
+    options: EngineOptions, grammar_work: Callable[[Any, EngineOptions], GrammarWork] | None = None
+) -> Made:
+    """The default factory: the engine of these options. `grammar_work` follows grammars elsewhere; without it they are
+    followed in this process, which is for clients that are trusted."""
     from phase6_integration.engine.assemble import assemble
-    from phase6_integration.wings.structured.isolated_grammars import IsolatedGrammars
 
     parts = assemble(options)
-    grammars = None if parts.model.tokenizer is None else IsolatedGrammars(parts.sampler, options)
+    grammars = None
+    if grammar_work is not None and parts.model.tokenizer is not None:
+        grammars = grammar_work(parts.sampler, options)
     decoder, cache = parts.model.decoder, parts.scheduler.cache
     context, dtype = parts.model.config.max_position_embeddings, str(decoder.dtype).removeprefix("torch.")
     ready = Ready(context, cache.usage.total, cache.page_size, str(decoder.device), dtype, decoder.lm_head.kernel)

@@ -17,8 +17,10 @@ import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from pkgutil import resolve_name
+from typing import TypeVar
 
 import msgspec
 from jinja2 import TemplateError
@@ -26,9 +28,6 @@ from jinja2 import TemplateError
 from phase0_request import safe_path
 from phase0_request.params import MAX_TOKENS
 from phase0_request.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from phase6_integration.wings.structured.grammar_checker import GrammarChecker
 
 MEMORY = 1 << 30  # bytes that a child may allocate beyond what its parent has loaded
 LOADING = 120.0  # seconds to load a tokenizer
@@ -42,7 +41,7 @@ class Setup(msgspec.Struct, frozen=True):
 
     directory: str
     chat_template: str | None
-    grammars: bool = False  # whether to check grammars: their vocabulary may take a second to build
+    checker: str | None = None  # of grammars: `module:name` of a function that makes one from the tokenizer
 
 
 class Encode(msgspec.Struct, tag=True):
@@ -95,6 +94,7 @@ class Killed(msgspec.Struct, tag=True):
 
 Job = Encode | EncodeChat | CheckGrammar
 Result = Tokens | Checked | Refused | Killed
+Checker = Callable[[str], str]  # of a grammar, which it returns as llguidance reads it; ValueError if it is wrong
 T = TypeVar("T")
 _setup: "msgspec.msgpack.Decoder[Setup]" = msgspec.msgpack.Decoder(Setup)
 _job: "msgspec.msgpack.Decoder[Job]" = msgspec.msgpack.Decoder(Job)
@@ -194,7 +194,7 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 # In the other process.
 
 
-def compute(job: Job, tokenizer: Tokenizer, grammars: "GrammarChecker | None") -> Result:
+def compute(job: Job, tokenizer: Tokenizer, grammars: Checker | None) -> Result:
     try:
         if isinstance(job, CheckGrammar):
             assert grammars is not None
@@ -216,7 +216,7 @@ def compute(job: Job, tokenizer: Tokenizer, grammars: "GrammarChecker | None") -
     return Tokens(ids)
 
 
-def serve(connection: socket.socket, tokenizer: Tokenizer, grammars: "GrammarChecker | None") -> None:
+def serve(connection: socket.socket, tokenizer: Tokenizer, grammars: Checker | None) -> None:
     """The child's loop, until the server closes the connection. The kernel's alarm ends the child in a job that takes
     too long."""
     limit_memory(MEMORY)
@@ -246,11 +246,7 @@ def main() -> None:
     tokenizer = Tokenizer.from_pretrained(setup.directory, setup.chat_template)
     if tokenizer.chat_template is not None:
         import transformers.utils.chat_template_utils  # noqa: F401  # once, instead of in every child
-    grammars = None
-    if setup.grammars:
-        from phase6_integration.wings.structured.grammar_checker import GrammarChecker
-
-        grammars = GrammarChecker(tokenizer)
+    grammars: Checker | None = None if setup.checker is None else resolve_name(setup.checker)(tokenizer)
     _send(connection, UNKNOWN, Tokens([]))
     while True:
         child = os.fork()

@@ -20,12 +20,11 @@ import uvloop
 
 from phase0_request.request import FinishReason, TokenLogprobs
 from phase6_integration.api.settings import ServerSettings
-from phase6_integration.app import create_app
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.process.async_engine import AsyncEngine
 from phase6_integration.process.health import Health
 from phase6_integration.process.messages import Ended, EngineRequest, Finish, Output, Started, Submit, Update
-from phase6_integration.wings.edge.transport import transport_config
+from tests.phase6_integration.application import create_app, transport_config
 
 Script = Callable[[EngineRequest], Sequence[int | FinishReason]]
 
@@ -44,7 +43,7 @@ def scores(asked: int | None, token: int) -> TokenLogprobs | None:
 class FakeEngine(AsyncEngine):
     """`room` cleared: no request is admitted. `flow` cleared: no more tokens come. `cached`: of every prompt."""
 
-    def __init__(self, script: Script = echo, **options: Any) -> None:
+    def __init__(self, script: Script = echo, factory: str = "", **options: Any) -> None:
         super().__init__(EngineOptions(**options))
         self.script = script
         self.submitted: list[EngineRequest] = []

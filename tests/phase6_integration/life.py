@@ -31,7 +31,7 @@ from phase6_integration.process.messages import Ready
 from tests.phase6_integration.fake_engine import FakeEngine
 
 class Slow(FakeEngine):
-    def __init__(self, options):
+    def __init__(self, options, factory=""):
         super().__init__()
         self.flow.clear()
     async def start(self):
@@ -57,10 +57,10 @@ sys.exit(main())
 
 # The same server over an engine process that another function makes, such as one of `faults`.
 OTHER_ENGINE = """
-import functools, sys
+import sys
 from phase6_integration.cli.main import main
 from phase6_integration import serve
-serve.AsyncEngine = functools.partial(serve.AsyncEngine, factory="tests.phase6_integration.{factory}")
+serve.ENGINE = "tests.phase6_integration.{factory}"
 sys.exit(main())
 """
 

@@ -1,6 +1,7 @@
 """/openapi.json: every field, status and header of the API."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI
@@ -8,12 +9,9 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from phase6_integration.api.field_bounds import Limits
 from phase6_integration.wings.describe.response_schemas import ErrorResponse
-from phase6_integration.wings.edge.middleware import PUBLIC
 
 Document = dict[str, Any]
-Responses = dict[int | str, dict[str, Any]]
 
 WHY = {
     400: "A field is wrong, unknown or unsupported, or the prompt is too long; `param` names it. Or this is not HTTP.",
@@ -39,33 +37,48 @@ BODY = (400, 404, *READ)  # errors of a route with a body
 ENGINE = (*BODY, 429)  # errors of a route that submits requests to the engine
 
 
-def errors(statuses: Iterable[int]) -> Responses:
-    """For a route's `responses`."""
-    found: Responses = {}
-    for status in statuses:
-        found[status] = {"description": WHY[status], "content": {"application/json": {"schema": _ref(ErrorResponse)}}}
-        if status in HEADERS:
-            found[status]["headers"] = _header(*HEADERS[status])
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The schemas of a route's body, its answer and the chunks of a stream of it, and the errors of its own. Routes
+    read and write JSON as bytes, of which FastAPI sees no type. `done`: [DONE] ends a stream."""
+
+    request: type[BaseModel] | None = None
+    response: type[BaseModel] | None = None
+    chunk: type[BaseModel] | None = None
+    done: bool = True
+    errors: tuple[int, ...] = ()
+
+    @property
+    def models(self) -> list[type[BaseModel]]:
+        return [model for model in (self.request, self.response, self.chunk) if model is not None]
+
+    def describe(self, operation: Document) -> None:
+        if self.request is not None:
+            content: Document = {"application/json": {"schema": _ref(self.request)}}
+            operation["requestBody"] = {"required": True, "content": content}
+        if self.response is not None:
+            content = {"application/json": {"schema": _ref(self.response)}}
+            if self.chunk is not None:
+                content["text/event-stream"] = {"schema": _event(self.chunk, self.done)}
+            operation["responses"]["200"] = {"description": "The answer.", "content": content}
+        operation["responses"] |= _errors(self.errors)
+
+
+def _errors(statuses: Iterable[int]) -> dict[str, Document]:
+    """The error responses of these statuses."""
+    found: dict[str, Document] = {}
+    for status in map(str, statuses):
+        schema = {"application/json": {"schema": _ref(ErrorResponse)}}
+        found[status] = {"description": WHY[int(status)], "content": schema}
+        if int(status) in HEADERS:
+            found[status]["headers"] = _header(*HEADERS[int(status)])
     return found
 
 
-def answer(model: type[BaseModel], chunk: type[BaseModel] | None = None, done: bool = True) -> Responses:
-    """The response of a route with status 200, and its chunks if it can be streamed. `done`: [DONE] ends a stream."""
-    content: Document = {"application/json": {"schema": _ref(model)}}
-    if chunk is not None:
-        content["text/event-stream"] = {"schema": _event(chunk, done)}
-    return {200: {"description": "The answer.", "content": content}}
-
-
-def request_body(model: type[BaseModel]) -> Document:
-    """For a route's `openapi_extra`: the body is read by a dependency, which FastAPI cannot describe."""
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": _ref(model)}}}}
-
-
-def install(app: FastAPI, models: Iterable[type[BaseModel]], limits: Limits, keys: bool) -> None:
-    """Have the app describe these models, with its limits, and the middleware of every route. `keys`: whether API keys
-    are needed."""
-    described = [(model, "validation") for model in (*models, ErrorResponse)]
+def attach(app: FastAPI, routes: Mapping[str, Route], public: Collection[str] | None) -> None:
+    """Have the app describe its routes, of which these need words: by method and path. `public` are the paths that need
+    no API key; None if none does."""
+    models = [ErrorResponse, *(model for route in routes.values() for model in route.models)]
 
     def openapi() -> Document:
         if app.openapi_schema is None:
@@ -76,17 +89,19 @@ def install(app: FastAPI, models: Iterable[type[BaseModel]], limits: Limits, key
                 routes=app.routes,
                 servers=app.servers or None,
             )
+            described = [(model, "validation") for model in models]
             _, schemas = models_json_schema(described, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
             components = document.setdefault("components", {})
             components["schemas"] = {**components.get("schemas", {}), **schemas["$defs"]}
             for path, operations in document["paths"].items():
-                for operation in operations.values():
-                    _describe_middleware(operation, keys and path not in PUBLIC)
-            if keys:
+                for method, operation in operations.items():
+                    routes.get(f"{method.upper()} {path}", Route()).describe(operation)
+                    _describe_middleware(operation, public is not None and path not in public)
+            if public is not None:
                 components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
             for unused in ("HTTPValidationError", "ValidationError"):
                 components["schemas"].pop(unused, None)
-            app.openapi_schema = limits.resolve(document)
+            app.openapi_schema = app.state.server.bounds.resolve(document)
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
@@ -96,8 +111,8 @@ def _describe_middleware(operation: Document, key: bool) -> None:
     """Add the errors of the middleware to a route. FastAPI's own 422 is never sent by this server."""
     responses = operation["responses"]
     responses.pop("422", None)
-    for status, response in errors((401, *ANY) if key else ANY).items():
-        responses.setdefault(str(status), response)
+    for status, response in _errors((401, *ANY) if key else ANY).items():
+        responses.setdefault(status, response)
     for response in responses.values():
         response.setdefault("headers", {}).update(_header("x-request-id", "The client's own, or a new one."))
     if key:

@@ -172,29 +172,3 @@ class ChatChunk(Generated):
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
     prompt_token_ids: list[int] | None = None  # in the first chunk, if requested
-
-
-class ServedModel(Response):
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    root: str
-    parent: str | None
-    max_model_len: int
-
-
-class ModelList(Response):
-    object: Literal["list"]
-    data: list[ServedModel]
-
-
-class TokenizeResponse(Response):
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None
-
-
-class DetokenizeResponse(Response):
-    prompt: str

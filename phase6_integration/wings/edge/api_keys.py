@@ -2,20 +2,13 @@
 
 import hashlib
 import logging
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from phase2_prefill_decode.fields import ConfigError
+from phase6_integration.api.settings import check_keys
 
 logger = logging.getLogger("nanoserve")
-_KEY = re.compile(r"[!-~]{1,256}")  # printable ASCII without spaces
-
-
-def check_keys(keys: Sequence[str]) -> tuple[str, ...]:
-    if not all(map(_KEY.fullmatch, keys)):  # the message must not repeat a key
-        raise ConfigError("an API key must have 1 to 256 printable ASCII characters without spaces")
-    return tuple(keys)
 
 
 def read_keys(file: str | Path) -> tuple[str, ...]:

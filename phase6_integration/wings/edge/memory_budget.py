@@ -1,4 +1,4 @@
-"""Budget: bounds the memory that request bodies and unsent answers take together.
+"""MemoryBudget: bounds the memory that request bodies and unsent answers take together.
 
 A body takes its own size while it arrives. An answer takes, before any work is done for it, the most that it can need:
 `answer_bytes`. What does not fit now is a 503 with a time to try again; what can never fit is a 400. Small bodies and
@@ -23,8 +23,8 @@ TOKEN = 32  # for each output token: its id, offset, time and some text. More te
 LOGPROBS = 20  # for the logprob of a token, and as much for each alternative
 
 
-class Budget:
-    """So many bytes, from which leases are taken. The first `free` bytes of each lease do not count."""
+class MemoryBudget:
+    """So many bytes, of which requests hold a part. The first `free` bytes of each do not count."""
 
     def __init__(self, limit: int, free: int = 0) -> None:
         self.limit = limit
@@ -32,23 +32,23 @@ class Budget:
         self.used = 0
 
     @classmethod
-    def for_bodies(cls, limit: int) -> "Budget":
+    def for_bodies(cls, limit: int) -> "MemoryBudget":
         return cls(limit // BODIES, SMALL_BODY)
 
     @classmethod
-    def for_answers(cls, limit: int) -> "Budget":
+    def for_answers(cls, limit: int) -> "MemoryBudget":
         return cls(limit - limit // BODIES, SMALL_ANSWER)
 
-    def lease(self, size: int = 0) -> "Lease":
-        lease = Lease(self)
-        lease.cover(size)
-        return lease
+    def hold(self, size: int = 0) -> "Hold":
+        hold = Hold(self)
+        hold.cover(size)
+        return hold
 
 
-class Lease:
+class Hold:
     """Bytes of a budget, held until the end of a `with`."""
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: MemoryBudget) -> None:
         self._budget = budget
         self._held = 0
 
@@ -60,7 +60,7 @@ class Lease:
         self._held += more
         self._budget.used += more
 
-    def __enter__(self) -> "Lease":
+    def __enter__(self) -> "Hold":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -68,7 +68,7 @@ class Lease:
         self._held = 0
 
 
-def answer_bytes(requests: Sequence[EngineRequest], budget: Budget, param: str = "max_tokens") -> int:
+def answer_bytes(requests: Sequence[EngineRequest], budget: MemoryBudget, param: str = "max_tokens") -> int:
     """The most bytes that the answer to these requests takes, which must be a fraction of the budget. A prompt that is
     completed n times is there once, and so is a list of allowed tokens. `param` is the field of the request that sets
     the length."""

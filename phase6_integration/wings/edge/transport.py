@@ -19,9 +19,10 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from phase6_integration.api.application import REQUEST_ID, request_id
 from phase6_integration.api.errors import RequestError, overloaded
 from phase6_integration.api.settings import ServerSettings
-from phase6_integration.wings.edge.middleware import REQUEST_ID, headers_too_large, request_id
+from phase6_integration.wings.edge.middleware import headers_too_large
 
 if sys.platform != "win32":
     import resource

@@ -3,18 +3,17 @@
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 
 from phase6_integration.api.errors import unavailable
 from phase6_integration.api.state import Server, ServerState
 from phase6_integration.process.health import Health
-from phase6_integration.wings.describe import openapi
 
 VERSION = version("nano-serving")
 router = APIRouter(tags=["server"])
 
 
-@router.get("/health/live", responses=openapi.errors((503,)))
+@router.get("/health/live")
 async def live(server: Server) -> dict[str, str]:
     """Whether this process is of use: a 503 asks for its restart. While the engine loads, the answer is 200."""
     if server.engine.failed.is_set():
@@ -22,10 +21,10 @@ async def live(server: Server) -> dict[str, str]:
     return {"status": "live"}
 
 
-@router.get("/health", responses=openapi.errors((503,)))
-@router.get("/health/ready", responses=openapi.errors((503,)))
-@router.get("/ping", responses=openapi.errors((503,)))
-@router.post("/ping", responses=openapi.errors((503, *openapi.READ)))
+@router.get("/health")
+@router.get("/health/ready")
+@router.get("/ping")
+@router.post("/ping")
 async def ready(server: Server) -> dict[str, str]:
     """Whether requests are served now."""
     if server.engine.health is not Health.READY:
@@ -47,14 +46,14 @@ async def get_version() -> dict[str, str]:
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
-async def metrics(server: Server) -> Response:
+async def metrics(request: Request) -> Response:
     """Metrics for Prometheus, under the names that dashboards for vLLM read."""
-    content, content_type = server.metrics.exposition()
+    content, content_type = request.app.state.metrics.exposition()
     return Response(content, media_type=content_type)
 
 
 @router.get("/stats")
-async def stats(server: Server) -> dict[str, Any]:
+async def stats(server: Server, request: Request) -> dict[str, Any]:
     """The same as JSON: current values, rates over the last minute, and recent percentiles."""
     state = {
         "model": server.settings.model_name,
@@ -62,9 +61,14 @@ async def stats(server: Server) -> dict[str, Any]:
         "reason": _reason(server),
         "engine_restarts": server.engine.restarts,
     }
-    return state | server.metrics.stats()
+    figures: dict[str, Any] = request.app.state.metrics.stats()
+    return state | figures
 
 
 def _reason(server: ServerState) -> str:
     """The engine's reason without an exception's own words, which are only for the log."""
     return server.engine.reason.partition(":")[0]
+
+
+def attach(app: FastAPI) -> None:
+    app.include_router(router)

@@ -1,16 +1,13 @@
-"""Logging: formatters, as text or JSON, and what a line of the access log has of a request."""
+"""Logging to a stderr that never blocks, as text or as JSON."""
 
 import json
 import logging
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.process.log_stream import LogStream
-from phase6_integration.process.outputs import OutputState
 
 _OURS = ("nanoserve", "phase6_integration", "uvicorn", "asyncio")
 
@@ -83,37 +80,3 @@ def _time(record: logging.LogRecord) -> datetime:
 def _short(value: object) -> str:
     text = f"{value:.3f}s" if isinstance(value, float) else str(value)
     return text if text.isprintable() and " " not in text else repr(text)
-
-
-@dataclass(slots=True)
-class Account:
-    """What a route reports about a request for the access log, through `request.state.account`."""
-
-    prompt_tokens: int = 0  # as in usage: each prompt counts once
-    outputs: Sequence[OutputState] = ()
-    n: int = 1  # outputs per prompt
-    user: str | None = None  # the field `user` of the request
-    request_id: str | None = None  # its field `request_id`, part of the id of the answer
-    finish_reasons: list[str] = field(default_factory=list)  # one for each finished output
-    error: str | None = None  # only for the log
-    code: str | None = None  # of an error in the response, and the field at fault
-    param: str | None = None
-
-    def fields(self) -> dict[str, Any]:
-        """The fields of the log line that are known."""
-        about = {name: getattr(self, name) for name in ("user", "request_id", "error", "code", "param")}
-        if not self.outputs:
-            return {name: value for name, value in about.items() if value is not None}
-        times = [output.times for output in self.outputs]
-        waits = [t.queue_time for t in times if t.queue_time is not None]
-        first_tokens = [t.ttft for t in times if t.ttft is not None]
-        known = {
-            "prompt_tokens": self.prompt_tokens,
-            "cached_tokens": sum(output.cached_tokens for output in self.outputs[:: self.n]),
-            "generated_tokens": sum(output.generated for output in self.outputs),
-            "queue": round(min(waits), 6) if waits else None,
-            "ttft": round(min(first_tokens), 6) if first_tokens else None,
-            "finish_reason": ",".join(sorted(set(self.finish_reasons))) or None,
-            **about,
-        }
-        return {name: value for name, value in known.items() if value is not None}

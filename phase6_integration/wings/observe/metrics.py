@@ -10,14 +10,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 from phase0_request.metrics import percentile
 from phase0_request.request import FinishReason
+from phase6_integration.api.state import ServerState
 from phase6_integration.engine.stats import Gauges
-from phase6_integration.process.async_engine import StepReport
+from phase6_integration.process.async_engine import AsyncEngine, StepReport
+from phase6_integration.process.health import Health
 from phase6_integration.process.messages import EngineRequest
 from phase6_integration.process.outputs import OutputState
 from phase6_integration.wings.observe.logs import dropped_lines
@@ -282,3 +285,33 @@ class Metrics:
             },
             "latency_seconds": {name: latencies.quantiles() for name, latencies in self._latencies.items()},
         }
+
+
+def cache_config(engine: AsyncEngine) -> dict[str, str]:
+    """The settings of the KV cache under vLLM's names; none until the engine is ready."""
+    ready, options = engine.ready_info, engine.options
+    if ready is None:
+        return {}
+    return {
+        "block_size": str(ready.page_size),
+        "num_gpu_blocks": str(ready.pages),
+        "cache_dtype": ready.dtype,
+        "enable_prefix_caching": str(options.enable_prefix_caching),
+        "gpu_memory_utilization": str(options.gpu_memory_utilization),
+    }
+
+
+def attach(app: FastAPI) -> None:
+    """Observe the engine, and the answers as they are sent."""
+    server: ServerState = app.state.server
+    engine = server.engine
+    metrics = app.state.metrics = Metrics(
+        server.settings.model_name,
+        engine.max_model_len,
+        lambda: engine.gauges,
+        up=lambda: engine.health in (Health.READY, Health.DRAINING),
+        restarts=lambda: engine.restarts,
+        cache=lambda: cache_config(engine),
+    )
+    engine.observers += (metrics,)
+    server.answered.append(metrics.answered)

@@ -2,32 +2,85 @@
 
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, FastAPI, Path, Request, Response
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, RootModel, Tag
 
+from phase0_request.params import MAX_TOKENS
 from phase6_integration.api.conversation import conversation
-from phase6_integration.api.field_bounds import NAMED
-from phase6_integration.api.schemas import DetokenizeRequest, TokenizeChat, TokenizeRequest
+from phase6_integration.api.field_bounds import NAMED, InVocabulary, RequestModel
+from phase6_integration.api.schemas import ConversationFields, ModelName, Token
 from phase6_integration.api.state import Server, ServerState, json_body
-from phase6_integration.wings.describe import openapi
-from phase6_integration.wings.describe.response_schemas import (
-    DetokenizeResponse,
-    ModelList,
-    ServedModel,
-    TokenizeResponse,
-)
 
 STARTED = int(time.time())
 router = APIRouter(tags=["model"])
 
 
-@router.post(
-    "/tokenize",
-    responses=openapi.answer(TokenizeResponse) | openapi.errors(openapi.BODY),
-    openapi_extra=openapi.request_body(TokenizeRequest),
-)
+def _kind_of_tokenize(value: Any) -> str:
+    return "=chat" if isinstance(value, dict) and "messages" in value else "=text"
+
+
+class TokenizeText(RequestModel):
+    model: ModelName | None = None
+    prompt: str
+    add_special_tokens: bool | None = None  # default: true
+    return_token_strs: bool | None = None
+
+
+class TokenizeChat(ConversationFields):
+    model: ModelName | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeRequest(
+    RootModel[
+        Annotated[
+            Annotated[TokenizeText, Tag("=text")] | Annotated[TokenizeChat, Tag("=chat")],
+            Discriminator(_kind_of_tokenize),
+        ]
+    ]
+):
+    """A text, or a conversation."""
+
+
+class DetokenizeRequest(RequestModel):
+    model: ModelName | None = None
+    tokens: Annotated[list[Token], Field(max_length=MAX_TOKENS, fail_fast=True), InVocabulary()]
+
+
+class Answer(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class ServedModel(Answer):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: str | None
+    max_model_len: int
+
+
+class ModelList(Answer):
+    object: Literal["list"]
+    data: list[ServedModel]
+
+
+class TokenizeResponse(Answer):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeResponse(Answer):
+    prompt: str
+
+
+@router.post("/tokenize")
 async def tokenize(
     parsed: Annotated[TokenizeRequest, json_body(TokenizeRequest)], http: Request, server: Server
 ) -> Response:
@@ -47,11 +100,7 @@ async def tokenize(
     return _json(await pool.run(lambda: content(tokens), len(tokens)))
 
 
-@router.post(
-    "/detokenize",
-    responses=openapi.answer(DetokenizeResponse) | openapi.errors(openapi.BODY),
-    openapi_extra=openapi.request_body(DetokenizeRequest),
-)
+@router.post("/detokenize")
 async def detokenize(request: Annotated[DetokenizeRequest, json_body(DetokenizeRequest)], server: Server) -> Response:
     """The text of tokens."""
     server.model_name(request.model)
@@ -68,7 +117,7 @@ async def list_models(server: Server) -> dict[str, Any]:
     return {"object": "list", "data": [_model(server, name) for name in server.settings.served_model_names]}
 
 
-@router.get("/v1/models/{name:path}", response_model=ServedModel, responses=openapi.errors([404]))
+@router.get("/v1/models/{name:path}", response_model=ServedModel)
 async def one_model(
     name: Annotated[str, Path(json_schema_extra={"enum": NAMED + "names"})], server: Server
 ) -> dict[str, Any]:
@@ -87,3 +136,7 @@ def _model(server: ServerState, name: str) -> dict[str, Any]:
         "parent": None,
         "max_model_len": server.engine.max_model_len,
     }
+
+
+def attach(app: FastAPI) -> None:
+    app.include_router(router)

@@ -10,7 +10,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from fastapi import APIRouter
+from fastapi import APIRouter, FastAPI
 from fastapi.responses import Response
 
 FILE = Path(__file__).with_name("playground.html")
@@ -51,3 +51,7 @@ def _hash(html: str, tag: str) -> str:
     (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
     return f"'sha256-{digest}'"
+
+
+def attach(app: FastAPI) -> None:
+    app.include_router(router)

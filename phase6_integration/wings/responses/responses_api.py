@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
@@ -14,7 +14,6 @@ from phase6_integration.api.chat import continue_chat
 from phase6_integration.api.errors import RequestError, conflict, invalid
 from phase6_integration.api.schemas import ChatRequest, SamplingFields
 from phase6_integration.api.state import Server, json_body
-from phase6_integration.wings.describe import openapi
 from phase6_integration.wings.responses.responses_formatter import ResponsesFormatter
 from phase6_integration.wings.responses.responses_request import (
     LOGPROBS,
@@ -28,7 +27,6 @@ from phase6_integration.wings.responses.responses_request import (
     ResponsesRequest,
     SchemaFormat,
 )
-from phase6_integration.wings.responses.responses_schemas import ResponsesEvent, ResponsesResponse
 
 router = APIRouter(tags=["model"])
 
@@ -41,17 +39,13 @@ OWN = {  # fields of a chat request, as this API calls them
 }
 
 
-@router.post(
-    "/v1/responses",
-    responses=openapi.answer(ResponsesResponse, ResponsesEvent, done=False) | openapi.errors(openapi.ENGINE),
-    openapi_extra=openapi.request_body(ResponsesRequest),
-)
+@router.post("/v1/responses")
 async def create_response(
     body: Annotated[ResponsesRequest, json_body(ResponsesRequest)], request: Request, server: Server
 ) -> Response:
     """A conversation of input items, continued by the assistant. Nothing is stored: the input is the whole of it."""
     try:
-        chat = ChatRequest.model_validate(chat_body(body), context=server.limits)
+        chat = ChatRequest.model_validate(chat_body(body), context=server.bounds)
         return await continue_chat(chat, request, server, partial(ResponsesFormatter, asked=body))
     except ValidationError as error:
         raise invalid([_renamed(detail) for detail in error.errors(include_url=False)]) from None
@@ -147,3 +141,7 @@ def _renamed(detail: ErrorDetails) -> ErrorDetails:
     own = OWN.get(str(first))
     path = (first, *(part for part in rest if part != "function")) if own is None else (own,)
     return {**detail, "loc": path}
+
+
+def attach(app: FastAPI) -> None:
+    app.include_router(router)

@@ -1,20 +1,27 @@
 """GrammarPool: checks the grammars of requests, in processes with limits of time and memory, and keeps the verdicts."""
 
 from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI
 
 from phase6_integration.api import tokenization
 from phase6_integration.api.errors import RequestError, conflict
+from phase6_integration.api.schemas import StructuredFields
+from phase6_integration.api.state import Grammars
 from phase6_integration.process.async_engine import AsyncEngine
 from phase6_integration.process.tokenizer_process import Checked, CheckGrammar, Killed, Setup
-from phase6_integration.wings.structured.output_grammar import MAX_GRAMMAR, StructuredFields, grammar_of
+from phase6_integration.wings.structured.output_grammar import MAX_GRAMMAR, grammar_field, grammar_of, json_grammar
 
+CHECKER = "phase6_integration.wings.structured.grammar_checker:GrammarChecker"
 SECONDS = 2.0  # for a check
 KEPT = 16 << 20  # characters of grammars with a verdict
 
 Verdict = str | RequestError  # the grammar as the engine is to get it, or why it is refused
 
 
-class GrammarPool:
+class GrammarPool(Grammars):
     """It has processes of its own: a grammar that takes its whole time limit delays no tokenization."""
 
     def __init__(self, engine: AsyncEngine) -> None:
@@ -22,18 +29,22 @@ class GrammarPool:
         self._processes: tokenization.Processes | None = None
         if engine.tokenizer is not None:
             self._processes = tokenization.Processes(
-                Setup(engine.options.tokenizer or engine.options.model, None, grammars=True)
+                Setup(engine.options.tokenizer or engine.options.model, None, checker=CHECKER)
             )
         self._verdicts: OrderedDict[str, Verdict] = OrderedDict()
         self._size = 0  # characters of all of them
 
+    def field(self, body: StructuredFields) -> str | None:
+        return grammar_field(body)
+
+    def of_schema(self, schema: Mapping[str, Any]) -> str:
+        return json_grammar(schema)
+
     async def of(self, body: StructuredFields, tenant: str) -> str | None:
-        """The grammar that a request asks for, checked."""
         given = grammar_of(body)
         return None if given is None else await self.check(given.value, tenant, given.param)
 
     async def check(self, grammar: str, tenant: str, param: str) -> str:
-        """The grammar as the engine takes it. A RequestError about `param` says what is wrong with it."""
         if self._processes is None:
             raise conflict(
                 param, f"{param}: this model has no tokenizer, which structured output needs", "no_tokenizer"
@@ -78,3 +89,7 @@ class GrammarPool:
 def _size(key: str, verdict: Verdict) -> int:
     """The characters that are kept of a grammar: as it was given, and as the engine is to get it."""
     return len(key) + (len(verdict) if isinstance(verdict, str) else 0)
+
+
+def attach(app: FastAPI) -> None:
+    app.state.server.grammars = GrammarPool(app.state.server.engine)

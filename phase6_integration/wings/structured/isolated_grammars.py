@@ -28,6 +28,7 @@ from phase2_prefill_decode.sampler import Sampler
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.hub import directory_of
 from phase6_integration.engine.options import EngineOptions
+from phase6_integration.process.engine_process import Made, bundled_engine
 from phase6_integration.wings.structured.grammar_client import GrammarClient, IsolatedConstraint
 
 TOKENS_PER_SECOND = 1000  # that a tenant is charged with for the processor time of its grammars
@@ -223,3 +224,8 @@ class IsolatedGrammars:
         self.constraints.receive(0)
         for tenant, seconds in self.constraints.take_seconds().items():
             scheduler.charge(tenant, seconds * TOKENS_PER_SECOND)
+
+
+def isolating_engine(options: EngineOptions) -> Made:
+    """The bundled engine, with the grammars of clients in processes of their own: a factory for AsyncEngine."""
+    return bundled_engine(options, IsolatedGrammars)

@@ -8,14 +8,13 @@ A JSON schema is enforced as it stands, `strict` or not. What llguidance cannot 
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from llguidance import LLMatcher
-from pydantic import AfterValidator, Field, WithJsonSchema
-from pydantic_core import PydanticCustomError, from_json
+from pydantic_core import from_json
 
 from phase6_integration.api.errors import conflict
-from phase6_integration.api.field_bounds import Hint, RequestModel, Unsupported
+from phase6_integration.api.schemas import ResponseFormat, StructuredFields
 
 MAX_GRAMMAR = 1 << 18  # characters, of a grammar or a schema
 MAX_CHOICES = 10_000
@@ -26,62 +25,7 @@ WHITESPACE = r"\x20|\n(\x20{0,24}|\t{0,8})"
 # A pattern of JSON's white space. Any other would make the output something else than JSON.
 BLANK = re.compile(r"((\\[nrt]|[ \n\r\t]|\[(\\[nrt]|[ \n\r\t])+\]|[()|])([*+?]|\{[0-9]{1,4}(,[0-9]{0,4})?\})?)*")
 
-Choice = Annotated[str, Field(min_length=1)]
-Choices = Annotated[list[Choice], Field(min_length=1, fail_fast=True)]
-Pattern = Annotated[str, Field(min_length=1)]
-Whitespace = Annotated[str, Field(max_length=64)]
-
-
-def _schema(value: Any) -> Any:
-    if not isinstance(value, dict | str):
-        raise PydanticCustomError("schema", "a JSON schema is an object, or the text of one")
-    return value
-
-
-_DESCRIBED = {"anyOf": [{"type": "object"}, {"type": "string"}], "description": "A JSON schema, or the text of one."}
-Schema = Annotated[Any, AfterValidator(_schema), WithJsonSchema(_DESCRIBED)]
-
-
-class NamedSchema(RequestModel):
-    schema_: Schema = Field(alias="schema")
-    name: Hint = None
-    description: Hint = None
-    strict: Annotated[bool | None, Field(description="The schema is enforced in any case.")] = None
-
-
-class ResponseFormat(RequestModel):
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: NamedSchema | None = None
-    schema_: Schema | None = Field(None, alias="schema")  # llama.cpp's, with json_object
-
-
-class StructuredOutputs(RequestModel):
-    """vLLM's. One constraint, and what JSON looks like."""
-
-    json_: Schema | None = Field(None, alias="json")
-    regex: Pattern | None = None
-    choice: Choices | None = None
-    grammar: Pattern | None = None
-    json_object: Literal[True] | None = None
-    whitespace_pattern: Whitespace | None = None
-    disable_any_whitespace: bool | None = None
-    disable_fallback: Hint = None  # there is one backend
-    disable_additional_properties: Annotated[Any, Unsupported(False)] = None
-    structural_tag: Annotated[Any, Unsupported()] = None
-
-
 KINDS = {"json": "json_", "regex": "regex", "choice": "choice", "grammar": "grammar", "json_object": "json_object"}
-
-
-class StructuredFields(RequestModel):
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
-    guided_json: Schema | None = None
-    guided_regex: Pattern | None = None
-    guided_choice: Choices | None = None
-    guided_grammar: Pattern | None = None
-    guided_whitespace_pattern: Whitespace | None = None
-    guided_decoding_backend: Hint = None
 
 
 class Given(NamedTuple):

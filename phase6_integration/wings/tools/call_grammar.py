@@ -1,4 +1,5 @@
-"""Answer grammar: what an answer may be, put together from reasoning, calls of tools, and a grammar of the content.
+"""The grammar of an answer with calls: what it may be, put together from reasoning, calls of tools, and a grammar of
+the content.
 
 The grammars of the content and of the arguments are parts with a name each, such as `@f0`. A grammar in Lark, the first
 part, refers to them.
@@ -10,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from phase6_integration.wings.structured.output_grammar import json_grammar
 from phase6_integration.wings.tools.reasoning import BEGIN, END, Thinking
 from phase6_integration.wings.tools.tool_formats import ToolFormat
 
@@ -20,10 +20,10 @@ TokenId = Callable[[str], int | None]  # of a marker, if it is one token: then a
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Calls of these functions, each with the schema of its arguments."""
+    """Calls of these functions, each with the grammar of its arguments."""
 
     format: ToolFormat
-    functions: Mapping[str, dict[str, Any]]
+    functions: Mapping[str, str]
     several: bool
 
 
@@ -37,7 +37,7 @@ def answer_grammar(thinking: Thinking, calls: Calls | None, content: str | None,
         either.append("@content")
     if calls is not None:
         rules += _calls(calls, token_id)
-        parts += [_part(f"f{i}", json_grammar(schema)) for i, schema in enumerate(calls.functions.values())]
+        parts += [_part(f"f{i}", grammar) for i, grammar in enumerate(calls.functions.values())]
         either.append("calls")
     rules.append(f"answer: {' | '.join(either)}")
     return json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}, *parts]})

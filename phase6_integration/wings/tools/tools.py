@@ -1,27 +1,30 @@
-"""AnswerPlan: what the tools of a request and the model's reasoning mean for the grammar and the reading of answers."""
+"""ToolPlan: what the tools of a request and the model's reasoning mean for the grammar and the reading of answers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fastapi import FastAPI
+
 from phase0_request.tokenizer import Tokenizer
 from phase6_integration.api.errors import conflict
 from phase6_integration.api.schemas import ChatRequest, ChosenTool, Function
-from phase6_integration.api.state import ServerState
-from phase6_integration.wings.tools.answer_reader import Answer
+from phase6_integration.api.state import Grammars, ServerState
 from phase6_integration.wings.tools.call_grammar import Calls, answer_grammar
 from phase6_integration.wings.tools.closed_objects import closed
 from phase6_integration.wings.tools.reasoning import Thinking, ThinkParser, thinking_after, thinks
 from phase6_integration.wings.tools.tool_formats import ToolFormat, tool_format, uses_tools
+from phase6_integration.wings.tools.tool_reader import ToolReader
 
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerPlan:
-    """How the answers to one request are constrained, and read."""
+class ToolPlan:
+    """How the answers to one chat are constrained, and read, if there are tools or reasoning."""
 
     tokenizer: Tokenizer
+    grammars: Grammars
     format: ToolFormat | None  # None: no calls are looked for
     functions: Mapping[str, dict[str, Any]]  # that may be called: the schema of the arguments of each
     must_call: bool
@@ -31,12 +34,13 @@ class AnswerPlan:
     include_reasoning: bool
 
     @classmethod
-    def of(cls, server: ServerState, body: ChatRequest) -> "AnswerPlan":
+    def of(cls, server: ServerState, body: ChatRequest) -> "ToolPlan":
         """RequestError if the tools cannot be used as requested."""
         settings, template = server.settings, server.tokenizers.template
         functions, choice = _callable(body), body.tool_choice
         return cls(
             server.tokenizers.tokenizer,
+            server.grammars,
             _format(server, template, auto=choice in (None, "auto")) if functions else None,
             functions,
             must_call=bool(functions) and choice not in (None, "auto"),
@@ -51,7 +55,8 @@ class AnswerPlan:
         `content`, with calls as an alternative. The reasoning before them is free."""
         calls = None
         if self.format is not None and (self.must_call or content is not None):
-            calls = Calls(self.format, self.functions, self.several)
+            arguments = {name: self.grammars.of_schema(schema) for name, schema in self.functions.items()}
+            calls = Calls(self.format, arguments, self.several)
         content = None if self.must_call else content
         try:
             return answer_grammar(self._thinking(prompt), calls, content, self.tokenizer.marker)
@@ -59,16 +64,21 @@ class AnswerPlan:
             raise conflict("tools", f"tools: {error}") from None
 
     @property
+    def finish_reason(self) -> str:
+        """As in OpenAI's API, a call that the request has chosen is no news."""
+        return "stop" if self.is_named else "tool_calls"
+
+    @property
     def sampling(self) -> dict[str, Any]:
         """Fields of SamplingParams: special tokens that the answers are read by stay in their text."""
         found = [token for marker in self._markers if (token := self.tokenizer.marker(marker)) is not None]
         return {} if all(map(self.tokenizer.token_bytes, found)) else {"skip_special_tokens": False}
 
-    def answer(self, prompt: Sequence[int]) -> Answer | None:
+    def reader(self, prompt: Sequence[int]) -> ToolReader | None:
         """A reader of one answer to this prompt; None if an answer is plain content."""
         if not self._markers:
             return None
-        return Answer(
+        return ToolReader(
             ThinkParser(self._thinking(prompt) is Thinking.BEGUN) if self.reasons else None,
             self.format.parser(tuple(self.functions)) if self.format else None,
             parallel=self.several,
@@ -116,3 +126,7 @@ def _schema(function: Function) -> dict[str, Any]:
     if schema.get("type", "object") != "object":
         raise conflict("tools", f"tools: the parameters of {function.name} must be a schema of type object")
     return closed({**schema, "type": "object"})
+
+
+def attach(app: FastAPI) -> None:
+    app.state.server.plan = ToolPlan.of

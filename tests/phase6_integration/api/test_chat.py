@@ -12,12 +12,8 @@ from phase0_request.tokenizer import Tokenizer
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.api.tokenization import TokenizerPool
 from phase6_integration.process.tokenizer_process import TokenizerProcess
-from phase6_integration.wings.describe.response_schemas import (
-    ChatChunk,
-    ChatResponse,
-    DetokenizeResponse,
-    TokenizeResponse,
-)
+from phase6_integration.wings.describe.response_schemas import ChatChunk, ChatResponse
+from phase6_integration.wings.observe.model_routes import DetokenizeResponse, TokenizeResponse
 from tests.phase6_integration.fake_engine import FakeEngine, client, events, says
 
 TOKENIZER = Tokenizer.from_pretrained()

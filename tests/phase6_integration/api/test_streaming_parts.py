@@ -10,8 +10,8 @@ import pytest
 from phase0_request.request import FinishReason
 from phase6_integration.api.errors import RequestError
 from phase6_integration.api.settings import ServerSettings
+from phase6_integration.api.state import Account
 from phase6_integration.api.streaming import PIECE, ClientLeftError, ResponseWriter, SlowReaderError, _Sender
-from phase6_integration.wings.observe.logs import Account
 from tests.phase6_integration.streams import run
 
 
@@ -57,8 +57,7 @@ def sender(failure: Exception | None = None) -> tuple[Any, list[bytes]]:
     async def send(message: Any) -> None:
         sent.append(message.get("body", b""))
 
-    metrics = SimpleNamespace(answered=lambda n, outputs: None)
-    server: Any = SimpleNamespace(settings=ServerSettings(), metrics=metrics)
+    server: Any = SimpleNamespace(settings=ServerSettings(), answered=[])
     formatter: Any = Formatter()
     outputs: Any = Outputs(failure)
     return _Sender(server, formatter, outputs, ResponseWriter(send, 30), Account(), "id"), sent
@@ -69,8 +68,8 @@ def test_the_lease_of_an_answer_grows_with_its_text() -> None:
         one, sent = sender()
         covered: list[int] = []
         lease: Any = SimpleNamespace(cover=covered.append)
-        await one.whole(lease, 100)
-        assert covered == [105, 110], "after each turn: the size of the lease and the text so far"
+        await one.whole(lease)
+        assert covered == [5, 10], "after each turn: the text so far"
         assert sent[-1] == b"{}"
 
     run(test)
@@ -82,7 +81,7 @@ def test_nothing_is_sent_to_a_client_that_left_or_does_not_read(error: Exception
         one, sent = sender(error)
         lease: Any = SimpleNamespace(cover=lambda _: None)
         with pytest.raises(type(error)):
-            await one.stream(lease, 0)
+            await one.stream(lease)
         assert sent == [b"", b"chunk", b"chunk"]
 
     run(test)

@@ -31,7 +31,7 @@ def faults(folder: Path, max_model_len: int, *options: str) -> str:
     settings = ServerSettings(api_keys=(KEY,), max_choices=4, max_messages=4, template_timeout=60)
     env = {
         **os.environ,
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / "tests/phase6_integration"}",
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests/phase6_integration'}",
         "SCHEMATHESIS_HOOKS": "schema_hooks",
         "HYPOTHESIS_STORAGE_DIRECTORY": str(ROOT / ".hypothesis"),  # it has the table of Unicode, two seconds to make
     }

@@ -271,7 +271,7 @@ def test_keys_request_ids_limits_of_clients_and_metrics_are_as_on_every_route() 
         assert (call.headers["x-request-id"], call.json["id"]) == ("mine", "resp_mine")
         assert (second.status, second.json["error"]["code"]) == (429, "rate_limit_exceeded")
         assert stranger.status == 401
-        assert sum(app.state.server.metrics.stats()["requests"]["finished"].values()) == 1
+        assert sum(app.state.metrics.stats()["requests"]["finished"].values()) == 1
 
     run(test)
 
@@ -289,7 +289,7 @@ def test_the_text_of_an_answer_is_in_its_lease(stream: bool) -> None:
     async def test() -> None:
         engine = FakeEngine(says("one " * 200))
         app = create_app(engine, ServerSettings())
-        budget, used = app.state.server.answers, []
+        budget, used = app.state.quotas.answers, []
         budget.free = 0
         async with Call(app, PATH, {"input": "Hello", "instructions": "one " * 500, "stream": stream}) as call:
             while not call.complete and call.task and not call.task.done():
@@ -308,7 +308,7 @@ def test_a_stream_without_memory_left_fails() -> None:
     async def test() -> None:
         engine = FakeEngine()
         app = create_app(engine, ServerSettings())
-        budget = app.state.server.answers
+        budget = app.state.quotas.answers
         budget.free = 0
         async with Call(app, PATH, {"input": "Hello", "stream": True, "max_output_tokens": 400}) as call:
             await call.until(lambda call: call.status is not None)

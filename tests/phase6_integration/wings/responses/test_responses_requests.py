@@ -151,7 +151,7 @@ def test_the_type_that_is_refused_and_those_that_are_allowed_are_named() -> None
 
 
 def chat(body: Json) -> Json:
-    limits = create_app(FakeEngine(), ServerSettings()).state.server.limits
+    limits = create_app(FakeEngine(), ServerSettings()).state.server.bounds
     return chat_body(ResponsesRequest.model_validate_json(json.dumps({"input": "Hello", **body}), context=limits))
 
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.process.async_engine import AsyncEngine
+from tests.phase6_integration.application import ENGINE
 from tests.phase6_integration.fake_engine import served
 from tests.phase6_integration.speaker import Speaker, model_of, speaking
 
@@ -381,7 +382,7 @@ def test_the_bundled_model_calls_what_is_required_at_any_temperature() -> None:
     """It has never seen a tool: only the grammar makes its answers calls."""
     options = EngineOptions(kv_cache_pages=256, max_num_seqs=8, threads=1)
     with (
-        served(lambda: AsyncEngine(options), ServerSettings(template_timeout=60)) as url,
+        served(lambda: AsyncEngine(options, factory=ENGINE), ServerSettings(template_timeout=60)) as url,
         OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as client,
     ):
         given: Any = {"model": "tiny_chat", "messages": HELLO, "tools": TOOLS, "temperature": 1.5, "seed": 7, "n": 4}

@@ -1,4 +1,4 @@
-"""Answer: one choice of a chat, told apart into reasoning, content and tool calls while it is generated."""
+"""ToolReader: splits one choice of a chat into reasoning, content and tool calls while it is generated."""
 
 import secrets
 import string
@@ -18,9 +18,9 @@ from phase6_integration.wings.tools.tool_parsers import ToolParser
 _ALPHABET = string.ascii_letters + string.digits
 
 
-class Answer:
-    """`parallel`: false drops all calls but the first. `must_call`: what is no whole call is the beginning of one that
-    was cut off, and dropped. `id_length`: of the id of a call, if the template checks it."""
+class ToolReader:
+    """Takes the text of an answer. `parallel`: false drops all calls but the first. `must_call`: there is no content;
+    the beginning of a call that was cut off is dropped. `id_length`: of the id of a call, if the template checks it."""
 
     def __init__(
         self,

@@ -1,0 +1,19 @@
+"""The application that tests put an engine behind: with all wings, or the core alone where they have been taken off."""
+
+from importlib.util import find_spec
+
+if find_spec("phase6_integration.wings") is not None:
+    from phase6_integration.app import create_app
+    from phase6_integration.serve import ENGINE
+    from phase6_integration.wings.edge.transport import transport_config
+else:
+    import uvicorn
+
+    from phase6_integration.api.application import application as create_app
+    from phase6_integration.process.async_engine import BUNDLED_ENGINE as ENGINE
+
+    def transport_config(app, settings):
+        return uvicorn.Config(app, lifespan="off", log_config=None)
+
+
+__all__ = ["ENGINE", "create_app", "transport_config"]
