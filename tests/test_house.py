@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -29,6 +30,12 @@ TOP_LEVEL = {
     "Dockerfile",
     "SECURITY.md",
 }
+
+SIX = "phase6_integration"
+LAYERS = ["engine", "process", "api", "wings", "app"]  # of phase 6, each over those before it
+MOST_FILES = 16  # of a folder of phase 6
+# Modules of a wing that run in the engine's process, or in those that it starts.
+ENGINE_SIDE = ("structured.isolated_grammars", "structured.grammar_client", "structured.grammar_process")
 
 # Modules of phases 0 to 5 that work with tensors. All others there schedule and manage memory, with integers only.
 TENSORS = {"engine", "kernels", "memory", "pool"}
@@ -98,7 +105,12 @@ def engine() -> list[str]:
 
 
 def of_the_cli(name: str) -> bool:
-    return name.startswith("phase6_integration.cli")
+    return name.startswith(f"{SIX}.cli")
+
+
+def of_a_command(name: str) -> bool:
+    """A module of the CLI, or of the load generator that `nanoserve bench` is: both may use parts of labs."""
+    return of_the_cli(name) or name.startswith(f"{SIX}.load")
 
 
 def named_as_text(name: str) -> Iterator[str]:
@@ -122,7 +134,7 @@ def test_no_engine_module_imports_a_lab_or_draws() -> None:
     wrong = [
         f"{name}:{line} imports {other}"
         for name in engine()
-        if not of_the_cli(name)
+        if not of_a_command(name)
         for other, line in imports(name)
         if of_the_lab(other) or other.split(".")[0] in ("rich", "matplotlib")
     ]
@@ -167,12 +179,79 @@ def test_the_engine_holds_only_what_serving_needs() -> None:
     assert sorted(set(engine()) - reached) == []
 
 
+# The layers of phase 6
+
+
+def layer(name: str) -> int | None:
+    """The number of a module's layer in phase 6; None outside of the layers."""
+    top = name.removeprefix(f"{SIX}.").partition(".")[0]
+    return (
+        LAYERS.index("app" if top == "serve" else top) if name.startswith(SIX) and top in (*LAYERS, "serve") else None
+    )
+
+
+def needs(name: str) -> set[str]:
+    """The modules of the project that a module imports, or names in a string."""
+    return {other for other in (*(o for o, _ in imports(name)), *named_as_text(name)) if other in modules()}
+
+
+def test_a_layer_of_phase_6_knows_only_those_below_it() -> None:
+    """engine < process < api < wings < app; also where a module is named in a string, to be loaded later."""
+    layers = {name: number for name in modules() if (number := layer(name)) is not None}
+    assert {*layers.values()} == {*range(len(LAYERS))}
+    assert [
+        f"{name} knows {other}"
+        for name, number in layers.items()
+        for other in needs(name)
+        if layers.get(other, 0 if not other.startswith((f"{SIX}.cli", f"{SIX}.lab", f"{SIX}.load")) else 9) > number
+    ] == []
+
+
+def test_no_wing_knows_another() -> None:
+    def wing(name: str) -> str:
+        return name.removeprefix(f"{SIX}.wings").lstrip(".").partition(".")[0]
+
+    wings = [name for name in modules() if name.startswith(f"{SIX}.wings.")]
+    assert {"edge", "observe", "responses", "structured", "tools"} <= {wing(name) for name in wings}
+    others = [(name, other) for name in wings for other in needs(name) if other.startswith(f"{SIX}.wings.")]
+    assert [f"{name} knows {other}" for name, other in others if wing(other) != wing(name)] == []
+
+
+def test_labs_never_import_the_command_line() -> None:
+    assert [
+        f"{name} knows {other}" for name in modules() if of_the_lab(name) for other in needs(name) if of_the_cli(other)
+    ] == []
+
+
+def test_folders_of_phase_6_are_small_and_names_are_said_once() -> None:
+    files = [file for file in tracked() if file.suffix == ".py" and file.is_relative_to(ROOT / SIX)]
+    folders = Counter(str(file.parent.relative_to(ROOT)) for file in files)
+    assert {folder: count for folder, count in folders.items() if count > MOST_FILES} == {}
+    names = Counter(file.name for file in files if not file.stem.startswith("__"))
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_every_module_of_the_api_is_on_the_map_and_taught() -> None:
+    """As a listing of a chapter, or with an exercise in it."""
+    files = {path for file in (ROOT / SIX / "api").glob("[!_]*.py") if (path := str(file.relative_to(ROOT)))}
+    assert f"{SIX}/api/chat.py" in files
+    on_the_map = (ROOT / "chapters/map.md").read_text()
+    assert [path for path in sorted(files) if f"(../{path})" not in on_the_map] == []
+    chapters = "".join(file.read_text() for file in (ROOT / "chapters").glob("0?_*.md"))
+    exercises = "".join(file.read_text() for file in (ROOT / "chapters").glob("0?_exercises.toml"))
+    taught = {path for path in files if f"<!-- weave: {path}#" in chapters or f'file = "{path}"' in exercises}
+    assert sorted(files - taught) == []
+
+
 def without_torch() -> list[str]:
     """The modules that schedule and manage memory, the simulator, the server's process and the commands."""
     phases = set(PHASES[:6]) - {"phase2_prefill_decode"}
     integers = [name for name in engine() if name.split(".")[0] in phases and not TENSORS & set(name.split(".")[1:2])]
-    named = ("phase5_continuous.lab.simulator", "phase6_integration.server", "phase6_integration.cli.main")
-    return [*integers, *(name for name in modules() if name.startswith(named))]
+    named = (
+        "phase5_continuous.lab.simulator",
+        *(f"{SIX}.{part}" for part in ("api", "wings", "app", "serve", "cli.main")),
+    )
+    return [*integers, *(name for name in modules() if name.startswith(named) and not name.endswith(ENGINE_SIDE))]
 
 
 def test_scheduling_and_serving_load_no_torch() -> None:

@@ -44,7 +44,7 @@ def smoke(day: Day) -> None:
     ):
         (answer,) = engine.generate([[5, 6, 7]], SamplingParams(temperature=0, max_tokens=1), progress=False)
         row["token"] = answer.output_tokens[0]
-    from phase6_integration.cli.doctor_command import findings
+    from phase6_integration.engine.machine_checks import findings
 
     for finding in findings(describe()):
         with day.row(what=finding.name, state=finding.state.value, words=finding.words, advice=finding.advice) as row:

@@ -10,11 +10,11 @@ import httpx
 import msgspec
 
 from phase2_prefill_decode.fields import flag, number
-from phase6_integration.cli.common import first_model
 from phase6_integration.engine.options import at_least, check_fields, option, positive
 from phase6_integration.load.connection import ConnectionLostError, Pool, UnreachableError
 from phase6_integration.load.report import SLO, Report, report
 from phase6_integration.load.response import Outcome, Response
+from phase6_integration.load.served_model import first_model
 from phase6_integration.load.workload import Work, Workload
 
 PATH = "/v1/completions"

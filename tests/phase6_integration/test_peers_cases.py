@@ -26,10 +26,9 @@ ASKED: Any = [{"role": "system", "content": "You are a coding assistant."}, {"ro
 @pytest.fixture(scope="module")
 def client() -> Iterator[OpenAI]:
     options = EngineOptions(kv_cache_pages=256, max_num_seqs=16, threads=1)
+    settings = ServerSettings(api_keys=(KEY,), template_timeout=60)
     with (
-        served(
-            lambda: AsyncEngine(options, factory=ENGINE), ServerSettings(api_keys=(KEY,), template_timeout=60)
-        ) as url,
+        served(lambda: AsyncEngine(options, factory=ENGINE), settings) as url,
         OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0) as client,
     ):
         yield client

@@ -1,7 +1,6 @@
-"""/v1/chat/completions, /tokenize and /detokenize: conversations and texts into tokens, and back."""
+"""/v1/chat/completions: conversations into tokens, and what is made of the answers."""
 
 import asyncio
-import threading
 from typing import Any
 
 import httpx
@@ -11,9 +10,7 @@ from phase0_request.params import SamplingParams
 from phase0_request.tokenizer import Tokenizer
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.api.tokenization import TokenizerPool
-from phase6_integration.process.tokenizer_process import TokenizerProcess
-from phase6_integration.wings.describe.response_schemas import ChatChunk, ChatResponse
-from phase6_integration.wings.observe.model_routes import DetokenizeResponse, TokenizeResponse
+from tests.phase6_integration.application import ChatChunk, ChatResponse
 from tests.phase6_integration.fake_engine import FakeEngine, client, events, says
 
 TOKENIZER = Tokenizer.from_pretrained()
@@ -173,27 +170,6 @@ def test_a_template_that_refuses_is_a_400_in_its_own_words(what: str, why: str) 
     assert "can only concatenate" not in error["message"]
 
 
-def test_when_too_many_texts_wait_for_the_tokenizer_one_more_is_a_503(monkeypatch: pytest.MonkeyPatch) -> None:
-    refused, real = threading.Event(), TokenizerProcess.run
-
-    def held(process: TokenizerProcess, job: Any) -> Any:
-        refused.wait(60)
-        return real(process, job)
-
-    async def send() -> tuple[httpx.Response, httpx.Response]:
-        async with client(FakeEngine(max_num_queued_reqs=1), PATIENT) as http:
-            both = [asyncio.create_task(http.post("/tokenize", json={"prompt": "Hello"})) for _ in range(2)]
-            (first,), (second,) = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-            refused.set()
-            return await first, await second
-
-    monkeypatch.setattr(TokenizerProcess, "run", held)
-    first, second = asyncio.run(send())
-    assert (first.status_code, first.json()["error"]["code"]) == (503, "tokenizer_busy")
-    assert second.status_code == 200
-    assert int(first.headers["retry-after"]) > 0
-
-
 def test_a_model_without_a_template_is_for_completions() -> None:
     engine = FakeEngine()
     assert engine.tokenizer is not None
@@ -201,36 +177,3 @@ def test_a_model_without_a_template_is_for_completions() -> None:
     response = post(engine, CHAT, messages=HELLO)
     assert response.status_code == 400
     assert "/v1/completions" in response.json()["error"]["message"]
-
-
-TEXTS = ["Hello there", "", " leading", "caf\u00e9 \U0001f600", "line\nline\ttab", "a<|im_end|>b", "word " * 5000]
-
-
-@pytest.mark.parametrize("text", TEXTS)
-def test_tokenize_and_detokenize(text: str) -> None:
-    engine = FakeEngine()
-    response = post(engine, "/tokenize", prompt=text, return_token_strs=True)
-    found = TokenizeResponse.model_validate_json(response.content)
-    assert found.tokens == TOKENIZER.encode(text)
-    assert (found.count, found.max_model_len) == (len(found.tokens), 2048)
-    assert found.token_strs is not None
-    assert len(found.token_strs) == found.count
-    back = post(engine, "/detokenize", tokens=found.tokens)
-    assert DetokenizeResponse.model_validate_json(back.content).prompt == TOKENIZER.decode(found.tokens)
-
-
-def test_tokenize_a_conversation() -> None:
-    response = post(FakeEngine(), "/tokenize", messages=HELLO)
-    assert response.json() == {
-        "count": len(TOKENIZER.chat(HELLO)),
-        "max_model_len": 2048,
-        "tokens": TOKENIZER.chat(HELLO),
-        "token_strs": None,
-    }
-    without = post(FakeEngine(), "/tokenize", messages=HELLO, add_generation_prompt=False).json()
-    assert without["tokens"] == TOKENIZER.chat(HELLO, add_generation_prompt=False)
-
-
-def test_a_text_or_a_conversation_but_not_both() -> None:
-    for body in ({"prompt": "a", "messages": HELLO}, {"messages": HELLO, "add_special_tokens": True}, {}):
-        assert post(FakeEngine(), "/tokenize", **body).status_code == 400

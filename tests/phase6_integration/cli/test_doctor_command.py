@@ -13,8 +13,9 @@ from phase0_request import machine
 from phase0_request.lab.corpus import facts
 from phase0_request.machine import Machine
 from phase6_integration.cli import doctor_command as doctor
-from phase6_integration.cli.doctor_command import Finding, State
 from phase6_integration.cli.main import main
+from phase6_integration.engine import machine_checks
+from phase6_integration.engine.machine_checks import Finding, State
 from phase6_integration.process.health import Health
 from tests.phase6_integration.fake_engine import FakeEngine, served
 from tests.phase6_integration.scripted import in_a_thread, said
@@ -28,17 +29,17 @@ WITH_GPU = dataclasses.replace(HERE, gpu="a GPU", gpu_memory_bytes=80 << 30)
 
 
 def test_a_missing_package_is_a_fault_and_missing_triton_a_warning() -> None:
-    assert doctor.check_packages(VERSIONS).state is State.OK
-    without = doctor.check_packages({name: version for name, version in VERSIONS.items() if name != "torch"})
+    assert machine_checks.check_packages(VERSIONS).state is State.OK
+    without = machine_checks.check_packages({name: version for name, version in VERSIONS.items() if name != "torch"})
     assert (without.state, without.words) == (State.FAULT, "torch not installed")
     assert "pip install" in without.advice
-    assert doctor.check_packages({n: v for n, v in VERSIONS.items() if n != "triton"}).state is State.WARNING
+    assert machine_checks.check_packages({n: v for n, v in VERSIONS.items() if n != "triton"}).state is State.WARNING
 
 
 def test_one_core_is_a_warning_and_no_bfloat16_is_not() -> None:
     """float32 takes twice the memory, and a single request waits for twice the bytes."""
     for cores, state in ((1, State.WARNING), (8, State.OK)):
-        found = doctor.check_processor(dataclasses.replace(HERE, cores=cores, vectors="AVX2 without bfloat16"))
+        found = machine_checks.check_processor(dataclasses.replace(HERE, cores=cores, vectors="AVX2 without bfloat16"))
         assert (found.state, found.words) == (state, f"a processor, {cores} cores, AVX2 without bfloat16")
         assert "float32" not in found.advice
 
@@ -46,24 +47,24 @@ def test_one_core_is_a_warning_and_no_bfloat16_is_not() -> None:
 def test_low_memory_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     for free, state in ((8 << 30, State.OK), (1 << 30, State.WARNING), (None, State.WARNING)):
         monkeypatch.setattr("phase1_kv_pool.memory.free_on_cpu", lambda free=free: free)
-        assert doctor.check_memory().state is state
+        assert machine_checks.check_memory().state is state
 
 
 def test_a_gpu_that_torch_cannot_use_or_that_is_full_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert doctor.check_gpu(HERE).state is State.OK
+    assert machine_checks.check_gpu(HERE).state is State.OK
     for built, supported, advice in (
         (None, "12.4", "install a torch built for CUDA"),
         ("13.0", None, "the driver must support CUDA 13.0"),
         ("13.0", "12.4", "must support CUDA 13.0, and supports 12.4: update it, or install a torch for that CUDA"),
     ):
         monkeypatch.setattr(torch.version, "cuda", built)
-        monkeypatch.setattr(doctor, "driver_cuda", lambda supported=supported: supported)
-        assert doctor.check_gpu(WITH_GPU).advice.endswith(advice)
+        monkeypatch.setattr(machine_checks, "driver_cuda", lambda supported=supported: supported)
+        assert machine_checks.check_gpu(WITH_GPU).advice.endswith(advice)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for free, state in ((79 << 30, State.OK), (9 << 30, State.WARNING)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free: (free, 80 << 30))
-        assert doctor.check_gpu(WITH_GPU).state is state
+        assert machine_checks.check_gpu(WITH_GPU).state is state
 
 
 def test_on_a_gpu_what_triton_lacks_to_compile_its_launcher_is_a_fault(
@@ -75,24 +76,24 @@ def test_on_a_gpu_what_triton_lacks_to_compile_its_launcher_is_a_fault(
     headers.mkdir()
     monkeypatch.setenv("PATH", str(programs))
     monkeypatch.delenv("CC", raising=False)
-    found = doctor.check_triton({}, headers)
+    found = machine_checks.check_triton({}, headers)
     assert found.state is State.FAULT
     assert found.words == "missing: Triton, a C compiler (gcc or clang), Python's headers (Python.h)"
     assert "gcc and python3-dev" in found.advice
     (headers / "Python.h").touch()
-    assert doctor.check_triton(VERSIONS, headers).words == "missing: a C compiler (gcc or clang)"
+    assert machine_checks.check_triton(VERSIONS, headers).words == "missing: a C compiler (gcc or clang)"
     for name in ("clang", "gcc"):
         (programs / name).write_text("#!/bin/sh")
         (programs / name).chmod(0o755)
-        assert doctor.check_triton(VERSIONS, headers).words == f"3.6.0, compiles with {programs / name}"
+        assert machine_checks.check_triton(VERSIONS, headers).words == f"3.6.0, compiles with {programs / name}"
     monkeypatch.setenv("CC", "cc-that-is-not-there")
-    assert doctor.check_triton(VERSIONS, headers).state is State.FAULT
+    assert machine_checks.check_triton(VERSIONS, headers).state is State.FAULT
 
 
 def test_triton_is_checked_only_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "check_model", lambda: Finding(State.OK, "model", ""))
+    monkeypatch.setattr(machine_checks, "check_model", lambda: Finding(State.OK, "model", ""))
     for here, checked in ((HERE, False), (WITH_GPU, True)):
-        assert ("Triton" in [one.name for one in doctor.findings(here)]) == checked
+        assert ("Triton" in [one.name for one in machine_checks.findings(here)]) == checked
 
 
 def test_the_cuda_of_a_driver_is_read_from_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,10 +105,10 @@ def test_the_cuda_of_a_driver_is_read_from_its_library(monkeypatch: pytest.Monke
     def missing(name: str) -> Any:
         raise OSError(f"{name}: cannot open shared object file")
 
-    monkeypatch.setattr(doctor.ctypes, "CDLL", lambda name: Driver())
-    assert doctor.driver_cuda() == "12.4"
-    monkeypatch.setattr(doctor.ctypes, "CDLL", missing)
-    assert doctor.driver_cuda() is None
+    monkeypatch.setattr(machine_checks.ctypes, "CDLL", lambda name: Driver())
+    assert machine_checks.driver_cuda() == "12.4"
+    monkeypatch.setattr(machine_checks.ctypes, "CDLL", missing)
+    assert machine_checks.driver_cuda() is None
 
 
 def test_a_port_in_use_is_a_warning() -> None:
@@ -142,11 +143,11 @@ def test_a_server_of_others_on_the_port_is_a_warning() -> None:
 
 
 def test_a_wrong_answer_of_the_model_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    (answer,) = (fact.answer for fact in facts.read() if doctor.QUESTION in fact.questions)
-    assert answer == doctor.ANSWER
+    (answer,) = (fact.answer for fact in facts.read() if machine_checks.QUESTION in fact.questions)
+    assert answer == machine_checks.ANSWER
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # for the tests after this
-    monkeypatch.setattr(doctor, "ANSWER", "It is something else.")
-    wrong = doctor.check_model()
+    monkeypatch.setattr(machine_checks, "ANSWER", "It is something else.")
+    wrong = machine_checks.check_model()
     assert wrong.state is State.FAULT
     assert answer in wrong.words
     assert "It is something else." in wrong.words
@@ -156,8 +157,8 @@ def test_a_check_that_raises_is_a_fault_and_the_others_run(monkeypatch: pytest.M
     def broken() -> Finding:
         raise RuntimeError("no such file")
 
-    monkeypatch.setattr(doctor, "check_model", broken)
-    found = list(doctor.findings(HERE))
+    monkeypatch.setattr(machine_checks, "check_model", broken)
+    found = list(machine_checks.findings(HERE))
     (fault,) = [one for one in found if one.state is State.FAULT]
     assert (fault.name, fault.words) == ("model", "the check failed: RuntimeError: no such file")
     assert [one.name for one in found][-1] == "port"
