@@ -14,22 +14,20 @@ if find_spec("phase6_integration.wings") is not None:
     from phase6_integration.wings.edge.transport import transport_config
 else:
     import json
-    from types import SimpleNamespace
 
     import uvicorn
 
     from phase6_integration.api.application import application as create_app
     from phase6_integration.process.async_engine import BUNDLED_ENGINE as ENGINE
 
-    class Parsed(SimpleNamespace):
+    class Parsed(dict):
         """JSON without its schema. A field that is missing is None."""
 
-        def __getattr__(self, name):
-            return None
+        __getattr__ = dict.get
 
         @classmethod
         def model_validate_json(cls, content):
-            return json.loads(content, object_hook=lambda fields: cls(**fields))
+            return json.loads(content, object_hook=cls)
 
     ChatChunk = ChatResponse = CompletionChunk = CompletionResponse = Parsed
 

@@ -89,7 +89,7 @@ def test_ctrl_c_is_one_line_and_exit_code_130(
     def interrupted(*_: object) -> int:
         raise KeyboardInterrupt
 
-    for place in ("server.serve.serve", "cli.doctor.findings", "cli.models.describe"):
+    for place in ("serve.serve", "cli.doctor_command.findings", "cli.models_command.describe"):
         monkeypatch.setattr(f"phase6_integration.{place}", interrupted)
     assert main([command]) == 130
     assert capsys.readouterr().err == f"nanoserve {command}: stopped\n"

@@ -158,7 +158,7 @@ def test_a_check_that_raises_is_a_fault_and_the_others_run(monkeypatch: pytest.M
         raise RuntimeError("no such file")
 
     monkeypatch.setattr(machine_checks, "check_model", broken)
-    found = list(machine_checks.findings(HERE))
+    found = list(machine_checks.findings(HERE, {"port": doctor.check_port}))
     (fault,) = [one for one in found if one.state is State.FAULT]
     assert (fault.name, fault.words) == ("model", "the check failed: RuntimeError: no such file")
     assert [one.name for one in found][-1] == "port"

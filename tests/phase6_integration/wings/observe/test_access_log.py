@@ -12,7 +12,9 @@ import pytest
 from phase6_integration.api.errors import bad_value, unavailable
 from phase6_integration.process.health import Health
 from phase6_integration.wings.observe.logs import HumanFormatter, JsonFormatter
+from tests.phase6_integration.fake_engine import FakeEngine
 from tests.phase6_integration.middleware_app import JSON, KEYS, App, access_lines, call
+from tests.phase6_integration.posting import post
 
 
 def test_a_fault_of_ours_tells_its_id_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
@@ -169,3 +171,12 @@ def test_a_line_for_machines_is_one_object() -> None:
 def test_a_line_for_people_is_one_line() -> None:
     line = HumanFormatter().format(record_of("request", id="x\ny", total=0.25, why="two words"))
     assert re.fullmatch(r"\d\d:\d\d:\d\d info    request id='x\\ny' total=0.250s why='two words'", line)
+
+
+def test_the_cached_tokens_of_a_prompt_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    engine = FakeEngine()
+    engine.cached = 1
+    with caplog.at_level("INFO"):
+        post("/v1/completions", {"prompt": ["Hello there", "Hello you"], "n": 3, "max_tokens": 1}, engine)
+    (logged,) = access_lines(caplog)
+    assert (logged["cached_tokens"], logged["generated_tokens"]) == (2, 6)
