@@ -33,7 +33,7 @@ $(error $(VENV) has TORCH=$(INSTALLED): run `make clean` before TORCH=$(TORCH))
 endif
 endif
 
-.PHONY: help serve install test test-avx2 test-all clients lint types gates book resolve pins notebooks clean
+.PHONY: help serve install test test-avx2 test-all clients lint types gates house book resolve pins notebooks clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -70,6 +70,9 @@ gates: $(VENV)/.dev ## listings equal the source; every exercise and every plant
 	@$(BIN)/python -m chapters weave --check
 	@$(BIN)/python -m chapters exercises --gate
 	@$(BIN)/python -m chapters break --gate
+
+house: $(VENV)/.serve ## the size of the parts, what the server reaches, and the hops of a request
+	@$(BIN)/python .ci/house.py
 
 book: $(VENV)/.book ## the site of the book, into build/book; a warning or a dead link is an error
 	@$(BIN)/python -m sphinx --quiet --fresh-env --fail-on-warning --keep-going -c chapters/book -d build/doctrees . build/book

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 def flags() -> list[str]:
     """The flags of `nanoserve serve`, by group."""
-    from phase6_integration.cli.parser import Parser
-    from phase6_integration.cli.serve import add_flags
+    from phase6_integration.cli.serve_command import add_flags
+    from phase6_integration.engine.flags import Parser
 
     parser = Parser(prog="nanoserve serve")
     add_flags(parser)

@@ -5,8 +5,8 @@
 A grammar is compiled by llguidance, which follows the output token by token. Its mask of the next token is made on the
 host while the device runs the model. llguidance is imported at the first grammar: all else works without it.
 
-A server does not trust the grammars of its clients: in `phase6_integration.isolated_grammars` the same Constraint runs
-in other processes, and masks may be late.
+A server does not trust the grammars of its clients: there the same Constraint runs in other processes, and masks may be
+late (`phase6_integration.wings.structured.isolated_grammars`).
 """
 
 import os

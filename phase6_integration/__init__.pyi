@@ -1,9 +1,9 @@
 from phase0_request.params import SamplingParams as SamplingParams
-from phase6_integration.async_engine import AsyncEngine as AsyncEngine
-from phase6_integration.engine import NanoServingEngine as NanoServingEngine
-from phase6_integration.health import Health as Health
-from phase6_integration.health import UnavailableError as UnavailableError
-from phase6_integration.messages import EngineRequest as EngineRequest
-from phase6_integration.options import EngineOptions as EngineOptions
-from phase6_integration.outputs import Chunk as Chunk
-from phase6_integration.outputs import OutputStream as OutputStream
+from phase6_integration.engine.engine import NanoServingEngine as NanoServingEngine
+from phase6_integration.engine.options import EngineOptions as EngineOptions
+from phase6_integration.process.async_engine import AsyncEngine as AsyncEngine
+from phase6_integration.process.health import Health as Health
+from phase6_integration.process.health import UnavailableError as UnavailableError
+from phase6_integration.process.messages import EngineRequest as EngineRequest
+from phase6_integration.process.outputs import Chunk as Chunk
+from phase6_integration.process.outputs import OutputStream as OutputStream

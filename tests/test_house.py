@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -29,6 +30,12 @@ TOP_LEVEL = {
     "Dockerfile",
     "SECURITY.md",
 }
+
+SIX = "phase6_integration"
+LAYERS = ["engine", "process", "api", "wings", "app"]  # of phase 6, each over those before it
+MOST_FILES = 16  # of a folder of phase 6
+# Modules of a wing that run in the engine's process, or in those that it starts.
+ENGINE_SIDE = ("structured.isolated_grammars", "structured.grammar_client", "structured.grammar_process")
 
 # Modules of phases 0 to 5 that work with tensors. All others there schedule and manage memory, with integers only.
 TENSORS = {"engine", "kernels", "memory", "pool"}
@@ -98,7 +105,12 @@ def engine() -> list[str]:
 
 
 def of_the_cli(name: str) -> bool:
-    return name.startswith("phase6_integration.cli")
+    return name.startswith(f"{SIX}.cli")
+
+
+def of_a_command(name: str) -> bool:
+    """A module of the CLI, or of the load generator that `nanoserve bench` is: both may use parts of labs."""
+    return of_the_cli(name) or name.startswith(f"{SIX}.load")
 
 
 def named_as_text(name: str) -> Iterator[str]:
@@ -122,7 +134,7 @@ def test_no_engine_module_imports_a_lab_or_draws() -> None:
     wrong = [
         f"{name}:{line} imports {other}"
         for name in engine()
-        if not of_the_cli(name)
+        if not of_a_command(name)
         for other, line in imports(name)
         if of_the_lab(other) or other.split(".")[0] in ("rich", "matplotlib")
     ]
@@ -167,12 +179,77 @@ def test_the_engine_holds_only_what_serving_needs() -> None:
     assert sorted(set(engine()) - reached) == []
 
 
+# The layers of phase 6
+
+
+def layer(name: str) -> int | None:
+    """The number of a module's layer in phase 6; None outside of the layers."""
+    top = name.removeprefix(f"{SIX}.").partition(".")[0]
+    top = "app" if top == "serve" else top
+    return LAYERS.index(top) if name.startswith(SIX) and top in LAYERS else None
+
+
+def needs(name: str) -> set[str]:
+    """The modules of the project that a module imports, or names in a string."""
+    return {other for other in (*(o for o, _ in imports(name)), *named_as_text(name)) if other in modules()}
+
+
+def test_a_layer_of_phase_6_knows_only_those_below_it() -> None:
+    """engine < process < api < wings < app; also where a module is named in a string, to be loaded later."""
+    layers = {name: number for name in modules() if (number := layer(name)) is not None}
+    assert {*layers.values()} == {*range(len(LAYERS))}
+    assert [
+        f"{name} knows {other}"
+        for name, number in layers.items()
+        for other in needs(name)
+        if layers.get(other, 0 if not other.startswith((f"{SIX}.cli", f"{SIX}.lab", f"{SIX}.load")) else 9) > number
+    ] == []
+
+
+def test_no_wing_knows_another() -> None:
+    def wing(name: str) -> str:
+        return name.removeprefix(f"{SIX}.wings").lstrip(".").partition(".")[0]
+
+    wings = [name for name in modules() if name.startswith(f"{SIX}.wings.")]
+    assert {"edge", "observe", "responses", "structured", "tools"} <= {wing(name) for name in wings}
+    others = [(name, other) for name in wings for other in needs(name) if other.startswith(f"{SIX}.wings.")]
+    assert [f"{name} knows {other}" for name, other in others if wing(other) != wing(name)] == []
+
+
+def test_labs_never_import_the_command_line() -> None:
+    labs = filter(of_the_lab, modules())
+    assert [
+        f"{name}:{line} imports {other}" for name in labs for other, line in imports(name) if of_the_cli(other)
+    ] == []
+
+
+def test_folders_of_phase_6_are_small_and_names_are_said_once() -> None:
+    inside = [file for file in tracked() if file.suffix == ".py" and file.is_relative_to(ROOT / SIX)]
+    files = [file for file in inside if not file.stem.startswith("__")]
+    folders = Counter(str(file.parent.relative_to(ROOT)) for file in files)
+    assert {folder: count for folder, count in folders.items() if count > MOST_FILES} == {}
+    assert [name for name, count in Counter(file.name for file in files).items() if count > 1] == []
+
+
+def test_every_module_of_the_api_is_on_the_map_and_taught() -> None:
+    """As a listing of a chapter, or with an exercise in it."""
+    files = {path for file in (ROOT / SIX / "api").glob("[!_]*.py") if (path := str(file.relative_to(ROOT)))}
+    assert f"{SIX}/api/chat.py" in files
+    on_the_map = (ROOT / "chapters/map.md").read_text()
+    assert [path for path in sorted(files) if f"(../{path})" not in on_the_map] == []
+    chapters = "".join(file.read_text() for file in (ROOT / "chapters").glob("0?_*.md"))
+    exercises = "".join(file.read_text() for file in (ROOT / "chapters").glob("0?_exercises.toml"))
+    taught = {path for path in files if f"<!-- weave: {path}#" in chapters or f'file = "{path}"' in exercises}
+    assert sorted(files - taught) == []
+
+
 def without_torch() -> list[str]:
     """The modules that schedule and manage memory, the simulator, the server's process and the commands."""
     phases = set(PHASES[:6]) - {"phase2_prefill_decode"}
     integers = [name for name in engine() if name.split(".")[0] in phases and not TENSORS & set(name.split(".")[1:2])]
-    named = ("phase5_continuous.lab.simulator", "phase6_integration.server", "phase6_integration.cli.main")
-    return [*integers, *(name for name in modules() if name.startswith(named))]
+    serving = (f"{SIX}.{part}" for part in ("api", "wings", "app", "serve", "cli.main"))
+    named = ("phase5_continuous.lab.simulator", *serving)
+    return [*integers, *(name for name in modules() if name.startswith(named) and not name.endswith(ENGINE_SIDE))]
 
 
 def test_scheduling_and_serving_load_no_torch() -> None:
@@ -227,71 +304,7 @@ assert sorted(phase.__all__) == sorted(home)
     assert done.returncode == 0, done.stderr
 
 
-# Tests that can fail
-
-
-def can_fail(function: ast.AST, helpers: frozenset[str] = frozenset()) -> bool:
-    """Whether it checks something: an assert of more than a constant, `pytest.raises`, `warns` or `assert_close`, or a
-    call of a helper in the same file that can fail."""
-    for node in ast.walk(function):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("assert_close", *helpers):
-            return True
-        if isinstance(node, ast.Assert) and not isinstance(node.test, ast.Constant):
-            return True
-        if isinstance(node, ast.withitem) and isinstance(node.context_expr, ast.Call):
-            called = ast.unparse(node.context_expr.func)
-            if called in ("pytest.raises", "pytest.warns"):
-                return True
-    return False
-
-
-def idle_tests(source: str) -> list[str]:
-    """Tests and state machines that pass whatever the code does, or a note that there are none."""
-    tree = ast.parse(source)
-    every = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    tests = [function for function in every if function.name.startswith("test")]
-    others = [one for one in every if one not in tests and isinstance(one, ast.FunctionDef)]
-    helpers: frozenset[str] = frozenset()
-    while (found := frozenset(other.name for other in others if can_fail(other, helpers))) != helpers:
-        helpers = found  # a helper may call another
-    machines = [
-        node
-        for node in tree.body
-        if isinstance(node, ast.ClassDef) and any("StateMachine" in ast.unparse(base) for base in node.bases)
-    ]
-    if not tests and "StateMachine" not in source:
-        return ["no test"]
-    return [one.name for one in (*tests, *machines) if not can_fail(one, helpers)]
-
-
-CLIENTS = sorted((ROOT / "tests/clients").glob("with_*.py"))
-TEST_FILES = [*(p for p in sorted((ROOT / "tests").rglob("test_*.py")) if p != Path(__file__)), *CLIENTS]
-
-
-@pytest.mark.parametrize("file", [*TEST_FILES, Path(__file__)], ids=lambda p: str(p.relative_to(ROOT / "tests")))
-def test_every_test_can_fail(file: Path) -> None:
-    assert idle_tests(file.read_text()) == []
-
-
-@pytest.mark.parametrize(
-    ("body", "idle"),
-    [
-        ("print('ok')", True),
-        ("assert True", True),
-        ("assert 'this is fine'", True),
-        ("check_everything()", True),
-        ("x = 1\n    return", True),
-        ("assert f() == 1", False),
-        ("torch.testing.assert_close(f(), 1)", False),
-        ("for x in y:\n        assert x", False),
-        ("with pytest.raises(ValueError):\n        f()", False),
-    ],
-)
-def test_idle_tests_are_found(body: str, idle: bool) -> None:
-    assert (idle_tests(f"def test_it():\n    {body}\n") == ["test_it"]) == idle
-    machine = f"class Machine(RuleBasedStateMachine):\n  def step(self):\n    {body}\n"
-    assert (idle_tests(machine) == ["Machine"]) == idle
-    assert idle_tests(f"def helper():\n    {body}\n") == ["no test"]
+# Tests and checks
 
 
 def test_no_test_is_skipped_because_of_a_missing_package() -> None:

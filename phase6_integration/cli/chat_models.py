@@ -11,9 +11,10 @@ import httpx
 
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason
-from phase6_integration.cli.common import first_model, http_error, open_engine
-from phase6_integration.options import EngineOptions
-from phase6_integration.stats import Gauges
+from phase6_integration.cli.common import http_error, open_engine
+from phase6_integration.engine.options import EngineOptions
+from phase6_integration.engine.stats import Gauges
+from phase6_integration.load.served_model import first_model
 
 Messages = list[dict[str, str]]
 

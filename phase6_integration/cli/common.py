@@ -1,23 +1,23 @@
 """What the commands share: flags for sampling, the choice of a local model or a server, HTTP errors."""
 
 import argparse
-import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, get_type_hints
 from urllib.parse import urlsplit
 
-from phase6_integration.cli.parser import add_fields, values_of, whole_number
-from phase6_integration.options import EngineOptions
+from phase6_integration.engine.flags import add_fields, values_of, whole_number
+from phase6_integration.engine.options import EngineOptions
+from phase6_integration.engine.progress import reported
 
 if TYPE_CHECKING:
     import httpx
     from rich.console import Console
 
-    from phase6_integration.engine import NanoServingEngine
+    from phase6_integration.engine.engine import NanoServingEngine
 
 API_KEYS = ("NANOSERVE_API_KEY", "VLLM_API_KEY")  # environment variables
 # Engine options of a local model.
@@ -81,41 +81,17 @@ def open_engine(options: EngineOptions) -> "NanoServingEngine":
 
     from phase2_prefill_decode.loading.config import ModelConfig
     from phase2_prefill_decode.threads import threads_for
-    from phase6_integration.hub import directory_of
+    from phase6_integration.engine.hub import directory_of
 
     directory = directory_of(options.model, options.revision, options.download_dir)
     if options.tokenizer is None and not (directory / "tokenizer.json").is_file():
         raise ValueError(f"{options.model} has no tokenizer.json, so it takes no text; --tokenizer names another")
     threads = options.threads or threads_for(ModelConfig.from_pretrained(directory))
     with loading():
-        from phase6_integration.engine import NanoServingEngine  # loads torch
+        from phase6_integration.engine.engine import NanoServingEngine  # loads torch
 
         options = replace(options, model=str(directory), revision=None, threads=threads)
         return NanoServingEngine.from_pretrained(**asdict(options))
-
-
-class _Shown(logging.Handler):
-    """Shows each record with a function."""
-
-    def __init__(self, show: Callable[[str], object]) -> None:
-        super().__init__(logging.INFO)
-        self._show = show
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._show(record.getMessage())
-
-
-@contextmanager
-def told(show: Callable[[str], object]) -> Iterator[None]:
-    """Call `show` with each sentence about how far the kernels are compiled."""
-    shown, logger = _Shown(show), logging.getLogger("phase2_prefill_decode")
-    logger.addHandler(shown)
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.removeHandler(shown)
-        logger.setLevel(logging.NOTSET)
 
 
 @contextmanager
@@ -126,7 +102,7 @@ def loading(words: str = "loading", console: "Console | None" = None) -> Iterato
     console = console or Console(stderr=True)
     with (
         console.status(words) as status,
-        told(status.update if console.is_terminal else lambda text: print(text, file=sys.stderr, flush=True)),
+        reported(status.update if console.is_terminal else lambda text: print(text, file=sys.stderr, flush=True)),
     ):
         yield
 
@@ -161,18 +137,6 @@ def http_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     key = api_key(given)
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     return {"base_url": server_url(given["url"]), "headers": headers, "timeout": httpx.Timeout(None, connect=30)}
-
-
-def first_model(response: "httpx.Response") -> str:
-    """The first model in the response of GET /v1/models. ValueError if there is none."""
-    try:
-        content = response.json()
-        if response.status_code == 200:
-            return str(content["data"][0]["id"])
-        message = content["error"]["message"]
-    except (ValueError, LookupError, TypeError):
-        message = "no model is listed at /v1/models"
-    raise ValueError(f"{response.url} answered {response.status_code}: {message}")
 
 
 def http_error(error: "httpx.TransportError", url: str) -> str:

@@ -5,16 +5,16 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
 
-from phase6_integration.cli.parser import Parser, did_you_mean
+from phase6_integration.engine.flags import Parser, did_you_mean
 
 # Each module has add_flags(parser) and run(given, parser) -> exit code. Only the chosen one is imported.
 COMMANDS = {
-    "serve": ("phase6_integration.cli.serve", "serve a model over an OpenAI-compatible API"),
-    "chat": ("phase6_integration.cli.chat", "chat in the terminal, with a local model or a server"),
-    "generate": ("phase6_integration.cli.generate", "complete prompts, with a local model or a server"),
-    "bench": ("phase6_integration.cli.bench", "put a server under load and measure it"),
-    "models": ("phase6_integration.cli.models", "list the models on this machine"),
-    "doctor": ("phase6_integration.cli.doctor", "check this machine and run the bundled model on it"),
+    "serve": ("phase6_integration.cli.serve_command", "serve a model over an OpenAI-compatible API"),
+    "chat": ("phase6_integration.cli.chat_command", "chat in the terminal, with a local model or a server"),
+    "generate": ("phase6_integration.cli.generate_command", "complete prompts, with a local model or a server"),
+    "bench": ("phase6_integration.cli.bench_command", "put a server under load and measure it"),
+    "models": ("phase6_integration.cli.models_command", "list the models on this machine"),
+    "doctor": ("phase6_integration.cli.doctor_command", "check this machine and run the bundled model on it"),
 }
 
 

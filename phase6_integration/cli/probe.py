@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
-from phase6_integration.cli.parser import Parser, values_of
-from phase6_integration.cli.serve import add_flags
-from phase6_integration.server.listener import ANY
-from phase6_integration.server.settings import ServerSettings
+from phase6_integration.api.settings import ServerSettings
+from phase6_integration.cli.serve_command import add_flags
+from phase6_integration.engine.flags import Parser, values_of
+from phase6_integration.wings.edge.listener import ANY
 
 PATIENCE = 4.0  # seconds for each wait; the Dockerfile allows 5 in all
 LONGEST = 1 << 16  # bytes of an answer that are read

@@ -25,10 +25,10 @@ from phase0_request import safe_path
 from phase0_request.machine import record
 from phase0_request.params import SamplingParams
 from phase0_request.tokenizer import BUNDLED
-from phase6_integration.engine import NanoServingEngine
-from phase6_integration.lab.load.client import Load, run
-from phase6_integration.lab.load.report import Report
-from phase6_integration.lab.load.workload import Workload
+from phase6_integration.engine.engine import NanoServingEngine
+from phase6_integration.load.client import Load, run
+from phase6_integration.load.report import Report
+from phase6_integration.load.workload import Workload
 
 STARTUP = 600.0  # seconds for a model to load
 

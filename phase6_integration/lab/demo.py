@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.live import Live
 
-from phase6_integration.cli.parser import Parser, add_fields
+from phase6_integration.engine.flags import Parser, add_fields
 from phase6_integration.lab.show import Show
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ from phase2_prefill_decode.sampler import Sampler
 from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase5_continuous.lab.simulator import MODELS
 from phase5_continuous.lab.virtual import StepTimes
-from phase6_integration.gc_freeze import freeze
+from phase6_integration.engine.gc_freeze import freeze
 from phase6_integration.lab.no_device import LAUNCHES, use_no_device
 
 CONTEXT, CHUNK = 1500, 1793  # tokens

@@ -25,15 +25,15 @@ from rich.table import Table
 from phase0_request import safe_path
 from phase0_request.machine import record
 from phase0_request.metrics import percentile
-from phase6_integration.async_engine import AsyncEngine
-from phase6_integration.engine_client import EngineClient
-from phase6_integration.engine_process import serve
-from phase6_integration.gc_freeze import freeze
-from phase6_integration.messages import Channel
-from phase6_integration.options import EngineOptions
-from phase6_integration.server.app import create_app
-from phase6_integration.server.settings import ServerSettings
-from phase6_integration.server.transport import transport_config
+from phase6_integration.api.settings import ServerSettings
+from phase6_integration.app import create_app
+from phase6_integration.engine.gc_freeze import freeze
+from phase6_integration.engine.options import EngineOptions
+from phase6_integration.process.async_engine import AsyncEngine
+from phase6_integration.process.engine_client import EngineClient
+from phase6_integration.process.engine_process import serve
+from phase6_integration.process.messages import Channel
+from phase6_integration.wings.edge.transport import transport_config
 
 TICK = 0.002  # seconds
 

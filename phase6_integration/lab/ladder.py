@@ -36,7 +36,7 @@ from phase0_request.request import Request
 from phase2_prefill_decode.lab.bench import at_least_one, save_random
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.loading.model import default_device
-from phase6_integration.cli.common import told
+from phase6_integration.engine.progress import reported
 from phase6_integration.lab.rungs import PAGE_SIZE, Build, Rung, rungs
 
 NAMES = ("transformers", "phase2", "phase3", "phase4", "phase5", "phase6")
@@ -286,7 +286,7 @@ def run(options: argparse.Namespace) -> int:
     quiet()
     with tempfile.TemporaryDirectory() as folder:
         save_random(options.shape, Path(folder))
-        with Bar(console) as bar, told(bar.show):
+        with Bar(console) as bar, reported(bar.show):
             ladder = Ladder(Path(folder), options.rungs, bar)
             if options.requests is not None:
                 trace = Trace.of(options.requests, options.rate, options.pages)

@@ -43,7 +43,7 @@ from phase5_continuous.core import EngineCore, Launched, Spent, Step
 from phase5_continuous.lab.simulator import MODELS
 from phase5_continuous.lab.virtual import StepTimes
 from phase5_continuous.scheduler import Scheduler
-from phase6_integration.gc_freeze import freeze
+from phase6_integration.engine.gc_freeze import freeze
 
 BATCHES = (64, 256)
 CONTEXT = 1024  # tokens of each request before the first measured step

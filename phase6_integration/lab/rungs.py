@@ -23,7 +23,7 @@ from phase4_radix.engine import cached
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.core import EngineCore
 from phase5_continuous.engine import core
-from phase6_integration.engine import NanoServingEngine
+from phase6_integration.engine.engine import NanoServingEngine
 
 PAGE_SIZE, BATCH = 16, 64
 BUDGET = TokenBudget(256, 512)

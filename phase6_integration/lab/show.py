@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from phase0_request.params import SamplingParams
-from phase6_integration.options import at_least, check_fields, option
+from phase6_integration.engine.options import at_least, check_fields, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

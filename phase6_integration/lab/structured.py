@@ -23,10 +23,10 @@ from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason
 from phase0_request.tokenizer import Tokenizer
 from phase2_prefill_decode.generation import Completion
-from phase6_integration.engine import NanoServingEngine
-from phase6_integration.grammar_checker import GrammarChecker
-from phase6_integration.lab.schemas import Generator, Schema
-from phase6_integration.server.structured import json_grammar
+from phase6_integration.engine.engine import NanoServingEngine
+from phase6_integration.lab.random_schemas import Generator, Schema
+from phase6_integration.wings.structured.grammar_checker import GrammarChecker
+from phase6_integration.wings.structured.output_grammar import json_grammar
 
 PROMPT = "Describe it as JSON: "
 TOGETHER = 32  # requests at a time

@@ -10,9 +10,9 @@ from phase0_request.detokenizer import Detokenizer
 from phase0_request.lab.corpus.facts import read
 from phase0_request.request import FinishReason, Request, RequestState
 from phase5_continuous.core import Step
-from phase6_integration.engine import NanoServingEngine
+from phase6_integration.engine.engine import NanoServingEngine
+from phase6_integration.engine.stats import Gauges
 from phase6_integration.lab.show import Show
-from phase6_integration.stats import Gauges
 
 # Every prompt begins with one of these system messages: prefixes to share.
 INSTRUCTIONS = (

@@ -15,7 +15,7 @@ from phase0_request.lab.corpus.facts import read
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase0_request.tokenizer import BUNDLED
-from phase6_integration.engine import NanoServingEngine
+from phase6_integration.engine.engine import NanoServingEngine
 from tests.phase1_kv_pool.support import needs_gpu
 from tests.phase2_prefill_decode.models import FAMILIES, saved, variant
 from tests.phase2_prefill_decode.test_identity import prompts, short_of_likeliest

@@ -15,7 +15,7 @@ from phase0_request.batch import Batch, Slice
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
-from phase6_integration.warmup import attention_batches, sampling_batches, warmup_pages
+from phase6_integration.engine.warmup import attention_batches, sampling_batches, warmup_pages
 from tests.phase1_kv_pool.support import needs_gpu
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.runner import ModelRunner
 from phase2_prefill_decode.sampler import Sampler
 from phase3_chunked_prefill.kernels.attention import ATTEND
-from phase6_integration.warmup import long_step
+from phase6_integration.engine.warmup import long_step
 from tests.gpu.test_warmup import serving, warming
 
 parts, zeros = [], torch.Tensor.new_empty
@@ -142,7 +142,7 @@ def test_serving_requests_no_kernel_that_warm_up_has_not_and_no_larger_results_o
 COMPILED = """
 import random
 from triton import knobs
-from phase6_integration.engine import NanoServingEngine
+from phase6_integration.engine.engine import NanoServingEngine
 from tests.gpu.test_warmup import any_params
 compiled, rng = [], random.Random(1)
 with NanoServingEngine.from_pretrained(kv_cache_pages=512, max_num_seqs=16, device="cuda") as engine:

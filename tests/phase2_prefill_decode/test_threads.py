@@ -94,10 +94,11 @@ def test_where_the_system_does_not_tell_nothing_changes(machine: Machine, monkey
 EVERY_START = {
     "the engine of phase 2": "from phase2_prefill_decode.engine import Engine\n"
     "from phase2_prefill_decode.loading.model import Model\nEngine(Model.load(device='cpu')).generate(['Hello'], p)",
-    "NanoServingEngine": "from phase6_integration.engine import NanoServingEngine\n"
+    "NanoServingEngine": "from phase6_integration.engine.engine import NanoServingEngine\n"
     "NanoServingEngine.from_pretrained(device='cpu', kv_cache_pages=64).generate(['Hello'], p)",
-    "the bundled engine of a server": "from phase6_integration.assemble import assemble\n"
-    "from phase6_integration.options import EngineOptions\nassemble(EngineOptions(device='cpu', kv_cache_pages=64))",
+    "the bundled engine of a server": "from phase6_integration.engine.assemble import assemble\n"
+    "from phase6_integration.engine.options import EngineOptions\n"
+    "assemble(EngineOptions(device='cpu', kv_cache_pages=64))",
 }
 
 

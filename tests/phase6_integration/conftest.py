@@ -12,7 +12,9 @@ from tests.phase6_integration.real_engine import GREEDY, PROMPTS
 @pytest.fixture(scope="session")
 def offline() -> list[list[int]]:
     """What the engine in this process answers."""
-    from phase6_integration.engine import NanoServingEngine  # torch: not before the environment it looks at is set
+    from phase6_integration.engine.engine import (
+        NanoServingEngine,  # torch: not before the environment it looks at is set
+    )
 
     with NanoServingEngine.from_pretrained(kv_cache_pages=256) as made:
         return [completion.output_tokens for completion in made.generate(PROMPTS, GREEDY)]
@@ -31,7 +33,7 @@ _loaded = cache(Tokenizer.from_pretrained)
 def shared_tokenizer_processes() -> Iterator[None]:
     """Apps of one model and one template share their tokenizer processes, and these their imports: to start one takes
     most of a second."""
-    from phase6_integration.server import tokenization
+    from phase6_integration.api import tokenization
 
     made = []
 

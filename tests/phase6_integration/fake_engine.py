@@ -19,13 +19,12 @@ import uvicorn
 import uvloop
 
 from phase0_request.request import FinishReason, TokenLogprobs
-from phase6_integration.async_engine import AsyncEngine
-from phase6_integration.health import Health
-from phase6_integration.messages import Ended, EngineRequest, Finish, Output, Started, Submit, Update
-from phase6_integration.options import EngineOptions
-from phase6_integration.server.app import create_app
-from phase6_integration.server.settings import ServerSettings
-from phase6_integration.server.transport import transport_config
+from phase6_integration.api.settings import ServerSettings
+from phase6_integration.engine.options import EngineOptions
+from phase6_integration.process.async_engine import AsyncEngine
+from phase6_integration.process.health import Health
+from phase6_integration.process.messages import Ended, EngineRequest, Finish, Output, Started, Submit, Update
+from tests.phase6_integration.application import create_app, transport_config
 
 Script = Callable[[EngineRequest], Sequence[int | FinishReason]]
 
@@ -44,7 +43,7 @@ def scores(asked: int | None, token: int) -> TokenLogprobs | None:
 class FakeEngine(AsyncEngine):
     """`room` cleared: no request is admitted. `flow` cleared: no more tokens come. `cached`: of every prompt."""
 
-    def __init__(self, script: Script = echo, **options: Any) -> None:
+    def __init__(self, script: Script = echo, factory: str = "", **options: Any) -> None:
         super().__init__(EngineOptions(**options))
         self.script = script
         self.submitted: list[EngineRequest] = []

@@ -5,24 +5,27 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from pkgutil import resolve_name
 from typing import Any
 
 from phase0_request import Batch, Request, StepOutput
 from phase1_kv_pool import PagedCache
 from phase5_continuous import Scheduler
-from phase6_integration.engine_process import Made, bundled_engine
-from phase6_integration.isolation import Attempt, IsolatingRunner, LoadShedding
-from phase6_integration.messages import Ready
-from phase6_integration.options import EngineOptions
-from phase6_integration.stats import ObservedCore
+from phase6_integration.engine.isolation import Attempt, IsolatingRunner, LoadShedding
+from phase6_integration.engine.options import EngineOptions
+from phase6_integration.engine.stats import ObservedCore
+from phase6_integration.process.engine_process import Made
+from phase6_integration.process.messages import Ready
+from tests.phase6_integration.application import ENGINE
 
+_engine: Callable[[EngineOptions], Made] = resolve_name(ENGINE)
 POISON = 7  # a token of a prompt that the model cannot bear
 NAN = 8  # a token after which the model says NaN
 
 
 def _with(change: Callable[[Any, Any], None]) -> Callable[[EngineOptions], Made]:
     def factory(options: EngineOptions) -> Made:
-        made = bundled_engine(dataclasses.replace(options, threads=1))
+        made = _engine(dataclasses.replace(options, threads=1))
         change(made.core, made.scheduler)
         return made
 

@@ -8,10 +8,12 @@ import sys
 from multiprocessing import get_context
 from multiprocessing.context import ForkServerProcess
 
-from phase6_integration import tokenizer_process
+from phase6_integration.process import tokenizer_process
 
 FORKSERVER = get_context("forkserver")
-FORKSERVER.set_forkserver_preload(["transformers.utils.chat_template_utils", "phase6_integration.grammar_checker"])
+FORKSERVER.set_forkserver_preload(
+    ["transformers.utils.chat_template_utils", "phase6_integration.wings.structured.grammar_checker"]
+)
 
 
 class ForkedProcess(ForkServerProcess):

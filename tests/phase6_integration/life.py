@@ -24,14 +24,14 @@ ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.endswith("_API_KEY")
 # answers before the second. One of its threads is in a call that never ends.
 SCRIPTED = """
 import signal, sys, asyncio, threading
-from phase6_integration.health import Health
+from phase6_integration.process.health import Health
 from phase6_integration.cli.main import main
-from phase6_integration.server import serve
-from phase6_integration.messages import Ready
+from phase6_integration import serve
+from phase6_integration.process.messages import Ready
 from tests.phase6_integration.fake_engine import FakeEngine
 
 class Slow(FakeEngine):
-    def __init__(self, options):
+    def __init__(self, options, factory=""):
         super().__init__()
         self.flow.clear()
     async def start(self):
@@ -57,10 +57,10 @@ sys.exit(main())
 
 # The same server over an engine process that another function makes, such as one of `faults`.
 OTHER_ENGINE = """
-import functools, sys
+import sys
 from phase6_integration.cli.main import main
-from phase6_integration.server import serve
-serve.AsyncEngine = functools.partial(serve.AsyncEngine, factory="tests.phase6_integration.{factory}")
+from phase6_integration import serve
+serve.ENGINE = "tests.phase6_integration.{factory}"
 sys.exit(main())
 """
 
@@ -119,7 +119,7 @@ class Life:
 
 def engines(parent: int) -> list[int]:
     """The engine processes among the children of a process."""
-    module = "phase6_integration.engine_process"
+    module = "phase6_integration.process.engine_process"
     return [child.pid for child in psutil.Process(parent).children() if module in child.cmdline()]
 
 

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from starlette.middleware import Middleware
 
-from phase6_integration.server.middleware import middleware
-from phase6_integration.server.settings import ServerSettings
+from phase6_integration.api.application import ErrorResponses, Exchanges
+from phase6_integration.api.settings import ServerSettings
+from phase6_integration.wings.edge import middleware
+from phase6_integration.wings.observe import access_log
 
 KEYS = ("one", "two")
 JSON = (b"content-type", b"application/json")
@@ -45,6 +48,13 @@ class App:
             return
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": body})
+
+
+def layers(settings: ServerSettings) -> list[Middleware]:
+    """The middleware of an app with these settings, outermost first."""
+    around = [access_log.LAYER, *middleware.around(settings)]
+    core = Middleware(Exchanges), Middleware(ErrorResponses)
+    return [*middleware.outer(settings), core[0], *around, core[1], *middleware.inner(settings)]
 
 
 def call(
@@ -86,7 +96,7 @@ def call(
         sent.append(message)
 
     stack: Any = app
-    for one in reversed(middleware(ServerSettings(**settings))):
+    for one in reversed(layers(ServerSettings(**settings))):
         stack = one.cls(stack, *one.args, **one.kwargs)
     asyncio.run(stack(scope, receive, send))
     if not sent:

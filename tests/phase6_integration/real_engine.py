@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequen
 from typing import Any
 
 from phase0_request import SamplingParams
-from phase6_integration.async_engine import AsyncEngine
-from phase6_integration.messages import EngineRequest
-from phase6_integration.options import EngineOptions
-from phase6_integration.outputs import Chunk, OutputStream
+from phase6_integration.engine.options import EngineOptions
+from phase6_integration.process.async_engine import AsyncEngine
+from phase6_integration.process.messages import EngineRequest
+from phase6_integration.process.outputs import Chunk, OutputStream
+from tests.phase6_integration.application import ENGINE
 from tests.phase6_integration.life import PATIENCE
 
 FAULTS = "tests.phase6_integration.faults"
@@ -25,7 +26,7 @@ async def engine(fault: str = "", **options: Any) -> AsyncIterator[AsyncEngine]:
     """The bundled model on one thread, small, with every invariant checked after every step. A failure is final."""
     small = {"kv_cache_pages": 256, "threads": 1, "check_invariants": True, "max_engine_restarts": 0}
     given = EngineOptions(**{**small, **options})
-    made = AsyncEngine(given, factory=f"{FAULTS}:{fault}") if fault else AsyncEngine(given)
+    made = AsyncEngine(given, factory=f"{FAULTS}:{fault}" if fault else ENGINE)
     async with made as ready:
         yield ready
     assert process(made).poll() is not None, "its process is still there"

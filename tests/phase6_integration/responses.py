@@ -7,9 +7,9 @@ from typing import Any, get_args
 
 from openai.types.responses import Response, ResponseStreamEvent
 
-from phase6_integration.server.app import create_app
-from phase6_integration.server.responses_answer import ResponsesEvent, ResponsesResponse
-from phase6_integration.server.settings import ServerSettings
+from phase6_integration.api.settings import ServerSettings
+from phase6_integration.app import create_app
+from phase6_integration.wings.describe.responses_schemas import ResponsesEvent, ResponsesResponse
 from tests.phase6_integration.asgi import Call
 from tests.phase6_integration.fake_engine import FakeEngine, Script, echo
 

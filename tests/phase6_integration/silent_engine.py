@@ -4,8 +4,8 @@ from collections.abc import Coroutine
 from typing import Any
 
 from phase0_request import FinishReason, SamplingParams
-from phase6_integration.messages import Ended, EngineRequest, Output, Submit
-from phase6_integration.outputs import OutputStream
+from phase6_integration.process.messages import Ended, EngineRequest, Output, Submit
+from phase6_integration.process.outputs import OutputStream
 from tests.phase6_integration.fake_engine import FakeEngine
 from tests.phase6_integration.real_engine import read
 from tests.phase6_integration.running import run as run_for

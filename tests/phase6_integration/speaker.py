@@ -13,8 +13,8 @@ from tokenizers import Tokenizer as Backend
 
 from phase0_request.request import FinishReason
 from phase0_request.tokenizer import BUNDLED
-from phase6_integration.messages import EngineRequest
-from phase6_integration.server.settings import ServerSettings
+from phase6_integration.api.settings import ServerSettings
+from phase6_integration.process.messages import EngineRequest
 from tests.phase0_request.families import special
 from tests.phase6_integration.fake_engine import FakeEngine, served
 

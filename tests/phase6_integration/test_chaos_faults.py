@@ -18,7 +18,7 @@ import httpx
 import psutil
 import pytest
 
-from phase6_integration.server.serve import ENGINE_FAILED
+from phase6_integration.serve import ENGINE_FAILED
 from tests.phase2_prefill_decode.test_identity import prompts
 from tests.phase6_integration.crowd import AT_ONCE, LENGTHS, OUTPUT, Crowd
 from tests.phase6_integration.life import PATIENCE, Supervisor

@@ -9,10 +9,10 @@ import httpx
 import pytest
 
 from phase0_request.request import FinishReason
-from phase6_integration.health import Health
-from phase6_integration.server.app import create_app
-from phase6_integration.server.responses import ErrorResponse
-from phase6_integration.server.settings import ServerSettings
+from phase6_integration.api.settings import ServerSettings
+from phase6_integration.process.health import Health
+from phase6_integration.wings.describe.response_schemas import ErrorResponse
+from tests.phase6_integration.application import create_app
 from tests.phase6_integration.fake_engine import FakeEngine, client, events, says
 
 KEY = "a-key-of-the-test"

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from phase6_integration.async_engine import AsyncEngine
-from phase6_integration.options import EngineOptions
-from phase6_integration.server.logprobs import for_completion
-from phase6_integration.server.settings import ServerSettings
-from phase6_integration.server.tokenization import TokenizerPool
+from phase6_integration.api.logprobs import for_completion
+from phase6_integration.api.settings import ServerSettings
+from phase6_integration.api.tokenization import TokenizerPool
+from phase6_integration.engine.options import EngineOptions
+from phase6_integration.process.async_engine import AsyncEngine
+from tests.phase6_integration.application import ENGINE
 from tests.phase6_integration.cities import TOKENIZER
 from tests.phase6_integration.fake_engine import FakeEngine, served
 from tests.phase6_integration.faults import NAN, POISON
@@ -60,7 +61,7 @@ def failing(fault: str = "", **options: Any) -> Callable[[], AsyncEngine]:
     def make() -> AsyncEngine:
         given = {"kv_cache_pages": 512, "threads": 1, "check_invariants": True, "dtype": "float32", **options}
         given.setdefault("max_engine_restarts", 0)
-        factory = {"factory": f"tests.phase6_integration.faults:{fault}"} if fault else {}
+        factory = {"factory": f"tests.phase6_integration.faults:{fault}"} if fault else {"factory": ENGINE}
         return AsyncEngine(EngineOptions(**given), **factory)
 
     return make
@@ -302,7 +303,7 @@ def test_a_fault_in_writing_an_answer_down_ends_it_as_any_other(stream: bool, mo
     def poisoned(*of: Any) -> Any:
         return for_completion(*of) if stream and next(calls) < 5 else raises()
 
-    monkeypatch.setattr("phase6_integration.server.completions.for_completion", poisoned)
+    monkeypatch.setattr("phase6_integration.api.completions.for_completion", poisoned)
 
     async def test(url: str) -> None:
         failed = await ask(url, body(logprobs=1, max_tokens=LONG if stream else 3, stream=stream))

@@ -11,10 +11,11 @@ from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel, Field
 
 from phase0_request.request import FinishReason
-from phase6_integration.async_engine import AsyncEngine
-from phase6_integration.health import Health
-from phase6_integration.options import EngineOptions
-from phase6_integration.server.settings import ServerSettings
+from phase6_integration.api.settings import ServerSettings
+from phase6_integration.engine.options import EngineOptions
+from phase6_integration.process.async_engine import AsyncEngine
+from phase6_integration.process.health import Health
+from tests.phase6_integration.application import ENGINE
 from tests.phase6_integration.fake_engine import FakeEngine, Script, served
 
 KEY = "sk-of-the-test"
@@ -26,7 +27,7 @@ GREEDY: Any = {"model": "tiny_chat", "temperature": 0, "max_tokens": 24}
 def address() -> Iterator[str]:
     options = EngineOptions(kv_cache_pages=256, max_num_seqs=16, threads=1)
     settings = ServerSettings(api_keys=(KEY,), template_timeout=60)
-    with served(lambda: AsyncEngine(options), settings) as url:
+    with served(lambda: AsyncEngine(options, factory=ENGINE), settings) as url:
         yield f"{url}/v1"
 
 

@@ -13,9 +13,10 @@ import openai
 import pytest
 from openai import OpenAI
 
-from phase6_integration.async_engine import AsyncEngine
-from phase6_integration.options import EngineOptions
-from phase6_integration.server.settings import ServerSettings
+from phase6_integration.api.settings import ServerSettings
+from phase6_integration.engine.options import EngineOptions
+from phase6_integration.process.async_engine import AsyncEngine
+from tests.phase6_integration.application import ENGINE
 from tests.phase6_integration.fake_engine import served
 
 KEY = "sk-of-the-test"
@@ -25,8 +26,9 @@ ASKED: Any = [{"role": "system", "content": "You are a coding assistant."}, {"ro
 @pytest.fixture(scope="module")
 def client() -> Iterator[OpenAI]:
     options = EngineOptions(kv_cache_pages=256, max_num_seqs=16, threads=1)
+    settings = ServerSettings(api_keys=(KEY,), template_timeout=60)
     with (
-        served(lambda: AsyncEngine(options), ServerSettings(api_keys=(KEY,), template_timeout=60)) as url,
+        served(lambda: AsyncEngine(options, factory=ENGINE), settings) as url,
         OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0) as client,
     ):
         yield client

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from phase6_integration.server.settings import ServerSettings
+from phase6_integration.api.settings import ServerSettings
 from tests.phase6_integration.fake_engine import FakeEngine, client
 from tests.phase6_integration.posting import BODIES, CHAT, COMPLETE, HELLO, PROMPT, SETTINGS, error_of, post
 

@@ -20,8 +20,8 @@ import torch
 
 from phase2_prefill_decode.linear import Linear
 from phase6_integration.cli.main import main
-from phase6_integration.server.listener import bind
-from phase6_integration.server.serve import more_files
+from phase6_integration.serve import more_files
+from phase6_integration.wings.edge.listener import bind
 from tests.phase6_integration.life import PATIENCE, gone, life, scripted, stream, values
 
 # Beginnings.
@@ -89,7 +89,7 @@ def test_ctrl_c_is_one_line_and_exit_code_130(
     def interrupted(*_: object) -> int:
         raise KeyboardInterrupt
 
-    for place in ("server.serve.serve", "cli.doctor.findings", "cli.models.describe"):
+    for place in ("serve.serve", "cli.doctor_command.findings", "cli.models_command.describe"):
         monkeypatch.setattr(f"phase6_integration.{place}", interrupted)
     assert main([command]) == 130
     assert capsys.readouterr().err == f"nanoserve {command}: stopped\n"

@@ -68,7 +68,7 @@ def device(day: Day) -> Row:
 
 def smoke(day: Day) -> None:
     """One token of the bundled model, and the doctor's findings."""
-    from phase6_integration.cli.doctor import findings
+    from phase6_integration.engine.machine_checks import findings
 
     day.add(lambda: {"token": one_token(day)}, what="one token")
     for finding in findings(describe()):
@@ -78,7 +78,7 @@ def smoke(day: Day) -> None:
 
 
 def one_token(day: Day) -> int:
-    from phase6_integration.engine import NanoServingEngine
+    from phase6_integration.engine.engine import NanoServingEngine
 
     with NanoServingEngine.from_pretrained(device=str(day.device), kv_cache_pages=64, max_num_seqs=2) as engine:
         (answer,) = engine.generate([[5, 6, 7]], SamplingParams(temperature=0, max_tokens=1), progress=False)

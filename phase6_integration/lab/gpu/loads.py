@@ -23,9 +23,9 @@ from phase2_prefill_decode.lab.roofline import Device, predict
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.weights import Weights, random_weights
 from phase5_continuous.core import Launched, PackedBatch, Runner, Step
-from phase6_integration.engine import NanoServingEngine
+from phase6_integration.engine.engine import NanoServingEngine
+from phase6_integration.engine.stats import Gauges
 from phase6_integration.lab.gpu.rows import Day, Row
-from phase6_integration.stats import Gauges
 
 WAYS: dict[str, dict[str, Any]] = {  # the one that ships first
     "ahead": {"async_scheduling": True},  # graphs, and one step ahead

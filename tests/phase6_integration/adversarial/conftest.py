@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from phase6_integration.server.settings import ServerSettings
+from phase6_integration.api.settings import ServerSettings
 from tests.phase6_integration.adversarial.raw import listening
 from tests.phase6_integration.fake_engine import FakeEngine
 

@@ -8,8 +8,8 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from phase6_integration.async_engine import AsyncEngine
-from phase6_integration.server.settings import ServerSettings
+from phase6_integration.api.settings import ServerSettings
+from phase6_integration.process.async_engine import AsyncEngine
 from tests.phase6_integration.fake_engine import FakeEngine, served
 
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"

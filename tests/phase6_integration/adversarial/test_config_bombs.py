@@ -15,9 +15,9 @@ from phase0_request.params import SamplingParams
 from phase0_request.tokenizer import BUNDLED
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.weights import load_weights
-from phase6_integration.assemble import peak_bytes
-from phase6_integration.engine import NanoServingEngine
-from phase6_integration.options import EngineOptions
+from phase6_integration.engine.assemble import peak_bytes
+from phase6_integration.engine.engine import NanoServingEngine
+from phase6_integration.engine.options import EngineOptions
 from tests.phase6_integration.life import life
 
 SHORT = 4000  # characters

@@ -16,8 +16,8 @@ import httpx
 import pytest
 import uvloop
 
-from phase6_integration.server.settings import ServerSettings
-from phase6_integration.server.transport import NO_LINGER
+from phase6_integration.api.settings import ServerSettings
+from phase6_integration.wings.edge.transport import NO_LINGER
 from tests.phase6_integration.adversarial.raw import PATIENCE, POST, Held, error_in, heard, line, listening, request_of
 from tests.phase6_integration.fake_engine import FakeEngine
 

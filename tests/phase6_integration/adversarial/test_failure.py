@@ -20,15 +20,15 @@ import httpx
 import pytest
 
 from phase0_request import FinishReason, SamplingParams
-from phase6_integration import async_engine
-from phase6_integration.async_engine import AsyncEngine
-from phase6_integration.engine_client import EngineClient
-from phase6_integration.health import Health, UnavailableError
-from phase6_integration.messages import CHUNK, Channel, EngineRequest, Finish, frame
-from phase6_integration.options import EngineOptions
-from phase6_integration.outputs import OutputStream
-from phase6_integration.server.notify import Notifier
-from phase6_integration.server.serve import ENGINE_FAILED
+from phase6_integration.engine.options import EngineOptions
+from phase6_integration.process import async_engine
+from phase6_integration.process.async_engine import AsyncEngine
+from phase6_integration.process.engine_client import EngineClient
+from phase6_integration.process.health import Health, UnavailableError
+from phase6_integration.process.messages import CHUNK, Channel, EngineRequest, Finish, frame
+from phase6_integration.process.outputs import OutputStream
+from phase6_integration.serve import ENGINE_FAILED
+from phase6_integration.wings.edge.notify import Notifier
 from tests.phase6_integration.fake_engine import served
 from tests.phase6_integration.faults import POISON
 from tests.phase6_integration.life import PATIENCE, Life, Supervisor, gone, life, stream

@@ -6,8 +6,8 @@ from typing import Any
 import httpx
 import pytest
 
-from phase6_integration.cli.serve import server_settings
-from phase6_integration.server.settings import ServerSettings
+from phase6_integration.api.settings import ServerSettings
+from phase6_integration.cli.serve_command import server_settings
 from tests.phase6_integration.fake_engine import FakeEngine, client
 
 PAGE = "https://chat.example.com"

@@ -15,8 +15,8 @@ import httpx
 import pytest
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from phase6_integration.server.app import create_app
-from phase6_integration.server.settings import ServerSettings
+from phase6_integration.api.settings import ServerSettings
+from phase6_integration.app import create_app
 from tests.phase6_integration.adversarial.raw import PATIENCE, POST, error_in, heard, line, listening, request_of
 from tests.phase6_integration.asgi import Call
 from tests.phase6_integration.fake_engine import FakeEngine

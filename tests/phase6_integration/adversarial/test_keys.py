@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from phase6_integration.cli.main import main
-from phase6_integration.cli.serve import server_settings
-from phase6_integration.server.api_keys import ApiKeys, digest
-from phase6_integration.server.middleware import PUBLIC
+from phase6_integration.cli.serve_command import server_settings
+from phase6_integration.wings.edge.api_keys import ApiKeys, digest
+from phase6_integration.wings.edge.middleware import PUBLIC
 from tests.phase6_integration.life import ROOT, scripted
 
 
@@ -67,7 +67,7 @@ def test_a_key_on_the_command_line_is_a_warning(monkeypatch: pytest.MonkeyPatch)
         logged.append(warnings)
         return 0
 
-    monkeypatch.setitem(sys.modules, "phase6_integration.server.serve", SimpleNamespace(serve=serve))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "phase6_integration.serve", SimpleNamespace(serve=serve))  # type: ignore[arg-type]
     for flags in (["--api-key", "sk-seen"], []):
         assert main(["serve", *flags]) == 0
     shown, silent = logged

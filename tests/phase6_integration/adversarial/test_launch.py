@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub.utils import filter_repo_objects
 
 from phase0_request.tokenizer import BUNDLED
-from phase6_integration.hub import PATTERNS
+from phase6_integration.engine.hub import PATTERNS
 from tests.phase6_integration.life import ENVIRONMENT, ROOT, Life
 
 HERE = ENVIRONMENT | {"PYTHONPATH": str(ROOT)}

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from phase0_request.request import FinishReason
-from phase6_integration.async_engine import Health
-from phase6_integration.server.settings import ServerSettings
+from phase6_integration.api.settings import ServerSettings
+from phase6_integration.process.async_engine import Health
 from tests.phase6_integration.adversarial.raw import PATIENCE, error_in, heard, line, listening
 from tests.phase6_integration.fake_engine import FakeEngine
 

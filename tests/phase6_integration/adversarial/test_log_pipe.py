@@ -11,9 +11,9 @@ from tests.phase6_integration.life import ENVIRONMENT, PATIENCE, ROOT
 
 SERVER = """
 import sys
-from phase6_integration.options import EngineOptions
-from phase6_integration.server import serve
-from phase6_integration.server.settings import ServerSettings
+from phase6_integration.engine.options import EngineOptions
+from phase6_integration import serve
+from phase6_integration.api.settings import ServerSettings
 from tests.phase6_integration.fake_engine import FakeEngine
 
 serve.AsyncEngine = FakeEngine

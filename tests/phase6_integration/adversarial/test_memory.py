@@ -17,11 +17,13 @@ from typing import Any
 import pytest
 
 from phase0_request.params import SamplingParams
-from phase6_integration.messages import EngineRequest, frame
-from phase6_integration.server.app import create_app
-from phase6_integration.server.budget import SMALL_BODY, Budget
-from phase6_integration.server.middleware import AccessLog, BodyLimits, ErrorResponses, RequestIds
-from phase6_integration.server.settings import ServerSettings
+from phase6_integration.api.application import ErrorResponses, Exchanges
+from phase6_integration.api.settings import ServerSettings
+from phase6_integration.app import create_app
+from phase6_integration.process.messages import EngineRequest, frame
+from phase6_integration.wings.edge.memory_budget import SMALL_BODY, MemoryBudget
+from phase6_integration.wings.edge.middleware import BodyLimits
+from phase6_integration.wings.observe.access_log import AccessLog
 from tests.phase6_integration.asgi import Call
 from tests.phase6_integration.fake_engine import FakeEngine
 
@@ -96,7 +98,7 @@ def test_an_answer_takes_no_more_than_its_lease(
     async def test() -> None:
         engine = FakeEngine(words)
         app = create_app(engine, ServerSettings())
-        budget: Budget = app.state.server.answers
+        budget: MemoryBudget = app.state.quotas.answers
         budget.free = 0
         await warm(app, path)
         tracemalloc.start()
@@ -158,9 +160,9 @@ def test_an_answer_that_can_never_fit_is_refused_before_any_work() -> None:
         error = call.json["error"]
         assert (call.status, error["code"], error["param"]) == (400, "answer_too_large", "max_tokens")
         assert error["type"] == "invalid_request_error"
-        assert str(app.state.server.answers.limit // 4) in error["message"]
+        assert str(app.state.quotas.answers.limit // 4) in error["message"]
         assert engine.submitted == []
-        assert app.state.server.answers.used == 0
+        assert app.state.quotas.answers.used == 0
 
     run(test)
 
@@ -193,7 +195,7 @@ def test_an_answer_that_does_not_fit_now_is_refused_until_another_has_gone(strea
         async with Call(app, COMPLETIONS, asked) as again:
             pass
         assert again.status == 200
-        assert app.state.server.answers.used == 0
+        assert app.state.quotas.answers.used == 0
 
     run(test)
 
@@ -231,7 +233,7 @@ def test_what_the_completions_of_a_request_share_is_checked_sent_and_counted_onc
         engine = Engine()
         engine.config = replace(engine.config, vocab_size=VOCABULARY)
         app = create_app(engine, ServerSettings())
-        app.state.server.answers.free = 0
+        app.state.quotas.answers.free = 0
         await warm(app, COMPLETIONS)
         monkeypatch.setattr(SamplingParams, "__post_init__", counting)
 
@@ -244,7 +246,7 @@ def test_what_the_completions_of_a_request_share_is_checked_sent_and_counted_onc
             async with Call(app, COMPLETIONS, asked) as call:
                 while engine.live == live and not call.status:
                     await asyncio.sleep(0)
-                found = checked[0], sent[0], app.state.server.answers.used
+                found = checked[0], sent[0], app.state.quotas.answers.used
                 engine.room.set()
             assert call.status == 200
             return found
@@ -268,14 +270,14 @@ def test_text_that_outgrows_the_budget_ends_the_answer() -> None:
         longest = max(range(300, 4000), key=lambda token: len(engine.tokenizer.token_bytes(token)))  # type: ignore[union-attr]
         engine.script = lambda request: [longest] * request.params.max_tokens
         app = create_app(engine, ServerSettings())
-        budget: Budget = app.state.server.answers
+        budget: MemoryBudget = app.state.quotas.answers
         budget.free = 0
-        with budget.lease(budget.limit - 64_000):  # enough for the tokens, and not for their text
+        with budget.hold(budget.limit - 64_000):  # enough for the tokens, and not for their text
             async with Call(app, COMPLETIONS, {**HELLO[COMPLETIONS], "max_tokens": 1600}) as call:
                 pass
         assert (call.status, call.json["error"]["code"]) == (503, "overloaded")
         assert engine.live == 0
-        assert app.state.server.answers.used == 0
+        assert app.state.quotas.answers.used == 0
 
     run(test)
 
@@ -333,7 +335,7 @@ def test_bodies_that_never_end_leave_the_budget_alone_and_small_requests_pass() 
     async def test() -> None:
         limits = BodyLimits(app, settings)
         tracemalloc.start()
-        refusing = RequestIds(AccessLog(ErrorResponses(limits)))
+        refusing = Exchanges(AccessLog(ErrorResponses(limits)))
         calls = [asyncio.create_task(refusing(*request(15, whole=False))) for _ in range(500)]
         refused = 500 - limits.budget.limit // ((15 << 14) - SMALL_BODY)
         while len(ended) < refused - 1:
@@ -352,14 +354,14 @@ def test_bodies_that_never_end_leave_the_budget_alone_and_small_requests_pass() 
 
 
 def test_a_budget_is_never_overdrawn() -> None:
-    """A lease takes what it covers, once, and gives all of it back."""
-    budget = Budget(100)
-    with budget.lease(40) as one, budget.lease() as other:
+    """A request holds what it covers, once, and gives all of it back."""
+    budget = MemoryBudget(100)
+    with budget.hold(40) as one, budget.hold() as other:
         one.cover(30)
         assert budget.used == 40
         other.cover(60)
-        for lease in (one, other):
+        for hold in (one, other):
             with pytest.raises(Exception, match="in use"):
-                lease.cover(61)
+                hold.cover(61)
         assert budget.used == 100
     assert budget.used == 0

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phase6_integration.server.app import create_app
-from phase6_integration.server.settings import ServerSettings
+from phase6_integration.api.settings import ServerSettings
+from phase6_integration.app import create_app
 from tests.phase6_integration.adversarial.mutations import edits
 from tests.phase6_integration.asgi import Call
 from tests.phase6_integration.fake_engine import FakeEngine
@@ -78,7 +78,7 @@ def test_no_body_is_a_fault_of_the_server(examples: int) -> None:
         assert call.status in ORDERLY, call.content
         assert call.complete
         assert engine.live == 0
-        assert app.state.server.answers.used == 0
+        assert app.state.quotas.answers.used == 0
         if call.status != 200:
             assert call.json["error"].keys() == {"message", "type", "param", "code"}
 

@@ -14,14 +14,14 @@ import httpx
 import pytest
 
 from phase0_request.request import FinishReason
-from phase6_integration.async_engine import AsyncEngine, StepReport
-from phase6_integration.messages import EngineRequest
-from phase6_integration.outputs import OutputState, OutputStream
-from phase6_integration.server.app import create_app
-from phase6_integration.server.errors import RequestError
-from phase6_integration.server.limits import ClientLimits
-from phase6_integration.server.settings import ServerSettings
-from phase6_integration.server.streaming import KEEP_ALIVE
+from phase6_integration.api.errors import RequestError
+from phase6_integration.api.settings import ServerSettings
+from phase6_integration.api.streaming import KEEP_ALIVE
+from phase6_integration.app import create_app
+from phase6_integration.process.async_engine import AsyncEngine, StepReport
+from phase6_integration.process.messages import EngineRequest
+from phase6_integration.process.outputs import OutputState, OutputStream
+from phase6_integration.wings.edge.client_limits import ClientLimits
 from tests.phase6_integration.asgi import Call
 from tests.phase6_integration.fake_engine import FakeEngine
 from tests.phase6_integration.fake_engine import client as client_of_app

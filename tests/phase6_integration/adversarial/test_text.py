@@ -16,10 +16,10 @@ import pytest
 from tokenizers import normalizers
 
 from phase0_request.tokenizer import BUNDLED, Tokenizer
-from phase6_integration import tokenizer_process
-from phase6_integration.server.settings import ServerSettings
-from phase6_integration.server.tokenization import Processes
-from phase6_integration.tokenizer_process import Encode, Killed, Setup, TokenizerProcess, Tokens, limit_memory
+from phase6_integration.api.settings import ServerSettings
+from phase6_integration.api.tokenization import Processes
+from phase6_integration.process import tokenizer_process
+from phase6_integration.process.tokenizer_process import Encode, Killed, Setup, TokenizerProcess, Tokens, limit_memory
 from tests.phase6_integration.conftest import end
 from tests.phase6_integration.fake_engine import FakeEngine, client
 from tests.phase6_integration.life import PATIENCE, ROOT
@@ -207,7 +207,7 @@ def test_a_tokenizer_process_that_cannot_be_started_is_no_fault_of_the_client(mo
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
     own: list[Processes] = []  # not shared with other tests: none runs yet
-    make = "phase6_integration.server.tokenization.Processes"
+    make = "phase6_integration.api.tokenization.Processes"
     monkeypatch.setattr(make, lambda setup: own.append(Processes(setup)) or own[-1])
 
     async def short() -> None:
@@ -227,7 +227,7 @@ def test_tokenizer_processes_end_with_a_server_that_is_killed() -> None:
     """They inherit its stdout, which is at its end when none of them is left."""
     program = f"""
 import os
-from phase6_integration.tokenizer_process import Encode, Setup, TokenizerProcess
+from phase6_integration.process.tokenizer_process import Encode, Setup, TokenizerProcess
 process = TokenizerProcess(Setup({str(BUNDLED)!r}, "none"))
 print(process.run(Encode(["Hello"], False, 60.0)), flush=True)
 os.kill(os.getpid(), 9)

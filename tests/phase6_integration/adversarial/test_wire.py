@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phase6_integration.messages import HEADER, MAX_FRAME, Frames, FrameTooLargeError, ToEngine, ToFront, frame
-from tests.phase6_integration.test_messages import TO_ENGINE, TO_FRONT
+from phase6_integration.process.messages import HEADER, MAX_FRAME, Frames, FrameTooLargeError, ToEngine, ToFront, frame
+from tests.phase6_integration.process.test_messages import TO_ENGINE, TO_FRONT
 
 REFUSED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, FrameTooLargeError)
 SIDES: list[tuple[Callable[[], Frames], list[ToEngine] | list[ToFront]]] = [

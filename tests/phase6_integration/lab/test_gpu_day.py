@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -150,9 +152,15 @@ signal.pause()
 def test_a_stage_that_hangs_is_cut_with_what_it_started_and_its_output_is_there(tmp_path: Path) -> None:
     log = tmp_path / "day.log"
     assert gpu_day.run_process([sys.executable, "-c", HANGS], log, 3.0) == "cut after 3 s"
-    child = int(log.read_text())
-    status = Path(f"/proc/{child}/stat")
-    assert not status.exists() or status.read_text().split()[2] == "Z"
+    await_end(int(log.read_text()))
+
+
+def await_end(process: int) -> None:
+    """Wait until a process that was killed has ended: the kernel may take a moment."""
+    stat = Path(f"/proc/{process}/stat")
+    with suppress(FileNotFoundError):  # it is gone
+        while stat.read_text().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.01)
 
 
 def test_a_stage_without_its_package_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,10 @@ import jsonschema
 import pytest
 
 from phase0_request.tokenizer import Tokenizer
-from phase6_integration.grammar_checker import GrammarChecker
 from phase6_integration.lab import structured
-from phase6_integration.lab.schemas import Generator
-from phase6_integration.server.structured import json_grammar
+from phase6_integration.lab.random_schemas import Generator
+from phase6_integration.wings.structured.grammar_checker import GrammarChecker
+from phase6_integration.wings.structured.output_grammar import json_grammar
 
 
 @pytest.fixture(autouse=True)

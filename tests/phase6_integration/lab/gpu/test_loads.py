@@ -9,10 +9,10 @@ import pytest
 from phase2_prefill_decode.kernels.triton.tuning import file_for, read
 from phase2_prefill_decode.lab.roofline import Device
 from phase2_prefill_decode.loading.weights import random_weights
+from phase6_integration.engine.options import EngineOptions
 from phase6_integration.lab.gpu import serving, steps
 from phase6_integration.lab.gpu.loads import DRY, Load, OnDemand, opened, served, steady
 from phase6_integration.lab.gpu.rows import TINY, Day, Rows
-from phase6_integration.options import EngineOptions
 
 FAST = Device("fast", 1e12, 1e12)
 

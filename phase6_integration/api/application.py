@@ -1,0 +1,127 @@
+"""The application of the core, and what every request passes in it: an id, an account, and errors as responses."""
+
+import asyncio
+import logging
+import re
+import uuid
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+
+from fastapi import FastAPI, Response
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from phase6_integration.api import chat, completions, errors
+from phase6_integration.api.errors import RequestError, fault, overloaded
+from phase6_integration.api.settings import ServerSettings
+from phase6_integration.api.state import Account, ServerState
+from phase6_integration.process.async_engine import AsyncEngine
+
+REQUEST_ID = b"x-request-id"
+_SANE_ID = re.compile(rb"[!-~]{1,128}")
+logger = logging.getLogger("nanoserve")
+
+
+# region application
+def application(
+    engine: AsyncEngine,
+    settings: ServerSettings,
+    outer: Sequence[Middleware] = (),
+    around: Sequence[Middleware] = (),
+    inner: Sequence[Middleware] = (),
+) -> FastAPI:
+    """An app that answers chats and completions, with an engine which may still be loading. The middleware of wings
+    stands outside of everything, around the errors, and before the routes."""
+    app = FastAPI(
+        title="nano-serving",
+        version=version("nano-serving"),
+        description="An OpenAI-style server of one model.",
+        docs_url=None,
+        redoc_url=None,
+        separate_input_output_schemas=False,
+        redirect_slashes=False,
+        servers=[{"url": settings.root_path}] if settings.root_path else None,
+        middleware=[*outer, Middleware(Exchanges), *around, Middleware(ErrorResponses), *inner],
+    )
+    app.state.server = ServerState.of(engine, settings)
+    app.include_router(completions.router)
+    app.include_router(chat.router)
+    errors.install(app)
+    return app
+
+
+# endregion
+
+
+class HttpMiddleware:
+    """Handles HTTP requests. Anything else, such as a server's lifespan, goes on to the application."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await (self.handle if scope["type"] == "http" else self.app)(scope, receive, send)
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raise NotImplementedError
+
+
+class Exchanges(HttpMiddleware):
+    """Gives each request an id, which every response repeats in `x-request-id`, and an account for the log. They are in
+    `request.state`, with `tenant`, the name of the client: without a wing that knows clients, all are one."""
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        name = request_id(scope["headers"])
+        scope.setdefault("state", {}).update(request_id=name, account=Account(), tenant="")
+
+        async def named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                kept = [(key, value) for key, value in message.get("headers", ()) if key.lower() != REQUEST_ID]
+                message = {**message, "headers": [*kept, (REQUEST_ID, name.encode("ascii"))]}
+            await send(message)
+
+        await self.app(scope, receive, named)
+
+
+def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The client's request id, if it sent exactly one that is safe in a header and a log; otherwise a new one."""
+    given = [value for name, value in headers if name == REQUEST_ID]
+    if len(given) == 1 and _SANE_ID.fullmatch(given[0]):
+        return given[0].decode("ascii")
+    return uuid.uuid4().hex
+
+
+class ErrorResponses(HttpMiddleware):
+    """Turns an exception into an error response in OpenAI's format: a RequestError into its own, and any other into a
+    500 with a request id and no details, which are logged. A request that is cancelled because the server ends gets a
+    503. A response that has begun stays unfinished: the server closes the connection, which the client notices."""
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        name, started = scope["state"]["request_id"], False
+
+        async def noted(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        async def refuse(error: RequestError) -> None:
+            if not started:
+                await respond(error, scope, receive, send)
+
+        try:
+            await self.app(scope, receive, noted)
+        except asyncio.CancelledError:
+            logger.info("a request was cut off by the end of the server", extra={"fields": {"id": name}})
+            message = "the server has ended; try again later"
+            await refuse(RequestError(503, message, code="stopped", headers={"retry-after": "10"}))
+        except Exception as error:
+            if started or not isinstance(error, RequestError):
+                logger.exception("a request failed by a fault of the server", extra={"fields": {"id": name}})
+            unexpected = overloaded() if isinstance(error, MemoryError) else fault(name)
+            await refuse(error if isinstance(error, RequestError) else unexpected)
+
+
+async def respond(error: RequestError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Send an error response, and note it for the access log."""
+    scope["state"]["account"].code, scope["state"]["account"].param = error.code, error.param
+    await Response(error.content, error.status, error.headers, media_type="application/json")(scope, receive, send)

@@ -1,0 +1,63 @@
+"""conversation: what a request gives the chat template, in the form that templates expect."""
+
+import json
+from typing import Any
+
+from phase6_integration.api.errors import conflict
+from phase6_integration.api.schemas import AnyMessage, AssistantMessage, ConversationFields, ToolCall
+
+
+def conversation(body: ConversationFields, **variables: Any) -> bytes:
+    """The arguments of Tokenizer.chat, as JSON: an integer may be larger than msgpack's. `variables` of the template
+    are those beside the ones that every body has; null means not given."""
+    if body.continue_final_message and body.add_generation_prompt:
+        message = "continue_final_message continues the last message; add_generation_prompt would begin another"
+        raise conflict("add_generation_prompt", message)
+    found = {
+        **variables,
+        "tools": [tool.model_dump(exclude_unset=True) for tool in body.tools or ()] or None,
+        "documents": body.documents or None,
+        "continue_final_message": body.continue_final_message or None,
+        **(body.chat_template_kwargs or {}),
+    }
+    arguments = {
+        "messages": list(map(_message, body.messages)),
+        "add_generation_prompt": body.add_generation_prompt is not False and not body.continue_final_message,
+        "variables": {name: value for name, value in found.items() if value is not None},
+    }
+    try:
+        return json.dumps(arguments, ensure_ascii=False, separators=(",", ":")).encode()
+    except RecursionError:
+        raise conflict("messages", "messages: the arguments of a call are nested too deeply") from None
+
+
+def text_of(message: AnyMessage) -> str:
+    """The content as one string. Text parts are joined by newlines, as in vLLM, and no content is empty."""
+    if isinstance(message.content, list):
+        return "\n".join(part.text for part in message.content)
+    return message.content or ""
+
+
+def _message(message: AnyMessage) -> dict[str, Any]:
+    others: dict[str, Any] = {"name": message.name}
+    if isinstance(message, AssistantMessage):
+        calls = [_call(one) for one in message.tool_calls or ()]
+        others |= {"reasoning_content": message.reasoning_content, "tool_calls": calls}
+    else:
+        others["tool_call_id"] = message.tool_call_id
+    given = {name: value for name, value in others.items() if value}
+    return {"role": message.role, "content": text_of(message), **given}
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    """Templates expect the arguments as an object. What is not the JSON of one stays text: an answer that was cut off
+    comes back too, or one with an escape that is half of a surrogate pair, which is no text."""
+    text = call.function.arguments or "{}"
+    try:
+        arguments = json.loads(text)
+        if "\\u" in text:
+            json.dumps(arguments, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        arguments = text
+    given = arguments if isinstance(arguments, dict) else text
+    return {"id": call.id, "type": call.type, "function": {"name": call.function.name, "arguments": given}}

@@ -1,0 +1,188 @@
+"""Errors in OpenAI's format."""
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic_core import ErrorDetails
+from starlette.exceptions import HTTPException
+
+from phase6_integration.process.health import Health
+
+TYPES = {
+    401: "authentication_error",
+    408: "timeout_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable_error",
+}
+
+RETRY_AFTER = {Health.LOADING: 2, Health.DRAINING: 10}  # seconds; 30 in every other state
+VOCABULARY = "token_outside_vocabulary"
+UNSUPPORTED = "unsupported_field"
+UNKNOWN = "extra_forbidden"  # pydantic's
+MANY_NAMES = 16  # of fields in one message
+_WORD = re.compile(r"[a-z_]{1,32}")  # the name of a role, or of a kind of content
+
+
+class RequestError(Exception):
+    """An error response, for middleware and routes to raise. `param` is the field at fault."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = headers
+
+    @property
+    def content(self) -> bytes:
+        kind = TYPES.get(self.status, "invalid_request_error")
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return json.dumps({"error": error}).encode()
+
+
+def bad_value(param: str | None, message: str, code: str = "invalid_value") -> RequestError:
+    """A value that the schema of the request does not allow."""
+    return RequestError(400, message, param=param, code=code)
+
+
+def conflict(param: str | None, message: str, code: str = "conflicting_values") -> RequestError:
+    """Valid fields that cannot be combined, or not with this model."""
+    return RequestError(400, message, param=param, code=code)
+
+
+def no_token_left(fields: Sequence[str], tokens: int) -> RequestError:
+    """An answer cannot go on after so many tokens: what one of these fields allows, another excludes."""
+    message = f"after {tokens} tokens of the answer there is no next one: {' and '.join(fields)} exclude all of them"
+    return conflict(fields[0], message, "no_token_left")
+
+
+def grammar_failed(fields: Sequence[str], tokens: int) -> RequestError:
+    """An answer cannot go on after so many tokens: to follow its grammar takes more than it may."""
+    message = f"after {tokens} tokens of the answer its grammar takes too much time or memory to be followed further"
+    return conflict(fields[0] if fields else None, message, "grammar_too_complex")
+
+
+def unavailable(health: Health, reason: str | None = None) -> RequestError:
+    message = f"the engine is {health.value}" + ("; try again later" if reason is None else f": {reason}")
+    return RequestError(503, message, code=health.value, headers={"retry-after": str(RETRY_AFTER.get(health, 30))})
+
+
+def overloaded() -> RequestError:
+    message = "the memory for requests and answers is all in use; try again later"
+    return RequestError(503, message, code="overloaded", headers={"retry-after": "5"})
+
+
+def fault(request_id: str) -> RequestError:
+    message = f"the server failed on this request; its log says why under the id {request_id}"
+    return RequestError(500, message, code="internal_error")
+
+
+def invalid(details: Sequence[ErrorDetails], known: Collection[str] = ()) -> RequestError:
+    """All fields that are unknown or not supported; or the first of pydantic's other errors, and their number. `known`
+    are the fields of the request."""
+    refused = [detail for detail in details if detail["type"] in (UNKNOWN, UNSUPPORTED)]
+    if refused:
+        return _refused(refused, known)
+    first = details[0]
+    kind, param = first["type"], param_of(first)
+    more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
+    if kind == "json_invalid":
+        return bad_value(None, f"the body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}", "bad_json")
+    if kind == "missing":
+        return bad_value(param, f"{param!r} is required{more}", "missing_field")
+    if kind in ("too_long", "too_short"):
+        return bad_value(param, f"{param}: {_count(kind, first['ctx'])}{more}")
+    what = first["msg"].removeprefix("Value error, ")
+    if kind == VOCABULARY:
+        return bad_value(param, f"{param}: {what}{more}", VOCABULARY)
+    return bad_value(param or None, f"{param or 'the body'}: {what}{_given(first['input'], kind)}{more}")
+
+
+def param_of(detail: ErrorDetails) -> str:
+    """The path of the field at fault."""
+    path = list(detail["loc"])
+    own = [path.pop()] if detail["type"] == UNKNOWN else []  # the name of a field may look like a tag
+    path = [part for part in path if not (isinstance(part, str) and part[:1] in ("=", "["))] + own
+    return ".".join(str(part) for part in path)[:128]
+
+
+def _refused(details: Sequence[ErrorDetails], known: Collection[str]) -> RequestError:
+    """An error that names every refused field, up to `MANY_NAMES`."""
+    parts = []
+    for detail in details[:MANY_NAMES]:
+        param = param_of(detail)
+        if detail["type"] == UNSUPPORTED:
+            parts.append(f"{param!r} is not supported by this server, {detail['msg']}")
+            continue
+        nearest = get_close_matches(param, known, 1)
+        meant = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        parts.append(f"{param!r} is not a field of this request{meant}")
+    if len(details) > MANY_NAMES:
+        parts.append(f"and {len(details) - MANY_NAMES} more")
+    code = UNSUPPORTED if details[0]["type"] == UNSUPPORTED else "unknown_field"
+    return bad_value(param_of(details[0]), ". ".join(parts), code)
+
+
+def _count(kind: str, context: Mapping[str, Any]) -> str:
+    """The allowed number of items, and the given one if it was counted."""
+    bound = (
+        f"at most {context['max_length']} are allowed"
+        if kind == "too_long"
+        else f"at least {context['min_length']} needed"
+    )
+    return f"{bound}, got {'more' if context['actual_length'] is None else context['actual_length']}"
+
+
+def _given(value: Any, kind: str) -> str:
+    """The value that was given, where it is safe to repeat: a number, a length or a short word; otherwise its type."""
+    if kind.startswith("string_too_"):
+        return f", got {len(value)}"
+    if isinstance(value, bool | None):
+        return f", got {json.dumps(value)}"
+    if kind == "literal_error" and isinstance(value, str) and _WORD.fullmatch(value):
+        return f", got {value!r}"
+    if isinstance(value, int | float):
+        shown = json.dumps(value)
+        return f", got {shown}" if len(shown) <= 32 else ", got a far larger number"
+    kinds: tuple[tuple[type, str], ...] = ((str, "a string"), (list, "a list"), (dict, "an object"))
+    return next((f", got {name}" for kind, name in kinds if isinstance(value, kind)), "")
+
+
+async def _http(request: Request, error: Exception) -> NoReturn:
+    """Errors of the router: an unknown path, a wrong method."""
+    assert isinstance(error, HTTPException)
+    words = {
+        404: ("there is nothing at this path", "not_found"),
+        405: ("this path does not take this method", "method_not_allowed"),
+    }
+    message, code = words.get(error.status_code, (str(error.detail), None))
+    headers = error.headers
+    if error.status_code == 405 and (operations := request.app.openapi()["paths"].get(request.url.path)):
+        headers = {"allow": ", ".join(map(str.upper, operations))}  # the router names those of the first route only
+    raise RequestError(error.status_code, message, code=code, headers=headers)
+
+
+async def _parameters(_: Request, error: Exception) -> NoReturn:
+    assert isinstance(error, RequestValidationError)
+    raise invalid(error.errors())
+
+
+def install(app: FastAPI) -> None:
+    """Install handlers that turn FastAPI's exceptions into RequestErrors, which the middleware sends."""
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(RequestValidationError, _parameters)

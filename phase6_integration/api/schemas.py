@@ -1,0 +1,390 @@
+"""Request schemas: every field that a client may send, typed and bounded. An unknown field is an error.
+
+Types are strict: "5" is not a number and true is not 1. null means not given. What may be millions of items long fails
+fast.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+)
+from pydantic_core import PydanticCustomError
+
+from phase0_request.params import (
+    MAX_BAD_WORDS,
+    MAX_BIASES,
+    MAX_STOP_LENGTH,
+    MAX_STOP_TOKENS,
+    MAX_STOPS,
+    MAX_TOKEN_ID,
+    MAX_TOKENS,
+    REPETITION_PENALTY,
+)
+from phase0_request.request import MAX_PRIORITY, MAX_SALT
+from phase0_request.token_set import TokenSet
+from phase6_integration.api.field_bounds import NAMED, AtMost, FewItems, Hint, InVocabulary, RequestModel, Unsupported
+
+MAX_PARTS = 1024  # text parts of all messages together
+MAX_USER = 256  # characters
+MAX_TOOLS = 512
+MAX_CALLS = 512  # of one message
+MAX_DOCUMENTS = 512
+MAX_VARIABLES = 64  # of a chat template
+RESERVED = {
+    *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"),
+    *("conversations", "return_assistant_tokens_mask", "self"),  # of the call that renders
+}
+
+
+def _few_parts(messages: "list[AnyMessage]") -> "list[AnyMessage]":
+    if sum(len(message.content) for message in messages if isinstance(message.content, list)) > MAX_PARTS:
+        raise PydanticCustomError("too_many_parts", f"the messages may have at most {MAX_PARTS} text parts together")
+    return messages
+
+
+def _as_set(value: Any, check: ValidatorFunctionWrapHandler, info: Any) -> TokenSet:
+    """Token ids as a set, since a body lives as long as its answer. One that became a set before stays as it is. Of a
+    list that is too long no item is looked at."""
+    if isinstance(value, TokenSet):
+        return value
+    if isinstance(value, list):
+        FewItems("vocabulary").check(value, info.context.vocabulary)
+    return TokenSet.of("allowed_token_ids", check(value))
+
+
+def _is_free(name: str) -> str:
+    if name in RESERVED:
+        raise PydanticCustomError("reserved", "this variable of the template has a field of its own, or is no client's")
+    return name
+
+
+def _kind(value: Any) -> str | None:
+    tags: dict[type, str] = {str: "=text", list: "=list", dict: "=tool"}
+    return tags.get(type(value))
+
+
+def _kind_of_message(value: Any) -> str:
+    return "=assistant" if isinstance(value, dict) and value.get("role") == "assistant" else "=other"
+
+
+def _kind_of_prompt(value: Any) -> str | None:
+    """Which of its four forms a prompt has, by its first element, so that an error is about that form alone."""
+    if isinstance(value, str):
+        return "=text"
+    if not isinstance(value, list):
+        return None
+    first = value[0] if value else ""
+    return "=token_lists" if isinstance(first, list) else "=texts" if isinstance(first, str) else "=tokens"
+
+
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+TemplateVariable = Annotated[str, Field(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]{0,63}$"), AfterValidator(_is_free)]
+TemplateVariables = Annotated[
+    dict[TemplateVariable, Any],
+    Field(
+        max_length=MAX_VARIABLES,
+        json_schema_extra={"propertyNames": {"not": {"enum": sorted(RESERVED)}}, "additionalProperties": False},
+    ),
+]
+ModelName = Annotated[Name, Field(json_schema_extra={"enum": NAMED + "names"})]
+Token = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+Text = Annotated[str, Field(min_length=1)]
+Texts = Annotated[list[Text], Field(min_length=1, fail_fast=True), FewItems("choices")]
+Tokens = Annotated[list[Token], Field(min_length=1, max_length=MAX_TOKENS, fail_fast=True), InVocabulary()]
+TokenLists = Annotated[list[Tokens], Field(min_length=1, fail_fast=True), FewItems("choices")]
+Prompt = Annotated[
+    Annotated[Text, Tag("=text")]
+    | Annotated[Texts, Tag("=texts")]
+    | Annotated[Tokens, Tag("=tokens")]
+    | Annotated[TokenLists, Tag("=token_lists")],
+    Discriminator(
+        _kind_of_prompt,
+        custom_error_type="prompt",
+        custom_error_message="a prompt is a string, a list of strings, a list of token ids or a list of such",
+    ),
+]
+Length = Annotated[int, Field(ge=0), AtMost("context")]
+OutputLength = Annotated[int, Field(ge=1), AtMost("context")]
+TopLogprobs = Annotated[int, Field(ge=0), AtMost("logprobs")]
+Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+StopTokens = Annotated[list[Token], Field(max_length=MAX_STOP_TOKENS), InVocabulary()]
+AllowedTokens = Annotated[
+    list[Token],
+    Field(min_length=1, fail_fast=True),
+    FewItems("vocabulary"),
+    InVocabulary(),
+    WrapValidator(_as_set),
+]
+Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
+BiasedToken = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
+Biases = Annotated[
+    dict[BiasedToken, Bias],
+    Field(max_length=MAX_BIASES, json_schema_extra={"additionalProperties": False}),
+    InVocabulary(),
+]
+
+
+def bounded(low: float, high: float) -> Any:
+    """An optional number within bounds, both included."""
+    return Field(None, ge=low, le=high, allow_inf_nan=False)
+
+
+class StreamOptions(RequestModel):
+    include_usage: bool | None = None  # a last chunk with the usage and no choices
+    continuous_usage_stats: bool | None = None  # in every chunk, the usage so far
+    include_obfuscation: Hint = None
+
+
+Choice = Annotated[str, Field(min_length=1)]
+Choices = Annotated[list[Choice], Field(min_length=1, fail_fast=True)]
+Pattern = Annotated[str, Field(min_length=1)]
+Whitespace = Annotated[str, Field(max_length=64)]
+
+
+def _schema(value: Any) -> Any:
+    if not isinstance(value, dict | str):
+        raise PydanticCustomError("schema", "a JSON schema is an object, or the text of one")
+    return value
+
+
+_DESCRIBED = {"anyOf": [{"type": "object"}, {"type": "string"}], "description": "A JSON schema, or the text of one."}
+Schema = Annotated[Any, AfterValidator(_schema), WithJsonSchema(_DESCRIBED)]
+
+
+class NamedSchema(RequestModel):
+    schema_: Schema = Field(alias="schema")
+    name: Hint = None
+    description: Hint = None
+    strict: Annotated[bool | None, Field(description="The schema is enforced in any case.")] = None
+
+
+class ResponseFormat(RequestModel):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+    schema_: Schema | None = Field(None, alias="schema")  # llama.cpp's, with json_object
+
+
+class StructuredOutputs(RequestModel):
+    """vLLM's. One constraint, and what JSON looks like."""
+
+    json_: Schema | None = Field(None, alias="json")
+    regex: Pattern | None = None
+    choice: Choices | None = None
+    grammar: Pattern | None = None
+    json_object: Literal[True] | None = None
+    whitespace_pattern: Whitespace | None = None
+    disable_any_whitespace: bool | None = None
+    disable_fallback: Hint = None  # there is one backend
+    disable_additional_properties: Annotated[Any, Unsupported(False)] = None
+    structural_tag: Annotated[Any, Unsupported()] = None
+
+
+class StructuredFields(RequestModel):
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | None = None
+    guided_regex: Pattern | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Pattern | None = None
+    guided_whitespace_pattern: Whitespace | None = None
+    guided_decoding_backend: Hint = None
+
+
+class SamplingFields(StructuredFields):
+    """The fields that completions and chat completions share."""
+
+    model: ModelName | None = None
+    max_tokens: OutputLength | None = None
+    min_tokens: Length | None = None
+    temperature: float | None = bounded(0, 100)
+    top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
+    top_k: int | None = bounded(-1, MAX_TOKEN_ID)
+    min_p: float | None = bounded(0, 1)
+    n: Annotated[int, Field(ge=1), AtMost("choices")] | None = None
+    stop: (
+        Annotated[
+            Annotated[Stop, Tag("=text")] | Annotated[list[Stop], Field(max_length=MAX_STOPS), Tag("=list")],
+            Discriminator(
+                _kind,
+                custom_error_type="stop",
+                custom_error_message=f"stop is a string or a list of up to {MAX_STOPS} strings",
+            ),
+        ]
+        | None
+    ) = None
+    stop_token_ids: StopTokens | None = None
+    seed: int | None = bounded(-(1 << 63), (1 << 63) - 1)
+    presence_penalty: float | None = bounded(-2, 2)
+    frequency_penalty: float | None = bounded(-2, 2)
+    repetition_penalty: float | None = bounded(*REPETITION_PENALTY)
+    logit_bias: Biases | None = None
+    allowed_token_ids: AllowedTokens | None = None
+    bad_words: Annotated[list[Stop], Field(max_length=MAX_BAD_WORDS // 2)] | None = None  # each in two forms
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None  # default: true
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1), AtMost("context")] | None = None  # keep the last so many
+    prompt_logprobs: TopLogprobs | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None  # in logprobs
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: int | None = bounded(-MAX_PRIORITY, MAX_PRIORITY)  # lower values run earlier
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT)] | None = None
+    user: Annotated[str, Field(max_length=MAX_USER)] | None = None  # for the access log
+    request_id: Annotated[str, Field(pattern=r"^[!-~]{1,128}$")] | None = None
+    best_of: Annotated[int, Field(ge=1), AtMost("choices")] | None = None  # only as many as n
+    metadata: Hint = None
+    prompt_cache_key: Hint = None
+    prompt_cache_retention: Hint = None
+    safety_identifier: Hint = None
+    service_tier: Hint = None
+    store: Hint = None
+    early_stopping: Annotated[Any, Unsupported(False)] = None
+    kv_transfer_params: Annotated[Any, Unsupported({})] = None
+    length_penalty: Annotated[Any, Unsupported(1, 1.0)] = None
+    logits_processors: Annotated[Any, Unsupported([])] = None
+    prompt_embeds: Annotated[Any, Unsupported()] = None
+    spaces_between_special_tokens: Annotated[Any, Unsupported(True, False)] = None  # no supported tokenizer has any
+    use_beam_search: Annotated[Any, Unsupported(False)] = None
+    vllm_xargs: Annotated[Any, Unsupported({})] = None
+
+
+class CompletionRequest(SamplingFields):
+    prompt: Prompt
+    max_tokens: Length | None = None  # 0: only the prompt, with echo
+    logprobs: TopLogprobs | None = None
+    echo: bool | None = None
+    add_special_tokens: bool | None = None  # default: true
+    suffix: Annotated[Any, Unsupported("")] = None
+
+
+class FromClient(RequestModel):
+    """What a client sends back as it got it: unknown keys have no effect."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class TextPart(FromClient):
+    type: Literal["text"]
+    text: str
+
+
+class FunctionCall(FromClient):
+    name: FunctionName
+    arguments: str  # a JSON object
+
+
+class ToolCall(FromClient):
+    id: Name | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+Content = Annotated[
+    Annotated[str, Tag("=text")]
+    | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True), Tag("=list")],
+    Discriminator(
+        _kind,
+        custom_error_type="content",
+        custom_error_message="the content of a message is a string or a list of text parts",
+    ),
+]
+
+
+class PlainMessage(FromClient):
+    role: Literal["system", "developer", "user", "tool"]
+    content: Content
+    name: Name | None = None
+    tool_call_id: Name | None = None
+
+
+class AssistantMessage(FromClient):
+    role: Literal["assistant"]
+    content: Content | None = None
+    name: Name | None = None
+    reasoning_content: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS)] | None = None
+    function_call: Annotated[Any, Unsupported()] = None
+
+
+AnyMessage = Annotated[
+    Annotated[AssistantMessage, Tag("=assistant")] | Annotated[PlainMessage, Tag("=other")],
+    Discriminator(_kind_of_message),
+]
+Messages = Annotated[
+    list[AnyMessage], Field(min_length=1, fail_fast=True), FewItems("messages"), AfterValidator(_few_parts)
+]
+
+
+class Function(FromClient):
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None  # a JSON schema
+    strict: bool | None = None  # a call is constrained if one is required, strict or not
+
+
+class Tool(FromClient):
+    type: Literal["function"]
+    function: Function
+
+
+class ChosenFunction(FromClient):
+    name: FunctionName
+
+
+class ChosenTool(FromClient):
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+class ConversationFields(RequestModel):
+    """What a chat template is given."""
+
+    messages: Messages
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    documents: Annotated[list[dict[str, Any]], Field(max_length=MAX_DOCUMENTS)] | None = None
+    add_generation_prompt: bool | None = None  # default: true, unless the last message is continued
+    continue_final_message: bool | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+
+
+class ChatRequest(SamplingFields, ConversationFields):
+    max_completion_tokens: OutputLength | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+    add_special_tokens: bool | None = None  # on top of those of the template; default: false
+    tool_choice: (
+        Annotated[
+            Annotated[Literal["none", "auto", "required"], Tag("=text")] | Annotated[ChosenTool, Tag("=tool")],
+            Discriminator(
+                _kind,
+                custom_error_type="tool_choice",
+                custom_error_message="tool_choice is none, auto, required or "
+                '{"type": "function", "function": {"name": ...}}',
+            ),
+        ]
+        | None
+    ) = None  # default: auto
+    parallel_tool_calls: bool | None = None  # default: true
+    include_reasoning: bool | None = None  # default: true
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    verbosity: Hint = None
+    audio: Annotated[Any, Unsupported()] = None
+    chat_template: Annotated[Any, Unsupported()] = None
+    echo: Annotated[Any, Unsupported(False)] = None
+    function_call: Annotated[Any, Unsupported("none", "auto")] = None
+    functions: Annotated[Any, Unsupported([])] = None
+    mm_processor_kwargs: Annotated[Any, Unsupported({})] = None
+    modalities: Annotated[Any, Unsupported([], ["text"])] = None
+    prediction: Annotated[Any, Unsupported()] = None
+    web_search_options: Annotated[Any, Unsupported()] = None

@@ -1,0 +1,227 @@
+"""ServerState: what the routes of one server share, with the hooks that wings fill, and the body of a request."""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Protocol, TypeVar
+
+from fastapi import Depends, Request
+from pydantic import BaseModel, ValidationError
+
+from phase6_integration.api.errors import UNKNOWN, UNSUPPORTED, RequestError, bad_value, conflict, invalid, param_of
+from phase6_integration.api.field_bounds import FieldBounds
+from phase6_integration.api.logprobs import TokenNames
+from phase6_integration.api.schemas import ChatRequest, StructuredFields
+from phase6_integration.api.settings import ServerSettings
+from phase6_integration.api.tokenization import TokenizerPool
+from phase6_integration.process.async_engine import AsyncEngine
+from phase6_integration.process.messages import EngineRequest
+from phase6_integration.process.outputs import OutputState
+
+MANY = 1000  # errors of one body, beyond which not even the first is formatted: that takes as long as all of them
+M = TypeVar("M", bound=BaseModel)
+log = logging.getLogger("nanoserve")
+
+
+# Hooks. Each of these is what a server without wings does; a wing replaces it.
+
+
+class Grammars:
+    """The grammars that answers must follow. Here a request with one is refused."""
+
+    def field(self, body: StructuredFields) -> str | None:
+        """The path of the field that gives a constraint, if one does."""
+        given = body.model_dump(include=set(StructuredFields.model_fields), exclude_none=True)
+        return next((name for name, value in given.items() if value != {"type": "text"}), None)
+
+    async def of(self, body: StructuredFields, tenant: str) -> str | None:
+        """The grammar that a request asks for, checked."""
+        if (name := self.field(body)) is not None:
+            raise _missing(name, "structured output")
+        return None
+
+    async def check(self, grammar: str, tenant: str, param: str) -> str:
+        """The grammar as the engine takes it. A RequestError about `param` says what is wrong with it."""
+        raise _missing(param, "structured output")
+
+    def of_schema(self, schema: Mapping[str, Any]) -> str:
+        """The grammar of a JSON schema, for the arguments of a tool."""
+        raise _missing("tools", "structured output")
+
+
+class AnswerReader(Protocol):
+    """Splits one answer, while it is generated, into its content and other fields of the message."""
+
+    calls: int  # of tools, so far
+
+    def push(self, text: str, last: bool) -> str:
+        """Add text. Returns the new content; what else is new stays here until `take`."""
+        ...
+
+    def take(self) -> dict[str, Any]:
+        """The new fields beside the content."""
+        ...
+
+    @property
+    def has_news(self) -> bool: ...
+    @property
+    def text_bytes(self) -> int: ...
+
+
+class AnswerPlan(Protocol):
+    """How the answers to one chat are constrained and read."""
+
+    @property
+    def must_call(self) -> bool:
+        """Whether an answer has to call a tool."""
+        ...
+
+    @property
+    def finish_reason(self) -> str:
+        """Of an answer that stopped after calls."""
+        ...
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Fields of SamplingParams that reading the answers needs."""
+        ...
+
+    def grammar(self, prompt: Sequence[int], content: str | None) -> str | None:
+        """The grammar of an answer, from that of its content."""
+        ...
+
+    def reader(self, prompt: Sequence[int]) -> AnswerReader | None:
+        """The reader of one answer to this prompt; None if an answer is plain content."""
+        ...
+
+
+class PlainAnswers:
+    """Answers are text. A request with tools that may be called is refused."""
+
+    must_call, finish_reason = False, "stop"
+
+    def __init__(self, server: "ServerState", body: ChatRequest) -> None:
+        self.sampling: dict[str, Any] = {}
+        if body.tools and body.tool_choice != "none":
+            raise _missing("tools", "calls of tools")
+
+    def grammar(self, prompt: Sequence[int], content: str | None) -> str | None:
+        return content
+
+    def reader(self, prompt: Sequence[int]) -> None:
+        return None
+
+
+class Lease:
+    """What one request holds of the server while its answer is made. Here nothing is counted."""
+
+    def begin(self, prompt_tokens: int) -> None:
+        """The engine has taken the requests."""
+
+    def cover(self, text_bytes: int) -> None:
+        """Hold memory for this much unsent text. A RequestError if there is too little."""
+
+    def __enter__(self) -> "Lease":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give back what is held."""
+
+
+def _missing(param: str, what: str) -> RequestError:
+    return conflict(param, f"{param}: this server is without {what}", UNSUPPORTED)
+
+
+# The state of a server, and of one request.
+
+
+@dataclass(slots=True)
+class ServerState:
+    """What the routes of one server share: `app.state.server`."""
+
+    engine: AsyncEngine
+    settings: ServerSettings
+    bounds: FieldBounds
+    tokenizers: TokenizerPool
+    names: TokenNames
+    grammars: Grammars = field(default_factory=Grammars)
+    plan: "Callable[[ServerState, ChatRequest], AnswerPlan]" = PlainAnswers
+    lease: Callable[[Sequence[EngineRequest], str], Lease] = lambda requests, length_field: Lease()
+    answered: list[Callable[[int, Sequence[OutputState]], None]] = field(default_factory=list)  # with n and outputs
+    warned: set[str] = field(default_factory=set)  # unknown fields that the log has
+
+    @classmethod
+    def of(cls, engine: AsyncEngine, settings: ServerSettings) -> "ServerState":
+        bounds, tokenizers = FieldBounds.of(engine, settings), TokenizerPool(engine, settings)
+        return cls(engine, settings, bounds, tokenizers, TokenNames(engine.tokenizer))
+
+    def warn_of(self, unknown: Iterable[str]) -> None:
+        """Warn in the log of fields that are ignored, of each once."""
+        for name in {*unknown} - self.warned:
+            if len(self.warned) < MANY:
+                self.warned.add(name)
+                log.warning("a field of a request is unknown, and ignored", extra={"fields": {"field": name}})
+
+    def model_name(self, requested: str | None) -> str:
+        """The model name for the response: the requested one, if it is served here."""
+        names = self.settings.served_model_names
+        if requested is None:
+            return names[0]
+        if requested not in names:
+            message = f"there is no such model here; served are {', '.join(names)}"
+            raise RequestError(404, message, param="model", code="model_not_found")
+        return requested
+
+
+@dataclass(slots=True)
+class Account:
+    """What a route reports about a request for the access log, through `request.state.account`."""
+
+    prompt_tokens: int = 0  # as in usage: each prompt counts once
+    outputs: Sequence[OutputState] = ()
+    n: int = 1  # outputs per prompt
+    user: str | None = None  # the field `user` of the request
+    request_id: str | None = None  # its field `request_id`, part of the id of the answer
+    finish_reasons: list[str] = field(default_factory=list)  # one for each finished output
+    error: str | None = None  # only for the log
+    code: str | None = None  # of an error in the response, and the field at fault
+    param: str | None = None
+
+
+def server_state(request: Request) -> ServerState:
+    state: ServerState = request.app.state.server
+    return state
+
+
+Server = Annotated[ServerState, Depends(server_state)]
+
+
+# region json_body
+def json_body(model: type[M]) -> Any:
+    """A dependency that reads the body as this model, with the bounds of the server. JSON is parsed and validated in
+    one pass, so that nothing huge is built in between. Of a field that is given twice the last one counts."""
+
+    async def read(request: Request, server: Server) -> M:
+        content = await request.body()
+        if not content:
+            raise bad_value(None, "the body is empty; a JSON object is needed", "bad_json")
+        try:
+            body = model.model_validate_json(content, context=server.bounds)
+        except ValidationError as error:
+            if error.error_count() > MANY:
+                raise bad_value(None, f"the body is wrong in {error.error_count()} places") from None
+            details = error.errors(include_url=False)
+            if not server.settings.allow_unknown_fields:
+                raise invalid(details, model.model_fields) from None
+            wrong = [detail for detail in details if detail["type"] != UNKNOWN]
+            if wrong:
+                raise invalid(wrong) from None
+            server.warn_of(param_of(detail) for detail in details)
+            body = model.model_validate_json(content, context=server.bounds, extra="ignore")
+        request.state.account.request_id = getattr(body, "request_id", None)
+        return body
+
+    return Depends(read)
+
+
+# endregion

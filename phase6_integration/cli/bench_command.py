@@ -1,0 +1,56 @@
+"""`nanoserve bench`: put a server under load and measure it. The load generator is `load`; its dataclasses define
+the flags. The figures have the names of `vllm bench serve`."""
+
+import argparse
+import sys
+
+from phase6_integration.cli.common import add_server, api_key, server_url
+from phase6_integration.engine.flags import Parser, add_fields, values_of
+
+
+def add_flags(parser: Parser) -> None:
+    from phase6_integration.load.client import Load
+    from phase6_integration.load.workload import Workload
+
+    parser.usage = "nanoserve bench [flags]"
+    parser.description = (
+        "Put a server under load and measure it. Prompts are token ids and answers run to max_tokens, so lengths are "
+        "exact. Output tokens are counted by the server's usage. Without a server: `nanoserve bench ladder` runs one "
+        "trace through the engines of phases 2 to 6 and transformers; see its --help."
+    )
+    workload, client = parser.add_argument_group("workload"), parser.add_argument_group("client")
+    add_fields(workload, Workload)
+    add_server(client, default="http://127.0.0.1:8000")
+    add_fields(client, Load)
+    client.add_argument("--goodput", nargs="+", metavar="NAME:MS", help="SLOs on ttft, tpot, itl or e2el, in ms (none)")
+    client.add_argument(
+        "--json", metavar="FILE", help="write the figures; - is the standard output, without a table (none)"
+    )
+
+
+def run(given: argparse.Namespace, parser: Parser) -> int:
+    """All arguments are checked, and the file is opened, before the load starts."""
+    from phase6_integration.load.client import Load
+    from phase6_integration.load.command import execute
+    from phase6_integration.load.report import SLO
+    from phase6_integration.load.workload import Workload
+
+    options = vars(given)
+    file = options.get("json")
+    try:
+        load = Load(
+            url=server_url(options["url"]),
+            api_key=api_key(options),
+            workload=Workload(**values_of(Workload, options)),
+            slo=SLO.of(options.get("goodput", ())),
+            **{name: value for name, value in values_of(Load, options).items() if name not in ("url", "api_key")},
+        )
+        if file not in (None, "-"):
+            open(file, "a").close()
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    try:
+        return execute(load, file)
+    except (ValueError, OSError) as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 1

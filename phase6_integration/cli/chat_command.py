@@ -1,0 +1,194 @@
+"""`nanoserve chat`: a chat in the terminal. Ctrl-C stops an answer; /quit or the end of the input ends the chat."""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.text import Text
+
+from phase0_request.params import SamplingParams
+from phase6_integration.cli.chat_models import AnswerError, ChatModel, ChatUsage, LocalModel, Messages, RemoteModel
+from phase6_integration.cli.common import (
+    add_local_model,
+    add_sampling,
+    add_server,
+    http_error,
+    http_settings,
+    local_options,
+    printable,
+)
+from phase6_integration.engine.flags import Parser
+
+HELP = (
+    "/reset starts over; /system TEXT sets the system message; /save FILE writes the conversation as JSON; "
+    "/help shows this; /quit leaves; Ctrl-C stops an answer"
+)
+SAMPLED = ("max_tokens", "temperature", "seed")
+DEFAULTS = {"max_tokens": 256, "temperature": 0.5}
+
+
+class Chat:
+    """One conversation. A question without an answer is not kept in it."""
+
+    def __init__(self, model: ChatModel, params: SamplingParams, system: str | None, console: Console) -> None:
+        self.model = model
+        self.params = params
+        self.system = system
+        self.console = console
+        self.history: Messages = []
+
+    @property
+    def messages(self) -> Messages:
+        return ([{"role": "system", "content": self.system}] if self.system else []) + self.history
+
+    def command(self, line: str) -> bool:
+        """Run a line that begins with a slash. False if the chat ends."""
+        name, _, rest = line.partition(" ")
+        match name:
+            case "/quit" | "/exit":
+                return False
+            case "/reset":
+                self.history.clear()
+                self.note("a new conversation")
+            case "/system":
+                self.system = rest.strip() or None
+                self.history.clear()
+                self.note("a new conversation" + ("" if self.system else ", without a system message"))
+            case "/save":
+                self.save(rest.strip())
+            case "/help":
+                self.note(HELP)
+            case _:
+                self.note(f"there is no {name}: {HELP}")
+        return True
+
+    def save(self, file: str) -> None:
+        """Write the conversation as the body of a chat request."""
+        if not file:
+            return self.note("/save needs the name of a file")
+        body = {"model": self.model.name, "messages": self.messages}
+        try:
+            Path(file).expanduser().write_text(json.dumps(body, ensure_ascii=False, indent=2) + "\n", "utf-8")
+        except OSError as error:
+            return self.note(f"cannot write {file}: {error.strerror}", "red")
+        return self.note(f"{len(self.messages)} messages are in {file}")
+
+    def ask(self, question: str) -> bool:
+        """Send a message and print its answer as it comes. False if it failed or was stopped."""
+        self.history.append({"role": "user", "content": question})
+        text, usage, problem = "", None, None
+        start, first, last = time.perf_counter(), 0.0, 0.0
+        try:
+            with closing(self.model.answer(self.messages, self.params)) as pieces:
+                for piece in pieces:
+                    if isinstance(piece, ChatUsage):
+                        usage = piece
+                        continue
+                    last = time.perf_counter()
+                    first = first or last
+                    text += piece
+                    self.console.file.write(printable(piece))
+                    self.console.file.flush()
+        except KeyboardInterrupt:
+            problem = "stopped"
+        except (AnswerError, ValueError) as error:
+            problem = f"error: {error}"
+        self.console.file.write("\n")
+        if text:
+            self.history.append({"role": "assistant", "content": text})
+        else:
+            self.history.pop()
+        if problem is not None:
+            self.note(problem, "dim" if problem == "stopped" else "red")
+        elif self.console.is_terminal and usage is not None:
+            self.note(_summary(usage, first - start, last - first))
+        return problem is None
+
+    def note(self, text: str, style: str = "dim") -> None:
+        self.console.print(Text(printable(text), style))
+
+
+def _summary(usage: ChatUsage, ttft: float, decoding: float) -> str:
+    parts = [f"first token {ttft * 1e3:.0f} ms"] if usage.output_tokens else []
+    if usage.output_tokens > 1 and decoding > 0:
+        parts.append(f"{(usage.output_tokens - 1) / decoding:.0f} tokens/s")
+    parts += [f"{usage.output_tokens} tokens", f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens cached"]
+    return "   ".join([*parts, "truncated at max-tokens"] if usage.truncated else parts)
+
+
+def add_flags(parser: Parser) -> None:
+    parser.usage = "nanoserve chat [MODEL] [flags]"
+    parser.add_argument(
+        "model",
+        nargs="?",
+        help="a directory, a name on the hub, or with --url its name there (tiny_chat, or the first of the server)",
+    )
+    chat = parser.add_argument_group("chat")
+    chat.add_argument("--system", metavar="TEXT", help="the system message (none)")
+    add_sampling(chat, SAMPLED, **DEFAULTS)
+    add_local_model(parser.add_argument_group("local model"))
+    add_server(parser.add_argument_group("server"))
+
+
+def run(given: argparse.Namespace, parser: Parser) -> int:
+    """0 at the end of the chat; with piped input, 1 if a line was not answered."""
+    options = vars(given)
+    try:
+        params = SamplingParams(**DEFAULTS | {name: options[name] for name in SAMPLED if name in options})
+        local = local_options(options)
+        settings = http_settings(options) if local is None else {}
+    except ValueError as error:
+        parser.error(str(error))
+    console, terminal = Console(highlight=False, soft_wrap=True), sys.stdin.isatty()
+    try:
+        model = _connected(settings, options.get("model")) if local is None else LocalModel(local)
+        with closing(model):
+            return _converse(Chat(model, params, options.get("system"), console), terminal)
+    except httpx.TransportError as error:
+        print(f"{parser.prog}: {http_error(error, options['url'])}", file=sys.stderr)
+    except (ValueError, OSError) as error:  # also input that is not text
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+    return 1
+
+
+def _connected(settings: dict[str, Any], name: str | None) -> RemoteModel:
+    with Console(stderr=True).status("connecting"):
+        return RemoteModel(settings, name)
+
+
+def _converse(chat: Chat, terminal: bool) -> int:
+    if terminal:
+        chat.note(f"{chat.model.name}   {HELP}")
+    answered = True
+    for line in _lines(chat.console, terminal):
+        if not line.startswith("/"):
+            answered = chat.ask(line) and answered
+        elif not chat.command(line):
+            break
+    return 0 if answered or terminal else 1
+
+
+def _lines(console: Console, terminal: bool) -> Iterator[str]:
+    """Lines that are typed or piped in, without empty ones. Ctrl-C discards a line."""
+    if terminal:
+        import readline  # noqa: F401  line editing and history for input()
+    while True:
+        try:
+            line = input("> ") if terminal else sys.stdin.readline()
+        except EOFError:
+            console.print()
+            return
+        except KeyboardInterrupt:
+            console.print(Text("  /quit leaves", "dim"))
+            continue
+        if not terminal and not line:
+            return
+        if line.strip():
+            yield line.strip()

@@ -1,0 +1,285 @@
+"""Build an engine from its options: model, KV pool, cache, scheduler and runner, with a pool sized to the memory."""
+
+import ctypes
+import gc
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+
+import torch
+
+from phase0_request.batch import Batch, Slice
+from phase0_request.checks import ConfigError
+from phase0_request.params import MAX_LOGPROBS, SamplingParams
+from phase0_request.request import Request
+from phase1_kv_pool.cache import KVCache, PagedCache
+from phase1_kv_pool.layout import KVLayout
+from phase1_kv_pool.memory import free_bytes
+from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.device_state import DeviceState
+from phase2_prefill_decode.graphs import batch_sizes
+from phase2_prefill_decode.loading.model import Model, default_device, load_tokenizer
+from phase2_prefill_decode.logprobs import BLOCK
+from phase2_prefill_decode.runner import ModelRunner, PackedStep
+from phase2_prefill_decode.sampler import Sampler
+from phase2_prefill_decode.threads import set_threads
+from phase3_chunked_prefill.engine import load
+from phase4_radix.prefix_cache import PrefixCache
+from phase5_continuous.policies import policy
+from phase5_continuous.scheduler import Scheduler
+from phase6_integration.engine.hub import directory_of
+from phase6_integration.engine.isolation import Attempt, IsolatingRunner, LoadShedding
+from phase6_integration.engine.options import EngineOptions
+from phase6_integration.engine.stats import ObservedCore, Stats
+from phase6_integration.engine.warmup import KINDS, attention_batches, long_step, sampling_batches, warmup_pages
+
+log = logging.getLogger(__name__)
+LARGEST = SamplingParams(logprobs=MAX_LOGPROBS, logit_bias={0: 1.0}, allowed_token_ids=(0,))  # copies of its logits
+MAX_BYTES_ON_CPU = 4 << 30  # of KV cache: a CPU takes minutes to fill that much
+LONG = 4096  # tokens: on a CPU, requests up to this can all run at once; of longer ones, at least one
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """The parts of an engine."""
+
+    model: Model  # its config's max_length is this engine's context length
+    scheduler: Scheduler
+    core: ObservedCore[Attempt[PackedStep]]
+    sampler: Sampler
+
+
+# region assemble
+def assemble(options: EngineOptions, loaded: Model | None = None, stats: Stats | None = None) -> Assembled:
+    """Load the model unless it is given, profile the largest step, size the KV pool, and connect the parts. Steps are
+    counted in `stats` if it is given."""
+    if options.threads is not None:
+        set_threads(options.threads)
+    model = loaded or load_model(options)
+    device, on_gpu = model.decoder.device, model.decoder.device.type == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(device)  # streams and events are those of the current device
+    context = _wanted_context(options, model.config.max_position_embeddings)
+    budget, running = options.budget(on_gpu, context), options.running(on_gpu)
+    sampler = Sampler.of(model, options.seed)
+    activations = profile(model, sampler, budget.max_batched_tokens, running, options.page_size, context)
+    sizes = batch_sizes(running) if on_gpu and not options.enforce_eager else []
+    graphs = graph_bytes(model, sampler, sizes, context, options.page_size)
+    layout = model.config.kv_layout(options.page_size, str(model.decoder.dtype).removeprefix("torch."))
+    pages = options.kv_cache_pages or pages_that_fit(
+        layout, device, options.gpu_memory_utilization, activations + graphs, max(running * min(context, LONG), context)
+    )
+    pool = allocate_pool(model, pages, options.page_size)
+    cache = (PrefixCache if options.enable_prefix_caching else PagedCache)(pages, options.page_size)
+    scheduler = Scheduler(
+        cache,
+        model.eos_ids,
+        budget,
+        policy=policy(options.scheduling_policy),
+        max_running=running,
+        ahead=options.ahead(on_gpu),
+    )
+    context = _context_length(options, context, cache)
+    model.decoder.rope(context)  # the tables are built now, not in the middle of a step
+    runner = make_runner(model, pool, cache, sampler, sizes, context, ahead=scheduler.ahead > 0)
+    isolating = IsolatingRunner(runner, LoadShedding(scheduler))
+    core = ObservedCore(scheduler, isolating, check_invariants=options.check_invariants, stats=stats)
+    shorter = replace(model, config=replace(model.config, max_position_embeddings=context))
+    return Assembled(shorter, scheduler, core, sampler)
+
+
+# endregion
+
+
+def load_model(options: EngineOptions) -> Model:
+    device = default_device() if options.device is None else torch.device(options.device)
+    directory = directory_of(options.model, options.revision, options.download_dir)
+    model = load(directory, device=device, dtype=options.dtype)
+    if options.tokenizer is None:
+        return model
+    named = directory_of(options.tokenizer, None, options.download_dir, "tokenizer")
+    return replace(model, tokenizer=load_tokenizer(named, model.config))
+
+
+def allocate_pool(model: Model, pages: int, page_size: int) -> KVPool:
+    """Allocate the pool. On a CPU every byte is written, so that memory that is missing is noticed now."""
+    decoder = model.decoder
+    pool = KVPool(model.config.kv_layout(page_size), pages, decoder.device, decoder.dtype)
+    if decoder.device.type == "cpu":
+        for tensor in (*pool.keys, *pool.values):
+            tensor.zero_()
+    return pool
+
+
+def profile(model: Model, sampler: Sampler, tokens: int, running: int, page_size: int, context: int) -> int:
+    """Run the largest step on dummy tokens: the whole budget, with as many requests sampling as can run, in the way
+    that takes most memory, and beside them a block of prompt rows to score. On a GPU the step with most splits of long
+    contexts may take more, in attention. Returns the peak memory of a step, without its pages.
+    Then compile every kernel variant that serving can launch."""
+    requests = min(tokens, running)
+    length = min(tokens // requests, model.config.max_position_embeddings)
+    block = min(tokens, BLOCK, model.config.max_position_embeddings)
+    on_gpu = model.decoder.device.type == "cuda"
+    pages = -(-length // page_size) * requests + -(-block // page_size)
+    pages = max(pages, warmup_pages(page_size) if on_gpu else len(KINDS))
+    cache = PagedCache(pages, page_size)
+    runner = ModelRunner(model.decoder, allocate_pool(model, pages, page_size), cache, sampler)
+    dummies = [Request(f"{number}", (0,) * length, LARGEST) for number in range(requests)]
+    scored = Request("scored", (0,) * (block + 1), SamplingParams(prompt_logprobs=MAX_LOGPROBS))
+
+    def run(slices: Sequence[Slice]) -> None:
+        for request, start, count in slices:
+            cache.grow(request, start + count)
+        runner.run(runner.pack(Batch(tuple(slices))))
+
+    def largest() -> None:
+        for request in (*dummies, scored):
+            cache.attach(request)
+        if length > 1:
+            run([Slice(request, 0, length - 1) for request in dummies])
+        run([*(Slice(request, length - 1, 1) for request in dummies), Slice(scored, 0, block)])
+        for request in (*dummies, scored):
+            cache.release(request)
+
+    def longest() -> None:
+        step = long_step(runner.state, requests, model.config, context)
+        runner.compute(step, step.to(model.decoder.device))
+
+    activations = peak_bytes(largest, model.decoder.device)
+    if on_gpu:
+        model.decoder.rope(context)
+        activations = max(activations, peak_bytes(longest, model.decoder.device))
+    attention = attention_batches(cache, model.config.max_position_embeddings) if on_gpu else ()
+    for batch in chain(attention, sampling_batches(cache)):
+        runner.run(runner.pack(batch))
+    return activations
+
+
+def make_runner(
+    model: Model,
+    pool: KVPool,
+    cache: KVCache,
+    sampler: Sampler,
+    sizes: Sequence[int],
+    context: int,
+    ahead: bool = False,
+) -> ModelRunner:
+    """A runner with recorded decode steps of these sizes. Without any, it launches all steps kernel by kernel."""
+    if not sizes:
+        return ModelRunner(model.decoder, pool, cache, sampler, ahead=ahead)
+    rows = 2 * max(sizes)  # as many may have ended in flight as run
+    state = DeviceState(pool.device, rows, -(-context // cache.page_size))
+    runner = ModelRunner(model.decoder, pool, cache, sampler, state, ahead=ahead)
+    runner.record(sizes, context)
+    return runner
+
+
+def graph_bytes(model: Model, sampler: Sampler, sizes: Sequence[int], context: int, page_size: int) -> int:
+    """The memory of recorded steps, measured by recording the two largest over a pool of one page. They share what the
+    largest needs; each further one takes what the second took."""
+    if not sizes:
+        return 0
+
+    def taken(few: Sequence[int]) -> int:
+        before = unreserved_bytes()
+        runner = make_runner(model, allocate_pool(model, 1, page_size), PagedCache(1, page_size), sampler, few, context)
+        bytes = before - unreserved_bytes()
+        del runner
+        gc.collect()
+        return bytes
+
+    taken(sizes[:1])  # what is allocated once for all graphs
+    first, both = taken(sizes[-1:]), taken(sizes[-2:])
+    return first + max(both - first, 0) * (len(sizes) - 1)
+
+
+def unreserved_bytes() -> int:
+    """The memory of the GPU that torch has not reserved. What a recorded step needs stays reserved for it."""
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info()[0]
+
+
+# region pages_that_fit
+def pages_that_fit(layout: KVLayout, device: torch.device, share: float, activations: int, max_tokens: int) -> int:
+    """The number of KV pages that fit beside the weights and the activations. `share` is of the device's whole memory.
+    On a CPU, with memory that other programs use too, it is of the free memory, and no more than `max_tokens` need."""
+    free = free_bytes(device)
+    if free is None:
+        raise ConfigError("this system does not report its free memory; set kv_cache_pages")
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        room = total * share - (total - free) - activations
+    else:
+        needed = -(-max_tokens // layout.page_size) * layout.bytes_per_page
+        room = min(free * share - activations, MAX_BYTES_ON_CPU, needed)
+    pages = int(room) // layout.bytes_per_page
+    if pages < 1:
+        raise ConfigError(
+            f"no memory is left for keys and values: {free / 1e9:.1f} GB are free beside the weights, and a step takes "
+            f"{activations / 1e9:.1f} GB; use a smaller max_num_batched_tokens or a higher gpu_memory_utilization"
+        )
+    return pages
+
+
+# endregion
+
+
+def peak_bytes(work: Callable[[], None], device: torch.device) -> int:
+    """The peak memory of `work` beyond what was allocated before it, measured by running it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        work()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    _give_back_freed()
+    before = _reset_peak()
+    work()
+    return max(_process_bytes("VmHWM:") - before, 0)
+
+
+def _give_back_freed() -> None:
+    """Have glibc return freed memory to the system: what `work` took of it would count as no memory at all."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def _reset_peak() -> int:
+    """Reset the process's peak memory; return its memory now, or its old peak where that cannot be reset."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return _process_bytes("VmHWM:")
+    return _process_bytes("VmRSS:")
+
+
+def _process_bytes(name: str) -> int:
+    file = Path("/proc/self/status")
+    lines = file.read_text().splitlines() if file.exists() else []
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), 0)
+
+
+def _wanted_context(options: EngineOptions, claimed: int) -> int:
+    """The context length to serve of a model that claims so many tokens, if the pool has room for it."""
+    context = options.context(claimed)
+    if context > claimed:
+        raise ConfigError(f"max_model_len must be at most {claimed}, this model's context; got {context}")
+    if context < claimed and options.max_model_len is None:
+        log.warning("of the model's context of %d tokens, %d are served; --max-model-len serves more", claimed, context)
+    return context
+
+
+def _context_length(options: EngineOptions, wanted: int, cache: KVCache) -> int:
+    """The longest request: limited by the model, by max_model_len, and by the whole pool."""
+    if wanted <= cache.max_tokens:
+        return wanted
+    if options.max_model_len is not None:
+        raise ConfigError(
+            f"max_model_len is {wanted} tokens, and the cache has room for {cache.max_tokens}: lower the one, or raise "
+            "kv_cache_pages or gpu_memory_utilization"
+        )
+    return cache.max_tokens

@@ -1,0 +1,136 @@
+"""NanoServingEngine: the whole engine as one object for offline use. Call `generate`, or drive it step by step."""
+
+import itertools
+import sys
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from phase0_request.params import SamplingParams
+from phase0_request.request import Request
+from phase0_request.tokenizer import BUNDLED, Tokenizer
+from phase2_prefill_decode.decoder import Decoder
+from phase2_prefill_decode.engine import Params
+from phase2_prefill_decode.generation import Completion, Delta, Prompt, make_request
+from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.loading.weights import Weights, weights_from
+from phase3_chunked_prefill.kernels.attention import ATTEND
+from phase5_continuous.core import Step
+from phase5_continuous.engine import ContinuousEngine
+from phase6_integration.engine.assemble import Assembled, assemble
+from phase6_integration.engine.options import EngineOptions
+from phase6_integration.engine.stats import Gauges, Stats
+
+Prompts = Prompt | Sequence[Prompt]
+
+
+class NanoServingEngine:
+    """An engine in this process, for one thread. `generate` and `stream` run prompts to completion; `add_request`,
+    `step` and `abort` are for callers that drive the loop themselves. AsyncEngine serves concurrent callers."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights | Mapping[str, Tensor],
+        tokenizer: Tokenizer | None = None,
+        **options: Any,
+    ) -> None:
+        """From a model in memory; `weights` may be a checkpoint's tensors by name. `options` are those of
+        EngineOptions."""
+        loaded = weights if isinstance(weights, Weights) else weights_from(weights, config)
+        decoder = Decoder(config, loaded, attend=ATTEND.on(loaded.embed_tokens.device))
+        self._open(EngineOptions(**options), Model(config, decoder, tokenizer))
+
+    @classmethod
+    def from_pretrained(cls, model: str | Path = BUNDLED, **options: Any) -> "NanoServingEngine":
+        """From a directory in Hugging Face layout or a repository on the hub; by default the bundled model."""
+        engine = cls.__new__(cls)
+        engine._open(EngineOptions(model=str(model), **options))
+        return engine
+
+    def _open(self, options: EngineOptions, model: Model | None = None) -> None:
+        self._stats = Stats()
+        self._parts: Assembled | None = assemble(options, model, self._stats)
+        self._texts: ContinuousEngine | None = ContinuousEngine(self._parts.model, self._parts.core)
+        self._names = (f"added-{number}" for number in itertools.count(1))
+
+    @property
+    def parts(self) -> Assembled:
+        """The model, the scheduler and the engine loop."""
+        if self._parts is None:
+            raise RuntimeError("this engine was closed")
+        return self._parts
+
+    # Run prompts to completion.
+
+    def generate(self, prompts: Prompts, params: Params = None, *, progress: bool | None = None) -> list[Completion]:
+        """Run all prompts and return their completions in order. A prompt is a text or a list of token ids; `params` is
+        one for all prompts or one for each. `progress` shows a bar; None means: if stderr is a terminal."""
+        show = sys.stderr.isatty() if progress is None else progress
+        return self._continuous().generate(_as_list(prompts), params, progress=show)
+
+    def stream(self, prompts: Prompts, params: Params = None) -> Generator[Delta]:
+        """Yield text as steps produce it. Closing the generator aborts the requests that still run."""
+        return self._continuous().stream(_as_list(prompts), params)
+
+    # Drive the loop.
+
+    def add_request(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0, cache_salt: str = ""
+    ) -> Request:
+        """Queue a request. Each call of `step` advances all queued and running requests."""
+        core, name = self.parts.core, next(self._names)
+        made = make_request(prompt, params or SamplingParams(), self.parts.model, core.clock(), name)
+        request = Request(name, made.prompt_tokens, made.params, priority, made.arrival, cache_salt)
+        if made.params.grammar is not None:
+            if self.parts.model.tokenizer is None:
+                raise ValueError("a grammar needs a tokenizer, which this model has not")
+            self.parts.sampler.constraint_of(request)  # a wrong one is refused now
+        core.submit(request)
+        return request
+
+    @property
+    def has_work(self) -> bool:
+        return self.parts.core.has_work
+
+    def step(self) -> Step | None:
+        """Run one step and return its batch, its times and its events. None if there was nothing to run."""
+        return self.parts.core.step()
+
+    def abort(self, request: Request) -> bool:
+        """Abort a request in any state. False if it had finished before."""
+        return self.parts.core.abort(request)
+
+    def get_stats(self) -> dict[str, Any]:
+        """Statistics since the engine was made, and its current state."""
+        return self._stats.report(Gauges.read(self.parts.scheduler))
+
+    def close(self) -> None:
+        """Abort all requests and release the model and all memory. May be called again."""
+        if self._parts is not None:
+            for sequence in list(self._parts.scheduler.sequences):
+                self._parts.core.abort(sequence.request)
+            self._parts = self._texts = None
+
+    def __enter__(self) -> "NanoServingEngine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _continuous(self) -> ContinuousEngine:
+        if self._texts is None:
+            raise RuntimeError("this engine was closed")
+        return self._texts
+
+
+def _as_list(prompts: Prompts) -> Sequence[Prompt]:
+    """A single text or a single list of token ids becomes a list of one prompt."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and isinstance(prompts[0], int):
+        return [prompts]  # type: ignore[list-item]
+    return prompts  # type: ignore[return-value]

@@ -1,0 +1,159 @@
+"""Statistics of an engine: counters, latency histograms and current state, in constant memory."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from phase0_request.batch import Event
+from phase0_request.request import FinishReason, Request
+from phase4_radix.prefix_cache import PrefixCache
+from phase5_continuous import invariants
+from phase5_continuous.core import EngineCore, PackedBatch, Runner, Step
+from phase5_continuous.histogram import Histogram
+from phase5_continuous.scheduler import Scheduler
+from phase6_integration.engine.isolation import StepFailedError
+
+QUANTILES = (50, 90, 99)
+P = TypeVar("P", bound=PackedBatch)
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """The state of a scheduler and its cache at one moment."""
+
+    running: int = 0
+    waiting: int = 0  # preempted requests included
+    pages_total: int = 0
+    pages_free: int = 0
+    pages_used: int = 0  # referenced by live requests
+    pages_cached: int = 0
+
+    # Counters since the engine was made.
+    preemptions: int = 0
+    query_tokens: int = 0  # prompt tokens looked up in the prefix cache
+    hit_tokens: int = 0  # of these, found
+
+    @classmethod
+    def read(cls, scheduler: Scheduler) -> "Gauges":
+        running_set, cache = scheduler.running_set, scheduler.cache
+        usage = cache.usage
+        running, waiting = len(running_set.running), len(scheduler.admission.waiting) + len(running_set.preempted)
+        now = running, waiting, usage.total, usage.free, usage.referenced, usage.cached, running_set.num_preemptions
+        if not isinstance(cache, PrefixCache):
+            return cls(*now)
+        counts = cache.counts
+        return cls(*now, counts.query_tokens, counts.hit_tokens)
+
+    @property
+    def hit_rate(self) -> float:
+        """The share of looked-up prompt tokens that the prefix cache had."""
+        return self.hit_tokens / self.query_tokens if self.query_tokens else 0.0
+
+    @property
+    def usage(self) -> float:
+        """The share of the pages that live requests reference."""
+        return self.pages_used / self.pages_total if self.pages_total else 0.0
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counts steps, tokens and finished requests. Percentiles are accurate to 1 %."""
+
+    steps: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    generated_tokens: int = 0
+    busy: float = 0.0  # seconds in steps
+    finished: dict[str, int] = field(default_factory=lambda: {reason.value: 0 for reason in FinishReason})
+    queue: Histogram = field(default_factory=Histogram)
+    ttft: Histogram = field(default_factory=Histogram)
+    itl: Histogram = field(default_factory=Histogram)
+    e2e: Histogram = field(default_factory=Histogram)
+
+    def add_step(self, step: Step) -> None:
+        if step.batch:
+            self.steps += 1
+            self.prefill_tokens += step.prefill_tokens
+            self.decode_tokens += step.decode_tokens
+            self.busy += step.seconds
+        self.add_events(step.events)
+
+    def add_events(self, events: list[Event]) -> None:
+        for event in events:
+            self.generated_tokens += event.token is not None
+            if event.finish_reason is not None:
+                self.finished[event.finish_reason.value] += 1
+                self._add_times(event.request)
+
+    def report(self, gauges: Gauges) -> dict[str, Any]:
+        """All figures by name. `throughput` is generated tokens per second of step time, idle time excluded."""
+        latencies = {"queue": self.queue, "ttft": self.ttft, "itl": self.itl, "e2e": self.e2e}
+        tokens = self.prefill_tokens + self.decode_tokens
+        return {
+            "steps": self.steps,
+            "avg_tokens_per_step": tokens / self.steps if self.steps else 0.0,
+            "prefill_tokens": self.prefill_tokens,
+            "decode_tokens": self.decode_tokens,
+            "generated_tokens": self.generated_tokens,
+            "throughput": self.generated_tokens / self.busy if self.busy else 0.0,
+            "cache_hit_rate": gauges.hit_rate,
+            "running": gauges.running,
+            "waiting": gauges.waiting,
+            "preemptions": gauges.preemptions,
+            "pages": {
+                "total": gauges.pages_total,
+                "free": gauges.pages_free,
+                "used": gauges.pages_used,
+                "cached": gauges.pages_cached,
+            },
+            "finished": dict(self.finished),
+            **{
+                f"{name}_ms": {f"p{q}": 1e3 * histogram.percentile(q) for q in QUANTILES}
+                for name, histogram in latencies.items()
+            },
+        }
+
+    def _add_times(self, request: Request) -> None:
+        times = request.times
+        for histogram, seconds in ((self.queue, times.queue_time), (self.ttft, times.ttft), (self.e2e, times.e2e)):
+            if seconds is not None:
+                histogram.add(seconds)
+        for gap in times.itl:
+            self.itl.add(gap)
+
+
+class ObservedCore(EngineCore[P]):
+    """The engine loop, with checks of its invariants if `check_invariants`, and counted in `stats` if they are given.
+    A step that fails through no request's fault is planned again by the next call, and returned as an empty one:
+    requests that ended in flight have freed their pages."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner[P],
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        check_invariants: bool = False,
+        stats: Stats | None = None,
+    ) -> None:
+        super().__init__(scheduler, runner, clock)
+        self._stats = stats
+        self._checked = scheduler if check_invariants else None
+
+    def step(self) -> Step | None:
+        try:
+            step = super().step()
+        except StepFailedError:
+            step = Step.empty(super().drain())
+        if self._checked is not None:
+            invariants.check(self._checked)
+        if step is not None and self._stats is not None:
+            self._stats.add_step(step)
+        return step
+
+    def drain(self) -> list[Event]:
+        events = super().drain()
+        if self._stats is not None:
+            self._stats.add_events(events)
+        return events

@@ -1,0 +1,183 @@
+"""The figures of a run, named as `vllm bench serve` names them, as JSON or as a table."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from phase0_request.metrics import percentile
+from phase6_integration.load.response import Outcome
+from phase6_integration.load.workload import Workload
+
+LATENCIES = {
+    "ttft": "time to first token",
+    "tpot": "time per output token",
+    "itl": "between deliveries",
+    "e2el": "end to end",
+}
+STATISTICS = ("mean", "median", "std", "p50", "p90", "p99")
+
+
+@dataclass(frozen=True, slots=True)
+class SLO:
+    """Upper limits, in milliseconds, that a request must keep to count as goodput. `itl` limits the request's mean."""
+
+    ttft: float | None = None
+    tpot: float | None = None
+    itl: float | None = None
+    e2el: float | None = None
+
+    @classmethod
+    def of(cls, pairs: Sequence[str]) -> "SLO":
+        """From `ttft:500` and the like."""
+        limits: dict[str, float] = {}
+        for pair in pairs:
+            name, _, value = pair.partition(":")
+            try:
+                limit = float(value)
+            except ValueError:
+                limit = math.nan
+            if name not in LATENCIES or not 0 < limit < math.inf or name in limits:
+                raise ValueError(f"an SLO is one of {', '.join(LATENCIES)}, a colon and milliseconds, got {pair!r}")
+            limits[name] = limit
+        return cls(**limits)
+
+    @property
+    def given(self) -> dict[str, float]:
+        values = {name: getattr(self, name) for name in LATENCIES}
+        return {name: value for name, value in values.items() if value is not None}
+
+    @property
+    def needs_stream(self) -> bool:
+        return bool(self.given.keys() - {"e2el"})
+
+    def kept(self, outcome: Outcome) -> bool:
+        """Whether a request kept all limits. A latency that it lacks, such as the TPOT of one token, is kept."""
+        itl = outcome.itl
+        values = {
+            "ttft": outcome.ttft,
+            "tpot": outcome.tpot,
+            "itl": sum(itl) / len(itl) if itl else math.nan,
+            "e2el": outcome.e2el,
+        }
+        return not any(values[name] * 1e3 > limit for name, limit in self.given.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The figures of a run. Failed requests count in `failed` only. A latency without measurements is None, and so is
+    goodput without an SLO."""
+
+    model_id: str
+    num_prompts: int
+    request_rate: float
+    max_concurrency: int | None
+    seed: int  # of the workload
+    duration: float  # seconds, from the first request to the last end
+    completed: int
+    failed: int
+    total_input_tokens: int
+    total_output_tokens: int
+    total_cached_tokens: int
+    request_throughput: float
+    output_throughput: float
+    total_token_throughput: float
+    request_goodput: float | None
+    latencies: dict[str, float | None]  # mean_ttft_ms and so on
+    errors: dict[str, int]  # why, and how often
+
+    def as_json(self) -> dict[str, Any]:
+        """One flat object. The names are vLLM's, except `seed` and `total_cached_tokens`."""
+        names = [name for name in self.__slots__ if name not in ("latencies", "errors")]
+        figures = {name: getattr(self, name) for name in names} | self.latencies
+        return figures | {"request_rate": "inf" if math.isinf(self.request_rate) else self.request_rate}
+
+    def table(self) -> RenderableType:
+        """For people."""
+        counts = _table("", "", right=1)
+        rows = {
+            "requests completed": f"{self.completed:,}",
+            "requests failed": f"{self.failed:,}",
+            "seconds": f"{self.duration:,.2f}",
+            "tokens in": f"{self.total_input_tokens:,}",
+            "of these cached": f"{self.total_cached_tokens:,}",
+            "tokens out": f"{self.total_output_tokens:,}",
+            "requests/s": f"{self.request_throughput:,.2f}",
+            "goodput, requests/s": "" if self.request_goodput is None else f"{self.request_goodput:,.2f}",
+            "tokens out/s": f"{self.output_throughput:,.1f}",
+            "tokens in and out/s": f"{self.total_token_throughput:,.1f}",
+            "--seed of these prompts": f"{self.seed}",
+        }
+        for name, value in rows.items():
+            if value:
+                counts.add_row(name, value, style="red" if name == "requests failed" and self.failed else None)
+        times = _table("milliseconds", *(s for s in STATISTICS if s != "median"), right=len(STATISTICS) - 1)
+        for short, name in LATENCIES.items():
+            values = [self.latencies[f"{s}_{short}_ms"] for s in STATISTICS if s != "median"]
+            if values[0] is not None:
+                times.add_row(f"{name} ({short})", *("" if v is None else f"{v:,.2f}" for v in values))
+        failures = [Text(f"{count} x {why}", "red") for why, count in Counter(self.errors).most_common(5)]
+        return Group(counts, Text(), times, *([Text(), *failures] if failures else []))
+
+
+def report(
+    outcomes: Sequence[Outcome],
+    duration: float,
+    slo: SLO,
+    model: str,
+    workload: Workload,
+    concurrency: int | None,
+) -> Report:
+    """Compute the figures of a run."""
+    whole = [outcome for outcome in outcomes if outcome.error is None]
+    tokens_in = sum(outcome.input_tokens for outcome in whole)
+    tokens_out = sum(outcome.output_tokens for outcome in whole)
+    seconds = max(duration, 1e-9)
+    latencies: dict[str, float | None] = {}
+    for name in LATENCIES:
+        measured = [getattr(outcome, name) for outcome in whole]
+        values = [gap for gaps in measured for gap in gaps] if name == "itl" else measured
+        latencies |= statistics(name, [value for value in values if not math.isnan(value)])
+    return Report(
+        model_id=model,
+        num_prompts=len(outcomes),
+        request_rate=workload.request_rate,
+        max_concurrency=concurrency,
+        seed=workload.seed,
+        duration=duration,
+        completed=len(whole),
+        failed=len(outcomes) - len(whole),
+        total_input_tokens=tokens_in,
+        total_output_tokens=tokens_out,
+        total_cached_tokens=sum(outcome.cached_tokens for outcome in whole),
+        request_throughput=len(whole) / seconds,
+        output_throughput=tokens_out / seconds,
+        total_token_throughput=(tokens_in + tokens_out) / seconds,
+        request_goodput=sum(map(slo.kept, whole)) / seconds if slo.given else None,
+        latencies=latencies,
+        errors=dict(Counter(outcome.error for outcome in outcomes if outcome.error is not None)),
+    )
+
+
+def statistics(name: str, seconds: Sequence[float]) -> dict[str, float | None]:
+    """mean_<name>_ms and so on. The standard deviation is the population's."""
+    if not seconds:
+        return {f"{statistic}_{name}_ms": None for statistic in STATISTICS}
+    values = sorted(value * 1e3 for value in seconds)
+    mean = fmean(values)
+    deviation = math.sqrt(fmean((value - mean) ** 2 for value in values))
+    p50, p90, p99 = (percentile(values, q) for q in (50, 90, 99))
+    return {f"{s}_{name}_ms": v for s, v in zip(STATISTICS, (mean, p50, deviation, p50, p90, p99), strict=True)}
+
+
+def _table(*names: str, right: int) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", show_header=any(names))
+    for number, name in enumerate(names):
+        table.add_column(name, justify="right" if number >= len(names) - right else "left")
+    return table

@@ -1,0 +1,383 @@
+"""AsyncEngine: runs an engine in a process of its own and serves it on an asyncio event loop.
+
+Requests go in with `submit`; an OutputStream yields their text as the engine generates it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence, Set
+from dataclasses import replace
+from itertools import groupby
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from phase0_request.checks import check_number
+from phase0_request.queue import QueueFullError
+from phase0_request.request import FinishReason, Request
+from phase0_request.tokenizer import Tokenizer
+from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.threads import threads_for
+from phase6_integration.engine.hub import directory_of
+from phase6_integration.engine.options import EngineOptions
+from phase6_integration.engine.stats import Gauges
+from phase6_integration.process.engine_client import STOP_TIMEOUT, EngineClient
+from phase6_integration.process.health import Health, UnavailableError
+from phase6_integration.process.messages import EngineRequest, Finish, Logged, Ready, Submit, ToEngine, Update
+from phase6_integration.process.outputs import LogprobArrays, OutputProcessor, OutputState, OutputStream
+
+log = logging.getLogger(__name__)
+BUNDLED_ENGINE = "phase6_integration.process.engine_process:bundled_engine"
+RESTART_DELAY = 1.0  # seconds before the first restart; each further one doubles it
+MAX_RESTART_DELAY = 30.0
+RELOAD = 4  # times as long as the longest load so far may a restarted process take, and twice that after each failure
+MIN_RELOAD = 30.0  # seconds that it may take in any case
+RESUBMISSIONS = 2  # of one request
+STABLE = 600.0  # seconds after which an engine that ran so long counts as sound, and its restarts as none
+
+
+class StepReport(NamedTuple):
+    """Statistics of one step."""
+
+    prefill_tokens: int
+    decode_tokens: int
+    seconds: float
+    gauges: Gauges
+    prompt_tokens: int = 0  # lengths of the prompts that got their first token
+    generated: int = 0  # tokens
+    cached_tokens: int = 0  # of these prompts, found in the prefix cache
+
+
+class Observer(Protocol):
+    """Called after every step and every finished request; metrics are one."""
+
+    def stepped(self, report: StepReport) -> None: ...
+
+    def finished(self, request: EngineRequest, state: OutputState, reason: FinishReason) -> None: ...
+
+
+class AsyncEngine:
+    """The HTTP process's handle of the engine. It runs on one event loop, without blocking it."""
+
+    client_type = EngineClient
+
+    def __init__(self, options: EngineOptions | None = None, *, factory: str = BUNDLED_ENGINE) -> None:
+        """Read the model's config and tokenizer. `factory`, a `module:name`, builds the engine in its process."""
+        options = options or EngineOptions()
+        directory = directory_of(options.model, options.revision, options.download_dir)
+        self.config = ModelConfig.from_pretrained(directory)
+        threads = options.threads or threads_for(self.config)
+        self.options = replace(options, model=str(directory), revision=None, threads=threads)
+        if options.tokenizer is not None:
+            other = directory_of(options.tokenizer, None, options.download_dir, "tokenizer")
+            self.options = replace(self.options, tokenizer=str(other))
+            self.tokenizer: Tokenizer | None = Tokenizer.from_pretrained(other)
+        else:
+            self.tokenizer = Tokenizer.from_pretrained(directory) if (directory / "tokenizer.json").exists() else None
+        claimed = self.config.max_position_embeddings
+        self.max_model_len = min(claimed, options.context(claimed))
+        self.health = Health.STOPPED
+        self.reason = "it has not been started"
+        self.gauges = Gauges()
+        self.ready_info: Ready | None = None
+        self.observers: list[Observer] = []
+        self.restarts = 0
+        self.failed = asyncio.Event()  # the engine is hung or dead, and is not started again
+        self._factory = factory
+        self._client: EngineClient | None = None  # of the current process
+        self._load_ended = asyncio.Event()  # ready, or failed
+        self._started_at = self._ready_at = 0.0
+        self._load_timeout = options.load_timeout
+        self._longest_load = 0.0  # seconds
+        self._failures = 0  # in succession: a process that ran for STABLE seconds ends the row
+        self._restarting: asyncio.Task[None] | None = None  # until the next process is ready
+        self._idle = asyncio.Event()
+        self._live: dict[str, tuple[OutputProcessor, OutputStream]] = {}  # by id, until the engine reports the end
+        self._waiting: set[str] = set()  # ids of live requests that are not admitted yet
+        self._resubmitted: Counter[str] = Counter()  # how many engines have failed while a live request waited, by id
+
+    # Start.
+
+    async def start(self) -> None:
+        """Start the engine process, which loads the model. Returns at once; `ready` waits for it."""
+        if self.health is not Health.STOPPED or self._load_ended.is_set():
+            raise RuntimeError("an engine can be started only once")
+        self.health, self.reason = Health.LOADING, "the model is being loaded"
+        await self._start_process()
+
+    async def _start_process(self) -> None:
+        if self._ready_at > self._started_at:
+            self._longest_load = max(self._longest_load, self._ready_at - self._started_at)
+        if self._longest_load:
+            limit = max(RELOAD * self._longest_load, MIN_RELOAD) * 2 ** (self._failures - 1)
+            self._load_timeout = min(limit, self.options.load_timeout)
+        self._started_at = time.monotonic()
+        self._client = self.client_type(
+            replace(self.options, load_timeout=self._load_timeout),
+            self._factory,
+            on_message=self.handle,
+            on_failure=self._process_failed,
+            has_work=lambda: bool(self._live),
+        )
+        await self._client.start()
+
+    async def ready(self) -> None:
+        """Wait until the engine takes requests. UnavailableError if it has failed."""
+        await self._load_ended.wait()
+        if self.health is not Health.READY:
+            raise UnavailableError(self.health, self.reason)
+
+    async def __aenter__(self) -> "AsyncEngine":
+        await self.start()
+        try:
+            await self.ready()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # Requests.
+
+    @property
+    def unfinished(self) -> int:
+        """The number of submissions that have not finished."""
+        return len({id(stream) for _, stream in self._live.values()})
+
+    # region exercise 6.3
+    def submit(self, requests: Sequence[EngineRequest]) -> OutputStream:
+        """Submit all requests, or none. ValueError if one can never be served, QueueFullError if too many wait,
+        UnavailableError if the engine is not ready."""
+        if self.health is not Health.READY:
+            raise UnavailableError(self.health, self.reason)
+        if not requests:
+            raise ValueError("at least one request is needed")
+        limit, tenant = self.options.max_num_queued_reqs, requests[0].tenant
+        share = self.options.queued_per_client if tenant else limit
+        if len(requests) > share:
+            raise ValueError(f"{len(requests)} completions are requested at once; at most {share} may wait")
+        if len(self._waiting) + len(requests) > limit:
+            raise QueueFullError(limit)
+        if len(requests) + sum(self._live[id][0].request.tenant == tenant for id in self._waiting) > share:
+            raise QueueFullError(share)
+        now = time.monotonic()
+        stamped = [msgspec.structs.replace(request, arrival=now) for request in requests]
+        message = Submit.of(stamped)
+        self._check(message)
+        if len({request.id for request in requests} | self._live.keys()) < len(requests) + len(self._live):
+            raise ValueError("a request id must be unique among unfinished requests")
+        outputs = [OutputProcessor(index, request, self.tokenizer) for index, request in enumerate(stamped)]
+        stream = OutputStream(outputs, self.abort)
+        if not self._live:
+            self._idle.clear()
+            if self._client is not None:
+                self._client.watchdog.work_begins()
+        for output in outputs:
+            self._live[output.request.id] = output, stream
+            self._waiting.add(output.request.id)
+        self._send(message)
+        return stream
+
+    def abort(self, outputs: Sequence[OutputProcessor]) -> None:
+        """Abort requests, of which some may have finished."""
+        for output in outputs:
+            self._finish_early(output, FinishReason.ABORT)
+
+    def _finish_early(self, output: OutputProcessor, reason: FinishReason, health: Health | None = None) -> None:
+        """Send the client its last chunk now, and have the engine abort the request."""
+        if not output.done:
+            id = output.request.id
+            self._live[id][1].put(output.finish(reason, health=health))
+            self._send(Finish(id, FinishReason.ABORT))
+            if self._restarting is not None:  # no engine will report its end
+                self._end(id, reason, time.monotonic())
+
+    # endregion
+
+    def _check(self, message: Submit) -> None:
+        """Refuse here what the engine would refuse: the requests' own limits, the vocabulary and the context."""
+        last = {one.prompt: one for one in message.completions}  # of those that share a prompt
+        for number, prompt in enumerate(message.prompts):
+            Request(last[number].id, prompt, message.params[last[number].params])
+        vocabulary, named = self.config.vocab_size, (params.highest_token for params in message.params)
+        if (most := max(*map(max, message.prompts), *named)) >= vocabulary:
+            raise ValueError(f"token ids of this model run from 0 to {vocabulary - 1}, got {most}")
+        for params in message.params:
+            if params.stop and self.tokenizer is None:
+                raise ValueError("stop strings need a tokenizer, which this model has not; use stop_token_ids")
+            if params.grammar is not None and self.tokenizer is None:
+                raise ValueError("a grammar needs a tokenizer, which this model has not")
+        for one in message.completions:
+            Request(one.id, (0,), message.params[one.params], one.priority, cache_salt=one.cache_salt)
+            if one.timeout is not None:
+                check_number(f"request {one.id}: timeout", one.timeout, 0, above=True)
+            for text in (one.id, one.cache_salt):
+                text.encode()  # a lone surrogate raises UnicodeEncodeError, a ValueError
+            length = len(message.prompts[one.prompt])
+            if length + one.max_tokens > self.max_model_len:
+                raise ValueError(
+                    f"the prompt has {length} tokens and max_tokens is {one.max_tokens}; "
+                    f"together they may be {self.max_model_len}"
+                )
+
+    # Messages of the engine.
+
+    def handle(self, message: Ready | Update | Logged) -> None:
+        match message:
+            case Update():
+                self._update(message)
+            case Ready():
+                self._process_ready(message)
+            case Logged(text=text) if self.health is Health.LOADING:
+                self.reason = text  # how far it is
+
+    # region exercise 6.3
+    def _process_ready(self, ready: Ready) -> None:
+        """Take requests. A restarted engine gets those that its predecessor had not admitted."""
+        self.ready_info = ready
+        self.max_model_len = ready.max_model_len
+        self.gauges = Gauges(pages_total=ready.pages, pages_free=ready.pages)
+        if self.health is Health.LOADING:
+            self.health, self.reason = Health.READY, "ready"
+        self._ready_at, self._restarting = time.monotonic(), None
+        self._resubmitted.update(self._live.keys())
+        for _, together in groupby(self._live.values(), key=lambda live: id(live[1])):  # those of one HTTP request
+            self._send(Submit.of([output.request for output, _ in together]))
+        self._load_ended.set()
+
+    def _update(self, update: Update) -> None:
+        """Pass the results of a step to their streams. A stop string is found here, and then the engine is notified."""
+        self.gauges = update.gauges
+        for started in update.started:
+            output, stream = self._live[started.id]
+            output.state.times.admitted, output.state.cached_tokens = started.admitted, started.cached
+            self._waiting.discard(started.id)
+            stream.mark_admitted()
+        ended = {one.id for one in update.ended}
+        prompt_tokens = cached_tokens = 0
+        for new in update.outputs:
+            output, stream = self._live[new.id]
+            if output.done:
+                continue
+            if not output.state.generated:
+                prompt_tokens += len(output.request.prompt)
+                cached_tokens += output.state.cached_tokens
+            if new.prompt_logprobs is not None:
+                output.state.prompt_logprobs = LogprobArrays(new.prompt_logprobs)
+            try:
+                chunk = output.append(new.token, new.logprobs, new.finish_reason, update.at)
+            except Exception:
+                log.exception("detokenizing request %s failed", new.id)
+                chunk = output.finish(FinishReason.ERROR, "its text cannot be made")
+            if chunk is None:
+                continue
+            stream.put(chunk)
+            if chunk.finish_reason is not None and new.id not in ended:
+                stopped = chunk.finish_reason is FinishReason.STOP
+                self._send(Finish(new.id, FinishReason.STOP if stopped else FinishReason.ABORT))
+        for one in update.ended:
+            self._end(one.id, one.reason, update.at, one.error)
+        tokens = update.prefill_tokens, update.decode_tokens
+        generated = len(update.outputs)
+        report = StepReport(*tokens, update.seconds, update.gauges, prompt_tokens, generated, cached_tokens)
+        for observer in self.observers:
+            observer.stepped(report)
+
+    def _end(
+        self, id: str, reason: FinishReason, at: float, error: str | None = None, health: Health | None = None
+    ) -> None:
+        """Remove a request after the engine's last message about it, or because its engine has failed."""
+        output, stream = self._live.pop(id)
+        self._waiting.discard(id)
+        del self._resubmitted[id]
+        output.state.times.finish(at)
+        if not output.done:
+            stream.put(output.finish(reason, error, health=health))
+        for observer in self.observers:
+            observer.finished(output.request, output.state, output.reason or reason)
+        if not self._live:
+            self._idle.set()
+
+    # endregion
+
+    def _send(self, message: ToEngine) -> None:
+        if self._client is not None:
+            self._client.send(message)
+
+    # Failure and shutdown.
+
+    def _process_failed(self, health: Health, reason: str) -> None:
+        """End the requests that the process had begun, and start another one, up to `max_engine_restarts` in a row.
+
+        Waiting requests survive up to RESUBMISSIONS failures: one of them may be the cause. A process that fails to
+        load the first time is not followed by another: that would fail as well.
+        """
+        log.error("the engine is %s: %s", health.value, reason)
+        if self.health is Health.READY and time.monotonic() - self._ready_at > STABLE:
+            self._failures = 0
+        restart = (
+            self.ready_info is not None
+            and self.health in (Health.READY, Health.LOADING)
+            and self._failures < self.options.max_engine_restarts
+        )
+        waiting = {id for id in self._waiting if self._resubmitted[id] < RESUBMISSIONS and not self._live[id][0].done}
+        self._end_all(health, spare=waiting if restart else frozenset())
+        if restart:
+            self._failures += 1
+            self.restarts += 1
+            self.health, self.reason = Health.LOADING, f"it was {health.value} and is started again: {reason}"
+            self._restarting = asyncio.create_task(self._restart())
+        else:
+            self.health, self.reason = health, reason
+            self._load_ended.set()
+            self.failed.set()
+
+    async def _restart(self) -> None:
+        """Wait for the failed process to exit, so that its memory is free, and start another."""
+        assert self._client is not None
+        try:
+            await self._client.stop()
+            await asyncio.sleep(min(RESTART_DELAY * 2 ** (self._failures - 1), MAX_RESTART_DELAY))
+            await self._start_process()
+        except Exception as error:  # of any kind: else clients would wait for an engine that never comes
+            self._process_failed(Health.DEAD, f"its process cannot be started: {error}")
+
+    def _end_all(self, health: Health, spare: Set[str] = frozenset()) -> None:
+        """End live requests with an error, except some."""
+        now = time.monotonic()
+        for id in [id for id in self._live if id not in spare]:
+            self._end(id, FinishReason.ERROR, now, f"the engine is {health.value}", health)
+        self.gauges = replace(self.gauges, running=0, waiting=len(spare), pages_used=0)
+
+    async def drain(self, timeout: float) -> None:
+        """Refuse new requests and wait for the live ones. Those that remain after `timeout` end with an error."""
+        if self.health in (Health.READY, Health.LOADING):
+            self.health, self.reason = Health.DRAINING, "it is about to stop"
+        if await self._is_idle(timeout):
+            return
+        for output, _ in list(self._live.values()):
+            self._finish_early(output, FinishReason.ERROR, Health.DRAINING)
+        await self._is_idle(STOP_TIMEOUT)
+
+    async def _is_idle(self, timeout: float) -> bool:
+        """Whether the engine has ended every request, now or before the time is up."""
+        if self._live:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), timeout)
+        return not self._live
+
+    async def close(self) -> None:
+        """End every live request and the engine process. May be called repeatedly."""
+        if self.health is not Health.STOPPED:
+            self.health, self.reason = Health.STOPPED, "it was closed"
+        self._load_ended.set()
+        self._end_all(Health.STOPPED)
+        if self._restarting is not None:
+            self._restarting.cancel()
+        if self._client is not None:
+            await self._client.stop()

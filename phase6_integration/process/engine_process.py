@@ -1,0 +1,258 @@
+"""The engine process: reads requests, runs steps, sends their results. It handles token ids only, no HTTP and no text.
+
+It is a separate process because both sides are Python. In threads of one process, a step and the event loop would take
+turns at the interpreter lock; and a step that hangs inside a library could not be detected or killed.
+"""
+
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pkgutil import resolve_name
+from typing import Any, NamedTuple, Protocol
+
+from phase0_request.request import FinishReason, Request
+from phase5_continuous.core import EngineCore, Step
+from phase5_continuous.scheduler import Scheduler
+from phase6_integration.engine.gc_freeze import gc_freeze
+from phase6_integration.engine.isolation import BrokenError
+from phase6_integration.engine.options import EngineOptions
+from phase6_integration.engine.stats import Gauges
+from phase6_integration.process.log_stream import LogStream
+from phase6_integration.process.messages import (
+    Channel,
+    Dead,
+    Ended,
+    EngineRequest,
+    Finish,
+    Load,
+    Logged,
+    Output,
+    Ping,
+    Pong,
+    Ready,
+    Started,
+    Submit,
+    ToEngine,
+    Update,
+)
+
+log = logging.getLogger(__name__)
+PR_SET_PDEATHSIG = 1
+DEADLINES = 0.5  # seconds after which the deadlines of requests are looked at, if all wait for their grammars
+
+
+class GrammarWork(Protocol):
+    """The work for grammars that goes on beside the steps."""
+
+    def fileno(self) -> int: ...
+
+    def prepare(self, request: Request) -> object: ...
+
+    def receive(self, scheduler: Scheduler) -> None: ...
+
+
+class Loop:
+    """The engine loop: runs steps while there is work and sleeps otherwise. Messages are read between two steps."""
+
+    def __init__(
+        self, channel: Channel, core: EngineCore[Any], scheduler: Scheduler, grammars: GrammarWork | None = None
+    ) -> None:
+        self.channel = channel
+        self.core = core
+        self.scheduler = scheduler
+        self.grammars = grammars
+        self._all_wait = False  # each request that runs waits for its grammar
+        self._requests: dict[str, Request] = {}  # the end of each is not sent yet
+        self._unannounced: dict[str, Request] = {}  # the admission of each is not sent yet
+        self._unscored: set[str] = set()  # the prompt logprobs of each are not sent yet
+
+    # region exercise 6.2
+    def run(self) -> None:
+        """Read messages and run steps until the HTTP process closes the channel."""
+        while True:
+            wait, timeout = self._all_wait or not self.core.has_work, DEADLINES if self._all_wait else None
+            for message in self.channel.receive(wait, timeout):
+                self.handle(message)
+            self.turn()
+
+    def turn(self) -> None:
+        """Run a step, if there is work, and send what it did."""
+        if self.grammars is not None:
+            self.grammars.receive(self.scheduler)
+        step = self.core.step() if self.core.has_work else None
+        self._all_wait = step is None and self.scheduler.is_waiting
+        if step is not None:
+            self.channel.send(self._update(step))
+
+    def handle(self, message: ToEngine) -> None:
+        """Act on one message: submit requests, finish one, answer a ping. ValueError for a second Load."""
+        match message:
+            case Submit():
+                for one in message.requests():
+                    self.handle(one)
+            case EngineRequest():
+                self._submit(message)
+            case Finish(id=id, reason=reason):
+                request = self._requests.get(id)
+                if request is not None:
+                    self.core.finish(request, reason)
+            case Ping():
+                self.channel.send(Pong())
+            case Load():
+                raise ValueError("an engine can be loaded only once")
+
+    def _submit(self, message: EngineRequest) -> None:
+        """Submit a request. One that the engine refuses is reported as ended at once."""
+        id, prompt, params = message.id, message.prompt, message.params
+        request = Request(id, prompt, params, message.priority, message.arrival, message.cache_salt, message.tenant)
+        try:
+            self.core.submit(request, message.timeout)
+        except ValueError as error:  # AsyncEngine should have refused it
+            log.error("request %s is refused: %s", id, error)
+            request.finish(FinishReason.ERROR, self.core.clock(), str(error))
+            ended = [Ended(request.id, FinishReason.ERROR, request.error)]
+            self.channel.send(Update(self.core.clock(), 0.0, 0, 0, [], [], ended, Gauges.read(self.scheduler)))
+            return
+        self._requests[id] = self._unannounced[id] = request
+        if params.grammar is not None and self.grammars is not None:
+            self.grammars.prepare(request)
+        if params.prompt_logprobs is not None:
+            self._unscored.add(id)
+
+    def _update(self, step: Step) -> Update:
+        """The message about a step: requests that started, tokens, requests that ended, and the gauges."""
+        started = self._started(step)
+        outputs, ended = [], []
+        for request, token, reason, logprobs in step.events:
+            if token is not None:
+                scores = request.prompt_logprobs if request.id in self._unscored else None
+                self._unscored.discard(request.id)
+                outputs.append(Output(request.id, token, logprobs, scores or None, reason))
+            if reason is not None:
+                ended.append(Ended(request.id, reason, request.error))
+                self._requests.pop(request.id, None)
+                self._unannounced.pop(request.id, None)
+                self._unscored.discard(request.id)
+        now = Gauges.read(self.scheduler)
+        seconds = step.seconds
+        return Update(self.core.clock(), seconds, step.prefill_tokens, step.decode_tokens, started, outputs, ended, now)
+
+    def _started(self, step: Step) -> list[Started]:
+        """Requests that were admitted in this step. The first slice starts after the cached part of the prompt."""
+        if not self._unannounced:
+            return []
+        started = []
+        for request, start, _ in step.batch:
+            if self._unannounced.pop(request.id, None) is not None:
+                started.append(Started(request.id, request.times.admitted or 0.0, start))
+        return started
+
+    # endregion
+
+
+class Made(NamedTuple):
+    """What a factory returns: an engine, ready to run."""
+
+    core: EngineCore[Any]
+    scheduler: Scheduler
+    ready: Ready
+    grammars: GrammarWork | None = None
+
+
+def bundled_engine(
+    options: EngineOptions, grammar_work: Callable[[Any, EngineOptions], GrammarWork] | None = None
+) -> Made:
+    """The default factory: the engine of these options. `grammar_work` follows grammars elsewhere; without it they are
+    followed in this process, which is for clients that are trusted."""
+    from phase6_integration.engine.assemble import assemble
+
+    parts = assemble(options)
+    grammars = None
+    if grammar_work is not None and parts.model.tokenizer is not None:
+        grammars = grammar_work(parts.sampler, options)
+    decoder, cache = parts.model.decoder, parts.scheduler.cache
+    context, dtype = parts.model.config.max_position_embeddings, str(decoder.dtype).removeprefix("torch.")
+    ready = Ready(context, cache.usage.total, cache.page_size, str(decoder.device), dtype, decoder.lm_head.kernel)
+    return Made(parts.core, parts.scheduler, ready, grammars)
+
+
+class ChannelHandler(logging.Handler):
+    """Sends log records to the HTTP process."""
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__()
+        self._channel = channel
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(ConnectionError):  # the HTTP process has gone
+            text = record.getMessage() if record.levelno == logging.INFO else self.format(record)
+            self._channel.send(Logged(record.levelno, text))
+
+
+def _build(load: Load, channel: Channel) -> Made | None:
+    """Build the engine. A missing file or too little memory is reported without a traceback."""
+    try:
+        factory: Callable[[EngineOptions], Made] = resolve_name(load.factory)
+        return factory(load.options)
+    except (ValueError, OSError, MemoryError) as error:
+        channel.send(Dead(str(error)))
+        channel.flush()
+        return None
+
+
+def serve(channel: Channel) -> int:
+    """Load the model that the first message names, then serve. A failure is reported before this process exits."""
+    try:
+        while not (arrived := channel.receive(wait=True)):  # half a message
+            continue
+        first, *others = arrived
+        if not isinstance(first, Load):
+            raise ValueError(f"the first message must be Load, got {type(first).__name__}")
+        with gc_freeze():
+            made = _build(first, channel)
+        if made is None:
+            return 1
+        channel.send(made.ready)
+        if made.grammars is not None:
+            channel.watch(made.grammars.fileno())
+        loop = Loop(channel, made.core, made.scheduler, made.grammars)
+        for message in others:
+            loop.handle(message)
+        loop.run()
+    except (EOFError, ConnectionError):  # the HTTP process has gone
+        return 0
+    except Exception as error:
+        log.exception("the engine has failed")
+        channel.send(Dead(str(error) if isinstance(error, BrokenError) else f"{type(error).__name__}: {error}"))
+        channel.flush()
+        return 1
+    return 0
+
+
+def main() -> int:
+    """Run the process. It ignores signals: the HTTP process drains it, then closes the channel. If the HTTP process
+    dies, the kernel kills this one, even in the middle of a step."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    descriptor, parent = map(int, sys.argv[1:])
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before the call
+            return 0
+    channel = Channel(socket.socket(fileno=descriptor))
+    sys.stderr = errors = LogStream(sys.stderr.fileno())  # a traceback must not block the end of this process
+    logging.basicConfig(level=logging.WARNING, handlers=[ChannelHandler(channel)])
+    logging.getLogger("phase2_prefill_decode").setLevel(logging.INFO)  # how far the kernels are compiled
+    logging.captureWarnings(True)
+    status = serve(channel)
+    errors.drain()
+    os._exit(status)  # does not wait for threads of libraries
+
+
+if __name__ == "__main__":
+    main()

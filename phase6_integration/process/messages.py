@@ -1,0 +1,294 @@
+"""The messages between the HTTP process and the engine process, and the channel that carries them.
+
+The two processes are joined by a pair of sockets. Messages are msgpack, with four bytes of length before each. Bytes
+that decode to none of these types are refused.
+"""
+
+import selectors
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from phase0_request.params import MAX_TOKENS, SamplingParams
+from phase0_request.request import FinishReason, TokenLogprobs
+from phase6_integration.engine.options import EngineOptions
+from phase6_integration.engine.stats import Gauges
+
+HEADER = 4
+MAX_FRAME = 1 << 28  # bytes of a message: a length above it is no length
+CHUNK = 1 << 16
+
+
+class FrameTooLargeError(ValueError):
+    """The length of a message is beyond MAX_FRAME: these bytes are not messages."""
+
+
+class Load(msgspec.Struct, tag=True, frozen=True):
+    """To the engine, first: what to load, and the function, `module:name`, that builds the engine."""
+
+    options: EngineOptions
+    factory: str
+
+
+class EngineRequest(msgspec.Struct, tag=True, frozen=True):
+    """One completion of one prompt."""
+
+    id: str  # unique among the requests that have not finished
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    priority: int = 0
+    cache_salt: str = ""
+    timeout: float | None = None  # seconds from arrival; None: no limit
+    tenant: str = ""  # the client that it is from, by an opaque id
+    arrival: float = 0.0  # set by AsyncEngine, on the monotonic clock, which all processes of a machine share
+
+
+class SubmittedCompletion(msgspec.Struct, array_like=True, frozen=True):
+    """One completion of a Submit: an EngineRequest, with the places of its prompt and its params there."""
+
+    id: str
+    prompt: int
+    params: int
+    max_tokens: int
+    seed: int | None
+    priority: int
+    cache_salt: str
+    timeout: float | None
+    tenant: str
+    arrival: float
+
+
+class Submit(msgspec.Struct, tag=True, frozen=True):
+    """To the engine: generate these completions. A prompt that several have, and params that differ in length and seed
+    alone, are checked, sent and kept once."""
+
+    prompts: list[tuple[int, ...]]
+    params: list[SamplingParams]  # of any length, and without a seed
+    completions: list[SubmittedCompletion]
+
+    @classmethod
+    def of(cls, requests: Sequence[EngineRequest]) -> "Submit":
+        """Of requests in which those that share a prompt or params follow each other."""
+        made = cls([], [], [])
+        for one in requests:
+            params = one.params.vary(MAX_TOKENS, None)
+            if not made.prompts or made.prompts[-1] is not one.prompt:
+                made.prompts.append(one.prompt)
+            if not made.params or made.params[-1] != params:  # fast where they share their parts
+                made.params.append(params)
+            made.completions.append(
+                SubmittedCompletion(
+                    one.id, len(made.prompts) - 1, len(made.params) - 1, one.params.max_tokens, one.params.seed,
+                    one.priority, one.cache_salt, one.timeout, one.tenant, one.arrival,
+                )
+            )  # fmt: skip
+        return made
+
+    def requests(self) -> Iterator[EngineRequest]:
+        """The requests that it was made of."""
+        for one in self.completions:
+            prompt, params = self.prompts[one.prompt], self.params[one.params].vary(one.max_tokens, one.seed)
+            yield EngineRequest(
+                one.id, prompt, params, one.priority, one.cache_salt, one.timeout, one.tenant, one.arrival
+            )
+
+
+class Finish(msgspec.Struct, tag=True, frozen=True):
+    """To the engine: finish this request now, because of a stop string or because its client has disconnected."""
+
+    id: str
+    reason: FinishReason
+
+
+class Ping(msgspec.Struct, tag=True, frozen=True):
+    """To the engine, while it is idle: answer with a Pong."""
+
+
+class Pong(msgspec.Struct, tag=True, frozen=True):
+    """From the engine: it reads its messages."""
+
+
+class Ready(msgspec.Struct, tag=True, frozen=True):
+    """From the engine: the model is loaded and warmed up."""
+
+    max_model_len: int
+    pages: int
+    page_size: int
+    device: str
+    dtype: str
+    linear: str = ""  # how the linear layers compute
+
+
+class Output(msgspec.Struct, array_like=True, frozen=True):
+    """One new token of one request, with the finish reason if it is the last. The first one carries the prompt's
+    logprobs, if the request has asked for them."""
+
+    id: str
+    token: int
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+
+
+class Started(msgspec.Struct, array_like=True, frozen=True):
+    """A request was admitted; `cached` tokens of its prompt were found in the prefix cache."""
+
+    id: str
+    admitted: float
+    cached: int
+
+
+class Ended(msgspec.Struct, array_like=True, frozen=True):
+    """The last message about a request: exactly one for each that was submitted."""
+
+    id: str
+    reason: FinishReason
+    error: str | None = None
+
+
+class Update(msgspec.Struct, tag=True, frozen=True):
+    """From the engine, after each step: what has happened since the previous update."""
+
+    at: float
+    seconds: float  # duration of the step
+    prefill_tokens: int
+    decode_tokens: int
+    started: list[Started]
+    outputs: list[Output]
+    ended: list[Ended]
+    gauges: Gauges
+
+
+class Logged(msgspec.Struct, tag=True, frozen=True):
+    """From the engine: a log record, which the HTTP process writes in its own format."""
+
+    level: int
+    text: str
+
+
+class Dead(msgspec.Struct, tag=True, frozen=True):
+    """From the engine, last: it has failed and ends."""
+
+    reason: str
+
+
+ToEngine = Load | EngineRequest | Submit | Finish | Ping
+ToFront = Ready | Update | Pong | Logged | Dead
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine = msgspec.msgpack.Decoder(ToEngine)
+_to_front = msgspec.msgpack.Decoder(ToFront)
+
+
+def frame(message: msgspec.Struct) -> bytes:
+    body = _encoder.encode(message)
+    return len(body).to_bytes(HEADER, "big") + body
+
+
+class Frames:
+    """Decodes a stream of bytes, which may be cut anywhere, into messages."""
+
+    def __init__(self, decoder: msgspec.msgpack.Decoder[Any]) -> None:
+        self._decoder = decoder
+        self._buffer = bytearray()
+
+    @classmethod
+    def for_engine(cls) -> "Frames":
+        return cls(_to_engine)
+
+    @classmethod
+    def for_front(cls) -> "Frames":
+        return cls(_to_front)
+
+    # region exercise 6.1
+    def feed(self, data: bytes) -> Iterator[Any]:
+        """Yield the messages that are whole, in order. The rest waits for the next call. FrameTooLargeError if a length
+        is above MAX_FRAME. A message that is refused is dropped: the next call begins behind it."""
+        buffer = self._buffer
+        buffer += data
+        start = 0
+        try:
+            while len(buffer) - start >= HEADER:
+                length = int.from_bytes(buffer[start : start + HEADER], "big")
+                if length > MAX_FRAME:
+                    raise FrameTooLargeError(f"a message of {length} bytes was announced; at most {MAX_FRAME} are read")
+                stop = start + HEADER + length
+                if len(buffer) < stop:
+                    break
+                body = bytes(buffer[start + HEADER : stop])
+                start = stop
+                yield self._decoder.decode(body)
+        finally:
+            del buffer[:start]
+
+    # endregion
+
+
+class Channel:
+    """The engine's end of the socket pair. Sending never blocks: what the socket does not take is buffered and goes out
+    with the next message. An idle engine sleeps in `receive` until a message arrives."""
+
+    def __init__(self, end: socket.socket) -> None:
+        end.setblocking(False)
+        self._socket = end
+        self._selector = selectors.DefaultSelector()  # `select` would refuse descriptors from 1024 on
+        self._selector.register(end, selectors.EVENT_READ)
+        self._frames = Frames.for_engine()
+        self._unsent = bytearray()
+
+    # region exercise 6.1
+    def send(self, message: ToFront) -> None:
+        """Append a message to what is unsent, and send as much of that as the socket takes now."""
+        self._unsent += frame(message)
+        self._push()
+
+    def receive(self, wait: bool, timeout: float | None = None) -> list[ToEngine]:
+        """The whole messages that have arrived; with `wait`, sleep until there is something to read, here or at what is
+        watched, or until the timeout. EOFError once the HTTP process has closed."""
+        while True:
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
+            self._selector.modify(self._socket, wanted)
+            found = {key.fd: events for key, events in self._selector.select(timeout if wait else 0)}
+            own = found.get(self._socket.fileno(), 0)
+            if own & selectors.EVENT_WRITE:
+                self._push()
+            if own & selectors.EVENT_READ:
+                return self._read()
+            if not wait or timeout is not None or found.keys() - {self._socket.fileno()}:
+                return []
+
+    def watch(self, descriptor: int) -> None:
+        """Wake up in `receive` when another descriptor is readable, too."""
+        self._selector.register(descriptor, selectors.EVENT_READ)
+
+    def flush(self) -> None:
+        """Block until all messages are sent: the last thing an engine does."""
+        self._socket.setblocking(True)
+        self._socket.sendall(self._unsent)
+        self._unsent.clear()
+
+    def _read(self) -> list[ToEngine]:
+        """Read what is there, CHUNK bytes at a time, and return the messages that are whole. None may be."""
+        messages: list[ToEngine] = []
+        while True:
+            try:
+                data = self._socket.recv(CHUNK)
+            except BlockingIOError:
+                return messages
+            if not data:
+                raise EOFError("the HTTP process has closed the channel")
+            messages += self._frames.feed(data)
+            if len(data) < CHUNK and messages:
+                return messages
+
+    def _push(self) -> None:
+        """Send from the start of what is unsent until it is empty or the socket would block."""
+        try:
+            while self._unsent:
+                del self._unsent[: self._socket.send(self._unsent)]
+        except BlockingIOError:
+            return
+
+    # endregion

@@ -1,0 +1,296 @@
+"""Output processing in the HTTP process: token ids come from the engine, and text goes out to the client.
+
+`OutputProcessor` detokenizes one request. `OutputStream` collects the chunks of all requests that were submitted
+together; iterating over it is how a client reads them.
+"""
+
+import asyncio
+import contextlib
+import math
+from array import array
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from phase0_request.detokenizer import Detokenizer
+from phase0_request.request import FinishReason, RequestTimes, TokenLogprobs
+from phase0_request.tokenizer import Tokenizer
+from phase6_integration.process.health import Health
+from phase6_integration.process.messages import EngineRequest
+
+SUCCESS = (None, FinishReason.STOP, FinishReason.LENGTH)
+JOINED = 256  # tokens: unread chunks are joined up to this length
+
+
+class LogprobArrays:
+    """The logprobs of consecutive tokens, in arrays: 12 bytes for an alternative, which as objects takes 110."""
+
+    __slots__ = ("_alternatives", "_counts", "_logprobs", "_top")
+
+    def __init__(self, found: Iterable[TokenLogprobs | None] = ()) -> None:
+        self._logprobs = array("d")  # of each token
+        self._counts = array("B")  # of each token, the number of its alternatives
+        self._alternatives = array("i")  # of all tokens, one after the other
+        self._top = array("d")  # their logprobs
+        for one in found:
+            self.append(one)
+
+    def __len__(self) -> int:
+        return len(self._logprobs)
+
+    def __iter__(self) -> Iterator[TokenLogprobs | None]:
+        stop = 0
+        for logprob, count in zip(self._logprobs, self._counts, strict=True):
+            start, stop = stop, stop + count
+            top = tuple(zip(self._alternatives[start:stop], self._top[start:stop], strict=True))
+            yield None if math.isnan(logprob) else TokenLogprobs(logprob, top)
+
+    def append(self, one: TokenLogprobs | None) -> None:
+        """Add those of a token; None for the first of a prompt, which has none."""
+        one = one or TokenLogprobs(math.nan, ())
+        self._logprobs.append(one.logprob)
+        self._counts.append(len(one.top))
+        for token, logprob in one.top:
+            self._alternatives.append(token)
+            self._top.append(logprob)
+
+    def extend(self, later: "LogprobArrays") -> None:
+        for name in self.__slots__:
+            getattr(self, name).extend(getattr(later, name))
+
+    def split(self, count: int) -> "LogprobArrays":
+        """Remove the first `count` tokens and return them."""
+        first, alternatives = LogprobArrays(), sum(self._counts[:count])
+        for name in self.__slots__:
+            stop = count if name in ("_logprobs", "_counts") else alternatives
+            setattr(first, name, getattr(self, name)[:stop])
+            del getattr(self, name)[:stop]
+        return first
+
+
+_integers = partial(array, "i")
+
+
+@dataclass(slots=True)
+class Chunk:
+    """New text of one request, with its tokens. Only the last chunk of a request may be empty."""
+
+    index: int  # of the request in its OutputStream
+    text: str = ""
+    tokens: "array[int]" = field(default_factory=_integers)  # of this text, without those that ended it
+    offsets: "array[int]" = field(default_factory=_integers)  # in the whole output text, where each token begins
+    logprobs: LogprobArrays | None = None  # of each token, if requested
+    ended_by: "array[int]" = field(default_factory=_integers)  # the stop token, or those of the stop string
+    finish_reason: FinishReason | None = None  # set on the last chunk
+    error: str | None = None  # cause of FinishReason.ERROR: for the log, not for the client
+    health: Health | None = None  # of the engine, if that is the cause
+
+    def extend(self, later: "Chunk") -> None:
+        """Append a later chunk of the same request."""
+        self.text += later.text
+        self.tokens += later.tokens
+        self.offsets += later.offsets
+        self.ended_by += later.ended_by
+        if self.logprobs is None:
+            self.logprobs = later.logprobs
+        elif later.logprobs is not None:
+            self.logprobs.extend(later.logprobs)
+        self.finish_reason, self.error, self.health = later.finish_reason, later.error, later.health
+
+    def split(self, count: int) -> tuple["Chunk", "Chunk"]:
+        """Two chunks without text: the first `count` tokens, and the rest."""
+        if count == len(self.tokens):
+            return self, Chunk(self.index)
+        first = Chunk(self.index, "", self.tokens[:count], self.offsets[:count])
+        first.logprobs = self.logprobs and self.logprobs.split(count)
+        return first, Chunk(self.index, "", self.tokens[count:], self.offsets[count:], self.logprobs)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All tokens that were generated for this chunk."""
+        return [*self.tokens, *self.ended_by]
+
+
+@dataclass(slots=True)
+class OutputTimes(RequestTimes):
+    """Seconds on the monotonic clock. A token's time is the end of its step."""
+
+    @property
+    def prefill(self) -> float | None:
+        """First admission to first token."""
+        return self.tokens[0] - self.admitted if self.tokens and self.admitted is not None else None
+
+    @property
+    def decode(self) -> float | None:
+        """First token to last token."""
+        return self.tokens[-1] - self.tokens[0] if self.tokens else None
+
+    @property
+    def inference(self) -> float | None:
+        """First admission to last token."""
+        return self.tokens[-1] - self.admitted if self.tokens and self.admitted is not None else None
+
+
+@dataclass(slots=True)
+class OutputState:
+    """Counts and times of one request, for usage, logprobs, metrics and the access log."""
+
+    times: OutputTimes
+    cached_tokens: int = 0  # of its prompt, known once it is admitted
+    generated: int = 0  # tokens, including the one that ended it
+    prompt_logprobs: LogprobArrays | None = None  # if requested: of all but the first prompt token
+    stop_reason: str | int | None = None  # the stop string or stop token that ended it
+
+
+class OutputProcessor:
+    """Detokenizes one request. Text comes out as whole characters in which no stop string can begin; a token comes out
+    together with its text."""
+
+    def __init__(self, index: int, request: EngineRequest, tokenizer: Tokenizer | None) -> None:
+        params = request.params
+        self.request = request
+        self.index = index
+        self.state = OutputState(OutputTimes(request.arrival, tokens=array("d")))
+        self.reason: FinishReason | None = None  # why it ended, once the last chunk has been made
+        self._detokenizer = Detokenizer.of(tokenizer, params) if tokenizer else None
+        self._sent_chars = 0
+        self._held = Chunk(index)  # tokens with text that is not fully sent yet
+        self._stops = frozenset(params.stop_token_ids)
+        self._includes_stop = params.include_stop_str_in_output
+
+    @property
+    def done(self) -> bool:
+        return self.reason is not None
+
+    # region exercise 6.4
+    def append(self, token: int, logprob: TokenLogprobs | None, reason: FinishReason | None, at: float) -> Chunk | None:
+        """Add a token, with the finish reason if it is the last. None if no text is ready yet."""
+        state = self.state
+        state.generated += 1
+        state.times.tokens.append(at)
+        if reason is FinishReason.STOP and token in self._stops:
+            state.stop_reason = token
+        self._hold(token, logprob)
+        if reason is FinishReason.STOP and not self._includes_stop:
+            return self.finish(reason, stop_tokens=1)
+        text = ""
+        if self._detokenizer is not None:
+            text = self._detokenizer.push([token])
+            if self._detokenizer.stopped is not None:
+                state.stop_reason = self._detokenizer.stopped
+                reason = FinishReason.STOP
+        if reason is not None:
+            return self.finish(reason, text=text)
+        if self._detokenizer is None:
+            return self._chunk("", 1)
+        return self._chunk(text, self._count_begun(text)) if text else None
+
+    def finish(
+        self,
+        reason: FinishReason,
+        error: str | None = None,
+        text: str = "",
+        health: Health | None = None,
+        stop_tokens: int = 0,
+    ) -> Chunk:
+        """The last chunk, with the text held back so far. The last `stop_tokens` tokens ended the output and are not
+        part of it; nor are those of a stop string that is not."""
+        self.reason = reason
+        count, detokenizer = len(self._held.tokens) - stop_tokens, self._detokenizer
+        if detokenizer is not None:
+            text += detokenizer.flush()
+            if detokenizer.stopped is not None and not self._includes_stop:
+                count = self._count_begun(text)
+        chunk = self._chunk(text, count)
+        chunk.ended_by = self._held.tokens
+        chunk.finish_reason, chunk.error, chunk.health = reason, error, health
+        return chunk
+
+    def _hold(self, token: int, logprob: TokenLogprobs | None) -> None:
+        """Keep a token until its text is sent."""
+        held = self._held
+        held.tokens.append(token)
+        held.offsets.append(self._sent_chars + self._detokenizer.held if self._detokenizer else 0)
+        if logprob is not None:
+            held.logprobs = held.logprobs or LogprobArrays()
+            held.logprobs.append(logprob)
+
+    def _count_begun(self, text: str) -> int:
+        """Count the held tokens that begin before `text`, which is sent next, ends."""
+        end, offsets = self._sent_chars + len(text), self._held.offsets
+        return next((i for i, offset in enumerate(offsets) if offset >= end), len(offsets))
+
+    def _chunk(self, text: str, count: int) -> Chunk:
+        """A chunk of this text and the first `count` of the held tokens."""
+        self._sent_chars += len(text)
+        chunk, self._held = self._held.split(count)
+        chunk.text = text
+        return chunk
+
+    # endregion
+
+
+class OutputStream:
+    """The outputs of requests that were submitted together. Iterating yields lists of chunks, all that came since the
+    last turn. The unread chunks of an output are joined: a slow reader gets fewer and longer ones."""
+
+    def __init__(self, outputs: Sequence[OutputProcessor], abort: Callable[[Sequence[OutputProcessor]], None]) -> None:
+        self._abort = abort
+        self._outputs = outputs
+        self._chunks: list[Chunk] = []
+        self._newest: dict[int, Chunk] = {}  # of each output, its last unread chunk
+        self._unfinished = len(outputs)  # requests without their last chunk
+        self._arrived = asyncio.Event()
+        self._admitted = asyncio.Event()
+
+    @property
+    def states(self) -> list[OutputState]:
+        return [output.state for output in self._outputs]
+
+    async def admitted(self, seconds: float | None = None) -> bool:
+        """Wait until the first request is admitted or has finished. False if that takes longer than so many seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._admitted.wait()
+        return self._admitted.is_set()
+
+    def abort(self) -> None:
+        """Abort every request that has not finished. May be called repeatedly."""
+        self._abort(self._outputs)
+
+    def __enter__(self) -> "OutputStream":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.abort()
+
+    # region exercise 6.4
+    async def __aiter__(self) -> AsyncIterator[list[Chunk]]:
+        """Yield every chunk since the last turn, until the last chunk of every request has been yielded."""
+        while self._unfinished or self._chunks:
+            await self._arrived.wait()
+            self._arrived.clear()
+            chunks, self._chunks, self._newest = self._chunks, [], {}
+            if chunks:
+                yield chunks
+
+    # endregion
+
+    def mark_admitted(self) -> None:
+        self._admitted.set()
+
+    # region exercise 6.4
+    def put(self, chunk: Chunk) -> None:
+        """Add a chunk, and wake the reader. It is joined to the unread chunk of the same output, up to JOINED tokens;
+        the chunk of a failure stays by itself."""
+        newest, failed = self._newest.get(chunk.index), chunk.finish_reason not in SUCCESS
+        if newest is not None and len(newest.tokens) < JOINED and not failed:
+            newest.extend(chunk)
+        else:
+            self._chunks.append(chunk)
+            self._newest[chunk.index] = chunk
+        self._unfinished -= chunk.finish_reason is not None
+        self._arrived.set()
+        self._admitted.set()
+
+    # endregion

@@ -1,1 +1,0 @@
-"""The HTTP server: an OpenAI-style API over an AsyncEngine."""

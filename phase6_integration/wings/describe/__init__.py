@@ -1,0 +1,1 @@
+"""/openapi.json: every field, status and header of the API."""

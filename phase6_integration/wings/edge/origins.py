@@ -1,0 +1,50 @@
+"""Origins: which web pages may use the server.
+
+A page of any site can send requests to a server on your machine. Its browser does not let it read the answers, nor send
+JSON, unless the server allows its origin (CORS). There is a way around: the page's own name is made to point at the
+server (DNS rebinding). The browser then takes both for one origin, and only the Host header tells them apart.
+"""
+
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+
+from phase6_integration.api.errors import RequestError
+from phase6_integration.api.settings import ServerSettings, is_address
+
+
+def check_host(headers: Iterable[tuple[bytes, bytes]], allowed: Sequence[str]) -> None:
+    """Refuse a request with a name as Host that is not allowed; without any, all names are. Starlette's
+    TrustedHostMiddleware refuses addresses too, and its errors are not in OpenAI's format."""
+    if allowed and not all(is_allowed(host_of(value), allowed) for name, value in headers if name == b"host"):
+        message = "this server does not answer to this Host; --allowed-hosts names those that it does"
+        raise RequestError(421, message, code="unknown_host")
+
+
+def is_allowed(host: str, allowed: Sequence[str]) -> bool:
+    """Addresses are always allowed: DNS does not resolve them."""
+    return is_address(host) or any(fnmatchcase(host, pattern.lower()) for pattern in allowed)
+
+
+def host_of(header: bytes) -> str:
+    """The name or address in a Host header, without the port."""
+    text = header.decode("latin-1").lower()
+    return text[1:].partition("]")[0] if text.startswith("[") else text.partition(":")[0].removesuffix(".")
+
+
+def cors(settings: ServerSettings) -> list[Middleware]:
+    """Lets pages of the allowed origins use the server; keys are sent in a header, so that cookies are not needed. A
+    request of such a page still needs an allowed Host."""
+    if not settings.allowed_origins:
+        return []
+    given = Middleware(
+        CORSMiddleware,
+        allow_origins=settings.allowed_origins,
+        allow_methods=settings.allowed_methods or ("GET", "POST"),
+        allow_headers=settings.allowed_headers or ("*",),
+        allow_credentials=settings.allow_credentials,
+        expose_headers=("x-request-id", "retry-after"),
+    )
+    return [given]

@@ -1,0 +1,1 @@
+"""What an operator sees: logs, metrics, health, and the model's own routes."""

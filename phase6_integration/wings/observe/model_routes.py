@@ -1,0 +1,142 @@
+"""Routes about the model: /v1/models, /tokenize and /detokenize."""
+
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import APIRouter, FastAPI, Path, Request, Response
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, RootModel, Tag
+
+from phase0_request.params import MAX_TOKENS
+from phase6_integration.api.conversation import conversation
+from phase6_integration.api.field_bounds import NAMED, InVocabulary, RequestModel
+from phase6_integration.api.schemas import ConversationFields, ModelName, Token
+from phase6_integration.api.state import Server, ServerState, json_body
+
+STARTED = int(time.time())
+router = APIRouter(tags=["model"])
+
+
+def _kind_of_tokenize(value: Any) -> str:
+    return "=chat" if isinstance(value, dict) and "messages" in value else "=text"
+
+
+class TokenizeText(RequestModel):
+    model: ModelName | None = None
+    prompt: str
+    add_special_tokens: bool | None = None  # default: true
+    return_token_strs: bool | None = None
+
+
+class TokenizeChat(ConversationFields):
+    model: ModelName | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeRequest(
+    RootModel[
+        Annotated[
+            Annotated[TokenizeText, Tag("=text")] | Annotated[TokenizeChat, Tag("=chat")],
+            Discriminator(_kind_of_tokenize),
+        ]
+    ]
+):
+    """A text, or a conversation."""
+
+
+class DetokenizeRequest(RequestModel):
+    model: ModelName | None = None
+    tokens: Annotated[list[Token], Field(max_length=MAX_TOKENS, fail_fast=True), InVocabulary()]
+
+
+class Answer(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class ServedModel(Answer):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: str | None
+    max_model_len: int
+
+
+class ModelList(Answer):
+    object: Literal["list"]
+    data: list[ServedModel]
+
+
+class TokenizeResponse(Answer):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeResponse(Answer):
+    prompt: str
+
+
+@router.post("/tokenize")
+async def tokenize(
+    parsed: Annotated[TokenizeRequest, json_body(TokenizeRequest)], http: Request, server: Server
+) -> Response:
+    """The tokens of a text or of a conversation."""
+    request, pool, tenant = parsed.root, server.tokenizers, http.state.tenant
+    server.model_name(request.model)
+
+    def content(tokens: Sequence[int]) -> bytes:
+        strings = [server.names[token].text for token in tokens] if request.return_token_strs else None
+        found = {"count": len(tokens), "max_model_len": server.engine.max_model_len, "tokens": tokens}
+        return msgspec.json.encode({**found, "token_strs": strings})
+
+    if isinstance(request, TokenizeChat):
+        tokens = await pool.chat(conversation(request), tenant)
+    else:
+        (tokens,) = await pool.encode([request.prompt], tenant, request.add_special_tokens is not False)
+    return _json(await pool.run(lambda: content(tokens), len(tokens)))
+
+
+@router.post("/detokenize")
+async def detokenize(request: Annotated[DetokenizeRequest, json_body(DetokenizeRequest)], server: Server) -> Response:
+    """The text of tokens."""
+    server.model_name(request.model)
+    return _json(msgspec.json.encode({"prompt": await server.tokenizers.decode(request.tokens)}))
+
+
+def _json(content: bytes) -> Response:
+    return Response(content, media_type="application/json")
+
+
+@router.get("/v1/models", response_model=ModelList)
+async def list_models(server: Server) -> dict[str, Any]:
+    """The names that requests may give."""
+    return {"object": "list", "data": [_model(server, name) for name in server.settings.served_model_names]}
+
+
+@router.get("/v1/models/{name:path}", response_model=ServedModel)
+async def one_model(
+    name: Annotated[str, Path(json_schema_extra={"enum": NAMED + "names"})], server: Server
+) -> dict[str, Any]:
+    """One model by name."""
+    return _model(server, name)
+
+
+def _model(server: ServerState, name: str) -> dict[str, Any]:
+    """All names are of one model; `root` is its first."""
+    return {
+        "id": server.model_name(name),
+        "object": "model",
+        "created": STARTED,
+        "owned_by": "nano-serving",
+        "root": server.settings.model_name,
+        "parent": None,
+        "max_model_len": server.engine.max_model_len,
+    }
+
+
+def attach(app: FastAPI) -> None:
+    app.include_router(router)

@@ -1,0 +1,147 @@
+"""POST /v1/responses: OpenAI's Responses API, without state. A request becomes a chat request; the answer is written as
+output items and their events.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from phase6_integration.api.chat import continue_chat
+from phase6_integration.api.errors import RequestError, conflict, invalid
+from phase6_integration.api.schemas import ChatRequest, SamplingFields
+from phase6_integration.api.state import Server, json_body
+from phase6_integration.wings.responses.responses_formatter import ResponsesFormatter
+from phase6_integration.wings.responses.responses_request import (
+    LOGPROBS,
+    Content,
+    FunctionCallInput,
+    FunctionCallOutput,
+    FunctionTool,
+    InputMessage,
+    NamedTool,
+    ReasoningInput,
+    ResponsesRequest,
+    SchemaFormat,
+)
+
+router = APIRouter(tags=["model"])
+
+OWN = {  # fields of a chat request, as this API calls them
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
+
+
+@router.post("/v1/responses")
+async def create_response(
+    body: Annotated[ResponsesRequest, json_body(ResponsesRequest)], request: Request, server: Server
+) -> Response:
+    """A conversation of input items, continued by the assistant. Nothing is stored: the input is the whole of it."""
+    try:
+        chat = ChatRequest.model_validate(chat_body(body), context=server.bounds)
+        return await continue_chat(chat, request, server, partial(ResponsesFormatter, asked=body))
+    except ValidationError as error:
+        raise invalid([_renamed(detail) for detail in error.errors(include_url=False)]) from None
+    except RequestError as error:
+        raise _own(error) from None
+
+
+def chat_body(request: ResponsesRequest) -> dict[str, Any]:
+    """The chat request that says the same."""
+    shared = {name: getattr(request, name) for name in SamplingFields.model_fields if name != "stream_options"}
+    logprobs = bool(request.top_logprobs) or LOGPROBS in (request.include or ())
+    own = {
+        "messages": _messages(request),
+        "max_completion_tokens": request.max_output_tokens,
+        "logprobs": logprobs or None,
+        "top_logprobs": request.top_logprobs if logprobs else None,
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "reasoning_effort": request.reasoning.effort if request.reasoning else None,
+        "chat_template_kwargs": request.chat_template_kwargs,
+        "response_format": _response_format(request),
+        "tools": [_tool(tool) for tool in request.tools] if request.tools else None,
+        "tool_choice": _tool_choice(request),
+    }
+    return {name: value for name, value in {**shared, **own}.items() if value is not None}
+
+
+def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
+    """The messages of the items. Reasoning, text and calls that follow each other are one message of the assistant."""
+    found: list[dict[str, Any]] = []
+    if request.instructions:
+        found.append({"role": "system", "content": request.instructions})
+    if isinstance(request.input, str):
+        return [*found, {"role": "user", "content": request.input}]
+    for item in request.input:
+        last = found[-1] if found and found[-1]["role"] == "assistant" else {}
+        match item:
+            case ReasoningInput():
+                if text := "".join(part.text for part in item.content or ()):
+                    found.append({"role": "assistant", "content": None, "reasoning_content": text})
+            case FunctionCallInput():
+                if not last:
+                    found.append(last := {"role": "assistant", "content": None})
+                function = {"name": item.name, "arguments": item.arguments}
+                last.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
+            case FunctionCallOutput():
+                found.append({"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output)})
+            case InputMessage() if item.role == "assistant" and "reasoning_content" in last and _is_open(last):
+                last["content"] = _content(item.content)
+            case InputMessage():
+                found.append({"role": item.role, "content": _content(item.content)})
+    messages = [message for message in found if not _is_open(message)]
+    if not messages:
+        raise conflict("input", "the input is reasoning alone; a message or a call is needed", "empty_prompt")
+    return messages
+
+
+def _is_open(message: Mapping[str, Any]) -> bool:
+    """Whether a message of the assistant has neither text nor calls yet."""
+    return message["content"] is None and "tool_calls" not in message
+
+
+def _content(content: Content) -> str | list[dict[str, Any]]:
+    return content if isinstance(content, str) else [{"type": "text", "text": part.text} for part in content] or ""
+
+
+def _response_format(request: ResponsesRequest) -> dict[str, Any] | None:
+    format = request.text.format if request.text else None
+    if format is None or not isinstance(format, SchemaFormat):
+        return None if format is None else format.model_dump()
+    return {"type": "json_schema", "json_schema": format.model_dump(by_alias=True, exclude_none=True, exclude={"type"})}
+
+
+def _tool(tool: FunctionTool) -> dict[str, Any]:
+    return {"type": "function", "function": tool.model_dump(exclude_none=True, exclude={"type"})}
+
+
+def _tool_choice(request: ResponsesRequest) -> str | dict[str, Any] | None:
+    choice = request.tool_choice
+    return {"type": "function", "function": {"name": choice.name}} if isinstance(choice, NamedTool) else choice
+
+
+def _own(error: RequestError) -> RequestError:
+    """An error of the chat request with the name that its field has in this API."""
+    given = error.param or ""
+    if own := OWN.get(given.split(".")[0]):
+        error.param, error.message = own, error.message.replace(given, own, 1)
+    return error
+
+
+def _renamed(detail: ErrorDetails) -> ErrorDetails:
+    """An error of the chat request at the field of this API. Its messages are not the items, so they have no number."""
+    first, *rest = detail["loc"]
+    own = OWN.get(str(first))
+    path = (first, *(part for part in rest if part != "function")) if own is None else (own,)
+    return {**detail, "loc": path}
+
+
+def attach(app: FastAPI) -> None:
+    app.include_router(router)

@@ -1,0 +1,241 @@
+"""Schema of a request to /v1/responses: its fields and input items, as OpenAI's Responses API has them."""
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
+
+from phase6_integration.api.errors import UNSUPPORTED
+from phase6_integration.api.field_bounds import FewItems, Hint, RequestModel, Unsupported
+from phase6_integration.api.schemas import (
+    MAX_PARTS,
+    MAX_TOOLS,
+    FromClient,
+    FunctionName,
+    OutputLength,
+    SamplingFields,
+    StreamOptions,
+    TemplateVariables,
+    TopLogprobs,
+)
+
+MAX_METADATA = 16  # pairs
+LOGPROBS = "message.output_text.logprobs"  # of `include`
+_NAME = re.compile(r"[a-z0-9_]{1,40}")
+
+
+def only(*kinds: str) -> BeforeValidator:
+    """Refuse an object of another `type`, and name the type. Without a type it is of the first kind."""
+
+    def check(value: Any) -> Any:
+        kind = value.get("type", kinds[0]) if isinstance(value, dict) else kinds[0]
+        if kind not in kinds:
+            got = kind if isinstance(kind, str) and _NAME.fullmatch(kind) else "another"
+            known = {"got": got, "kinds": " or ".join(kinds)}
+            raise PydanticCustomError(UNSUPPORTED, "got the type {got}; the type may be {kinds}", known)
+        return value
+
+    return BeforeValidator(check)
+
+
+def _kind(default: str = "") -> Discriminator:
+    """The tag of a value in a union: text, list, or the `type` of an object."""
+
+    def tag(value: Any) -> str:
+        if isinstance(value, dict):
+            return f"={value.get('type', default)}"
+        return "=text" if isinstance(value, str) else "=list" if isinstance(value, list) else f"={type(value).__name__}"
+
+    message = "a value of another type is needed"
+    return Discriminator(tag, custom_error_type="kind", custom_error_message=message)
+
+
+# Input items.
+
+
+class InputText(FromClient):
+    type: Literal["input_text"]
+    text: str
+
+
+class OutputText(FromClient):
+    type: Literal["output_text"]
+    text: str
+
+
+class RefusalPart(FromClient):
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+Part = Annotated[
+    Annotated[InputText, Tag("=input_text")]
+    | Annotated[OutputText, Tag("=output_text")]
+    | Annotated[RefusalPart, Tag("=refusal")],
+    _kind(),
+    only("input_text", "output_text", "refusal"),
+]
+Parts = Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True)]
+Content = Annotated[Annotated[str, Tag("=text")] | Annotated[Parts, Tag("=list")], _kind()]
+
+
+class InputMessage(FromClient):
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+
+
+class FunctionCallInput(FromClient):
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+
+
+class FunctionCallOutput(FromClient):
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Content
+
+
+class ReasoningText(FromClient):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ReasoningInput(FromClient):
+    type: Literal["reasoning"]
+    content: Annotated[list[ReasoningText], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
+
+
+Item = Annotated[
+    Annotated[InputMessage, Tag("=message")]
+    | Annotated[FunctionCallInput, Tag("=function_call")]
+    | Annotated[FunctionCallOutput, Tag("=function_call_output")]
+    | Annotated[ReasoningInput, Tag("=reasoning")],
+    _kind("message"),
+    only("message", "function_call", "function_call_output", "reasoning"),
+]
+Items = Annotated[list[Item], Field(min_length=1, fail_fast=True), FewItems("messages")]
+
+
+# The request.
+
+
+class FunctionTool(FromClient):
+    type: Literal["function"]
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class NamedTool(FromClient):
+    type: Literal["function"]
+    name: FunctionName
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("=text")] | Annotated[NamedTool, Tag("=function")],
+    _kind(),
+    only("function"),
+]
+
+
+class TextFormat(RequestModel):
+    type: Literal["text"]
+
+
+class ObjectFormat(RequestModel):
+    type: Literal["json_object"]
+
+
+class SchemaFormat(RequestModel):
+    type: Literal["json_schema"]
+    name: str
+    schema_: dict[str, Any] = Field(alias="schema")
+    description: str | None = None
+    strict: bool | None = None
+
+
+Format = Annotated[
+    Annotated[TextFormat, Tag("=text")]
+    | Annotated[ObjectFormat, Tag("=json_object")]
+    | Annotated[SchemaFormat, Tag("=json_schema")],
+    _kind(),
+    only("text", "json_object", "json_schema"),
+]
+
+
+class TextOptions(RequestModel):
+    format: Format | None = None
+    verbosity: Hint = None
+
+
+class ReasoningOptions(RequestModel):
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Hint = None
+    generate_summary: Hint = None
+    context: Hint = None
+    mode: Annotated[Any, Unsupported("standard")] = None
+
+
+Included = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",  # this and the following have no effect: what they are about does not occur here
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+
+
+class ResponsesStreamOptions(StreamOptions):
+    include_usage: Annotated[Any, Unsupported(True)] = None  # the last event always has it
+    continuous_usage_stats: Annotated[Any, Unsupported(False)] = None
+
+
+class ResponsesRequest(SamplingFields):
+    """The fields of OpenAI's Responses API, and this server's sampling fields."""
+
+    input: Annotated[Annotated[str, Tag("=text")] | Annotated[Items, Tag("=list")], _kind()]
+    instructions: str | None = None
+    max_output_tokens: OutputLength | None = None
+    top_logprobs: TopLogprobs | None = None
+    text: TextOptions | None = None
+    tools: Annotated[list[Annotated[FunctionTool, only("function")]], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningOptions | None = None
+    include: list[Included] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=MAX_METADATA)] | None = None
+    access_programs: Hint = None
+    image: Hint = None
+    max_tool_calls: Hint = None  # of tools that the server calls
+    prompt_cache_options: Hint = None
+    background: Annotated[Any, Unsupported(False)] = None
+    background_options: Annotated[Any, Unsupported({})] = None
+    best_of: Annotated[Any, Unsupported(1)] = None
+    context_management: Annotated[Any, Unsupported([])] = None
+    conversation: Annotated[Any, Unsupported()] = None
+    enable_response_messages: Annotated[Any, Unsupported(False)] = None
+    max_tokens: Annotated[Any, Unsupported()] = None  # max_output_tokens
+    moderation: Annotated[Any, Unsupported()] = None
+    n: Annotated[Any, Unsupported(1)] = None
+    previous_input_messages: Annotated[Any, Unsupported([])] = None
+    previous_response_id: Annotated[Any, Unsupported()] = None
+    prompt: Annotated[Any, Unsupported()] = None
+    prompt_logprobs: Annotated[Any, Unsupported()] = None
+    response_format: Annotated[Any, Unsupported()] = None  # text.format
+    return_token_ids: Annotated[Any, Unsupported(False)] = None
+    return_tokens_as_token_ids: Annotated[Any, Unsupported(False)] = None
+    stream_options: ResponsesStreamOptions | None = None
+    truncation: Annotated[Any, Unsupported("disabled")] = None

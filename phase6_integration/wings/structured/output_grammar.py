@@ -1,0 +1,129 @@
+"""Structured output: the fields that ask for it, in OpenAI's form and in vLLM's, and the grammar that each stands for.
+
+    response_format, structured_outputs.json or guided_json, ... -> the text of a grammar -> GrammarPool -> the engine
+
+A JSON schema is enforced as it stands, `strict` or not. What llguidance cannot enforce is an error.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from llguidance import LLMatcher
+from pydantic_core import from_json
+
+from phase6_integration.api.errors import conflict
+from phase6_integration.api.schemas import ResponseFormat, StructuredFields
+
+MAX_GRAMMAR = 1 << 18  # characters, of a grammar or a schema
+MAX_CHOICES = 10_000
+ANY_OBJECT = {"type": "object"}
+# Between two tokens of JSON: a space, or a new line with up to 24 spaces or 8 tabs. Without a bound, a model may write
+# white space until its tokens are used up.
+WHITESPACE = r"\x20|\n(\x20{0,24}|\t{0,8})"
+# A pattern of JSON's white space. Any other would make the output something else than JSON.
+BLANK = re.compile(r"((\\[nrt]|[ \n\r\t]|\[(\\[nrt]|[ \n\r\t])+\]|[()|])([*+?]|\{[0-9]{1,4}(,[0-9]{0,4})?\})?)*")
+
+KINDS = {"json": "json_", "regex": "regex", "choice": "choice", "grammar": "grammar", "json_object": "json_object"}
+
+
+class Given(NamedTuple):
+    """A constraint, and the path of its field."""
+
+    param: str
+    kind: str
+    value: Any
+
+
+def grammar_of(body: StructuredFields) -> Given | None:
+    """The one constraint of a request: as its `value` the text of a grammar. A RequestError if there are several."""
+    found = [*_given(body)]
+    if len(found) > 1:
+        names = " and ".join(one.param for one in found)
+        raise conflict(found[1].param, f"only one constraint of the output may be given, got {names}")
+    path, pattern = _whitespace(body)
+    if path is not None and not (found and found[0].kind.startswith("json")):
+        raise conflict(path, f"{path} is for JSON, and no JSON schema is given")
+    if body.structured_outputs is not None and not found:
+        raise conflict("structured_outputs", f"structured_outputs: one of {', '.join(KINDS)} is needed")
+    if path is not None and pattern is not None and not BLANK.fullmatch(pattern):
+        raise conflict(path, rf"{path}: a pattern of JSON's white space is needed, such as [ \n\t]{{0,8}}")
+    return found[0]._replace(value=_text(found[0], pattern)) if found else None
+
+
+def grammar_field(body: StructuredFields) -> str | None:
+    """The path of the field that gives the constraint, if one does."""
+    return next((given.param for given in _given(body)), None)
+
+
+def json_grammar(schema: Mapping[str, Any], whitespace: str | None = WHITESPACE) -> str:
+    """The grammar of a JSON schema. `whitespace`: a pattern; None for none at all."""
+    guidance = {"whitespace_pattern": whitespace, "whitespace_flexible": whitespace is not None}
+    return json.dumps({"grammars": [{"json_schema": {**schema, "x-guidance": guidance}}]}, allow_nan=False)
+
+
+def _given(body: StructuredFields) -> Iterator[Given]:
+    outputs = body.structured_outputs
+    if body.response_format is not None:
+        yield from _of_format(body.response_format)
+    for kind, name in KINDS.items():
+        if outputs is not None and (value := getattr(outputs, name)) is not None:
+            yield Given(f"structured_outputs.{kind}", kind, value)
+        if (value := getattr(body, f"guided_{kind}", None)) is not None:
+            yield Given(f"guided_{kind}", kind, value)
+
+
+def _of_format(format: ResponseFormat) -> Iterator[Given]:
+    if (format.type == "json_schema") != (format.json_schema is not None):
+        raise conflict("response_format.json_schema", "response_format: type json_schema and json_schema go together")
+    if format.schema_ is not None and format.type != "json_object":
+        raise conflict("response_format.schema", "response_format: schema goes together with type json_object")
+    if format.json_schema is not None:
+        yield Given("response_format.json_schema.schema", "json", format.json_schema.schema_)
+    elif format.schema_ is not None:
+        yield Given("response_format.schema", "json", format.schema_)
+    elif format.type == "json_object":
+        yield Given("response_format", "json_object", True)
+
+
+def _whitespace(body: StructuredFields) -> tuple[str | None, str | None]:
+    """The path of the field that gives the pattern of white space, and the pattern."""
+    outputs = body.structured_outputs
+    if outputs is not None and outputs.disable_any_whitespace:
+        return "structured_outputs.disable_any_whitespace", None
+    if outputs is not None and outputs.whitespace_pattern is not None:
+        return "structured_outputs.whitespace_pattern", outputs.whitespace_pattern
+    if body.guided_whitespace_pattern is not None:
+        return "guided_whitespace_pattern", body.guided_whitespace_pattern
+    return None, WHITESPACE
+
+
+def _text(given: Given, whitespace: str | None) -> str:
+    match given.kind:
+        case "json":
+            text = _of_schema(given.param, given.value, whitespace)
+        case "json_object":
+            text = json_grammar(ANY_OBJECT, whitespace)
+        case "regex":
+            text = LLMatcher.grammar_from_regex(given.value)
+        case "choice":
+            if len(given.value) > MAX_CHOICES:
+                message = f"at most {MAX_CHOICES} choices are allowed, got {len(given.value)}"
+                raise conflict(given.param, f"{given.param}: {message}")
+            text = "start: " + " | ".join(map(json.dumps, given.value))
+        case _:
+            text = given.value
+    return text
+
+
+def _of_schema(param: str, schema: Any, whitespace: str | None) -> str:
+    try:
+        schema = from_json(schema, allow_inf_nan=False) if isinstance(schema, str) else schema
+        if not isinstance(schema, dict):
+            raise ValueError("a JSON schema is an object")
+        if "x-guidance" in schema:
+            raise ValueError("x-guidance is not supported; whitespace_pattern is")
+        return json_grammar(schema, whitespace)
+    except ValueError as error:
+        raise conflict(param, f"{param}: {error}") from None

@@ -1,0 +1,132 @@
+"""ToolPlan: what the tools of a request and the model's reasoning mean for the grammar and the reading of answers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI
+
+from phase0_request.tokenizer import Tokenizer
+from phase6_integration.api.errors import conflict
+from phase6_integration.api.schemas import ChatRequest, ChosenTool, Function
+from phase6_integration.api.state import Grammars, ServerState
+from phase6_integration.wings.tools.call_grammar import Calls, answer_grammar
+from phase6_integration.wings.tools.closed_objects import closed
+from phase6_integration.wings.tools.reasoning import Thinking, ThinkParser, thinking_after, thinks
+from phase6_integration.wings.tools.tool_formats import ToolFormat, tool_format, uses_tools
+from phase6_integration.wings.tools.tool_reader import ToolReader
+
+NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolPlan:
+    """How the answers to one chat are constrained, and read, if there are tools or reasoning."""
+
+    tokenizer: Tokenizer
+    grammars: Grammars
+    format: ToolFormat | None  # None: no calls are looked for
+    functions: Mapping[str, dict[str, Any]]  # that may be called: the schema of the arguments of each
+    must_call: bool
+    several: bool  # calls in one answer
+    is_named: bool  # the function is chosen by the request
+    reasons: bool
+    include_reasoning: bool
+
+    @classmethod
+    def of(cls, server: ServerState, body: ChatRequest) -> "ToolPlan":
+        """RequestError if the tools cannot be used as requested."""
+        settings, template = server.settings, server.tokenizers.template
+        functions, choice = _callable(body), body.tool_choice
+        return cls(
+            server.tokenizers.tokenizer,
+            server.grammars,
+            _format(server, template, auto=choice in (None, "auto")) if functions else None,
+            functions,
+            must_call=bool(functions) and choice not in (None, "auto"),
+            several=body.parallel_tool_calls is not False and not isinstance(choice, ChosenTool),
+            is_named=isinstance(choice, ChosenTool),
+            reasons=thinks(template, settings.reasoning_parser),
+            include_reasoning=body.include_reasoning is not False,
+        )
+
+    def grammar(self, prompt: Sequence[int], content: str | None = None) -> str | None:
+        """The grammar of an answer, or None if any text will do. Required calls have one. Otherwise it is that of
+        `content`, with calls as an alternative. The reasoning before them is free."""
+        calls = None
+        if self.format is not None and (self.must_call or content is not None):
+            arguments = {name: self.grammars.of_schema(schema) for name, schema in self.functions.items()}
+            calls = Calls(self.format, arguments, self.several)
+        content = None if self.must_call else content
+        try:
+            return answer_grammar(self._thinking(prompt), calls, content, self.tokenizer.marker)
+        except ValueError as error:
+            raise conflict("tools", f"tools: {error}") from None
+
+    @property
+    def finish_reason(self) -> str:
+        """As in OpenAI's API, a call that the request has chosen is no news."""
+        return "stop" if self.is_named else "tool_calls"
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Fields of SamplingParams: special tokens that the answers are read by stay in their text."""
+        found = [token for marker in self._markers if (token := self.tokenizer.marker(marker)) is not None]
+        return {} if all(map(self.tokenizer.token_bytes, found)) else {"skip_special_tokens": False}
+
+    def reader(self, prompt: Sequence[int]) -> ToolReader | None:
+        """A reader of one answer to this prompt; None if an answer is plain content."""
+        if not self._markers:
+            return None
+        return ToolReader(
+            ThinkParser(self._thinking(prompt) is Thinking.BEGUN) if self.reasons else None,
+            self.format.parser(tuple(self.functions)) if self.format else None,
+            parallel=self.several,
+            must_call=self.must_call,
+            include_reasoning=self.include_reasoning,
+            id_length=self.format.id_length if self.format else None,
+        )
+
+    def _thinking(self, prompt: Sequence[int]) -> Thinking:
+        return thinking_after(prompt, self.tokenizer) if self.reasons else Thinking.OVER
+
+    @property
+    def _markers(self) -> tuple[str, ...]:
+        return (*(ThinkParser.markers if self.reasons else ()), *(self.format.parser.markers if self.format else ()))
+
+
+def _callable(body: ChatRequest) -> dict[str, dict[str, Any]]:
+    """The functions that an answer may call, each with the schema of its arguments."""
+    functions, choice = {tool.function.name: _schema(tool.function) for tool in body.tools or ()}, body.tool_choice
+    if isinstance(choice, ChosenTool):
+        name = choice.function.name
+        if name not in functions:
+            raise conflict("tool_choice", f"tool_choice names {name}, which is not one of the tools")
+        return {name: functions[name]}
+    if choice == "required" and body.tools is None:
+        raise conflict("tool_choice", "tool_choice is required, and there are no tools")
+    return {} if choice == "none" else functions
+
+
+def _format(server: ServerState, template: str, auto: bool) -> ToolFormat:
+    if not uses_tools(template):
+        raise conflict("tools", "the chat template of this model does not use tools; only tool_choice none is possible")
+    if auto and not server.settings.enable_auto_tool_choice:
+        raise conflict("tool_choice", "this server was started with --no-enable-auto-tool-choice")
+    found = tool_format(template, server.settings.tool_call_parser)
+    if found is None:
+        message = "how this model writes the calls of tools is not known; start the server with --tool-call-parser"
+        raise conflict("tools", message)
+    return found
+
+
+def _schema(function: Function) -> dict[str, Any]:
+    """The schema of the arguments, which are an object of the parameters that are listed."""
+    schema = function.parameters or NO_PARAMETERS
+    if schema.get("type", "object") != "object":
+        raise conflict("tools", f"tools: the parameters of {function.name} must be a schema of type object")
+    return closed({**schema, "type": "object"})
+
+
+def attach(app: FastAPI) -> None:
+    app.state.server.plan = ToolPlan.of

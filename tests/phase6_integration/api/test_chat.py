@@ -1,0 +1,179 @@
+"""/v1/chat/completions: conversations into tokens, and what is made of the answers."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from phase0_request.params import SamplingParams
+from phase0_request.tokenizer import Tokenizer
+from phase6_integration.api.settings import ServerSettings
+from phase6_integration.api.tokenization import TokenizerPool
+from tests.phase6_integration.application import ChatChunk, ChatResponse
+from tests.phase6_integration.fake_engine import FakeEngine, client, events, says
+
+TOKENIZER = Tokenizer.from_pretrained()
+HELLO = [{"role": "user", "content": "Hello"}]
+CHAT = "/v1/chat/completions"
+PATIENT = ServerSettings(template_timeout=60)  # the machine may be busy
+
+
+def post(engine: FakeEngine, path: str, settings: ServerSettings = PATIENT, **body: Any) -> httpx.Response:
+    async def send() -> httpx.Response:
+        async with client(engine, settings) as http:
+            response = await http.post(path, json=body)
+            assert isinstance(response, httpx.Response)
+            return response
+
+    return asyncio.run(send())
+
+
+def answer(engine: FakeEngine, **body: Any) -> ChatResponse:
+    response = post(engine, CHAT, **{"messages": HELLO, **body})
+    assert response.status_code == 200, response.text
+    return ChatResponse.model_validate_json(response.content)
+
+
+def chunks(engine: FakeEngine, **body: Any) -> list[ChatChunk]:
+    *data, done = events(post(engine, CHAT, messages=HELLO, stream=True, **body).content)
+    assert done == "[DONE]"
+    return [ChatChunk.model_validate_json(one) for one in data]
+
+
+def test_the_engine_gets_the_rendered_template() -> None:
+    engine = FakeEngine()
+    answer(engine, max_tokens=3)
+    answer(engine, max_tokens=3, add_generation_prompt=False)
+    asked, without = engine.submitted
+    assert list(asked.prompt) == TOKENIZER.chat(HELLO)
+    assert list(without.prompt) == TOKENIZER.chat(HELLO, add_generation_prompt=False)
+    assert len(without.prompt) < len(asked.prompt)
+
+
+def test_text_parts_are_lines_of_one_text() -> None:
+    engine = FakeEngine()
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    answer(engine, messages=[{"role": "user", "content": parts}], max_tokens=3)
+    assert list(engine.submitted[0].prompt) == TOKENIZER.chat([{"role": "user", "content": "one\ntwo"}])
+
+
+@pytest.mark.parametrize(
+    ("given", "length"),
+    [
+        ({}, 2048 - len(TOKENIZER.chat(HELLO))),
+        ({"max_tokens": 5}, 5),
+        ({"max_completion_tokens": 5}, 5),
+        ({"max_tokens": 5, "max_completion_tokens": 5}, 5),
+    ],
+)
+def test_how_long_an_answer_may_be(given: dict[str, Any], length: int) -> None:
+    engine = FakeEngine(says("yes"))
+    answer(engine, **given)
+    assert engine.submitted[0].params == SamplingParams(max_tokens=length)
+
+
+def test_a_conversation_that_is_too_long() -> None:
+    engine = FakeEngine(max_model_len=64)
+    response = post(engine, CHAT, messages=[{"role": "user", "content": "word " * 100}])
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (400, "messages", "context_length_exceeded")
+    length = len(TOKENIZER.chat([{"role": "user", "content": "word " * 100}]))
+    assert "64" in error["message"]
+    assert str(length) in error["message"]
+
+
+def test_a_conversation_of_millions_of_characters_is_refused_before_it_is_rendered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = FakeEngine(max_model_len=64)
+    assert engine.tokenizer is not None
+    monkeypatch.setattr(TokenizerPool, "chat", None)
+    response = post(engine, CHAT, messages=[{"role": "user", "content": "word " * 100_000}] * 2)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (400, "messages", "context_length_exceeded")
+    assert f"64 tokens, {64 * engine.tokenizer.longest} characters" in error["message"]
+    assert "got 1000000" in error["message"]
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_each_choice_begins_with_its_role_right_before_its_first_text(n: int) -> None:
+    events = [one.choices[0] for one in chunks(FakeEngine(says("yes")), n=n)]
+    for index in range(n):
+        first = next(place for place, one in enumerate(events) if one.index == index)
+        role, text = events[first], events[first + 1]
+        assert (role.delta.role, role.delta.content) == ("assistant", "")
+        assert text.index == index
+        assert text.delta.content
+    assert sum(one.delta.role is not None for one in events) == n
+
+
+@pytest.mark.parametrize("top", [None, 0, 3])
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs(top: int | None, stream: bool) -> None:
+    text = "caf\u00e9 \U0001f600"
+    given = {"logprobs": True, "max_tokens": 50} | ({} if top is None else {"top_logprobs": top})
+    engine = FakeEngine(says(text))
+    if stream:
+        found = [one.choices[0].logprobs for one in chunks(engine, **given)]
+    else:
+        found = [answer(engine, **given).choices[0].logprobs]
+    entries = [entry for one in found if one is not None for entry in one.content]
+    assert bytes(value for entry in entries for value in entry.bytes or []).decode() == text
+    assert {entry.logprob for entry in entries} == {-1.0}
+    assert {len(entry.top_logprobs) for entry in entries} == {top or 0}
+    assert engine.submitted[0].params.logprobs == (top or 0)
+    assert engine.submitted[0].params.prompt_logprobs is None
+    assert any(entry.token.startswith("bytes:\\x") for entry in entries)
+
+
+def test_without_logprobs_there_are_none() -> None:
+    engine = FakeEngine(says("yes"))
+    assert answer(engine, logprobs=False).choices[0].logprobs is None
+    assert engine.submitted[0].params.logprobs is None
+
+
+def test_a_template_of_the_operator_is_the_one_that_counts() -> None:
+    settings = ServerSettings(chat_template="{% for m in messages %}<{{ m.content }}>{% endfor %}", template_timeout=60)
+    engine = FakeEngine()
+    assert post(engine, CHAT, settings, messages=HELLO, max_tokens=2).status_code == 200
+    assert list(engine.submitted[0].prompt) == TOKENIZER.encode("<Hello>", add_special_tokens=False)
+
+
+REFUSING = """\
+{%- set what = messages[0].content -%}
+{%- if what == 'roles' -%}{{ raise_exception('roles must alternate') }}
+{%- elif what == 'undefined' -%}{{ messages[5].content.nothing }}
+{%- elif what == 'sandbox' -%}{{ ''.__class__.__mro__ }}
+{%- elif what == 'python' -%}{{ what + 1 }}
+{%- endif -%}
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        ("roles", "messages: roles must alternate"),
+        ("undefined", ""),
+        ("sandbox", ""),
+        ("python", "refused these messages"),
+    ],
+)
+def test_a_template_that_refuses_is_a_400_in_its_own_words(what: str, why: str) -> None:
+    """Those of Python are not for a client."""
+    settings = ServerSettings(chat_template=REFUSING, template_timeout=60)
+    response = post(FakeEngine(), CHAT, settings, messages=[{"role": "user", "content": what}])
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "messages")
+    assert why in error["message"]
+    assert len(error["message"]) < 300
+    assert "can only concatenate" not in error["message"]
+
+
+def test_a_model_without_a_template_is_for_completions() -> None:
+    engine = FakeEngine()
+    assert engine.tokenizer is not None
+    engine.tokenizer.chat_template = None
+    response = post(engine, CHAT, messages=HELLO)
+    assert response.status_code == 400
+    assert "/v1/completions" in response.json()["error"]["message"]

@@ -1,0 +1,242 @@
+"""A stream from its status to [DONE], to clients that read, wait, stall and leave."""
+
+import asyncio
+
+import pytest
+
+from phase6_integration.api.settings import ServerSettings
+from tests.phase6_integration.application import create_app
+from tests.phase6_integration.asgi import Call
+from tests.phase6_integration.fake_engine import FakeEngine, says
+from tests.phase6_integration.streams import LINE_BREAKS, PATHS, body, run, text_of
+
+pytestmark = pytest.mark.usefixtures("one_tokenizer")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_no_status_is_sent_before_there_is_room(path: str) -> None:
+    async def test() -> None:
+        engine = FakeEngine()
+        engine.room.clear()
+        async with Call(create_app(engine, ServerSettings()), path, body(path, stream=True)) as call:
+            while not engine.submitted:
+                await asyncio.sleep(0)
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert call.status is None
+            engine.room.set()
+        assert call.status == 200
+        assert call.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert call.headers["x-accel-buffering"] == "no"
+        assert call.events[-1] == "[DONE]"
+
+    run(test)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_disconnect_aborts_the_requests(path: str, stream: bool) -> None:
+    async def test() -> None:
+        engine = FakeEngine()
+        engine.flow.clear()  # it would never end by itself
+        app = create_app(engine, ServerSettings())
+        async with Call(app, path, body(path, stream=stream, n=3)) as call:
+            while len(engine.submitted) < 3:
+                await asyncio.sleep(0)
+            call.leave()
+        assert sorted(engine.dropped) == sorted(one.id for one in engine.submitted)
+        assert engine.live == 0
+        assert not call.complete
+
+    run(test)
+
+
+def test_a_disconnect_aborts_a_waiting_request() -> None:
+    async def test() -> None:
+        engine = FakeEngine()
+        engine.room.clear()
+        async with Call(create_app(engine, ServerSettings()), PATHS[0], body(PATHS[0], stream=True)) as call:
+            while not engine.submitted:
+                await asyncio.sleep(0)
+            call.leave()
+        assert call.status is None
+        assert engine.live == 0
+
+    run(test)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_does_not_read_is_given_up_on(stream: bool) -> None:
+    async def test() -> None:
+        engine = FakeEngine()
+        app = create_app(engine, ServerSettings(send_timeout=0.01))
+        async with Call(app, PATHS[0], body(PATHS[0], stream=stream, user="u")) as call:
+            call.reads.clear()
+        assert not call.complete
+        assert engine.live == 0
+        account = call.scope["state"]["account"]
+        found = account.user, account.error
+        assert found == ("u", "the client left what it was sent unread for 0.01 seconds"), "the account of the request"
+
+    run(test)
+
+
+def test_a_client_that_stops_reading_in_the_middle_is_given_up_on() -> None:
+    async def test() -> None:
+        engine = FakeEngine()
+        app = create_app(engine, ServerSettings(send_timeout=1.0))  # its first sends must succeed
+        async with Call(app, PATHS[0], body(PATHS[0], stream=True, max_tokens=1000)) as call:
+            await call.until(lambda call: len(call.events) >= 3)
+            call.reads.clear()
+            while not call.waits:
+                await asyncio.sleep(0)
+            engine.flow.clear()
+        assert not call.complete
+        assert engine.live == 0
+        assert len(engine.dropped) == 1, "the engine was told"
+
+    run(test)
+
+
+def test_a_client_that_does_not_even_read_comments_is_given_up_on() -> None:
+    async def test() -> None:
+        engine = FakeEngine()
+        engine.flow.clear()
+        app = create_app(engine, ServerSettings(send_timeout=1.0, keepalive=0.001))
+        async with Call(app, PATHS[0], body(PATHS[0], stream=True)) as call:
+            await call.until(lambda call: b": keep-alive" in call.content)
+            call.reads.clear()
+        assert not call.complete
+        assert engine.live == 0
+
+    run(test)
+
+
+def test_silence_is_filled_with_comments() -> None:
+    async def test() -> None:
+        engine = FakeEngine()
+        engine.flow.clear()
+        app = create_app(engine, ServerSettings(keepalive=0.001))
+        async with Call(app, PATHS[1], body(PATHS[1], stream=True)) as call:
+            await call.until(lambda call: call.content.count(b": keep-alive\n\n") >= 3)
+            engine.flow.set()
+        assert call.events[-1] == "[DONE]"
+        assert b"".join(call.content.split(b": keep-alive\n\n")).startswith(b"data: "), "comments stand between events"
+
+    run(test)
+
+
+def test_no_comment_is_sent_where_there_is_no_silence() -> None:
+    async def test() -> None:
+        app = create_app(FakeEngine(), ServerSettings())
+        async with Call(app, PATHS[0], body(PATHS[0], stream=True)) as call:
+            pass
+        assert b": keep-alive" not in call.content
+
+    run(test)
+
+
+def test_what_has_gathered_is_joined() -> None:
+    """While the client does not read, tokens gather in one chunk, and its logprobs stay beside them."""
+
+    async def test() -> None:
+        engine = FakeEngine()
+        app = create_app(engine, ServerSettings())
+        async with Call(app, PATHS[0], body(PATHS[0], stream=True, max_tokens=200, logprobs=2)) as call:
+            await call.until(lambda call: call.sends >= 2)
+            call.reads.clear()
+            while engine.live:
+                await asyncio.sleep(0)
+            call.reads.set()
+        assert len(call.events) < 100
+        assert "".join(map(text_of, call.events[:-1])) == "Hello" * 200
+        found = [event["choices"][0]["logprobs"] for event in call.events[:-1]]
+        assert sum(len(one["top_logprobs"]) for one in found) == 200
+        assert [offset for one in found for offset in one["text_offset"]] == list(range(0, 1000, 5))
+
+    run(test)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("n", [1, 3])
+def test_the_pieces_of_a_stream_are_the_whole(path: str, n: int) -> None:
+    async def test() -> None:
+        app = create_app(
+            FakeEngine(says("Streams of \u00e9\u4e16\u754c\U0001f600, cut nowhere inside a character.")),
+            ServerSettings(),
+        )
+        asked = body(path, n=n, max_tokens=100, stream_options={"include_usage": True}, stream=True)
+        async with Call(app, path, asked) as streamed:
+            pass
+        del asked["stream"], asked["stream_options"]
+        async with Call(app, path, asked) as whole:
+            pass
+        *chunks, last, done = streamed.events
+        assert done == "[DONE]"
+        assert last["choices"] == []
+        assert last["usage"] == whole.json["usage"]
+        assert {chunk["usage"] for chunk in chunks} == {None}
+        assert len({chunk["id"] for chunk in [*chunks, last]}) == 1
+        for choice in whole.json["choices"]:
+            mine = [one for chunk in chunks for one in chunk["choices"] if one["index"] == choice["index"]]
+            reasons = [one["finish_reason"] for one in mine if one["finish_reason"]]
+            assert reasons == [choice["finish_reason"]] == ["stop"]
+            assert mine[-1]["finish_reason"], "nothing comes after the end"
+            if "chat" in path:
+                opening, *rest = mine
+                assert opening["delta"] == {"role": "assistant", "content": ""}
+                pieces = [one["delta"].get("content") for one in rest]
+                assert "".join(piece or "" for piece in pieces) == choice["message"]["content"]
+            else:
+                pieces = [one["text"] for one in mine]
+                assert "".join(pieces) == choice["text"]
+            assert all(pieces[:-1]), "no chunk before the last is empty"
+            assert "\ufffd" not in "".join(piece or "" for piece in pieces)
+
+    run(test)
+
+
+def test_usage_in_every_chunk_grows() -> None:
+    async def test() -> None:
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        app = create_app(FakeEngine(says("one two " * 8, end=False)), ServerSettings())
+        async with Call(app, PATHS[1], body(PATHS[1], stream=True, stream_options=options)) as call:
+            pass
+        counts = [event["usage"]["completion_tokens"] for event in call.events[:-1]]
+        assert counts == sorted(counts)
+        assert counts[0] == 0, "the role comes before any token"
+        assert counts[-1] == 8
+        assert call.events[-2]["choices"] == []
+
+    run(test)
+
+
+def test_what_may_begin_a_stop_string_is_held_back_and_the_stop_is_not_sent() -> None:
+    async def test() -> None:
+        app = create_app(FakeEngine(says("one two three four", end=False)), ServerSettings())
+        asked = body(PATHS[0], stream=True, stop=["two thr", "never"], max_tokens=50)
+        async with Call(app, PATHS[0], asked) as call:
+            pass
+        chunks = call.events[:-1]
+        assert "".join(map(text_of, chunks)) == "one "
+        assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+        assert chunks[-1]["choices"][0]["stop_reason"] == "two thr"
+
+    run(test)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_line_break_of_unicode_is_escaped(path: str) -> None:
+    """Clients split a stream by `str.splitlines`, as httpx' `iter_lines` does."""
+
+    async def test() -> None:
+        app = create_app(FakeEngine(says(LINE_BREAKS)), ServerSettings())
+        async with Call(app, path, body(path, stream=True, max_tokens=64)) as call:
+            pass
+        assert call.content.decode().splitlines() == call.content.decode().removesuffix("\n").split("\n")
+        assert "".join(map(text_of, call.events[:-1])) == LINE_BREAKS, "the client reads the text as it was"
+        async with Call(app, path, body(path, max_tokens=64)) as call:
+            pass
+        assert len(call.content.decode().splitlines()) == 1
+
+    run(test)

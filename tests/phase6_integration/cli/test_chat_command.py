@@ -1,0 +1,361 @@
+"""`nanoserve chat`: what it sends, what it shows, and that Ctrl-C stops an answer and not the chat."""
+
+import asyncio
+import contextlib
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Generator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from phase0_request.lab.corpus.facts import read
+from phase0_request.params import SamplingParams
+from phase6_integration.cli.chat_command import Chat
+from phase6_integration.cli.chat_models import AnswerError, ChatUsage, LocalModel, Messages, RemoteModel
+from phase6_integration.cli.common import http_settings
+from phase6_integration.engine.options import EngineOptions
+from tests.phase6_integration.scripted import Body, Heard, Said, in_a_thread, said, stream
+
+CHAT = [sys.executable, "-m", "phase6_integration.cli", "chat"]
+USAGE: Body = {"prompt_tokens": 21, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 16}}
+GREEDY = SamplingParams(temperature=0, max_tokens=50)
+
+
+def piece(text: str | None = None, reason: str | None = None) -> Body:
+    return {"choices": [{"index": 0, "delta": {"content": text} if text else {}, "finish_reason": reason}]}
+
+
+def speech(*texts: str, reason: str = "stop") -> Said:
+    head: Body = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
+    return stream([head, *map(piece, texts), ": keep-alive", piece(reason=reason), {"choices": [], "usage": USAGE}], 9)
+
+
+# A server.
+
+
+def answer_of(response: Said, params: SamplingParams = GREEDY) -> tuple[list[str | ChatUsage], Heard]:
+    """What `RemoteModel` makes of a response, and what it sent."""
+    with in_a_thread(lambda heard: response if heard.method == "POST" else None) as server:
+        settings = http_settings({"url": server.url + "/v1", "api_key": "key-1"})
+        with closing(RemoteModel(settings, None)) as model:
+            return list(model.answer([{"role": "user", "content": "hi"}], params)), server.asked[-1]
+
+
+def test_a_server_gets_an_openai_request_and_its_stream_is_read_to_the_end() -> None:
+    pieces, sent = answer_of(speech("caf\u00e9 ", "\u4e16\u754c"))
+    assert pieces == ["caf\u00e9 ", "\u4e16\u754c", ChatUsage(21, 16, 2, truncated=False)]
+    assert sent.path == "/v1/chat/completions"
+    assert sent.headers["authorization"] == "Bearer key-1"
+    assert sent.body == {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "hi"}],
+        "temperature": 0,
+        "max_tokens": 50,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    pieces, sent = answer_of(speech("cut", reason="length"), SamplingParams(seed=7))
+    assert pieces[-1] == ChatUsage(21, 16, 2, truncated=True)
+    assert sent.body["seed"] == 7
+
+
+@pytest.mark.parametrize(
+    ("response", "words"),
+    [
+        (said({"error": {"message": "a valid API key is needed"}}, 401), "401: a valid API key is needed"),
+        (stream([piece("half"), {"error": {"message": "the engine died"}}]), "the engine died"),
+        (Said(speech("half", "more").body, kind="text/event-stream", cut=250), "the connection was lost"),
+        (Said(b'data: {"choices": []}\n\n', kind="text/event-stream"), "ended before the answer did"),
+        (Said(b"data: {broken\n\n", kind="text/event-stream"), "no chat completion chunk"),
+        (Said(b"<html>", 502, "text/html"), "502: a response that is no JSON error"),
+    ],
+)
+def test_a_failed_answer_says_why(response: Said, words: str) -> None:
+    with pytest.raises(AnswerError, match=words):
+        answer_of(response)
+
+
+def test_closing_an_answer_closes_its_connection() -> None:
+    started, gone = threading.Event(), threading.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        body = b'data: {"choices": [{"delta": {"content": "first"}}]}\n\n'
+        head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+        writer.write(head + f"{len(body):x}\r\n".encode() + body + b"\r\n")
+        with contextlib.suppress(ConnectionResetError):
+            while await reader.read(1 << 16):
+                pass
+        gone.set()
+        writer.close()
+
+    async def live() -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        ports.append(server.sockets[0].getsockname()[1])
+        started.set()
+        await asyncio.to_thread(gone.wait, 30)
+        server.close()
+
+    ports: list[int] = []
+    thread = threading.Thread(target=lambda: asyncio.run(live()))
+    thread.start()
+    assert started.wait(30)
+    with closing(RemoteModel(http_settings({"url": f"http://127.0.0.1:{ports[0]}"}), "m")) as model:
+        with closing(model.answer([{"role": "user", "content": "hi"}], GREEDY)) as pieces:
+            assert next(pieces) == "first"
+            assert not gone.is_set()
+        assert gone.wait(30)
+    thread.join(30)
+
+
+# A local model.
+
+
+def test_a_stopped_local_answer_is_aborted_and_the_next_one_is_right() -> None:
+    """Ctrl-C in the middle of an answer, then a whole answer, then a prompt that is too long."""
+    fact = next(fact for fact in read() if "What is a KV cache?" in fact.questions)
+    messages = [{"role": "user", "content": "What is a KV cache?"}]
+    with closing(LocalModel(EngineOptions(kv_cache_pages=64, max_num_seqs=1))) as model:
+        with closing(model.answer(messages, SamplingParams(temperature=0, max_tokens=900, ignore_eos=True))) as pieces:
+            assert isinstance(next(pieces), str)
+            signal.raise_signal(signal.SIGINT)
+            with pytest.raises(KeyboardInterrupt):
+                list(pieces)
+        assert not model.engine.has_work
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        *texts, usage = model.answer(messages, SamplingParams(temperature=0))
+        assert "".join(map(str, texts)) == fact.answer
+        assert isinstance(usage, ChatUsage)
+        assert usage.output_tokens > 10
+        assert not usage.truncated
+        longer, one_token = [{"role": "user", "content": "page " * 40}], SamplingParams(max_tokens=1, ignore_eos=True)
+        _, (*_, again) = list(model.answer(longer, one_token)), model.answer(longer, one_token)
+        assert isinstance(again, ChatUsage)
+        assert 32 <= again.cached_tokens < again.prompt_tokens
+        assert again.truncated
+        with pytest.raises(ValueError, match="fit into the context"):
+            next(model.answer([{"role": "user", "content": "word " * 3000}], GREEDY))
+
+
+# The conversation.
+
+
+class Parrot:
+    """A model with scripted answers that records its messages."""
+
+    name = "parrot"
+
+    def __init__(self, *answers: str | Exception) -> None:
+        self.answers = list(answers)
+        self.asked: list[Messages] = []
+
+    def answer(self, messages: Messages, params: SamplingParams) -> Generator[str | ChatUsage]:
+        self.asked.append([dict(message) for message in messages])
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        yield from re.findall(r"\S+\s*", answer)
+        yield ChatUsage(30, 16, 5, truncated=False)
+
+    def close(self) -> None:
+        pass
+
+
+def chatted(parrot: Parrot, *lines: str, system: str | None = None) -> tuple[Chat, str]:
+    shown = io.StringIO()
+    console = Console(file=shown, width=200, soft_wrap=True)
+    chat = Chat(parrot, GREEDY, system, console)
+    for line in lines:
+        if line.startswith("/"):
+            assert chat.command(line)
+        else:
+            chat.ask(line)
+    return chat, shown.getvalue()
+
+
+def test_each_turn_sends_the_whole_conversation() -> None:
+    parrot = Parrot("one", "two words")
+    chat, shown = chatted(parrot, "first", "second", system="be brief")
+    system, first = {"role": "system", "content": "be brief"}, {"role": "user", "content": "first"}
+    assert parrot.asked[0] == [system, first]
+    assert parrot.asked[1] == [
+        system, first, {"role": "assistant", "content": "one"}, {"role": "user", "content": "second"},
+    ]  # fmt: skip
+    assert shown == "one\ntwo words\n"
+    assert chat.messages[-1] == {"role": "assistant", "content": "two words"}
+
+
+def test_reset_and_system_start_a_new_conversation() -> None:
+    parrot = Parrot("a", "b", "c")
+    chat, _ = chatted(parrot, "one", "/reset", "two", "/system be kind", "three", system="be brief")
+    assert [len(asked) for asked in parrot.asked] == [2, 2, 2]
+    assert [asked[0]["content"] for asked in parrot.asked] == ["be brief", "be brief", "be kind"]
+    assert not chat.command("/quit")
+    assert chat.command("/system")
+    assert chat.messages == []
+
+
+def test_a_failed_question_is_not_kept_in_the_conversation() -> None:
+    parrot = Parrot("one", AnswerError("the queue is full"), "three")
+    _, shown = chatted(parrot, "first", "second", "third")
+    assert "error: the queue is full" in shown
+    contents = [message["content"] for message in parrot.asked[-1]]
+    assert contents == ["first", "one", "third"]
+
+
+def test_an_unknown_command_is_not_sent() -> None:
+    parrot = Parrot()
+    _, shown = chatted(parrot, "/restart now")
+    assert shown.startswith("there is no /restart: /reset starts over")
+    assert parrot.asked == []
+
+
+def test_model_output_cannot_control_the_terminal() -> None:
+    _, shown = chatted(Parrot("\x1b[2J\x07[bold]x[/bold]\r \x9b31m\ttab"), "hi")
+    assert shown == "\ufffd[2J\ufffd[bold]x[/bold]\ufffd \ufffd31m\ttab\n"
+
+
+def test_a_saved_conversation_is_the_body_of_a_chat_request(tmp_path: Path) -> None:
+    file = tmp_path / "chat.json"
+    _, shown = chatted(Parrot("caf\u00e9"), "hi", f"/save {file}", f"/save {tmp_path}", "/save", system="be brief")
+    assert json.loads(file.read_text("utf-8")) == {
+        "model": "parrot",
+        "messages": [
+            {"role": "system", "content": "be brief"},
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": "caf\u00e9"},
+        ],
+    }
+    done, directory, nothing = shown.splitlines()[1:]
+    assert done == f"3 messages are in {file}"
+    assert directory.startswith(f"cannot write {tmp_path}: ")
+    assert nothing == "/save needs the name of a file"
+
+
+# The command.
+
+
+def chat_server(heard: Heard) -> Said | None:
+    if heard.method != "POST":
+        return None
+    last = heard.body["messages"][-1]["content"]
+    if last == "fail":
+        return said({"error": {"message": "the queue is full"}}, 429)
+    return speech(f"you said {last}, ", f"message {len(heard.body['messages'])}")
+
+
+def test_piped_lines_are_messages_and_answers_are_plain_text() -> None:
+    with in_a_thread(chat_server) as server:
+        lines = "hello\n\n again \n/reset\nanew\n/quit\nnever\n"
+        command = [*CHAT, "--url", server.url, "--system", "s"]
+        done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=60)
+        failing = subprocess.run(
+            [*CHAT, "--url", server.url], input="fail\n", capture_output=True, text=True, timeout=60
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+    said_lines = "you said hello, message 2\nyou said again, message 4\na new conversation\n"
+    assert done.stdout == said_lines + "you said anew, message 2\n"
+    assert failing.returncode == 1
+    assert "error: 429: the queue is full" in failing.stdout
+
+
+def test_input_that_is_not_utf8_is_one_line() -> None:
+    with in_a_thread(chat_server) as server:
+        command = [*CHAT, "--url", server.url]
+        environment = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}
+        done = subprocess.run(command, input=b"\xff\n", capture_output=True, timeout=60, env=environment)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert re.fullmatch(rb"nanoserve chat: .*0xff.*\n", done.stderr)
+
+
+def at_a_terminal(command: list[str], *script: tuple[bytes, bytes | signal.Signals]) -> tuple[int, bytes]:
+    """Run on a pseudo terminal: wait for each text in turn, then type, or send a signal."""
+    ours, theirs = pty.openpty()
+    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "120", "LINES": "24"}
+    process = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
+    )
+    os.close(theirs)
+    seen, looked, left = b"", 0, list(script)
+    while True:
+        if not select.select([ours], [], [], 60)[0]:
+            process.kill()
+            break
+        try:
+            got = os.read(ours, 4096)
+        except OSError:
+            break
+        if not got:
+            break
+        seen += got
+        while left and left[0][0] in seen[looked:]:
+            looked = seen.index(left[0][0], looked) + len(left[0][0])
+            _, action = left.pop(0)
+            if isinstance(action, bytes):
+                os.write(ours, action)
+            else:
+                process.send_signal(action)
+    os.close(ours)
+    assert left == [], f"never seen: {left[0][0]!r}; seen: {seen[-500:]!r}"
+    return process.wait(30), seen
+
+
+def test_a_terminal_shows_usage_and_quit_leaves() -> None:
+    with in_a_thread(chat_server) as server:
+        status, seen = at_a_terminal(
+            [*CHAT, "--url", server.url], (b"> ", b"hello\n"), (b"tokens cached", b""), (b"> ", b"/quit\n")
+        )
+    assert status == 0
+    assert b"you said hello, message 1" in seen
+    assert b"16 of 21 prompt tokens cached" in seen
+    assert b"tiny" in seen
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_chat() -> None:
+    """The server sends the beginning of an answer and then hangs."""
+
+    def answer(heard: Heard) -> Said | None:
+        if heard.method == "POST" and heard.body["messages"][-1]["content"] == "long":
+            return Said(
+                stream([piece("it begins")]).body.split(b"data: [DONE]")[0], kind="text/event-stream", hang=True
+            )
+        return chat_server(heard)
+
+    with in_a_thread(answer) as server:
+        status, seen = at_a_terminal(
+            [*CHAT, "--url", server.url],
+            (b"> ", b"long\n"),
+            (b"it begins", signal.SIGINT),
+            (b"stopped", b""),
+            (b"> ", b"next\n"),
+            (b"message 3", b""),  # the stopped answer is part of the conversation
+            (b"> ", b"\x04"),
+        )
+    assert status == 0
+    assert b"Traceback" not in seen
+
+
+def test_an_unknown_model_is_one_line(tmp_path: Path) -> None:
+    done = subprocess.run([*CHAT, str(tmp_path / "none")], input="hi\n", capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert "there is no directory" in done.stderr
+
+
+def test_the_bundled_model_answers_here() -> None:
+    fact = next(fact for fact in read() if "What is a KV cache?" in fact.questions)
+    lines = f"What is a KV cache?\n/reset\n{fact.questions[0]}\n"
+    done = subprocess.run([*CHAT, "--temperature", "0"], input=lines, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{fact.answer}\na new conversation\n{fact.answer}\n"

@@ -1,0 +1,198 @@
+"""The flags of `nanoserve serve`: the fields that they set, and what is refused."""
+
+import re
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phase6_integration.api.settings import ServerSettings
+from phase6_integration.cli.common import engine_options
+from phase6_integration.cli.main import main
+from phase6_integration.cli.serve_command import add_flags, server_settings
+from phase6_integration.engine.flags import Parser
+from phase6_integration.engine.options import EngineOptions
+
+REFERENCE = Path(__file__).parents[3] / "chapters/reference.md"
+
+
+def help_text(capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as end:
+        main(["serve", "--help"])
+    assert end.value.code == 0
+    return capsys.readouterr().out
+
+
+CONTRACT = """host port dtype device max-model-len max-num-seqs max-num-batched-tokens block-size page-size
+    kv-cache-pages gpu-memory-utilization enable-prefix-caching no-enable-prefix-caching enable-chunked-prefill
+    no-enable-chunked-prefill scheduling-policy served-model-name api-key chat-template enforce-eager seed
+    async-scheduling allowed-origins allowed-methods allowed-headers allow-credentials uds root-path ssl-keyfile
+    ssl-certfile ssl-ca-certs ssl-cert-reqs revision download-dir tokenizer generation-config
+    override-generation-config
+    max-num-queued-reqs request-timeout shutdown-timeout max-body-bytes max-logprobs log-level log-format"""
+
+
+def test_the_flags_of_the_contract_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    text = help_text(capsys)
+    for flag in CONTRACT.split():
+        assert re.search(rf"--{flag}[ ,\n]", text), flag
+
+
+def test_every_option_of_the_engine_has_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    text = help_text(capsys)
+    missing = [f.name for f in fields(EngineOptions) if f"--{f.name.replace('_', '-')}" not in text]
+    assert missing == ["model"]
+
+
+def test_flags_set_the_fields_that_they_name() -> None:
+    given = {"model": "x", "dtype": "float32", "device": "auto", "port": 1, "log_level": "error", "page_size": 8}
+    assert engine_options(given) == EngineOptions(model="x", dtype="float32", page_size=8)
+    settings = server_settings(given, {})
+    assert (settings.port, settings.log_level, settings.served_model_names) == (1, "error", ("x",))
+
+
+def test_auto_is_the_default_of_dtype_and_device_only() -> None:
+    assert engine_options({"dtype": "auto", "device": "auto"}) == EngineOptions()
+    assert engine_options({"model": "auto"}).model == "auto"
+    with pytest.raises(ValueError, match="scheduling_policy"):
+        engine_options({"scheduling_policy": "auto"})
+
+
+@pytest.mark.parametrize(
+    ("flags", "field", "value"),
+    [
+        (["--max-model-len", "2k"], "max_model_len", 2_000),
+        (["--max-model-len", "2K"], "max_model_len", 2_048),
+        (["--max-model-len", "25.6k"], "max_model_len", 25_600),
+        (["--max-model-len", "1m"], "max_model_len", 1_000_000),
+        (["--max-model-len", "auto"], "max_model_len", None),
+        (["--max-model-len", "-1"], "max_model_len", None),
+        (["--max-num-batched-tokens", "8K"], "max_num_batched_tokens", 8_192),
+        (["--dtype", "half"], "dtype", "float16"),
+        (["--dtype", "float"], "dtype", "float32"),
+        (["--dtype", "bfloat16"], "dtype", "bfloat16"),
+        (["--dtype", "auto"], "dtype", None),
+        (["--tokenizer", "org/other"], "tokenizer", "org/other"),
+        (["--download-dir", "/models"], "download_dir", "/models"),
+    ],
+    ids=str,
+)
+def test_values_are_read_as_vllm_reads_them(flags: list[str], field: str, value: object) -> None:
+    assert getattr(engine_options(parsed(*flags)), field) == value
+
+
+def test_lists_are_values_or_a_json_list_as_in_vllm() -> None:
+    pages = ("https://a.example", "https://b.example")
+    for given in (pages, ('["https://a.example", "https://b.example"]',)):
+        assert server_settings(parsed("--allowed-origins", *given), {}).allowed_origins == pages
+    assert server_settings(parsed("--override-generation-config", '{"top_k": 5}'), {}).override_generation_config == {
+        "top_k": 5
+    }
+
+
+def test_on_a_unix_socket_the_host_is_not_checked() -> None:
+    settings = server_settings(parsed("--uds", "/run/llm.sock"), {})
+    assert (settings.uds, settings.allowed_hosts) == ("/run/llm.sock", ())
+
+
+def parsed(*arguments: str) -> dict[str, Any]:
+    parser = Parser(prog="nanoserve serve")
+    add_flags(parser)
+    return vars(parser.parse_args(arguments))
+
+
+def test_the_flags_in_the_table_of_differences_exist() -> None:
+    """In the table of what differs from vLLM: the first column is this server's."""
+    _, _, table = REFERENCE.read_text("utf-8").partition("| flag | vLLM | nanoserve |")
+    rows = table.partition("\n\n")[0].splitlines()[2:]
+    parser = Parser(prog="nanoserve serve")
+    add_flags(parser)
+    flags = [flag for row in rows for flag in re.findall(r"--[a-z-]+", row.split("|")[1])]
+    assert len(flags) == len(rows) > 5
+    assert [flag for flag in flags if flag not in parser.flags] == []
+    assert "`--host` | all addresses | 127.0.0.1 |" in table
+    assert ServerSettings().host == "127.0.0.1"
+
+
+def test_the_served_name_of_a_directory_is_its_last_part(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    assert server_settings({"model": str(tmp_path / "mine")}, {}).served_model_names == ("mine",)
+    assert server_settings({}, {}).served_model_names == ("tiny_chat",)
+    assert server_settings({"model": "a/b", "served_model_name": ["c", "d"]}, {}).served_model_names == ("c", "d")
+
+
+def test_api_keys_come_from_flags_and_the_environment() -> None:
+    environment = {"NANOSERVE_API_KEY": "c", "VLLM_API_KEY": "d", "OTHER_API_KEY": "e"}
+    assert server_settings({"api_key": ["a", "b"]}, environment).api_keys == ("a", "b", "c", "d")
+    assert server_settings({}, {"NANOSERVE_API_KEY": ""}).api_keys == ()
+
+
+def test_a_chat_template_is_a_file_or_the_text_itself(tmp_path: Path) -> None:
+    file = tmp_path / "t.jinja"
+    file.write_text("{{ messages }}")
+    assert server_settings({"chat_template": str(file)}, {}).chat_template == "{{ messages }}"
+    tagged = "{% generation %}{{ messages }}{% endgeneration %}"
+    assert server_settings({"chat_template": tagged}, {}).chat_template == tagged
+    with pytest.raises(ValueError, match="chat template"):
+        server_settings({"chat_template": str(tmp_path / "none")}, {})
+    file.write_text("fine {# so far #}\n{% if %}")
+    with pytest.raises(ValueError, match=r"^the chat template has a fault in line 2: Expected an expression"):
+        server_settings({"chat_template": str(file)}, {})
+
+
+WRONG = [
+    ["--port", "70000"],
+    ["--port", "http"],
+    ["--host", ""],
+    ["--max-model-len", "0"],
+    ["--page-size", "-1"],
+    ["--gpu-memory-utilization", "1.5"],
+    ["--gpu-memory-utilization", "nan"],
+    ["--dtype", "int3"],
+    ["--device", "tpu"],
+    ["--scheduling-policy", "random"],
+    ["--request-timeout", "-1"],
+    ["--shutdown-timeout", "-1"],
+    ["--max-body-bytes", "0"],
+    ["--max-logprobs", "1000"],
+    ["--log-level", "loud"],
+    ["--enforce-eager=yes"],
+    ["--max-num-se", "3"],
+    ["--chat-template", "no-such-file"],
+    ["--chat-template", "{% for %}{"],
+    ["--chat-template", "{% break %}"],
+    ["--api-key", "sk secret"],
+    ["--api-keys=sk-secret"],
+    ["model", "sk-secret"],
+    ["--max-model-len", "2.5K"],
+    ["--max-model-len", "4q"],
+    ["--uds", "/tmp/s", "--port", "1"],
+    ["--root-path", "llm/"],
+    ["--ssl-keyfile", "k.pem"],
+    ["--ssl-certfile", "c.pem", "--ssl-ca-certs", "ca.pem"],
+    ["--ssl-certfile", "c.pem", "--ssl-cert-reqs", "2"],
+    ["--ssl-certfile", "c.pem", "--ssl-cert-reqs", "3"],
+    ["--allowed-origins", "[1]"],
+    ["--allowed-methods", "GET"],
+    ["--allow-credentials"],
+    ["--allowed-origins", "*", "--allow-credentials"],
+    ["--allowed-origins", "https://a.example", "--allowed-methods", "get it"],
+    ["--override-generation-config", "[]"],
+]
+
+
+@pytest.mark.parametrize("arguments", WRONG, ids=" ".join)
+def test_an_invalid_flag_is_one_line_and_exit_code_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "phase6_integration.serve", None)  # nothing is loaded before
+    with pytest.raises(SystemExit) as end:
+        main(["serve", *arguments])
+    assert end.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("nanoserve serve: ")
+    assert err.count("\n") == 1
+    assert "secret" not in err

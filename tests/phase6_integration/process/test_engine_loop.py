@@ -1,0 +1,246 @@
+"""The loop of the engine process: when it waits for messages, what it does with them, and what it reports of steps."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from phase0_request import Batch, FinishReason, Request, SamplingParams, StepOutput, TokenLogprobs
+from phase3_chunked_prefill.budget import TokenBudget
+from phase4_radix.prefix_cache import PrefixCache
+from phase5_continuous.core import EngineCore
+from phase5_continuous.scheduler import Scheduler
+from phase6_integration.engine.options import EngineOptions
+from phase6_integration.process.engine_process import Loop
+from phase6_integration.process.messages import Channel, Ended, EngineRequest, Finish, Load, Ping, Pong, Started, Update
+from tests.phase5_continuous.support import PackedBatch
+
+FIRST = 100  # the tokens of every answer: 100, 101, 102, ...
+
+
+@dataclass
+class Step(PackedBatch):
+    grammars: "Compiled | None" = None
+
+    def output(self, numbers: Sequence[int], slices: int, /) -> StepOutput:
+        tokens = [FIRST + len(piece.request.output_tokens) if piece.completes else None for piece in self.batch]
+        scored = [n for n, piece in enumerate(self.batch) if piece.request.params.prompt_logprobs is not None]
+        scores = {n: [TokenLogprobs(-1.0, ())] * (self.batch.slices[n].length - 1) for n in scored}
+        late = {}
+        if self.grammars is not None and not self.grammars.ready:
+            late = {n: self.grammars for n, piece in enumerate(self.batch) if piece.request.params.grammar}
+        return StepOutput(tokens, prompt_logprobs={n: found for n, found in scores.items() if found}, late=late)
+
+
+@dataclass
+class Runner:
+    grammars: "Compiled | None" = None
+
+    def pack(self, batch: Batch) -> Step:
+        return Step(batch, self.grammars)
+
+    def launch(self, step: Step) -> Step:
+        return step
+
+
+@dataclass
+class Line:
+    """The channel: what arrives at each `receive`, and what was sent. When an idle engine has nothing left to wait for,
+    the HTTP process closes it."""
+
+    arrivals: deque[list[Any]]
+    core: EngineCore[Step]
+    sent: list[Any] = field(default_factory=list)
+    waited: int = 0
+
+    def receive(self, wait: bool, timeout: float | None = None) -> list[Any]:
+        if not self.core.has_work:
+            assert wait, "an idle engine polls for messages: it must wait for one"
+        elif not cast(Scheduler, self.core.scheduler).is_waiting:
+            assert not wait, "the engine waits for messages while it has requests"
+        self.waited += wait
+        if wait and not self.arrivals:
+            raise EOFError
+        return self.arrivals.popleft() if self.arrivals else []
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+
+def idle_loop(grammars: "Compiled | None" = None) -> tuple[Loop, Line]:
+    """A loop that has had no messages yet."""
+    scheduler = Scheduler(PrefixCache(8, 4), budget=TokenBudget(32, 32))
+    core = EngineCore(scheduler, Runner(grammars), clock=lambda: 1.0)
+    line = Line(deque(), core)
+    return Loop(cast(Channel, line), core, scheduler, grammars), line
+
+
+def run(*arrivals: list[Any], now: float = 1.0) -> tuple[Loop, Line]:
+    """Run the loop until it is idle and all messages have come: one list at each time that it looks."""
+    scheduler = Scheduler(PrefixCache(8, 4), budget=TokenBudget(32, 32))
+    core = EngineCore(scheduler, Runner(), clock=lambda: now)
+    line = Line(deque(arrivals), core)
+    loop = Loop(cast(Channel, line), core, scheduler)
+    with pytest.raises(EOFError):
+        loop.run()
+    return loop, line
+
+
+def ask(id: str, prompt: int = 3, max_tokens: int = 3, **more: Any) -> EngineRequest:
+    params = SamplingParams(max_tokens=max_tokens, prompt_logprobs=more.pop("prompt_logprobs", None))
+    return EngineRequest(id, tuple(range(5, 5 + prompt)), params, **more)
+
+
+def updates(line: Line) -> list[Update]:
+    return [message for message in line.sent if isinstance(message, Update)]
+
+
+def tokens(line: Line, id: str) -> list[int]:
+    return [new.token for update in updates(line) for new in update.outputs if new.id == id]
+
+
+def ends(line: Line) -> dict[str, FinishReason]:
+    ended = [one for update in updates(line) for one in update.ended]
+    assert len({one.id for one in ended}) == len(ended), f"a request has ended twice: {ended}"
+    return {one.id: one.reason for one in ended}
+
+
+def test_each_step_is_reported_in_one_message_and_each_token_once() -> None:
+    loop, line = run([ask("a", max_tokens=3), ask("b", max_tokens=2)])
+    assert (tokens(line, "a"), tokens(line, "b")) == ([100, 101, 102], [100, 101])
+    assert ends(line) == {"a": FinishReason.LENGTH, "b": FinishReason.LENGTH}
+    first, second, third = updates(line)
+    assert ([new.id for new in first.outputs], [new.id for new in third.outputs]) == (["a", "b"], ["a"])
+    assert (first.prefill_tokens, first.decode_tokens, second.prefill_tokens, second.decode_tokens) == (6, 0, 0, 2)
+    assert [new.id for new in second.outputs] == ["a", "b"], "the token that ends a request is reported too"
+    assert second.ended == [Ended("b", FinishReason.LENGTH)]
+    assert (first.gauges.running, third.gauges.running, third.gauges.pages_used) == (2, 0, 0)
+    assert line.waited == 2, "it waits for the first message, and again when both requests have ended"
+    assert not loop._requests, f"requests that have ended are still known: {[*loop._requests]}"
+
+
+def test_a_request_is_announced_once_in_the_step_that_admits_it_with_its_cached_tokens() -> None:
+    _, line = run([ask("a", prompt=9)], [ask("b", prompt=9, arrival=0.5)])
+    started = [(number, one) for number, update in enumerate(updates(line)) for one in update.started]
+    assert started == [(0, Started("a", 1.0, 0)), (1, Started("b", 1.0, 8))], "two full pages of b are cached"
+
+
+def test_messages_are_read_between_two_steps() -> None:
+    finish = Finish("a", FinishReason.STOP)
+    _, line = run([ask("a", max_tokens=20)], [Ping()], [], [finish, Finish("unknown", FinishReason.ABORT)], [finish])
+    assert ends(line) == {"a": FinishReason.STOP}
+    assert tokens(line, "a") == [100, 101, 102], "three steps were run before the message came"
+    assert line.sent.index(Pong()) == 1, "a ping is answered after the first step, not at the end"
+
+
+def test_a_request_that_the_engine_refuses_ends_at_once_and_leaves_nothing() -> None:
+    loop, line = run([ask("large", prompt=40)], [ask("a", max_tokens=1)])
+    refused, served = updates(line)
+    (ended,) = refused.ended
+    assert (ended.id, ended.reason) == ("large", FinishReason.ERROR)
+    assert "can never be served: its prompt has 40 tokens" in str(ended.error)
+    assert (refused.outputs, refused.started, refused.seconds) == ([], [], 0.0)
+    assert refused.at == 1.0, "the time of a refusal is that of the core's clock"
+    assert [new.id for new in served.outputs] == ["a"]
+    assert not loop._requests
+
+
+def test_a_deadline_is_that_of_the_request_and_one_that_was_never_admitted_is_not_announced() -> None:
+    loop, line = run([ask("late", timeout=5.0), ask("patient", timeout=50.0, max_tokens=1), ask("free")], now=10.0)
+    assert ends(line) == {"late": FinishReason.TIMEOUT, "patient": FinishReason.LENGTH, "free": FinishReason.LENGTH}
+    assert {one.id for update in updates(line) for one in update.started} == {"patient", "free"}
+    assert not loop._unannounced, f"ended requests are still to be announced: {[*loop._unannounced]}"
+
+
+def test_prompt_logprobs_come_with_the_first_token_only() -> None:
+    _, line = run([ask("scored", prompt=4, prompt_logprobs=0), ask("plain", prompt=4)])
+    found = [(new.id, new.prompt_logprobs) for update in updates(line)[:2] for new in update.outputs]
+    wanted = [("scored", [TokenLogprobs(-1.0, ())] * 3), ("plain", None), ("scored", None), ("plain", None)]
+    assert found == wanted, "a request that has none says None, not []; one that has some says them once"
+
+
+def test_an_engine_is_loaded_once() -> None:
+    scheduler = Scheduler(PrefixCache(8, 4))
+    loop = Loop(cast(Channel, None), EngineCore(scheduler, Runner()), scheduler)
+    with pytest.raises(ValueError, match="an engine can be loaded only once"):
+        loop.handle(Load(EngineOptions(), "a:b"))
+
+
+# Requests that wait for their grammars, and what is done for these beside the steps.
+
+
+class Compiled:
+    """Grammars that are compiled when a test says so."""
+
+    def __init__(self) -> None:
+        self.prepared: list[str] = []
+        self.ready = False
+        self.arrives = False  # between two turns
+
+    def fileno(self) -> int:
+        raise NotImplementedError
+
+    def prepare(self, request: Request) -> None:
+        self.prepared.append(request.id)
+
+    def receive(self, scheduler: Scheduler) -> None:
+        self.ready = self.ready or self.arrives
+
+    def done(self) -> bool:
+        return self.ready
+
+
+def bound(id: str, **more: Any) -> EngineRequest:
+    return EngineRequest(id, (5, 6, 7), SamplingParams(max_tokens=3, grammar="g"), **more)
+
+
+def with_grammars() -> tuple[Loop, Line, Compiled]:
+    grammars = Compiled()
+    loop, line = idle_loop(grammars)
+    return loop, line, grammars
+
+
+def test_a_request_waits_for_its_grammar_and_the_others_go_on() -> None:
+    loop, line, grammars = with_grammars()
+    for message in (bound("a"), ask("b", max_tokens=9)):
+        loop.handle(message)
+    assert grammars.prepared == ["a"], "it is compiled while the prompt is computed"
+    for _ in range(4):
+        loop.turn()
+    assert (tokens(line, "a"), len(tokens(line, "b"))) == ([], 4)
+    grammars.ready = True
+    loop.turn()
+    assert (tokens(line, "a"), len(tokens(line, "b"))) == ([100], 5)
+
+
+def test_a_request_can_be_ended_while_its_grammar_is_compiled() -> None:
+    loop, line, _ = with_grammars()
+    loop.handle(bound("a"))
+    loop.turn()
+    loop.handle(Finish("a", FinishReason.ABORT))
+    loop.turn()
+    assert ends(line) == {"a": FinishReason.ABORT}
+    assert not loop.core.has_work
+
+
+def test_an_engine_in_which_all_wait_for_grammars_sleeps() -> None:
+    loop, line, grammars = with_grammars()
+    line.arrivals.extend([[bound("a")], [], []])
+    with pytest.raises(EOFError):
+        loop.run()
+    assert line.waited == 3, "for the first message, and in each turn after the one that computed the prompt"
+    assert tokens(line, "a") == []
+    grammars.ready = True
+    loop.turn()
+    assert tokens(line, "a") == [100]
+
+
+def test_an_answer_that_arrives_between_two_turns_is_seen_before_the_engine_sleeps() -> None:
+    loop, line, grammars = with_grammars()
+    loop.handle(bound("a"))
+    loop.turn()
+    grammars.arrives = True
+    loop.turn()
+    assert tokens(line, "a") == [100], "nothing else would wake it"

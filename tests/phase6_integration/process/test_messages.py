@@ -1,0 +1,166 @@
+"""Messages arrive whole, in order and once, however the bytes are cut, and sending never blocks."""
+
+import math
+import select
+import signal
+import socket
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phase0_request import FinishReason, SamplingParams, TokenLogprobs
+from phase6_integration.engine.options import EngineOptions
+from phase6_integration.engine.stats import Gauges
+from phase6_integration.process.messages import (
+    Channel,
+    Dead,
+    Ended,
+    EngineRequest,
+    Finish,
+    Frames,
+    Load,
+    Output,
+    Ping,
+    Pong,
+    Ready,
+    Started,
+    Submit,
+    ToEngine,
+    ToFront,
+    Update,
+    frame,
+)
+
+REQUEST = EngineRequest(
+    "chatcmpl-1-0",
+    (1, 2, 3),
+    SamplingParams(stop=["\n", "END"], logit_bias={5: -100.0}, seed=-(1 << 63), logprobs=0, prompt_logprobs=20),
+    -3,
+    "tenant",
+    arrival=12.5,
+)
+ANOTHER = EngineRequest("two", (4,), REQUEST.params.vary(5, None), tenant="other")
+ALLOWED = EngineRequest("three", ANOTHER.prompt, SamplingParams(allowed_token_ids=[7], bad_words=[[5]]), timeout=3.0)
+TO_ENGINE: list[ToEngine] = [
+    *(Load(EngineOptions(seed=1), "a.b:c"), REQUEST, Finish("x", FinishReason.STOP), Ping()),
+    Submit.of([REQUEST, ANOTHER, ALLOWED]),
+]
+TO_FRONT: list[ToFront] = [
+    Ready(2048, 100, 16, "cpu", "float32"),
+    Update(
+        1.0,
+        0.001,
+        3,
+        4,
+        [Started("a", 0.5, 32)],
+        [Output("a", 5), Output("b", 6, TokenLogprobs(-1.5, ((6, -1.5), (7, -2.0))), [TokenLogprobs(-math.inf, ())])],
+        [Ended("b", FinishReason.ERROR, "no")],
+        Gauges(running=3, pages_total=9),
+    ),
+    Dead("out of memory"),
+    Pong(),
+]
+
+
+@pytest.fixture
+def no_wait_for_ever() -> Iterator[None]:
+    """A channel that waits for a message which never comes is a failure, not a hang."""
+
+    def alarm(*_: object) -> None:
+        raise AssertionError("the channel waits for ever")
+
+    before = signal.signal(signal.SIGALRM, alarm)
+    signal.setitimer(signal.ITIMER_REAL, 30)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_a_submission_has_what_its_requests_share_once() -> None:
+    (message,) = Frames.for_engine().feed(frame(Submit.of([REQUEST, ANOTHER, ALLOWED])))
+    assert (len(message.prompts), len(message.params)) == (2, 2)
+    one, other, third = message.requests()
+    assert (one, other, third) == (REQUEST, ANOTHER, ALLOWED)
+    assert one.params.logit_bias is other.params.logit_bias
+    assert other.prompt is third.prompt
+
+
+@pytest.mark.proof
+@given(st.lists(st.integers(0, 4), max_size=6), st.data())
+def test_messages_survive_any_cut(order: list[int], data: st.DataObject) -> None:
+    for frames, words in ((Frames.for_engine(), TO_ENGINE), (Frames.for_front(), TO_FRONT)):
+        said = [words[n % len(words)] for n in order]
+        whole = b"".join(map(frame, said))
+        cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=8)))
+        pieces = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+        assert [message for piece in pieces for message in frames.feed(piece)] == said
+
+
+def test_bytes_that_are_no_message_are_refused() -> None:
+    wrong = frame(TO_FRONT[0])
+    with pytest.raises(msgspec.ValidationError):
+        list(Frames.for_engine().feed(wrong))
+    bad = msgspec.msgpack.encode({**msgspec.to_builtins(REQUEST), "params": {"temperature": -1}})
+    with pytest.raises(msgspec.ValidationError, match="temperature must be a number from 0 to 100"):
+        list(Frames.for_engine().feed(len(bad).to_bytes(4, "big") + bad))
+
+
+def test_a_message_that_was_read_or_refused_is_not_read_again() -> None:
+    frames, message = Frames.for_engine(), frame(Ping())
+    assert next(frames.feed(message * 2)) == Ping()  # the caller stops reading here
+    assert list(frames.feed(b"")) == [Ping()], "the first message was read: the second is next"
+    with pytest.raises(msgspec.ValidationError):
+        list(frames.feed(frame(TO_FRONT[0])))
+    assert list(frames.feed(message)) == [Ping()], "a message that was refused is gone"
+
+
+@pytest.mark.usefixtures("no_wait_for_ever")
+def test_sending_never_blocks_on_a_peer_that_does_not_read() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        channel = Channel(theirs)
+        channel.send(Pong())
+        assert select.select([ours], [], [], 0)[0], "a message that the socket can take is sent at once"
+        assert ours.recv(1 << 16) == frame(Pong())
+        words = [Dead(f"{n}" * 1000) for n in range(2000)]  # megabytes: no socket holds them
+        for word in words:
+            channel.send(word)
+        assert channel.receive(wait=False) == []
+        ours.sendall(frame(REQUEST))
+        assert channel.receive(wait=True) == [REQUEST], "heard, though what was said has not been read"
+        frames, heard = Frames.for_front(), []
+        ours.setblocking(False)
+        silent = 0
+        while len(heard) < len(words):
+            try:
+                heard += frames.feed(ours.recv(1 << 16))
+            except BlockingIOError:
+                silent += 1
+                assert silent < 10_000, f"{len(heard)} of {len(words)} messages came: the rest is never sent"
+                channel.receive(wait=False)  # an engine passes by here in every step: what fits by now goes out
+        assert heard == words
+
+
+def test_flush_sends_everything() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        channel = Channel(theirs)
+        channel.send(TO_FRONT[0])
+        channel.send(Dead("x"))
+        channel.flush()
+        assert list(Frames.for_front().feed(ours.recv(1 << 16))) == [TO_FRONT[0], Dead("x")]
+
+
+@pytest.mark.usefixtures("no_wait_for_ever")
+def test_receive_raises_eof_once_the_http_process_has_closed() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        ours.sendall(frame(TO_ENGINE[2]))
+        ours.close()
+        channel = Channel(theirs)
+        assert channel.receive(wait=True) == [TO_ENGINE[2]]
+        with pytest.raises(EOFError):
+            channel.receive(wait=True)

@@ -1,0 +1,66 @@
+"""/tokenize and /detokenize: texts and conversations into tokens, and back."""
+
+import asyncio
+import threading
+from typing import Any
+
+import httpx
+import pytest
+
+from phase6_integration.process.tokenizer_process import TokenizerProcess
+from phase6_integration.wings.observe.model_routes import DetokenizeResponse, TokenizeResponse
+from tests.phase6_integration.api.test_chat import HELLO, PATIENT, TOKENIZER, post
+from tests.phase6_integration.fake_engine import FakeEngine, client
+
+TEXTS = ["Hello there", "", " leading", "caf\u00e9 \U0001f600", "line\nline\ttab", "a<|im_end|>b", "word " * 5000]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_tokenize_and_detokenize(text: str) -> None:
+    engine = FakeEngine()
+    response = post(engine, "/tokenize", prompt=text, return_token_strs=True)
+    found = TokenizeResponse.model_validate_json(response.content)
+    assert found.tokens == TOKENIZER.encode(text)
+    assert (found.count, found.max_model_len) == (len(found.tokens), 2048)
+    assert found.token_strs is not None
+    assert len(found.token_strs) == found.count
+    back = post(engine, "/detokenize", tokens=found.tokens)
+    assert DetokenizeResponse.model_validate_json(back.content).prompt == TOKENIZER.decode(found.tokens)
+
+
+def test_tokenize_a_conversation() -> None:
+    response = post(FakeEngine(), "/tokenize", messages=HELLO)
+    assert response.json() == {
+        "count": len(TOKENIZER.chat(HELLO)),
+        "max_model_len": 2048,
+        "tokens": TOKENIZER.chat(HELLO),
+        "token_strs": None,
+    }
+    without = post(FakeEngine(), "/tokenize", messages=HELLO, add_generation_prompt=False).json()
+    assert without["tokens"] == TOKENIZER.chat(HELLO, add_generation_prompt=False)
+
+
+def test_a_text_or_a_conversation_but_not_both() -> None:
+    for body in ({"prompt": "a", "messages": HELLO}, {"messages": HELLO, "add_special_tokens": True}, {}):
+        assert post(FakeEngine(), "/tokenize", **body).status_code == 400
+
+
+def test_when_too_many_texts_wait_for_the_tokenizer_one_more_is_a_503(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused, real = threading.Event(), TokenizerProcess.run
+
+    def held(process: TokenizerProcess, job: Any) -> Any:
+        refused.wait(60)
+        return real(process, job)
+
+    async def send() -> tuple[httpx.Response, httpx.Response]:
+        async with client(FakeEngine(max_num_queued_reqs=1), PATIENT) as http:
+            both = [asyncio.create_task(http.post("/tokenize", json={"prompt": "Hello"})) for _ in range(2)]
+            (first,), (second,) = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            refused.set()
+            return await first, await second
+
+    monkeypatch.setattr(TokenizerProcess, "run", held)
+    first, second = asyncio.run(send())
+    assert (first.status_code, first.json()["error"]["code"]) == (503, "tokenizer_busy")
+    assert second.status_code == 200
+    assert int(first.headers["retry-after"]) > 0
