@@ -22,7 +22,7 @@ from phase6_integration.engine.stats import Gauges
 from phase6_integration.process.async_engine import AsyncEngine, StepReport
 from phase6_integration.process.health import Health
 from phase6_integration.process.messages import EngineRequest
-from phase6_integration.process.outputs import OutputState
+from phase6_integration.process.outputs import Output
 from phase6_integration.wings.observe.logs import dropped_lines
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # vLLM has none
@@ -169,29 +169,34 @@ class Metrics:
             self._rates["prefill_tokens"].add(report.prefill_tokens)
             self._rates["decode_tokens"].add(report.decode_tokens)
 
-    def finished(self, request: EngineRequest, state: OutputState, reason: FinishReason) -> None:
+    def finished(self, request: EngineRequest, output: Output, reason: FinishReason) -> None:
         """Latencies are of requests that were completed."""
         self._finished[reason] += 1
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
-            self._served(request, state)
+            self._served(output)
 
-    def _served(self, request: EngineRequest, state: OutputState) -> None:
-        times, into = state.times, self._histograms
-        into["request_prompt_tokens"].observe(len(request.prompt))
-        into["request_generation_tokens"].observe(state.generated)
-        into["request_params_max_tokens"].observe(request.params.max_tokens)
+    def _served(self, output: Output) -> None:
+        times, into = output.times, self._histograms
+        into["request_prompt_tokens"].observe(output.prompt_tokens)
+        into["request_generation_tokens"].observe(output.generated)
+        into["request_params_max_tokens"].observe(output.max_tokens)
         gaps = times.itl
         for gap in gaps:
             into["inter_token_latency_seconds"].observe(gap)
         self._latencies["itl"].extend(gaps)
-        per_token = times.decode / len(gaps) if times.decode is not None and gaps else None
+        prefill = decode = inference = per_token = None
+        if times.tokens:
+            decode = times.tokens[-1] - times.tokens[0]
+            per_token = decode / len(gaps) if gaps else None
+            if times.admitted is not None:
+                prefill, inference = times.tokens[0] - times.admitted, times.tokens[-1] - times.admitted
         for name, lately, seconds in (
             ("time_to_first_token_seconds", "ttft", times.ttft),
             ("e2e_request_latency_seconds", "e2e", times.e2e),
             ("request_queue_time_seconds", "queue", times.queue_time),
-            ("request_prefill_time_seconds", None, times.prefill),
-            ("request_decode_time_seconds", None, times.decode),
-            ("request_inference_time_seconds", None, times.inference),
+            ("request_prefill_time_seconds", None, prefill),
+            ("request_decode_time_seconds", None, decode),
+            ("request_inference_time_seconds", None, inference),
             ("request_time_per_output_token_seconds", None, per_token),
         ):
             if seconds is not None:
@@ -202,7 +207,7 @@ class Metrics:
 
     # Called by responses.
 
-    def answered(self, n: int, outputs: Sequence[OutputState]) -> None:
+    def answered(self, n: int, outputs: Sequence[Output]) -> None:
         """All n completions of each prompt of a request have finished."""
         for first in range(0, len(outputs), n):
             longest = max(output.generated for output in outputs[first : first + n])

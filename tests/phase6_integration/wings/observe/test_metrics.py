@@ -12,7 +12,7 @@ from phase0_request.request import FinishReason
 from phase6_integration.engine.stats import Gauges
 from phase6_integration.process.async_engine import StepReport
 from phase6_integration.process.messages import EngineRequest
-from phase6_integration.process.outputs import OutputState, OutputTimes
+from phase6_integration.process.outputs import Output
 from phase6_integration.wings.observe.metrics import KEPT, WINDOW, Latencies, Metrics, Rate, one_two_five
 
 # The series that the panels of vLLM's dashboard read, and those that the contract adds to them.
@@ -64,6 +64,13 @@ class Clock:
         return self.now
 
 
+def generated(tokens: int, prompt: int = 7) -> tuple[EngineRequest, Output]:
+    request = EngineRequest("x", [(1,) * prompt], SamplingParams(), [20], arrival=10.0)
+    output = Output(request, 0, None)
+    output.generated = tokens
+    return request, output
+
+
 class Engine:
     """A Metrics, with the engine and the clock it looks at."""
 
@@ -75,13 +82,12 @@ class Engine:
 
     def answer(self, reason: FinishReason, prompt: int = 7, tokens: int = 3, gap: float = 0.03) -> None:
         """One that waited 0.5 s, prefilled 0.25 s, and then had a token every `gap`."""
-        times = OutputTimes(10.0)
-        times.admit(10.5)
+        request, output = generated(tokens, prompt)
+        output.times.admit(10.5)
         for i in range(tokens):
-            times.token(10.75 + gap * i)
-        times.finish(10.75 + gap * max(tokens - 1, 0))
-        state = OutputState(times, generated=tokens)
-        self.metrics.finished(EngineRequest("x", (1,) * prompt, SamplingParams(max_tokens=20)), state, reason)
+            output.times.token(10.75 + gap * i)
+        output.times.finish(10.75 + gap * max(tokens - 1, 0))
+        self.metrics.finished(request, output, reason)
 
     def text(self) -> str:
         return self.metrics.exposition()[0].decode()
@@ -196,7 +202,7 @@ def test_a_served_answer_is_in_every_histogram() -> None:
 
 def test_the_completions_of_a_prompt_are_one_request() -> None:
     engine = Engine()
-    engine.metrics.answered(2, [OutputState(OutputTimes(0), generated=count) for count in (3, 9, 4, 1)])
+    engine.metrics.answered(2, [generated(count)[1] for count in (3, 9, 4, 1)])
     assert (engine.value("vllm:request_params_n_sum"), engine.value("vllm:request_params_n_count")) == (4, 2)
     assert engine.value("vllm:request_max_num_generation_tokens_sum") == 9 + 4
     assert engine.value("vllm:request_max_num_generation_tokens_count") == 2
