@@ -14,11 +14,11 @@ from rich.console import Console
 from phase0_request.batch import Batch
 from phase0_request.detokenizer import Detokenizer
 from phase0_request.lab.batcher import Batcher
+from phase0_request.lab.metrics import percentile, summarize
 from phase0_request.lab.mock_model import MockModel
 from phase0_request.lab.questions import QUESTIONS
 from phase0_request.lab.report import table
 from phase0_request.lab.viewer import Recording
-from phase0_request.metrics import percentile, summarize
 from phase0_request.request import Request
 from phase0_request.tokenizer import Tokenizer
 

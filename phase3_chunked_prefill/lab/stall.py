@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from phase0_request.machine import describe, record
-from phase0_request.metrics import percentile
+from phase0_request.lab.metrics import percentile
+from phase0_request.lab.record import record
+from phase0_request.machine import describe
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache

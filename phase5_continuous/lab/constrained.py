@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer as Backend
 
-from phase0_request.machine import record
+from phase0_request.lab.record import record
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase0_request.tokenizer import Tokenizer

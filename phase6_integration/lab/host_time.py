@@ -28,8 +28,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from phase0_request.batch import Batch, Slice
-from phase0_request.machine import record
-from phase0_request.metrics import percentile
+from phase0_request.lab.metrics import percentile
+from phase0_request.lab.record import record
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache

@@ -25,7 +25,7 @@ from rich.table import Table
 from torch import Tensor
 
 from phase0_request.batch import Batch, StepOutput
-from phase0_request.machine import record
+from phase0_request.lab.record import record
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache

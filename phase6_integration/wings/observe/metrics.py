@@ -10,12 +10,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
-from phase0_request.metrics import percentile
 from phase0_request.request import FinishReason
 from phase6_integration.api.state import ServerState
 from phase6_integration.engine.stats import Gauges
@@ -105,8 +105,8 @@ class Latencies:
 
     def quantiles(self) -> dict[str, float | None]:
         """Percentiles by name; None without values."""
-        values = sorted(self._values)
-        return {f"p{q}": round(percentile(values, q), 6) if values else None for q in QUANTILES}
+        values = self._values
+        return {f"p{q}": round(float(np.percentile(values, q)), 6) if values else None for q in QUANTILES}
 
 
 class Metrics:
