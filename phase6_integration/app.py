@@ -1,6 +1,7 @@
 """create_app: the core's application with all wings. This file and `serve` are the only ones that name wings."""
 
 from fastapi import FastAPI
+from pydantic import BaseModel
 
 from phase6_integration.api.application import application
 from phase6_integration.api.schemas import ChatRequest, CompletionRequest
@@ -15,7 +16,7 @@ from phase6_integration.wings.responses.responses_request import ResponsesReques
 from phase6_integration.wings.structured import grammar_pool
 from phase6_integration.wings.tools import tools
 
-BODIES = {
+BODIES: dict[str, type[BaseModel]] = {  # of POST requests, for /openapi.json: routes parse them by themselves
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions": ChatRequest,
     "/v1/responses": ResponsesRequest,
