@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from phase0_request.checks import check_int, check_number
 from phase0_request.lab.corpus.generate import load
+from phase0_request.lab.metrics import Summary, summarize
 from phase0_request.lab.mock_model import MockModel, StepCost
 from phase0_request.lab.server import MockServer, TokenStream
-from phase0_request.metrics import Summary, summarize
 from phase0_request.params import SamplingParams
 from phase0_request.queue import QueueFullError
 from phase0_request.request import Request

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from phase0_request.lab import palette
 from phase0_request.lab.clients import Demo, DemoClient
-from phase0_request.metrics import Summary, percentile
+from phase0_request.lab.metrics import Summary, percentile
 from phase0_request.request import FinishReason, RequestState
 
 _STATE_STYLE = {

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from phase0_request.lab import palette
-from phase0_request.machine import record
+from phase0_request.lab.record import record
 from phase1_kv_pool.lab.memories import ContiguousMax, ContiguousPow2, KVMemory, PagedMemory
 from phase1_kv_pool.lab.serving import ServingSimulator, SyntheticTrace, TraceRequest
 

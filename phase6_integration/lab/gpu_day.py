@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from phase0_request import safe_path
-from phase0_request.machine import record
+from phase0_request.lab.record import record
 from phase6_integration.lab.gpu import cache
 from phase6_integration.lab.gpu.rows import Day, Rows
 from phase6_integration.lab.gpu.stages import CALLS, STAGES

@@ -15,9 +15,9 @@ from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.logprobs import BLOCK
-from phase2_prefill_decode.runner import ModelRunner
-from phase2_prefill_decode.sampler import Sampler
+from phase2_prefill_decode.sampling.logprobs import BLOCK
+from phase2_prefill_decode.sampling.sampler import Sampler
+from phase2_prefill_decode.step.runner import ModelRunner
 from phase6_integration.engine.assemble import LARGEST, peak_bytes, profile
 
 pytestmark = pytest.mark.skipif(
