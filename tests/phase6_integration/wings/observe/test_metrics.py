@@ -74,10 +74,10 @@ class Observed:
     def answer(self, reason: FinishReason, prompt: int = 7, tokens: int = 3, gap: float = 0.03) -> None:
         """One that waited 0.5 s, prefilled 0.25 s, and then had a token every `gap`."""
         times = OutputTimes(10.0)
-        times.admit(10.5)
+        times.admitted = 10.5
         for i in range(tokens):
-            times.token(10.75 + gap * i)
-        times.finish(10.75 + gap * max(tokens - 1, 0))
+            times.tokens.append(10.75 + gap * i)
+        times.finished = 10.75 + gap * max(tokens - 1, 0)
         state = OutputState(times, generated=tokens)
         self.metrics.finished(EngineRequest("x", (1,) * prompt, SamplingParams(max_tokens=20)), state, reason)
 
