@@ -281,7 +281,7 @@ class AsyncEngine:
         """Remove a completion after the engine's last message about it, or because its engine has failed."""
         output, stream = self._live.pop(id)
         self._waiting.discard(id)
-        output.times.finish(at)
+        output.times.finished = at
         if not output.done:
             stream.put(output.finish(reason, error))
         for observer in self.observers:

@@ -12,7 +12,8 @@ from phase0_request.params import SamplingParams
 from phase0_request.tokenizer import Tokenizer
 from phase6_integration.api.logprobs import TokenNames, prompt_offsets
 from phase6_integration.api.settings import ServerSettings
-from tests.phase6_integration.application import CompletionChunk, CompletionResponse, create_app
+from tests.phase6_integration.answer_schemas import CompletionChunk, CompletionResponse
+from tests.phase6_integration.application import create_app
 from tests.phase6_integration.asgi import Call
 from tests.phase6_integration.fake_engine import FakeEngine, client, events, says
 
@@ -330,7 +331,10 @@ def test_a_model_without_a_tokenizer_takes_token_ids() -> None:
 def test_no_chunk_is_empty_even_if_tokens_have_no_text() -> None:
     """Special tokens in the middle of an answer, when the end of it is ignored."""
     assert min(TOKENIZER.eos_ids) != 1
-    pieces = [one.choices[0] for one in chunks(FakeEngine(lambda _: [5, 1, 1, 6, 1]), prompt="x", logprobs=0, max_tokens=5)]
+    tokens = FakeEngine(lambda _: [5, 1, 1, 6, 1])
+    pieces = [one.choices[0] for one in chunks(tokens, prompt="x", logprobs=0, max_tokens=5)]
+        one.choices[0] for one in chunks(FakeEngine(lambda _: [5, 1, 1, 6, 1]), prompt="x", logprobs=0, max_tokens=5)
+    ]
     assert all(piece.text for piece in pieces[:-1])
     assert [token for piece in pieces if piece.logprobs for token in piece.logprobs.tokens][1:3] == ["<|im_start|>"] * 2
     assert pieces[-1].finish_reason == "length"
