@@ -333,8 +333,6 @@ def test_no_chunk_is_empty_even_if_tokens_have_no_text() -> None:
     assert min(TOKENIZER.eos_ids) != 1
     tokens = FakeEngine(lambda _: [5, 1, 1, 6, 1])
     pieces = [one.choices[0] for one in chunks(tokens, prompt="x", logprobs=0, max_tokens=5)]
-        one.choices[0] for one in chunks(FakeEngine(lambda _: [5, 1, 1, 6, 1]), prompt="x", logprobs=0, max_tokens=5)
-    ]
     assert all(piece.text for piece in pieces[:-1])
     assert [token for piece in pieces if piece.logprobs for token in piece.logprobs.tokens][1:3] == ["<|im_start|>"] * 2
     assert pieces[-1].finish_reason == "length"
