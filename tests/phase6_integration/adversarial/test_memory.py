@@ -67,7 +67,7 @@ def sized(path: str, tokens: int, n: int) -> dict[str, Any]:
 
 def grown(engine: FakeEngine) -> int:
     """The tokens of the shortest live output."""
-    return min((output.state.generated for output, _ in engine._live.values()), default=0)
+    return min((output.generated for output, _ in engine._live.values()), default=0)
 
 
 async def warm(app: Any, path: str) -> None:
