@@ -43,7 +43,7 @@ async def continue_chat(
     check_options(server, body, 1)
     if body.top_logprobs is not None and not body.logprobs:
         raise conflict("top_logprobs", "top_logprobs need logprobs; set logprobs to true")
-    content = await server.grammars.of(body, request.state.tenant)
+    content = server.grammars.of(body)
     length, context, pool = requested_length(body), server.engine.max_model_len, server.tokenizers
     if body.truncate_prompt_tokens is None:
         check_lengths(["".join(map(text_of, body.messages))], pool.tokenizer.longest, context, "messages")
@@ -56,7 +56,7 @@ async def continue_chat(
     formatter = make(server, body, request.state.request_id, prompt, plan)
     grammar = plan.grammar(prompt, content)
     if grammar is not None and grammar != content:
-        grammar = await server.grammars.check(grammar, tenant, "tools")
+        grammar = server.grammars.check(grammar, "tools")
     requests = engine_requests(
         server,
         tenant,

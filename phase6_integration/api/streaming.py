@@ -10,10 +10,18 @@ from typing import Any
 from fastapi import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from phase0_request.batch import GRAMMAR_FAILED, NO_TOKEN_LEFT
+from phase0_request.batch import GRAMMAR_FAILED, GRAMMAR_REFUSED, NO_TOKEN_LEFT
 from phase0_request.queue import QueueFullError
 from phase0_request.request import FinishReason
-from phase6_integration.api.errors import RequestError, conflict, fault, grammar_failed, no_token_left, unavailable
+from phase6_integration.api.errors import (
+    RequestError,
+    conflict,
+    fault,
+    grammar_failed,
+    grammar_refused,
+    no_token_left,
+    unavailable,
+)
 from phase6_integration.api.formatter import Formatter
 from phase6_integration.api.schemas import SamplingFields
 from phase6_integration.api.state import Account, Lease, ServerState
@@ -197,6 +205,8 @@ class _Sender:
             return None
         if chunk.error == NO_TOKEN_LEFT and self.formatter.excluding:
             return no_token_left(self.formatter.excluding, self.outputs.states[chunk.index].generated)
+        if chunk.error is not None and chunk.error.startswith(GRAMMAR_REFUSED):
+            return grammar_refused(self.formatter.excluding, chunk.error.removeprefix(f"{GRAMMAR_REFUSED}: "))
         if chunk.error is not None and chunk.error.startswith(GRAMMAR_FAILED):
             return grammar_failed(self.formatter.excluding, self.outputs.states[chunk.index].generated)
         return fault(self.request_id) if chunk.health is None else unavailable(chunk.health)

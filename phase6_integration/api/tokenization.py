@@ -13,7 +13,6 @@ from phase6_integration.api.errors import RequestError, conflict
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.process.async_engine import AsyncEngine
 from phase6_integration.process.tokenizer_process import (
-    Checked,
     Encode,
     EncodeChat,
     Job,
@@ -163,22 +162,15 @@ class TokenizerPool:
         return tokens
 
     async def _tokens(self, job: Job, tenant: str, param: str, program: str) -> list[tuple[int, ...]]:
+        """The tokens of a job. `param` and `program` are what a client is to look at if there are none."""
         assert self.tokenizer is not None
         assert self._processes is not None
-        result = checked(await self._processes.attempt(job, tenant, self._max_waiting), job, param, program)
-        assert isinstance(result, Tokens)
-        return list(map(tuple, result.ids))
-
-
-def checked(result: Result, job: Job, param: str, program: str) -> Tokens | Checked:
-    """A result that is what the job was for. Otherwise a RequestError: `param` and `program` are what the client is to
-    look at."""
-    match result:
-        case Refused(why=why):
-            raise conflict(param, f"{param}: {why}")
-        case Killed(late=True):
-            raise conflict(param, f"{param}: {program} took longer than {job.seconds:.2g} seconds")
-        case Killed():
-            raise conflict(param, f"{param}: {program} failed, or needed more memory than it may use")
-        case done:
-            return done
+        match await self._processes.attempt(job, tenant, self._max_waiting):
+            case Tokens(ids=ids):
+                return list(map(tuple, ids))
+            case Refused(why=why):
+                raise conflict(param, f"{param}: {why}")
+            case Killed(late=True):
+                raise conflict(param, f"{param}: {program} took longer than {job.seconds:.2g} seconds")
+            case Killed():
+                raise conflict(param, f"{param}: {program} failed, or needed more memory than it may use")

@@ -1,9 +1,7 @@
-"""TokenizerProcess: renders chat templates, encodes text and checks grammars in another process, with limits of time
-and memory.
+"""TokenizerProcess: renders chat templates and encodes text in another process, with limits of time and memory.
 
-A model's template is a program, its tokenizer.json may describe a normalizer that makes gigabytes of a sentence, and a
-client's grammar may take minutes to compile. Each can run for ever or fill the memory, inside C code that no exception
-reaches. So they run in a process that the kernel ends. A parent loads the tokenizer once and forks a child to do the
+A model's template is a program, and its tokenizer.json may describe a normalizer that makes gigabytes of a sentence.
+Each can run for ever or fill the memory, inside C code that no exception reaches. So they run in a process that the kernel ends. A parent loads the tokenizer once and forks a child to do the
 work; when a limit ends the child, the parent reports that in its place and forks another, which takes milliseconds.
 """
 
@@ -17,9 +15,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import TypeVar
 
 import msgspec
@@ -41,7 +37,6 @@ class Setup(msgspec.Struct, frozen=True):
 
     directory: str
     chat_template: str | None
-    checker: str | None = None  # of grammars: `module:name` of a function that makes one from the tokenizer
 
 
 class Encode(msgspec.Struct, tag=True):
@@ -61,27 +56,14 @@ class EncodeChat(msgspec.Struct, tag=True):
     add_special_tokens: bool = False  # around the rendered text
 
 
-class CheckGrammar(msgspec.Struct, tag=True):
-    """Compile the grammar of an output."""
-
-    grammar: str
-    seconds: float
-
-
 class Tokens(msgspec.Struct, tag=True):
     """The token ids of each text."""
 
     ids: list[list[int]]
 
 
-class Checked(msgspec.Struct, tag=True):
-    """The grammar as llguidance reads it."""
-
-    grammar: str
-
-
 class Refused(msgspec.Struct, tag=True):
-    """There are no token ids, or the grammar is none. `why` is for the client."""
+    """There are no token ids. `why` is for the client."""
 
     why: str
 
@@ -92,9 +74,8 @@ class Killed(msgspec.Struct, tag=True):
     late: bool = False
 
 
-Job = Encode | EncodeChat | CheckGrammar
-Result = Tokens | Checked | Refused | Killed
-Checker = Callable[[str], str]  # of a grammar, which it returns as llguidance reads it; ValueError if it is wrong
+Job = Encode | EncodeChat
+Result = Tokens | Refused | Killed
 T = TypeVar("T")
 _setup: "msgspec.msgpack.Decoder[Setup]" = msgspec.msgpack.Decoder(Setup)
 _job: "msgspec.msgpack.Decoder[Job]" = msgspec.msgpack.Decoder(Job)
@@ -194,11 +175,8 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 # In the other process.
 
 
-def compute(job: Job, tokenizer: Tokenizer, grammars: Checker | None) -> Result:
+def compute(job: Job, tokenizer: Tokenizer) -> Result:
     try:
-        if isinstance(job, CheckGrammar):
-            assert grammars is not None
-            return Checked(grammars(job.grammar))
         if isinstance(job, EncodeChat):
             tokens = tokenizer.chat(**json.loads(job.conversation), max_chars=job.max_chars)
             ids = [tokenizer.wrap(tokens) if job.add_special_tokens else tokens]
@@ -216,7 +194,7 @@ def compute(job: Job, tokenizer: Tokenizer, grammars: Checker | None) -> Result:
     return Tokens(ids)
 
 
-def serve(connection: socket.socket, tokenizer: Tokenizer, grammars: Checker | None) -> None:
+def serve(connection: socket.socket, tokenizer: Tokenizer) -> None:
     """The child's loop, until the server closes the connection. The kernel's alarm ends the child in a job that takes
     too long."""
     limit_memory(MEMORY)
@@ -224,7 +202,7 @@ def serve(connection: socket.socket, tokenizer: Tokenizer, grammars: Checker | N
         while True:
             number, job = _receive(connection, _job)
             signal.setitimer(signal.ITIMER_REAL, job.seconds)
-            result = compute(job, tokenizer, grammars)
+            result = compute(job, tokenizer)
             signal.setitimer(signal.ITIMER_REAL, 0)
             _send(connection, number, result)
 
@@ -246,13 +224,12 @@ def main() -> None:
     tokenizer = Tokenizer.from_pretrained(setup.directory, setup.chat_template)
     if tokenizer.chat_template is not None:
         import transformers.utils.chat_template_utils  # noqa: F401  # once, instead of in every child
-    grammars: Checker | None = None if setup.checker is None else resolve_name(setup.checker)(tokenizer)
     _send(connection, UNKNOWN, Tokens([]))
     while True:
         child = os.fork()
         if child == 0:
             try:
-                serve(connection, tokenizer, grammars)
+                serve(connection, tokenizer)
             except BaseException:
                 os._exit(1)
             os._exit(0)

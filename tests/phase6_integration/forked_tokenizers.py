@@ -11,9 +11,7 @@ from multiprocessing.context import ForkServerProcess
 from phase6_integration.process import tokenizer_process
 
 FORKSERVER = get_context("forkserver")
-FORKSERVER.set_forkserver_preload(
-    ["transformers.utils.chat_template_utils", "phase6_integration.wings.structured.grammar_checker"]
-)
+FORKSERVER.set_forkserver_preload(["transformers.utils.chat_template_utils"])
 
 
 class ForkedProcess(ForkServerProcess):
