@@ -5,9 +5,6 @@ from phase0_request.batch import StepOutput as StepOutput
 from phase0_request.batch import StepTokens as StepTokens
 from phase0_request.batch import reason_to_finish as reason_to_finish
 from phase0_request.detokenizer import Detokenizer as Detokenizer
-from phase0_request.metrics import Summary as Summary
-from phase0_request.metrics import percentile as percentile
-from phase0_request.metrics import summarize as summarize
 from phase0_request.params import SamplingParams as SamplingParams
 from phase0_request.queue import QueueFullError as QueueFullError
 from phase0_request.queue import RequestQueue as RequestQueue

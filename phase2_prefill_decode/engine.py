@@ -21,8 +21,8 @@ from phase1_kv_pool.cache import KVCache, PagedCache
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.generation import Completion, Delta, Prompt, Transcript, make_requests
 from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.runner import ModelRunner
-from phase2_prefill_decode.sampler import Sampler
+from phase2_prefill_decode.sampling.sampler import Sampler
+from phase2_prefill_decode.step.runner import ModelRunner
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 Plan = Callable[[Sequence[Request]], Batch]

@@ -17,10 +17,10 @@ from rich.progress import track
 from rich.table import Table
 
 from phase0_request.lab.batcher import Batcher
+from phase0_request.lab.metrics import percentile
 from phase0_request.lab.mock_model import MockModel, StepCost
+from phase0_request.lab.record import record
 from phase0_request.lab.simulate import simulate
-from phase0_request.machine import record
-from phase0_request.metrics import percentile
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from phase0_request.lab.batcher import Batcher
+from phase0_request.lab.metrics import Summary, summarize
 from phase0_request.lab.mock_model import MockModel
-from phase0_request.metrics import Summary, summarize
 from phase0_request.request import Request
 
 

@@ -20,7 +20,8 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-from phase0_request.machine import describe, record
+from phase0_request.lab.record import record
+from phase0_request.machine import describe
 from phase1_kv_pool.allocator import PageAllocator
 from phase1_kv_pool.kernels.store import STORE
 from phase1_kv_pool.lab.timing import Calls, clock_seconds, replay_seconds

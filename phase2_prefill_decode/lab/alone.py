@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from phase0_request.machine import describe, record
+from phase0_request.lab.record import record
+from phase0_request.machine import describe
 from phase0_request.params import SamplingParams
 from phase2_prefill_decode.engine import Engine
 from phase2_prefill_decode.kernels.attention import ATTEND

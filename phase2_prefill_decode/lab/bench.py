@@ -16,7 +16,8 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from phase0_request.machine import describe, record
+from phase0_request.lab.record import record
+from phase0_request.machine import describe
 from phase0_request.params import SamplingParams
 from phase2_prefill_decode.engine import Engine
 from phase2_prefill_decode.lab.comparison import WORKLOADS, Beside, Result, compared, table

@@ -17,7 +17,8 @@ from rich.progress import track
 from rich.table import Table
 
 from phase0_request.batch import Batch, Slice
-from phase0_request.machine import describe, record
+from phase0_request.lab.record import record
+from phase0_request.machine import describe
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
@@ -27,8 +28,8 @@ from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.roofline import Device, Prediction, measured, predict
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.loading.model import Model, default_device
-from phase2_prefill_decode.runner import ModelRunner
-from phase2_prefill_decode.sampler import Sampler
+from phase2_prefill_decode.sampling.sampler import Sampler
+from phase2_prefill_decode.step.runner import ModelRunner
 
 PROMPTS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)

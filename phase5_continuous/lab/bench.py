@@ -20,7 +20,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from phase0_request.batch import Batch, StepOutput
-from phase0_request.machine import record
+from phase0_request.lab.record import record
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import KVCache, PagedCache

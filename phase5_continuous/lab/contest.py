@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from phase0_request.metrics import percentile
+from phase0_request.lab.metrics import percentile
 from phase0_request.request import FinishReason, Request
 from phase1_kv_pool.cache import KVCache
 from phase3_chunked_prefill.budget import TokenBudget

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from phase0_request.metrics import percentile
+from phase0_request.lab.metrics import percentile
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase2_prefill_decode.lab.shapes import SHAPES

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from phase0_request.machine import record
+from phase0_request.lab.record import record
 from phase5_continuous.lab.report import side_by_side
 from phase5_continuous.lab.simulator import Setting, Simulation
 from phase5_continuous.lab.traces import WORD, Arrival

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from phase0_request.machine import record
+from phase0_request.lab.record import record
 from phase5_continuous.lab.report import side_by_side
 from phase5_continuous.lab.simulator import WAYS, Setting, simulate
 from phase5_continuous.lab.traces import Trace

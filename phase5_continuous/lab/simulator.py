@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from phase0_request.machine import record
+from phase0_request.lab.record import record
 from phase0_request.queue import QueueFullError
 from phase1_kv_pool.cache import KVCache, PagedCache
 from phase2_prefill_decode.lab.cost import CostModel

@@ -20,8 +20,9 @@ import torch
 from rich.console import Console
 
 from phase0_request import safe_path
-from phase0_request.machine import describe, record
-from phase0_request.metrics import percentile, summarize
+from phase0_request.lab.metrics import percentile, summarize
+from phase0_request.lab.record import record
+from phase0_request.machine import describe
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache

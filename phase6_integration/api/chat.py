@@ -54,9 +54,6 @@ async def continue_chat(
     default = server.settings.sampling_defaults.get("max_tokens")
     lengths = output_lengths([prompt], length, default, context, "messages")
     formatter = make(server, body, request.state.request_id, prompt, plan)
-    grammar = plan.grammar(prompt, content)
-    if grammar is not None and grammar != content:
-        grammar = server.grammars.check(grammar, "tools")
     requests = engine_requests(
         server,
         tenant,
@@ -67,7 +64,7 @@ async def continue_chat(
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=prompt_alternatives(body, [prompt], None, server.settings.max_scores),
         bad_words=await bad_words(pool, body, tenant),
-        grammar=grammar,
+        grammar=plan.grammar(prompt, content),
         **plan.sampling,
     )
     return GenerationResponse(server, requests, formatter, body)

@@ -18,12 +18,12 @@ from phase1_kv_pool.cache import KVCache, PagedCache
 from phase1_kv_pool.layout import KVLayout
 from phase1_kv_pool.memory import free_bytes
 from phase1_kv_pool.pool import KVPool
-from phase2_prefill_decode.device_state import DeviceState
-from phase2_prefill_decode.graphs import batch_sizes
 from phase2_prefill_decode.loading.model import Model, default_device, load_tokenizer
-from phase2_prefill_decode.logprobs import BLOCK
-from phase2_prefill_decode.runner import ModelRunner, PackedStep
-from phase2_prefill_decode.sampler import Sampler
+from phase2_prefill_decode.sampling.logprobs import BLOCK
+from phase2_prefill_decode.sampling.sampler import Sampler
+from phase2_prefill_decode.step.device_state import DeviceState
+from phase2_prefill_decode.step.graphs import batch_sizes
+from phase2_prefill_decode.step.runner import ModelRunner, PackedStep
 from phase2_prefill_decode.threads import set_threads
 from phase3_chunked_prefill.engine import load
 from phase4_radix.prefix_cache import PrefixCache

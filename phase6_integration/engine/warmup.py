@@ -12,10 +12,10 @@ from phase0_request.batch import Batch, Slice
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import KVCache
-from phase2_prefill_decode.device_state import DeviceState
 from phase2_prefill_decode.kernels.triton.tuning import ALLOWED
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.packed import HostStep
+from phase2_prefill_decode.step.device_state import DeviceState
+from phase2_prefill_decode.step.packed import HostStep
 from phase3_chunked_prefill.kernels.plan import FEW, ROWS
 
 NEW = (1, 2, 4, 8, 16)  # new tokens of a sequence: the decode kernel is compiled for each

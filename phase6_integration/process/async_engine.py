@@ -295,7 +295,7 @@ class AsyncEngine:
         output, stream = self._live.pop(id)
         self._waiting.discard(id)
         del self._resubmitted[id]
-        output.state.times.finish(at)
+        output.state.times.finished = at
         if not output.done:
             stream.put(output.finish(reason, error, health=health))
         for observer in self.observers:

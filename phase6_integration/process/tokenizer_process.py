@@ -1,8 +1,9 @@
 """TokenizerProcess: renders chat templates and encodes text in another process, with limits of time and memory.
 
 A model's template is a program, and its tokenizer.json may describe a normalizer that makes gigabytes of a sentence.
-Each can run for ever or fill the memory, inside C code that no exception reaches. So they run in a process that the kernel ends. A parent loads the tokenizer once and forks a child to do the
-work; when a limit ends the child, the parent reports that in its place and forks another, which takes milliseconds.
+Each can run for ever or fill the memory, inside C code that no exception reaches. So they run in a process that the
+kernel ends. A parent loads the tokenizer once and forks a child to do the work; when a limit
+ends the child, the parent reports that in its place and forks another, which takes milliseconds.
 """
 
 import contextlib

@@ -7,8 +7,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from phase0_request.batch import Batch
 from phase1_kv_pool.cache import KVCache
-from phase2_prefill_decode.device_state import DeviceState
-from phase2_prefill_decode.packed import Packed, pack
+from phase2_prefill_decode.step.device_state import DeviceState
+from phase2_prefill_decode.step.packed import Packed, pack
 
 CPU = torch.device("cpu")
 

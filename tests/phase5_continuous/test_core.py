@@ -15,13 +15,13 @@ from phase0_request.request import FinishReason, Request
 from phase1_kv_pool.cache import KVCache, PagedCache
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.decoder import Decoder
-from phase2_prefill_decode.device_state import DeviceState
 from phase2_prefill_decode.engine import Engine
-from phase2_prefill_decode.graphs import Computed, Replay
 from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.packed import HostStep
-from phase2_prefill_decode.runner import ModelRunner, PackedStep
-from phase2_prefill_decode.sampler import Fetched, Sampler
+from phase2_prefill_decode.sampling.sampler import Fetched, Sampler
+from phase2_prefill_decode.step.device_state import DeviceState
+from phase2_prefill_decode.step.graphs import Computed, Replay
+from phase2_prefill_decode.step.packed import HostStep
+from phase2_prefill_decode.step.runner import ModelRunner, PackedStep
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase4_radix.prefix_cache import PrefixCache

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from phase0_request.metrics import percentile
+from phase0_request.lab.metrics import percentile
 from phase0_request.request import FinishReason, Request
 from phase2_prefill_decode.lab.cost import Load
 from phase2_prefill_decode.lab.roofline import DEVICES

@@ -10,7 +10,7 @@ from phase0_request.params import SamplingParams
 from phase0_request.tokenizer import Tokenizer
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.api.tokenization import TokenizerPool
-from tests.phase6_integration.application import ChatChunk, ChatResponse
+from tests.phase6_integration.answer_schemas import ChatChunk, ChatResponse
 from tests.phase6_integration.fake_engine import FakeEngine, client, events, says
 
 TOKENIZER = Tokenizer.from_pretrained()

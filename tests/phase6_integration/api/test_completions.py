@@ -13,7 +13,8 @@ from phase0_request.tokenizer import Tokenizer
 from phase6_integration.api.logprobs import TokenNames, prompt_offsets
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.process.messages import EngineRequest
-from tests.phase6_integration.application import CompletionChunk, CompletionResponse, create_app
+from tests.phase6_integration.answer_schemas import CompletionChunk, CompletionResponse
+from tests.phase6_integration.application import create_app
 from tests.phase6_integration.asgi import Call
 from tests.phase6_integration.fake_engine import FakeEngine, client, events, says
 

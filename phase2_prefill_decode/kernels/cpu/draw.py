@@ -14,10 +14,10 @@ from numba.extending import overload
 from numba.np.unsafe.ndarray import to_fixed_tuple
 from torch import Tensor
 
-from phase2_prefill_decode.kernels import sample as interface
+from phase2_prefill_decode.kernels import draw as interface
 from phase2_prefill_decode.kernels.cpu.intrinsics import TAGS, array, as_bits, as_float, compiled, widen
 from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, launch, on_each_thread, take, threads_for
-from phase2_prefill_decode.kernels.sample import SamplingTensors
+from phase2_prefill_decode.kernels.draw import SamplingTensors
 
 BLOCK = 128  # tokens
 FLOAT32, INT32, INT64 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
@@ -33,7 +33,7 @@ LARGEST, UNIT = np.float32(1 - 2.0**-24), np.float32(2.0**-63)
 COARSE, SAFE = np.float32(2.0**-31), np.float32(1 - 1e-5)
 
 
-def sample(logits: Tensor, params: SamplingTensors, num_tokens: int) -> tuple[Tensor, Tensor]:
+def draw(logits: Tensor, params: SamplingTensors, num_tokens: int) -> tuple[Tensor, Tensor]:
     rows, logits = len(logits), logits if logits.stride(1) == 1 else logits.contiguous()
     tokens, peaks = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.float32)
     inputs = params.temperatures, params.top_k, params.top_p, params.min_p, params.keys, params.positions
@@ -42,12 +42,12 @@ def sample(logits: Tensor, params: SamplingTensors, num_tokens: int) -> tuple[Te
         tokens.data_ptr(), peaks.data_ptr(),
     )  # fmt: skip
     threads = threads_for(rows * num_tokens / 2e3) if rows > 1 else 1
-    launch(sample_body(logits.dtype), arguments, 0.0, threads, OPENMP)
+    launch(draw_body(logits.dtype), arguments, 0.0, threads, OPENMP)
     return tokens, peaks
 
 
 @cache
-def sample_body(dtype: torch.dtype) -> int:
+def draw_body(dtype: torch.dtype) -> int:
     like, signed, infinity, itemsize = TAGS[dtype], SIGNED[dtype], INFINITY[dtype], dtype.itemsize
 
     def body(work):
@@ -77,7 +77,7 @@ def sample_body(dtype: torch.dtype) -> int:
                     filters = top_k[row], top_p[row], -infinity, top + 1
                     tokens[row] = draw_filtered(x, x_bits, maxima, of_row, *filters)
                 else:
-                    tokens[row] = draw(x, of_row)
+                    tokens[row] = draw_all(x, of_row)
             row = take(work)
 
     return on_each_thread(body)
@@ -187,7 +187,7 @@ def may_win(weight, number, best):
 
 
 @compiled()
-def draw(x, of_row):
+def draw_all(x, of_row):
     """Draw among all tokens. Few blocks have a token that may win, so most are passed over at full speed."""
     peak, scale, _, start = of_row
     best, token = np.float32(0), np.int64(0)

@@ -16,8 +16,8 @@ from torch import Tensor
 from phase0_request.batch import Batch, Slice
 from phase1_kv_pool.cache import KVCache
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
-from phase2_prefill_decode.kernels.sample import SamplingTensors
-from phase2_prefill_decode.sampling import moved, pad_params
+from phase2_prefill_decode.kernels.draw import SamplingTensors
+from phase2_prefill_decode.sampling.inputs import moved, pad_params
 
 CHANGES = 2  # entries of page tables that may change in a captured step, for each slice
 

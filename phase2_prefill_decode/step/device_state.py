@@ -12,8 +12,8 @@ from torch.nn.functional import pad
 
 from phase1_kv_pool.cache import KVCache
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
-from phase2_prefill_decode.packed import HostStep, Packed
-from phase2_prefill_decode.sampling import sampling_tensors
+from phase2_prefill_decode.sampling.inputs import sampling_tensors
+from phase2_prefill_decode.step.packed import HostStep, Packed
 
 
 class DeviceState:

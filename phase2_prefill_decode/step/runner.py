@@ -10,14 +10,14 @@ from torch import Tensor
 from phase0_request.batch import NO_TOKEN_LEFT, Batch, StepOutput, WaitHandle
 from phase1_kv_pool.cache import KVCache
 from phase1_kv_pool.pool import KVPool
-from phase2_prefill_decode.constraints import StepMasks
 from phase2_prefill_decode.decoder import Decoder
-from phase2_prefill_decode.device_state import DeviceState
-from phase2_prefill_decode.graphs import Computed, DecodeGraphs, Graph, Record
-from phase2_prefill_decode.logprobs import PromptTargets, pack_prompt_targets, prompt_logprobs_of
-from phase2_prefill_decode.packed import HostStep, pack
-from phase2_prefill_decode.sampler import Fetched, Sampled, Sampler
-from phase2_prefill_decode.sampling import SamplingMetadata, pinned
+from phase2_prefill_decode.sampling.constraints import StepMasks
+from phase2_prefill_decode.sampling.inputs import SamplingMetadata, pinned
+from phase2_prefill_decode.sampling.logprobs import PromptTargets, pack_prompt_targets, prompt_logprobs_of
+from phase2_prefill_decode.sampling.sampler import Fetched, Sampled, Sampler
+from phase2_prefill_decode.step.device_state import DeviceState
+from phase2_prefill_decode.step.graphs import Computed, DecodeGraphs, Graph, Record
+from phase2_prefill_decode.step.packed import HostStep, pack
 
 
 @dataclass(frozen=True, slots=True)

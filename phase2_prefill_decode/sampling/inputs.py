@@ -16,8 +16,8 @@ from torch import Tensor
 
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
-from phase2_prefill_decode.constraints import StepMasks, is_constrained
-from phase2_prefill_decode.kernels.sample import SamplingTensors, signed
+from phase2_prefill_decode.kernels.draw import SamplingTensors, signed
+from phase2_prefill_decode.sampling.constraints import StepMasks, is_constrained
 
 WIDE, NARROW = 2, 4  # parameters of 64 and of 32 bits, each a column: see `pack_params`
 WORDS = 2 * WIDE + NARROW  # of 32 bits, for the parameters of a row

@@ -24,12 +24,11 @@ from torch import Tensor
 from phase0_request.batch import NO_TOKEN_LEFT, StepOutput
 from phase0_request.checks import check_int
 from phase0_request.request import Request, TokenLogprobs
-from phase2_prefill_decode.constraints import Constraints, Follower, Grammars, StepMasks, is_constrained
+from phase2_prefill_decode.kernels.draw import DRAW, SamplingTensors
 from phase2_prefill_decode.kernels.mask import APPLY_MASK
-from phase2_prefill_decode.kernels.sample import SAMPLE, SamplingTensors
 from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.logprobs import Logprobs, PromptLogprobs, logprobs_of
-from phase2_prefill_decode.sampling import (
+from phase2_prefill_decode.sampling.constraints import Constraints, Follower, Grammars, StepMasks, is_constrained
+from phase2_prefill_decode.sampling.inputs import (
     Edits,
     RequestEdits,
     SamplingMetadata,
@@ -43,6 +42,7 @@ from phase2_prefill_decode.sampling import (
     sampling_tensors,
     to_device,
 )
+from phase2_prefill_decode.sampling.logprobs import Logprobs, PromptLogprobs, logprobs_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class Sampler:
         self.num_tokens = vocab_size if num_tokens is None else num_tokens
         self.device = torch.device(device)
         self.constraints = Constraints(vocab_size, grammars)
-        self._sample = SAMPLE.on(self.device)
+        self._sample = DRAW.on(self.device)
         self._apply_mask = APPLY_MASK.on(self.device)
         self._packed: list[ref[Request]] = []
         self._packed_params = np.empty(0, np.int32)

@@ -4,20 +4,14 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from phase0_request.request import Request
 
 
 def percentile(values: Sequence[float], q: float) -> float:
     """The q-th percentile, linearly interpolated. NaN for no values."""
-    if not 0 <= q <= 100:
-        raise ValueError(f"q must be from 0 to 100, got {q}")
-    if not values:
-        return math.nan
-    ordered = sorted(values)
-    position = (len(ordered) - 1) * q / 100
-    below = math.floor(position)
-    above = math.ceil(position)
-    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+    return float(np.percentile(values, q)) if values else math.nan
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from transformers.generation.logits_process import (
 
 from phase0_request import Request, SamplingParams
 from phase1_kv_pool.kernels import device_of
-from phase2_prefill_decode.kernels.sample import SAMPLE, SamplingTensors, arrivals, keep, numbers, reference, weigh
-from phase2_prefill_decode.sampling import pack_params, sampling_tensors
+from phase2_prefill_decode.kernels.draw import DRAW, SamplingTensors, arrivals, keep, numbers, reference, weigh
+from phase2_prefill_decode.sampling.inputs import pack_params, sampling_tensors
 from tests.phase1_kv_pool.support import bits, every_backend, every_backend_and_dtype, needs_gpu
 from tests.phase2_prefill_decode import sample_scores
 from tests.phase2_prefill_decode.test_sampler_draws import z_of_chi_square
@@ -94,7 +94,7 @@ def test_100_000_draws_have_the_exact_distribution(asked: str, device: str) -> N
     logits = torch.randn(1, 32, generator=torch.Generator().manual_seed(1)) * 1.5
     params = SamplingParams(**ASKED[asked])
     given = [getattr(repeated(params, N), name).to(device) for name in SamplingTensors.__slots__]
-    tokens, _ = SAMPLE.on(torch.device(device))(logits.to(device).expand(N, -1), SamplingTensors(*given), 32)
+    tokens, _ = DRAW.on(torch.device(device))(logits.to(device).expand(N, -1), SamplingTensors(*given), 32)
     assert misfit(tokens.cpu().numpy(), exact(logits[0].numpy(), params)) < 4
 
 
@@ -104,7 +104,7 @@ def test_positions_of_one_seed_draw_the_exact_distribution_from_a_large_vocabula
     params, rows = SamplingParams(), 20_000
     seeds = torch.full((rows,), 5), torch.arange(rows)
     given = SamplingTensors(*(getattr(repeated(params, rows), name) for name in SamplingTensors.__slots__[:4]), *seeds)
-    tokens, _ = SAMPLE.load("cpu")(logits.expand(rows, -1), given, 3001)
+    tokens, _ = DRAW.load("cpu")(logits.expand(rows, -1), given, 3001)
     assert misfit(tokens.numpy(), exact(logits[0].numpy(), params)) < 4
 
 
@@ -236,7 +236,7 @@ EDGES = [
 def assert_as_reference(backend: str, logits: Tensor, asked: list[dict[str, Any]], num_tokens: int) -> Tensor:
     device, rows = device_of(backend), [SamplingParams(**one) for one in asked]
     wanted, peaks = reference(logits, tensors(*rows), num_tokens)
-    tokens, found = SAMPLE.load(backend)(logits.to(device), tensors(*rows, device=device), num_tokens)
+    tokens, found = DRAW.load(backend)(logits.to(device), tensors(*rows, device=device), num_tokens)
     assert tokens.tolist() == wanted.tolist()
     torch.testing.assert_close(found.cpu(), peaks, rtol=0, atol=0, equal_nan=True)
     return wanted
@@ -279,9 +279,9 @@ def scores_of(backend: str, logits: Tensor, temperature: float, key: int, positi
     if backend == "reference":
         weights = weigh(logits[None], torch.zeros(1), heat)[0]
         return weights, arrivals(numbers(*seeds, len(logits)))[0]
-    SAMPLE.load(backend)
+    DRAW.load(backend)
     if backend == "cpu":
-        from phase2_prefill_decode.kernels.cpu import sample as cpu
+        from phase2_prefill_decode.kernels.cpu import draw as cpu
 
         scale = cpu.LOG2_E / heat.numpy()[0]
         weigh_one, arrival, start_of, number_of = cpu.weigh, cpu.arrival, cpu.start_of, cpu.number_of
@@ -317,7 +317,7 @@ def test_every_backend_computes_the_same_scores_to_the_last_bit(backend: str, te
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_the_threshold_of_a_filter_is_found_exactly(backend: str, dtype: torch.dtype) -> None:
     """Of logits that are neighbours, of either sign: the k-th largest, and the one at which the weights suffice."""
-    SAMPLE.load(backend)
+    DRAW.load(backend)
     from tests.phase2_prefill_decode.sample_scores import threshold
 
     step = torch.finfo(dtype).eps  # between neighbours from 1 to 2
@@ -348,8 +348,8 @@ SIZES = [
 def test_no_split_of_the_vocabulary_changes_a_draw(
     backend: str, dtype: torch.dtype, sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    SAMPLE.load(backend)
-    from phase2_prefill_decode.kernels.triton import sample
+    DRAW.load(backend)
+    from phase2_prefill_decode.kernels.triton import draw as sample
 
     for name, value in sizes.items():
         monkeypatch.setattr(sample, name, value)
@@ -364,7 +364,7 @@ def test_a_captured_launch_follows_logits_and_parameters() -> None:
     rows = rows_of_logits()
     edges = [SamplingParams(**one) for one in EDGES]
     first, later = torch.stack([rows["some"]] * 12).cuda(), torch.stack([*rows.values()])
-    params, sample = tensors(*edges[:1] * 12, device="cuda"), SAMPLE.load("triton")
+    params, sample = tensors(*edges[:1] * 12, device="cuda"), DRAW.load("triton")
     sample(first, params, VOCAB)  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from phase2_prefill_decode.device_state import DeviceState
-from phase2_prefill_decode.kernels.sample import SamplingTensors
-from phase2_prefill_decode.packed import CHANGES, HostStep
-from phase2_prefill_decode.sampler import Sampled
+from phase2_prefill_decode.kernels.draw import SamplingTensors
+from phase2_prefill_decode.sampling.sampler import Sampled
+from phase2_prefill_decode.step.device_state import DeviceState
+from phase2_prefill_decode.step.packed import CHANGES, HostStep
 
 Replay = Callable[[], "Computed"]
 Compute = Callable[[HostStep, Sequence[Tensor]], "Computed"]  # of a step and its lists on the device

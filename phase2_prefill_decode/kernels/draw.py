@@ -44,7 +44,7 @@ class SamplingTensors:
 
 # logits [rows, vocab], parameters, num_tokens -> tokens [rows] int64, peaks [rows] float32. Ids from num_tokens on are
 # never drawn. A peak is the largest logit, or NaN if any is; a row whose peak is not finite has token 0.
-Sample = Callable[[Tensor, SamplingTensors, int], tuple[Tensor, Tensor]]
+Draw = Callable[[Tensor, SamplingTensors, int], tuple[Tensor, Tensor]]
 
 LOG2_E, LN_2 = (float(torch.tensor(number)) for number in (math.log2(math.e), math.log(2)))  # rounded to float32
 WHOLE = 2.0**32  # the likeliest token's weight as an integer. Sums over vocabularies up to 2^21 are exact in float64
@@ -57,7 +57,7 @@ LOG = (1.0, 0.49999284744262695, 0.33370059728622437, 0.24280516803264618, 0.269
 
 # region exercise 2.12
 def reference(logits: Tensor, params: SamplingTensors, num_tokens: int) -> tuple[Tensor, Tensor]:
-    """Draw a token for each row, and return the tokens and the peaks, as `Sample` says."""
+    """Draw a token for each row, and return the tokens and the peaks, as `Draw` says."""
     logits = logits[:, :num_tokens].float()
     peaks = logits.amax(-1)
     weights = keep(logits, weigh(logits, peaks, params.temperatures), params)
@@ -143,6 +143,6 @@ def shift(number: Tensor, places: int) -> Tensor:
     return (number >> places) & ((1 << (64 - places)) - 1)
 
 
-SAMPLE: Backends[Sample] = Backends(
-    reference, "phase2_prefill_decode.kernels.cpu.sample:sample", "phase2_prefill_decode.kernels.triton.sample:sample"
+DRAW: Backends[Draw] = Backends(
+    reference, "phase2_prefill_decode.kernels.cpu.draw:draw", "phase2_prefill_decode.kernels.triton.draw:draw"
 )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from phase0_request.batch import Batch, Slice
 from phase0_request.request import TokenLogprobs
-from phase2_prefill_decode.sampling import to_device
+from phase2_prefill_decode.sampling.inputs import to_device
 
 BLOCK = 64  # prompt rows at a time: each row of a large vocabulary takes megabytes
 
