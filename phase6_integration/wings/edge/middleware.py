@@ -19,7 +19,7 @@ from phase6_integration.api.errors import RequestError
 from phase6_integration.api.parsing import BY_KEY
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.wings.edge.api_keys import ApiKeys
-from phase6_integration.wings.edge.memory_budget import Hold, MemoryBudget
+from phase6_integration.wings.edge.memory_budget import BODIES, SMALL_BODY, Hold, MemoryBudget
 from phase6_integration.wings.edge.origins import check_host, cors
 
 BY_ADDRESS = "address-"  # ids of clients without an API key begin with it
@@ -120,7 +120,7 @@ class Bodies(HttpMiddleware):
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         super().__init__(app)
         self.settings = settings
-        self.budget = MemoryBudget.for_bodies(settings.max_buffered_bytes)
+        self.budget = MemoryBudget(settings.max_buffered_bytes // BODIES, SMALL_BODY)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
