@@ -12,7 +12,7 @@ from httpx import ASGITransport, AsyncClient, Response
 
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.app import create_app
-from phase6_integration.wings.page.playground import router
+from phase6_integration.wings.page.playground import attach
 from tests.phase6_integration.fake_engine import FakeEngine
 
 VOID = {"meta", "link", "input", "br", "img", "hr"}
@@ -66,7 +66,7 @@ def ask(app: FastAPI, method: str, path: str, **body: object) -> Response:
 @pytest.fixture(scope="module")
 def answer() -> Response:
     app = FastAPI()
-    app.include_router(router)
+    attach(app)
     assert "/" not in app.openapi()["paths"]
     return ask(app, "GET", "/")
 
