@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from phase0_request.batch import Batch, StepOutput
-from phase1_kv_pool.cache import KVCache
+from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.sampling.logprobs import pack_prompt_targets, prompt_logprobs_of
@@ -26,7 +26,7 @@ class ModelRunner:
         self,
         decoder: Decoder,
         pool: KVPool,
-        cache: KVCache,
+        cache: PagedCache,
         sampler: Sampler,
         state: DeviceState | None = None,
         *,

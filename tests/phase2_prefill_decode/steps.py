@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from phase0_request.batch import Batch, StepOutput
-from phase1_kv_pool.cache import KVCache
+from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.sampling.metadata import SamplingMetadata
 from phase2_prefill_decode.sampling.sampler import Sampled
 from phase2_prefill_decode.step.device_state import DeviceState
@@ -18,7 +18,9 @@ from phase2_prefill_decode.step.packed import PackedStep, StepTensors, pack
 CPU = torch.device("cpu")
 
 
-def loaded(batch: Batch, cache: KVCache, device: torch.device = CPU, state: DeviceState | None = None) -> StepTensors:
+def loaded(
+    batch: Batch, cache: PagedCache, device: torch.device = CPU, state: DeviceState | None = None
+) -> StepTensors:
     """The tensors of a step; by default over a device state of its own."""
     state = state or DeviceState(device)
     state.reserve(cache)

@@ -58,7 +58,7 @@ def largest_steps(*params: SamplingParams) -> list[int]:
         patch.setattr("phase6_integration.engine.assemble.BLOCK", 1)
         for one in params:
             patch.setattr("phase6_integration.engine.assemble.LARGEST", one)
-            found.append(profile(model, Sampler.of(model, 0), BLOCK, BLOCK, 16))
+            found.append(profile(model, Sampler.of(model, 0), BLOCK, BLOCK, 16, BLOCK))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Response schemas, for /openapi.json and tests. The routes write the same JSON as bytes."""
+"""The shapes of answers and chunks: these fields, of these types, and no others."""
 
 from typing import Literal
 
@@ -10,17 +10,6 @@ ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
 class Response(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class Error(Response):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorResponse(Response):
-    error: Error
 
 
 class PromptTokensDetails(Response):
