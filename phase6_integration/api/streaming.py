@@ -10,10 +10,18 @@ from typing import Any
 from fastapi import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from phase0_request.batch import GRAMMAR_FAILED, NO_TOKEN_LEFT
+from phase0_request.batch import GRAMMAR_FAILED, GRAMMAR_REFUSED, NO_TOKEN_LEFT
 from phase0_request.queue import QueueFullError
 from phase0_request.request import FinishReason
-from phase6_integration.api.errors import RequestError, conflict, fault, grammar_failed, no_token_left, unavailable
+from phase6_integration.api.errors import (
+    RequestError,
+    conflict,
+    fault,
+    grammar_failed,
+    grammar_refused,
+    no_token_left,
+    unavailable,
+)
 from phase6_integration.api.formatter import Formatter
 from phase6_integration.api.schemas import SamplingFields
 from phase6_integration.api.state import Account, Lease, ServerState
@@ -198,6 +206,8 @@ class _Sender:
         fields, tokens = self.formatter.excluding, self.outputs.outputs[chunk.index].generated
         if chunk.error == NO_TOKEN_LEFT and fields:
             return no_token_left(fields, tokens)
+        if chunk.error is not None and chunk.error.startswith(GRAMMAR_REFUSED):
+            return grammar_refused(fields, chunk.error.removeprefix(f"{GRAMMAR_REFUSED}: "))
         if chunk.error is not None and chunk.error.startswith(GRAMMAR_FAILED):
             return grammar_failed(fields, tokens)
         return fault(self.request_id)
