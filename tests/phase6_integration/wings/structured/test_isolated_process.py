@@ -133,7 +133,7 @@ def constraint_of(grammars: IsolatedGrammars, made: Request) -> IsolatedConstrai
 
 
 def bits(here: Here, rows: Sequence[tuple[int, Any, int]]) -> tuple[Any, dict[int, Any]]:
-    filled = here.masks(rows, torch.zeros(len(rows), dtype=torch.int64)).start().result()
+    filled = here.start(StepMasks(rows, torch.zeros(len(rows), dtype=torch.int64)))()
     return filled.bits.numpy().view(np.uint32), dict(filled.late)
 
 
