@@ -17,7 +17,7 @@ from phase0_request.batch import Batch, Event, Slice, StepOutput, reason_to_fini
 from phase0_request.checks import check_int
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
-from phase1_kv_pool.cache import KVCache, PagedCache
+from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.generation import Completion, Delta, Prompt, Transcript, make_requests
 from phase2_prefill_decode.loading.model import Model
@@ -101,7 +101,9 @@ class Stepper:
 
 
 # region commit
-def commit(batch: Batch, output: StepOutput, cache: KVCache, eos_ids: Collection[int], now: float) -> Iterator[Event]:
+def commit(
+    batch: Batch, output: StepOutput, cache: PagedCache, eos_ids: Collection[int], now: float
+) -> Iterator[Event]:
     """Advance every request of the step by its slice, and append its token if the slice completed it."""
     for number, (piece, token) in enumerate(zip(batch.slices, output.tokens, strict=True)):
         request = piece.request
@@ -135,7 +137,7 @@ class Engine:
         self,
         model: Model,
         *,
-        cache: KVCache | None = None,
+        cache: PagedCache | None = None,
         plan: Plan = together,
         batch_size: int = 64,
         seed: int | None = None,

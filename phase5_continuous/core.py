@@ -12,7 +12,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from phase0_request.batch import Batch, Event, Slice, StepOutput
 from phase0_request.request import FinishReason, Request
-from phase1_kv_pool.cache import KVCache
+from phase1_kv_pool.cache import PagedCache
 
 
 class PackedBatch(Protocol):
@@ -46,7 +46,7 @@ class SchedulerInterface(Protocol):
     """Plans and commits steps: Scheduler does, and static batching in the lab."""
 
     @property
-    def cache(self) -> KVCache: ...
+    def cache(self) -> PagedCache: ...
 
     @property
     def ahead(self) -> int: ...

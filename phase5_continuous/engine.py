@@ -9,7 +9,7 @@ from typing import Any
 from tqdm import tqdm
 
 from phase0_request.request import Request
-from phase1_kv_pool.cache import KVCache
+from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.engine import Params
 from phase2_prefill_decode.generation import Completion, Delta, Prompt, Transcript, make_requests
@@ -27,7 +27,7 @@ def core(
     model: Model,
     budget: TokenBudget | None = None,
     *,
-    cache: KVCache | None = None,
+    cache: PagedCache | None = None,
     policy: Policy | None = None,
     max_running: int = 64,
     ahead: int = 0,

@@ -1,4 +1,4 @@
-"""Scheduler: plans the tokens of the next step, and commits the results of the last. Integers over a KVCache."""
+"""Scheduler: plans the tokens of the next step, and commits the results of the last. Integers over a PagedCache."""
 
 from collections import deque
 from collections.abc import Collection
@@ -7,7 +7,7 @@ from itertools import chain
 from phase0_request.batch import Batch, Event, Forced, Slice, StepOutput, WaitHandle, reason_to_finish
 from phase0_request.checks import check_int, check_number
 from phase0_request.request import FinishReason, Request, RequestState, TokenLogprobs
-from phase1_kv_pool.cache import KVCache
+from phase1_kv_pool.cache import PagedCache
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.chunker import Chunker
 from phase5_continuous.admission import Admission
@@ -38,7 +38,7 @@ class Scheduler:
 
     def __init__(
         self,
-        cache: KVCache,
+        cache: PagedCache,
         eos_ids: Collection[int] = (),
         budget: TokenBudget | None = None,
         *,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from phase1_kv_pool.cache import KVCache
+from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
 from phase2_prefill_decode.sampling.inputs import sampling_tensors
 from phase2_prefill_decode.step.packed import HostStep, Packed
@@ -19,7 +19,7 @@ from phase2_prefill_decode.step.packed import HostStep, Packed
 class DeviceState:
     """Page tables and newest tokens, in rows. One row more is scratch, for padding.
 
-    The rows are those of the KVCache. Both dimensions grow as needed, unless `rows` and `pages` were given: then the
+    The rows are those of the PagedCache. Both dimensions grow as needed, unless `rows` and `pages` were given: then the
     tensors stay where they are, as a captured step needs.
     """
 
@@ -37,7 +37,7 @@ class DeviceState:
         return len(self.newest) - 1
 
     # region exercise 2.15
-    def reserve(self, cache: KVCache) -> None:
+    def reserve(self, cache: PagedCache) -> None:
         """Make room for the page tables of a cache."""
         rows = max((row + 1 for row, _, _ in cache.changes()), default=0)
         pages = max((len(table) for _, _, table in cache.changes()), default=0)

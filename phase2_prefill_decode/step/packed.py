@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from phase0_request.batch import Batch, Slice
-from phase1_kv_pool.cache import KVCache
+from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
 from phase2_prefill_decode.kernels.draw import SamplingTensors
 from phase2_prefill_decode.sampling.inputs import moved, pad_params
@@ -118,7 +118,7 @@ class HostStep:
 
 
 # region exercise 2.2
-def pack(batch: Batch, cache: KVCache, width: int, scored: Sequence[int] = ()) -> HostStep:
+def pack(batch: Batch, cache: PagedCache, width: int, scored: Sequence[int] = ()) -> HostStep:
     """Pack a batch. Logits are computed for the last row of each slice that completes its request, then for the first
     scored[i] rows of each slice i. `width` is the number of entries of a page table on the device."""
     tokens: list[int] = []
@@ -167,7 +167,7 @@ def pack(batch: Batch, cache: KVCache, width: int, scored: Sequence[int] = ()) -
 
 
 # region exercise 2.14
-def tokens_of(piece: Slice, cache: KVCache) -> list[int]:
+def tokens_of(piece: Slice, cache: PagedCache) -> list[int]:
     """The tokens of a slice. If a step in flight yields the last one, the host does not know it: it gets -1 - row."""
     request, start, length = piece
     output, stop = request.output_tokens, start + length

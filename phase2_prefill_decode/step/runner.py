@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from phase0_request.batch import NO_TOKEN_LEFT, Batch, StepOutput, WaitHandle
-from phase1_kv_pool.cache import KVCache
+from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.sampling.constraints import StepMasks
@@ -77,7 +77,7 @@ class ModelRunner:
         self,
         decoder: Decoder,
         pool: KVPool,
-        cache: KVCache,
+        cache: PagedCache,
         sampler: Sampler,
         state: DeviceState | None = None,
         *,

@@ -23,7 +23,7 @@ from phase0_request.batch import Batch, StepOutput
 from phase0_request.lab.record import record
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
-from phase1_kv_pool.cache import KVCache, PagedCache
+from phase1_kv_pool.cache import PagedCache
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.scheduler import Scheduler
@@ -65,7 +65,7 @@ def answer(batch: Batch) -> StepOutput:
     return StepOutput([7] * len(batch))
 
 
-def scheduler(cache: KVCache, running: int) -> Scheduler:
+def scheduler(cache: PagedCache, running: int) -> Scheduler:
     return Scheduler(cache, [EOS], TokenBudget(512, 8192), max_running=running)
 
 

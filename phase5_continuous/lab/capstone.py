@@ -3,7 +3,7 @@
 FILE is a Python module that defines one or more of:
 
     policy() -> Policy                       the order within a tenant, and which request is preempted
-    cache(pages, page_size) -> KVCache       the pages: a PrefixCache with another eviction order, for example
+    cache(pages, page_size) -> PagedCache       the pages: a PrefixCache with another eviction order, for example
     share() -> FairShare                     the order of the tenants
 """
 

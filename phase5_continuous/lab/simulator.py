@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from phase0_request.lab.record import record
 from phase0_request.queue import QueueFullError
-from phase1_kv_pool.cache import KVCache, PagedCache
+from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.roofline import DEVICES, Device, named
 from phase2_prefill_decode.lab.shapes import SHAPES
@@ -73,7 +73,7 @@ class Setting:
         if self.model not in MODELS:
             raise ValueError(f"a model is one of {', '.join(MODELS)}, got {self.model!r}")
 
-    def cache(self) -> KVCache:
+    def cache(self) -> PagedCache:
         return (PrefixCache if self.prefix_cache else PagedCache)(self.pages, self.page_size)
 
     def scheduler(self) -> SchedulerInterface:

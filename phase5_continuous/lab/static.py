@@ -6,7 +6,7 @@ from collections.abc import Collection
 from phase0_request.batch import Batch, Event, Slice, StepOutput, reason_to_finish
 from phase0_request.queue import QueueFullError
 from phase0_request.request import FinishReason, Request
-from phase1_kv_pool.cache import KVCache
+from phase1_kv_pool.cache import PagedCache
 
 
 class StaticBatching:
@@ -19,7 +19,7 @@ class StaticBatching:
     ahead = 0
 
     def __init__(
-        self, cache: KVCache, eos_ids: Collection[int] = (), *, batch_size: int = 64, queue_limit: int | None = None
+        self, cache: PagedCache, eos_ids: Collection[int] = (), *, batch_size: int = 64, queue_limit: int | None = None
     ) -> None:
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise ValueError(f"batch_size must be an integer from 1, got {batch_size!r}")

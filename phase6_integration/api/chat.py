@@ -14,7 +14,7 @@ from phase6_integration.api.parsing import (
     bad_words,
     check_lengths,
     check_options,
-    engine_requests,
+    engine_request,
     output_lengths,
     prompt_alternatives,
     requested_length,
@@ -54,7 +54,7 @@ async def continue_chat(
     default = server.settings.sampling_defaults.get("max_tokens")
     lengths = output_lengths([prompt], length, default, context, "messages")
     formatter = make(server, body, request.state.request_id, prompt, plan)
-    requests = engine_requests(
+    message = engine_request(
         server,
         tenant,
         body,
@@ -67,7 +67,7 @@ async def continue_chat(
         grammar=plan.grammar(prompt, content),
         **plan.sampling,
     )
-    return GenerationResponse(server, requests, formatter, body)
+    return GenerationResponse(server, message, formatter, body)
 
 
 class ChatFormatter(Formatter):

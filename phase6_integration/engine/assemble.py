@@ -14,7 +14,7 @@ from phase0_request.batch import Batch, Slice
 from phase0_request.checks import ConfigError
 from phase0_request.params import MAX_LOGPROBS, SamplingParams
 from phase0_request.request import Request
-from phase1_kv_pool.cache import KVCache, PagedCache
+from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.layout import KVLayout
 from phase1_kv_pool.memory import free_bytes
 from phase1_kv_pool.pool import KVPool
@@ -160,7 +160,7 @@ def profile(model: Model, sampler: Sampler, tokens: int, running: int, page_size
 def make_runner(
     model: Model,
     pool: KVPool,
-    cache: KVCache,
+    cache: PagedCache,
     sampler: Sampler,
     sizes: Sequence[int],
     context: int,
@@ -273,7 +273,7 @@ def _wanted_context(options: EngineOptions, claimed: int) -> int:
     return context
 
 
-def _context_length(options: EngineOptions, wanted: int, cache: KVCache) -> int:
+def _context_length(options: EngineOptions, wanted: int, cache: PagedCache) -> int:
     """The longest request: limited by the model, by max_model_len, and by the whole pool."""
     if wanted <= cache.max_tokens:
         return wanted

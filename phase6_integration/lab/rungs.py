@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from phase0_request.request import FinishReason, Request
-from phase1_kv_pool.cache import KVCache, PagedCache
+from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.engine import Engine
 from phase2_prefill_decode.loading.model import Model, default_device
 from phase3_chunked_prefill.budget import TokenBudget
@@ -55,7 +55,7 @@ class Rung(Protocol):
 class CachedRung:
     """A rung with a paged cache. One without a prefix cache has no hits."""
 
-    def __init__(self, cache: KVCache) -> None:
+    def __init__(self, cache: PagedCache) -> None:
         self.cache = cache
         self.steps = self.pages = 0
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from phase0_request import FinishReason, Request, Slice
-from phase1_kv_pool import KVCache, OutOfPagesError, PagedCache, PageError, PageUsage
+from phase1_kv_pool import OutOfPagesError, PagedCache, PageError, PageUsage
 from phase4_radix.prefix_cache import PrefixCache
 from tests.phase4_radix.steps import SIZE, admit, compute, finish
 
@@ -66,7 +66,7 @@ def test_grow_evicts_only_the_missing_pages(cache: PrefixCache) -> None:
 
 @pytest.mark.parametrize("kind", [PagedCache, PrefixCache])
 def test_without_shared_prefixes_both_caches_give_the_same_slots(kind: type[PagedCache]) -> None:
-    cache: KVCache = kind(8, SIZE)
+    cache: PagedCache = kind(8, SIZE)
     first, second = admit(cache, "a", range(6)), admit(cache, "b", range(10, 15))
     slots = [compute(cache, first, 3), compute(cache, second), compute(cache, first)]
     assert slots == [[0, 1, 2], [4, 5, 6, 7, 8], [3, 12, 13]]

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from phase0_request.batch import Batch
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
-from phase1_kv_pool.cache import KVCache, PagedCache
+from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.engine import Engine
@@ -50,7 +50,7 @@ def ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
     return steps
 
 
-def recorded_runner(decoder: Decoder, pool: KVPool, cache: KVCache, sampler: Sampler, *, ahead: bool) -> ModelRunner:
+def recorded_runner(decoder: Decoder, pool: KVPool, cache: PagedCache, sampler: Sampler, *, ahead: bool) -> ModelRunner:
     """A runner that replays its decode steps: it computes them again over the tensors that they were recorded with, and
     writes the results where they were the first time."""
 
@@ -159,7 +159,7 @@ def test_each_request_of_any_batch_has_the_output_of_transformers(
 ) -> None:
     """Random arrivals, chunks, aborts, shared prefixes, and a pool that holds two or three of twelve requests."""
     rng = random.Random(seed)
-    cache: KVCache = kind(28, 4)
+    cache: PagedCache = kind(28, 4)
     loop = core(small, TokenBudget(8, 16), cache=cache, max_running=6, policy=LongestPrefixFirst() if seed else None)
     requests = random_requests(rng, 12)
     delivered = play(loop, requests, rng)

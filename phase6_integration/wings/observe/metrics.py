@@ -18,7 +18,7 @@ from phase6_integration.api.state import Server, ServerState
 from phase6_integration.process.async_engine import AsyncEngine, StepReport
 from phase6_integration.process.health import Health
 from phase6_integration.process.messages import EngineRequest
-from phase6_integration.process.outputs import OutputState
+from phase6_integration.process.outputs import Output
 from phase6_integration.wings.observe.health_routes import reason
 from phase6_integration.wings.observe.logs import dropped_lines
 
@@ -112,23 +112,28 @@ class Metrics:
         if tokens := report.prefill_tokens + report.generated:
             self._histograms["iteration_tokens_total"].observe(tokens)
 
-    def finished(self, request: EngineRequest, state: OutputState, reason: FinishReason) -> None:
+    def finished(self, request: EngineRequest, output: Output, reason: FinishReason) -> None:
         """Latencies are of requests that were completed."""
         self._ended[reason].inc()
         if reason not in (FinishReason.STOP, FinishReason.LENGTH):
             return
-        times, gaps = state.times, state.times.itl
+        times, gaps = output.times, output.times.itl
+        prefill = decode = inference = None
+        if times.tokens:
+            decode = times.tokens[-1] - times.tokens[0]
+            if times.admitted is not None:
+                prefill, inference = times.tokens[0] - times.admitted, times.tokens[-1] - times.admitted
         for name, value in (
             ("time_to_first_token_seconds", times.ttft),
             ("e2e_request_latency_seconds", times.e2e),
             ("request_queue_time_seconds", times.queue_time),
-            ("request_prefill_time_seconds", times.prefill),
-            ("request_decode_time_seconds", times.decode),
-            ("request_inference_time_seconds", times.inference),
+            ("request_prefill_time_seconds", prefill),
+            ("request_decode_time_seconds", decode),
+            ("request_inference_time_seconds", inference),
             ("request_time_per_output_token_seconds", sum(gaps) / len(gaps) if gaps else None),
-            ("request_prompt_tokens", len(request.prompt)),
-            ("request_generation_tokens", state.generated),
-            ("request_params_max_tokens", request.params.max_tokens),
+            ("request_prompt_tokens", output.prompt_tokens),
+            ("request_generation_tokens", output.generated),
+            ("request_params_max_tokens", output.max_tokens),
             *(("inter_token_latency_seconds", gap) for gap in gaps),
         ):
             if value is not None:
@@ -136,7 +141,7 @@ class Metrics:
 
     # Called by responses.
 
-    def answered(self, n: int, outputs: Sequence[OutputState]) -> None:
+    def answered(self, n: int, outputs: Sequence[Output]) -> None:
         """All n completions of each prompt of a request have finished."""
         for first in range(0, len(outputs), n):
             longest = max(output.generated for output in outputs[first : first + n])

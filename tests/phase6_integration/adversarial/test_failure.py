@@ -51,12 +51,12 @@ async def engine(monkeypatch: pytest.MonkeyPatch, **options: object) -> AsyncIte
 
 
 def submit(made: AsyncEngine, name: str, params: SamplingParams = LONG, token: int = 3) -> OutputStream:
-    return made.submit([EngineRequest(name, (token,), params)])
+    return made.submit(EngineRequest(name, [(token,)], params, [params.max_tokens]))
 
 
 async def end(outputs: OutputStream) -> tuple[FinishReason | None, Health | None]:
     ((*_, last),) = await read(outputs)
-    return last.finish_reason, last.health
+    return last.finish_reason, last.error.health if isinstance(last.error, UnavailableError) else None
 
 
 def test_waiting_requests_survive_an_engine_that_is_killed_twice(monkeypatch: pytest.MonkeyPatch) -> None:

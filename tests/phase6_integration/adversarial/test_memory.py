@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 
 from phase0_request.params import SamplingParams
+from phase0_request.request import Request
 from phase6_integration.api.application import ErrorResponses, Exchanges
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.app import create_app
-from phase6_integration.process.messages import EngineRequest, frame
+from phase6_integration.process.messages import frame
 from phase6_integration.wings.edge.memory_budget import SMALL_BODY, MemoryBudget
 from phase6_integration.wings.edge.middleware import BodyLimits
 from phase6_integration.wings.observe.access_log import AccessLog
@@ -47,7 +48,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), 120))
 
 
-def words(request: EngineRequest) -> list[int]:
+def words(request: Request) -> list[int]:
     """Four tokens of some letters each, again and again."""
     return list(islice(cycle((300, 700, 1200, 2000)), request.params.max_tokens))
 
@@ -66,7 +67,7 @@ def sized(path: str, tokens: int, n: int) -> dict[str, Any]:
 
 def grown(engine: FakeEngine) -> int:
     """The tokens of the shortest live output."""
-    return min((output.state.generated for output, _ in engine._live.values()), default=0)
+    return min((output.generated for output, _ in engine._live.values()), default=0)
 
 
 async def warm(app: Any, path: str) -> None:

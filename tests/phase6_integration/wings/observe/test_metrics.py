@@ -14,7 +14,7 @@ from phase0_request.request import FinishReason
 from phase6_integration.engine.stats import Gauges
 from phase6_integration.process.async_engine import StepReport
 from phase6_integration.process.messages import EngineRequest, Ready
-from phase6_integration.process.outputs import OutputState, OutputTimes
+from phase6_integration.process.outputs import Output
 from phase6_integration.wings.observe.metrics import Metrics, one_two_five
 from tests.phase6_integration.fake_engine import FakeEngine
 
@@ -63,6 +63,13 @@ GAUGES = {
 }
 
 
+def generated(tokens: int, prompt: int = 7) -> tuple[EngineRequest, Output]:
+    request = EngineRequest("x", [(1,) * prompt], SamplingParams(), [20], arrival=10.0)
+    output = Output(request, 0, None)
+    output.generated = tokens
+    return request, output
+
+
 class Observed:
     """An engine that is ready, and its metrics."""
 
@@ -73,13 +80,13 @@ class Observed:
 
     def answer(self, reason: FinishReason, prompt: int = 7, tokens: int = 3, gap: float = 0.03) -> None:
         """One that waited 0.5 s, prefilled 0.25 s, and then had a token every `gap`."""
-        times = OutputTimes(10.0)
+        request, output = generated(tokens, prompt)
+        times = output.times
         times.admitted = 10.5
         for i in range(tokens):
             times.tokens.append(10.75 + gap * i)
         times.finished = 10.75 + gap * max(tokens - 1, 0)
-        state = OutputState(times, generated=tokens)
-        self.metrics.finished(EngineRequest("x", (1,) * prompt, SamplingParams(max_tokens=20)), state, reason)
+        self.metrics.finished(request, output, reason)
 
     def text(self) -> str:
         return generate_latest(self.metrics.registry).decode()
@@ -164,7 +171,7 @@ def test_a_completed_answer_is_in_every_histogram() -> None:
 
 def test_the_completions_of_a_prompt_are_one_request() -> None:
     observed = Observed()
-    observed.metrics.answered(2, [OutputState(OutputTimes(0), generated=count) for count in (3, 9, 4, 1)])
+    observed.metrics.answered(2, [generated(count)[1] for count in (3, 9, 4, 1)])
     assert observed.values("request_params_n_sum", "request_params_n_count") == [4, 2]
     longest = "request_max_num_generation_tokens"
     assert observed.values(f"{longest}_sum", f"{longest}_count") == [9 + 4, 2]
