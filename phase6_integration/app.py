@@ -32,8 +32,7 @@ def create_app(engine: AsyncEngine, settings: ServerSettings, keys: ApiKeys | No
     app = application(
         engine,
         settings,
-        outer=middleware.outer(settings),
-        around=[access_log.LAYER, *middleware.around(settings)],
+        around=[access_log.layer(settings), *middleware.around(settings)],
         inner=middleware.inner(settings, keys),
     )
     for wing in (output_grammar, tools, responses_api, model_routes, metrics, health_routes, quotas, playground):

@@ -38,13 +38,20 @@ BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
         [],
         {"PROMPTS": (1, 4), "BATCHES": (1, 2), "CONTEXTS": (8,), "CONTEXT": 8, "SECONDS": 0.0, **CEILINGS},
     ),
+    "phase5.json": ("phase5_continuous.lab.bench", [], {"RUNNING": (1, 4), "LIVES": 20, "PROFILED_STEPS": 5}),
+    "phase5_goodput.json": ("phase5_continuous.lab.goodput", ["--seconds", "1"], {"RATES": (5, 10)}),
+    "phase5_study.json": (
+        "phase5_continuous.lab.study",
+        ["-n", "2", "--runs", "1", "--many", "20"],
+        {"MOST": 8, "PAGES": 64},
+    ),
 }
 
 
 def paths(figures: Any, path: str = "") -> Iterator[str]:
     """The keys of nested figures, with # for numbers: "points.decode_#_#.ms"."""
     for key, value in figures.items():
-        here = f"{path}.{re.sub('[0-9]+', '#', key)}"
+        here = f"{path}.{re.sub('[0-9]+', '#', key) if path != '.profile' else 'function'}"
         yield from paths(value, here) if isinstance(value, dict) else (here,)
 
 

@@ -26,7 +26,7 @@ from phase0_request.request import Request
 from phase0_request.tokenizer import Tokenizer
 from phase2_prefill_decode.sampling.constraints import Constraint, Grammars, fill_masks
 from phase6_integration.process.messages import CHUNK, Frames, frame
-from phase6_integration.process.tokenizer_process import limit_memory
+from phase6_integration.process.tokenizer_worker import limit_memory
 from phase6_integration.wings.structured.client_grammars import ClientGrammars
 
 MEMORY = 512 << 20  # bytes that a child may allocate beyond what its parent has

@@ -23,7 +23,7 @@ from phase6_integration.api.settings import ServerSettings
 from phase6_integration.app import create_app
 from phase6_integration.process.messages import frame
 from phase6_integration.wings.edge.memory_budget import SMALL_BODY, MemoryBudget
-from phase6_integration.wings.edge.middleware import BodyLimits
+from phase6_integration.wings.edge.middleware import Bodies
 from phase6_integration.wings.observe.access_log import AccessLog
 from tests.phase6_integration.asgi import Call
 from tests.phase6_integration.fake_engine import FakeEngine
@@ -334,9 +334,9 @@ def test_bodies_that_never_end_leave_the_budget_alone_and_small_requests_pass() 
         return scope, receive, send
 
     async def test() -> None:
-        limits = BodyLimits(app, settings)
+        limits = Bodies(app, settings)
         tracemalloc.start()
-        refusing = Exchanges(AccessLog(ErrorResponses(limits)))
+        refusing = Exchanges(AccessLog(ErrorResponses(limits), root=""))
         calls = [asyncio.create_task(refusing(*request(15, whole=False))) for _ in range(500)]
         refused = 500 - limits.budget.limit // ((15 << 14) - SMALL_BODY)
         while len(ended) < refused - 1:
