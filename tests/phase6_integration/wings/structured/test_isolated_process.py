@@ -16,7 +16,7 @@ from phase0_request import FinishReason, Request, SamplingParams
 from phase0_request.batch import GRAMMAR_REFUSED
 from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool import PagedCache
-from phase2_prefill_decode.sampling.constraints import Constraint, fill_masks
+from phase2_prefill_decode.sampling.constraints import Constraint, StepMasks, fill_masks
 from phase5_continuous import Scheduler
 from phase6_integration.process.messages import Frames, frame
 from phase6_integration.wings.structured import isolated_grammars, isolated_process
