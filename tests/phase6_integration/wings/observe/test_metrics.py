@@ -33,6 +33,13 @@ OURS = {"nanoserve:engine_up", "nanoserve:engine_restarts_total", "nanoserve:log
 GAUGES = {"num_requests_running", "num_requests_waiting", "num_requests_waiting_by_reason", "kv_cache_usage_perc"}
 
 
+def generated(tokens: int, prompt: int = 7) -> tuple[EngineRequest, Output]:
+    request = EngineRequest("x", [(1,) * prompt], SamplingParams(), [20], arrival=10.0)
+    output = Output(request, 0, None)
+    output.generated = tokens
+    return request, output
+
+
 class Observed:
     """An engine that is ready, and its metrics."""
 

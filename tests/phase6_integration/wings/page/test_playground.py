@@ -1,4 +1,4 @@
-"""The playground: what a browser would hold it to. Nothing from elsewhere, nothing inline, and only what the server says."""
+"""The playground: what a browser would hold it to. nothing from elsewhere, nothing inline, and what the server says."""
 
 import asyncio
 import base64
