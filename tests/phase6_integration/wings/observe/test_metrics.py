@@ -9,10 +9,12 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
+from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason
 from phase6_integration.engine.stats import Gauges
 from phase6_integration.process.async_engine import StepReport
-from phase6_integration.process.messages import Ready
+from phase6_integration.process.messages import EngineRequest, Ready
+from phase6_integration.process.outputs import Output
 from phase6_integration.wings.observe.metrics import Metrics, one_two_five
 from tests.phase6_integration.fake_engine import FakeEngine
 
