@@ -25,7 +25,7 @@ BYTE_LETTERS = {TOKENIZER.token_bytes(i)[0]: REFERENCE.id_to_token(i) for i in r
 
 def parts_of(tokens: list[int], cuts: list[int], stop: Sequence[str] = (), include_stop: bool = False) -> list[str]:
     """The text of each push, and of the flush."""
-    detokenizer = Detokenizer(TOKENIZER, stop, include_stop=include_stop)
+    detokenizer = Detokenizer(TOKENIZER, SamplingParams(stop=stop, include_stop_str_in_output=include_stop))
     places = sorted({min(c, len(tokens)) for c in cuts} | {0, len(tokens)})
     texts = [detokenizer.push(tokens[a:b]) for a, b in itertools.pairwise(places)]
     return [*texts, detokenizer.flush()]
@@ -59,7 +59,7 @@ def test_multi_byte_text_split_at_every_position() -> None:
 
 @given(st.lists(st.one_of(ids, st.integers(0, 2)), max_size=40))
 def test_special_tokens_are_written_as_the_library_writes_them(tokens: list[int]) -> None:
-    detokenizer = Detokenizer.of(TOKENIZER, SamplingParams(skip_special_tokens=False))
+    detokenizer = Detokenizer(TOKENIZER, SamplingParams(skip_special_tokens=False))
     assert detokenizer.push(tokens) + detokenizer.flush() == REFERENCE.decode(tokens, skip_special_tokens=False)
 
 
@@ -80,7 +80,7 @@ def test_stop_strings_spread_over_tokens_end_the_text(
 
 def test_no_part_of_a_stop_string_is_streamed() -> None:
     text = "The answer is 42.\nUser: and why?"
-    detokenizer = Detokenizer(TOKENIZER, ["\nUser:"])
+    detokenizer = Detokenizer(TOKENIZER, SamplingParams(stop="\nUser:"))
     shown = ""
     for character in text:
         shown += detokenizer.push(TOKENIZER.encode(character))
@@ -92,7 +92,7 @@ def test_no_part_of_a_stop_string_is_streamed() -> None:
 def test_the_text_of_the_first_min_tokens_is_not_searched_for_stop_strings() -> None:
     tokens = [t for word in ("stop", " stop", " go", " stop", " never") for t in TOKENIZER.encode(word)]
     first_two = len(TOKENIZER.encode("stop")) + len(TOKENIZER.encode(" stop"))
-    detokenizer = Detokenizer(TOKENIZER, ["stop"], min_tokens=first_two)
+    detokenizer = Detokenizer(TOKENIZER, SamplingParams(stop="stop", min_tokens=first_two))
     shown = detokenizer.push(tokens) + detokenizer.flush()
     assert shown == "stop stop go ", f"the first two words are exempt and the fourth stops, but the text is {shown!r}"
 
@@ -100,22 +100,22 @@ def test_the_text_of_the_first_min_tokens_is_not_searched_for_stop_strings() -> 
 def test_a_token_that_completes_no_character_counts_towards_min_tokens() -> None:
     emoji, stop = "\U0001f680".encode(), REFERENCE.token_to_id(BYTE_LETTERS[ord("s")])
     tokens = [*(REFERENCE.token_to_id(BYTE_LETTERS[byte]) for byte in emoji), stop]
-    shown = Detokenizer(TOKENIZER, ["s"], min_tokens=4).push(tokens)
+    shown = Detokenizer(TOKENIZER, SamplingParams(stop="s", min_tokens=4)).push(tokens)
     assert shown == "\U0001f680", f"the emoji takes the first 4 tokens and the fifth stops, but the text is {shown!r}"
 
 
 def test_flush_searches_for_stop_strings_before_min_tokens() -> None:
-    detokenizer = Detokenizer(TOKENIZER, ["\ufffd"], min_tokens=2)
+    detokenizer = Detokenizer(TOKENIZER, SamplingParams(stop="\ufffd", min_tokens=2))
     shown = detokenizer.push([REFERENCE.token_to_id(BYTE_LETTERS[0xF0])]) + detokenizer.flush()
     assert (shown, detokenizer.stopped) == ("", "\ufffd"), f"no token completes U+FFFD, but flush shows {shown!r}"
 
 
 def test_flush_returns_held_text_and_an_incomplete_character_in_order() -> None:
     tokens = [*TOKENIZER.encode("one EN"), REFERENCE.token_to_id(BYTE_LETTERS[0xF0])]
-    detokenizer = Detokenizer(TOKENIZER, ["END"])
+    detokenizer = Detokenizer(TOKENIZER, SamplingParams(stop="END"))
     shown = detokenizer.push(tokens), detokenizer.flush()
     assert shown == ("one ", "EN\ufffd"), f"push and flush show {shown}"
-    stopped = Detokenizer(TOKENIZER, ["EN\ufffd"])
+    stopped = Detokenizer(TOKENIZER, SamplingParams(stop="EN\ufffd"))
     shown = stopped.push(tokens) + stopped.flush()
     assert shown == "one ", (
         f"an incomplete character becomes U+FFFD and completes the stop string, but {shown!r} is shown"
