@@ -117,9 +117,9 @@ class _Sender:
         await self.writer.write_json(self.formatter.whole())
 
     async def stream(self, lease: Lease) -> None:
-        """Send events. The status is sent once the engine has admitted the request, so that an earlier failure has a
-        status of its own; a later one is an event. A request that waits for long gets its status and comments, so that
-        no proxy or client gives it up. The last event is always `done`."""
+        """Send events. The status is sent once the engine has admitted the request (with a grammar: has drawn a token),
+        so that an earlier failure has a status of its own; a later one is an event. A request that waits for long gets
+        its status and comments, so that no proxy or client gives it up. The last event is always `done`."""
         admitted = await self.outputs.admitted(self.server.settings.keepalive)
         arriving = aiter(self.outputs)
         first = [self._event(chunk) for chunk in await anext(arriving, [])] if admitted and self._ended_early else []

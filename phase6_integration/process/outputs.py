@@ -244,7 +244,10 @@ class OutputStream:
     # endregion
 
     def mark_admitted(self) -> None:
-        self._admitted.set()
+        """The engine has admitted a completion. One with a grammar counts with its first token: until then the grammar
+        may turn out to be none."""
+        if self.request.params.grammar is None:
+            self._admitted.set()
 
     # region exercise 6.4
     def put(self, chunk: Chunk) -> None:
