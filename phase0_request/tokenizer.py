@@ -78,10 +78,8 @@ class Tokenizer:
             raise ValueError(f"{file} holds no tokenizer that can be read: {error}") from error
         ends = model_files.eos_ids(directory, backend.token_to_id)
         template = chat_template if chat_template is not None else model_files.chat_template(directory)
-        try:
+        with model_files.naming(file):
             return cls(backend, ends, template, model_files.named_tokens(directory))
-        except ValueError as error:
-            raise ValueError(f"{file}: {error}") from None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The tokens of a text. With special tokens: also those that the model puts around it, such as a BOS token.
