@@ -86,7 +86,7 @@ class Transcript:
     def __init__(self, requests: Sequence[Request], tokenizer: Tokenizer | None) -> None:
         self.completions: Mapping[str, Completion] = {request.id: Completion(request) for request in requests}
         self._detokenizers = {
-            request.id: Detokenizer.of(tokenizer, request.params) for request in requests if tokenizer is not None
+            request.id: Detokenizer(tokenizer, request.params) for request in requests if tokenizer is not None
         }
 
     def add(self, event: Event) -> Delta:

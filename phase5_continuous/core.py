@@ -28,7 +28,7 @@ class PackedBatch(Protocol):
 class Launched(Protocol):
     """A step that may still be on the device. `output` waits for it."""
 
-    def output(self, numbers: Sequence[int], slices: int, /) -> StepOutput: ...
+    def output(self) -> StepOutput: ...
 
 
 P = TypeVar("P", bound=PackedBatch)
@@ -174,8 +174,8 @@ class EngineCore(Generic[P]):
 
     def _complete(self) -> Step:
         """Wait for the oldest step in flight and commit it. Returns what it did."""
-        batch, packed, launched, pages, start, planned, ready = self._in_flight.popleft()
-        output = launched.output(packed.drawn, packed.slices)
+        batch, _, launched, pages, start, planned, ready = self._in_flight.popleft()
+        output = launched.output()
         done = self.clock()
         prefill, decode = tokens_by_kind(batch.slices)
         events = self.scheduler.commit(batch, output, done)

@@ -15,7 +15,8 @@ from phase2_prefill_decode.engine import Params
 from phase2_prefill_decode.generation import Completion, Delta, Prompt, Transcript, make_requests
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.sampling.sampler import Sampler
-from phase2_prefill_decode.step.runner import ModelRunner, PackedStep
+from phase2_prefill_decode.step.packed import PackedStep
+from phase2_prefill_decode.step.runner import ModelRunner
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.core import EngineCore

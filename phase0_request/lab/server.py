@@ -126,7 +126,7 @@ class MockServer:
         entered_tokenizer = self._clock()
         tokens = self.tokenizer.encode(prompt)
         request = Request(f"request-{next(self._numbers)}", tuple(tokens), params, priority, arrival)
-        stream = TokenStream(request, Detokenizer(self.tokenizer, params.stop, params.min_tokens))
+        stream = TokenStream(request, Detokenizer(self.tokenizer, params))
         self.batcher.submit(request)
         self._streams[request.id] = stream
         self.trace.enter(request.id, PipelineStage.API, arrival)

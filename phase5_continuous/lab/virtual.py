@@ -1,6 +1,5 @@
 """A simulated runner: steps take the time that the cost model predicts, and answers have the lengths of the trace."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from phase0_request.batch import Batch, StepOutput
@@ -76,7 +75,7 @@ class VirtualStep:
     def slices(self) -> int:
         return len(self.tokens)
 
-    def output(self, numbers: Sequence[int], slices: int, /) -> StepOutput:
+    def output(self) -> StepOutput:
         return StepOutput(self.tokens)
 
 

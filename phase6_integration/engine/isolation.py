@@ -133,7 +133,7 @@ class IsolatingRunner(Generic[P]):
 
     def _alone(self, piece: Slice) -> StepOutput:
         packed = self.runner.pack(Batch((piece,)))
-        return self.runner.launch(packed).output(packed.drawn, packed.slices)
+        return self.runner.launch(packed).output()
 
     def _probe(self, piece: Slice) -> None:
         """Run a slice of the same shape with nothing of the request in it: token 0 everywhere, default sampling. It has
@@ -160,14 +160,14 @@ class IsolatedStep(Generic[P]):
         self._launched = launched
         self._failures = runner.failures
 
-    def output(self, numbers: Sequence[int], slices: int) -> StepOutput:
+    def output(self) -> StepOutput:
         if self._failures != self._runner.failures:
             raise StepFailedError("a step before it failed, so it read tokens and keys that were never computed")
         if self._launched is not None:
             try:
-                output = self._launched.output(numbers, slices)
+                output = self._launched.output()
             except Exception:
-                log.exception("a step of %d slices failed on the device", slices)
+                log.exception("a step of %d slices failed on the device", self._attempt.slices)
             else:
                 self._runner.shedding.succeeded()
                 return output

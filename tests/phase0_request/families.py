@@ -1,4 +1,4 @@
-"""Small tokenizers and chat templates in the manner of the four families that are served."""
+"""Small tokenizers and chat templates in the manner of the families that are served."""
 
 import json
 from functools import cache
@@ -9,14 +9,6 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from phase0_request.tokenizer import BUNDLED, Tokenizer
-
-QWEN2 = """\
-{%- for message in messages -%}
-{%- if loop.first and message.role != 'system' -%}{{ '<|im_start|>system\\nYou help.<|im_end|>\\n' }}{%- endif -%}
-{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
-"""
 
 # Thoughts of earlier answers are cut out of the history; results of tools come as the user's.
 QWEN3 = """\
@@ -92,8 +84,8 @@ def byte_level(control: tuple[str, ...], plain: tuple[str, ...] = ()) -> Backend
     return backend
 
 
-def qwen2() -> Backend:
-    backend = byte_level(())
+def qwen3() -> Backend:
+    backend = byte_level((), ("<think>", "</think>", "<tool_call>"))
     backend.normalizer = normalizers.NFC()
     return backend
 
@@ -128,8 +120,7 @@ def mistral() -> Backend:
 
 
 FAMILIES: dict[str, tuple[Any, str, dict[str, str]]] = {
-    "qwen2": (qwen2, QWEN2, {"eos_token": "<|im_end|>"}),
-    "qwen3": (lambda: byte_level((), ("<think>", "</think>", "<tool_call>")), QWEN3, {"eos_token": "<|im_end|>"}),
+    "qwen3": (qwen3, QWEN3, {"eos_token": "<|im_end|>"}),
     "llama": (llama, LLAMA, {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}),
     "mistral": (mistral, MISTRAL, {"bos_token": "<s>", "eos_token": "</s>"}),
 }
@@ -161,7 +152,6 @@ WITH_TOOLS = """\
 {%- if add_generation_prompt %}{{- BEGIN + 'assistant' }}{%- endif %}
 """
 MARKS = {
-    "qwen2": ("<|im_start|>", "<|im_end|>"),
     "qwen3": ("<|im_start|>", "<|im_end|>"),
     "llama": ("<|start_header_id|>", "<|eot_id|>"),
     "mistral": ("[INST]", "[/INST]"),

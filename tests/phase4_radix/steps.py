@@ -24,10 +24,10 @@ def resume(cache: PagedCache, request: Request) -> None:
 
 def compute(cache: PagedCache, request: Request, length: int | None = None, publish: bool = True) -> list[int]:
     """One step of one request. Returns the slots that it writes."""
-    piece = Slice(request, request.computed, request.total - request.computed if length is None else length)
-    cache.grow(request, piece.stop)
-    slots = cache.slots(piece)
-    request.advance(piece.start, piece.length)
+    part = Slice(request, request.computed, request.total - request.computed if length is None else length)
+    cache.grow(request, part.stop)
+    slots = cache.slots(part)
+    request.advance(part.start, part.length)
     if publish:
         cache.publish(request)
     return slots

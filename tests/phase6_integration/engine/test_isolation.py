@@ -27,13 +27,16 @@ from tests.phase5_continuous.support import PackedBatch
 class Step(PackedBatch):
     runner: "Runner"
 
-    def output(self, numbers: Sequence[int], slices: int) -> StepOutput:
+    def output(self) -> StepOutput:
         self.runner.maybe("output", self.batch)
+        numbers = [n for n, piece in enumerate(self.batch.slices) if piece.completes]
         tokens = [len(piece.request.prompt_tokens) if piece.completes else None for piece in self.batch.slices]
         quiet = {n: "no token can be drawn" for n, p in enumerate(self.batch.slices) if p.request.id == "nan"}
         logprobs = {n: TokenLogprobs(-1.0 * len(self.batch), ()) for n in numbers if n not in quiet}
         forced = {n: Forced((7,)) for n in numbers if self.runner.scores}
-        return StepOutput(tokens, quiet, logprobs, {n: [] for n in range(slices) if self.runner.scores}, forced)
+        return StepOutput(
+            tokens, quiet, logprobs, {n: [] for n in range(len(self.batch)) if self.runner.scores}, forced
+        )
 
 
 def is_probe(piece: Slice) -> bool:
@@ -87,7 +90,7 @@ def outcome(runner: Runner, names: Sequence[str]) -> StepOutput:
         request = Request(name, (1,) * (n + 1), SamplingParams(seed=n))
         slices.append(Slice(request, 0, n + 1 if name != "chunk" else n))
     attempt = isolating.pack(Batch(tuple(slices)))
-    return isolating.launch(attempt).output(attempt.drawn, attempt.slices)
+    return isolating.launch(attempt).output()
 
 
 EMPTY = core.Step.empty([])

@@ -1,7 +1,6 @@
 """The loop of the engine process: when it waits for messages, what it does with them, and what it reports of steps."""
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -24,7 +23,7 @@ FIRST = 100  # the tokens of every answer: 100, 101, 102, ...
 class Step(PackedBatch):
     grammars: "Compiled | None" = None
 
-    def output(self, numbers: Sequence[int], slices: int, /) -> StepOutput:
+    def output(self) -> StepOutput:
         tokens = [FIRST + len(piece.request.output_tokens) if piece.completes else None for piece in self.batch]
         scored = [n for n, piece in enumerate(self.batch) if piece.request.params.prompt_logprobs is not None]
         scores = {n: [TokenLogprobs(-1.0, ())] * (self.batch.slices[n].length - 1) for n in scored}
@@ -185,7 +184,7 @@ class Compiled:
     def prepare(self, request: Request) -> None:
         self.prepared.append(request.id)
 
-    def receive(self, scheduler: Scheduler) -> None:
+    def receive(self, scheduler: Scheduler, now: float) -> None:
         self.ready = self.ready or self.arrives
 
     def done(self) -> bool:
