@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from chapters.tiny_chat import corpus as facts
 from phase0_request import machine
-from phase0_request.lab.corpus import facts
 from phase0_request.machine import Machine
 from phase6_integration.cli import doctor_command as doctor
 from phase6_integration.cli.main import main

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from phase0_request.lab.corpus.facts import read
+from chapters.tiny_chat.corpus import read
 from phase6_integration.cli.main import main
 from tests.phase6_integration.scripted import Heard, Said, in_a_thread, said
 
