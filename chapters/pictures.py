@@ -54,7 +54,7 @@ def _batch(batch: Any) -> str:
     for piece in batch.slices:
         text = f"request {piece.request.id}: tokens {piece.start} to {piece.stop} of {piece.request.total}"
         if piece.start >= piece.request.computed:  # not committed yet: it can be told what the slice is
-            text += ", decode" if piece.is_decode else ", chunk" if piece.is_chunk else ", prefill"
+            text += ", decode" if piece.is_decode else ", prefill" if piece.completes else ", chunk"
         lines.append(text)
     return _cut(lines)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -37,20 +37,21 @@ class PackedStep:
 
 
 @dataclass(frozen=True, slots=True)
-class ConstrainedStep:
-    """A launched step in which some rows have masks. Its tokens tell their constraints how the output goes on."""
+class LaunchedStep:
+    """A step that may still be on the device. If some rows have masks, its tokens tell their constraints how the output
+    goes on."""
 
     fetched: Fetched
     packed: PackedStep
-    masks: StepMasks
-    late: Mapping[int, WaitHandle]  # by row
+    masks: StepMasks | None = None
+    late: Mapping[int, WaitHandle] = field(default_factory=dict)  # by row
 
-    def wait(self) -> None:
-        self.output(self.packed.drawn, self.packed.slices)
-
-    def output(self, numbers: Sequence[int], slices: int) -> StepOutput:
+    def output(self) -> StepOutput:
         """Wait for the result. May be called repeatedly."""
-        output = self.fetched.output(numbers, slices)
+        numbers = self.packed.drawn
+        output = self.fetched.output(numbers, self.packed.slices)
+        if self.masks is None:
+            return output
         failed, forced, late, drawn = dict(output.failed), {}, {}, []
         for row, constraint, index in self.masks.rows:
             number = numbers[row]
@@ -91,7 +92,7 @@ class ModelRunner:
         self.state = state or DeviceState(pool.device)
         self.ahead = ahead
         self.graphs: DecodeGraphs | None = None
-        self._constrained: ConstrainedStep | None = None  # the latest
+        self._constrained: LaunchedStep | None = None  # the latest with masks
 
     def pack(self, batch: Batch) -> PackedStep:
         """Collect what the device needs to know. The pages of a batch must be allocated: `cache.grow` comes first."""
@@ -122,7 +123,7 @@ class ModelRunner:
         self.graphs.record(compute, sizes, record)
 
     # region run
-    def launch(self, step: PackedStep) -> Fetched | ConstrainedStep:
+    def launch(self, step: PackedStep) -> LaunchedStep:
         """Run the model and sample. On a GPU this returns before the work is done; with masks that depend on a token in
         flight, it waits for the step before, while the device runs this one."""
         masks = step.sampling.masks
@@ -136,13 +137,13 @@ class ModelRunner:
             raise
         self.cache.changed.clear()
         if computed.sampled is not None and step.sampling.is_plain:
-            return computed.sampled.fetch()
+            return LaunchedStep(computed.sampled.fetch(), step)
         if masks is None:
-            return self.sample(step, computed).fetch()
+            return LaunchedStep(self.sample(step, computed).fetch(), step)
         if filling is None and self._constrained is not None:
-            self._constrained.wait()
+            self._constrained.output()
         bits, late = masks.filled() if filling is None else filling.result()
-        self._constrained = ConstrainedStep(self.sample(step, computed, bits).fetch(), step, masks, late)
+        self._constrained = LaunchedStep(self.sample(step, computed, bits).fetch(), step, masks, late)
         return self._constrained
 
     def _forward(self, step: PackedStep) -> Computed:
@@ -180,6 +181,6 @@ class ModelRunner:
 
     def run(self, step: PackedStep) -> StepOutput:
         """Run a step and wait for its tokens. A slice that does not complete its request has None."""
-        return self.launch(step).output(step.drawn, step.slices)
+        return self.launch(step).output()
 
     # endregion

@@ -40,7 +40,7 @@ def live(demo: Demo, width: int, height: int) -> RenderableType:
         )
     running, limit = len(batcher.running), batcher.batch_size
     bar = [("\u25a0" * running, palette.DECODE), ("\u25a1" * (limit - running), "dim")] if limit <= width // 2 else []
-    counts = f" {running} of {limit}   waiting {len(batcher.waiting)}   step {demo.server.steps}"
+    counts = f" {running} of {limit}   waiting {len(batcher.waiting)}   step {demo.server.core.steps}"
     head = Text.assemble("running ", *bar, counts, overflow="ellipsis", no_wrap=True)
     return Group(head, Text(), table)
 

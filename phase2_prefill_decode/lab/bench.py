@@ -18,7 +18,7 @@ from rich.progress import Progress
 
 from phase0_request.machine import describe, record
 from phase0_request.params import SamplingParams
-from phase2_prefill_decode.engine import Engine
+from phase2_prefill_decode.engine import static
 from phase2_prefill_decode.lab.comparison import WORKLOADS, Beside, Result, compared, table
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.loading.config import ModelConfig
@@ -44,7 +44,7 @@ def theirs(directory: Path, device: torch.device) -> Callable[[list[list[int]], 
 
 
 def ours(directory: Path, device: torch.device) -> Callable[[list[list[int]], int], list[list[int]]]:
-    engine = Engine(Model.load(directory, device=device, dtype="bfloat16"))
+    engine = static(Model.load(directory, device=device, dtype="bfloat16"))
 
     def generate(prompts: list[list[int]], output: int) -> list[list[int]]:
         params = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)

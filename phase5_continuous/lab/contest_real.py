@@ -12,7 +12,7 @@ from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.loading.model import Model, default_device
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.kernels.attention import ATTEND
-from phase5_continuous.engine import core
+from phase5_continuous.engine import continuous
 from phase5_continuous.invariants import check
 from phase5_continuous.lab.contest import TRACES, CheckedPolicy, Entry, Run, hit_rate
 from phase5_continuous.lab.report import side_by_side
@@ -38,7 +38,7 @@ def arrivals(trace: str) -> list[Arrival]:
 def serve(entry: Entry, model: Model, come: Sequence[Arrival]) -> tuple[Run, float]:
     """Serve a trace in real time. Returns also the hit rate of the cache."""
     cache, vocabulary, run = entry.cache(PAGES, PAGE_SIZE), model.config.vocab_size, Run()
-    loop = core(model, BUDGET, cache=cache, policy=CheckedPolicy(entry.policy()), max_running=MAX_RUNNING)
+    loop = continuous(model, BUDGET, cache=cache, policy=CheckedPolicy(entry.policy()), max_running=MAX_RUNNING).core
     assert isinstance(loop.scheduler, Scheduler)
     loop.scheduler.admission.share = entry.share()
     start, coming = loop.clock(), list(enumerate(come))[::-1]

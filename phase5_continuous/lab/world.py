@@ -4,9 +4,9 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
+from phase0_request.core import Step
 from phase0_request.request import RequestState
 from phase2_prefill_decode.lab.roofline import DEVICES
-from phase5_continuous.core import Step
 from phase5_continuous.lab.simulator import Setting, Simulation
 from phase5_continuous.lab.traces import KINDS, Trace
 from phase5_continuous.policies import POLICIES

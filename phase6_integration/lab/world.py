@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from phase0_request.core import Step
 from phase0_request.detokenizer import Detokenizer
 from phase0_request.lab.corpus.facts import read
 from phase0_request.request import FinishReason, Request, RequestState
-from phase5_continuous.core import Step
 from phase6_integration.engine.engine import NanoServingEngine
 from phase6_integration.engine.stats import Gauges
 from phase6_integration.lab.show import Show

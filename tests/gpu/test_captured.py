@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from phase0_request.batch import StepOutput
+from phase0_request.core import EngineCore
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.kernels.backends import Backends
@@ -26,7 +27,6 @@ from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous import invariants
-from phase5_continuous.core import EngineCore
 from phase5_continuous.scheduler import Scheduler
 from tests.gpu.captured import NotCapturedError, Recorder
 
@@ -150,9 +150,10 @@ class Unfetched:
     """The result of a step, still where the graph wrote it."""
 
     sampled: Sampled
+    step: PackedStep
 
-    def output(self, numbers: Sequence[int], slices: int) -> StepOutput:
-        return self.sampled.fetch().output(numbers, slices)
+    def output(self) -> StepOutput:
+        return self.sampled.fetch().output(self.step.drawn, self.step.slices)
 
 
 class ReadsLate(ModelRunner):
@@ -164,7 +165,7 @@ class ReadsLate(ModelRunner):
         computed = self._forward(step)
         self.cache.changed.clear()
         assert computed.sampled is not None
-        return Unfetched(computed.sampled)
+        return Unfetched(computed.sampled, step)
 
 
 @pytest.mark.parametrize(("runner_type", "ahead"), [(KeepsItsInput, 0), (ReadsLate, 1)])

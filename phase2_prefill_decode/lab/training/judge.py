@@ -178,7 +178,7 @@ def trained(facts: Iterable[Fact], sampled: int | None = SAMPLED, seed: int = SE
 def answers_by(directory: Path, done: Callable[[int], object] = lambda count: None) -> Answerer:
     """Greedy answers of a model directory by this phase's engine in float32, each question a chat of its own. `done` is
     told of each answer that is complete."""
-    from phase2_prefill_decode.engine import Engine
+    from phase2_prefill_decode.engine import static
     from phase2_prefill_decode.loading.model import Model
 
     model = Model.load(directory, dtype="float32")
@@ -192,7 +192,7 @@ def answers_by(directory: Path, done: Callable[[int], object] = lambda count: No
         texts: dict[int, str] = {}
         answers = [("", False)] * len(asks)
         order: dict[str, int] = {}
-        for delta in Engine(model, batch_size=BATCH).stream(prompts, params):
+        for delta in static(model, batch_size=BATCH).stream(prompts, params):
             number = order.setdefault(delta.request.id, len(order))
             texts[number] = texts.get(number, "") + delta.text
             if delta.finish_reason is not None:

@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 
 from chapters import charts
 from phase0_request.batch import Batch
+from phase0_request.core import EngineCore
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
-from phase5_continuous.core import EngineCore
 from phase5_continuous.lab.virtual import VirtualClock, VirtualStep
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.lab import overlap
