@@ -25,7 +25,7 @@ PARALLEL    := -n auto --dist loadfile --no-loadscope-reorder
 AVX2        := ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
                  NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=
 KERNELS     := $(addprefix tests/phase2_prefill_decode/test_,linear.py compiled.py forward.py attention_cpu.py \
-                 attention.py pointwise.py sample.py mask.py)
+                 attention.py pointwise.py draw.py mask.py)
 
 ifneq ($(INSTALLED),)
 ifneq ($(INSTALLED),$(TORCH))

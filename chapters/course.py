@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+import tomllib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class CourseError(Exception):
@@ -79,8 +83,14 @@ class Course:
         """The phases with these numbers, or all phases if there are none."""
         return tuple(self.phase(number) for number in sorted(set(numbers))) or self.phases()
 
-    def exercises_file(self, phase: Phase) -> Path:
-        return self.chapters / f"{phase.number:02d}_exercises.toml"
+    def tables(self, file: str, key: str, make: Callable[[dict[str, Any]], T]) -> tuple[T, ...]:
+        """What `make` makes of each table `[[key]]` of a TOML file in `chapters`; nothing if there is no file."""
+        path = self.chapters / file
+        try:
+            known = tomllib.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+            return tuple(make(table) for table in known.get(key, ()))
+        except (tomllib.TOMLDecodeError, TypeError, ValueError, KeyError, OSError, CourseError) as error:
+            raise CourseError(f"{self.name(path)}: {error}") from None
 
     def documents(self) -> tuple[Path, ...]:
         """The Markdown files that are woven: the README and the chapters."""

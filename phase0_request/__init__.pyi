@@ -6,9 +6,6 @@ from phase0_request.batch import reason_to_finish as reason_to_finish
 from phase0_request.core import EngineCore as EngineCore
 from phase0_request.core import Step as Step
 from phase0_request.detokenizer import Detokenizer as Detokenizer
-from phase0_request.metrics import Summary as Summary
-from phase0_request.metrics import percentile as percentile
-from phase0_request.metrics import summarize as summarize
 from phase0_request.params import SamplingParams as SamplingParams
 from phase0_request.queue import QueueFullError as QueueFullError
 from phase0_request.queue import RequestQueue as RequestQueue

@@ -10,11 +10,9 @@ hold one.
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 Messages = Sequence[Mapping[str, Any]]
-NOTHING: Mapping[str, Any] = MappingProxyType({})
 _FIRST_MARK, _LAST_MARK = 0xDC00, 0xDFFF
 _MARK = re.compile(f"([{chr(_FIRST_MARK)}-{chr(_LAST_MARK)}])")
 
@@ -31,14 +29,14 @@ class ChatTemplate:
         mark_of = {name: chr(_FIRST_MARK + number) for number, name in enumerate(used)}
         self._name_of = {mark: name for name, mark in mark_of.items()}
         longest_first = "|".join(map(re.escape, sorted(used, key=len, reverse=True)))
-        self._source = re.sub(longest_first, lambda found: mark_of[found[0]], source) if used else source
+        self._source = re.sub(longest_first, lambda name: mark_of[name[0]], source) if used else source
         self._variables: dict[str, Any] = {name: mark_of.get(token, token) for name, token in named_tokens.items()}
 
     def render(
-        self, messages: Messages, add_generation_prompt: bool, variables: Mapping[str, Any] = NOTHING
+        self, messages: Messages, add_generation_prompt: bool, variables: Mapping[str, Any] | None = None
     ) -> list[str]:
-        """The rendered text in pieces. Every second one, from index 1, is the name of a control token that the template
-        wrote; the others are text. ValueError if the template rejects the messages.
+        """The rendered text, split at the control tokens that the template wrote: every second part, from index 1, is
+        the name of one, and the others are text. ValueError if the template rejects the messages.
 
         `variables` are the template's own (`tools`, `documents`, `enable_thinking`) and transformers'
         `continue_final_message`: the rendered text ends where the last message does.
@@ -46,7 +44,7 @@ class ChatTemplate:
         if not messages:
             raise ValueError("messages must hold at least one message, got none")
         try:
-            json.dumps([list(map(dict, messages)), dict(variables)], ensure_ascii=False, default=str).encode()
+            json.dumps([list(map(dict, messages)), dict(variables or {})], ensure_ascii=False, default=str).encode()
         except UnicodeEncodeError:
             raise ValueError("a message holds half of a surrogate pair; it is no text") from None
         # Imported here because it takes a second and a plain prompt does not need it.
@@ -57,14 +55,14 @@ class ChatTemplate:
                 conversations=[[dict(message) for message in messages]],
                 chat_template=self._source,
                 add_generation_prompt=add_generation_prompt,
-                **{**variables, **self._variables},
+                **{**(variables or {}), **self._variables},
             )
         except Exception as error:  # a template is a program of the model and can raise anything
-            why = "".join(self._pieces(str(error)))
+            why = "".join(self._split(str(error)))
             raise ValueError(f"the chat template refused the messages: {why}") from error
-        return self._pieces(str(rendered[0][0]))
+        return self._split(str(rendered[0][0]))
 
-    def _pieces(self, marked: str) -> list[str]:
-        pieces = _MARK.split(marked)
-        pieces[1::2] = [self._name_of.get(mark, mark) for mark in pieces[1::2]]
-        return pieces
+    def _split(self, marked: str) -> list[str]:
+        parts = _MARK.split(marked)
+        parts[1::2] = [self._name_of.get(mark, mark) for mark in parts[1::2]]
+        return parts

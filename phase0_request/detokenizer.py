@@ -3,34 +3,31 @@
 import codecs
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Protocol
 
 from phase0_request.params import SamplingParams
 from phase0_request.tokenizer import Tokenizer
 
 
-class TokenBytes(Protocol):
-    """What a detokenizer needs of a tokenizer."""
-
-    def token_bytes(self, token: int) -> bytes:
-        """The bytes of one token. Special tokens and ids outside the tokenizer's vocabulary have none."""
-        ...
-
-
 class Detokenizer:
     """Incremental detokenization of one request's output.
 
-    A token is a piece of bytes, and a character may take several tokens. So the bytes go through an incremental UTF-8
+    A token stands for some bytes, and a character may take several tokens. So the bytes go through an incremental UTF-8
     decoder, which emits whole characters; invalid UTF-8 becomes U+FFFD. The text then goes through a StopScanner: it
-    ends before the first stop string, with `include_stop` behind it. How the tokens are split into calls of `push` does
-    not change the text.
+    ends before the first stop string, or behind it with `include_stop`. How the tokens are split into calls of `push`
+    does not change the text.
     """
 
     # region exercise 0.6
     def __init__(
-        self, tokenizer: TokenBytes, stop: Iterable[str] = (), min_tokens: int = 0, include_stop: bool = False
+        self,
+        tokenizer: Tokenizer,
+        stop: Iterable[str] = (),
+        min_tokens: int = 0,
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
     ) -> None:
         self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._scanner = StopScanner(stop, include_stop)
         self._exempt = min_tokens  # the text of this many more tokens is not searched for stop strings
@@ -55,7 +52,7 @@ class Detokenizer:
         return self._scanner.push(tail) + self._scanner.held()
 
     def _push(self, token: int) -> str:
-        text = self._utf8.decode(self._tokenizer.token_bytes(token))
+        text = self._utf8.decode(self._tokenizer.token_bytes(token, self._skip_special_tokens))
         if self._exempt:
             self._exempt -= 1
             return text
@@ -66,12 +63,13 @@ class Detokenizer:
     @classmethod
     def of(cls, tokenizer: Tokenizer, params: SamplingParams) -> "Detokenizer":
         """For the output of a request with these parameters."""
-        source = tokenizer if params.skip_special_tokens else tokenizer.with_special_tokens
-        return cls(source, params.stop, params.min_tokens, params.include_stop_str_in_output)
+        return cls(
+            tokenizer, params.stop, params.min_tokens, params.include_stop_str_in_output, params.skip_special_tokens
+        )
 
 
 class StopScanner:
-    """Finds the first stop string in text that arrives in pieces.
+    """Finds the first stop string in text that arrives bit by bit.
 
     For each stop string the scanner counts how many of its first characters the text ends with. It holds the longest
     such ending back, because it may be the start of a stop string; all text before it is safe to stream. The first stop

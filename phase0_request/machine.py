@@ -1,22 +1,15 @@
-"""Describe this machine, and record benchmark results together with that description.
-
-Every benchmark ends in `record`, so every figure in the book comes with its device, versions, commit and command.
-"""
+"""Machine: a description of this computer, for `nanoserve doctor` and for the results of benchmarks."""
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 _PACKAGES = ("torch", "triton", "transformers", "tokenizers", "numpy")
 # Flags of /proc/cpuinfo.
@@ -64,66 +57,25 @@ def describe() -> Machine:
     )
 
 
-def record(path: str | Path, command: str, figures: Mapping[str, Any], *, device: str | None = None) -> None:
-    """Write `figures` to `path` as JSON, together with the machine, versions, commit and date.
-
-    `command` repeats the measurement; paths in it are shortened to their last name. `device` is what computed: by
-    default the GPU if there is one, else the CPU."""
-    machine = describe()
-    facts = asdict(machine)
-    versions = facts.pop("versions")
-    result = {
-        "device": device or machine.gpu or machine.cpu,
-        "machine": facts,
-        "versions": versions,
-        "commit": commit(Path(__file__).resolve().parent.parent),
-        "command": without_folders(command),
-        "date": datetime.now(UTC).date().isoformat(),
-        "figures": dict(figures),
-    }
-    text = json.dumps(result, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(text, encoding="utf-8")
-
-
-def commit(root: Path) -> str | None:
-    """The commit of the checkout at `root`, with "-dirty" if a file differs from it; None if there is no commit.
-
-    Changes in chapters/results are ignored, so that one benchmark's result does not mark the next one as dirty."""
-    if not (root / ".git").exists():
-        return None
-    head = _output("git", "-C", str(root), "rev-parse", "--verify", "HEAD")
-    if head is None:
-        return None
-    changes = _output("git", "-C", str(root), "status", "--porcelain", "--", ".", ":(exclude)chapters/results")
-    return head if changes == "" else f"{head}-dirty"
-
-
-def without_folders(command: str) -> str:
-    """`command` with each absolute path shortened to its last name, so that results contain no private folders."""
-    return re.sub(r"(^|[\s='\"])(?:~|[A-Za-z]:)?[\\/](?:[^\s\\/]+[\\/])*", r"\1", command)
-
-
 def _cpu() -> str:
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        named = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)
-        if named:
-            return named[1].strip()
-    brand = _output("sysctl", "-n", "machdep.cpu.brand_string") if platform.system() == "Darwin" else None
+    if cpuinfo.exists() and (line := re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)):
+        return line[1].strip()
+    brand = output_of("sysctl", "-n", "machdep.cpu.brand_string") if platform.system() == "Darwin" else None
     return brand or platform.processor() or platform.machine()
 
 
 def vectors(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
-    """The widest vector instructions of the processor, or those that oneDNN is held to."""
-    found = re.search(r"^(?:flags|Features)\s*:(.*)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else None
-    flags = set(found[1].split()) if found else set()
+    """The widest vector instructions of the processor, and the limit that oneDNN has been given."""
+    text = cpuinfo.read_text() if cpuinfo.exists() else ""
+    line = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    flags = set(line[1].split()) if line else set()
     widest = next((name for flag, name in _VECTORS.items() if flag in flags), None)
     if widest is None:
         return None
     words = f"{widest} {'with' if flags & _BFLOAT16 else 'without'} bfloat16"
-    held = os.environ.get("ONEDNN_MAX_CPU_ISA")
-    return f"{words}, held to {held}" if held else words
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA")
+    return f"{words}, held to {limit}" if limit else words
 
 
 def _memory() -> int | None:
@@ -134,7 +86,7 @@ def _memory() -> int | None:
 
 
 def _gpu() -> tuple[str | None, int | None]:
-    listed = _output("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+    listed = output_of("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
     if not listed:
         return None, None
     name, _, mebibytes = listed.splitlines()[0].rpartition(",")
@@ -152,7 +104,7 @@ def _versions() -> dict[str, str]:
     return installed
 
 
-def _output(*command: str) -> str | None:
+def output_of(*command: str) -> str | None:
     """The output of a command; None if it is not installed, fails or takes more than ten seconds."""
     if shutil.which(command[0]) is None:
         return None

@@ -9,7 +9,6 @@ from typing import Any
 from phase0_request.checks import ConfigError, check_int, invalid
 from phase0_request.params import MAX_TOKEN_ID
 
-MAX_TEMPLATE_BYTES = 1 << 18
 MAX_FILE_BYTES = 1 << 24  # of a JSON file, or a template
 NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -17,13 +16,12 @@ NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_t
 def eos_ids(directory: Path, token_to_id: Callable[[str], int | None]) -> frozenset[int]:
     """All end-of-sequence token ids. A model may list several, in up to three files; the union is used."""
     ids: set[int] = set()
-    for name in ("generation_config.json", "config.json"):
-        content = _read(directory / name)
-        with naming(directory / name):
-            ids.update(eos_ids_in(content))
-    eos = named_tokens(directory).get("eos_token")
-    named = None if eos is None else token_to_id(eos)
-    return frozenset(ids if named is None else ids | {named})
+    for file in (directory / "generation_config.json", directory / "config.json"):
+        with naming(file):
+            ids.update(eos_ids_in(_optional(file)))
+    name = named_tokens(directory).get("eos_token")
+    eos = token_to_id(name) if name is not None else None
+    return frozenset(ids if eos is None else ids | {eos})
 
 
 def eos_ids_in(config: Mapping[str, Any]) -> list[int]:
@@ -37,37 +35,23 @@ def chat_template(directory: Path) -> str | None:
     """The model's chat template, from chat_template.jinja or from tokenizer_config.json."""
     file = directory / "chat_template.jinja"
     if file.is_file():
-        try:
-            template: Any = _read_text(file)
-        except ValueError as error:
-            raise ValueError(f"{file} is not UTF-8: {error}") from error
-    else:
-        file = directory / "tokenizer_config.json"
-        template = _read(file).get("chat_template")
+        with naming(file):
+            return _read_text(file)
+    template = _optional(directory / "tokenizer_config.json").get("chat_template")
     if isinstance(template, list):  # several named templates
         named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
         template = named[0].get("template") if named else None
-    if template is None:
-        return None
-    if not isinstance(template, str):
-        raise invalid(f"{file}: a chat template", "text", template)
-    size = len(template.encode("utf-8", "surrogatepass"))
-    if size > MAX_TEMPLATE_BYTES:
-        raise ValueError(f"{file}: the chat template has {size} bytes; at most {MAX_TEMPLATE_BYTES} are allowed")
+    if template is not None and not isinstance(template, str):
+        raise invalid(f"{directory / 'tokenizer_config.json'}: a chat template", "text", template)
     return template
 
 
 def named_tokens(directory: Path) -> dict[str, str]:
     """The special tokens by the names that chat templates use: bos_token, eos_token and so on."""
-    config = _read(directory / "tokenizer_config.json")
+    config = _optional(directory / "tokenizer_config.json")
     values = {name: config.get(name) for name in NAMES}
     texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in values.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}
-
-
-def _read(file: Path) -> dict[str, Any]:
-    """The JSON object in a file; {} if the file does not exist, since all of these files are optional."""
-    return read_object(file) if file.is_file() else {}
 
 
 def read_object(file: Path) -> dict[str, Any]:
@@ -90,6 +74,10 @@ def naming(file: Path) -> Iterator[None]:
         yield
     except ValueError as error:
         raise ConfigError(f"{file}: {error}") from None
+
+
+def _optional(file: Path) -> dict[str, Any]:
+    return read_object(file) if file.is_file() else {}
 
 
 def _read_text(file: Path) -> str:

@@ -1,9 +1,11 @@
 """SamplingParams: how to sample the output tokens of one request. Validated on creation, immutable afterwards."""
 
+import re
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 from phase0_request.checks import check_bool, check_int, check_number, invalid
 from phase0_request.token_set import TokenSet
@@ -49,31 +51,37 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         self._check_numbers()
-        check_number("temperature", self.temperature, 0, 100)
+        for name, low, high in (
+            ("temperature", 0, 100),
+            ("min_p", 0, 1),
+            ("presence_penalty", -2, 2),
+            ("frequency_penalty", -2, 2),
+            ("repetition_penalty", *REPETITION_PENALTY),
+        ):
+            check_number(name, getattr(self, name), low, high)
         check_number("top_p", self.top_p, 0, 1, above=True)
         check_int("top_k", self.top_k, -1, MAX_TOKEN_ID)
-        check_number("min_p", self.min_p, 0, 1)
-        check_number("presence_penalty", self.presence_penalty, -2, 2)
-        check_number("frequency_penalty", self.frequency_penalty, -2, 2)
-        check_number("repetition_penalty", self.repetition_penalty, *REPETITION_PENALTY)
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), 0, MAX_LOGPROBS)
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             check_bool(name, getattr(self, name))
-        self._set("top_k", max(self.top_k, 0))
-        self._set("stop", _stops(self.stop))
-        self._set("stop_token_ids", _stop_token_ids(self.stop_token_ids))
-        self._set("logit_bias", _biases(self.logit_bias))
         if self.grammar is not None and not (isinstance(self.grammar, str) and 1 <= len(self.grammar) <= MAX_GRAMMAR):
             raise invalid("grammar", f"a text of 1 to {MAX_GRAMMAR} characters", self.grammar)
+        self._set("top_k", max(self.top_k, 0))
+        self._set("stop", _stops(self.stop))
+        self._set("stop_token_ids", _ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKENS))
+        self._set("logit_bias", _biases(self.logit_bias))
+        words = _listed("bad_words", self.bad_words, MAX_BAD_WORDS, "lists of token ids")
+        self._set("bad_words", tuple(_ids("bad_words", word, MAX_BAD_WORD) for word in words))
+        if not all(self.bad_words):
+            raise invalid("bad_words", "lists of at least one token id", words)
         if self.allowed_token_ids is not None:
             self._set("allowed_token_ids", TokenSet.of("allowed_token_ids", self.allowed_token_ids))
-        self._set("bad_words", _bad_words(self.bad_words))
 
     def vary(self, max_tokens: int, seed: int | None) -> "SamplingParams":
-        """The same with these two, in which the completions of one request may differ. All else is shared, and not
-        checked again."""
+        """The same parameters with another length and seed, in which the completions of one request may differ. All
+        other values are shared, and not checked again."""
         if (max_tokens, seed) == (self.max_tokens, self.seed):
             return self
         other = copy(self)
@@ -106,53 +114,35 @@ class SamplingParams:
         object.__setattr__(self, name, value)  # the only write to a frozen field: its canonical form
 
 
-def _as_tuple(name: str, value: object, limit: int, of: str) -> tuple[object, ...]:
+def _listed(name: str, value: object, limit: int, items: str) -> tuple[Any, ...]:
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
-        raise invalid(name, f"a list of {of}", value)
+        raise invalid(name, f"a list of {items}", value)
     if len(value) > limit:
-        raise invalid(name, f"at most {limit} {of}", f"{len(value)} of them")
+        raise invalid(name, f"at most {limit} {items}", f"{len(value)} of them")
     return tuple(value)
 
 
+def _ids(name: str, value: object, limit: int) -> tuple[int, ...]:
+    return tuple(check_int(name, token, 0, MAX_TOKEN_ID) for token in _listed(name, value, limit, "token ids"))
+
+
 def _stops(value: str | Sequence[str]) -> tuple[str, ...]:
-    stops = (value,) if isinstance(value, str) else _as_tuple("stop", value, MAX_STOPS, "strings")
+    stops = (value,) if isinstance(value, str) else _listed("stop", value, MAX_STOPS, "strings")
     for stop in stops:
-        if not isinstance(stop, str) or not 1 <= len(stop) <= MAX_STOP_LENGTH or _has_surrogate(stop):
+        # JSON can express half of a surrogate pair, and no tokenizer can encode it.
+        if not isinstance(stop, str) or not 1 <= len(stop) <= MAX_STOP_LENGTH or re.search("[\ud800-\udfff]", stop):
             raise invalid("stop", f"a string of 1 to {MAX_STOP_LENGTH} whole characters, or a list of such", stop)
-    return tuple(str(stop) for stop in stops)
-
-
-def _has_surrogate(text: str) -> bool:
-    """Whether a text holds half of a surrogate pair. JSON can express one; no tokenizer can encode it."""
-    return any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def _stop_token_ids(value: Sequence[int]) -> tuple[int, ...]:
-    return tuple(
-        _token("stop_token_ids", token) for token in _as_tuple("stop_token_ids", value, MAX_STOP_TOKENS, "token ids")
-    )
-
-
-def _bad_words(value: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    words = []
-    for word in _as_tuple("bad_words", value, MAX_BAD_WORDS, "lists of token ids"):
-        tokens = _as_tuple("bad_words", word, MAX_BAD_WORD, "token ids")
-        if not tokens:
-            raise invalid("bad_words", "lists of at least one token id", value)
-        words.append(tuple(_token("bad_words", token) for token in tokens))
-    return tuple(words)
+    return stops
 
 
 def _biases(value: Mapping[int, float] | Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
-    pairs = tuple(value.items()) if isinstance(value, Mapping) else value
-    kept = []
-    for pair in _as_tuple("logit_bias", pairs, MAX_BIASES, "pairs of token id and bias"):
-        if not isinstance(pair, tuple) or len(pair) != 2:
-            raise invalid("logit_bias", "a mapping of token id to bias, or its pairs", value)
-        token, bias = pair
-        kept.append((_token("logit_bias", token), check_number("logit_bias", bias, -100, 100)))
-    return tuple(kept)
-
-
-def _token(name: str, value: object) -> int:
-    return check_int(name, value, 0, MAX_TOKEN_ID)
+    try:
+        biases = dict(value)
+    except (TypeError, ValueError):
+        raise invalid("logit_bias", "a mapping of token id to bias, or its pairs", value) from None
+    if len(biases) > MAX_BIASES:
+        raise invalid("logit_bias", f"at most {MAX_BIASES} biases", f"{len(biases)} of them")
+    return tuple(
+        (check_int("logit_bias", token, 0, MAX_TOKEN_ID), check_number("logit_bias", bias, -100, 100))
+        for token, bias in biases.items()
+    )

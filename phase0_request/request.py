@@ -54,16 +54,6 @@ class RequestTimes:
     tokens: MutableSequence[float] = field(default_factory=list)  # one timestamp for each output token
     finished: float | None = None
 
-    def admit(self, now: float) -> None:
-        if self.admitted is None:
-            self.admitted = now
-
-    def token(self, now: float) -> None:
-        self.tokens.append(now)
-
-    def finish(self, now: float) -> None:
-        self.finished = now
-
     @property
     def queue_time(self) -> float | None:
         """Arrival to first admission."""
@@ -104,7 +94,7 @@ class Request:
     priority: int = 0  # lower runs earlier
     arrival: float = 0.0
     cache_salt: str = ""  # cached prefixes are shared only between requests of the same salt
-    tenant: str = ""  # the client that it is from: tenants get equal shares of the engine
+    tenant: str = ""  # the client that sent it: tenants get equal shares of the engine
     output_tokens: list[int] = field(default_factory=list, init=False)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list, init=False)  # of prompt tokens 1, 2, ...
     computed: int = field(default=0, init=False)
@@ -141,8 +131,9 @@ class Request:
     def cacheable_tokens(self) -> int:
         """How many of the first tokens may be taken from the prefix cache: all, unless the request asks for logprobs of
         its prompt. Those come out of computing a token, so only tokens with known logprobs may be skipped."""
-        known, wanted = len(self.prompt_logprobs), len(self.prompt_tokens) - 1
-        return known if self.params.prompt_logprobs is not None and known < wanted else self.total
+        known = len(self.prompt_logprobs)
+        missing = self.params.prompt_logprobs is not None and known < len(self.prompt_tokens) - 1
+        return known if missing else self.total
 
     def tokens(self, start: int, stop: int) -> list[int]:
         """The tokens from position `start` up to `stop`, over prompt and output as one sequence."""
@@ -157,7 +148,8 @@ class Request:
         if self.state is not RequestState.WAITING and self.state is not RequestState.PREEMPTED:
             raise InvalidTransitionError(self, "be admitted", "only a waiting or preempted request can")
         self.state = RequestState.RUNNING
-        self.times.admit(now)
+        if self.times.admitted is None:
+            self.times.admitted = now
 
     def advance(self, start: int, length: int) -> None:
         """Record that a step has computed tokens `start` to `start + length`. `start` must equal `computed`."""
@@ -177,7 +169,7 @@ class Request:
         if self.computed != self.total and not forced:
             raise InvalidTransitionError(self, f"take token {token}", f"{self.computed} of {self.total} are computed")
         self.output_tokens.append(token)
-        self.times.token(now)
+        self.times.tokens.append(now)
 
     def preempt(self) -> None:
         """Stop running because the pages are needed elsewhere. No token is computed any more; all of them are kept."""
@@ -198,19 +190,19 @@ class Request:
         self.state = RequestState.FINISHED
         self.finish_reason = reason
         self.error = error
-        self.times.finish(now)
+        self.times.finished = now
 
     # endregion
 
-    def add_prompt_logprobs(self, start: int, found: Sequence[TokenLogprobs]) -> None:
+    def add_prompt_logprobs(self, start: int, logprobs: Sequence[TokenLogprobs]) -> None:
         """Record the logprobs of the prompt tokens after position `start`. Recomputed ones, after a preemption, are
         ignored."""
         known = len(self.prompt_logprobs)
-        if start > known or start + len(found) >= len(self.prompt_tokens):
-            given = f"prompt logprobs {start + 1} to {start + len(found)}"
+        if start > known or start + len(logprobs) >= len(self.prompt_tokens):
+            given = f"prompt logprobs {start + 1} to {start + len(logprobs)}"
             why = f"{known} are known, and its prompt has {len(self.prompt_tokens)} tokens"
             raise InvalidTransitionError(self, f"take {given}", why)
-        self.prompt_logprobs += found[known - start :]
+        self.prompt_logprobs += logprobs[known - start :]
 
     def stop_after_all(self) -> None:
         """Change the finish reason from LENGTH to STOP: the text of the last token completed a stop string."""

@@ -10,9 +10,8 @@ unless a request asks for it by logit_bias.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from threading import Lock
@@ -21,11 +20,9 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 
 from phase0_request import model_files
-from phase0_request.chat_template import NOTHING, ChatTemplate, Messages
+from phase0_request.chat_template import ChatTemplate, Messages
 
 BUNDLED = Path(__file__).parent / "tiny_chat"
-
-DecoderConfig = dict[str, Any] | None  # the "decoder" of a tokenizer.json
 
 _WORD = re.compile(r"[\w-]*")
 _WORD_START = "\u2581"  # SentencePiece's mark for a space in front of a word
@@ -45,7 +42,8 @@ class Tokenizer:
         self._backend = backend
         self._encoding = Lock()  # the backend encodes either with control tokens or without, one text at a time
         described = json.loads(backend.to_str())
-        self._decoder: DecoderConfig = described.get("decoder")
+        self._decoder = list(_steps(described.get("decoder")))
+        self._special = {i: bytes_of(token.content, self._decoder) for i, token in added.items() if token.special}
         self._bytes = {i: b"" if token.special else token.content.encode() for i, token in added.items()}
         self._added = {token.content: i for i, token in added.items()}
         self._control = {token.content: i for i, token in added.items() if token.special and token.content}
@@ -57,9 +55,7 @@ class Tokenizer:
         self.longest = max(map(len, vocabulary), default=0)  # characters of the longest token
         self.eos_ids = frozenset(eos_ids)
         self.chat_template = chat_template
-        bytes_of_token("", self._decoder)  # raises now, not at the first token, if the decoder is not supported
-        special = {i: bytes_of_token(token.content, self._decoder) for i, token in added.items() if token.special}
-        self.with_special_tokens = SpecialTokens(self.token_bytes, special)
+        bytes_of("", self._decoder)  # raises now, not at the first token, if the decoder is not supported
 
     @classmethod
     def from_pretrained(cls, directory: str | Path = BUNDLED, chat_template: str | None = None) -> "Tokenizer":
@@ -131,13 +127,14 @@ class Tokenizer:
         Equal to the library's decoder with one exception: where a run of byte tokens holds an invalid byte,
         SentencePiece decoders replace the whole run; here, as in a stream, only the invalid bytes are replaced.
         """
-        source = self if skip_special_tokens else self.with_special_tokens
-        text = b"".join(map(source.token_bytes, tokens)).decode("utf-8", "replace")
+        text = b"".join(self.token_bytes(token, skip_special_tokens) for token in tokens).decode("utf-8", "replace")
         return text.removeprefix(" ") if drops_leading_space(self._decoder) else text
 
-    def token_bytes(self, token: int) -> bytes:
-        """The bytes of one token: often a word, sometimes a part of a character, nothing for a special token or an id
-        that the tokenizer does not know."""
+    def token_bytes(self, token: int, skip_special_tokens: bool = True) -> bytes:
+        """The bytes of one token: often a word, sometimes a part of a character, nothing for an id that the tokenizer
+        does not know. A special token is skipped, or written as its name, such as "<|im_end|>"."""
+        if not skip_special_tokens and token in self._special:
+            return self._special[token]
         known = self._bytes.get(token)
         if known is None:
             known = self._bytes[token] = self._find_bytes(token)
@@ -148,7 +145,7 @@ class Tokenizer:
         messages: Messages,
         add_generation_prompt: bool = True,
         max_chars: int | None = None,
-        variables: Mapping[str, Any] = NOTHING,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """The tokens of a conversation, rendered by the model's chat template with these `variables`, such as `tools`.
         ValueError if the model has none, if the template rejects the messages, or if the rendered text is longer than
@@ -158,29 +155,31 @@ class Tokenizer:
         of a tool or in its description is ten characters of text. In all other conversations the result is that of
         transformers.
         """
-        pieces = self._render(messages, add_generation_prompt, variables)
-        text, written = "".join(pieces), self._written(pieces)
+        parts = self._render(messages, add_generation_prompt, variables)
+        text, written = "".join(parts), self._written(parts)
         if max_chars is not None and len(text) > max_chars:
             raise ValueError(f"the rendered conversation has {len(text)} characters; at most {max_chars} fit")
         tokens = self.encode(text, add_special_tokens=False)
         if self._control_in(tokens) == written:
             return tokens
-        neutral = self._render(self._neutral(messages), add_generation_prompt, self._neutral(variables))
+        neutral = self._render(self._neutral(messages), add_generation_prompt, self._neutral(variables or {}))
         control = self._control_in(self.encode("".join(neutral), add_special_tokens=False))
         if control == self._control_in(tokens):
             return tokens  # the template spells names out of parts, such as '<|' + role + '|>'; the messages add none
-        tokens = self._keep_apart(pieces)
+        tokens = self._encode_parts(parts)
         if control != self._written(neutral) or self._control_in(tokens) != written:
             raise ValueError("a message contains the name of a control token, which this chat template cannot escape")
         return tokens
 
     def render_chat(
-        self, messages: Messages, add_generation_prompt: bool = True, variables: Mapping[str, Any] = NOTHING
+        self, messages: Messages, add_generation_prompt: bool = True, variables: Mapping[str, Any] | None = None
     ) -> str:
         """Render the chat template as text. ValueError if the model has none or the template rejects the messages."""
         return "".join(self._render(messages, add_generation_prompt, variables))
 
-    def _render(self, messages: Messages, add_generation_prompt: bool, variables: Mapping[str, Any]) -> list[str]:
+    def _render(
+        self, messages: Messages, add_generation_prompt: bool, variables: Mapping[str, Any] | None
+    ) -> list[str]:
         if self._template is None:
             raise ValueError("this model has no chat template; send it a plain prompt")
         return self._template.render(messages, add_generation_prompt, variables)
@@ -188,47 +187,33 @@ class Tokenizer:
     def _neutral(self, value: Any) -> Any:
         """The same structure, with "x" for every text in it that is not a plain word: none spells a control token."""
         if isinstance(value, Mapping):
-            return {self._neutral(key): self._neutral(one) for key, one in value.items()}
+            return {self._neutral(key): self._neutral(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return [self._neutral(one) for one in value]
-        if isinstance(value, str) and not (
-            _WORD.fullmatch(value) and not self._control_in(self._encode(value, False, plain=False))
-        ):
-            return "x"
-        return value
+            return [self._neutral(item) for item in value]
+        if not isinstance(value, str):
+            return value
+        is_plain_word = _WORD.fullmatch(value) and not self._control_in(self._encode(value, False, plain=False))
+        return value if is_plain_word else "x"
 
-    def _written(self, pieces: Sequence[str]) -> list[int]:
+    def _written(self, parts: Sequence[str]) -> list[int]:
         """The control tokens that the template wrote."""
-        return self._control_in(self._control[name] for name in pieces[1::2])
+        return self._control_in(self._control[name] for name in parts[1::2])
 
     def _control_in(self, tokens: Iterable[int]) -> list[int]:
         return [token for token in tokens if token in self._control_ids]
 
-    def _keep_apart(self, pieces: Sequence[str]) -> list[int]:
+    def _encode_parts(self, parts: Sequence[str]) -> list[int]:
         """Tokens of a rendered conversation in which a message spells a control token."""
         tokens: list[int] = []
-        for number, piece in enumerate(pieces):
-            tokens += [self._control[piece]] if number % 2 else self._encode(piece, False, plain=True)
+        for number, part in enumerate(parts):
+            tokens += [self._control[part]] if number % 2 else self._encode(part, False, plain=True)
         return tokens
 
     def _find_bytes(self, token: int) -> bytes:
         if token < 0:
             raise ValueError(f"a token id is an integer from 0, got {token}")
-        piece = self._backend.id_to_token(token) if token < self.vocab_size else None
-        return b"" if piece is None else bytes_of_token(piece, self._decoder)
-
-
-@dataclass(frozen=True, slots=True)
-class SpecialTokens:
-    """The bytes of tokens, where a special token is its name, such as "<|im_end|>"."""
-
-    other: Callable[[int], bytes]
-    special: Mapping[int, bytes]
-
-    def token_bytes(self, token: int) -> bytes:
-        """The bytes of one token."""
-        found = self.special.get(token)
-        return self.other(token) if found is None else found
+        entry = self._backend.id_to_token(token) if token < self.vocab_size else None
+        return b"" if entry is None else bytes_of(entry, self._decoder)
 
 
 @contextmanager
@@ -250,39 +235,35 @@ def byte_of_letter() -> dict[str, int]:
     return {chr(b): b for b in plain} | {chr(0x100 + n): b for n, b in enumerate(others)}
 
 
-def bytes_of_token(piece: str, decoder: DecoderConfig) -> bytes:
-    """The bytes of one vocabulary entry. ValueError if the tokenizer's decoder is not supported."""
-    kinds = {step["type"] for step in _steps(decoder)}
+def bytes_of(entry: str, decoder: Sequence[dict[str, Any]]) -> bytes:
+    """The bytes of one entry of the vocabulary. ValueError if the tokenizer's decoder is not supported."""
+    kinds = {step["type"] for step in decoder}
     if "ByteLevel" in kinds:
         letters = byte_of_letter()
-        return bytes(letters[c] for c in piece) if all(c in letters for c in piece) else piece.encode()
+        return bytes(letters[c] for c in entry) if all(c in letters for c in entry) else entry.encode()
     if kinds & {"ByteFallback", "Metaspace"}:
-        if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">") and "ByteFallback" in kinds:
-            return bytes([int(piece[3:5], 16)])
-        return piece.replace(_WORD_START, " ").encode()
+        if len(entry) == 6 and entry.startswith("<0x") and entry.endswith(">") and "ByteFallback" in kinds:
+            return bytes([int(entry[3:5], 16)])
+        return entry.replace(_WORD_START, " ").encode()
     raise ValueError(
         f"this tokenizer's decoder is {', '.join(sorted(kinds)) or 'missing'}; supported are ByteLevel "
         "(GPT-2, Llama 3, Qwen) and ByteFallback or Metaspace (Llama 2, Mistral)"
     )
 
 
-def drops_leading_space(decoder: DecoderConfig) -> bool:
+def drops_leading_space(decoder: Sequence[dict[str, Any]]) -> bool:
     """Whether decoding a complete text removes the space that SentencePiece put in front of it."""
     return any(
-        (step["type"] == "Strip" and step.get("start")) or (step["type"] == "Metaspace" and _prepends(step))
-        for step in _steps(decoder)
+        (step["type"] == "Strip" and step.get("start"))
+        or (step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never")
+        for step in decoder
     )
 
 
-def _prepends(step: dict[str, Any]) -> bool:
-    return bool(step.get("prepend_scheme", "always") != "never")
-
-
-def _steps(decoder: DecoderConfig) -> Iterator[dict[str, Any]]:
-    if decoder is None:
-        return
-    if decoder["type"] == "Sequence":
+def _steps(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+    """The steps of the "decoder" of a tokenizer.json, which may be nested sequences."""
+    if decoder is not None and decoder["type"] == "Sequence":
         for step in decoder["decoders"]:
             yield from _steps(step)
-    else:
+    elif decoder is not None:
         yield decoder

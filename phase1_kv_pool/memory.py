@@ -1,11 +1,10 @@
 """Free memory for tensors: on a GPU, or on this machine within the limits of its control groups."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-
-from phase0_request.machine import describe
 
 
 def free_bytes(device: torch.device) -> int | None:
@@ -26,9 +25,11 @@ def free_on_cpu(root: Path = Path("/")) -> int | None:
     meminfo = root / "proc/meminfo"
     if meminfo.exists():
         free += [kib * 1024 for name, kib in _pairs(meminfo) if name == "MemAvailable:"]
-    if not free:  # not Linux: total memory is the best available bound
-        return describe().memory_bytes
-    return max(min(free), 0)
+    if not free and "SC_PHYS_PAGES" in getattr(
+        os, "sysconf_names", {}
+    ):  # macOS: total memory is the best bound there is
+        free.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return max(min(free), 0) if free else None
 
 
 def _left_by_groups(root: Path) -> Iterator[int]:

@@ -19,8 +19,8 @@ from phase2_prefill_decode.kernels.pointwise import ADD_NORM, ROTATE_STORE, SWIG
 from phase2_prefill_decode.linear import Linear
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.weights import LayerWeights, Weights
-from phase2_prefill_decode.packed import Packed
 from phase2_prefill_decode.rope import tables
+from phase2_prefill_decode.step.packed import Packed
 from phase2_prefill_decode.threads import FREE_CORES
 
 if TYPE_CHECKING:

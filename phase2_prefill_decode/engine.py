@@ -16,13 +16,13 @@ from phase0_request.core import EngineCore
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase0_request.transcript import Transcript
-from phase1_kv_pool.cache import KVCache, PagedCache
+from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.generation import Completion, Delta, Prompt, make_requests
 from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.runner import ModelRunner
-from phase2_prefill_decode.sampler import Sampler
+from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.static import PagedScheduler, StaticScheduler
+from phase2_prefill_decode.step.runner import ModelRunner
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 S = TypeVar("S", bound=PagedScheduler[Any])
@@ -95,7 +95,7 @@ class Engine(Generic[S]):
 
 # region static
 def static(
-    model: Model, *, cache: KVCache | None = None, batch_size: int = 64, seed: int | None = None
+    model: Model, *, cache: PagedCache | None = None, batch_size: int = 64, seed: int | None = None
 ) -> Engine[StaticScheduler]:
     """Make this phase's engine: static batching. `cache` is by default a plain one of 512 pages of 16 tokens; `seed` is
     for requests without one."""

@@ -8,7 +8,7 @@ from phase0_request.checks import check_int
 from phase0_request.queue import Entry, RequestQueue, WaitingRequest
 from phase0_request.request import Request, RequestState
 from phase0_request.scheduler import BaseScheduler
-from phase1_kv_pool.cache import KVCache
+from phase1_kv_pool.cache import PagedCache
 
 E = TypeVar("E", bound=Entry)
 
@@ -16,7 +16,7 @@ E = TypeVar("E", bound=Entry)
 class PagedScheduler(BaseScheduler[E]):
     """A scheduler whose requests hold pages of a KV cache: phase 2's and phase 5's."""
 
-    def __init__(self, cache: KVCache, eos_ids: Collection[int] = ()) -> None:
+    def __init__(self, cache: PagedCache, eos_ids: Collection[int] = ()) -> None:
         super().__init__(eos_ids)
         self.cache = cache
 
@@ -43,7 +43,7 @@ class StaticScheduler(PagedScheduler[WaitingRequest]):
 
     def __init__(
         self,
-        cache: KVCache,
+        cache: PagedCache,
         eos_ids: Collection[int] = (),
         *,
         plan_step: Callable[[Sequence[Request]], Batch] = together,

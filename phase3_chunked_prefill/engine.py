@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from phase0_request.tokenizer import BUNDLED
-from phase1_kv_pool.cache import KVCache, PagedCache
+from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.engine import Engine
 from phase2_prefill_decode.loading.model import Model, usable
 from phase2_prefill_decode.static import StaticScheduler
@@ -39,7 +39,7 @@ def chunked(
     model: Model,
     budget: TokenBudget | None = None,
     *,
-    cache: KVCache | None = None,
+    cache: PagedCache | None = None,
     batch_size: int = 64,
     seed: int | None = None,
 ) -> Engine[StaticScheduler]:

@@ -6,7 +6,7 @@ from itertools import islice
 
 from phase0_request.queue import RequestQueue
 from phase0_request.request import RequestState
-from phase1_kv_pool.cache import KVCache
+from phase1_kv_pool.cache import PagedCache
 from phase3_chunked_prefill.chunker import StepPlan
 from phase5_continuous.fairness import FairQueue, FairShare
 from phase5_continuous.policies import Policy
@@ -152,7 +152,7 @@ class PrefixesInProgress:
     waits for pages that it could not use, because its own prompt logprobs are wanted.
     """
 
-    cache: KVCache
+    cache: PagedCache
     _sequences: list[SequenceState] = field(default_factory=list)
 
     def add(self, sequence: SequenceState) -> None:

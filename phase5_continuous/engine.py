@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from phase1_kv_pool.cache import KVCache
+from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.engine import Engine
 from phase2_prefill_decode.loading.model import Model
 from phase3_chunked_prefill.budget import TokenBudget
@@ -16,7 +16,7 @@ def continuous(
     model: Model,
     budget: TokenBudget | None = None,
     *,
-    cache: KVCache | None = None,
+    cache: PagedCache | None = None,
     policy: Policy | None = None,
     max_running: int = 64,
     ahead: int = 0,

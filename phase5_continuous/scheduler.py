@@ -1,4 +1,4 @@
-"""Scheduler: plans the tokens of the next step, and commits the results of the last. Integers over a KVCache."""
+"""Scheduler: plans the tokens of the next step, and commits the results of the last. Integers over a PagedCache."""
 
 from collections import deque
 from collections.abc import Collection, Iterator
@@ -7,7 +7,7 @@ from itertools import chain
 from phase0_request.batch import Batch, Event, Forced, Slice, StepOutput, WaitHandle
 from phase0_request.checks import check_int, check_number
 from phase0_request.request import FinishReason, Request, RequestState
-from phase1_kv_pool.cache import KVCache
+from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.static import PagedScheduler
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.chunker import Chunker
@@ -38,7 +38,7 @@ class Scheduler(PagedScheduler[SequenceState]):
 
     def __init__(
         self,
-        cache: KVCache,
+        cache: PagedCache,
         eos_ids: Collection[int] = (),
         budget: TokenBudget | None = None,
         *,

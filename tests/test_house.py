@@ -153,8 +153,8 @@ def test_the_cli_imports_labs_only_inside_functions() -> None:
 
 def test_demos_have_their_colours_from_one_palette() -> None:
     colours = re.compile(r"(bold )?(black|blue|cyan|green|magenta|red|white|yellow)")
-    drawn = [name for name in modules() if re.search(r"\.lab\.(view|draw|demo)$", name)]
-    assert len(drawn) >= 12
+    drawn = [name for name in modules() if re.search(r"\.lab\.(viewer|draw|demo)$", name)]
+    assert len(drawn) == len(PHASES) + 2
     texts = [(name, node.value) for name in drawn for node in nodes(name) if isinstance(node, ast.Constant)]
     assert [(name, text) for name, text in texts if isinstance(text, str) and colours.fullmatch(text)] == []
 

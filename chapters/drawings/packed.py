@@ -38,7 +38,7 @@ def batch(cache: PagedCache) -> Batch:
 
 def packed() -> Drawing:
     """One row for each array, one column for each token."""
-    from phase2_prefill_decode.packed import pack
+    from phase2_prefill_decode.step.packed import pack
 
     cache = PagedCache(8, PAGE_SIZE)
     pieces = batch(cache)

@@ -4,24 +4,20 @@ Host time is measured with a model that takes no time: real steps last milliseco
 the host has microseconds for each. Throughput is computed in virtual time from the cost model of the mock.
 """
 
-import argparse
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import partial
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from phase0_request.batch import Batch, StepOutput
 from phase0_request.core import EngineCore
 from phase0_request.lab.batcher import Batcher
+from phase0_request.lab.metrics import percentile
 from phase0_request.lab.mock_model import MockModel, StepCost
+from phase0_request.lab.report import finish, parser, table
 from phase0_request.lab.simulate import Finished, simulate
-from phase0_request.machine import record
-from phase0_request.metrics import percentile
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 
@@ -107,38 +103,24 @@ def batching(batch_size: int, num_requests: int = BATCHING_REQUESTS, cost: StepC
     return Batching(batch_size, summary.tokens_per_second, p50, p99, percentile(summary.ttft, 50) * 1000)
 
 
-def _table(names: Sequence[str], rows: Iterator[Sequence[float]], digits: int) -> Table:
-    table = Table(header_style="dim", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in names:
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(*(str(x) if isinstance(x, int) else f"{x:,.{digits}f}" for x in row))
-    return table
-
-
 def main(arguments: list[str] | None = None) -> int:
-    p = argparse.ArgumentParser(prog="python -m phase0_request.lab bench", description=__doc__)
+    p = parser("phase0_request.lab bench", __doc__)
     p.add_argument("-n", "--num-requests", type=int, default=10_000, help="for the host's cost (%(default)s)")
-    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
-    options = p.parse_args(arguments)
+    options, console = p.parse_args(arguments), Console(highlight=False)
     if options.num_requests < 1:
         p.error(f"--num-requests must be at least 1, got {options.num_requests}")
-    console = Console()
     watch = partial(track, console=console, transient=True)
     hosts = [host_cost(options.num_requests, size) for size in watch(HOST_BATCH_SIZES, "host cost")]
     batches = [batching(size) for size in watch(BATCH_SIZES, "batch sizes")]
     console.print(f"Host time for {options.num_requests:,} requests, \u00b5s a request; plan and commit: and a step")
-    host_names = ("batch", "steps", "submit", "plan", "commit", "plan + commit")
-    console.print(_table(host_names, (tuple(asdict(h).values()) for h in hosts), digits=2))
+    names = ("batch", "steps", "submit", "plan", "commit", "plan + commit")
+    console.print(table(names, map(astuple, hosts), digits=2))
     console.print(f"\n{BATCHING_REQUESTS} requests at once on the mock, virtual time, ms")
-    batch_names = ("batch", "tokens/s", "ITL p50", "ITL p99", "TTFT p50")
-    console.print(_table(batch_names, (tuple(asdict(b).values()) for b in batches), digits=1))
-    if options.json is not None:
-        figures = {
-            "num_requests": options.num_requests,
-            "host": {f"batch_{h.batch_size}": asdict(h) for h in hosts},
-            "batching": {f"batch_{b.batch_size}": asdict(b) for b in batches},
-        }
-        record(options.json, f"python -m phase0_request.lab bench --num-requests {options.num_requests}", figures)
-        console.print(f"\nFigures written to {options.json}")
+    console.print(table(("batch", "tokens/s", "ITL p50", "ITL p99", "TTFT p50"), map(astuple, batches)))
+    figures = {
+        "num_requests": options.num_requests,
+        "host": {f"batch_{h.batch_size}": asdict(h) for h in hosts},
+        "batching": {f"batch_{b.batch_size}": asdict(b) for b in batches},
+    }
+    finish(p, options, arguments, figures)
     return 0

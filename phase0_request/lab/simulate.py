@@ -1,13 +1,13 @@
 """Simulate the batcher and the mock model in virtual time: deterministic, and fast on any machine."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from phase0_request.batch import Batch, StepOutput
-from phase0_request.core import EngineCore
+from phase0_request.core import EngineCore, Step
 from phase0_request.lab.batcher import Batcher
+from phase0_request.lab.metrics import Summary, summarize
 from phase0_request.lab.mock_model import MockModel
-from phase0_request.metrics import Summary, summarize
 from phase0_request.request import Request
 
 
@@ -36,14 +36,24 @@ class Finished:
         return self.result
 
 
+def steps(requests: Iterable[Request], model: MockModel, batcher: Batcher) -> Iterator[Step]:
+    """Serve requests from their arrivals on. Only the cost of steps advances the clock."""
+    coming = sorted(requests, key=lambda request: request.arrival, reverse=True)
+    runner = VirtualRunner(model)
+    core = EngineCore(batcher, runner, lambda: runner.now)
+    while coming or core.has_work:
+        while coming and coming[-1].arrival <= runner.now:
+            core.submit(coming.pop())
+        step = core.step()
+        if step is None:
+            runner.now = coming[-1].arrival
+        else:
+            yield step
+
+
 def simulate(requests: Iterable[Request], model: MockModel, eos_ids: Iterable[int], batch_size: int) -> Summary:
-    """Serve requests from their arrival times on. Only the cost of steps advances the clock."""
+    """Serve requests to their ends."""
     by_arrival = sorted(requests, key=lambda request: request.arrival)
-    ahead, runner = by_arrival[::-1], VirtualRunner(model)
-    core = EngineCore(Batcher(frozenset(eos_ids), batch_size), runner, lambda: runner.now)
-    while ahead or core.has_work:
-        while ahead and ahead[-1].arrival <= runner.now:
-            core.submit(ahead.pop())
-        if core.step() is None:
-            runner.now = ahead[-1].arrival
+    for _ in steps(by_arrival, model, Batcher(frozenset(eos_ids), batch_size)):
+        pass
     return summarize(by_arrival)

@@ -1,12 +1,10 @@
-"""RequestTracer: records which pipeline stage each request is in, and exports the spans as JSON or for Perfetto."""
+"""RequestTracer: records which pipeline stage each request is in."""
 
-import json
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class PipelineStage(Enum):
@@ -78,42 +76,3 @@ class RequestTracer:
         for span in self.spans(request_id):
             totals[span.stage] += span.seconds
         return totals
-
-    def as_json(self) -> list[dict[str, Any]]:
-        """One object for each request, with its spans in seconds since the first span of any request."""
-        zero = self._zero()
-        requests: dict[str, list[dict[str, Any]]] = {}
-        for span in self.spans():
-            entry = {"stage": span.stage.value, "start": span.start - zero, "stop": span.stop - zero}
-            requests.setdefault(span.request_id, []).append(entry)
-        return [{"request": key, "spans": spans} for key, spans in requests.items()]
-
-    def as_chrome(self) -> dict[str, Any]:
-        """The Trace Event Format of chrome://tracing and Perfetto: one row for each request, microseconds."""
-        zero = self._zero()
-        rows = {key: row for row, key in enumerate(self._paths)}
-        names = [
-            {"ph": "M", "name": "thread_name", "pid": 0, "tid": row, "args": {"name": key}} for key, row in rows.items()
-        ]
-        spans = [
-            {
-                "ph": "X",
-                "name": span.stage.value,
-                "cat": "stage",
-                "pid": 0,
-                "tid": rows[span.request_id],
-                "ts": (span.start - zero) * 1e6,
-                "dur": span.seconds * 1e6,
-            }
-            for span in self.spans()
-        ]
-        return {"displayTimeUnit": "ms", "traceEvents": [*names, *spans]}
-
-    def write(self, file: Path) -> int:
-        """Write Perfetto's format if the name ends in .chrome.json, else plain JSON. Returns the number of requests."""
-        content = self.as_chrome() if file.name.endswith(".chrome.json") else self.as_json()
-        file.write_text(json.dumps(content, indent=1) + "\n")
-        return len({span.request_id for span in self.spans()})
-
-    def _zero(self) -> float:
-        return min((path.entries[0][1] for path in self._paths.values()), default=0.0)

@@ -1,87 +1,58 @@
-"""`python -m phase1_kv_pool`: watch page allocation, beside the same memory in contiguous blocks."""
+"""`python -m phase1_kv_pool`: the same requests in the same memory, in contiguous blocks and in pages.
+
+The length of an answer is not known beforehand. A block has the length of the longest request; pages are allocated one
+by one.
+"""
 
 import argparse
-import time
+import string
 
 from rich.console import Console
-from rich.live import Live
 
-from phase1_kv_pool.lab import view
-from phase1_kv_pool.lab.page_map import PageMap, PageMapConfig
-from phase1_kv_pool.lab.serving import SyntheticTrace
+from phase0_request.lab.report import table
+from phase0_request.lab.viewer import Line, show
+from phase1_kv_pool.lab.memories import ContiguousMax, KVMemory, PagedMemory
+from phase1_kv_pool.lab.serving import ServingSimulator, SyntheticTrace, cells
 
-FRAMES_PER_SECOND = 30
-SNAPSHOTS = 3
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command line. Its defaults are those of PageMapConfig."""
-    default = PageMapConfig()
-    trace = default.trace
-    p = argparse.ArgumentParser(prog="python -m phase1_kv_pool", description=__doc__)
-    p.add_argument("--pages", type=int, default=default.pages, help="in the memory (%(default)s)")
-    p.add_argument("--page-size", type=int, default=default.page_size, help="tokens in a page (%(default)s)")
-    p.add_argument("-n", "--num-requests", type=int, default=trace.num_requests, help="(%(default)s)")
-    p.add_argument(
-        "--arrival-rate",
-        type=float,
-        default=trace.arrival_rate,
-        metavar="R",
-        help="requests a step, at random times; 0: all at once (%(default)s)",
-    )
-    p.add_argument("--max-context", type=int, default=trace.max_context, help="longest request (%(default)s)")
-    p.add_argument("--median-prompt", type=int, default=trace.median_prompt, help="in tokens (%(default)s)")
-    p.add_argument("--mean-answer", type=int, default=trace.mean_answer, help="in tokens (%(default)s)")
-    p.add_argument("--seed", type=int, default=trace.seed, help="of lengths and arrival times (%(default)s)")
-    p.add_argument(
-        "--steps-per-second",
-        type=float,
-        default=default.steps_per_second,
-        metavar="S",
-        help="on a terminal; elsewhere it does not wait (%(default)s)",
-    )
-    return p
+LONGEST = 128  # tokens of a request
+TRACE = SyntheticTrace(num_requests=36, median_prompt=20, mean_answer=28, max_context=LONGEST, arrival_rate=0.7)
+SYMBOLS = string.digits + string.ascii_letters
+FREE, EMPTY = "·", "░"
+EVERY = 8  # steps for a line
 
 
-def animate(page_map: PageMap, console: Console) -> None:
-    """Draw every step, or several steps for each picture if the rate is above FRAMES_PER_SECOND."""
-    rate = page_map.config.steps_per_second
-    steps_per_frame = max(1, round(rate / FRAMES_PER_SECOND))
-    due = time.monotonic()
-    with Live(console=console, auto_refresh=False, transient=True) as screen:
-        while page_map.going:
-            for _ in range(steps_per_frame):
-                page_map.step()
-            screen.update(view.live(page_map, console), refresh=True)
-            due += steps_per_frame / rate
-            time.sleep(max(due - time.monotonic(), 0))
-
-
-def snapshots(page_map: PageMap, console: Console) -> None:
-    """Print a few pictures as plain text, each after another quarter of the requests has finished."""
-    total = page_map.config.trace.num_requests
-    due = sorted({total * part // (SNAPSHOTS + 1) for part in range(1, SNAPSHOTS + 1)})
-    while page_map.going:
-        page_map.step()
-        if due and len(page_map.paged.simulator.done) >= due[0]:
-            del due[0]
-            console.print(view.picture(page_map, console.width, None, coloured=False), "", sep="\n")
+def play(memory: KVMemory, page_size: int) -> tuple[list[Line], list[object]]:
+    """Serve the trace. Returns lines with a sign for each page, and the figures of the run."""
+    simulator, lines, most, tokens, reserved = ServingSimulator(memory, TRACE.requests()), list[Line](), 0, 0, 0
+    while simulator.unfinished:
+        simulator.step()
+        most, tokens = max(most, len(simulator.running)), tokens + simulator.tokens
+        reserved += memory.reserved
+        if simulator.steps % EVERY == 1:
+            pages = cells(simulator, page_size)
+            signs = [FREE if c is None else SYMBOLS[c.owner] if c.tokens else EMPTY for c in pages]
+            step, used = simulator.steps, memory.reserved // page_size
+            lines.append(Line(step, step, 0, len(simulator.running), used, 0.0, "".join(signs)))
+    return lines, [most, simulator.steps, simulator.preemptions, f"{tokens / reserved:.0%}"]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    p = parser()
-    options = vars(p.parse_args(arguments))
+    p = argparse.ArgumentParser(prog="python -m phase1_kv_pool", description=__doc__)
+    p.add_argument("--pages", type=int, default=32, help="in the memory (%(default)s)")
+    p.add_argument("--page-size", type=int, default=16, help="tokens in a page (%(default)s)")
+    options = p.parse_args(arguments)
+    slots, console, rows = options.pages * options.page_size, Console(highlight=False), list[list[object]]()
     try:
-        own = {name: options.pop(name) for name in ("pages", "page_size", "steps_per_second")}
-        page_map = PageMap(PageMapConfig(**own, trace=SyntheticTrace(**options)))
-    except ValueError as error:
+        ways: dict[str, KVMemory] = {
+            f"blocks of {LONGEST}": ContiguousMax(slots, LONGEST),
+            f"pages of {options.page_size}": PagedMemory(slots, options.page_size),
+        }
+        for name, memory in ways.items():
+            lines, figures = play(memory, options.page_size)
+            show(console, f"{name}: a sign is a page, with its request; {EMPTY} is reserved and empty", lines, "pages")
+            console.print()
+            rows.append([name, *figures])
+    except (ValueError, ZeroDivisionError) as error:
         p.error(str(error))
-    console = Console()
-    try:
-        (animate if console.is_terminal else snapshots)(page_map, console)
-        page_map.finish()
-    except KeyboardInterrupt:
-        console.print(f"Stopped at step {page_map.steps}.", highlight=False)
-        return 130
-    console.print(view.summary(page_map))
+    console.print(table(("allocated in", "at most at once", "steps", "preempted", "slots with a token"), rows))
     return 0

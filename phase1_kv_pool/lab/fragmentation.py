@@ -4,19 +4,15 @@ Every policy serves the same trace from the same memory, with the rules of Servi
 steps: those after which a request still waits, so that memory limits the batch.
 """
 
-import argparse
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
+from statistics import fmean
 
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
-from rich.text import Text
 
-from phase0_request.lab import palette
-from phase0_request.machine import record
+from phase0_request.lab.report import add_fields, finish, parser, table
 from phase1_kv_pool.lab.memories import ContiguousMax, ContiguousPow2, KVMemory, PagedMemory
 from phase1_kv_pool.lab.serving import ServingSimulator, SyntheticTrace, TraceRequest
 
@@ -88,93 +84,37 @@ def study(trace: SyntheticTrace, slots: int = SLOTS) -> Iterator[tuple[str, Outc
         yield name, serve(make(), requests)
 
 
-def table(outcomes: dict[str, Outcome], width: int) -> Table:
-    """A row for each policy, with a bar of the memory: slots with tokens, reserved and empty slots, free slots."""
-    bar = max(10, min(40, width - 67))  # the other columns take 67
-    shown = Table(header_style="dim", box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    shown.add_column("\npolicy", width=15)
-    shown.add_column("\nmemory", width=bar)
-    for name in (
-        "of\nreserved",
-        "of\nmemory",
-        "empty a\nrequest",
-        "at once\nmean",
-        "\nmost",
-        "\nsteps",
-        "pre-\nempted",
-    ):
-        shown.add_column(name, justify="right")
-    for name, o in outcomes.items():
-        shown.add_row(
-            name.replace("_", " "),
-            _bar(o, bar),
-            f"{o.utilisation:.1%}",
-            f"{o.memory_share:.1%}",
-            f"{o.waste_per_request:.1f}",
-            f"{o.mean_running:.1f}",
-            str(o.max_running),
-            f"{o.steps:,}",
-            f"{o.preemptions:,}",
-        )
-    return shown
-
-
-def _bar(outcome: Outcome, width: int) -> Text:
-    tokens = round(outcome.memory_share * width)
-    empty = round(outcome.reserved_share * width) - tokens
-    parts = [("\u2588" * tokens, palette.IN_USE), ("\u2592" * empty, palette.WASTED)]
-    return Text.assemble(*parts, ("\u00b7" * (width - tokens - empty), palette.FREE))
-
-
-def _parser() -> argparse.ArgumentParser:
+def main(arguments: list[str] | None = None) -> int:
     default = SyntheticTrace()
-    p = argparse.ArgumentParser(prog="python -m phase1_kv_pool.lab fragmentation", description=__doc__)
+    p = parser("phase1_kv_pool.lab fragmentation", __doc__)
     p.add_argument("-n", "--num-requests", type=int, default=default.num_requests, help="(%(default)s)")
     p.add_argument("--slots", type=int, default=SLOTS, help="tokens that fit in the memory (%(default)s)")
-    p.add_argument(
-        "--max-context", type=int, default=default.max_context, help="longest request, a power of two (%(default)s)"
-    )
-    p.add_argument("--median-prompt", type=int, default=default.median_prompt, help="in tokens (%(default)s)")
-    p.add_argument("--mean-answer", type=int, default=default.mean_answer, help="in tokens (%(default)s)")
-    p.add_argument("--seed", type=int, default=default.seed, help="of the lengths (%(default)s)")
-    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
-    return p
-
-
-def main(arguments: list[str] | None = None) -> int:
-    p = _parser()
-    options = vars(p.parse_args(arguments))
-    file: Path | None = options.pop("json")
-    command = " ".join([p.prog, *(f"--{name.replace('_', '-')} {value}" for name, value in options.items())])
-    slots: int = options.pop("slots")
-    console = Console()
+    fields = {"max_context": "a power of two", "median_prompt": "in tokens", "mean_answer": "in tokens"}
+    add_fields(p, default, fields)
+    options, console = p.parse_args(arguments), Console(highlight=False)
+    given = vars(options)
     try:
-        trace = SyntheticTrace(**options)
-        ways = len(policies(slots, trace.max_context))
-        outcomes = dict(track(study(trace, slots), "policies", ways, console=console, transient=True))
+        trace = SyntheticTrace(**{name: given[name] for name in given if name not in ("slots", "json")})
+        ways = len(policies(options.slots, trace.max_context))
+        outcomes = dict(track(study(trace, options.slots), "policies", ways, console=console, transient=True))
     except ValueError as error:
         p.error(str(error))
     requests = trace.requests()
-    means = [sum(r.prompt for r in requests) / len(requests), sum(r.length for r in requests) / len(requests)]
+    prompt, length = fmean(r.prompt for r in requests), fmean(r.length for r in requests)
     console.print(
-        f"{len(requests):,} requests, prompts of {means[0]:.0f} tokens on average, with their answers {means[1]:.0f}, "
-        f"{trace.max_context:,} at most; {slots:,} slots"
+        f"{len(requests):,} requests, prompts of {prompt:.0f} tokens on average, with their answers {length:.0f}, "
+        f"{trace.max_context:,} at most; {options.slots:,} slots\n"
     )
-    console.print(
-        Text.assemble(
-            "memory: ",
-            ("\u2588", palette.IN_USE),
-            " tokens  ",
-            ("\u2592", palette.WASTED),
-            " reserved, empty  \u00b7 free",
-        )
-    )
-    console.print("", table(outcomes, console.width), sep="\n")
-    if file is not None:
-        figures = {
-            "trace": asdict(trace) | {"slots": slots, "mean_prompt": means[0], "mean_length": means[1]},
-            "policies": {name: asdict(outcome) for name, outcome in outcomes.items()},
-        }
-        record(file, command, figures)
-        console.print(f"\nFigures written to {file}")
+    names = ("policy", "% of\nreserved", "% of\nmemory", "empty a\nrequest", "at once\nmean", "\nmost", "\nsteps")
+    rows = [
+        (name.replace("_", " "), 100 * o.utilisation, 100 * o.memory_share, o.waste_per_request, o.mean_running,
+         o.max_running, o.steps, o.preemptions)
+        for name, o in outcomes.items()
+    ]  # fmt: skip
+    console.print(table((*names, "pre-\nempted"), rows))
+    figures = {
+        "trace": asdict(trace) | {"slots": options.slots, "mean_prompt": prompt, "mean_length": length},
+        "policies": {name: asdict(outcome) for name, outcome in outcomes.items()},
+    }
+    finish(p, options, arguments, figures)
     return 0

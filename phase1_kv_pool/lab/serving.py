@@ -6,6 +6,7 @@ import random
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from phase0_request.checks import check_int, check_number
 from phase0_request.request import Request
@@ -14,18 +15,13 @@ from phase1_kv_pool.lab.memories import KVMemory
 PROMPT_SIGMA = 1.0  # of the logarithm of the prompt length: one prompt in six is 2.7 times the median or longer
 
 
-@dataclass(frozen=True, slots=True)
-class TraceRequest:
+class TraceRequest(NamedTuple):
     """One request of a trace. The memory does not know `length` in advance: it sees the prompt, then a token a step."""
 
     number: int
     prompt: int
     length: int  # tokens at the end: prompt and answer
     arrival: int = 0  # the step in which it arrives
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.prompt < self.length:
-            raise ValueError(f"request {self.number}: a prompt of {self.prompt} tokens cannot end at {self.length}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,3 +144,33 @@ class ServingSimulator:
         return ValueError(
             f"request {active.request.id} with {tokens} tokens is alone in {self.memory.slots} slots, no room"
         )
+
+
+class Cell(NamedTuple):
+    """One allocated page: the number of its request, and how many of its slots hold a token."""
+
+    owner: int
+    tokens: int
+
+
+def cells(simulator: ServingSimulator, page_size: int) -> list[Cell | None]:
+    """Every page of the memory in order; None for a free page. Blocks are drawn as pages, too."""
+    found: list[Cell | None] = [None] * (simulator.memory.slots // page_size)
+    for active in simulator.running:
+        left = active.tokens
+        for start, length in simulator.memory.spans(active.request):
+            for page in range(start // page_size, (start + length) // page_size):
+                found[page] = Cell(active.spec.number, min(left, page_size))
+                left -= min(left, page_size)
+    return found
+
+
+def contiguous_runs(pages: Iterable[int]) -> list[tuple[int, int]]:
+    """Group a page table into runs of contiguous pages: (first page, number of pages)."""
+    runs: list[tuple[int, int]] = []
+    for page in pages:
+        if runs and page == sum(runs[-1]):
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((page, 1))
+    return runs

@@ -11,7 +11,7 @@ from typing import Any
 
 from phase1_kv_pool.lab.ahead import Expect, KernelSpec
 from phase1_kv_pool.lab.catalog import HEAD_DIMS, TYPES, on
-from phase2_prefill_decode.kernels.triton import decode, mask, pointwise, prefill, sample, splits
+from phase2_prefill_decode.kernels.triton import decode, draw, mask, pointwise, prefill, splits
 from phase2_prefill_decode.kernels.triton.tiles import Tiling
 from phase2_prefill_decode.kernels.triton.tuning import Tuning, default
 from phase2_prefill_decode.lab import tune
@@ -159,8 +159,8 @@ SAMPLE_TYPES = {
     **dict.fromkeys(("keys", "positions", "masses", "races", "tokens"), "*i64"),
     **dict.fromkeys(("stride", "vocab", "readable", "blocks", "tiles"), "i32"),
 }
-IN_TILES = {"maxima": sample.maxima_kernel, "scan": sample.scan_kernel}
-IN_ROWS = {"bound": sample.bound_kernel, "choose": sample.choose_kernel}
+IN_TILES = {"maxima": draw.maxima_kernel, "scan": draw.scan_kernel}
+IN_ROWS = {"bound": draw.bound_kernel, "choose": draw.choose_kernel}
 
 
 def sample_spec(dtype: str, launch: str) -> KernelSpec:
@@ -168,17 +168,17 @@ def sample_spec(dtype: str, launch: str) -> KernelSpec:
     function = (IN_TILES | IN_ROWS)[launch]
     types = {"logits": f"*{dtype}", **SAMPLE_TYPES}
     constants = {
-        "block_size": sample.BLOCK,
-        "most": sample.CANDIDATES,
+        "block_size": draw.BLOCK,
+        "most": draw.CANDIDATES,
         "shift": {"bf16": 16, "fp16": 13, "fp32": 0}[dtype],
-        "tile": sample.TILE if launch in IN_TILES else sample.SEARCH,
+        "tile": draw.TILE if launch in IN_TILES else draw.SEARCH,
     }
     return KernelSpec(
         name=f"sample {launch} {dtype}",
         function=function,
         signature={name: types[name] for name in function.arg_names if name in types},
         constants={name: constants[name] for name in function.arg_names if name in constants},
-        options=sample.OPTIONS,
+        options=draw.OPTIONS,
         sixteens=("stride", "readable") if launch in IN_TILES else ("stride",),
         expect=Expect(registers=64, wide_loads=launch in IN_TILES),
     )

@@ -16,17 +16,18 @@ from rich.progress import track
 from rich.table import Table
 
 from phase0_request.core import EngineCore, Step
-from phase0_request.machine import describe, record
-from phase0_request.metrics import percentile
+from phase0_request.lab.metrics import percentile
+from phase0_request.lab.record import record
+from phase0_request.machine import describe
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.loading.model import Model, default_device
-from phase2_prefill_decode.runner import ModelRunner
-from phase2_prefill_decode.sampler import Sampler
+from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.static import StaticScheduler
+from phase2_prefill_decode.step.runner import ModelRunner
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.chunker import Chunker
 from phase3_chunked_prefill.kernels.attention import ATTEND

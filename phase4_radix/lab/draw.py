@@ -6,7 +6,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from phase0_request.lab import palette
-from phase1_kv_pool.lab.page_map import contiguous_runs
+from phase1_kv_pool.lab.serving import contiguous_runs
 from phase4_radix.radix_tree import NodeView, RadixTree
 
 Describe = Callable[[NodeView], Text]

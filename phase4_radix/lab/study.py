@@ -16,7 +16,8 @@ from rich.progress import track
 from rich.table import Table
 
 from phase0_request.batch import Batch
-from phase0_request.machine import describe, record
+from phase0_request.lab.record import record
+from phase0_request.machine import describe
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache

@@ -6,24 +6,22 @@ Steady: all requests decode in every step. A GPU would wait that long between tw
 Whole lives: requests arrive, are prefilled in chunks, decode and end, with their admission and their pages.
 """
 
-import argparse
 import cProfile
 import random
 import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, astuple, dataclass
+from functools import partial
+from itertools import product
 
 from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
+from rich.progress import track
 
 from phase0_request.batch import Batch, StepOutput
-from phase0_request.machine import record
+from phase0_request.lab.report import finish, parser, table
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
-from phase1_kv_pool.cache import KVCache, PagedCache
+from phase1_kv_pool.cache import PagedCache
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.scheduler import Scheduler
@@ -65,7 +63,7 @@ def answer(batch: Batch) -> StepOutput:
     return StepOutput([7] * len(batch))
 
 
-def scheduler(cache: KVCache, running: int) -> Scheduler:
+def scheduler(cache: PagedCache, running: int) -> Scheduler:
     return Scheduler(cache, [EOS], TokenBudget(512, 8192), max_running=running)
 
 
@@ -141,47 +139,23 @@ def profile(running: int, steps: int) -> dict[str, float]:
     return {name: own[name] / total for name in sorted(own, key=lambda name: -own[name])[:PROFILED]}
 
 
-def _table(names: Sequence[str], rows: Sequence[Sequence[str | float]]) -> Table:
-    table = Table(header_style="dim", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in names:
-        table.add_column(name, justify="left" if name in ("cache", "function") else "right")
-    for row in rows:
-        table.add_row(*(f"{x:,.2f}" if isinstance(x, float) else f"{x:,}" if isinstance(x, int) else x for x in row))
-    return table
-
-
-def measure(console: Console, file: Path | None) -> None:
-    """Print all measurements, and write them to the file if there is one."""
-    both = [(cache, n) for cache in CACHES for n in RUNNING]
-    with Progress(console=console, transient=True) as bar:
-        steadies = [steady(cache, n) for cache, n in bar.track(both, description="steady")]
-        whole = [lives(cache, min(256, LIVES), LIVES) for cache in bar.track(list(CACHES), description="whole lives")]
+def main(arguments: list[str] | None = None) -> int:
+    p = parser("phase5_continuous.lab bench", __doc__)
+    options, console = p.parse_args(arguments), Console(highlight=False)
+    watch = partial(track, console=console, transient=True)
+    steadies = [steady(cache, n) for cache, n in watch(list(product(CACHES, RUNNING)), "steady")]
+    whole = [lives(cache, min(256, LIVES), LIVES) for cache in watch(list(CACHES), "whole lives")]
     shares = profile(256, PROFILED_STEPS)
     console.print("All requests decode, \u00b5s per running request and step: medians, and the fastest step")
-    step_names = ("cache", "running", "plan", "commit", "plan + commit", "fastest")
-    console.print(_table(step_names, [tuple(asdict(row).values()) for row in steadies]))
+    console.print(table(("cache", "running", "plan", "commit", "sum", "fastest"), map(astuple, steadies), digits=2))
     console.print(f"\nWhole lives of {LIVES:,} requests, \u00b5s")
-    life_names = ("cache", "running", "slices", "a slice", "a request")
-    console.print(_table(life_names, [tuple(asdict(row).values()) for row in whole]))
+    console.print(table(("cache", "running", "slices", "a slice", "a request"), map(astuple, whole), digits=2))
     console.print("\nWhere the time goes, 256 running, plain cache: a function's own time, %")
-    console.print(_table(("function", "%"), [(name, share * 100) for name, share in shares.items()]))
-    if file is not None:
-        figures = {
-            "steady": {f"{row.cache}_{row.running}": asdict(row) for row in steadies},
-            "lives": {row.cache: asdict(row) for row in whole},
-            "profile": shares,
-        }
-        record(file, "python -m phase5_continuous.lab bench", figures)
-        console.print(f"\nFigures written to {file}")
-
-
-def main(arguments: list[str] | None = None) -> int:
-    p = argparse.ArgumentParser(prog="python -m phase5_continuous.lab bench", description=__doc__)
-    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
-    options, console = p.parse_args(arguments), Console()
-    try:
-        measure(console, options.json)
-    except KeyboardInterrupt:
-        console.print("Stopped.")
-        return 130
+    console.print(table(("function", "%"), [(name, share * 100) for name, share in shares.items()]))
+    figures = {
+        "steady": {f"{row.cache}_{row.running}": asdict(row) for row in steadies},
+        "lives": {row.cache: asdict(row) for row in whole},
+        "profile": shares,
+    }
+    finish(p, options, arguments, figures)
     return 0

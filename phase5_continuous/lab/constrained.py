@@ -25,12 +25,12 @@ from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer as Backend
 
-from phase0_request.machine import record
+from phase0_request.lab.record import record
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase0_request.tokenizer import Tokenizer
-from phase2_prefill_decode.constraints import KEPT, Constraint, Grammars, fill_masks
 from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.sampling.constraints import KEPT, Constraint, Grammars, fill_masks
 from phase5_continuous.engine import continuous
 
 SCHEMA = {

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from phase0_request.core import Step
-from phase0_request.metrics import percentile
+from phase0_request.lab.metrics import percentile
 from phase0_request.request import FinishReason, Request
-from phase1_kv_pool.cache import KVCache
+from phase1_kv_pool.cache import PagedCache
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.fairness import FairShare
@@ -43,7 +43,7 @@ class Entry:
 
     name: str
     policy: Callable[[], Policy] = FirstComeFirstServed
-    cache: Callable[[int, int], KVCache] = PrefixCache
+    cache: Callable[[int, int], PagedCache] = PrefixCache
     share: Callable[[], FairShare] = FairShare
     tenants: bool = True  # False: all requests count as those of one tenant
 
@@ -78,7 +78,7 @@ class CheckedPolicy:
             raise EntryError(f"rank must return a finite number, got {rank!r} for request {request.id}")
         return rank
 
-    def order(self, first: Sequence[Request], cache: KVCache) -> Sequence[Request]:
+    def order(self, first: Sequence[Request], cache: PagedCache) -> Sequence[Request]:
         ordered = self.policy.order(first, cache)
         if sorted(map(id, ordered)) != sorted(map(id, first)):
             names = [[request.id for request in requests] for requests in (first, ordered)]
@@ -221,7 +221,7 @@ def _steps(simulation: Simulation) -> Iterator[Step]:
             yield step
 
 
-def hit_rate(cache: KVCache) -> float:
+def hit_rate(cache: PagedCache) -> float:
     """The share of looked-up prompt tokens that were cached; 0 for a cache that does not count."""
     return cache.counts.hit_rate if isinstance(cache, PrefixCache) else 0.0
 

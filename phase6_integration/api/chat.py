@@ -14,7 +14,7 @@ from phase6_integration.api.parsing import (
     bad_words,
     check_lengths,
     check_options,
-    engine_requests,
+    engine_request,
     output_lengths,
     prompt_alternatives,
     requested_length,
@@ -57,7 +57,7 @@ async def continue_chat(
     grammar = plan.grammar(prompt, content)
     if grammar is not None and grammar != content:
         grammar = await server.grammars.check(grammar, tenant, "tools")
-    requests = engine_requests(
+    message = engine_request(
         server,
         tenant,
         body,
@@ -70,7 +70,7 @@ async def continue_chat(
         grammar=grammar,
         **plan.sampling,
     )
-    return GenerationResponse(server, requests, formatter, body)
+    return GenerationResponse(server, message, formatter, body)
 
 
 class ChatFormatter(Formatter):

@@ -13,7 +13,7 @@ from phase6_integration.api.parsing import (
     bad_words,
     check_lengths,
     check_options,
-    engine_requests,
+    engine_request,
     output_lengths,
     prompt_alternatives,
     requested_length,
@@ -50,7 +50,7 @@ async def create_completion(
     )
     formatter = CompletionFormatter(server, body, request.state.request_id, tokens, echoes)
     words = await bad_words(pool, body, tenant)
-    requests = engine_requests(
+    message = engine_request(
         server,
         tenant,
         body,
@@ -62,7 +62,7 @@ async def create_completion(
         bad_words=words,
         grammar=grammar,
     )
-    return GenerationResponse(server, requests, formatter, body)
+    return GenerationResponse(server, message, formatter, body)
 
 
 class _Prompt(NamedTuple):

@@ -167,7 +167,7 @@ async def _http(request: Request, error: Exception) -> NoReturn:
     """Errors of the router: an unknown path, a wrong method."""
     assert isinstance(error, HTTPException)
     words = {
-        404: ("there is nothing at this path", "not_found"),
+        404: ("there is nothing at this path; /openapi.json lists all that there is", "not_found"),
         405: ("this path does not take this method", "method_not_allowed"),
     }
     message, code = words.get(error.status_code, (str(error.detail), None))

@@ -16,7 +16,7 @@ from phase6_integration.api.settings import ServerSettings
 from phase6_integration.api.tokenization import TokenizerPool
 from phase6_integration.process.async_engine import AsyncEngine
 from phase6_integration.process.messages import EngineRequest
-from phase6_integration.process.outputs import OutputState
+from phase6_integration.process.outputs import Output
 
 MANY = 1000  # errors of one body, beyond which not even the first is formatted: that takes as long as all of them
 M = TypeVar("M", bound=BaseModel)
@@ -146,8 +146,8 @@ class ServerState:
     names: TokenNames
     grammars: Grammars = field(default_factory=Grammars)
     plan: "Callable[[ServerState, ChatRequest], AnswerPlan]" = PlainAnswers
-    lease: Callable[[Sequence[EngineRequest], str], Lease] = lambda requests, length_field: Lease()
-    answered: list[Callable[[int, Sequence[OutputState]], None]] = field(default_factory=list)  # with n and outputs
+    lease: Callable[[EngineRequest, str], Lease] = lambda request, length_field: Lease()
+    answered: list[Callable[[int, Sequence[Output]], None]] = field(default_factory=list)  # with n and outputs
     warned: set[str] = field(default_factory=set)  # unknown fields that the log has
 
     @classmethod
@@ -178,7 +178,7 @@ class Account:
     """What a route reports about a request for the access log, through `request.state.account`."""
 
     prompt_tokens: int = 0  # as in usage: each prompt counts once
-    outputs: Sequence[OutputState] = ()
+    outputs: Sequence[Output] = ()
     n: int = 1  # outputs per prompt
     user: str | None = None  # the field `user` of the request
     request_id: str | None = None  # its field `request_id`, part of the id of the answer

@@ -22,7 +22,7 @@ from rich.progress import track
 from rich.table import Table
 
 from phase0_request import safe_path
-from phase0_request.machine import record
+from phase0_request.lab.record import record
 from phase0_request.params import SamplingParams
 from phase0_request.tokenizer import BUNDLED
 from phase6_integration.engine.engine import NanoServingEngine

@@ -1,64 +1,61 @@
-"""`python -m phase6_integration`: all seven phases as one engine, step by step, on the bundled model."""
+"""`python -m phase6_integration`: all seven phases as one engine, on the bundled model.
 
-from typing import TYPE_CHECKING
+Every prompt begins with one of two instructions, so their pages are shared. The pool is small, so requests wait.
+"""
+
+import argparse
+from itertools import islice
 
 from rich.console import Console
-from rich.live import Live
 
-from phase6_integration.engine.flags import Parser, add_fields
-from phase6_integration.lab.show import Show
+from phase0_request.detokenizer import Detokenizer
+from phase0_request.lab.questions import QUESTIONS
+from phase0_request.lab.viewer import Recording
+from phase0_request.params import SamplingParams
+from phase0_request.request import Request
+from phase6_integration.engine.engine import NanoServingEngine
 
-if TYPE_CHECKING:
-    from phase6_integration.lab.world import World
-
-SNAPSHOTS = 3
-
-
-def animate(world: "World", console: Console) -> None:
-    """Redraw the screen after each step."""
-    from phase6_integration.lab import view
-
-    with Live(console=console, auto_refresh=False, transient=True) as screen:
-        while world.engine.has_work:
-            world.step()
-            screen.update(view.picture(world, console.width, console.height - 1), refresh=True)
-
-
-def snapshots(world: "World", console: Console) -> None:
-    """Print the picture each time another quarter of the requests has finished."""
-    from phase6_integration.lab import view
-
-    total = len(world.clients)
-    due = sorted({total * part // (SNAPSHOTS + 1) for part in range(1, SNAPSHOTS + 1)} - {0})
-    while world.engine.has_work:
-        world.step()
-        if due and world.finished >= due[0]:
-            due = [count for count in due if count > world.finished]
-            console.print(view.picture(world, console.width), "", sep="\n")
+INSTRUCTIONS = (
+    "You are a careful assistant. You answer questions about serving language models in one plain sentence.",
+    "You teach newcomers. Your answers are short and friendly, and they name things by their usual names.",
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = Parser(prog="python -m phase6_integration", description=__doc__)
-    add_fields(parser, Show)
-    console, world = Console(), None
+    p = argparse.ArgumentParser(prog="python -m phase6_integration", description=__doc__)
+    p.add_argument("-n", "--requests", type=int, default=len(QUESTIONS), help="(%(default)s, which is the most)")
+    p.add_argument("--max-running", type=int, default=6, help="requests (%(default)s)")
+    p.add_argument("--pages", type=int, default=48, help="of 16 tokens, in the KV cache (%(default)s)")
+    options, console = p.parse_args(arguments), Console(highlight=False)
+    params, recording = SamplingParams(max_tokens=48, temperature=0), Recording()
     try:
-        show = Show(**vars(parser.parse_args(arguments)))
-        with console.status("loading the bundled model"):
-            from phase6_integration.lab import view
-            from phase6_integration.lab.world import World, open_engine
-
-            engine = open_engine(show)
+        engine = NanoServingEngine.from_pretrained(
+            kv_cache_pages=options.pages, page_size=16, max_num_seqs=options.max_running, max_num_batched_tokens=64,
+            max_chunk_size=48, max_model_len=512, threads=1,
+        )  # fmt: skip
     except ValueError as error:
-        parser.error(str(error))
-    except KeyboardInterrupt:
-        console.print("Stopped.")
-        return 130
-    try:
-        with engine:
-            world = World.of(show, engine)
-            (animate if console.is_terminal else snapshots)(world, console)
-            console.print(view.answers(world), "", view.figures(world), sep="\n")
-    except KeyboardInterrupt:
-        console.print(f"Stopped at step {world.steps if world else 0}.", highlight=False)
-        return 130
+        p.error(str(error))
+    with engine:
+        tokenizer = engine.parts.model.tokenizer
+        assert tokenizer is not None
+        requests, cached = list[Request](), dict[str, int]()
+        for number, question in enumerate(islice(QUESTIONS, options.requests)):
+            system = {"role": "system", "content": INSTRUCTIONS[number % 2]}
+            prompt = tokenizer.chat([system, {"role": "user", "content": question}])
+            requests.append(engine.add_request(prompt, params))
+        while engine.has_work:
+            step = engine.step()
+            if step is not None and step.batch:
+                recording.add(step, requests)
+                for request, start, _ in step.batch:
+                    cached.setdefault(request.id, start)
+        stats = engine.get_stats()
+    recording.show(console, f"{len(requests)} requests, {options.pages} pages, at most {options.max_running} running")
+    for question, request in zip(QUESTIONS, requests, strict=False):
+        found = f"{cached[request.id]} of {len(request.prompt_tokens)} prompt tokens were cached"
+        console.print(f"\n{question}  [dim]({found})[/dim]\n{Detokenizer(tokenizer).push(request.output_tokens)}")
+    console.print(
+        f"\n{stats['cache_hit_rate']:.0%} of the prompt tokens were cached; {stats['preemptions']} preemptions; "
+        f"median TTFT {stats['ttft_ms']['p50']:.1f} ms, ITL {stats['itl_ms']['p50']:.1f} ms"
+    )
     return 0

@@ -1,9 +1,10 @@
 """`python -m phase6_integration.lab gpu_day`: tests and measures this project on a GPU, in three calls.
 
-Each stage is a process of its own, no longer than its cap. All that it finds is in --out as it is found: rows.jsonl,
-a row at a time; day.log, what stages print; the JUnit XML of tests; after each stage day.json. A call with the folder
-of an earlier one goes on: it measures the rows that are not there or failed. It ends by packing Triton's cache into the
-folder, from which a fresh machine unpacks it. It needs torch and the phases, no network and no package of the server.
+Each stage is a process of its own, with a share of the call's seconds. All that it finds is in --out as it is found:
+rows.jsonl, a row at a time; day.log, what stages print; after each stage day.json. A call with the folder of an earlier
+one goes on: it measures the rows that are not there or failed. It ends by packing into the folder, in files of at most
+15 MiB, the reports (the tests' JUnit XML, profiles, the tuned table) and Triton's cache; a fresh machine unpacks them.
+It needs torch, pytest, rich and the phases, no network and no package of the server.
 """
 
 import argparse
@@ -18,15 +19,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rich.console import Console
-
 from phase0_request import safe_path
-from phase0_request.machine import record
-from phase6_integration.lab.gpu import cache
+from phase0_request.lab.record import record
+from phase6_integration.lab.gpu import packing
 from phase6_integration.lab.gpu.rows import Day, Rows
 from phase6_integration.lab.gpu.stages import CALLS, STAGES
 
 LEAST = 10.0  # seconds that a stage is started for
+LONGEST = 900.0  # seconds of a stage, in a call without a limit
 LAST_WORDS = 5.0  # seconds before its cut in which a stage writes where it is
 LOGGED = 3000  # characters of the log that are printed if a stage fails
 Results = dict[str, Any]
@@ -34,7 +34,7 @@ Results = dict[str, Any]
 
 def run_process(command: list[str], log: Path, seconds: float) -> str:
     """Run a command that writes to the log, and end it with all that it started after so many seconds."""
-    environment = {**safe_path.environment(), "TRITON_CACHE_DIR": str(cache.FOLDER), "PYTHONUNBUFFERED": "1"}
+    environment = {**safe_path.environment(), "TRITON_CACHE_DIR": str(packing.CACHE), "PYTHONUNBUFFERED": "1"}
     with log.open("ab") as file:
         child = subprocess.Popen(
             command, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True
@@ -58,15 +58,17 @@ def kill_group(leader: int) -> None:
 
 def run_stage(name: str, out: Path, dry: bool, seconds: float) -> str:
     """Run a stage, and again behind the row that ended its process. Returns its state."""
-    rows, end = Rows(out), time.monotonic() + seconds
+    rows, end = Rows(out), time.monotonic() + seconds  # the same clock in all processes
     if (package := STAGES[name].needs) is not None and find_spec(package) is None:
         rows.append(name, {}, {"not_available": f"{package} is not installed"})
         return "ok"
     command = [sys.executable, "-m", "phase6_integration.lab", "gpu_day", "--stage", name, "--out", str(out)]
     while True:
         before, left = len(rows.of(name)), end - time.monotonic()
-        options = ["--seconds", f"{left:.0f}", *(["--dry"] if dry else [])]
+        options = ["--end", f"{end:.1f}", *(["--dry"] if dry else [])]
         state = run_process([*command, *options], out / "day.log", left)
+        if state.startswith("cut"):
+            rows.blame(name, state)
         if not state.startswith("failed") or len(rows.of(name)) == before or end - time.monotonic() < LEAST:
             return state
 
@@ -83,16 +85,15 @@ class Call:
         self.end = time.monotonic() + seconds
         self.rows, self.json = Rows(out), out / "day.json"
         self.figures: dict[str, Results] = json.loads(self.json.read_text())["figures"] if self.json.exists() else {}
-        self.console = Console(soft_wrap=True, highlight=False, markup=False)
 
-    def run(self, name: str, again: bool, reserve: float) -> bool:
-        """Run a stage that has not ended yet. Returns whether it has now."""
+    def run(self, name: str, again: bool, part: float) -> bool:
+        """Run a stage that has not ended yet, in this part of the time that is left. Returns whether it has now."""
         if self.has_ended(name) and not again:
-            self.console.print(f"{name}: done before")
+            print(f"{name}: done before", flush=True)
             return True
-        seconds = min(STAGES[name].cap, self.end - time.monotonic() - reserve)
+        seconds = min(LONGEST, part * (self.end - time.monotonic()))
         if seconds < LEAST:
-            self.console.print(f"{name}: no time is left; call this again")
+            print(f"{name}: no time is left; call this again", flush=True)
             return False
         self.rows.forget(name, finished=again)
         log = self.out / "day.log"
@@ -113,11 +114,11 @@ class Call:
         found = self.figures[name]
         bad = failed(found["rows"])
         counts = f"{len(found['rows'])} rows, {len(bad)} failed"
-        self.console.print(f"{name}: {found['state']}, {found['seconds']} s, {counts}")
+        print(f"{name}: {found['state']}, {found['seconds']} s, {counts}", flush=True)
         for row in bad:
-            self.console.print(f"  {json.dumps(row)[:400]}")
+            print(f"  {json.dumps(row)[:400]}", flush=True)
         if found["state"] != "ok":
-            self.console.print(log[-LOGGED:])
+            print(log[-LOGGED:], flush=True)
 
 
 def gpu_is_there() -> bool:
@@ -143,25 +144,29 @@ def main(arguments: list[str] | None = None) -> int:
     p.add_argument("--only", nargs="+", choices=STAGES, metavar="STAGE", help=", ".join(STAGES))
     p.add_argument("--again", action="store_true", help="measure what is in the folder already, too")
     p.add_argument("--stage", choices=STAGES, help=argparse.SUPPRESS)  # in this process
+    p.add_argument("--end", type=float, help=argparse.SUPPRESS)  # of the stage, by the clock
     options = p.parse_args(arguments)
     out: Path = options.out.resolve()
     if options.stage is not None:
         faulthandler.enable()
-        faulthandler.dump_traceback_later(max(options.seconds - LAST_WORDS, 1))
-        STAGES[options.stage].run(Day(options.stage, options.dry, out, time.monotonic() + options.seconds))
+        if options.end is not None:
+            faulthandler.dump_traceback_later(max(options.end - time.monotonic() - LAST_WORDS, 1))
+        STAGES[options.stage].run(Day(options.stage, options.dry, out, options.end))
         return 0
     if not options.dry and not gpu_is_there():
         p.error("torch sees no GPU here; --dry tries everything on the CPU")
     out.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, terminate)  # so that a stage ends with this process
-    cache.unpack(out)
+    packing.unpack(out)
     command = " ".join([p.prog, *(sys.argv[2:] if arguments is None else arguments)])
     call = Call(out, options.dry, options.seconds, command)
     calls = CALLS if options.call is None else (options.call,)
     chosen = options.only or [name for number in calls for name in CALLS[number]]
     ended = []
-    for place, name in enumerate(chosen, 1):
-        reserve = sum(STAGES[later].cap for later in chosen[place:] if STAGES[later].again)
-        ended.append(call.run(name, options.again or STAGES[name].again, reserve))
-    call.console.print(f"Everything is in {options.out}")
+    for place, name in enumerate(chosen):
+        waiting = [later for later in chosen[place + 1 :] if STAGES[later].again or not call.has_ended(later)]
+        share = STAGES[name].share
+        part = share / (share + sum(STAGES[later].share for later in waiting))
+        ended.append(call.run(name, options.again or STAGES[name].again, part))
+    print(f"Everything is in {options.out}")
     return 0 if all(ended) else 1

@@ -28,18 +28,18 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from phase0_request.batch import Batch, Slice
-from phase0_request.machine import record
-from phase0_request.metrics import percentile
+from phase0_request.lab.metrics import percentile
+from phase0_request.lab.record import record
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
-from phase2_prefill_decode.graphs import Computed
 from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.roofline import named
 from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.runner import ModelRunner, PackedStep
-from phase2_prefill_decode.sampler import Sampler
+from phase2_prefill_decode.sampling.sampler import Sampler
+from phase2_prefill_decode.step.graphs import Computed
+from phase2_prefill_decode.step.runner import ModelRunner, PackedStep
 from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase5_continuous.lab.simulator import MODELS
 from phase5_continuous.lab.virtual import StepTimes

@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from phase0_request import safe_path
-from phase0_request.machine import record
-from phase0_request.metrics import percentile
+from phase0_request.lab.metrics import percentile
+from phase0_request.lab.record import record
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.app import create_app
 from phase6_integration.engine.gc_freeze import freeze

@@ -29,8 +29,9 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn
 from rich.table import Table
 
 from phase0_request import safe_path
-from phase0_request.machine import describe, record
-from phase0_request.metrics import percentile, summarize
+from phase0_request.lab.metrics import percentile, summarize
+from phase0_request.lab.record import record
+from phase0_request.machine import describe
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase2_prefill_decode.lab.bench import at_least_one, save_random

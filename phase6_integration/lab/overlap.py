@@ -26,19 +26,19 @@ from torch import Tensor
 
 from phase0_request.batch import Batch, StepOutput
 from phase0_request.core import EngineCore, Launched, Step
-from phase0_request.machine import record
+from phase0_request.lab.record import record
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.layout import KVLayout
 from phase1_kv_pool.pool import KVPool
-from phase2_prefill_decode.device_state import DeviceState
-from phase2_prefill_decode.graphs import Replay
 from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.roofline import named
-from phase2_prefill_decode.packed import Packed
-from phase2_prefill_decode.runner import ModelRunner, PackedStep
-from phase2_prefill_decode.sampler import Sampler
+from phase2_prefill_decode.sampling.sampler import Sampler
+from phase2_prefill_decode.step.device_state import DeviceState
+from phase2_prefill_decode.step.graphs import Replay
+from phase2_prefill_decode.step.packed import Packed
+from phase2_prefill_decode.step.runner import ModelRunner, PackedStep
 from phase3_chunked_prefill.budget import TokenBudget
 from phase5_continuous.lab.simulator import MODELS
 from phase5_continuous.lab.virtual import StepTimes

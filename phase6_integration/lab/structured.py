@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from phase0_request.machine import record
+from phase0_request.lab.record import record
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason
 from phase0_request.tokenizer import Tokenizer

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from phase0_request.metrics import percentile
+from phase0_request.lab.metrics import percentile
 from phase6_integration.load.response import Outcome
 from phase6_integration.load.workload import Workload
 

@@ -36,7 +36,6 @@ from phase6_integration.process.messages import (
     Pong,
     Ready,
     Started,
-    Submit,
     ToEngine,
     Update,
 )
@@ -94,13 +93,11 @@ class Loop:
             self.channel.send(self._update(step))
 
     def handle(self, message: ToEngine) -> None:
-        """Act on one message: submit requests, finish one, answer a ping. ValueError for a second Load."""
+        """Act on one message: submit completions, finish one, answer a ping. ValueError for a second Load."""
         match message:
-            case Submit():
-                for one in message.requests():
-                    self.handle(one)
             case EngineRequest():
-                self._submit(message)
+                for number in message.numbers:
+                    self._submit(message.completion(number), message.timeout)
             case Finish(id=id, reason=reason):
                 request = self._requests.get(id)
                 if request is not None:
@@ -110,23 +107,21 @@ class Loop:
             case Load():
                 raise ValueError("an engine can be loaded only once")
 
-    def _submit(self, message: EngineRequest) -> None:
+    def _submit(self, request: Request, timeout: float | None) -> None:
         """Submit a request. One that the engine refuses is reported as ended at once."""
-        id, prompt, params = message.id, message.prompt, message.params
-        request = Request(id, prompt, params, message.priority, message.arrival, message.cache_salt, message.tenant)
         try:
-            self.core.submit(request, message.timeout)
+            self.core.submit(request, timeout)
         except ValueError as error:  # AsyncEngine should have refused it
-            log.error("request %s is refused: %s", id, error)
+            log.error("request %s is refused: %s", request.id, error)
             request.finish(FinishReason.ERROR, self.core.clock(), str(error))
             ended = [Ended(request.id, FinishReason.ERROR, request.error)]
             self.channel.send(Update(self.core.clock(), 0.0, 0, 0, [], [], ended, Gauges.read(self.scheduler)))
             return
-        self._requests[id] = self._unannounced[id] = request
-        if params.grammar is not None and self.grammars is not None:
+        self._requests[request.id] = self._unannounced[request.id] = request
+        if request.params.grammar is not None and self.grammars is not None:
             self.grammars.prepare(request)
-        if params.prompt_logprobs is not None:
-            self._unscored.add(id)
+        if request.params.prompt_logprobs is not None:
+            self._unscored.add(request.id)
 
     def _update(self, step: Step) -> Update:
         """The message about a step: requests that started, tokens, requests that ended, and the gauges."""

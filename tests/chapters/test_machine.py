@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from phase0_request.machine import commit, describe, record, vectors, without_folders
+from phase0_request.lab.record import commit, record, without_folders
+from phase0_request.machine import describe, vectors
 
 
 def fake_nvidia_smi(folder: Path, output: str, code: int = 0) -> None:

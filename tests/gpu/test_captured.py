@@ -17,12 +17,12 @@ from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.kernels.backends import Backends
 from phase1_kv_pool.pool import KVPool
-from phase2_prefill_decode.device_state import DeviceState
-from phase2_prefill_decode.graphs import Computed
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.runner import ModelRunner, PackedStep
-from phase2_prefill_decode.sampler import Sampled, Sampler
+from phase2_prefill_decode.sampling.sampler import Sampled, Sampler
+from phase2_prefill_decode.step.device_state import DeviceState
+from phase2_prefill_decode.step.graphs import Computed
+from phase2_prefill_decode.step.runner import ModelRunner, PackedStep
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase4_radix.prefix_cache import PrefixCache

@@ -38,8 +38,8 @@ from phase2_prefill_decode.kernels.triton import decode
 from phase2_prefill_decode.kernels.triton.tuning import Tuning
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.runner import ModelRunner
-from phase2_prefill_decode.sampler import Sampler
+from phase2_prefill_decode.step.runner import ModelRunner
+from phase2_prefill_decode.sampling.sampler import Sampler
 from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase6_integration.engine.warmup import long_step
 from tests.gpu.test_warmup import serving, warming

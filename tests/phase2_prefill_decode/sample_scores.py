@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from phase1_kv_pool.kernels import device_of
-from phase2_prefill_decode.kernels.triton.sample import (
+from phase2_prefill_decode.kernels.triton.draw import (
     LOG2_E,
     LOWEST,
     OPTIONS,

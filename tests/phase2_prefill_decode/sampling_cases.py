@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from phase0_request import Request, SamplingParams, StepOutput
-from phase2_prefill_decode.sampler import Sampler, edit
+from phase2_prefill_decode.sampling.sampler import Sampler, edit
 
 VOCAB = 30
 

@@ -6,14 +6,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from phase0_request.batch import Batch
-from phase1_kv_pool.cache import KVCache
-from phase2_prefill_decode.device_state import DeviceState
-from phase2_prefill_decode.packed import Packed, pack
+from phase1_kv_pool.cache import PagedCache
+from phase2_prefill_decode.step.device_state import DeviceState
+from phase2_prefill_decode.step.packed import Packed, pack
 
 CPU = torch.device("cpu")
 
 
-def loaded(batch: Batch, cache: KVCache, device: torch.device = CPU, state: DeviceState | None = None) -> Packed:
+def loaded(batch: Batch, cache: PagedCache, device: torch.device = CPU, state: DeviceState | None = None) -> Packed:
     """The tensors of a step; by default over a device state of its own."""
     state = state or DeviceState(device)
     state.reserve(cache)

@@ -11,8 +11,8 @@ from llguidance import LLMatcher
 from phase0_request import Request, SamplingParams
 from phase0_request.batch import Forced
 from phase0_request.tokenizer import Tokenizer
-from phase2_prefill_decode.constraints import KEPT, Constraint, Grammars, Masks, fill_masks
-from phase2_prefill_decode.sampler import Sampler
+from phase2_prefill_decode.sampling.constraints import KEPT, Constraint, Grammars, Masks, fill_masks
+from phase2_prefill_decode.sampling.sampler import Sampler
 
 TOKENIZER = Tokenizer.from_pretrained()
 SIZE, EOS = TOKENIZER.vocab_size + 70, min(TOKENIZER.eos_ids)

@@ -16,8 +16,8 @@ from phase2_prefill_decode.kernels.attention import reference
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.loading.weights import random_weights
-from phase2_prefill_decode.packed import Packed
 from phase2_prefill_decode.rope import tables
+from phase2_prefill_decode.step.packed import Packed
 from phase2_prefill_decode.threads import FREE_CORES
 from tests.phase2_prefill_decode.models import saved, variant
 from tests.phase2_prefill_decode.steps import loaded

@@ -11,10 +11,10 @@ from phase0_request.batch import Batch, Slice
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
-from phase2_prefill_decode.device_state import DeviceState
-from phase2_prefill_decode.graphs import DecodeGraphs, batch_sizes
-from phase2_prefill_decode.packed import HostStep, Packed, pack
-from phase2_prefill_decode.sampling import WORDS
+from phase2_prefill_decode.sampling.inputs import WORDS
+from phase2_prefill_decode.step.device_state import DeviceState
+from phase2_prefill_decode.step.graphs import DecodeGraphs, batch_sizes
+from phase2_prefill_decode.step.packed import HostStep, Packed, pack
 from phase4_radix.prefix_cache import PrefixCache
 from tests.phase2_prefill_decode.steps import NothingWaits
 

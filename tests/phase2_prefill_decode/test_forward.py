@@ -18,8 +18,8 @@ from phase2_prefill_decode.kernels.cpu.forward import TOKENS, Forward
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.loading.weights import random_weights
-from phase2_prefill_decode.packed import Packed
-from phase2_prefill_decode.sampling import WORDS, sampling_tensors
+from phase2_prefill_decode.sampling.inputs import WORDS, sampling_tensors
+from phase2_prefill_decode.step.packed import Packed
 from phase2_prefill_decode.threads import FREE_CORES
 from tests.phase2_prefill_decode.models import FAMILIES, VARIANTS, saved, tiny_model
 from tests.phase2_prefill_decode.test_identity import logits, prompts

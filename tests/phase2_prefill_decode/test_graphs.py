@@ -9,12 +9,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
-from phase2_prefill_decode.device_state import DeviceState
-from phase2_prefill_decode.graphs import Computed, Replay
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.runner import ModelRunner
-from phase2_prefill_decode.sampler import Sampler
+from phase2_prefill_decode.sampling.sampler import Sampler
+from phase2_prefill_decode.step.device_state import DeviceState
+from phase2_prefill_decode.step.graphs import Computed, Replay
+from phase2_prefill_decode.step.runner import ModelRunner
 
 CONFIG = ModelConfig(
     vocab_size=307, num_hidden_layers=1, hidden_size=32, intermediate_size=32, num_attention_heads=4,

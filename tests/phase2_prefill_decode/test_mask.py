@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from phase1_kv_pool.kernels import device_of
-from phase2_prefill_decode.constraints import words
 from phase2_prefill_decode.kernels.mask import APPLY_MASK
+from phase2_prefill_decode.sampling.constraints import words
 from tests.phase1_kv_pool.support import bits, every_backend_and_dtype
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from phase0_request.batch import Batch, Slice
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
-from phase2_prefill_decode.packed import Packed, pack, tokens_of
+from phase2_prefill_decode.step.packed import Packed, pack, tokens_of
 from tests.phase2_prefill_decode.steps import loaded
 
 CPU = torch.device("cpu")

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from phase0_request import Request, SamplingParams, StepOutput
 from phase0_request.batch import NO_TOKEN_LEFT
-from phase2_prefill_decode.sampler import Sampler
-from phase2_prefill_decode.sampling import sampling_tensors
+from phase2_prefill_decode.sampling.inputs import sampling_tensors
+from phase2_prefill_decode.sampling.sampler import Sampler
 from tests.phase1_kv_pool.support import needs_gpu
 from tests.phase2_prefill_decode.sampling_cases import VOCAB, request_of, run, some_logits
 

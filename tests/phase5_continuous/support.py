@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from phase0_request import Batch, Event, FinishReason, Request, SamplingParams, StepOutput
 from phase0_request.batch import Forced
 from phase0_request.core import EngineCore
-from phase1_kv_pool import KVCache
+from phase1_kv_pool import PagedCache
 from phase5_continuous.invariants import check
 from phase5_continuous.scheduler import Scheduler
 
@@ -73,7 +73,7 @@ class Launched:
 class Device:
     """Runs steps in the order of their launch, each as late as possible: when its output is fetched."""
 
-    cache: KVCache
+    cache: PagedCache
     memory: dict[int, int] = field(default_factory=dict)
     latest: dict[str, int] = field(default_factory=dict)
     steps: deque[list[Launched]] = field(default_factory=deque)

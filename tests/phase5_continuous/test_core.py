@@ -13,17 +13,17 @@ from phase0_request.batch import Batch
 from phase0_request.core import EngineCore, Launched
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
-from phase1_kv_pool.cache import KVCache, PagedCache
+from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode import engine as engine_module
 from phase2_prefill_decode.decoder import Decoder
-from phase2_prefill_decode.device_state import DeviceState
 from phase2_prefill_decode.engine import static
-from phase2_prefill_decode.graphs import Computed, Replay
 from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.packed import HostStep
-from phase2_prefill_decode.runner import ModelRunner, PackedStep
-from phase2_prefill_decode.sampler import Sampler
+from phase2_prefill_decode.sampling.sampler import Sampler
+from phase2_prefill_decode.step.device_state import DeviceState
+from phase2_prefill_decode.step.graphs import Computed, Replay
+from phase2_prefill_decode.step.packed import HostStep
+from phase2_prefill_decode.step.runner import ModelRunner, PackedStep
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase4_radix.prefix_cache import PrefixCache
@@ -50,7 +50,7 @@ def ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
     return steps
 
 
-def recorded_runner(decoder: Decoder, pool: KVPool, cache: KVCache, sampler: Sampler, *, ahead: bool) -> ModelRunner:
+def recorded_runner(decoder: Decoder, pool: KVPool, cache: PagedCache, sampler: Sampler, *, ahead: bool) -> ModelRunner:
     """A runner that replays its decode steps: it computes them again over the tensors that they were recorded with, and
     writes the results where they were the first time."""
 
@@ -158,7 +158,7 @@ def test_each_request_of_any_batch_has_the_output_of_transformers(
 ) -> None:
     """Random arrivals, chunks, aborts, shared prefixes, and a pool that holds two or three of twelve requests."""
     rng = random.Random(seed)
-    cache: KVCache = kind(28, 4)
+    cache: PagedCache = kind(28, 4)
     loop = continuous(
         small, TokenBudget(8, 16), cache=cache, max_running=6, policy=LongestPrefixFirst() if seed else None
     ).core
@@ -227,7 +227,7 @@ def test_a_step_that_raises_is_planned_again(small: Model, oracle: Any, monkeypa
 
 
 class TestText:
-    """ContinuousEngine over text: stop strings, streams and refusals are as in phase 2's engine."""
+    """The engine over text: stop strings, streams and refusals are as in phase 2's engine."""
 
     def test_a_stop_string_ends_an_answer_and_is_not_part_of_its_text(self, chatty: Model) -> None:
         text = static(chatty).generate([PROMPTS[0]], GREEDY)[0].text

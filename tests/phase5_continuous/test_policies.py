@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from phase0_request import Request
-from phase1_kv_pool import KVCache, PagedCache
+from phase1_kv_pool import PagedCache
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.policies import (
@@ -20,7 +20,7 @@ from phase5_continuous.scheduler import Scheduler
 from tests.phase5_continuous.support import EOS, Engine, request
 
 
-def engine(by: Policy, cache: KVCache | None = None, **more: Any) -> Engine:
+def engine(by: Policy, cache: PagedCache | None = None, **more: Any) -> Engine:
     cache = cache or PagedCache(200, 4)
     return Engine(Scheduler(cache, EOS, TokenBudget(64, 64), policy=by, watermark=0, **more))
 
@@ -199,7 +199,7 @@ def test_a_policy_orders_only_the_first_eight_candidates(monkeypatch: pytest.Mon
     seen = []
 
     class Watching(FirstComeFirstServed):
-        def order(self, first: Sequence[Request], cache: KVCache) -> Sequence[Request]:
+        def order(self, first: Sequence[Request], cache: PagedCache) -> Sequence[Request]:
             seen.append(len(first))
             return first
 

@@ -278,7 +278,7 @@ def test_an_answer_that_has_no_words_fails_alone(stream: bool) -> None:
         assert engine.tokenizer is not None
         sound = engine.tokenizer.token_bytes
         engine.tokenizer.token_bytes = (  # type: ignore[method-assign]
-            lambda token: raises() if token == POISON else sound(token)
+            lambda token, skip=True: raises() if token == POISON else sound(token, skip)
         )
         return engine
 
@@ -324,6 +324,8 @@ def test_a_fault_in_writing_an_answer_down_ends_it_as_any_other(stream: bool, mo
     [
         ("light_hangs", "hung", "sent nothing for 1 seconds"),
         ("light_breaks", "dead", "the engine is dead: no step can be computed any more ("),
+        ("light_scheduler_raises", "dead", "a seat is lost"),
+        ("light", "dead", "its process has ended"),
     ],
 )
 def test_when_the_engine_fails_every_request_gets_an_error(fault: str, code: str, words: str) -> None:

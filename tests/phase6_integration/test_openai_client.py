@@ -303,7 +303,7 @@ def test_many_streams_at_once_of_which_one_disconnects(address: str) -> None:
 
 
 def says_or(reason: FinishReason) -> Script:
-    return lambda submit: [*submit.prompt, reason]
+    return lambda submit: [*submit.prompt_tokens, reason]
 
 
 def broken(health: Health) -> FakeEngine:

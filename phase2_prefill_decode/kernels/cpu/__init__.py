@@ -4,7 +4,7 @@ attention    plans the work of a batch and runs it on all threads
 decode       a tile of few rows: dot products, row by row
 prefill      a tile of many rows: two matrix products with an online softmax between them
 pointwise    the operations between the matrix products
-sample       temperature, filters and the draw of a token
+draw         temperature, filters and the draw of a token
 forward      all layers of a small model in one call, for a decode of few tokens; it uses the functions of the others
 tiles        shared by decode and prefill: a tile, and how its keys and values are loaded
 matmul       a product of small matrices, with the sums in registers

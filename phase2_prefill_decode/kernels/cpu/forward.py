@@ -28,7 +28,7 @@ from phase2_prefill_decode.kernels.cpu.pointwise import NO_TENSOR, add, check_pl
 from phase2_prefill_decode.kernels.cpu.tiles import TILE as ATTENTION_TILE
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.weights import LayerWeights, Weights
-from phase2_prefill_decode.packed import Packed
+from phase2_prefill_decode.step.packed import Packed
 
 TOKENS = 4  # of a step, at most
 BYTES = 128 << 20  # of weights, at most: the matrices are kept twice, for these steps and for others

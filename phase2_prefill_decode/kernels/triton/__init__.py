@@ -7,5 +7,5 @@ tuning      the size of a split and the tile, by default or as measured on a dev
 prefill     many new tokens that share the keys they read
 tiles       shared by both: page look-up and one step of the online softmax
 pointwise   the operations between the matrix products
-sample      temperature, filters and the draw of a token
+draw        temperature, filters and the draw of a token
 """

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from phase0_request.lab.corpus.facts import CorpusError, Fact, words
 from phase0_request.lab.corpus.generate import load
-from phase0_request.machine import record
+from phase0_request.lab.record import record
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason
 from phase0_request.tokenizer import BUNDLED

@@ -4,9 +4,11 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections import deque
 from functools import partial
 from importlib import metadata
 from itertools import accumulate
+from pathlib import Path
 
 import torch
 
@@ -90,24 +92,22 @@ def racecheck(day: Day) -> None:
     launch = f"from {__name__} import launch; launch({day.device.type!r})"
     day.add(lambda: launched(day.device.type), tool="none")  # also compiles what the tools are to look at
     for tool in TOOLS:
-        day.add(partial(sanitized, tool, [sys.executable, "-c", launch]), tool=tool)
+        day.add(partial(sanitized, day.work / f"{tool}.log", tool, [sys.executable, "-c", launch]), tool=tool)
 
 
-def sanitized(tool: str, command: list[str]) -> Row:
-    """The verdict of one of compute-sanitizer's tools: an error if it found something."""
+def sanitized(log: Path, tool: str, command: list[str]) -> Row:
+    """The verdict of one of compute-sanitizer's tools: an error if it found something. What it says is in the log, also
+    if it is cut."""
     options = ["--target-processes", "application-only", "--error-exitcode", "9"]
     if shutil.which("compute-sanitizer") is None:
         return {"not_available": "compute-sanitizer is not on the PATH"}
-    done = subprocess.run(
-        ["compute-sanitizer", "--tool", tool, *options, *command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    print(done.stdout)
-    lines = done.stdout.splitlines()
+    with log.open("w") as file:
+        sanitizer = ["compute-sanitizer", "--tool", tool, *options, *command]
+        done = subprocess.run(sanitizer, stdout=file, stderr=subprocess.STDOUT, check=False)
+    with log.open(errors="replace") as file:
+        last = [line.rstrip() for line in deque(file, LINES)]
     failed = {"error": f"{tool} ended with {done.returncode}"} if done.returncode else {}
-    return {"last": lines[-LINES:], **failed}
+    return {"last": last, **failed}
 
 
 def launched(device: str) -> Row:

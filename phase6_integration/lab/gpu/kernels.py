@@ -19,8 +19,8 @@ from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
 from phase2_prefill_decode.lab import ceilings
-from phase2_prefill_decode.sampler import Sampler
-from phase2_prefill_decode.sampling import moved, sampling_tensors
+from phase2_prefill_decode.sampling.inputs import moved, sampling_tensors
+from phase2_prefill_decode.sampling.sampler import Sampler
 from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase6_integration.lab.gpu.rows import Day, Row
 

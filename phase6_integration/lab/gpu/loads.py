@@ -133,19 +133,27 @@ def opened(day: Day, config: ModelConfig, weights: Weights, **options: Any) -> I
 
 
 class OnDemand(AbstractContextManager["OnDemand"]):
-    """Opens an engine when the first row is measured on it. If the folder has all its rows, none is opened."""
+    """Opens an engine when the first row is measured on it. If the folder has all its rows, none is opened. If it
+    cannot be opened, each row says why, and it is not tried again."""
 
     def __init__(self, open: Callable[[], AbstractContextManager[Load]]) -> None:
         self._open = open
         self._stack = ExitStack()
         self._load: Load | None = None
+        self._failure: str | None = None
 
     def measure(self, function: Callable[..., Row], *arguments: Any, **more: Any) -> Callable[[], Row]:
         """A call of the function with the engine as its first argument."""
 
         def call() -> Row:
+            if self._failure is not None:
+                raise RuntimeError(f"the engine could not be opened: {self._failure}")
             if self._load is None:
-                self._load = self._stack.enter_context(self._open())
+                try:
+                    self._load = self._stack.enter_context(self._open())
+                except Exception as error:
+                    self._failure = f"{type(error).__name__}: {error}"
+                    raise
             return function(self._load, *arguments, **more)
 
         return call

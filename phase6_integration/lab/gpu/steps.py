@@ -17,7 +17,7 @@ from phase6_integration.lab.gpu.loads import WAYS, Engines, Load, ready, steady
 from phase6_integration.lab.gpu.rows import Day, Row
 from phase6_integration.lab.gpu.trace import busy, idle_share, profiled, time_per_kernel
 
-DECODES = (256, 64, 1)  # requests that decode together
+DECODES = (256, 1, 64)  # requests that decode together: the two ends first
 MIXED = (64, 192)  # the same, beside chunks of prompts
 SHAPES = [Key(128, group, page_size) for group in (4, 8) for page_size in (64, 16)]  # to tune; what 8B needs first
 
@@ -88,8 +88,8 @@ def profile(load: Load, day: Day, name: str, decodes: int, context: int, steps: 
 
 
 def tune(day: Day) -> None:
-    """The decode kernel's table, as `python -m phase2_prefill_decode.lab tune` makes it. It stays in the folder of the
-    day, so that what is served without it is what ships."""
+    """The decode kernel's table, as `python -m phase2_prefill_decode.lab tune` makes it. It stays among the
+    reports of the day, so that what is served without it is what ships."""
     use_table_of(day)
     name, tunings = device_name(day), dict[Key, Tuning]()
     for shape in SHAPES:
@@ -108,7 +108,7 @@ def best(day: Day, shape: Key) -> Row:
 
 def use_table_of(day: Day) -> None:
     """Let this process find the day's table where an engine looks for it."""
-    os.environ["XDG_CACHE_HOME"] = str(day.out / "tuned")
+    os.environ["XDG_CACHE_HOME"] = str(day.work / "tuned")
 
 
 def device_name(day: Day) -> str:

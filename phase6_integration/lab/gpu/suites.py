@@ -1,7 +1,7 @@
 """The stages of `gpu_day` that run tests: those that need a GPU, and those of the Triton kernels.
 
 Compilation dominates, so they run in parallel; what they print is in the day's log as they go, and each run leaves its
-JUnit XML in the folder of the day.
+JUnit XML among the reports of the day.
 """
 
 import os
@@ -31,6 +31,7 @@ DRY: dict[str, tuple[str, ...]] = {
 }
 WORKERS = 12  # each has a context on the GPU
 ENDING = 20.0  # seconds in which an interrupted pytest writes its XML
+ONE_TEST = 0.7  # of the time of a stage: a test that takes longer fails. A hung one stops one worker of many
 LISTED = 40  # failed tests that a row names
 
 
@@ -50,25 +51,29 @@ def selection(name: str) -> list[str]:
     return [*SELECTED[name], *without]
 
 
-def pytest_command(report: Path, selected: Sequence[str]) -> list[str]:
+def pytest_command(report: Path, selected: Sequence[str], seconds: float | None) -> list[str]:
+    """pytest on these tests, in so many seconds."""
     workers = min(os.cpu_count() or 1, WORKERS)
     parallel = ["-n", f"{workers}", "--dist", "worksteal"] if find_spec("xdist") else []
     plain = ["-v", "--tb", "short", "-W", "default", "-p", "no:cacheprovider", "-p", limit.__name__]
-    return [sys.executable, "-m", "pytest", *plain, *parallel, "--junitxml", str(report.resolve()), *selected]
+    limited = [] if seconds is None else ["--test-seconds", f"{max(1, int(ONE_TEST * seconds))}"]
+    reported = ["--junitxml", str(report.resolve())]
+    return [sys.executable, "-m", "pytest", *plain, *limited, *parallel, *reported, *selected]
 
 
 def run_suite(day: Day, name: str) -> Row:
     """Run tests until shortly before the stage is cut. Returns what the XML says; what failed is an error."""
-    report = day.out / f"{name}.xml"
+    report = day.work / f"{name}.xml"
     report.unlink(missing_ok=True)
     threads = max(1, (os.cpu_count() or 1) // WORKERS)
+    seconds = None if day.left is None else max(day.left - ENDING, 1)
     child = subprocess.Popen(
-        pytest_command(report, DRY[name] if day.dry else selection(name)),
+        pytest_command(report, DRY[name] if day.dry else selection(name), seconds),
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": f"{threads}", "PYTHONUNBUFFERED": "1"},
     )
     try:
-        code = child.wait(None if day.left is None else max(day.left - ENDING, 1))
+        code = child.wait(seconds)
     except subprocess.TimeoutExpired:
         child.send_signal(signal.SIGINT)
         code = child.wait()

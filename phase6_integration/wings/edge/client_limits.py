@@ -10,7 +10,7 @@ from phase6_integration.api.errors import RequestError, conflict
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.process.async_engine import StepReport
 from phase6_integration.process.messages import EngineRequest
-from phase6_integration.process.outputs import OutputState
+from phase6_integration.process.outputs import Output
 
 MINUTE = 60.0
 
@@ -47,13 +47,13 @@ class ClientLimits:
             self._unfinished[tenant] += completions
         self._use(tenant, prompt_tokens)
 
-    def finished(self, request: EngineRequest, state: OutputState, reason: FinishReason) -> None:
+    def finished(self, request: EngineRequest, output: Output, reason: FinishReason) -> None:
         tenant = request.tenant
         if self._requests is not None:
             self._unfinished[tenant] -= 1
             if self._unfinished[tenant] <= 0:
                 del self._unfinished[tenant]
-        self._use(tenant, state.generated)
+        self._use(tenant, output.generated)
 
     def stepped(self, report: StepReport) -> None:
         """Nothing: tokens are counted when their completion has finished."""

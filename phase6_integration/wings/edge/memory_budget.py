@@ -5,8 +5,6 @@ A body takes its own size while it arrives. An answer takes, before any work is 
 answers are free, since connections and queue places bound their number: so a few large ones cannot lock out the others.
 """
 
-from collections.abc import Sequence
-
 from phase6_integration.api.errors import bad_value, overloaded
 from phase6_integration.process.messages import EngineRequest
 
@@ -68,22 +66,17 @@ class Hold:
         self._held = 0
 
 
-def answer_bytes(requests: Sequence[EngineRequest], budget: MemoryBudget, param: str = "max_tokens") -> int:
-    """The most bytes that the answer to these requests takes, which must be a fraction of the budget. A prompt that is
+def answer_bytes(request: EngineRequest, budget: MemoryBudget, param: str = "max_tokens") -> int:
+    """The most bytes that the answer to a request takes, which must be a fraction of the budget. A prompt that is
     completed n times is there once, and so is a list of allowed tokens. `param` is the field of the request that sets
     the length."""
-    prompts = {id(request.prompt): len(request.prompt) for request in requests}
-    allowed = {id(one): MASKS * len(one.bits) for request in requests if (one := request.params.allowed) is not None}
-    size = PROMPT * sum(prompts.values()) + sum(allowed.values()) + sum(map(_completion_bytes, requests))
+    params, lengths = request.params, list(map(len, request.prompts))
+    size = PROMPT * sum(lengths) + (0 if params.allowed is None else MASKS * len(params.allowed.bits))
+    for prompt, tokens in zip(lengths, request.lengths, strict=True):
+        scored = 0 if params.logprobs is None else tokens * (1 + params.logprobs)
+        scored += 0 if params.prompt_logprobs is None else prompt * (1 + params.prompt_logprobs)
+        size += request.n * (REQUEST + TOKEN * tokens + LOGPROBS * scored)
     if size > (most := budget.limit // ANSWER):
         message = f"the answer may take {size} bytes of memory, and this server allows {most}; "
         raise bad_value(param, message + "ask for fewer tokens, choices or logprobs", "answer_too_large")
     return size
-
-
-def _completion_bytes(request: EngineRequest) -> int:
-    params = request.params
-    scored = 0 if params.logprobs is None else params.max_tokens * (1 + params.logprobs)
-    if params.prompt_logprobs is not None:
-        scored += len(request.prompt) * (1 + params.prompt_logprobs)
-    return REQUEST + TOKEN * params.max_tokens + LOGPROBS * scored

@@ -1,7 +1,5 @@
 """Quotas: what one client may have in progress, and what all answers may take of the memory."""
 
-from collections.abc import Sequence
-
 from fastapi import FastAPI
 
 from phase6_integration.api.settings import ServerSettings
@@ -18,11 +16,11 @@ class Quotas:
         self.clients = ClientLimits(settings)
         self.answers = MemoryBudget.for_answers(settings.max_buffered_bytes)
 
-    def lease(self, requests: Sequence[EngineRequest], length_field: str) -> "AnswerLease":
+    def lease(self, request: EngineRequest, length_field: str) -> "AnswerLease":
         """RequestError if the client is at a limit, or if there is too little memory. `length_field` sets the length
         of the answer."""
-        size = answer_bytes(requests, self.answers, length_field)
-        lease = AnswerLease(self, requests[0].tenant, len(requests), size)
+        size = answer_bytes(request, self.answers, length_field)
+        lease = AnswerLease(self, request.tenant, len(request.numbers), size)
         try:
             lease.cover(0)
             self.clients.check(lease.tenant, lease.completions)

@@ -2,11 +2,11 @@
 
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, FastAPI, Path, Request, Response
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, RootModel, Tag
+from pydantic import Discriminator, Field, RootModel, Tag
 
 from phase0_request.params import MAX_TOKENS
 from phase6_integration.api.conversation import conversation
@@ -16,10 +16,6 @@ from phase6_integration.api.state import Server, ServerState, json_body
 
 STARTED = int(time.time())
 router = APIRouter(tags=["model"])
-
-
-def _kind_of_tokenize(value: Any) -> str:
-    return "=chat" if isinstance(value, dict) and "messages" in value else "=text"
 
 
 class TokenizeText(RequestModel):
@@ -34,50 +30,20 @@ class TokenizeChat(ConversationFields):
     return_token_strs: bool | None = None
 
 
-class TokenizeRequest(
-    RootModel[
-        Annotated[
-            Annotated[TokenizeText, Tag("=text")] | Annotated[TokenizeChat, Tag("=chat")],
-            Discriminator(_kind_of_tokenize),
-        ]
-    ]
-):
+def _kind(value: Any) -> str:
+    return "=chat" if isinstance(value, dict) and "messages" in value else "=text"
+
+
+Either = Annotated[TokenizeText, Tag("=text")] | Annotated[TokenizeChat, Tag("=chat")]
+
+
+class TokenizeRequest(RootModel[Annotated[Either, Discriminator(_kind)]]):
     """A text, or a conversation."""
 
 
 class DetokenizeRequest(RequestModel):
     model: ModelName | None = None
     tokens: Annotated[list[Token], Field(max_length=MAX_TOKENS, fail_fast=True), InVocabulary()]
-
-
-class Answer(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class ServedModel(Answer):
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    root: str
-    parent: str | None
-    max_model_len: int
-
-
-class ModelList(Answer):
-    object: Literal["list"]
-    data: list[ServedModel]
-
-
-class TokenizeResponse(Answer):
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None
-
-
-class DetokenizeResponse(Answer):
-    prompt: str
 
 
 @router.post("/tokenize")
@@ -90,35 +56,33 @@ async def tokenize(
 
     def content(tokens: Sequence[int]) -> bytes:
         strings = [server.names[token].text for token in tokens] if request.return_token_strs else None
-        found = {"count": len(tokens), "max_model_len": server.engine.max_model_len, "tokens": tokens}
-        return msgspec.json.encode({**found, "token_strs": strings})
+        answer = {"count": len(tokens), "max_model_len": server.engine.max_model_len, "tokens": tokens}
+        return msgspec.json.encode({**answer, "token_strs": strings})
 
     if isinstance(request, TokenizeChat):
         tokens = await pool.chat(conversation(request), tenant)
     else:
         (tokens,) = await pool.encode([request.prompt], tenant, request.add_special_tokens is not False)
-    return _json(await pool.run(lambda: content(tokens), len(tokens)))
+    return Response(await pool.run(lambda: content(tokens), len(tokens)), media_type="application/json")
 
 
 @router.post("/detokenize")
-async def detokenize(request: Annotated[DetokenizeRequest, json_body(DetokenizeRequest)], server: Server) -> Response:
+async def detokenize(
+    request: Annotated[DetokenizeRequest, json_body(DetokenizeRequest)], server: Server
+) -> dict[str, str]:
     """The text of tokens."""
     server.model_name(request.model)
-    return _json(msgspec.json.encode({"prompt": await server.tokenizers.decode(request.tokens)}))
+    return {"prompt": await server.tokenizers.decode(request.tokens)}
 
 
-def _json(content: bytes) -> Response:
-    return Response(content, media_type="application/json")
-
-
-@router.get("/v1/models", response_model=ModelList)
+@router.get("/v1/models")
 async def list_models(server: Server) -> dict[str, Any]:
     """The names that requests may give."""
     return {"object": "list", "data": [_model(server, name) for name in server.settings.served_model_names]}
 
 
-@router.get("/v1/models/{name:path}", response_model=ServedModel)
-async def one_model(
+@router.get("/v1/models/{name:path}")
+async def get_model(
     name: Annotated[str, Path(json_schema_extra={"enum": NAMED + "names"})], server: Server
 ) -> dict[str, Any]:
     """One model by name."""

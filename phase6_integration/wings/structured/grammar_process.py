@@ -24,7 +24,7 @@ from phase0_request.batch import Forced
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase0_request.tokenizer import Tokenizer
-from phase2_prefill_decode.constraints import Constraint, Grammars, fill_masks
+from phase2_prefill_decode.sampling.constraints import Constraint, Grammars, fill_masks
 from phase6_integration.process.messages import CHUNK, Frames, frame
 from phase6_integration.process.tokenizer_process import limit_memory
 

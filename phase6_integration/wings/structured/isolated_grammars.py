@@ -23,8 +23,8 @@ from torch import Tensor
 from phase0_request import safe_path
 from phase0_request.batch import WaitHandle
 from phase0_request.request import Request
-from phase2_prefill_decode.constraints import Constraints, Filled, Follower, StepMasks, fill_masks, words
-from phase2_prefill_decode.sampler import Sampler
+from phase2_prefill_decode.sampling.constraints import Constraints, Filled, Follower, StepMasks, fill_masks, words
+from phase2_prefill_decode.sampling.sampler import Sampler
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.hub import directory_of
 from phase6_integration.engine.options import EngineOptions

@@ -26,7 +26,7 @@ def thinks(template: str, name: str | None) -> bool:
 
 def thinking_after(prompt: Sequence[int], tokenizer: Tokenizer) -> Thinking:
     """What the template has written at the end of a prompt: some begin the reasoning, or end it if it is not wanted."""
-    tail = b"".join(map(tokenizer.with_special_tokens.token_bytes, prompt[-TAIL:])).rstrip()
+    tail = b"".join(tokenizer.token_bytes(token, skip_special_tokens=False) for token in prompt[-TAIL:]).rstrip()
     if tail.endswith(BEGIN.encode()):
         return Thinking.BEGUN
     return Thinking.OVER if tail.endswith(END.encode()) else Thinking.MAYBE

@@ -1,6 +1,4 @@
 import itertools
-import json
-from pathlib import Path
 
 import pytest
 
@@ -61,30 +59,3 @@ def test_only_the_last_finished_requests_are_kept() -> None:
     assert {span.request_id for span in trace.spans()} == {"3", "4"}
     trace.leave("live", 9.0)
     assert {span.request_id for span in trace.spans()} == {"4", "live"}
-
-
-def test_json_export_starts_at_time_zero(tmp_path: Path) -> None:
-    example().write(tmp_path / "trace.json")
-    requests = json.loads((tmp_path / "trace.json").read_text())
-    assert [r["request"] for r in requests] == ["a", "b"]
-    assert requests[0]["spans"][1] == {
-        "stage": "tokenizer",
-        "start": pytest.approx(0.1),
-        "stop": pytest.approx(0.2),
-    }
-
-
-def test_perfetto_export(tmp_path: Path) -> None:
-    """The Trace Event Format: complete events with microsecond ts and dur, a named row for each request."""
-    example().write(tmp_path / "trace.chrome.json")
-    events = json.loads((tmp_path / "trace.chrome.json").read_text())["traceEvents"]
-    rows = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
-    spans = [e for e in events if e["ph"] == "X"]
-    assert len(spans) == 9
-    assert {rows[e["tid"]] for e in spans} == {"a", "b"}
-    for e in spans:
-        assert e.keys() >= {"name", "ph", "ts", "dur", "pid", "tid"}
-        assert e["ts"] >= 0
-        assert e["dur"] >= 0
-    runner = next(e for e in spans if e["name"] == "model runner")
-    assert (runner["ts"], runner["dur"]) == (pytest.approx(500_000), pytest.approx(500_000))

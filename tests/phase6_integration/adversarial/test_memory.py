@@ -17,12 +17,13 @@ from typing import Any
 import pytest
 
 from phase0_request.params import SamplingParams
+from phase0_request.request import Request
 from phase6_integration.api.application import ErrorResponses, Exchanges
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.app import create_app
-from phase6_integration.process.messages import EngineRequest, frame
+from phase6_integration.process.messages import frame
 from phase6_integration.wings.edge.memory_budget import SMALL_BODY, MemoryBudget
-from phase6_integration.wings.edge.middleware import BodyLimits
+from phase6_integration.wings.edge.middleware import Bodies
 from phase6_integration.wings.observe.access_log import AccessLog
 from tests.phase6_integration.asgi import Call
 from tests.phase6_integration.fake_engine import FakeEngine
@@ -47,7 +48,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), 120))
 
 
-def words(request: EngineRequest) -> list[int]:
+def words(request: Request) -> list[int]:
     """Four tokens of some letters each, again and again."""
     return list(islice(cycle((300, 700, 1200, 2000)), request.params.max_tokens))
 
@@ -66,7 +67,7 @@ def sized(path: str, tokens: int, n: int) -> dict[str, Any]:
 
 def grown(engine: FakeEngine) -> int:
     """The tokens of the shortest live output."""
-    return min((output.state.generated for output, _ in engine._live.values()), default=0)
+    return min((output.generated for output, _ in engine._live.values()), default=0)
 
 
 async def warm(app: Any, path: str) -> None:
@@ -333,9 +334,9 @@ def test_bodies_that_never_end_leave_the_budget_alone_and_small_requests_pass() 
         return scope, receive, send
 
     async def test() -> None:
-        limits = BodyLimits(app, settings)
+        limits = Bodies(app, settings)
         tracemalloc.start()
-        refusing = Exchanges(AccessLog(ErrorResponses(limits)))
+        refusing = Exchanges(AccessLog(ErrorResponses(limits), root=""))
         calls = [asyncio.create_task(refusing(*request(15, whole=False))) for _ in range(500)]
         refused = 500 - limits.budget.limit // ((15 << 14) - SMALL_BODY)
         while len(ended) < refused - 1:

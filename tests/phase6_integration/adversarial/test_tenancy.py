@@ -13,14 +13,14 @@ from typing import Any
 import httpx
 import pytest
 
-from phase0_request.request import FinishReason
+from phase0_request.request import FinishReason, Request
 from phase6_integration.api.errors import RequestError
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.api.streaming import KEEP_ALIVE
 from phase6_integration.app import create_app
 from phase6_integration.process.async_engine import AsyncEngine, StepReport
 from phase6_integration.process.messages import EngineRequest
-from phase6_integration.process.outputs import OutputState, OutputStream
+from phase6_integration.process.outputs import Output, OutputStream
 from phase6_integration.wings.edge.client_limits import ClientLimits
 from tests.phase6_integration.asgi import Call
 from tests.phase6_integration.fake_engine import FakeEngine
@@ -150,16 +150,16 @@ class Steps:
         made.observers.append(self)
         made.submit = self.submit  # type: ignore[method-assign]
 
-    def submit(self, requests: Sequence[EngineRequest]) -> OutputStream:
-        self.submitted[requests[0].tenant] = self.count
-        return self._submit(requests)
+    def submit(self, request: EngineRequest) -> OutputStream:
+        self.submitted[request.tenant] = self.count
+        return self._submit(request)
 
     def stepped(self, report: StepReport) -> None:
         self.count += 1
         if report.gauges.waiting >= self._waiting:
             self.crowded.set()
 
-    def finished(self, request: EngineRequest, state: OutputState, reason: FinishReason) -> None:
+    def finished(self, request: EngineRequest, output: Output, reason: FinishReason) -> None:
         """Nothing is counted."""
 
 
@@ -303,7 +303,7 @@ def test_a_stream_that_is_queued_gets_its_status_and_comments(path: str) -> None
 )
 def test_an_error_after_that_is_an_event(reason: FinishReason, code: str) -> None:
     async def test() -> None:
-        def script(_: EngineRequest) -> Sequence[int | FinishReason]:
+        def script(_: Request) -> Sequence[int | FinishReason]:
             return [reason]
 
         made = FakeEngine(script)
@@ -327,7 +327,7 @@ def test_requests_have_a_deadline_unless_it_is_turned_off() -> None:
         made = FakeEngine()
         async with client(made, "", settings) as http:
             await ask(http)
-        return made.submitted[0].timeout
+        return made.asked[0].timeout
 
     async def test() -> None:
         assert await timeout(ServerSettings()) == 1800

@@ -8,7 +8,7 @@ import pytest
 from phase0_request.request import FinishReason
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.process.health import Health
-from phase6_integration.process.messages import Ended, Started, Submit
+from phase6_integration.process.messages import Ended, EngineRequest, Started
 from tests.phase6_integration.application import create_app
 from tests.phase6_integration.asgi import Call
 from tests.phase6_integration.fake_engine import FakeEngine
@@ -44,10 +44,9 @@ def test_what_fails_in_its_first_step_has_a_status_too(reason: FinishReason, sta
 
     class AtOnce(FakeEngine):
         def _send(self, message: object) -> None:
-            if isinstance(message, Submit):
-                (request,) = message.requests()
+            if isinstance(message, EngineRequest):
                 error = "why" if reason is FinishReason.ERROR else None
-                told = {"started": [Started(request.id, 0.0, 0)], "ended": [Ended(request.id, reason, error)]}
+                told = {"started": [Started(message.name(0), 0.0, 0)], "ended": [Ended(message.name(0), reason, error)]}
                 asyncio.get_running_loop().call_soon(lambda: self._tell(**told))
 
     async def test() -> None:
@@ -64,7 +63,7 @@ def test_what_fails_later_is_an_event_and_done_comes_after_it(
     path: str, reason: FinishReason, status: int, code: str
 ) -> None:
     async def test() -> None:
-        engine = FakeEngine(lambda submit: [*submit.prompt[:3], reason])
+        engine = FakeEngine(lambda submit: [*submit.prompt_tokens[:3], reason])
         async with Call(create_app(engine, ServerSettings()), path, body(path, stream=True)) as call:
             pass
         *chunks, failure, done = call.events
@@ -79,7 +78,7 @@ def test_what_fails_later_is_an_event_and_done_comes_after_it(
 
 def test_what_came_together_with_a_failure_is_sent_before_it() -> None:
     async def test() -> None:
-        engine = FakeEngine(lambda submit: [*submit.prompt * 20, FinishReason.ERROR])
+        engine = FakeEngine(lambda submit: [*submit.prompt_tokens * 20, FinishReason.ERROR])
         asked = body(PATHS[0], stream=True, max_tokens=50)
         async with Call(create_app(engine, ServerSettings()), PATHS[0], asked) as call:
             await call.until(lambda call: call.sends >= 2)

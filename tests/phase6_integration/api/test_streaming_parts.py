@@ -20,7 +20,7 @@ class Outputs:
 
     def __init__(self, failure: Exception | None) -> None:
         self.failure = failure
-        self.states = [SimpleNamespace(times=SimpleNamespace(finished=None, admitted=1.0))]
+        self.outputs = [SimpleNamespace(generated=0, times=SimpleNamespace(finished=None, admitted=1.0))]
         self.aborted = False
 
     async def admitted(self, _: float | None = None) -> bool:
@@ -39,6 +39,7 @@ class Outputs:
 class Formatter:
     text_bytes = 0
     n = 1
+    excluding: tuple[str, ...] = ()
 
     def accumulate(self, chunk: Any) -> None:
         self.text_bytes += len(chunk.text)
@@ -91,7 +92,7 @@ def test_the_reason_of_a_failure_is_noted_as_the_engine_gave_it() -> None:
     async def test() -> None:
         one, _ = sender()
         with pytest.raises(RequestError):
-            one._check(SimpleNamespace(finish_reason=FinishReason.ERROR, error="NaN logits", health=None))
+            one._check(SimpleNamespace(finish_reason=FinishReason.ERROR, error="NaN logits", index=0))
         assert (one.account.error, one.account.finish_reasons) == ("NaN logits", ["error"])
 
     run(test)

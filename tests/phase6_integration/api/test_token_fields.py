@@ -186,7 +186,7 @@ def test_a_truncated_prompt_keeps_its_last_tokens(given: Any, keep: int) -> None
     engine = FakeEngine(script(*SAID))
     whole = answer(COMPLETE, {"prompt": given, "truncate_prompt_tokens": keep, "echo": True, "max_tokens": 1}, engine)
     prompts = [LONG[-keep:], LONG[:1]][: len(whole["choices"])]
-    assert [list(one.prompt) for one in engine.submitted] == prompts
+    assert [list(one.prompt_tokens) for one in engine.submitted] == prompts
     said = TOKENIZER.decode(SAID[:1])
     assert [choice["text"] for choice in whole["choices"]] == [TOKENIZER.decode(one) + said for one in prompts]
     assert whole["usage"]["prompt_tokens"] == sum(map(len, prompts))
@@ -258,7 +258,7 @@ def test_special_tokens_around_a_prompt(with_bos: str, path: str, default: bool,
     text = {"prompt": "Hello there"} if path == COMPLETE else {}
     answer(path, {"add_special_tokens": given, **text}, engine)
     added = default if given is None else given
-    assert list(engine.submitted[0].prompt) == [0] * added + PROMPTS[path]
+    assert list(engine.submitted[0].prompt_tokens) == [0] * added + PROMPTS[path]
 
 
 MIXED = [START, *SAID[:2], END, START, *SAID[2:], 4095]

@@ -171,7 +171,7 @@ def test_another_token_is_a_fault_unless_the_expected_one_is_about_as_likely(
 
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # for the tests after this
     monkeypatch.setattr(NanoServingEngine, "generate", flipped)
-    found = doctor.check_model()
+    found = machine_checks.check_model()
     assert found.state is state
     assert ("up to rounding" in found.words) == (state is State.OK)
 

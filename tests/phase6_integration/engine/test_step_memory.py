@@ -15,9 +15,9 @@ from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.logprobs import BLOCK
-from phase2_prefill_decode.runner import ModelRunner
-from phase2_prefill_decode.sampler import Sampler
+from phase2_prefill_decode.sampling.logprobs import BLOCK
+from phase2_prefill_decode.sampling.sampler import Sampler
+from phase2_prefill_decode.step.runner import ModelRunner
 from phase6_integration.engine.assemble import LARGEST, peak_bytes, profile
 
 pytestmark = pytest.mark.skipif(
@@ -58,7 +58,7 @@ def largest_steps(*params: SamplingParams) -> list[int]:
         patch.setattr("phase6_integration.engine.assemble.BLOCK", 1)
         for one in params:
             patch.setattr("phase6_integration.engine.assemble.LARGEST", one)
-            found.append(profile(model, Sampler.of(model, 0), BLOCK, BLOCK, 16))
+            found.append(profile(model, Sampler.of(model, 0), BLOCK, BLOCK, 16, BLOCK))
     return found
 
 

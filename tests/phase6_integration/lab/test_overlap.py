@@ -31,7 +31,7 @@ class HostAndDevice:
 
     def pack(self, batch: Batch) -> VirtualStep:
         self.clock.now += self.host
-        return VirtualStep(batch, list(range(len(batch))), [1] * len(batch))
+        return VirtualStep(batch, [1] * len(batch), len(batch))
 
     def launch(self, step: VirtualStep) -> Landing:
         return Landing(step, self.device, self.device.launch(self.work))

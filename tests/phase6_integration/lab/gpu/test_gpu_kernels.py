@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from phase2_prefill_decode.kernels.triton.sample import BLOCK, CANDIDATES
+from phase2_prefill_decode.kernels.triton.draw import BLOCK, CANDIDATES
 from phase6_integration.lab.gpu import kernels
 from phase6_integration.lab.gpu.rows import Day
 

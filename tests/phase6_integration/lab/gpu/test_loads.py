@@ -84,6 +84,22 @@ def test_an_engine_is_made_for_the_first_row_that_is_missing(day: Day) -> None:
     assert [row["pages"] for row in Rows(day.out).of("steps")] == [DRY["kv_cache_pages"]] * 2
 
 
+def test_an_engine_that_cannot_be_opened_is_tried_once_and_every_row_says_why(day: Day) -> None:
+    opens = []
+
+    @contextmanager
+    def open() -> Iterator[Load]:
+        opens.append(1)
+        raise MemoryError("16 GB are missing")
+        yield
+
+    with OnDemand(open) as lazy:
+        for number in (1, 2):
+            day.add(lazy.measure(lambda load: {}), number=number)
+    assert len(opens) == 1
+    assert ["16 GB are missing" in row["error"] for row in Rows(day.out).of("steps")] == [True, True]
+
+
 def test_what_is_measured_is_what_ships(day: Day, monkeypatch: pytest.MonkeyPatch) -> None:
     """The options of the engines of a real day are the defaults, but for the way to run and the page size."""
     asked: list[dict[str, object]] = []

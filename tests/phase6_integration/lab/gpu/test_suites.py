@@ -85,7 +85,7 @@ def run(folder: Path, tests: str, *options: str) -> tuple[subprocess.CompletedPr
     (folder / "pytest.ini").write_text("[pytest]\naddopts = -p no:schemathesis\n")
     (folder / "test_it.py").write_text(tests)
     report = folder / "it.xml"
-    command = [*suites.pytest_command(report, [f"{folder / 'test_it.py'}", "--test-seconds", "1", *options])]
+    command = suites.pytest_command(report, [f"{folder / 'test_it.py'}", *options], seconds=2)  # 1 of them for a test
     environment = {"PYTHONPATH": f"{ROOT}", "PATH": "/usr/bin:/bin"}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True), report
 

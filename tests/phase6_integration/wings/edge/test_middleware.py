@@ -222,8 +222,6 @@ def test_an_encoded_body_is_not_read(coding: bytes) -> None:
     assert (response.status, response.error["code"], app.seen) == (415, "unsupported_content_encoding", [])
     assert response.headers["accept-encoding"] == "identity"
     assert "hunter2" not in response.error["message"]
-    if coding == b"gzip":
-        assert "gzip" in response.error["message"]
 
 
 def test_a_body_with_the_identity_encoding_is_read() -> None:

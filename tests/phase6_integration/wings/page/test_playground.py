@@ -12,8 +12,6 @@ from httpx import ASGITransport, AsyncClient, Response
 
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.app import create_app
-from phase6_integration.engine.stats import Gauges
-from phase6_integration.wings.observe.metrics import Metrics
 from phase6_integration.wings.page.playground import router
 from tests.phase6_integration.fake_engine import FakeEngine
 
@@ -153,13 +151,13 @@ def test_every_element_the_script_asks_for_is_there(page: Page) -> None:
 
 def test_the_strip_reads_what_stats_says(page: Page) -> None:
     """Every field that it names is one of the server's."""
-    stats = Metrics("m", 10, Gauges).stats() | {"model": "m", "health": "ready", "reason": ""}
+    stats = ask(create_app(FakeEngine(), ServerSettings()), "GET", "/stats").json()
     body = re.search(r"function show\(stats\) \{(.*?)\n\}", page.text("script"), re.DOTALL)
     assert body is not None
     renamed = {"prefix": "prefix_cache"}
     top = set(re.findall(r"stats\.(\w+)", body[1]))
-    assert top == {"model", "health", "reason"}
-    inner = re.findall(r"\b(requests|pages|prefix|throughput)\.(\w+)", body[1])
+    assert top == {"model", "health", "reason", "uptime_seconds"}
+    inner = re.findall(r"\b(requests|pages|prefix|tokens)\.(\w+)", body[1])
     assert len(set(inner)) == 9
     for group, name in inner:
         assert name in stats[renamed.get(group, group)], (group, name)

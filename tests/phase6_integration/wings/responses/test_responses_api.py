@@ -5,11 +5,10 @@ import json
 
 import pytest
 
-from phase0_request.request import FinishReason
+from phase0_request.request import FinishReason, Request
 from phase6_integration.api.chat import ChatFormatter
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.app import create_app
-from phase6_integration.process.messages import EngineRequest
 from phase6_integration.process.outputs import Chunk
 from tests.phase6_integration.asgi import Call
 from tests.phase6_integration.fake_engine import FakeEngine, says
@@ -71,7 +70,7 @@ def test_the_usage_counts_as_that_of_chat() -> None:
         assert ours["output_tokens"] == theirs["completion_tokens"]
         assert ours["total_tokens"] == theirs["total_tokens"]
         assert ours["input_tokens_details"]["cached_tokens"] == 4
-        prompts = [request.prompt for request in engine.submitted]
+        prompts = [request.prompt_tokens for request in engine.submitted]
         assert prompts[0] == prompts[1], "instructions are the system message"
 
     run(test)
@@ -88,7 +87,7 @@ def test_what_samples_a_chat_samples_a_response() -> None:
             pass
         chat, own = engine.submitted
         assert own.params == chat.params
-        assert own.prompt == chat.prompt
+        assert own.prompt_tokens == chat.prompt_tokens
 
     run(test)
 
@@ -170,8 +169,8 @@ def test_a_stream_that_is_cut_ends_with_incomplete() -> None:
 
 @pytest.mark.parametrize("reason", [FinishReason.ERROR, FinishReason.TIMEOUT])
 def test_a_stream_that_fails_ends_with_the_error_and_failed(reason: FinishReason) -> None:
-    def script(request: EngineRequest) -> list[int | FinishReason]:
-        return [*request.prompt[:3], reason]
+    def script(request: Request) -> list[int | FinishReason]:
+        return [*request.prompt_tokens[:3], reason]
 
     *begun, error, failed = stream({"input": "Hello"}, script)
     code = {FinishReason.ERROR: "internal_error", FinishReason.TIMEOUT: "deadline_passed"}[reason]
@@ -232,7 +231,7 @@ def test_a_client_that_does_not_read_is_given_up_on(stream: bool) -> None:
         assert not call.complete
         assert engine.live == 0
         account = call.scope["state"]["account"]
-        assert (account.user, account.prompt_tokens) == ("u", len(engine.submitted[0].prompt)), "the access log"
+        assert (account.user, account.prompt_tokens) == ("u", len(engine.submitted[0].prompt_tokens)), "the access log"
 
     run(test)
 

@@ -16,7 +16,7 @@ from llguidance import LLMatcher
 
 from phase0_request import Request, SamplingParams
 from phase0_request.tokenizer import BUNDLED, Tokenizer
-from phase2_prefill_decode.constraints import Constraint, Grammars, fill_masks
+from phase2_prefill_decode.sampling.constraints import Constraint, Grammars, fill_masks
 from phase6_integration.process.messages import Frames, frame
 from phase6_integration.wings.structured import grammar_client, isolated_grammars
 from phase6_integration.wings.structured.grammar_client import GrammarClient, IsolatedConstraint

@@ -146,7 +146,7 @@ def test_tokenize_renders_the_same_prompt(thinker: Speaker) -> None:
     body = {"messages": HELLO, "tools": TOOLS, "chat_template_kwargs": {"begun": True}}
     found = thinker.client.post("../tokenize", body=body, cast_to=object)
     assert isinstance(found, dict)
-    assert tuple(found["tokens"]) == thinker.engine.submitted[-1].prompt
+    assert tuple(found["tokens"]) == thinker.engine.submitted[-1].prompt_tokens
 
 
 def test_reasoning_is_looked_for_where_the_template_knows_it_or_by_name() -> None:

@@ -1,0 +1,50 @@
+"""Serving metrics over finished requests: throughput and latency percentiles."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from phase0_request.request import Request
+
+
+def percentile(values: Sequence[float], q: float) -> float:
+    """The q-th percentile, linearly interpolated. NaN for no values."""
+    return float(np.percentile(values, q)) if values else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Throughput and latencies of one run. Times in seconds."""
+
+    requests: int
+    tokens: int
+    seconds: float
+    queue: tuple[float, ...]
+    ttft: tuple[float, ...]
+    itl: tuple[float, ...]
+    e2e: tuple[float, ...]
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds if self.seconds else math.nan
+
+    @property
+    def requests_per_second(self) -> float:
+        return self.requests / self.seconds if self.seconds else math.nan
+
+
+def summarize(requests: Iterable[Request]) -> Summary:
+    """Summarize the finished requests, from the first arrival to the last end."""
+    times = [r.times for r in requests if r.finished]
+    ends = [t.finished for t in times if t.finished is not None]
+    return Summary(
+        requests=len(times),
+        tokens=sum(len(t.tokens) for t in times),
+        seconds=max(ends) - min(t.arrival for t in times) if times else 0.0,
+        queue=tuple(t.queue_time for t in times if t.queue_time is not None),
+        ttft=tuple(t.ttft for t in times if t.ttft is not None),
+        itl=tuple(gap for t in times for gap in t.itl),
+        e2e=tuple(t.e2e for t in times if t.e2e is not None),
+    )

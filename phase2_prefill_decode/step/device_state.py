@@ -1,0 +1,66 @@
+"""DeviceState: what stays on the device between steps. Each live request has a row: its page table, its newest token.
+
+A step brings only what has changed. A step can be launched while the one before it is still on the device: the token
+that it needs from there is read where it was written.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from phase1_kv_pool.cache import PagedCache
+from phase2_prefill_decode.kernels.attention import AttentionMetadata
+from phase2_prefill_decode.sampling.inputs import sampling_tensors
+from phase2_prefill_decode.step.packed import HostStep, Packed
+
+
+class DeviceState:
+    """Page tables and newest tokens, in rows. One row more is scratch, for padding.
+
+    The rows are those of the PagedCache. Both dimensions grow as needed, unless `rows` and `pages` were given: then the
+    tensors stay where they are, as a captured step needs.
+    """
+
+    def __init__(self, device: torch.device, rows: int = 0, pages: int = 0) -> None:
+        self.fixed = rows > 0
+        self.page_table = torch.zeros(rows + 1, max(pages, 1), dtype=torch.int32, device=device)
+        self.newest = torch.zeros(rows + 1, dtype=torch.int64, device=device)
+
+    @property
+    def width(self) -> int:
+        return self.page_table.shape[1]
+
+    @property
+    def scratch_row(self) -> int:
+        return len(self.newest) - 1
+
+    # region exercise 2.15
+    def reserve(self, cache: PagedCache) -> None:
+        """Make room for the page tables of a cache."""
+        rows = max((row + 1 for row, _, _ in cache.changes()), default=0)
+        pages = max((len(table) for _, _, table in cache.changes()), default=0)
+        old_rows, old_pages = self.page_table.shape
+        if rows < old_rows and pages <= old_pages:
+            return
+        if self.fixed:
+            raise RuntimeError(f"a step needs {rows} rows of {pages} pages; there are {old_rows - 1} of {old_pages}")
+        more_rows = max(rows + 1 - old_rows, old_rows) if rows >= old_rows else 0
+        more_pages = max(pages - old_pages, old_pages) if pages > old_pages else 0
+        self.page_table = pad(self.page_table, (0, more_pages, 0, more_rows))
+        self.newest = pad(self.newest, (0, more_rows))
+
+    def load(self, step: HostStep, lists: Sequence[Tensor], page_size: int) -> Packed:
+        """Complete a step, given its lists on the device: what it changes is stored, what it lacks is added."""
+        tokens, positions, slots, last, drawn, changed, cu_seqlens_q, seq_lens, rows, pages, params = lists
+        if step.changed:
+            self.page_table.view(-1).index_copy_(0, changed, pages)
+        if step.in_flight:
+            tokens = torch.where(tokens < 0, self.newest[(-1 - tokens).clamp_(min=0)], tokens)
+        table = self.page_table[:, : -(-step.max_seqlen_k // page_size)].index_select(0, rows)
+        metadata = AttentionMetadata(cu_seqlens_q, seq_lens, table, step.max_seqlen_q, step.max_seqlen_k, step.sizes)
+        last_rows = None if step.all_logits else last
+        return Packed(tokens, positions, slots, metadata, last_rows, drawn, sampling_tensors(params))
+
+    # endregion

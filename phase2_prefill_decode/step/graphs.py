@@ -1,0 +1,112 @@
+"""DecodeGraphs: decode steps that are recorded once and launched as a whole.
+
+A decode step launches some ten kernels a layer. For a small batch the host takes longer to launch them than the device
+to run them. A CUDA graph is a recorded sequence of launches, and one call launches all of it. It keeps the addresses of
+its tensors and the size of its batch. So there is a graph for each of a few sizes: a step is padded to the next one,
+and its array is copied to where the graph reads it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from phase2_prefill_decode.kernels.draw import SamplingTensors
+from phase2_prefill_decode.sampling.sampler import Sampled
+from phase2_prefill_decode.step.device_state import DeviceState
+from phase2_prefill_decode.step.packed import CHANGES, HostStep
+
+Replay = Callable[[], "Computed"]
+Compute = Callable[[HostStep, Sequence[Tensor]], "Computed"]  # of a step and its lists on the device
+Record = Callable[[Replay], Replay]  # runs a step, and returns what runs it again
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a step has computed, on the device, with what the sampler needs of its input. A graph keeps all of it."""
+
+    tokens: Tensor  # [tokens] int64, the input
+    last: Tensor | None
+    drawn: Tensor
+    params: SamplingTensors
+    logits: Tensor  # [rows, vocab], of the rows that a token is drawn for
+    hidden: Tensor | None = None  # [rows, hidden_size], of the rows that predict prompt tokens to be scored
+    sampled: Sampled | None = None  # if nothing is asked for but a draw
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A recorded step of so many decodes."""
+
+    size: int
+    array: Tensor  # [numbers] int32, its input on the device
+    replay: Replay
+
+
+class DecodeGraphs:
+    """The recorded steps of one engine. All share the memory of their intermediate results, for one runs at a time."""
+
+    def __init__(self, state: DeviceState, page_size: int, context: int) -> None:
+        """`context` is the most tokens that a sequence may have."""
+        if not state.fixed:
+            raise ValueError("a recorded step needs a device state of fixed size: give it rows and pages")
+        self.state = state
+        self.context = min(context, state.width * page_size)
+        self._graphs: dict[int, Graph] = {}
+
+    # region record
+    def record(self, compute: Compute, sizes: Sequence[int], record: Record | None = None) -> None:
+        """Record a step of each size, the largest first: what it allocates is enough for the others."""
+        record = record or cuda_recorder()
+        device = self.state.newest.device
+        for size in tqdm(sorted(sizes, reverse=True), "recording graphs", leave=False, disable=None):
+            step = self.pad(HostStep.empty(), size)
+            array = torch.from_numpy(step.array()).to(device)
+            self._graphs[size] = Graph(size, array, record(partial(compute, step, step.split(array))))
+
+    # endregion
+
+    # region exercise 2.17
+    def graph_for(self, step: HostStep) -> Graph | None:
+        """The smallest graph that holds a step. None if the step is not all decodes, or if it is too large, or if too
+        many entries of its page tables have changed: it is launched kernel by kernel."""
+        slices = len(step.rows)
+        if step.max_seqlen_q > 1 or not step.all_logits or step.max_seqlen_k > self.context:
+            return None
+        fits = (size for size in self._graphs if slices <= size and len(step.changed) <= CHANGES * size)
+        return self._graphs.get(min(fits, default=0))
+
+    # endregion
+
+    def pad(self, step: HostStep, size: int) -> HostStep:
+        """The step as a graph of this size takes it."""
+        scratch = self.state.scratch_row
+        return step.padded(size, scratch, scratch * self.state.width, self.context)
+
+
+def batch_sizes(most: int) -> list[int]:
+    """The sizes of graphs up to `most` requests: few enough to record, close enough to waste little by padding."""
+    return sorted({*(size for size in (1, 2, 4, *range(8, 256, 8), *range(256, most, 16)) if size < most), most})
+
+
+def cuda_recorder() -> Record:
+    """Records CUDA graphs that share one memory pool."""
+    pool = torch.cuda.graph_pool_handle()
+
+    def record(run: Replay) -> Replay:
+        run()  # compiles kernels and allocates workspaces, which must not happen while recording
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            result = run()
+
+        def replay() -> Computed:
+            graph.replay()
+            return result
+
+        return replay
+
+    return record

@@ -1,0 +1,183 @@
+"""Packed: the tensors of one step. The tokens of all slices in one row, without padding, and where each belongs.
+
+`pack` makes them on the host, in one array, so that one copy takes them to the device. `DeviceState` adds what is there
+already: page tables, and tokens that no step has shown to the host yet.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from phase0_request.batch import Batch, Slice
+from phase1_kv_pool.cache import PagedCache
+from phase2_prefill_decode.kernels.attention import AttentionMetadata
+from phase2_prefill_decode.kernels.draw import SamplingTensors
+from phase2_prefill_decode.sampling.inputs import moved, pad_params
+
+CHANGES = 2  # entries of page tables that may change in a captured step, for each slice
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """The input of the model for one step. There is no padding: T tokens are T rows."""
+
+    tokens: Tensor  # [tokens] int64
+    positions: Tensor  # [tokens] int64, of each token in its sequence
+    slots: Tensor  # [tokens] int64, where its key and value are stored
+    metadata: AttentionMetadata
+    last: Tensor | None  # [rows] int64, the rows that need logits, see `pack`; None: all of them, in order
+    drawn: Tensor  # [slices that complete] int64, the rows of their requests in the device state
+    params: SamplingTensors  # of the slices that complete
+
+
+@dataclass(frozen=True, slots=True)
+class HostStep:
+    """One step on the host, as lists of integers."""
+
+    tokens: list[int]  # -1 - row: the newest token of this row, which the host does not know yet
+    positions: list[int]
+    slots: list[int]
+    last: list[int]
+    drawn: list[int]
+    changed: list[int]  # the entries of page tables that have changed, counted from the first of the first row
+    cu_seqlens_q: list[int]
+    seq_lens: list[int]
+    rows: list[int]  # of each slice's page table on the device
+    pages: list[int]  # what the changed entries are now
+    sizes: tuple[tuple[int, int], ...]  # (new tokens, all tokens) of each slice; (): the host may not rely on them
+    max_seqlen_q: int
+    max_seqlen_k: int
+    all_logits: bool  # whether `last` is all rows, in order
+    params: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))  # see `pack_params`
+    completed: tuple[int, ...] = ()  # the numbers of the slices that complete their requests
+
+    @classmethod
+    def empty(cls) -> "HostStep":
+        """A step without slices."""
+        return cls([], [], [], [], [], [], [0], [], [], [], (), 1, 0, all_logits=True)
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether there may be tokens that the host does not know yet."""
+        return not self.sizes or any(self.tokens[row] < 0 for row in self.last)
+
+    @property
+    def parts(self) -> tuple[tuple[list[int], ...], tuple[list[int], ...]]:
+        """The lists of 64-bit and of 32-bit integers."""
+        wide = self.tokens, self.positions, self.slots, self.last, self.drawn, self.changed
+        return wide, (self.cu_seqlens_q, self.seq_lens, self.rows, self.pages)
+
+    def array(self) -> NDArray[np.int32]:
+        """All lists one after the other, those of 64 bits first."""
+        wide, narrow = (chain.from_iterable(part) for part in self.parts)
+        integers = np.fromiter(wide, np.int64).view(np.int32), np.fromiter(narrow, np.int32)
+        return np.concatenate((integers[0], self.params, integers[1]))
+
+    def split(self, array: Tensor) -> Sequence[Tensor]:
+        """The lists as views of that array, then what the sampler needs."""
+        wide, narrow = ([len(one) for one in part] for part in self.parts)
+        integers, params, rest = array.split_with_sizes([2 * sum(wide), len(self.params), sum(narrow)])
+        return [*integers.view(torch.int64).split_with_sizes(wide), *rest.split_with_sizes(narrow), params]
+
+    def to(self, device: torch.device) -> Sequence[Tensor]:
+        """The lists as tensors, by one copy to the device."""
+        if device.type == "cpu":
+            wide, narrow = self.parts
+            arrays = [np.array(one, np.int64) for one in wide] + [np.array(one, np.int32) for one in narrow]
+            return [torch.from_numpy(array) for array in (*arrays, self.params)]
+        return self.split(moved(torch.from_numpy(self.array()), device))
+
+    # region exercise 2.16
+    def padded(self, size: int, scratch_row: int, scratch_entry: int, context: int) -> "HostStep":
+        """A step of decodes with slices added that read and write nothing, up to `size`. Whatever the sequences, all
+        that the host knows of it is the same, as a captured step needs."""
+        more, changes = size - len(self.tokens), CHANGES * size - len(self.changed)
+        return replace(
+            self,
+            tokens=self.tokens + [0] * more,
+            positions=self.positions + [0] * more,
+            slots=self.slots + [-1] * more,
+            last=[*range(size)],
+            drawn=self.drawn + [scratch_row] * more,
+            changed=self.changed + [scratch_entry] * changes,
+            cu_seqlens_q=[*range(size + 1)],
+            seq_lens=self.seq_lens + [0] * more,
+            rows=self.rows + [scratch_row] * more,
+            pages=self.pages + [0] * changes,
+            sizes=(),
+            max_seqlen_k=context,
+            params=pad_params(self.params, size),
+        )
+
+    # endregion
+
+
+# region exercise 2.2
+def pack(batch: Batch, cache: PagedCache, width: int, scored: Sequence[int] = ()) -> HostStep:
+    """Pack a batch. Logits are computed for the last row of each slice that completes its request, then for the first
+    scored[i] rows of each slice i. `width` is the number of entries of a page table on the device."""
+    tokens: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    cu_seqlens_q, seq_lens, last, drawn = [0], [], [], []
+    for number, piece in enumerate(batch.slices):
+        request, start, length = piece
+        tokens += tokens_of(piece, cache)
+        positions += range(start, start + length)
+        slots += cache.slots(piece)
+        cu_seqlens_q.append(len(tokens))
+        seq_lens.append(start + length)
+        if start + length >= request.total:
+            last.append(len(tokens) - 1)
+            drawn.append(number)
+    for start, count in zip(cu_seqlens_q, scored, strict=False):
+        last += range(start, start + count)
+    rows = [cache.row(piece.request) for piece in batch.slices]
+    changed: list[int] = []
+    pages: list[int] = []
+    for row, first, table in cache.changes():
+        changed += range(row * width + first, row * width + len(table))
+        pages += table[first:]
+    lengths = [length for _, _, length in batch.slices]
+    return HostStep(
+        tokens=tokens,
+        positions=positions,
+        slots=slots,
+        last=last,
+        drawn=[rows[number] for number in drawn],
+        changed=changed,
+        cu_seqlens_q=cu_seqlens_q,
+        seq_lens=seq_lens,
+        rows=rows,
+        pages=pages,
+        sizes=tuple(zip(lengths, seq_lens, strict=True)),
+        max_seqlen_q=max(lengths),
+        max_seqlen_k=max(seq_lens),
+        all_logits=len(last) == len(tokens) and not any(scored),
+        completed=tuple(drawn),
+    )
+
+
+# endregion
+
+
+# region exercise 2.14
+def tokens_of(piece: Slice, cache: PagedCache) -> list[int]:
+    """The tokens of a slice. If a step in flight yields the last one, the host does not know it: it gets -1 - row."""
+    request, start, length = piece
+    output, stop = request.output_tokens, start + length
+    known = len(request.prompt_tokens) + len(output)
+    if stop > known:
+        newest = -1 - cache.row(request)
+        return [newest] if length == 1 else [*request.tokens(start, known), newest]
+    if stop == known and length == 1 and output:  # a decode
+        return output[-1:]
+    return request.tokens(start, stop)
+
+
+# endregion

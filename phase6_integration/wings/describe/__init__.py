@@ -1,1 +1,0 @@
-"""/openapi.json: every field, status and header of the API."""

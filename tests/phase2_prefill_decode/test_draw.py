@@ -1,0 +1,391 @@
+"""The kernel `sample`: which tokens may be drawn, against transformers; how often, against exact probabilities; and
+every backend against the reference, draw for draw."""
+
+import math
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers.generation.logits_process import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from phase0_request import Request, SamplingParams
+from phase1_kv_pool.kernels import device_of
+from phase2_prefill_decode.kernels.draw import DRAW, SamplingTensors, arrivals, keep, numbers, reference, weigh
+from phase2_prefill_decode.sampling.inputs import pack_params, sampling_tensors
+from tests.phase1_kv_pool.support import bits, every_backend, every_backend_and_dtype, needs_gpu
+from tests.phase2_prefill_decode import sample_scores
+from tests.phase2_prefill_decode.test_sampler_draws import z_of_chi_square
+
+N = 100_000
+ASKED: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "temperature": {"temperature": 0.6},
+    "heat": {"temperature": 3.0},
+    "top_k": {"top_k": 7},
+    "top_p": {"top_p": 0.8},
+    "min_p": {"min_p": 0.1},
+    "top_k and top_p": {"top_k": 12, "top_p": 0.7},
+    "min_p and top_p": {"min_p": 0.05, "top_p": 0.9},
+    "min_p and top_k": {"min_p": 0.02, "top_k": 4},
+    "all": {"temperature": 1.5, "min_p": 0.03, "top_k": 15, "top_p": 0.85},
+}
+
+
+def tensors(*asked: SamplingParams, device: str | torch.device = "cpu") -> SamplingTensors:
+    """The parameters of one row for each, with keys and positions of their own."""
+    requests = [Request("r", (1,) * (1 + row), one) for row, one in enumerate(asked)]
+    totals = [request.total for request in requests]
+    params = pack_params(requests, totals, lambda request: hash(request.total))
+    return sampling_tensors(torch.from_numpy(params).to(device))
+
+
+def repeated(params: SamplingParams, rows: int) -> SamplingTensors:
+    """So many rows that differ in their keys."""
+    one = tensors(params)
+    columns = one.temperatures, one.top_p, one.min_p, one.top_k
+    return SamplingTensors(
+        *(of.repeat(rows) for of in columns), torch.arange(rows), torch.ones(rows, dtype=torch.int64)
+    )
+
+
+def exact(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
+    """The distribution in float64, one filter after the other by their definitions."""
+    scaled = logits.astype(np.float64) / params.temperature
+    p = np.exp(scaled - scaled.max())
+    p[p < params.min_p * p.max()] = 0
+    if params.top_k:
+        p[np.argsort(-p)[params.top_k :]] = 0
+    p /= p.sum()
+    order = np.argsort(-p)
+    before = np.cumsum(p[order]) - p[order]
+    if params.top_p < 1:
+        p[order[before >= params.top_p]] = 0
+    return p / p.sum()
+
+
+def misfit(tokens: np.ndarray, p: np.ndarray) -> float:
+    """How many standard deviations a chi-square is off; infinite if a token was drawn that has no probability."""
+    counts = np.bincount(tokens, minlength=len(p))
+    if counts[p == 0].any():
+        return math.inf
+    likely = p * len(tokens) >= 5  # the others are counted together, as a chi-square test requires
+    expected, found = p[likely] * len(tokens), counts[likely]
+    if p[~likely].sum() > 0:
+        expected, found = np.append(expected, p[~likely].sum() * len(tokens)), np.append(found, counts[~likely].sum())
+    return abs(z_of_chi_square(found, expected))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])])
+@pytest.mark.parametrize("asked", ASKED)
+def test_100_000_draws_have_the_exact_distribution(asked: str, device: str) -> None:
+    logits = torch.randn(1, 32, generator=torch.Generator().manual_seed(1)) * 1.5
+    params = SamplingParams(**ASKED[asked])
+    given = [getattr(repeated(params, N), name).to(device) for name in SamplingTensors.__slots__]
+    tokens, _ = DRAW.on(torch.device(device))(logits.to(device).expand(N, -1), SamplingTensors(*given), 32)
+    assert misfit(tokens.cpu().numpy(), exact(logits[0].numpy(), params)) < 4
+
+
+def test_positions_of_one_seed_draw_the_exact_distribution_from_a_large_vocabulary() -> None:
+    logits = torch.randn(1, 3001, generator=torch.Generator().manual_seed(3)) * 1.5
+    logits[0, ::100] += 6
+    params, rows = SamplingParams(), 20_000
+    seeds = torch.full((rows,), 5), torch.arange(rows)
+    given = SamplingTensors(*(getattr(repeated(params, rows), name) for name in SamplingTensors.__slots__[:4]), *seeds)
+    tokens, _ = DRAW.load("cpu")(logits.expand(rows, -1), given, 3001)
+    assert misfit(tokens.numpy(), exact(logits[0].numpy(), params)) < 4
+
+
+# Filters, of the reference.
+
+
+def stays(logits: Tensor, *asked: SamplingParams) -> Tensor:
+    """Which tokens of each row may be drawn: with parameters for each row, or the same for all."""
+    params = tensors(*(asked if len(asked) > 1 else asked * len(logits)))
+    return keep(logits, weigh(logits, logits.amax(-1), params.temperatures), params) > 0
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    temperature=st.sampled_from([0.3, 1.0, 1.7]),
+    min_p=st.sampled_from([0.0, 0.01, 0.2, 1.0]),
+    k=st.sampled_from([0, 2, 3, 10, 49, 50, 51, 1000]),
+    p=st.sampled_from([1e-6, 0.1, 0.5, 0.9, 0.999, 1.0]),
+)
+def test_filters_keep_the_tokens_that_transformers_keeps(
+    seed: int, temperature: float, min_p: float, k: int, p: float
+) -> None:
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(seed)) * 2
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
+    if min_p:
+        warpers.append(MinPLogitsWarper(min_p))
+    if k:
+        warpers.append(TopKLogitsWarper(k))
+    if p < 1:
+        warpers.append(TopPLogitsWarper(p))
+    wanted = warpers(torch.zeros(3, 1, dtype=torch.int64), logits.clone()) > -torch.inf
+    found = stays(logits, SamplingParams(temperature=temperature, min_p=min_p, top_k=k, top_p=p))
+    counts = found.sum(-1).tolist(), wanted.sum(-1).tolist()
+    assert torch.equal(found, wanted), f"of 50 tokens, {counts[0]} stay in the three rows; in transformers {counts[1]}"
+
+
+def test_each_row_has_its_own_filters() -> None:
+    logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(0)) * 2
+    values: dict[str, list[float]] = {"top_k": [0, 2, 3, 9], "top_p": [1.0, 0.6, 0.9], "min_p": [0.0, 0.05, 0.2]}
+    asked = [SamplingParams(**dict(zip(values, one, strict=True))) for one in product(*values.values())]
+    together = stays(logits.expand(len(asked), -1), *asked)
+    alone = torch.cat([stays(logits, one) for one in asked])
+    assert torch.equal(together, alone)
+    assert together.sum(-1).unique().numel() > 5
+
+
+def test_a_tie_at_the_cutoff_is_kept_whole() -> None:
+    logits = torch.tensor([[2.0, 3.0, 2.0, 0.0, 2.0]])
+    assert stays(logits, SamplingParams(top_k=2)).tolist() == [[True, True, True, False, True]]
+    assert stays(logits, SamplingParams(top_p=0.5)).tolist() == [[True, True, True, False, True]]
+    assert stays(logits, SamplingParams(top_p=0.4)).tolist() == [[False, True, False, False, False]]
+    assert stays(logits, SamplingParams(min_p=1.0)).tolist() == [[False, True, False, False, False]]
+
+
+def test_top_p_is_a_share_of_the_probability_left_by_earlier_filters() -> None:
+    logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
+    assert stays(logits, SamplingParams(top_p=0.6)).sum() == 2
+    assert stays(logits, SamplingParams(top_p=0.6, top_k=3)).sum() == 2  # 0.4 + 0.3 of 0.9
+    assert stays(logits, SamplingParams(top_p=0.55, top_k=2)).sum() == 1  # 0.4 of 0.7
+    assert stays(logits, SamplingParams(top_p=0.55, min_p=0.7)).sum() == 1
+
+
+def test_top_p_is_reached_by_a_token_that_makes_the_sum_exact() -> None:
+    logits = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25]]).log()
+    assert stays(logits, SamplingParams(top_p=0.5)).tolist() == [[True, False, False], [False, True, False]]
+    assert stays(logits, SamplingParams(top_p=0.75)).all()  # a tie is not split
+
+
+def test_top_p_keeps_one_token_at_least() -> None:
+    logits = torch.zeros(1, 40)
+    logits[0, 17] = 0.001
+    assert stays(logits, SamplingParams(top_p=1e-300)).nonzero().tolist() == [[0, 17]]
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e-40, 5e-324])
+def test_the_coldest_temperatures_do_not_overflow(temperature: float) -> None:
+    logits = torch.tensor([[3e38, -3e38, 0.0, 3.1e38, -torch.inf], [1.0, 2.0, 2.0, 0.0, -1e-30]])
+    found = stays(logits, SamplingParams(temperature=temperature))
+    assert found.tolist() == [[False, False, False, True, False], [False, True, True, False, False]]
+
+
+@pytest.mark.parametrize("temperature", [0.1, 1.0, 30.0])
+def test_weights_are_exponentials_in_float32(temperature: float) -> None:
+    logits = torch.linspace(-90, 0, 5001)[None] * temperature
+    found = weigh(logits, torch.zeros(1), torch.tensor([temperature])).double()
+    wanted = (logits.double() / float(torch.tensor(temperature))).exp()
+    assert torch.allclose(found[wanted > 1e-30], wanted[wanted > 1e-30], rtol=1e-5, atol=0)
+    assert torch.allclose(found, wanted, rtol=0, atol=1e-6)
+    assert found[0, -1] == 1
+
+
+# Backends against the reference.
+
+VOCAB = 700  # several blocks, the last one not full
+
+
+def rows_of_logits() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(4)
+    some = torch.randn(VOCAB, generator=generator) * 3
+    ties, zeros, few, one, none, nan, minus_nan, inf = (some.clone() for _ in range(8))
+    zeros = torch.where(some > 1, -0.0, some.clamp(max=0.0))  # 0 and -0 are equal, and the largest
+    few[:-60] = -torch.inf
+    one[:] = -torch.inf
+    one[VOCAB - 1] = -5.0
+    none[:] = -torch.inf
+    nan[650] = torch.nan
+    minus_nan[3] = -torch.tensor(torch.nan)
+    inf[690] = torch.inf
+    rows = {"some": some, "ties": ties.round(), "flat": some * 0 - 2, "zeros": zeros, "sharp": some * 20, "few": few}
+    return rows | {"one": one, "none": none, "NaN": nan, "-NaN": minus_nan, "inf": inf, "close": 8 + some / 1000}
+
+
+EDGES = [
+    {"temperature": 0.0},
+    {},
+    {"temperature": 1e-30},
+    {"temperature": 100.0, "top_p": 0.5},
+    {"top_k": 2},
+    {"top_k": VOCAB},
+    {"top_k": 60, "top_p": 0.7},
+    {"top_k": VOCAB - 1, "min_p": 0.001},
+    {"top_p": 1e-9},
+    {"top_p": 1 - 2.0**-24},
+    {"min_p": 1.0},
+    {"min_p": 0.02, "top_k": 5, "top_p": 0.9},
+]
+
+
+def assert_as_reference(backend: str, logits: Tensor, asked: list[dict[str, Any]], num_tokens: int) -> Tensor:
+    device, rows = device_of(backend), [SamplingParams(**one) for one in asked]
+    wanted, peaks = reference(logits, tensors(*rows), num_tokens)
+    tokens, found = DRAW.load(backend)(logits.to(device), tensors(*rows, device=device), num_tokens)
+    assert tokens.tolist() == wanted.tolist()
+    torch.testing.assert_close(found.cpu(), peaks, rtol=0, atol=0, equal_nan=True)
+    return wanted
+
+
+@pytest.mark.parametrize(("backend", "dtype"), every_backend_and_dtype()[3:])
+def test_every_backend_draws_the_same_tokens(backend: str, dtype: torch.dtype) -> None:
+    """All edges of logits with all edges of parameters, in one batch. Interpreted, every seventh pair."""
+    logits = rows_of_logits()
+    step = 7 if backend == "triton" and not torch.cuda.is_available() else 1
+    pairs = [
+        (row, one)
+        for i, row in enumerate(logits.values())
+        for j, one in enumerate(EDGES)
+        if (i + j + (dtype == torch.float16)) % step == 0
+    ]
+    batch = torch.stack([row for row, _ in pairs]).to(dtype)
+    tokens = assert_as_reference(backend, batch, [one for _, one in pairs], VOCAB)
+    assert tokens.unique().numel() > 5
+
+
+@pytest.mark.parametrize(("backend", "dtype"), every_backend_and_dtype()[3:])
+@pytest.mark.parametrize("vocab", [1, 129, 4501])
+def test_any_vocabulary_with_padding_and_rows_apart(backend: str, dtype: torch.dtype, vocab: int) -> None:
+    wide = (torch.randn(5, vocab + 39, generator=torch.Generator().manual_seed(vocab)) * 3).to(dtype)
+    wide[:, vocab:] = 100
+    wide[0, vocab:] = torch.nan
+    asked: list[dict[str, Any]] = [{}, {"top_k": 40}, {"top_p": 0.9}, {"temperature": 0}, {"min_p": 0.01}]
+    assert_as_reference(backend, wide[:, : vocab + 7], asked, vocab)
+
+
+def test_a_cpu_draws_the_same_from_a_real_vocabulary() -> None:
+    logits = torch.randn(12, 151_936, generator=torch.Generator().manual_seed(0)) * torch.arange(1, 13)[:, None] / 3
+    assert_as_reference("cpu", logits.bfloat16(), [EDGES[i] for i in range(12)], 151_669)
+
+
+def scores_of(backend: str, logits: Tensor, temperature: float, key: int, position: int) -> tuple[Tensor, Tensor]:
+    """Weights and times of arrival as a backend computes them. logits [tokens], of which 0 is the largest."""
+    heat, seeds = torch.tensor([temperature]), (torch.tensor([key]), torch.tensor([position]))
+    if backend == "reference":
+        weights = weigh(logits[None], torch.zeros(1), heat)[0]
+        return weights, arrivals(numbers(*seeds, len(logits)))[0]
+    DRAW.load(backend)
+    if backend == "cpu":
+        from phase2_prefill_decode.kernels.cpu import draw as cpu
+
+        scale = cpu.LOG2_E / heat.numpy()[0]
+        weigh_one, arrival, start_of, number_of = cpu.weigh, cpu.arrival, cpu.start_of, cpu.number_of
+
+        @numba.njit
+        def scores_on_cpu(logits: Any, scale: Any, key: int, position: int) -> Any:
+            start, weights, times = start_of(key, position), np.empty_like(logits), np.empty_like(logits)
+            for token in range(len(logits)):
+                weights[token] = weigh_one(logits[token], np.float32(0), scale)
+                times[token] = arrival(number_of(start, token))
+            return weights, times
+
+        weights, times = scores_on_cpu(logits.numpy(), scale, key, position)
+        return torch.from_numpy(weights), torch.from_numpy(times)
+    from tests.phase2_prefill_decode.sample_scores import scores
+
+    return scores(logits, heat, *seeds)
+
+
+@pytest.mark.parametrize("backend", every_backend()[1:])
+@pytest.mark.parametrize("temperature", [0.7, 1e-30, 37.3])
+def test_every_backend_computes_the_same_scores_to_the_last_bit(backend: str, temperature: float) -> None:
+    """A draw would show a difference of one bit once in millions of times."""
+    logits = -torch.cat((torch.rand(900, generator=torch.Generator().manual_seed(1)) * 80, torch.logspace(-38, 38, 99)))
+    logits = torch.cat((logits, torch.tensor([0.0, -0.0, -torch.inf])))
+    wanted = scores_of("reference", logits, temperature, -7, 12)
+    found = scores_of(backend, logits, temperature, -7, 12)
+    assert torch.equal(bits(found[0]), bits(wanted[0]))
+    assert torch.equal(bits(found[1]), bits(wanted[1]))
+
+
+@pytest.mark.parametrize("backend", every_backend()[2:])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_threshold_of_a_filter_is_found_exactly(backend: str, dtype: torch.dtype) -> None:
+    """Of logits that are neighbours, of either sign: the k-th largest, and the one at which the weights suffice."""
+    DRAW.load(backend)
+    from tests.phase2_prefill_decode.sample_scores import threshold
+
+    step = torch.finfo(dtype).eps  # between neighbours from 1 to 2
+    logits = torch.tensor([sign * (1.5 + n * step) for sign in (1, -1) for n in (-1, 0, 1)] * 2, dtype=dtype)
+    logits = torch.cat((logits, torch.tensor([0.0, -0.0, 3.0, -7.0], dtype=dtype))).float()
+    ranked = logits.sort(descending=True).values
+    weights = (weigh(logits[None], ranked[:1], torch.ones(1))[0].double() * 2**32).floor()
+    for k in (1, 3, 9, 13):
+        number = ranked[k - 1]
+        stay = logits >= number
+        for enough, counting in ((k, True), (int(weights[stay].sum()), False)):
+            found = threshold(logits.to(dtype), enough, counting)
+            reached = torch.tensor(found ^ ((found >> 31) & 0x7FFFFFFF), dtype=torch.int32).view(torch.float32)
+            wanted = f"{enough} of the {'logits' if counting else 'weight'} must reach the threshold, {float(number)}"
+            assert torch.equal(logits >= reached, stay), f"{wanted}; found {float(reached)}"
+            assert dtype == torch.float32 or found % (1 << 13) == 0, "the lower 13 bits of an order are zeros"
+            assert dtype == torch.float16 or reached == number, f"{wanted}; found {float(reached)}"
+
+
+SIZES = [
+    {"CANDIDATES": 8, "SEARCH": 256},  # most filters need the whole row
+    {"BLOCK": 32, "TILE": 128, "SEARCH": 64, "CANDIDATES": 128},  # many tiles, and the candidates of a few of them
+]
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize(("backend", "dtype"), every_backend_and_dtype()[6:7])
+def test_no_split_of_the_vocabulary_changes_a_draw(
+    backend: str, dtype: torch.dtype, sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    DRAW.load(backend)
+    from phase2_prefill_decode.kernels.triton import draw as sample
+
+    for name, value in sizes.items():
+        monkeypatch.setattr(sample, name, value)
+    rows = rows_of_logits()
+    batch = torch.stack([rows["ties"], rows["some"], rows["some"], rows["close"], rows["some"]]).to(dtype)
+    assert_as_reference(backend, batch, [EDGES[i] for i in (0, 1, 6, 3, 11)], 400)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_captured_launch_follows_logits_and_parameters() -> None:
+    rows = rows_of_logits()
+    edges = [SamplingParams(**one) for one in EDGES]
+    first, later = torch.stack([rows["some"]] * 12).cuda(), torch.stack([*rows.values()])
+    params, sample = tensors(*edges[:1] * 12, device="cuda"), DRAW.load("triton")
+    sample(first, params, VOCAB)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        tokens, _ = sample(first, params, VOCAB)
+    first.copy_(later)
+    for name in SamplingTensors.__slots__:
+        getattr(params, name).copy_(getattr(tensors(*edges), name))
+    graph.replay()
+    assert tokens.tolist() == reference(later, tensors(*edges), VOCAB)[0].tolist()
+
+
+def test_the_kernels_that_show_what_sample_computes_round_as_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fused multiply and add rounds once less: on a GPU a weight would differ in its last bit."""
+    options: list[dict[str, object]] = []
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            return lambda *arguments, **given: options.append(given)
+
+    monkeypatch.setattr(sample_scores, "scores_kernel", Kernel())
+    monkeypatch.setattr(sample_scores, "threshold_kernel", Kernel())
+    sample_scores.scores(torch.zeros(4), *torch.ones(3, 1))
+    sample_scores.threshold(torch.zeros(4), 1, True)
+    assert [given["enable_fp_fusion"] for given in options] == [False, False]
