@@ -125,18 +125,16 @@ class TestInvariance:
         assert sum(evictions) > num_pages
         assert prefix_cache_of(engine).counts.hit_tokens > 50
 
-    def test_on_when_every_step_evicts(self, case: Case) -> None:
-        """Pages of one token, in a pool that one request fills: every later step has to evict a cached token."""
+    def test_on_when_every_request_evicts(self, case: Case) -> None:
+        """Pages of one token, in a pool that one request fills: it evicts what the others have left."""
         prompts = sharing(case.model.config.vocab_size, [(40, 0), (24, 16), (39, 1), (0, 40), (24, 16), (40, 0)])
         wanted = generated(chunked(case.model), prompts)
         engine = cached(case.model, SMALL_STEPS, num_pages=40 + ANSWER - 1, page_size=1, batch_size=1)
         evictions = watched(engine)
         assert generated(engine, prompts[:1]) == wanted[:1]
         assert sum(evictions) == 0
-        first = len(evictions)
         assert generated(engine, prompts[1:]) == wanted[1:]
-        assert len(evictions) > 6 * ANSWER
-        assert min(evictions[first:]) >= 1
+        assert sum(count > 0 for count in evictions) == 5
         assert prefix_cache_of(engine).counts.hit_tokens == 24 + 24 + 0 + 0 + 24
 
 

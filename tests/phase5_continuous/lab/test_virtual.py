@@ -44,7 +44,7 @@ def test_a_step_advances_the_clock_by_the_cost_of_its_batch() -> None:
     model, device, clock = CostModel(SHAPES["17m"]), DEVICES["L4"], VirtualClock()
     runner = VirtualRunner(StepTimes(model, device), clock)
     scheduler = Scheduler(PagedCache(64, 16), [EOS])
-    core: EngineCore[VirtualStep] = EngineCore(scheduler, runner, clock)
+    core = EngineCore(scheduler, runner, clock)
     wanted = 0.0
     plan = scheduler.plan
 

@@ -50,7 +50,7 @@ class Line:
     the HTTP process closes it."""
 
     arrivals: deque[list[Any]]
-    core: EngineCore[Step]
+    core: EngineCore[Scheduler, Step]
     sent: list[Any] = field(default_factory=list)
     waited: int = 0
 
