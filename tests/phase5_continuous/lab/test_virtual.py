@@ -11,7 +11,7 @@ from phase2_prefill_decode.lab.cost import CostModel, Load
 from phase2_prefill_decode.lab.roofline import DEVICES, Device, predict
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase5_continuous.lab.traces import EOS, WORD
-from phase5_continuous.lab.virtual import StepTimes, VirtualClock, VirtualRunner, VirtualStep
+from phase5_continuous.lab.virtual import StepTimes, VirtualClock, VirtualRunner
 from phase5_continuous.scheduler import Scheduler
 from tests.phase5_continuous.support import request
 
