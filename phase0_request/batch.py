@@ -71,6 +71,9 @@ class Forced(NamedTuple):
 NO_TOKEN_LEFT = "no token can be drawn: all logits are -inf, so the model, logit_bias, min_tokens and masks leave none"
 """The error of a request whose own fields exclude every token, or whose model does."""
 
+GRAMMAR_REFUSED = "its grammar is refused"
+"""The beginning of the error of a request whose grammar cannot be used; what is wrong with it follows after a colon."""
+
 GRAMMAR_FAILED = "its grammar cannot be followed any further"
 """The beginning of the error of a request whose grammar is too complex for what its output has become."""
 

@@ -7,30 +7,25 @@ from functools import lru_cache
 from phase0_request.params import SamplingParams
 from phase0_request.tokenizer import Tokenizer
 
+DEFAULTS = SamplingParams()
+
 
 class Detokenizer:
     """Incremental detokenization of one request's output.
 
     A token stands for some bytes, and a character may take several tokens. So the bytes go through an incremental UTF-8
     decoder, which emits whole characters; invalid UTF-8 becomes U+FFFD. The text then goes through a StopScanner: it
-    ends before the first stop string, or behind it with `include_stop`. How the tokens are split into calls of `push`
-    does not change the text.
+    ends before the first stop string, or behind it with `include_stop_str_in_output`. How the tokens are split into
+    calls of `push` does not change the text.
     """
 
     # region exercise 0.6
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        stop: Iterable[str] = (),
-        min_tokens: int = 0,
-        include_stop: bool = False,
-        skip_special_tokens: bool = True,
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams = DEFAULTS) -> None:
         self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
+        self._skip_special_tokens = params.skip_special_tokens
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._scanner = StopScanner(stop, include_stop)
-        self._exempt = min_tokens  # the text of this many more tokens is not searched for stop strings
+        self._scanner = StopScanner(params.stop, params.include_stop_str_in_output)
+        self._exempt = params.min_tokens  # the text of this many more tokens is not searched for stop strings
 
     @property
     def stopped(self) -> str | None:
@@ -59,13 +54,6 @@ class Detokenizer:
         return self._scanner.push(text)
 
     # endregion
-
-    @classmethod
-    def of(cls, tokenizer: Tokenizer, params: SamplingParams) -> "Detokenizer":
-        """For the output of a request with these parameters."""
-        return cls(
-            tokenizer, params.stop, params.min_tokens, params.include_stop_str_in_output, params.skip_special_tokens
-        )
 
 
 class StopScanner:

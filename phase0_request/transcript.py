@@ -12,7 +12,7 @@ class Transcript:
 
     def __init__(self, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
         self.finish_reason: FinishReason | None = None
-        self.detokenizer = Detokenizer.of(tokenizer, params) if tokenizer is not None else None
+        self.detokenizer = Detokenizer(tokenizer, params) if tokenizer is not None else None
         self._includes_stop = params.include_stop_str_in_output
 
     def add(self, token: int | None, reason: FinishReason | None = None) -> str:

@@ -35,7 +35,9 @@ SIX = "phase6_integration"
 LAYERS = ["engine", "process", "api", "wings", "app"]  # of phase 6, each over those before it
 MOST_FILES = 16  # of a folder of phase 6
 # Modules of a wing that run in the engine's process, or in those that it starts.
-ENGINE_SIDE = ("structured.isolated_grammars", "structured.grammar_client", "structured.grammar_process")
+ENGINE_SIDE = tuple(
+    f"structured.{name}" for name in ("isolated_grammars", "isolated_process", "grammar_process", "client_grammars")
+)
 
 # Modules of phases 0 to 5 that work with tensors. All others there schedule and manage memory, with integers only.
 TENSORS = {"engine", "kernels", "memory", "pool"}

@@ -40,7 +40,7 @@ async def create_completion(
     if body.max_tokens == 0 and not body.echo:
         raise conflict("max_tokens", "max_tokens may be 0 only with echo: there would be nothing to answer")
     tenant, length = request.state.tenant, requested_length(body)
-    grammar = await server.grammars.of(body, tenant)
+    grammar = server.grammars.of(body)
     prompts = await _tokenize(pool, tenant, given, body, context)
     tokens = [prompt.tokens for prompt in prompts]
     lengths = output_lengths(tokens, length, DEFAULT_MAX_TOKENS, context)

@@ -34,14 +34,14 @@ class Grammars:
         given = body.model_dump(include=set(StructuredFields.model_fields), exclude_none=True)
         return next((name for name, value in given.items() if value != {"type": "text"}), None)
 
-    async def of(self, body: StructuredFields, tenant: str) -> str | None:
-        """The grammar that a request asks for, checked."""
+    def of(self, body: StructuredFields) -> str | None:
+        """The grammar that a request asks for."""
         if (name := self.field(body)) is not None:
             raise _missing(name, "structured output")
         return None
 
-    async def check(self, grammar: str, tenant: str, param: str) -> str:
-        """The grammar as the engine takes it. A RequestError about `param` says what is wrong with it."""
+    def check(self, grammar: str, param: str) -> str:
+        """The same grammar. A RequestError about `param` if the engine cannot take it."""
         raise _missing(param, "structured output")
 
     def of_schema(self, schema: Mapping[str, Any]) -> str:

@@ -10,10 +10,18 @@ from typing import Any
 from fastapi import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from phase0_request.batch import GRAMMAR_FAILED, NO_TOKEN_LEFT
+from phase0_request.batch import GRAMMAR_FAILED, GRAMMAR_REFUSED, NO_TOKEN_LEFT
 from phase0_request.queue import QueueFullError
 from phase0_request.request import FinishReason
-from phase6_integration.api.errors import RequestError, conflict, fault, grammar_failed, no_token_left, unavailable
+from phase6_integration.api.errors import (
+    RequestError,
+    conflict,
+    fault,
+    grammar_failed,
+    grammar_refused,
+    no_token_left,
+    unavailable,
+)
 from phase6_integration.api.formatter import Formatter
 from phase6_integration.api.schemas import SamplingFields
 from phase6_integration.api.state import Account, Lease, ServerState
@@ -109,9 +117,9 @@ class _Sender:
         await self.writer.write_json(self.formatter.whole())
 
     async def stream(self, lease: Lease) -> None:
-        """Send events. The status is sent once the engine has admitted the request, so that an earlier failure has a
-        status of its own; a later one is an event. A request that waits for long gets its status and comments, so that
-        no proxy or client gives it up. The last event is always `done`."""
+        """Send events. The status is sent once the engine has admitted the request (with a grammar: has drawn a token),
+        so that an earlier failure has a status of its own; a later one is an event. A request that waits for long gets
+        its status and comments, so that no proxy or client gives it up. The last event is always `done`."""
         admitted = await self.outputs.admitted(self.server.settings.keepalive)
         arriving = aiter(self.outputs)
         first = [self._event(chunk) for chunk in await anext(arriving, [])] if admitted and self._ended_early else []
@@ -198,6 +206,8 @@ class _Sender:
         fields, tokens = self.formatter.excluding, self.outputs.outputs[chunk.index].generated
         if chunk.error == NO_TOKEN_LEFT and fields:
             return no_token_left(fields, tokens)
+        if chunk.error is not None and chunk.error.startswith(GRAMMAR_REFUSED):
+            return grammar_refused(fields, chunk.error.removeprefix(f"{GRAMMAR_REFUSED}: "))
         if chunk.error is not None and chunk.error.startswith(GRAMMAR_FAILED):
             return grammar_failed(fields, tokens)
         return fault(self.request_id)

@@ -37,8 +37,8 @@ from phase2_prefill_decode.lab.roofline import named
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.graphs import Replay
-from phase2_prefill_decode.step.packed import Packed
-from phase2_prefill_decode.step.runner import ModelRunner, PackedStep
+from phase2_prefill_decode.step.packed import PackedStep, StepTensors
+from phase2_prefill_decode.step.runner import ModelRunner
 from phase3_chunked_prefill.budget import TokenBudget
 from phase5_continuous.lab.simulator import MODELS
 from phase5_continuous.lab.virtual import StepTimes
@@ -119,11 +119,11 @@ class NoDecoder:
     def rope(self, positions: int) -> None:
         """It has no tables."""
 
-    def hidden(self, packed: Packed, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
-        return self(packed, keys, values)
+    def hidden(self, step: StepTensors, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
+        return self(step, keys, values)
 
-    def __call__(self, packed: Packed, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
-        return torch.zeros(len(packed.tokens if packed.last is None else packed.last), VOCABULARY)
+    def __call__(self, step: StepTensors, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
+        return torch.zeros(len(step.tokens if step.last is None else step.last), VOCABULARY)
 
 
 @dataclass(slots=True)
@@ -161,7 +161,7 @@ class FakeDeviceRunner(ModelRunner):
         return super().pack(batch)
 
     def launch(self, step: PackedStep) -> Any:
-        self.replays += step.graph is not None
+        self.replays += step.graph_size > 0
         return Landing(super().launch(step), self.device, self.device.launch(self._seconds))
 
 

@@ -52,7 +52,7 @@ class GrammarWork(Protocol):
 
     def prepare(self, request: Request) -> object: ...
 
-    def receive(self, scheduler: Scheduler) -> None: ...
+    def receive(self, scheduler: Scheduler, now: float) -> None: ...
 
 
 class Loop:
@@ -86,7 +86,7 @@ class Loop:
     def turn(self) -> None:
         """Run a step, if there is work, and send what it did."""
         if self.grammars is not None:
-            self.grammars.receive(self.scheduler)
+            self.grammars.receive(self.scheduler, self.core.clock())
         step = self.core.step() if self.core.has_work else None
         self._all_wait = step is None and self.scheduler.is_waiting
         if step is not None:

@@ -125,7 +125,7 @@ class Output:
         self.prompt_logprobs: LogprobArrays | None = None  # if requested: of all but the first prompt token
         self.stop_reason: str | int | None = None  # the stop string or stop token that ended it
         self.reason: FinishReason | None = None  # why it ended, once the last chunk has been made
-        self._detokenizer = Detokenizer.of(tokenizer, params) if tokenizer else None
+        self._detokenizer = Detokenizer(tokenizer, params) if tokenizer else None
         self._sent_chars = 0
         self._held = Chunk(number)  # tokens with text that is not fully sent yet
         self._stops = frozenset(params.stop_token_ids)
@@ -244,7 +244,10 @@ class OutputStream:
     # endregion
 
     def mark_admitted(self) -> None:
-        self._admitted.set()
+        """The engine has admitted a completion. One with a grammar counts with its first token: until then the grammar
+        may turn out to be none."""
+        if self.request.params.grammar is None:
+            self._admitted.set()
 
     # region exercise 6.4
     def put(self, chunk: Chunk) -> None:

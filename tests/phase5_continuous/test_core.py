@@ -22,8 +22,8 @@ from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.graphs import Computed, Replay
-from phase2_prefill_decode.step.packed import HostStep
-from phase2_prefill_decode.step.runner import ModelRunner, PackedStep
+from phase2_prefill_decode.step.packed import PackedStep
+from phase2_prefill_decode.step.runner import ModelRunner
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase4_radix.prefix_cache import PrefixCache
@@ -76,13 +76,13 @@ def results(computed: Computed) -> list[torch.Tensor]:
     sampled = computed.sampled
     assert sampled is not None
     assert sampled.whole is not None
-    return [computed.tokens, computed.logits, sampled.tokens, sampled.peaks, sampled.whole]
+    return [computed.logits, sampled.tokens, sampled.peaks, sampled.whole]
 
 
 def only_mixed(compute: Callable[..., Computed]) -> Callable[..., Computed]:
     """Refuse to launch a decode step that a graph holds."""
 
-    def checked(step: HostStep, lists: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> Computed:
+    def checked(step: PackedStep, lists: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> Computed:
         mixed = step.max_seqlen_q > 1 or not step.all_logits
         assert not step.sizes or mixed or len(step.rows) > 6 or len(step.changed) > 2
         return compute(step, lists, out)
@@ -289,12 +289,12 @@ class NoWaiting(TorchDispatchMode):
 
 
 def test_packing_and_launching_never_wait_for_the_device(small: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With everything that a request can ask for. Only reading a step's output waits, for its own event."""
+    """Only reading a step's output waits, for its own event; penalties and masks read that of the step before."""
     loop = continuous(small, TokenBudget(8, 16), cache=PrefixCache(32, 4), max_running=4).core
     params: list[dict[str, Any]] = [
         {"temperature": 0},
         {"temperature": 1.0, "top_k": 5, "top_p": 0.9, "min_p": 0.05},
-        {"presence_penalty": 1.0, "repetition_penalty": 1.2, "logit_bias": {3: 1.0}, "min_tokens": 4},
+        {"logit_bias": {3: 1.0}, "min_tokens": 4},
         {"logprobs": 2, "prompt_logprobs": 1},
     ]
     for number, one in enumerate(params):

@@ -77,6 +77,8 @@ class FakeEngine(AsyncEngine):
 
     async def _answer(self, submit: Request) -> None:
         said = list(self.script(submit))
+        if (error := self._refused(submit)) is not None:
+            return self._tell(ended=[Ended(submit.id, FinishReason.ERROR, error)])
         await self.room.wait()
         if submit.id not in self._live:  # the front has shut down meanwhile
             return None
@@ -102,6 +104,14 @@ class FakeEngine(AsyncEngine):
                 self._tasks.pop(submit.id, None)
                 return None
         return None
+
+    def _refused(self, submit: Request) -> str | None:
+        """Why the engine's processes would refuse the grammar of a request. Here it is compiled in this one."""
+        if submit.params.grammar is None or self.tokenizer is None:
+            return None
+        from tests.phase6_integration.cities import refused
+
+        return refused(self.tokenizer, submit.params.grammar)
 
     def _output(self, submit: Request, token: int, first: bool) -> Output:
         asked = submit.params.prompt_logprobs

@@ -59,9 +59,10 @@ class ToolPlan:
             calls = Calls(self.format, arguments, self.several)
         content = None if self.must_call else content
         try:
-            return answer_grammar(self._thinking(prompt), calls, content, self.tokenizer.marker)
+            grammar = answer_grammar(self._thinking(prompt), calls, content, self.tokenizer.marker)
         except ValueError as error:
             raise conflict("tools", f"tools: {error}") from None
+        return grammar if grammar in (None, content) else self.grammars.check(grammar, "tools")
 
     @property
     def finish_reason(self) -> str:

@@ -1,10 +1,10 @@
 """Text that attacks: programs in a model's own files, ids that its tokenizer does not know, penalties that overflow."""
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -16,11 +16,10 @@ import pytest
 from tokenizers import normalizers
 
 from phase0_request.tokenizer import BUNDLED, Tokenizer
+from phase6_integration.api import tokenization
 from phase6_integration.api.settings import ServerSettings
-from phase6_integration.api.tokenization import Processes
-from phase6_integration.process import tokenizer_process
-from phase6_integration.process.tokenizer_process import Encode, Killed, Setup, TokenizerProcess, Tokens, limit_memory
-from tests.phase6_integration.conftest import end
+from phase6_integration.process import tokenizer_worker
+from phase6_integration.process.tokenizer_worker import KilledError, TokenizerWorker, encode
 from tests.phase6_integration.fake_engine import FakeEngine, client
 from tests.phase6_integration.life import PATIENCE, ROOT
 
@@ -154,50 +153,31 @@ def test_nothing_is_encoded_on_the_event_loop() -> None:
     asyncio.run(attack())
 
 
-def test_a_child_is_limited_in_memory() -> None:
-    """In a process of its own, since the limit cannot be raised again."""
-    import multiprocessing
-
-    def limited(found: Any) -> None:
-        limit_memory(64 << 20)
-        try:
-            found.put(len(bytes(128 << 20)))
-        except MemoryError:
-            found.put(resource.getrlimit(resource.RLIMIT_CORE)[0])
-
-    context = multiprocessing.get_context("fork")
-    found = context.Queue()
-    process = context.Process(target=limited, args=(found,))
-    process.start()
-    assert found.get(timeout=60) == 0
-    process.join()
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_a_tokenizer_process_that_was_killed_is_replaced() -> None:
-    """First its child, while it does nothing; then its parent, and the child by its alarm. One job may fail for each.
-    The results of the others are their own, and not those of a job before."""
-    process, words = TokenizerProcess(Setup(str(BUNDLED), None)), ["page", "cache", "token", "batch"]
-    expected = {word: Tokens([Tokenizer.from_pretrained().encode(word, False)]) for word in words}
+    """While it does nothing, and at its time limit. The results of the others are their own."""
+    expected = {word: [tuple(Tokenizer.from_pretrained().encode(word, False))] for word in ("page", "cache", "token")}
 
-    def run(word: str, seconds: float = 60.0) -> Any:
-        return process.run(Encode([word], False, seconds))
+    async def attack() -> None:
+        worker = TokenizerWorker(str(BUNDLED), None)
 
-    try:
-        assert run("page") == expected["page"]
-        assert process._running is not None
-        parent = process._running[0]
-        (child,) = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
-        os.kill(int(child), signal.SIGKILL)
-        found = [run(word) for word in words]
-        assert found in ([*expected.values()], [Killed(), *[*expected.values()][1:]])
-        parent.kill()
-        process._reaper.join(PATIENCE)
-        assert not Path(f"/proc/{parent.pid}").exists(), "it stayed a zombie until its child ended"
-        assert run("page", seconds=1e-6) == Killed()
-        assert [run(word) for word in words] == [*expected.values()]
-    finally:
-        process.close()
+        async def encoded(seconds: float = 60.0) -> dict[str, Any]:
+            return {word: await worker.run(seconds, encode, [word], False) for word in expected}
+
+        assert await encoded() == expected
+        assert worker._pool is not None
+        (pid,) = worker._pool._processes
+        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(KilledError):  # of the first job at most
+            await worker.run(60.0, encode, ["page"], False)
+        assert await encoded() == expected
+        with pytest.raises(KilledError) as killed:
+            await encoded(seconds=1e-6)
+        assert killed.value.late
+        assert await encoded() == expected
+        worker.close()
+
+    asyncio.run(attack())
 
 
 def test_a_tokenizer_process_that_cannot_be_started_is_no_fault_of_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,36 +186,33 @@ def test_a_tokenizer_process_that_cannot_be_started_is_no_fault_of_the_client(mo
     def no_memory(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    own: list[Processes] = []  # not shared with other tests: none runs yet
-    make = "phase6_integration.api.tokenization.Processes"
-    monkeypatch.setattr(make, lambda setup: own.append(Processes(setup)) or own[-1])
+    monkeypatch.setattr(tokenization, "TokenizerWorker", TokenizerWorker)  # none that runs already
 
     async def short() -> None:
         async with client(FakeEngine()) as http:
             with monkeypatch.context() as shortage:
-                shortage.setattr(tokenizer_process.subprocess, "Popen", no_memory)
+                shortage.setattr(tokenizer_worker, "ProcessPoolExecutor", no_memory)
                 refused = await http.post("/tokenize", json={"prompt": "Hello"})
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "tokenizer_unavailable")
             assert int(refused.headers["retry-after"]) > 0
             assert (await http.post("/tokenize", json={"prompt": "Hello"})).status_code == 200
 
     asyncio.run(short())
-    end(own[0])
 
 
 def test_tokenizer_processes_end_with_a_server_that_is_killed() -> None:
     """They inherit its stdout, which is at its end when none of them is left."""
     program = f"""
-import os
-from phase6_integration.process.tokenizer_process import Encode, Setup, TokenizerProcess
-process = TokenizerProcess(Setup({str(BUNDLED)!r}, "none"))
-print(process.run(Encode(["Hello"], False, 60.0)), flush=True)
+import asyncio, os
+from phase6_integration.process.tokenizer_worker import TokenizerWorker, encode
+worker = TokenizerWorker({str(BUNDLED)!r}, "none")
+print(asyncio.run(worker.run(60.0, encode, ["Hello"], False)), flush=True)
 os.kill(os.getpid(), 9)
 """
     done = subprocess.run(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=ROOT, timeout=PATIENCE, text=True
     )
-    assert "Tokens" in done.stdout
+    assert done.stdout.startswith("[(")
     assert done.returncode == -signal.SIGKILL
 
 

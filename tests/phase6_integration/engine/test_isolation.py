@@ -29,14 +29,11 @@ class Step(PackedBatch):
 
     def output(self) -> StepOutput:
         self.runner.maybe("output", self.batch)
+        numbers = [n for n, piece in enumerate(self.batch.slices) if piece.completes]
         tokens = [len(piece.request.prompt_tokens) if piece.completes else None for piece in self.batch.slices]
         quiet = {n: "no token can be drawn" for n, p in enumerate(self.batch.slices) if p.request.id == "nan"}
-        logprobs = {
-            n: TokenLogprobs(-1.0 * len(self.batch), ())
-            for n, token in enumerate(tokens)
-            if token is not None and n not in quiet
-        }
-        forced = {n: Forced((7,)) for n, token in enumerate(tokens) if token is not None and self.runner.scores}
+        logprobs = {n: TokenLogprobs(-1.0 * len(self.batch), ()) for n in numbers if n not in quiet}
+        forced = {n: Forced((7,)) for n in numbers if self.runner.scores}
         return StepOutput(
             tokens, quiet, logprobs, {n: [] for n in range(len(self.batch)) if self.runner.scores}, forced
         )

@@ -184,7 +184,7 @@ class Compiled:
     def prepare(self, request: Request) -> None:
         self.prepared.append(request.id)
 
-    def receive(self, scheduler: Scheduler) -> None:
+    def receive(self, scheduler: Scheduler, now: float) -> None:
         self.ready = self.ready or self.arrives
 
     def done(self) -> bool:

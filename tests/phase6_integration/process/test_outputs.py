@@ -38,7 +38,7 @@ def answered(
 @given(st.one_of(WORDS, TEXTS.map(TOKENIZER.encode)).filter(len), st.lists(TEXTS.filter(len), max_size=3))
 def test_chunks_joined_are_the_output(tokens: list[int], stops: list[str]) -> None:
     answer, chunks = answered(tokens, stop=stops)
-    whole = Detokenizer(TOKENIZER, stops)
+    whole = Detokenizer(TOKENIZER, SamplingParams(stop=stops))
     text = whole.push(tokens) + whole.flush()
     assert "".join(chunk.text for chunk in chunks) == text
     assert [chunk.finish_reason is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
