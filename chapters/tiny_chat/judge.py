@@ -150,16 +150,9 @@ def trained(facts: Iterable[Fact], sampled: int | None = SAMPLED, seed: int = SE
     return questions if sampled is None else random.Random(seed).sample(questions, min(sampled, len(questions)))
 
 
-<<<<<<< HEAD:phase2_prefill_decode/lab/training/judge.py
-def answers_by(directory: Path, done: Callable[[int], object] = lambda count: None) -> Answerer:
-    """Greedy answers of a model directory by this phase's engine in float32, each question a chat of its own. `done` is
-    told of each answer that is complete."""
-    from phase2_prefill_decode.engine import static
-=======
 def answers_by(directory: Path) -> Answerer:
     """Greedy answers of a model directory by phase 2's engine in float32, each question a chat of its own."""
     from phase2_prefill_decode.engine import static
->>>>>>> main:chapters/tiny_chat/judge.py
     from phase2_prefill_decode.loading.model import Model
 
     model = Model.load(directory, dtype="float32")
@@ -170,21 +163,8 @@ def answers_by(directory: Path) -> Answerer:
 
     def answer(asks: list[str]) -> list[tuple[str, bool]]:
         prompts = [tokenizer.chat([{"role": "user", "content": ask}]) for ask in asks]
-<<<<<<< HEAD:phase2_prefill_decode/lab/training/judge.py
-        texts: dict[int, str] = {}
-        answers = [("", False)] * len(asks)
-        order: dict[str, int] = {}
-        for delta in static(model, batch_size=BATCH).stream(prompts, params):
-            number = order.setdefault(delta.request.id, len(order))
-            texts[number] = texts.get(number, "") + delta.text
-            if delta.finish_reason is not None:
-                answers[number] = texts[number], delta.finish_reason is FinishReason.STOP
-                done(1)
-        return answers
-=======
         done = static(model, batch_size=BATCH).generate(prompts, params, progress=True)
         return [(one.text, one.finish_reason is FinishReason.STOP) for one in done]
->>>>>>> main:chapters/tiny_chat/judge.py
 
     return answer
 
