@@ -22,10 +22,9 @@ from transformers.generation.logits_process import (
 )
 
 from phase0_request import Request, SamplingParams
-from phase1_kv_pool.kernels import device_of
 from phase2_prefill_decode.kernels.draw import DRAW, arrivals, keep, numbers, reference, weigh
 from phase2_prefill_decode.sampling.inputs import SamplingInputs, pack_inputs
-from tests.phase1_kv_pool.support import bits, every_backend, every_backend_and_dtype, needs_gpu
+from tests.phase1_kv_pool.support import bits, device_of, every_backend, every_backend_and_dtype, needs_gpu
 from tests.phase2_prefill_decode import sample_scores
 from tests.phase2_prefill_decode.test_sampler_draws import z_of_chi_square
 
