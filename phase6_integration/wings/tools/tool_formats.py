@@ -8,7 +8,7 @@ _TOOLS = re.compile(r"\btools\b")
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """An answer that has to call is `begin`, calls with `between` between them, and `end`. In `call`, NAME and ARGUMENTS
+    """An answer that has to call is `begin`, calls with `between` between two, and `end`. In `call`, NAME and ARGUMENTS
     stand for those of a function. The fields from `bare` on say what else is read."""
 
     call: str
