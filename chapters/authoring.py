@@ -87,26 +87,25 @@ def notebooks(course: Course, args: argparse.Namespace, out: Console) -> int:
 
 
 def doctor(course: Course, args: argparse.Namespace, out: Console) -> int:
-    from chapters import doctor
-    from phase0_request import machine
+    """What `nanoserve doctor` finds on this machine, then the tests that show that the reference works on it."""
+    from phase0_request.machine import describe
+    from phase6_integration.engine.machine_checks import findings
 
-    here = machine.describe()
-    tier = doctor.tier(here)
-    table = make_table("this machine", "")
-    for row in [*doctor.describe(here), ("tier", f"{tier.name}: {tier.meaning}")]:
-        table.add_row(*row)
-    out.print(table)
-    for line in tier.skipped:
-        out.print(f"skipped here: {line}")
+    for finding in findings(describe()):
+        out.print(f"{finding.state.value:<9}{finding.name:<11}{finding.words}", soft_wrap=True)
     course.need_checkout("doctor's proof")
+    files = [course.name(test) for test in sorted((course.root / "tests").glob("*/**/test_*.py"))]
+    proofs = [file for file in files if "pytest.mark.proof" in (course.root / file).read_text("utf-8")]
     with Progress(console=out, transient=True) as bar:
-        proof, files = bar.add_task("running the proof", total=None), doctor.files(course) or ["tests"]
-
-        def show(ended: int, tests: int) -> None:
-            bar.update(proof, completed=ended, total=tests)
-
+        proof = bar.add_task("running the proof", total=None)
         copy = copy_checkout(course, course.private / "proof", {})
-        run = run_tests(copy, files, timeout=args.timeout, marks="proof", progress=show)
+        run = run_tests(
+            copy,
+            proofs or ["tests"],
+            timeout=args.timeout,
+            marks="proof",
+            progress=lambda ended, tests: bar.update(proof, completed=ended, total=tests),
+        )
     reasons = Counter(result.error for result in run.results if result.outcome == "skipped")
     for reason, number in reasons.items():
         out.print(f"skipped here: {number} of the proofs: {reason.removeprefix('Skipped: ')}", soft_wrap=True)

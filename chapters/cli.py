@@ -117,7 +117,7 @@ def _add_authoring(known: Known) -> None:
     notebooks = _add(known, "notebooks", authoring.notebooks, "list the notebooks, or execute them")
     notebooks.add_argument("names", nargs="*", metavar="NAME", help="default: every notebook")
     notebooks.add_argument("--execute", action="store_true", help="run from a clean kernel and write the outputs")
-    _add(known, "doctor", authoring.doctor, "this machine, its tier, and a proof that the reference works", 180)
+    _add(known, "doctor", authoring.doctor, "this machine, and a proof that the reference works on it", 180)
 
 
 def main(argv: Sequence[str] | None = None, course: Course | None = None) -> int:

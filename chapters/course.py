@@ -24,10 +24,6 @@ class Phase:
     number: int
     package: str
 
-    @property
-    def tests(self) -> str:
-        return f"tests/{self.package}"
-
 
 @dataclass(frozen=True)
 class Course:

@@ -23,7 +23,8 @@ from phase2_prefill_decode.sampling.logprobs import BLOCK
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.graphs import batch_sizes
-from phase2_prefill_decode.step.runner import ModelRunner, PackedStep
+from phase2_prefill_decode.step.packed import PackedStep
+from phase2_prefill_decode.step.runner import ModelRunner
 from phase2_prefill_decode.threads import set_threads
 from phase3_chunked_prefill.engine import load
 from phase4_radix.prefix_cache import PrefixCache

@@ -15,7 +15,7 @@ from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.kernels.triton.tuning import ALLOWED
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.step.device_state import DeviceState
-from phase2_prefill_decode.step.packed import HostStep
+from phase2_prefill_decode.step.packed import PackedStep
 from phase3_chunked_prefill.kernels.plan import FEW, ROWS
 
 NEW = (1, 2, 4, 8, 16)  # new tokens of a sequence: the decode kernel is compiled for each
@@ -56,11 +56,11 @@ def sampling_batches(cache: PagedCache) -> Iterator[Batch]:
         yield from _in_pages(cache, [(1, 1, params) for params in kinds])
 
 
-def long_step(state: DeviceState, sequences: int, config: ModelConfig, context: int) -> HostStep:
+def long_step(state: DeviceState, sequences: int, config: ModelConfig, context: int) -> PackedStep:
     """The step in which the decode kernel has most results of splits: as many new tokens of a sequence as it takes, all
     sequences of `context` tokens. Memory is allocated for these sizes, and the device finds no keys."""
     new = max(FEW, ROWS * config.num_key_value_heads // config.num_attention_heads)
-    padding = HostStep.empty().padded(sequences, state.scratch_row, state.scratch_row * state.width, context)
+    padding = PackedStep.empty().padded(sequences, state.scratch_row, state.scratch_row * state.width, context)
     return replace(padding, sizes=((new, context),) * sequences, max_seqlen_q=new)
 
 

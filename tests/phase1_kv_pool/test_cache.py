@@ -26,7 +26,6 @@ def test_a_page_table_grows_by_whole_pages(cache: PagedCache) -> None:
         cache.grow(a, tokens)
         assert len(cache.table(a)) == pages, f"grown to {tokens} tokens, in pages of 4: the table is {cache.table(a)}"
     assert cache.usage == PageUsage(total=6, free=3, referenced=3, cached=0)
-    assert cache.usage.share_used == 0.5
 
 
 def test_a_slot_is_page_times_size_plus_offset(cache: PagedCache) -> None:

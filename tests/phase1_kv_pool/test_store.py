@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from phase1_kv_pool.kernels import device_of
 from phase1_kv_pool.kernels.store import STORE
-from tests.phase1_kv_pool.support import bits, every_backend, every_backend_and_dtype, needs_gpu
+from tests.phase1_kv_pool.support import bits, device_of, every_backend, every_backend_and_dtype, needs_gpu
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,9 @@ from transformers.generation.logits_process import (
 )
 
 from phase0_request import Request, SamplingParams
-from phase1_kv_pool.kernels import device_of
-from phase2_prefill_decode.kernels.draw import DRAW, SamplingTensors, arrivals, keep, numbers, reference, weigh
-from phase2_prefill_decode.sampling.inputs import pack_params, sampling_tensors
-from tests.phase1_kv_pool.support import bits, every_backend, every_backend_and_dtype, needs_gpu
+from phase2_prefill_decode.kernels.draw import DRAW, arrivals, keep, numbers, reference, weigh
+from phase2_prefill_decode.sampling.inputs import SamplingInputs, pack_inputs
+from tests.phase1_kv_pool.support import bits, device_of, every_backend, every_backend_and_dtype, needs_gpu
 from tests.phase2_prefill_decode import sample_scores
 from tests.phase2_prefill_decode.test_sampler_draws import z_of_chi_square
 
@@ -44,21 +43,18 @@ ASKED: dict[str, dict[str, Any]] = {
 }
 
 
-def tensors(*asked: SamplingParams, device: str | torch.device = "cpu") -> SamplingTensors:
+def tensors(*asked: SamplingParams, device: str | torch.device = "cpu") -> SamplingInputs:
     """The parameters of one row for each, with keys and positions of their own."""
     requests = [Request("r", (1,) * (1 + row), one) for row, one in enumerate(asked)]
     totals = [request.total for request in requests]
-    params = pack_params(requests, totals, lambda request: hash(request.total))
-    return sampling_tensors(torch.from_numpy(params).to(device))
+    return SamplingInputs.read(pack_inputs(requests, totals, lambda request: hash(request.total)).to(device))
 
 
-def repeated(params: SamplingParams, rows: int) -> SamplingTensors:
+def repeated(params: SamplingParams, rows: int) -> SamplingInputs:
     """So many rows that differ in their keys."""
     one = tensors(params)
     columns = one.temperatures, one.top_p, one.min_p, one.top_k
-    return SamplingTensors(
-        *(of.repeat(rows) for of in columns), torch.arange(rows), torch.ones(rows, dtype=torch.int64)
-    )
+    return SamplingInputs(*(of.repeat(rows) for of in columns), torch.arange(rows), torch.ones(rows, dtype=torch.int64))
 
 
 def exact(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
@@ -93,8 +89,8 @@ def misfit(tokens: np.ndarray, p: np.ndarray) -> float:
 def test_100_000_draws_have_the_exact_distribution(asked: str, device: str) -> None:
     logits = torch.randn(1, 32, generator=torch.Generator().manual_seed(1)) * 1.5
     params = SamplingParams(**ASKED[asked])
-    given = [getattr(repeated(params, N), name).to(device) for name in SamplingTensors.__slots__]
-    tokens, _ = DRAW.on(torch.device(device))(logits.to(device).expand(N, -1), SamplingTensors(*given), 32)
+    given = [getattr(repeated(params, N), name).to(device) for name in SamplingInputs.__slots__]
+    tokens, _ = DRAW.on(torch.device(device))(logits.to(device).expand(N, -1), SamplingInputs(*given), 32)
     assert misfit(tokens.cpu().numpy(), exact(logits[0].numpy(), params)) < 4
 
 
@@ -103,7 +99,7 @@ def test_positions_of_one_seed_draw_the_exact_distribution_from_a_large_vocabula
     logits[0, ::100] += 6
     params, rows = SamplingParams(), 20_000
     seeds = torch.full((rows,), 5), torch.arange(rows)
-    given = SamplingTensors(*(getattr(repeated(params, rows), name) for name in SamplingTensors.__slots__[:4]), *seeds)
+    given = SamplingInputs(*(getattr(repeated(params, rows), name) for name in SamplingInputs.__slots__[:4]), *seeds)
     tokens, _ = DRAW.load("cpu")(logits.expand(rows, -1), given, 3001)
     assert misfit(tokens.numpy(), exact(logits[0].numpy(), params)) < 4
 
@@ -370,7 +366,7 @@ def test_a_captured_launch_follows_logits_and_parameters() -> None:
     with torch.cuda.graph(graph):
         tokens, _ = sample(first, params, VOCAB)
     first.copy_(later)
-    for name in SamplingTensors.__slots__:
+    for name in SamplingInputs.__slots__:
         getattr(params, name).copy_(getattr(tensors(*edges), name))
     graph.replay()
     assert tokens.tolist() == reference(later, tensors(*edges), VOCAB)[0].tolist()

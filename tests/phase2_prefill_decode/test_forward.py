@@ -18,8 +18,8 @@ from phase2_prefill_decode.kernels.cpu.forward import TOKENS, Forward
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.loading.weights import random_weights
-from phase2_prefill_decode.sampling.inputs import WORDS, sampling_tensors
-from phase2_prefill_decode.step.packed import Packed
+from phase2_prefill_decode.sampling.inputs import WORDS, SamplingInputs
+from phase2_prefill_decode.step.packed import StepTensors
 from phase2_prefill_decode.threads import FREE_CORES
 from tests.phase2_prefill_decode.models import FAMILIES, VARIANTS, saved, tiny_model
 from tests.phase2_prefill_decode.test_identity import logits, prompts
@@ -71,7 +71,7 @@ def by_layers(decoder: Decoder) -> Decoder:
     return layers
 
 
-def packed(lengths: tuple[int, ...], new: int = 1) -> Packed:
+def packed(lengths: tuple[int, ...], new: int = 1) -> StepTensors:
     """The last `new` tokens of sequences of these lengths."""
     total = torch.tensor(lengths, dtype=torch.int32)
     positions = torch.cat([torch.arange(length - new, length) for length in lengths])
@@ -80,8 +80,8 @@ def packed(lengths: tuple[int, ...], new: int = 1) -> Packed:
     slots = table[rows, positions // 16].long() * 16 + positions % 16
     ends = torch.arange(0, len(positions) + 1, new, dtype=torch.int32)
     metadata = AttentionMetadata(ends, total, table, new, max(lengths), tuple((new, length) for length in lengths))
-    params = sampling_tensors(torch.zeros(WORDS * len(lengths), dtype=torch.int32))
-    return Packed(torch.arange(len(positions)) + 7, positions, slots, metadata, None, rows, params)
+    params = SamplingInputs.read(torch.zeros(WORDS * len(lengths), dtype=torch.int32))
+    return StepTensors(torch.arange(len(positions)) + 7, positions, slots, metadata, None, rows, params)
 
 
 def pool_of(config: ModelConfig) -> KVPool:

@@ -17,8 +17,9 @@ from transformers.generation.logits_process import (
 )
 
 from phase0_request import reason_to_finish
-from phase2_prefill_decode.sampling.sampler import Sampler, edit, without_padding
-from tests.phase2_prefill_decode.sampling_cases import VOCAB, edited, request_of, run, some_logits
+from phase2_prefill_decode.sampling.edits import edit, pack_edits, without_padding
+from phase2_prefill_decode.sampling.sampler import Sampler
+from tests.phase2_prefill_decode.sampling_cases import VOCAB, edited, edited_by, request_of, run, some_logits
 from tests.phase2_prefill_decode.steps import NothingWaits
 
 
@@ -74,9 +75,8 @@ def test_edits_that_are_kept_up_to_date_are_those_of_a_new_sampler(
     )  # fmt: skip
     logits, sampler = some_logits(1), Sampler((9,), VOCAB)
     for token in output:
-        edits = sampler.pack([request]).edits
-        assert edits is not None
-        assert torch.equal(edit(logits, edits), edited(logits, [request], eos_ids=(9,)))
+        kept = edited_by(sampler.pack([request]), logits)
+        assert torch.equal(kept, edited(logits, [request], eos_ids=(9,)))
         request.output_tokens.append(token)
 
 
@@ -88,10 +88,10 @@ def test_packing_a_step_costs_no_more_after_a_long_context() -> None:
         tokens = [token % VOCAB for token in range(length)]
         request = request_of(prompt=tokens, output=tokens, repetition_penalty=1.1, frequency_penalty=0.5)
         sampler = Sampler((), VOCAB)
-        sampler.pack([request])
+        edited_by(sampler.pack([request]), some_logits(1))
         request.output_tokens.append(1)
         tracemalloc.start()
-        sampler.pack([request])
+        edited_by(sampler.pack([request]), some_logits(1))
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return peak
@@ -178,9 +178,10 @@ def test_a_token_in_flight_counts_as_one_that_the_host_knows(seed: int) -> None:
         prompt = rng.choices(range(6), k=2)
         known.append(request_of(f"r{row}", prompt=prompt, output=output[:-1], **params))
         whole.append(request_of(f"r{row}", prompt=prompt, output=output, **params))
-    logits, newest = some_logits(4, seed), torch.tensor([request.output_tokens[-1] for request in whole])
-    edits = Sampler((2,), VOCAB).pack(known, [request.total for request in whole]).edits
-    found = logits if edits is None else edit(logits, edits, newest)
+    logits, sampling = some_logits(4, seed), Sampler((2,), VOCAB).pack(known, [request.total for request in whole])
+    for row, edits, index in sampling.edits:
+        edits.take(index - 1, whole[row].output_tokens[-1])
+    found = edited_by(sampling, logits)
     off = (found - edited(logits, whole, (2,))).nan_to_num(0).abs() > 1e-5
     assert not off.any(), f"(request, token) of logits that are wrong with a token in flight: {off.nonzero().tolist()}"
 
@@ -196,16 +197,15 @@ def test_edits_change_only_their_own_row_and_not_the_given_logits() -> None:
 
 
 def test_edits_wait_for_nothing_on_the_device() -> None:
-    """With a token in flight that is among the edits of its row, and one that is not."""
     known = [request_of("a", output=(3, 4), presence_penalty=1.0), request_of("b", output=(5,), frequency_penalty=0.5)]
-    edits = Sampler((), VOCAB).pack(known, [request.total + 1 for request in known]).edits
+    logits, sampling, allowed = some_logits(2), Sampler((), VOCAB).pack(known), torch.tensor([[1], [28]])
+    edits = pack_edits(sampling.edits, torch.device("cpu"))
     assert edits is not None
-    logits, newest, allowed = some_logits(2), torch.tensor([4, 9]), torch.tensor([[1], [28]])
     with NothingWaits():
-        found = edit(logits, edits, newest)
+        found = edit(logits, edits)
         without = without_padding(logits, 25, allowed)
     changed = (found != logits).nonzero().tolist()
-    assert changed == [[0, 3], [0, 4], [1, 5], [1, 9]], "(row, token) of all penalties, those in flight included"
+    assert changed == [[0, 3], [0, 4], [1, 5]], "(row, token) of all penalties"
     assert without[:, 25:].isfinite().nonzero().tolist() == [[1, 3]], "of ids from 25 on only the allowed one is left"
 
 

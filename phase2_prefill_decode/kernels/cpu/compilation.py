@@ -31,7 +31,7 @@ from phase2_prefill_decode.kernels.cpu.cache import NotCachedError, is_writable,
 from phase2_prefill_decode.kernels.cpu.draw import draw
 from phase2_prefill_decode.kernels.cpu.forward import forward_body
 from phase2_prefill_decode.kernels.cpu.pointwise import add_norm, rotate_store, swiglu
-from phase2_prefill_decode.kernels.draw import SamplingTensors
+from phase2_prefill_decode.sampling.inputs import SamplingInputs
 from phase2_prefill_decode.threads import cores
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ def _rotation(dtype: torch.dtype) -> Tensor:
 
 def _sampling(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     number, integer, key = torch.ones(1), torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
-    return draw(torch.zeros(1, 16, dtype=dtype), SamplingTensors(number, integer, number, number, key, key), 16)
+    return draw(torch.zeros(1, 16, dtype=dtype), SamplingInputs(number, integer, number, number, key, key), 16)
 
 
 # What compiles each, on tensors as small as can be: kernels are compiled for a dtype, not for sizes. The longest first.

@@ -17,7 +17,7 @@ from torch import Tensor
 from phase2_prefill_decode.kernels import draw as interface
 from phase2_prefill_decode.kernels.cpu.intrinsics import TAGS, array, as_bits, as_float, compiled, widen
 from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, launch, on_each_thread, take, threads_for
-from phase2_prefill_decode.kernels.draw import SamplingTensors
+from phase2_prefill_decode.sampling.inputs import SamplingInputs
 
 BLOCK = 128  # tokens
 FLOAT32, INT32, INT64 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
@@ -33,7 +33,7 @@ LARGEST, UNIT = np.float32(1 - 2.0**-24), np.float32(2.0**-63)
 COARSE, SAFE = np.float32(2.0**-31), np.float32(1 - 1e-5)
 
 
-def draw(logits: Tensor, params: SamplingTensors, num_tokens: int) -> tuple[Tensor, Tensor]:
+def draw(logits: Tensor, params: SamplingInputs, num_tokens: int) -> tuple[Tensor, Tensor]:
     rows, logits = len(logits), logits if logits.stride(1) == 1 else logits.contiguous()
     tokens, peaks = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.float32)
     inputs = params.temperatures, params.top_k, params.top_p, params.min_p, params.keys, params.positions

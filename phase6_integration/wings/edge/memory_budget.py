@@ -8,8 +8,8 @@ answers are free, since connections and queue places bound their number: so a fe
 from phase6_integration.api.errors import bad_value, overloaded
 from phase6_integration.process.messages import EngineRequest
 
-BODIES = 4  # request bodies may take one part in so many of the whole budget, and answers the rest
-ANSWER = 4  # an answer may take one part in so many of what all answers may take
+BODIES = 4  # all request bodies together may take 1/4 of the whole budget, and answers the rest
+ANSWER = 4  # one answer may take 1/4 of what all answers may take
 SMALL_BODY = 16 << 10  # bytes
 SMALL_ANSWER = 64 << 10
 
@@ -22,20 +22,12 @@ LOGPROBS = 20  # for the logprob of a token, and as much for each alternative
 
 
 class MemoryBudget:
-    """So many bytes, of which requests hold a part. The first `free` bytes of each do not count."""
+    """`limit` bytes, of which requests hold a part. The first `free` bytes of each do not count."""
 
     def __init__(self, limit: int, free: int = 0) -> None:
         self.limit = limit
         self.free = free
         self.used = 0
-
-    @classmethod
-    def for_bodies(cls, limit: int) -> "MemoryBudget":
-        return cls(limit // BODIES, SMALL_BODY)
-
-    @classmethod
-    def for_answers(cls, limit: int) -> "MemoryBudget":
-        return cls(limit - limit // BODIES, SMALL_ANSWER)
 
     def hold(self, size: int = 0) -> "Hold":
         hold = Hold(self)
@@ -51,7 +43,7 @@ class Hold:
         self._held = 0
 
     def cover(self, size: int) -> None:
-        """Hold at least so many bytes. A RequestError if the budget has not as many left."""
+        """Hold at least `size` bytes. A RequestError if the budget has too few left."""
         more = max(size - self._budget.free - self._held, 0)
         if self._budget.used + more > self._budget.limit:
             raise overloaded()

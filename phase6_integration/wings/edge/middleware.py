@@ -8,6 +8,7 @@ import hashlib
 import ipaddress
 import re
 import secrets
+from collections.abc import Sequence
 from itertools import chain
 
 from starlette.middleware import Middleware
@@ -19,7 +20,7 @@ from phase6_integration.api.errors import RequestError
 from phase6_integration.api.parsing import BY_KEY
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.wings.edge.api_keys import ApiKeys
-from phase6_integration.wings.edge.memory_budget import Hold, MemoryBudget
+from phase6_integration.wings.edge.memory_budget import BODIES, SMALL_BODY, Hold, MemoryBudget
 from phase6_integration.wings.edge.origins import check_host, cors
 
 BY_ADDRESS = "address-"  # ids of clients without an API key begin with it
@@ -52,7 +53,7 @@ class Heads(HttpMiddleware):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            check_headers(scope, self.settings)
+            check_headers(scope["headers"], self.settings)
         except RequestError as error:
             return await respond(error, scope, receive, send)
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
@@ -62,18 +63,13 @@ class Heads(HttpMiddleware):
         return await self.app({**scope, "method": method, "path": path}, receive, send)
 
 
-def check_headers(scope: Scope, limits: ServerSettings) -> None:
-    """Limit the number and the size of headers, and require one Host header and one framing, as HTTP/1.1 does."""
-    headers = scope["headers"]
+def check_headers(headers: Sequence[tuple[bytes, bytes]], limits: ServerSettings) -> None:
+    """Limit the number and the size of headers, and require one framing of the body. The one Host header that HTTP/1.1
+    requires is checked by h11."""
     if len(headers) > limits.max_headers or sum(map(len, chain(*headers))) > limits.max_header_bytes:
         raise headers_too_large(limits)
-    names = [name for name, _ in headers]
-    hosts, wrong = names.count(b"host"), None
-    if hosts != 1 and (hosts or scope["http_version"] != "1.0"):
-        wrong = f"one Host header is needed, got {hosts}"
-    elif b"content-length" in names and b"transfer-encoding" in names:  # servers disagree where such a body ends
-        wrong = "a body has a Content-Length or a Transfer-Encoding, not both"
-    if wrong is not None:
+    if {b"content-length", b"transfer-encoding"} <= {name for name, _ in headers}:
+        wrong = "a body has a Content-Length or a Transfer-Encoding, not both: servers disagree where it ends"
         raise RequestError(400, wrong, code="bad_http", headers=_CLOSE)
 
 
@@ -120,7 +116,7 @@ class Bodies(HttpMiddleware):
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         super().__init__(app)
         self.settings = settings
-        self.budget = MemoryBudget.for_bodies(settings.max_buffered_bytes)
+        self.budget = MemoryBudget(settings.max_buffered_bytes // BODIES, SMALL_BODY)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])

@@ -10,22 +10,21 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection
+from functools import partial
 from itertools import count
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from phase0_request import safe_path
 from phase0_request.batch import WaitHandle
 from phase0_request.request import FinishReason, Request
 from phase2_prefill_decode.sampling.constraints import (
+    Constraint,
     Constraints,
     Filled,
     Follower,
-    Masks,
     StepMasks,
     fill_masks,
     words,
@@ -42,33 +41,6 @@ TOKENS_PER_SECOND = 1000  # that a tenant is charged with for the processor time
 PROCESSES = 8  # at a time; with more tenants than that, some share one
 # The arenas of malloc, 64 MB of addresses for each thread, would count as memory that a process has taken.
 ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
-
-
-class IsolatedMasks(Masks):
-    """The masks of a step. Rows of lists only are filled here, those of grammars in their processes."""
-
-    def start(self) -> "IsolatedMasks":
-        """Have them made, and `result` collects them. Mostly they are on their way since the token before was taken."""
-        for _, constraint, index in self.rows:
-            if isinstance(constraint, IsolatedConstraint):
-                constraint.ask(index)
-        return self
-
-    def result(self) -> Filled:
-        return self.filled()
-
-    def filled(self) -> Filled:
-        """The masks that are ready, and the rows without one, which have no bits."""
-        started = time.monotonic()
-        bits, late = np.zeros((len(self.rows), words(self.vocab_size)), np.uint32), dict[int, WaitHandle]()
-        for number, (row, constraint, index) in enumerate(self.start().rows):
-            if not isinstance(constraint, IsolatedConstraint):
-                bits[number] = fill_masks([(constraint, index)], self.vocab_size)[0]
-            elif (mask := constraint.mask(index, started)) is not None:
-                bits[number] = mask
-            elif constraint.error is None:
-                late[row] = constraint
-        return Filled(torch.from_numpy(bits.view(np.int32)), late)
 
 
 class IsolatedGrammars(Constraints):
@@ -100,8 +72,28 @@ class IsolatedGrammars(Constraints):
             return super().of(request)
         return IsolatedConstraint(next(self._keys), request, self._process_of(request.tenant))
 
-    def masks(self, rows: Sequence[tuple[int, Any, int]], numbers: Tensor) -> StepMasks:
-        return IsolatedMasks(rows, numbers, self.vocab_size)
+    def start(self, masks: StepMasks) -> Callable[[], Filled]:
+        """Have the masks made. Mostly they are on their way since the token before was taken."""
+        for _, constraint, index in masks.rows:
+            if isinstance(constraint, IsolatedConstraint):
+                constraint.ask(index)
+        return partial(self.fill, masks)
+
+    def fill(self, masks: StepMasks) -> Filled:
+        """The masks that are ready, and the rows without one, which have no bits. Those of lists are filled here."""
+        started = time.monotonic()
+        self.start(masks)
+        bits, late = np.zeros((len(masks.rows), words(self.vocab_size)), np.uint32), dict[int, WaitHandle]()
+        for number, (row, constraint, index) in enumerate(masks.rows):
+            if isinstance(constraint, Constraint):
+                bits[number] = fill_masks([(constraint, index)], self.vocab_size)[0]
+            elif isinstance(constraint, IsolatedConstraint):
+                mask = constraint.mask(index, started)
+                if mask is not None:
+                    bits[number] = mask
+                elif constraint.error is None:
+                    late[row] = constraint
+        return Filled(torch.from_numpy(bits.view(np.int32)), late)
 
     def fileno(self) -> int:
         """A descriptor that is readable when an answer has come."""

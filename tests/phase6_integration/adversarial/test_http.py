@@ -126,6 +126,8 @@ def test_too_many_headers_are_refused() -> None:
         b"HELLO\r\n\r\n",
         b"GET /health HTTP/1.1\r\nbad header\r\n\r\n",
         b"GET /\xff HTTP/1.1\r\n\r\n",
+        b"GET /health HTTP/1.1\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n",
         POST + b"content-length: 2\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
         POST + b"content-length: -2\r\n\r\n{}",
         POST + b"content-length: 2\r\ncontent-length: 3\r\n\r\n{}",

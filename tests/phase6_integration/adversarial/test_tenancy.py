@@ -21,7 +21,7 @@ from phase6_integration.app import create_app
 from phase6_integration.process.async_engine import AsyncEngine, StepReport
 from phase6_integration.process.messages import EngineRequest
 from phase6_integration.process.outputs import Output, OutputStream
-from phase6_integration.wings.edge.client_limits import ClientLimits
+from phase6_integration.wings.edge.quotas import Quotas
 from tests.phase6_integration.asgi import Call
 from tests.phase6_integration.fake_engine import FakeEngine
 from tests.phase6_integration.fake_engine import client as client_of_app
@@ -244,7 +244,7 @@ def test_a_client_has_no_more_unfinished_completions_than_its_limit() -> None:
 
 def test_tokens_a_minute_are_a_bucket_that_may_be_overdrawn_once() -> None:
     now = [0.0]
-    limits = ClientLimits(ServerSettings(tokens_per_minute=60), lambda: now[0])
+    limits = Quotas(ServerSettings(tokens_per_minute=60), lambda: now[0])
 
     def refused(tenant: str) -> int | None:
         """The seconds after which the client is to come again."""

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from phase0_request.lab.corpus.facts import read
+from chapters.tiny_chat.corpus import read
 from phase0_request.params import SamplingParams
 from phase6_integration.cli.chat_command import Chat
 from phase6_integration.cli.chat_models import AnswerError, ChatUsage, LocalModel, Messages, RemoteModel

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from chapters.tiny_chat import corpus as facts
 from phase0_request import machine
-from phase0_request.lab.corpus import facts
 from phase0_request.machine import Machine
 from phase0_request.request import TokenLogprobs
 from phase6_integration.cli import doctor_command as doctor

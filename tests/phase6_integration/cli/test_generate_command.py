@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from phase0_request.lab.corpus.facts import read
+from chapters.tiny_chat.corpus import read
 from phase0_request.tokenizer import BUNDLED
 from phase6_integration.cli.generate_command import Result, read_prompts
 from phase6_integration.cli.main import main

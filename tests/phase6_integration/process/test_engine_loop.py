@@ -1,16 +1,15 @@
 """The loop of the engine process: when it waits for messages, what it does with them, and what it reports of steps."""
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
 
 from phase0_request import Batch, FinishReason, Request, SamplingParams, StepOutput, TokenLogprobs
+from phase0_request.core import EngineCore
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
-from phase5_continuous.core import EngineCore
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.process.engine_process import Loop
@@ -24,7 +23,7 @@ FIRST = 100  # the tokens of every answer: 100, 101, 102, ...
 class Step(PackedBatch):
     grammars: "Compiled | None" = None
 
-    def output(self, numbers: Sequence[int], slices: int, /) -> StepOutput:
+    def output(self) -> StepOutput:
         tokens = [FIRST + len(piece.request.output_tokens) if piece.completes else None for piece in self.batch]
         scored = [n for n, piece in enumerate(self.batch) if piece.request.params.prompt_logprobs is not None]
         scores = {n: [TokenLogprobs(-1.0, ())] * (self.batch.slices[n].length - 1) for n in scored}
@@ -51,7 +50,7 @@ class Line:
     the HTTP process closes it."""
 
     arrivals: deque[list[Any]]
-    core: EngineCore[Step]
+    core: EngineCore[Scheduler, Step]
     sent: list[Any] = field(default_factory=list)
     waited: int = 0
 
