@@ -107,10 +107,6 @@ def test_a_closed_stream_aborts_its_requests_and_frees_every_page(model: Model) 
 class TestEnds:
     """By length, by EOS, by a stop token, by a stop string, by the end of the context."""
 
-    def test_by_length(self, model: Model) -> None:
-        answer = static(model).generate([PROMPTS[0]], GREEDY)[0]
-        assert (answer.finish_reason, len(answer.output_tokens)) == (FinishReason.LENGTH, 12)
-
     def test_by_a_stop_token_which_is_not_part_of_the_text(self, model: Model) -> None:
         tokens = alone(model, PROMPTS[0], GREEDY)
         stop = tokens[5]
@@ -226,11 +222,6 @@ class TestRefusals:
             engine.generate(prompts, params)
         assert engine.core.scheduler.cache.usage.free == 16
         assert len(engine.generate(["Hello!"], GREEDY)) == 1
-
-    @pytest.mark.parametrize("batch_size", [0, 2.5, True, "8"])
-    def test_bad_batch_sizes(self, model: Model, batch_size: object) -> None:
-        with pytest.raises(ValueError, match=f"batch_size must be an integer from 1, got {batch_size!r}"):
-            static(model, batch_size=batch_size)  # type: ignore[arg-type]
 
     def test_stop_strings_without_a_tokenizer(self, model: Model) -> None:
         without = Model(model.config, model.decoder)
