@@ -152,7 +152,7 @@ def trained(facts: Iterable[Fact], sampled: int | None = SAMPLED, seed: int = SE
 
 def answers_by(directory: Path) -> Answerer:
     """Greedy answers of a model directory by phase 2's engine in float32, each question a chat of its own."""
-    from phase2_prefill_decode.engine import Engine
+    from phase2_prefill_decode.engine import static
     from phase2_prefill_decode.loading.model import Model
 
     model = Model.load(directory, dtype="float32")
@@ -163,7 +163,7 @@ def answers_by(directory: Path) -> Answerer:
 
     def answer(asks: list[str]) -> list[tuple[str, bool]]:
         prompts = [tokenizer.chat([{"role": "user", "content": ask}]) for ask in asks]
-        done = Engine(model, batch_size=BATCH).generate(prompts, params, progress=True)
+        done = static(model, batch_size=BATCH).generate(prompts, params, progress=True)
         return [(one.text, one.finish_reason is FinishReason.STOP) for one in done]
 
     return answer

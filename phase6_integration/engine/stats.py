@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from phase0_request.batch import Event
+from phase0_request.core import EngineCore, Runner, Step
 from phase0_request.request import FinishReason, Request
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous import invariants
-from phase5_continuous.core import EngineCore, PackedBatch, Runner, Step
 from phase5_continuous.histogram import Histogram
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.isolation import StepFailedError
 
 QUANTILES = (50, 90, 99)
-P = TypeVar("P", bound=PackedBatch)
+P = TypeVar("P")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class Stats:
             self.itl.add(gap)
 
 
-class ObservedCore(EngineCore[P]):
+class ObservedCore(EngineCore[Scheduler, P]):
     """The engine loop, with checks of its invariants if `check_invariants`, and counted in `stats` if they are given.
     A step that fails through no request's fault is planned again by the next call, and returned as an empty one:
     requests that ended in flight have freed their pages."""
@@ -139,15 +139,15 @@ class ObservedCore(EngineCore[P]):
     ) -> None:
         super().__init__(scheduler, runner, clock)
         self._stats = stats
-        self._checked = scheduler if check_invariants else None
+        self._check_invariants = check_invariants
 
     def step(self) -> Step | None:
         try:
             step = super().step()
         except StepFailedError:
-            step = Step.empty(super().drain())
-        if self._checked is not None:
-            invariants.check(self._checked)
+            step = Step(events=super().drain())
+        if self._check_invariants:
+            invariants.check(self.scheduler)
         if step is not None and self._stats is not None:
             self._stats.add_step(step)
         return step

@@ -21,6 +21,7 @@ from rich.progress import track
 from torch import Tensor
 
 from phase0_request.batch import Batch, StepOutput
+from phase0_request.core import EngineCore, Launched, Step
 from phase0_request.lab.report import finish, parser, table
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
@@ -35,7 +36,6 @@ from phase2_prefill_decode.step.graphs import Replay
 from phase2_prefill_decode.step.packed import PackedStep, StepTensors
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase3_chunked_prefill.budget import TokenBudget
-from phase5_continuous.core import EngineCore, Launched, Spent, Step
 from phase5_continuous.lab.simulator import MODELS
 from phase5_continuous.lab.virtual import StepTimes
 from phase5_continuous.scheduler import Scheduler
@@ -238,8 +238,8 @@ def host_milliseconds(running: int, steps: int) -> dict[str, float]:
     """The host's time of a step by part, medians, with a device that takes no time."""
     clock = HostClock()
     done = play(running, 0, FakeDevice(clock, clock.wait), nothing, steps=steps)
-    parts = {name: median(getattr(step.spent, name) for step in done) * 1e3 for name in Spent._fields}
-    return {**parts, "sum": median(sum(step.spent) for step in done) * 1e3}
+    parts = {name: median(getattr(step, name) for step in done) * 1e3 for name in ("plan", "pack", "run", "commit")}
+    return {**parts, "sum": median(step.plan + step.pack + step.run + step.commit for step in done) * 1e3}
 
 
 def timeline(device: FakeDevice, first: int) -> dict[str, list[list[float]]]:
