@@ -41,9 +41,7 @@ def parser() -> argparse.ArgumentParser:
 
 def answer(options: argparse.Namespace, params: SamplingParams) -> Iterator[str | Request]:
     """The pieces of the answer's text, then the request itself."""
-    from phase2_prefill_decode.engine import (
-        Engine,  # torch, Triton and numba load here, after the arguments are checked
-    )
+    from phase2_prefill_decode.engine import static  # loads torch, Triton and numba, after the arguments are checked
     from phase2_prefill_decode.loading.model import Model
 
     model = Model.load(options.model, progress=True)
@@ -52,7 +50,7 @@ def answer(options: argparse.Namespace, params: SamplingParams) -> Iterator[str 
         raise ValueError(f"{str(options.model)!r} has no tokenizer.json")
     messages = [{"role": "user", "content": options.question}]
     prompt = options.question if options.raw else model.tokenizer.chat(messages)
-    engine = Engine(model)
+    engine = static(model)
     engine.generate([prompt], SamplingParams(max_tokens=2, ignore_eos=True))  # warm up
     with closing(engine.stream([prompt], params)) as deltas:
         for delta in deltas:

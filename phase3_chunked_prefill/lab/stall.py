@@ -7,7 +7,7 @@ import argparse
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from phase0_request.core import EngineCore, Step
 from phase0_request.lab.metrics import percentile
 from phase0_request.lab.record import record
 from phase0_request.machine import describe
@@ -22,10 +23,10 @@ from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
-from phase2_prefill_decode.engine import Stepper, TimedStep, together
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.loading.model import Model, default_device
 from phase2_prefill_decode.sampling.sampler import Sampler
+from phase2_prefill_decode.static import StaticScheduler
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.chunker import Chunker
@@ -58,7 +59,7 @@ class Scene:
 class Played(NamedTuple):
     """A run of a scene: its steps from the first in which all decode, and the requests with their times."""
 
-    steps: list[TimedStep]
+    steps: list[Step]
     decodes: list[Request]
     long: Request
 
@@ -96,20 +97,21 @@ class Stage:
     def play(self, chunk: int, prompt: int | None = None) -> Played:
         """Run the scene from the first decode to the end, with its long prompt or with one of another length."""
         scene = self.scene if prompt is None else replace(self.scene, prompt=prompt)
-        stepper = Stepper(self.runner, (), together)
+        scheduler = StaticScheduler(self.cache)
+        core = EngineCore(scheduler, self.runner)
         decodes = [self._request(f"decode-{n}", scene.context, scene.answer, n) for n in range(scene.decodes)]
         for request in decodes:
-            stepper.admit(request)
-        stepper.step()  # their prompts, before the scene begins
+            core.submit(request)
+        running = core.run()
+        next(running)  # their prompts, before the scene begins
         if chunk != WHOLE:
             budget = TokenBudget(chunk, chunk + scene.decodes)  # a chunk, and a token for each decode
-            stepper.plan = Chunker(budget, self.cache.page_size).plan
-        steps = [stepper.step() for _ in range(scene.arrives)]
+            scheduler.plan_step = Chunker(budget, self.cache.page_size).plan
+        steps = [*islice(running, scene.arrives)]
         long = self._request("long", scene.prompt, 1, scene.decodes)
-        stepper.admit(long)
-        while stepper.running:
-            steps.append(stepper.step())
-        return Played(steps, decodes, long)
+        core.submit(long)
+        scheduler.admit(core.clock())  # a static batch would not let it in
+        return Played([*steps, *running], decodes, long)
 
     # endregion
 

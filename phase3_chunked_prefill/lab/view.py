@@ -6,8 +6,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from phase0_request.core import Step
 from phase0_request.lab.palette import DECODE, PREFILL
-from phase2_prefill_decode.engine import TimedStep
 from phase3_chunked_prefill.lab.stall import WHOLE, Outcome, Played
 
 PLAIN = {PREFILL: "#", DECODE: "="}  # where there are no colours
@@ -23,7 +23,7 @@ def key(coloured: bool) -> Text:
     return Text.assemble("A bar is as long as its step took. Its tokens: ", prefill, " prefill, ", decode, " decode.")
 
 
-def shown(played: Played) -> Iterator[tuple[int, TimedStep]]:
+def shown(played: Played) -> Iterator[tuple[int, Step]]:
     """The steps of the long prompt and a few on both sides, numbered from its arrival."""
     busy = [number for number, step in enumerate(played.steps) if step.prefill_tokens]
     for number, step in enumerate(played.steps):
@@ -31,13 +31,13 @@ def shown(played: Played) -> Iterator[tuple[int, TimedStep]]:
             yield number - busy[0], step
 
 
-def line(number: int, step: TimedStep, longest: float, width: int, coloured: bool) -> Text:
+def line(number: int, step: Step, longest: float, width: int, coloured: bool) -> Text:
     """The line of one step. `longest` seconds are the full width."""
     label = f"{number:>+4}{step.prefill_tokens or '':>9}{step.decode_tokens or '':>8}{step.seconds * 1e3:>10,.1f}"
     return Text.assemble((f"{label:<{LABEL}}", "dim"), bar(step, longest, max(width - LABEL, 2), coloured))
 
 
-def bar(step: TimedStep, longest: float, width: int, coloured: bool) -> Text:
+def bar(step: Step, longest: float, width: int, coloured: bool) -> Text:
     """Prefill in whole columns, then decode in eighths of one. Each is at least as long as can be seen."""
     columns = min(step.seconds / longest, 1.0) * width
     share = step.prefill_tokens / (step.prefill_tokens + step.decode_tokens)

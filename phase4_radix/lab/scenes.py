@@ -64,3 +64,15 @@ SCENES = (
         (Ask(("What is a planet?",)),),
     ),
 )
+
+ANSWERS = {
+    "What is a planet?": "A planet is a large round body.",
+    "What is a star?": "A star is a huge ball of hot gas.",
+    "What is a comet?": "A comet is a small body of ice.",
+    "What is gravity?": "Gravity is the force.",
+    "How does a volcano work?": "A volcano erupts.",
+    "How does a rainbow work?": "A rainbow forms.",
+    "What is a glacier?": "A glacier is a thick mass of ice.",
+    "What is a desert?": "A desert is a region.",
+    "What is an island?": "An island is a piece of land.",
+}

@@ -20,11 +20,13 @@ from phase0_request.lab.record import record
 from phase0_request.machine import describe
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
+from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.engine import Engine
 from phase2_prefill_decode.generation import Completion
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.loading.model import Model, default_device
-from phase3_chunked_prefill.engine import load
+from phase2_prefill_decode.static import StaticScheduler
+from phase3_chunked_prefill.engine import chunked, load
 from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase4_radix.engine import cached
 from phase4_radix.lab.replay import Outcome, chats, pressure
@@ -74,14 +76,14 @@ class Shared:
 class Meter:
     """Counts the prefill tokens that an engine computes."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine[StaticScheduler]) -> None:
         self.prefill_tokens = 0
-        self._plan = engine.stepper.plan
-        engine.stepper.plan = self
+        self._plan = engine.core.scheduler.plan_step
+        engine.core.scheduler.plan_step = self
 
     def __call__(self, running: Sequence[Request]) -> Batch:
         batch = self._plan(running)
-        self.prefill_tokens += batch.num_prefill_tokens
+        self.prefill_tokens += batch.tokens_by_kind[0]
         return batch
 
 
@@ -117,7 +119,7 @@ def prompts_with(common: int, count: int, vocabulary: int, seed: int = 0) -> lis
 def serve(model: Model, *, prefix_cache: bool, together: bool = False, warm: bool = False, answer: int = 8) -> Served:
     """Serve REQUESTS that share COMMON tokens, one after the other or `together` in one batch. With `warm`, an earlier
     request has put the prefix into the cache."""
-    engine = cached(model, num_pages=REQUESTS * 40, prefix_cache=prefix_cache)
+    engine = cached(model, num_pages=REQUESTS * 40) if prefix_cache else chunked(model, cache=PagedCache(REQUESTS * 40))
     first, *prompts = prompts_with(COMMON, REQUESTS + 1, model.config.vocab_size)
     params = SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)
     if warm:
@@ -138,7 +140,7 @@ def serve(model: Model, *, prefix_cache: bool, together: bool = False, warm: boo
 
 def shared(model: Model, common: int, requests: int = 7) -> Shared:
     """The same prompts with the cache and without, alternating, so that both run under the same conditions."""
-    engines = [cached(model, prefix_cache=on) for on in (True, False)]
+    engines = [cached(model), chunked(model)]
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
     first, *prompts = prompts_with(common, requests + 1, model.config.vocab_size, seed=common)
     for engine in engines:
@@ -185,9 +187,9 @@ def _ttft_ms(done: Completion) -> float:
     return 1e3 * seconds
 
 
-def _counts(engine: Engine) -> Counts:
+def _counts(engine: Engine[StaticScheduler]) -> Counts:
     """A copy of the counters; all zero for a cache without prefixes."""
-    cache = engine.cache
+    cache = engine.core.scheduler.cache
     if not isinstance(cache, PrefixCache):
         return Counts()
     return Counts(**asdict(cache.counts))

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from phase0_request.batch import Slice
-from phase0_request.lab.corpus.generate import load
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase0_request.tokenizer import Tokenizer
 from phase4_radix.lab.draw import counted
-from phase4_radix.lab.scenes import SCENES, Ask, Scene
+from phase4_radix.lab.scenes import ANSWERS, SCENES, Ask, Scene
 from phase4_radix.prefix_cache import Counts, PrefixCache
 
 CHUNK = 8  # tokens of a prompt computed in a step
@@ -64,7 +63,7 @@ class World:
         self.waiting: deque[Running] = deque()
         self.running: list[Running] = []
         self.steps = self.asked = 0
-        self._answers = {question: fact.answer for fact in load().facts for question in fact.questions}
+        self._answers = ANSWERS
         self.mark()
 
     def mark(self) -> None:

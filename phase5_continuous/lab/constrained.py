@@ -31,7 +31,7 @@ from phase0_request.request import FinishReason, Request
 from phase0_request.tokenizer import Tokenizer
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.sampling.constraints import KEPT, Constraint, Grammars, fill_masks
-from phase5_continuous.engine import core
+from phase5_continuous.engine import continuous
 
 SCHEMA = {
     "type": "object",
@@ -154,7 +154,7 @@ class Served:
 def serve(model: Model, params: SamplingParams, requests: int = 1, prompt: str = "What is a glacier?") -> Served:
     """Serve copies of a request that differ in their seeds."""
     assert model.tokenizer is not None
-    loop, tokens = core(model, max_running=requests), tuple(model.tokenizer.encode(prompt))
+    loop, tokens = continuous(model, max_running=requests).core, tuple(model.tokenizer.encode(prompt))
     copies = [Request(f"{seed}", tokens, replace(params, seed=seed)) for seed in range(requests)]
     started = time.perf_counter()
     for copy in copies:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
+from phase0_request.core import Step
 from phase0_request.lab.metrics import percentile
 from phase0_request.request import FinishReason, Request
 from phase1_kv_pool.cache import PagedCache
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
-from phase5_continuous.core import Step
 from phase5_continuous.fairness import FairShare
 from phase5_continuous.invariants import check
 from phase5_continuous.lab import fairness

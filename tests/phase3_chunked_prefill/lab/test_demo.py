@@ -7,42 +7,48 @@ import pytest
 import torch
 from rich.console import Console
 
-from phase2_prefill_decode.engine import TimedStep
+from phase0_request.core import Step
 from phase3_chunked_prefill.lab import demo, view
 from phase3_chunked_prefill.lab.demo import main
 from phase3_chunked_prefill.lab.stall import Outcome, Played, Scene
 from tests.terminal import on_a_terminal
 
 DEMO = [sys.executable, "-m", "phase3_chunked_prefill"]
-CALM = TimedStep(0, 8, 0.002, [])
 
 
-def bar(step: TimedStep, width: int, coloured: bool, longest: float = 1.0) -> str:
+def step_of(prefill: int, decode: int, seconds: float) -> Step:
+    return Step(prefill_tokens=prefill, decode_tokens=decode, seconds=seconds)
+
+
+CALM = step_of(0, 8, 0.002)
+
+
+def bar(step: Step, width: int, coloured: bool, longest: float = 1.0) -> str:
     return view.bar(step, longest, width, coloured).plain
 
 
 def test_a_bar_has_the_length_of_its_step_and_the_shares_of_its_tokens() -> None:
-    assert bar(TimedStep(30, 10, 1.0, []), 40, False) == "#" * 30 + "=" * 10
-    assert bar(TimedStep(30, 10, 0.5, []), 40, False) == "#" * 15 + "=" * 5
-    assert bar(TimedStep(30, 10, 1.0, []), 40, True) == "█" * 40
-    assert bar(TimedStep(10, 0, 0.5, []), 40, False) == "#" * 20
-    assert bar(TimedStep(0, 8, 0.5, []), 41, True) == "█" * 20 + "▌"
-    assert view.bar(TimedStep(30, 10, 1.0, []), 1.0, 40, True).spans[0].end == 30
+    assert bar(step_of(30, 10, 1.0), 40, False) == "#" * 30 + "=" * 10
+    assert bar(step_of(30, 10, 0.5), 40, False) == "#" * 15 + "=" * 5
+    assert bar(step_of(30, 10, 1.0), 40, True) == "█" * 40
+    assert bar(step_of(10, 0, 0.5), 40, False) == "#" * 20
+    assert bar(step_of(0, 8, 0.5), 41, True) == "█" * 20 + "▌"
+    assert view.bar(step_of(30, 10, 1.0), 1.0, 40, True).spans[0].end == 30
 
 
 def test_the_shortest_step_is_visible_and_the_longest_fits() -> None:
-    assert bar(TimedStep(128, 8, 1e-6, []), 40, True) == "█▏"
-    assert bar(TimedStep(128, 8, 1e-6, []), 40, False) == "#="
-    assert bar(TimedStep(0, 8, 1e-6, []), 40, True) == "▏"
-    assert bar(TimedStep(0, 8, 1e-6, []), 40, False) == "="
-    for step in (TimedStep(2016, 8, 1.0, []), TimedStep(8, 2016, 1.0, []), TimedStep(1, 1, 2.0, [])):
+    assert bar(step_of(128, 8, 1e-6), 40, True) == "█▏"
+    assert bar(step_of(128, 8, 1e-6), 40, False) == "#="
+    assert bar(step_of(0, 8, 1e-6), 40, True) == "▏"
+    assert bar(step_of(0, 8, 1e-6), 40, False) == "="
+    for step in (step_of(2016, 8, 1.0), step_of(8, 2016, 1.0), step_of(1, 1, 2.0)):
         for width in (2, 39, 40, 87):
             for coloured in (True, False):
                 assert len(bar(step, width, coloured)) == width
 
 
 def test_the_demo_shows_the_steps_around_the_long_prompt_counted_from_its_arrival() -> None:
-    chunk = TimedStep(64, 8, 0.01, [])
+    chunk = step_of(64, 8, 0.01)
     played = Played([CALM] * 9 + [chunk] * 4 + [CALM] * 20, [], None)  # type: ignore[arg-type]
     shown = list(view.shown(played))
     assert [number for number, _ in shown] == list(range(-3, 7))
@@ -58,7 +64,7 @@ def test_every_line_fits_its_terminal(width: int, coloured: bool) -> None:
     console = Console(file=out, width=width, no_color=not coloured, color_system="truecolor" if coloured else None)
     console.print(view.key(coloured))
     console.print(view.HEAD)
-    for number, step in ((-3, CALM), (0, TimedStep(8191, 128, 31.234, [])), (128, TimedStep(128, 8, 0.4, []))):
+    for number, step in ((-3, CALM), (0, step_of(8191, 128, 31.234)), (128, step_of(128, 8, 0.4))):
         console.print(view.line(number, step, 31.234, width, coloured), no_wrap=True)
     bars = out.getvalue().splitlines()
     assert len(bars) == 5
@@ -96,7 +102,7 @@ def test_a_narrow_terminal_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: p
 
 
 def test_numbers_are_aligned_under_their_headings() -> None:
-    line = view.line(7, TimedStep(2016, 8, 0.1234, []), 1.0, 80, False).plain
+    line = view.line(7, step_of(2016, 8, 0.1234), 1.0, 80, False).plain
     for name, value in (("step", "+7"), ("prefill", "2016"), ("decode", "8"), ("ms", "123.4")):
         end = view.HEAD.index(name) + len(name)
         assert line[:end].endswith(value)
