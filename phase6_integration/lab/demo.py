@@ -55,6 +55,6 @@ def main(arguments: list[str] | None = None) -> int:
         console.print(f"\n{question}  [dim]({found})[/dim]\n{tokenizer.decode(request.output_tokens)}")
     console.print(
         f"\n{stats['cache_hit_rate']:.0%} of the prompt tokens were cached; {stats['preemptions']} preemptions; "
-        f"median TTFT {stats['ttft_ms']['p50']:.1f} ms, ITL {stats['itl_ms']['p50']:.1f} ms"
+        f"mean TTFT {stats['mean_ms']['ttft']:.1f} ms, ITL {stats['mean_ms']['itl']:.1f} ms"
     )
     return 0
