@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from phase6_integration.wings.structured.output_grammar import json_grammar
-from tests.phase6_integration.cities import TOKENIZER, grammars, refused, schema_format
+from tests.phase6_integration.cities import TOKENIZER, refused, schema_format
 from tests.phase6_integration.posting import COMPLETE, PROMPT, error_of, post
 from tests.phase6_integration.wings.structured.test_structured import walk
 
