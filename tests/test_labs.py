@@ -38,6 +38,17 @@ BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
         [],
         {"PROMPTS": (1, 4), "BATCHES": (1, 2), "CONTEXTS": (8,), "CONTEXT": 8, "SECONDS": 0.0, **CEILINGS},
     ),
+    "stall.json": ("phase3_chunked_prefill.lab.stall", ["--prompt", "90", "--runs", "1"], {}),
+    "phase4.json": (
+        "phase4_radix.lab.study",
+        ["--runs", "1"],
+        {"REQUESTS": 2, "COMMONS": (0, 64), "PEOPLE": (8,), "PAGE_SIZES": (16,), "PROMPT": 80, "COMMON": 64},
+    ),
+    "phase4_bench.json": (
+        "phase4_radix.lab.bench",
+        [],
+        {"NODES": (100,), "LEAVES": (100,), "ROUNDS": 2, "RUNNING": 4},
+    ),
     "phase5.json": ("phase5_continuous.lab.bench", [], {"RUNNING": (1, 4), "LIVES": 20, "PROFILED_STEPS": 5}),
     "phase5_goodput.json": ("phase5_continuous.lab.goodput", ["--seconds", "1"], {"RATES": (5, 10)}),
     "phase5_study.json": (
