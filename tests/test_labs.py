@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from phase2_prefill_decode.lab.shapes import SHAPES
+from phase4_radix.lab import replay
 from tests.phase2_prefill_decode.tiny import TINY
 
 RESULTS = Path(__file__).parent.parent / "chapters" / "results"
@@ -42,7 +43,16 @@ BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
     "phase4.json": (
         "phase4_radix.lab.study",
         ["--runs", "1"],
-        {"REQUESTS": 2, "COMMONS": (0, 64), "PEOPLE": (8,), "PAGE_SIZES": (16,), "PROMPT": 80, "COMMON": 64},
+        {
+            "REQUESTS": 2,
+            "COMMONS": (0, 64),
+            "PEOPLE": (8,),
+            "PAGE_SIZES": (16,),
+            "PROMPT": 80,
+            "COMMON": 64,
+            "chats": lambda people: replay.chats(people, (192,)),
+            "pressure": lambda in_turn: replay.pressure(in_turn, (40,)),
+        },
     ),
     "phase4_bench.json": (
         "phase4_radix.lab.bench",
