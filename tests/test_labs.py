@@ -39,7 +39,7 @@ BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
         [],
         {"PROMPTS": (1, 4), "BATCHES": (1, 2), "CONTEXTS": (8,), "CONTEXT": 8, "SECONDS": 0.0, **CEILINGS},
     ),
-    "stall.json": ("phase3_chunked_prefill.lab.stall", ["--prompt", "90", "--runs", "1"], {}),
+    "stall.json": ("phase3_chunked_prefill.lab.stall", ["--prompt", "90", "--runs", "1"], {"CHUNKS": (0, 64)}),
     "phase4.json": (
         "phase4_radix.lab.study",
         ["--runs", "1"],
