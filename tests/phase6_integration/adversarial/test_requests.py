@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.app import create_app
 from tests.phase6_integration.adversarial.mutations import edits
-from tests.phase6_integration.asgi import Call
+from tests.phase6_integration.asgi import Call, awaited
 from tests.phase6_integration.fake_engine import FakeEngine
 
 COMPLETIONS, CHAT, TOKENIZE, DETOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"
@@ -113,27 +113,23 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("path", "body", "field"), REFUSED)
-def test_what_broke_other_servers_is_refused_by_its_name(path: str, body: dict[str, Any], field: str) -> None:
-    async def test() -> None:
-        engine = FakeEngine()
-        async with Call(create_app(engine, ServerSettings()), path, body) as call:
-            pass
-        assert (call.status, call.json["error"]["param"]) == (400, field)
-        assert engine.submitted == []
-
-    asyncio.run(test())
+@awaited
+async def test_what_broke_other_servers_is_refused_by_its_name(path: str, body: dict[str, Any], field: str) -> None:
+    engine = FakeEngine()
+    async with Call(create_app(engine, ServerSettings()), path, body) as call:
+        pass
+    assert (call.status, call.json["error"]["param"]) == (400, field)
+    assert engine.submitted == []
 
 
-def test_an_image_by_address_is_not_fetched() -> None:
+@awaited
+async def test_an_image_by_address_is_not_fetched() -> None:
     part = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest/meta-data"}}
 
-    async def test() -> None:
-        engine = FakeEngine()
-        body = {"messages": [{"role": "user", "content": [part]}]}
-        async with Call(create_app(engine, ServerSettings()), CHAT, body) as call:
-            pass
-        assert call.status == 400
-        assert "169.254" not in call.content.decode()
-        assert engine.submitted == []
-
-    asyncio.run(test())
+    engine = FakeEngine()
+    body = {"messages": [{"role": "user", "content": [part]}]}
+    async with Call(create_app(engine, ServerSettings()), CHAT, body) as call:
+        pass
+    assert call.status == 400
+    assert "169.254" not in call.content.decode()
+    assert engine.submitted == []
