@@ -30,6 +30,8 @@ def modules() -> dict[str, Path]:
 def part_of(name: str) -> str:
     """The part of the project that a module belongs to."""
     top, *inner = name.split(".")
+    if inner[:1] == ["tiny_chat"]:
+        return "tiny_chat"
     if name.startswith("chapters.tiny_chat"):  # what makes the bundled model
         return "labs"
     if top in ("tests", "chapters"):

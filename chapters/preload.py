@@ -5,6 +5,7 @@ What changes the words of pytest is removed: its options, and the variables by w
 installed beside it are not loaded: no test of the course needs one, and they add two seconds to a run.
 """
 
+import gc
 import os
 from contextlib import suppress
 from importlib import import_module
@@ -22,3 +23,4 @@ os.environ |= {
 for name in ("pytest", "hypothesis.stateful", "torch", "numba", "transformers", "fastapi", "prometheus_client"):
     with suppress(ImportError):
         import_module(name)
+gc.freeze()  # the garbage collector of a run, which pytest calls at its end, leaves them out

@@ -172,7 +172,7 @@ class Request:
         self.times.tokens.append(now)
 
     def preempt(self) -> None:
-        """Stop running because the pages are needed elsewhere. No token is computed any more; all of them are kept."""
+        """Stop running because the pages are needed elsewhere. All tokens are kept, and none counts as computed."""
         if self.state is not RequestState.RUNNING:
             raise InvalidTransitionError(self, "be preempted", "it is not running")
         self.state = RequestState.PREEMPTED

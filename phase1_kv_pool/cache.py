@@ -20,11 +20,6 @@ class PageUsage:
     referenced: int  # in the page table of at least one request
     cached: int = 0  # only in the prefix cache: in no page table, evictable
 
-    @property
-    def share_used(self) -> float:
-        """The share of the pool that is in page tables of requests."""
-        return self.referenced / self.total
-
 
 class PagedCache:
     """Allocates, appends to, publishes and frees the page tables of requests. Here each request has its own pages;

@@ -54,10 +54,6 @@ class KVPool:
         """The number of token slots, numbered from 0."""
         return self.num_pages * self.layout.page_size
 
-    @property
-    def nbytes(self) -> int:
-        return self.num_pages * self.layout.bytes_per_page
-
     # region store
     def store(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Write the key and value of each token to its slot; -1 is padding and writes nothing.

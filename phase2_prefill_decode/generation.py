@@ -1,11 +1,9 @@
-"""Input and output of an engine: prompts become requests, events become text."""
+"""Input and output of an engine: prompts become requests, and completions are what comes of them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from phase0_request.batch import Event
-from phase0_request.detokenizer import Detokenizer
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request, TokenLogprobs
 from phase0_request.tokenizer import Tokenizer
@@ -21,6 +19,7 @@ class Delta(NamedTuple):
     token: int | None
     text: str
     finish_reason: FinishReason | None = None
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(slots=True)
@@ -30,6 +29,11 @@ class Completion:
     request: Request
     text: str = ""
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # one per output token, if requested
+
+    def add(self, delta: Delta) -> None:
+        self.text += delta.text
+        if delta.logprobs is not None:
+            self.logprobs.append(delta.logprobs)
 
     @property
     def output_tokens(self) -> list[int]:
@@ -78,37 +82,6 @@ def make_request(prompt: Prompt, params: SamplingParams, model: Model, now: floa
     if params.max_tokens > room:
         params = replace(params, max_tokens=room, min_tokens=min(params.min_tokens, room))
     return Request(name, tuple(tokens), params, arrival=now)
-
-
-class Transcript:
-    """Builds the texts of a set of requests from their events."""
-
-    def __init__(self, requests: Sequence[Request], tokenizer: Tokenizer | None) -> None:
-        self.completions: Mapping[str, Completion] = {request.id: Completion(request) for request in requests}
-        self._detokenizers = {
-            request.id: Detokenizer(tokenizer, request.params) for request in requests if tokenizer is not None
-        }
-
-    def add(self, event: Event) -> Delta:
-        """Append an event to its output. A stop string found in the text becomes the finish reason of the delta."""
-        request, token, reason, logprobs = event
-        completion = self.completions[request.id]
-        if logprobs is not None:
-            completion.logprobs.append(logprobs)
-        text = ""
-        detokenizer = self._detokenizers.get(request.id)
-        if detokenizer is not None:
-            ends = reason is FinishReason.STOP and not request.params.include_stop_str_in_output
-            if token is not None and not ends:  # the token that ends an output has no text
-                text = detokenizer.push([token])
-            if reason is not None:
-                text += detokenizer.flush()
-            if detokenizer.stopped is not None:
-                if reason is FinishReason.LENGTH:
-                    request.stop_after_all()
-                reason = FinishReason.STOP
-        completion.text += text
-        return Delta(request, token, text, reason)
 
 
 def _tokens(name: str, prompt: Prompt, tokenizer: Tokenizer | None) -> Sequence[int]:

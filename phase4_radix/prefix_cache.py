@@ -90,9 +90,14 @@ class PrefixCache(PagedCache):
         room = self.allocator.num_free + self.tree.num_evictable
         if missing > room:
             raise OutOfPagesError(missing, room)
-        self.counts.evictions += self._evict(missing - self.allocator.num_free)
+        self.counts.evictions += self.allocator.release(self.tree.evict(missing - self.allocator.num_free))
         super().grow(request, tokens)
-        self._count(self._handles[request.id])
+        handle = self._handles[request.id]
+        if not handle.counted:  # a request that found no room was never admitted
+            handle.counted = True
+            self.counts.queries += 1
+            self.counts.query_tokens += handle.total
+            self.counts.hit_tokens += handle.cached
 
     def slots(self, part: Slice) -> list[int]:
         request, start, _ = part
@@ -133,7 +138,7 @@ class PrefixCache(PagedCache):
 
     def reset(self) -> int:
         """Evict every page that no request uses. Returns how many pages that freed."""
-        return self._evict(self.tree.num_evictable)
+        return self.allocator.release(self.tree.evict(self.tree.num_evictable))
 
     @property
     def usage(self) -> PageUsage:
@@ -144,17 +149,6 @@ class PrefixCache(PagedCache):
         """The longest cached prefix that leaves the request at least one token to compute."""
         last = request.total - 1  # its logits yield the next token, so it is computed even if it is cached
         return self.tree.match(request.tokens(0, min(last, request.cacheable_tokens)), request.cache_salt)
-
-    def _evict(self, pages: int) -> int:
-        return self.allocator.release(self.tree.evict(pages)) if pages > 0 else 0
-
-    def _count(self, handle: CacheHandle) -> None:
-        """Count a query when the request first gets pages: a request that found no room was never admitted."""
-        if not handle.counted:
-            handle.counted = True
-            self.counts.queries += 1
-            self.counts.query_tokens += handle.total
-            self.counts.hit_tokens += handle.cached
 
     # endregion
 

@@ -5,18 +5,19 @@ the host has microseconds for each. Throughput is computed in virtual time from 
 """
 
 import random
-import time
 from dataclasses import asdict, astuple, dataclass
 from functools import partial
 
 from rich.console import Console
 from rich.progress import track
 
+from phase0_request.batch import Batch, StepOutput
+from phase0_request.core import EngineCore
 from phase0_request.lab.batcher import Batcher
 from phase0_request.lab.metrics import percentile
 from phase0_request.lab.mock_model import MockModel, StepCost
 from phase0_request.lab.report import finish, parser, table
-from phase0_request.lab.simulate import simulate
+from phase0_request.lab.simulate import Finished, simulate
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 
@@ -62,35 +63,35 @@ def workload(count: int, longest_prompt: int, longest_answer: int, seed: int = 0
     ]
 
 
+class InstantRunner:
+    """A runner that takes no time: every slice yields the same token."""
+
+    def pack(self, batch: Batch) -> StepOutput:
+        return StepOutput([7] * len(batch))
+
+    def launch(self, output: StepOutput) -> Finished:
+        return Finished(output)
+
+
 def host_cost(num_requests: int, batch_size: int) -> HostCost:
     """Time queue and batcher with prompts of up to 512 tokens and answers of up to 64. The model takes no time."""
     requests = workload(num_requests, longest_prompt=512, longest_answer=64)
-    batcher = Batcher([EOS], batch_size)
-    clock = time.perf_counter
-    start = clock()
+    core = EngineCore(Batcher([EOS], batch_size), InstantRunner())
+    start = core.clock()
     for request in requests:
-        batcher.submit(request)
-    submitting = clock() - start
+        core.submit(request)
+    submitting = core.clock() - start
     planning = committing = 0.0
-    steps = slices = 0
-    while True:
-        start = clock()
-        batch = batcher.plan(start)
-        planned = clock()
-        if not batch:
-            break
-        tokens = [7] * len(batch)
-        ran = clock()
-        batcher.commit(batch, tokens, ran)
-        committing += clock() - ran
-        planning += planned - start
-        steps += 1
-        slices += len(batch)
+    slices = 0
+    for step in core.run():
+        planning += step.plan
+        committing += step.commit
+        slices += len(step.batch)
     unfinished = sum(not request.finished for request in requests)
     if unfinished:
         raise RuntimeError(f"{unfinished} of {num_requests} requests were never finished")
     plan_us, commit_us = planning / slices * 1e6, committing / slices * 1e6
-    return HostCost(batch_size, steps, submitting / num_requests * 1e6, plan_us, commit_us, plan_us + commit_us)
+    return HostCost(batch_size, core.steps, submitting / num_requests * 1e6, plan_us, commit_us, plan_us + commit_us)
 
 
 def batching(batch_size: int, num_requests: int = BATCHING_REQUESTS, cost: StepCost | None = None) -> Batching:

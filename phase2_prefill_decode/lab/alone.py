@@ -13,7 +13,7 @@ from rich.console import Console
 
 from phase0_request.lab.report import finish, parser, table
 from phase0_request.params import SamplingParams
-from phase2_prefill_decode.engine import Engine
+from phase2_prefill_decode.engine import static
 from phase2_prefill_decode.kernels.attention import ATTEND
 from phase2_prefill_decode.loading.model import Model
 
@@ -23,7 +23,7 @@ BATCHES = 4, 16
 
 def answers(model: Model, prompts: list[list[int]], batch_size: int) -> list[list[int]]:
     params = SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True)
-    return [done.output_tokens for done in Engine(model, batch_size=batch_size).generate(prompts, params)]
+    return [done.output_tokens for done in static(model, batch_size=batch_size).generate(prompts, params)]
 
 
 def models() -> dict[str, Model]:

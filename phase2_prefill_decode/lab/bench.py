@@ -20,7 +20,7 @@ from rich.progress import track
 
 from phase0_request.lab.report import finish, parser, table
 from phase0_request.params import SamplingParams
-from phase2_prefill_decode.engine import Engine
+from phase2_prefill_decode.engine import static
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model, default_device
@@ -73,7 +73,7 @@ def theirs(directory: Path, device: torch.device) -> Generate:
 
 
 def ours(directory: Path, device: torch.device) -> Generate:
-    engine = Engine(Model.load(directory, device=device, dtype="bfloat16"))
+    engine = static(Model.load(directory, device=device, dtype="bfloat16"))
 
     def generate(prompts: list[list[int]], output: int) -> list[list[int]]:
         params = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)

@@ -77,7 +77,7 @@ def decoding(cache_type: type[PagedCache], running: int, steps: int) -> Schedule
         one.submit(Request(f"r{n}", prompt, SamplingParams(max_tokens=steps + 64)))
     while True:
         batch = one.plan(0)
-        all_decode = batch.num_decode_tokens == running
+        all_decode = batch.tokens_by_kind == (0, running)
         one.commit(batch, answer(batch), 0)
         if all_decode:
             return one

@@ -8,10 +8,12 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import track
 
+from phase0_request.core import EngineCore, Step
 from phase0_request.lab.report import add_fields, finish, parser, table
 from phase0_request.queue import QueueFullError
 from phase1_kv_pool.cache import PagedCache
@@ -19,10 +21,9 @@ from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.roofline import DEVICES, Device, named
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.static import PagedScheduler, StaticScheduler
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
-from phase5_continuous.core import EngineCore, SchedulerInterface, Step
-from phase5_continuous.lab.static import StaticBatching
 from phase5_continuous.lab.stats import SLO, Outcome, Stats
 from phase5_continuous.lab.traces import EOS, KINDS, Arrival, Trace, load, request
 from phase5_continuous.lab.virtual import StepTimes, VirtualClock, VirtualRunner, VirtualStep
@@ -72,9 +73,9 @@ class Setting:
     def cache(self) -> PagedCache:
         return (PrefixCache if self.prefix_cache else PagedCache)(self.pages, self.page_size)
 
-    def scheduler(self) -> SchedulerInterface:
+    def scheduler(self) -> PagedScheduler[Any]:
         if self.way == "static":
-            return StaticBatching(self.cache(), [EOS], batch_size=self.max_running, queue_limit=self.queue_limit)
+            return StaticScheduler(self.cache(), [EOS], batch_size=self.max_running, queue_limit=self.queue_limit)
         whole = self.way == "whole"
         return Scheduler(
             self.cache(),
@@ -102,7 +103,7 @@ class Simulation:
         self.clock = VirtualClock()
         self.runner = VirtualRunner(setting.times(), self.clock, setting.launch)
         self.scheduler = setting.scheduler()
-        self.core: EngineCore[VirtualStep] = EngineCore(self.scheduler, self.runner, self.clock)
+        self.core: EngineCore[PagedScheduler[Any], VirtualStep] = EngineCore(self.scheduler, self.runner, self.clock)
         self.stats = Stats(slo or SLO())
         self._arrivals: Iterator[Arrival] = iter(arrivals)
         self._next = next(self._arrivals, None)

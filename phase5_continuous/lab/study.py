@@ -23,13 +23,12 @@ from phase0_request.lab.report import finish, parser, table
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
-from phase2_prefill_decode.engine import Engine
+from phase2_prefill_decode.engine import static
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.loading.model import Model, default_device
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.kernels.attention import ATTEND
-from phase5_continuous.engine import ContinuousEngine, core
-from phase5_continuous.scheduler import Scheduler
+from phase5_continuous.engine import continuous
 
 PAGES, PAGE_SIZE = 512, 16
 MOST = 512  # output tokens of a request
@@ -86,12 +85,11 @@ def serve(model: Model, way: str, count: int) -> Measured:
     prompts, params = workload(model.config.vocab_size, count)
     cache, preemptions = PagedCache(PAGES, PAGE_SIZE), 0
     if way == "static":
-        answers = Engine(model, cache=cache, batch_size=BATCH).generate(prompts, params)
+        answers = static(model, cache=cache, batch_size=BATCH).generate(prompts, params)
     else:
-        loop = core(model, BUDGET, cache=cache, max_running=BATCH)
-        answers = ContinuousEngine(model, loop).generate(prompts, params)
-        assert isinstance(loop.scheduler, Scheduler)
-        preemptions = loop.scheduler.running_set.num_preemptions
+        engine = continuous(model, BUDGET, cache=cache, max_running=BATCH)
+        answers = engine.generate(prompts, params)
+        preemptions = engine.core.scheduler.running_set.num_preemptions
     return judge([answer.request for answer in answers], preemptions)
 
 

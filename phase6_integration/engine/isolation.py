@@ -7,15 +7,15 @@ either, the engine is broken.
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from phase0_request.batch import Batch, Forced, Slice, StepOutput, WaitHandle
+from phase0_request.core import Launched, Runner
 from phase0_request.request import Request, TokenLogprobs
-from phase5_continuous.core import Launched, PackedBatch, Runner
 from phase5_continuous.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
-P = TypeVar("P", bound=PackedBatch)
+P = TypeVar("P")
 BLAMED = "it made a step of the engine fail"
 FAILED_STEPS = 6  # in a row, each half as large as the one before, after which the engine is broken
 CALM_STEPS = 256  # without a failure, after which steps may be twice as large again
@@ -61,15 +61,11 @@ class LoadShedding:
         log.warning("steps have at most %d tokens from now on", self._scheduler.budget.max_batched_tokens)
 
 
-class Attempt(Generic[P]):
+class Attempt(NamedTuple, Generic[P]):
     """A packed step. `packed` is None if packing failed."""
 
-    def __init__(self, batch: Batch, packed: P | None) -> None:
-        self.batch = batch
-        self.packed = packed
-        self.slices = len(batch)
-        drawn = (number for number, piece in enumerate(batch.slices) if piece.completes)
-        self.drawn = tuple(drawn) if packed is None else packed.drawn
+    batch: Batch
+    packed: P | None
 
 
 class IsolatingRunner(Generic[P]):
@@ -95,7 +91,7 @@ class IsolatingRunner(Generic[P]):
             try:
                 launched = self.runner.launch(attempt.packed)
             except Exception:
-                log.exception("a step of %d slices failed", attempt.slices)
+                log.exception("a step of %d slices failed", len(attempt.batch))
         return IsolatedStep(self, attempt, launched)
 
     # region exercise 6.6
@@ -132,8 +128,7 @@ class IsolatingRunner(Generic[P]):
         return StepOutput(tokens, failed, logprobs, scores, forced, late)
 
     def _alone(self, piece: Slice) -> StepOutput:
-        packed = self.runner.pack(Batch((piece,)))
-        return self.runner.launch(packed).output()
+        return self.runner.launch(self.runner.pack(Batch((piece,)))).output()
 
     def _probe(self, piece: Slice) -> None:
         """Run a slice of the same shape with nothing of the request in it: token 0 everywhere, default sampling. It has
@@ -167,7 +162,7 @@ class IsolatedStep(Generic[P]):
             try:
                 output = self._launched.output()
             except Exception:
-                log.exception("a step of %d slices failed on the device", self._attempt.slices)
+                log.exception("a step of %d slices failed on the device", len(self._attempt.batch))
             else:
                 self._runner.shedding.succeeded()
                 return output

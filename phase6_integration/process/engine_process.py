@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pkgutil import resolve_name
 from typing import Any, NamedTuple, Protocol
 
+from phase0_request.core import EngineCore, Step
 from phase0_request.request import FinishReason, Request
-from phase5_continuous.core import EngineCore, Step
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.gc_freeze import gc_freeze
 from phase6_integration.engine.isolation import BrokenError
@@ -59,7 +59,11 @@ class Loop:
     """The engine loop: runs steps while there is work and sleeps otherwise. Messages are read between two steps."""
 
     def __init__(
-        self, channel: Channel, core: EngineCore[Any], scheduler: Scheduler, grammars: GrammarWork | None = None
+        self,
+        channel: Channel,
+        core: EngineCore[Scheduler, Any],
+        scheduler: Scheduler,
+        grammars: GrammarWork | None = None,
     ) -> None:
         self.channel = channel
         self.core = core
@@ -153,7 +157,7 @@ class Loop:
 class Made(NamedTuple):
     """What a factory returns: an engine, ready to run."""
 
-    core: EngineCore[Any]
+    core: EngineCore[Scheduler, Any]
     scheduler: Scheduler
     ready: Ready
     grammars: GrammarWork | None = None

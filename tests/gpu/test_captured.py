@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from phase0_request.batch import StepOutput
+from phase0_request.core import EngineCore
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.kernels.backends import Backends
@@ -28,7 +29,6 @@ from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous import invariants
-from phase5_continuous.core import EngineCore
 from phase5_continuous.scheduler import Scheduler
 from tests.gpu.captured import NotCapturedError, Recorder
 

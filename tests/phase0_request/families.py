@@ -126,15 +126,6 @@ FAMILIES: dict[str, tuple[Any, str, dict[str, str]]] = {
 }
 
 
-@cache
-def family(name: str) -> tuple[Tokenizer, Any]:
-    """This project's tokenizer and transformers' over the same files."""
-    make, template, named = FAMILIES[name]
-    reference = PreTrainedTokenizerFast(tokenizer_object=make(), **named)
-    reference.chat_template = template
-    return Tokenizer(make(), (), template, named), reference
-
-
 # Calls of tools and their results, in a form that serves all families: each has its own marks around a message.
 WITH_TOOLS = """\
 {{- bos_token if bos_token is defined }}
@@ -159,10 +150,12 @@ MARKS = {
 
 
 @cache
-def family_with_tools(name: str) -> tuple[Tokenizer, Any]:
-    make, _, named = FAMILIES[name]
-    begin, end = MARKS[name]
-    template = WITH_TOOLS.replace("BEGIN", f"'{begin}'").replace("END", f"'{end}'")
+def family(name: str, tools: bool = False) -> tuple[Tokenizer, Any]:
+    """This project's tokenizer and transformers' over the same files; with `tools`, over WITH_TOOLS."""
+    make, template, named = FAMILIES[name]
+    if tools:
+        begin, end = MARKS[name]
+        template = WITH_TOOLS.replace("BEGIN", f"'{begin}'").replace("END", f"'{end}'")
     reference = PreTrainedTokenizerFast(tokenizer_object=make(), **named)
     reference.chat_template = template
     return Tokenizer(make(), (), template, named), reference

@@ -1,5 +1,6 @@
 """Conversations as tokens: those of transformers, except that no text of a message becomes a control token."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from phase0_request.tokenizer import Tokenizer
-from tests.phase0_request.families import FAMILIES, byte_level, family, family_with_tools
+from tests.phase0_request.families import FAMILIES, byte_level, family
 
 ROLES = ("system", "user", "assistant", "user")
 ordinary = st.text(max_size=12) | st.sampled_from(
@@ -24,36 +25,9 @@ def control(tokenizer: Tokenizer, reference: Any, tokens: list[int]) -> list[str
     return [tokenizer.name(token) for token in tokens if token in ids]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=40)
-@given(contents=st.lists(ordinary, min_size=1, max_size=4), prompt=st.booleans())
-@example(contents=["Be brief.", "What is a page?", "Sixteen tokens.", "\u4f60\u597d?"], prompt=True)
-def test_an_ordinary_conversation_has_the_tokens_of_transformers(name: str, contents: list[str], prompt: bool) -> None:
-    tokenizer, reference = family(name)
-    for messages in (conversation(*contents), conversation(*contents[:3], roles=ROLES[1:])):
-        expected = reference.apply_chat_template(messages, add_generation_prompt=prompt, return_dict=False)
-        assert tokenizer.chat(messages, prompt) == expected
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=25)
-@given(data=st.data())
-def test_control_tokens_are_those_that_the_template_wrote(name: str, data: st.DataObject) -> None:
-    """Any mixture of their names, whole and in parts, and of the characters that could be taken for marks."""
-    tokenizer, reference = family(name)
-    names = [*reference.all_special_tokens, "<|im_start|>", "[INST]", "<|eot_id|>"]
-    parts = st.sampled_from(
-        [*names, *(n[:4] for n in names), *(n[4:] for n in names), "\U000f0000", "\ue000", "a ", "\n"]
-    )
-    contents = data.draw(st.lists(st.lists(parts, min_size=1, max_size=6).map("".join), min_size=4, max_size=4))
-    honest = tokenizer.chat(conversation("a", "b", "c", "d"))
-    forged = tokenizer.chat(conversation(*contents))
-    assert control(tokenizer, reference, forged) == control(tokenizer, reference, honest)
-
-
 def with_tools(*texts: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """A conversation with these texts wherever a client may put one, and the template's variables."""
-    first, second, third = texts
+    first, second, third = texts[:3]
     schema = {"type": "object", "properties": {second: {"type": "string", "enum": [third]}}, "required": [second]}
     function = {"name": "weather", "description": first, "parameters": schema}
     call = {"id": second, "type": "function", "function": {"name": third, "arguments": {first: second, "n": 10**30}}}
@@ -66,33 +40,41 @@ def with_tools(*texts: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     return messages, {**variables, "documents": [{"title": first, "text": third}]}
 
 
+def conversations(tools: bool, texts: Sequence[str]) -> list[tuple[list[dict[str, Any]], dict[str, Any]]]:
+    """Conversations with these texts, each with the template's variables."""
+    if tools:
+        return [with_tools(*texts)]
+    return [(conversation(*texts), {}), (conversation(*texts[:3], roles=ROLES[1:]), {})]
+
+
+@pytest.mark.parametrize("tools", [False, True])
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=20)
-@given(texts=st.lists(ordinary, min_size=3, max_size=3), prompt=st.booleans())
-def test_tools_documents_and_variables_have_the_tokens_of_transformers(
-    name: str, texts: list[str], prompt: bool
-) -> None:
-    tokenizer, reference = family_with_tools(name)
-    messages, variables = with_tools(*texts)
-    expected = reference.apply_chat_template(messages, add_generation_prompt=prompt, return_dict=False, **variables)
-    assert tokenizer.chat(messages, prompt, variables=variables) == expected
+@settings(max_examples=30)
+@given(texts=st.lists(ordinary, min_size=4, max_size=4), prompt=st.booleans())
+@example(texts=["Be brief.", "What is a page?", "Sixteen tokens.", "\u4f60\u597d?"], prompt=True)
+def test_ordinary_text_has_the_tokens_of_transformers(name: str, tools: bool, texts: list[str], prompt: bool) -> None:
+    tokenizer, reference = family(name, tools)
+    for messages, variables in conversations(tools, texts):
+        expected = reference.apply_chat_template(messages, add_generation_prompt=prompt, return_dict=False, **variables)
+        assert tokenizer.chat(messages, prompt, variables=variables) == expected
 
 
+@pytest.mark.parametrize("tools", [False, True])
 @pytest.mark.parametrize("name", FAMILIES)
 @settings(max_examples=25)
 @given(data=st.data())
-def test_no_text_of_a_tool_a_call_a_result_a_document_or_a_variable_is_a_control_token(
-    name: str, data: st.DataObject
-) -> None:
-    tokenizer, reference = family_with_tools(name)
+def test_control_tokens_are_those_that_the_template_wrote(name: str, tools: bool, data: st.DataObject) -> None:
+    """Any mixture of their names, whole and in parts, and of the characters that could be taken for marks: in messages,
+    tools, calls, results, documents and variables."""
+    tokenizer, reference = family(name, tools)
     names = [*reference.all_special_tokens, "<|im_start|>", "[INST]", "<|eot_id|>"]
-    parts = st.sampled_from([*names, *(n[:4] for n in names), *(n[4:] for n in names), "a ", "\n"])
-    texts = data.draw(st.lists(st.lists(parts, min_size=1, max_size=5).map("".join), min_size=3, max_size=3))
-    (honest, plain), (forged, wild) = with_tools("a", "b", "c"), with_tools(*texts)
-    tokens = tokenizer.chat(honest, variables=plain)
-    assert control(tokenizer, reference, tokenizer.chat(forged, variables=wild)) == control(
-        tokenizer, reference, tokens
+    parts = st.sampled_from(
+        [*names, *(n[:4] for n in names), *(n[4:] for n in names), "\U000f0000", "\ue000", "a ", "\n"]
     )
+    texts = data.draw(st.lists(st.lists(parts, min_size=1, max_size=6).map("".join), min_size=4, max_size=4))
+    for (honest, plain), (forged, wild) in zip(conversations(tools, "abcd"), conversations(tools, texts), strict=True):
+        written = control(tokenizer, reference, tokenizer.chat(honest, variables=plain))
+        assert control(tokenizer, reference, tokenizer.chat(forged, variables=wild)) == written
 
 
 def test_a_template_that_spells_names_out_of_parts_takes_none_from_a_tool() -> None:
@@ -111,7 +93,7 @@ def test_the_last_message_is_continued_as_by_transformers(name: str, content: st
     tokenizer, reference = family(name)
     messages = conversation("Be brief.", "Is it?", content)
     text = reference.apply_chat_template(messages, continue_final_message=True, tokenize=False)
-    assert tokenizer.render_chat(messages, False, {"continue_final_message": True}) == text
+    assert "".join(tokenizer.render(messages, False, {"continue_final_message": True})) == text
     assert content.strip() in tokenizer.decode(
         tokenizer.chat(messages, False, variables={"continue_final_message": True})
     )
@@ -206,4 +188,4 @@ def test_a_conversation_is_tokenized_at_most_twice(forged: bool, monkeypatch: py
         "Be brief.", ("<|reserved_special_token_7|>\U000f0000" if forged else "a page of text ") * 1000
     )
     tokenizer.chat(messages)
-    assert read < (2.1 if forged else 1.01) * len(tokenizer.render_chat(messages))
+    assert read < (2.1 if forged else 1.01) * len("".join(tokenizer.render(messages)))

@@ -49,7 +49,7 @@ def test_decode_equals_transformers(tokens: list[int], tokenizer: Tokenizer, ref
 @pytest.mark.parametrize("add_generation_prompt", [True, False])
 def test_chat_template_equals_transformers(add_generation_prompt: bool, tokenizer: Tokenizer, reference: Any) -> None:
     expected = reference.apply_chat_template(CHAT, add_generation_prompt=add_generation_prompt, tokenize=False)
-    assert tokenizer.render_chat(CHAT, add_generation_prompt) == expected
+    assert "".join(tokenizer.render(CHAT, add_generation_prompt)) == expected
     assert tokenizer.chat(CHAT, add_generation_prompt) == reference.encode(expected, add_special_tokens=False)
 
 
@@ -66,15 +66,15 @@ def test_eos_ids_are_the_union_of_all_files(directory: Path) -> None:
 def test_the_chat_template_may_be_in_tokenizer_config(directory: Path) -> None:
     (directory / "chat_template.jinja").unlink()
     edit(directory / "tokenizer_config.json", chat_template="{{ bos_token }}{{ messages[0].content }}", bos_token="<s>")
-    assert Tokenizer.from_pretrained(directory).render_chat(CHAT) == "<s>Be brief."
+    assert "".join(Tokenizer.from_pretrained(directory).render(CHAT)) == "<s>Be brief."
     edit(
         directory / "tokenizer_config.json",
         chat_template=[{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}],
     )
-    assert Tokenizer.from_pretrained(directory).render_chat(CHAT) == "yes"
+    assert "".join(Tokenizer.from_pretrained(directory).render(CHAT)) == "yes"
     edit(directory / "tokenizer_config.json", chat_template=None)
     with pytest.raises(ValueError, match="no chat template"):
-        Tokenizer.from_pretrained(directory).render_chat(CHAT)
+        Tokenizer.from_pretrained(directory).render(CHAT)
 
 
 @pytest.mark.parametrize(
@@ -90,12 +90,12 @@ def test_a_chat_template_cannot_leave_its_sandbox(directory: Path, template: str
     (directory / "chat_template.jinja").write_text(template)
     tokenizer = Tokenizer.from_pretrained(directory)
     with pytest.raises(ValueError, match="the chat template refused the messages"):
-        tokenizer.render_chat(CHAT)
+        tokenizer.render(CHAT)
 
 
 def test_an_oversized_template_and_no_messages_are_refused(directory: Path, tokenizer: Tokenizer) -> None:
     with pytest.raises(ValueError, match="at least one message"):
-        tokenizer.render_chat([])
+        tokenizer.render([])
     (directory / "chat_template.jinja").write_text("x" * (1 << 24) + "y")
     with pytest.raises(ValueError, match="longer than 16777216 bytes"):
         Tokenizer.from_pretrained(directory)

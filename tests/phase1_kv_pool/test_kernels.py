@@ -6,8 +6,9 @@ import sys
 import pytest
 import torch
 
-from phase1_kv_pool.kernels import BACKENDS, Backends, device_of, prepare_triton
+from phase1_kv_pool.kernels import BACKENDS, Backends, prepare_triton
 from phase1_kv_pool.kernels.store import STORE
+from tests.phase1_kv_pool.support import device_of
 
 
 def test_without_a_gpu_kernels_are_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from phase1_kv_pool.kernels import device_of
 from phase2_prefill_decode.kernels.attention import Attend, AttentionMetadata
+from tests.phase1_kv_pool.support import device_of
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 NO_PAGE = 2**31 - 1  # fills a page table behind its last page: a kernel that reads there crashes

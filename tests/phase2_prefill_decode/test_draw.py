@@ -22,10 +22,9 @@ from transformers.generation.logits_process import (
 )
 
 from phase0_request import Request, SamplingParams
-from phase1_kv_pool.kernels import device_of
 from phase2_prefill_decode.kernels.draw import DRAW, arrivals, keep, numbers, reference, weigh
 from phase2_prefill_decode.sampling.inputs import SamplingInputs, pack_inputs
-from tests.phase1_kv_pool.support import bits, every_backend, every_backend_and_dtype, needs_gpu
+from tests.phase1_kv_pool.support import bits, device_of, every_backend, every_backend_and_dtype, needs_gpu
 from tests.phase2_prefill_decode import sample_scores
 from tests.phase2_prefill_decode.test_sampler_draws import z_of_chi_square
 
@@ -281,14 +280,14 @@ def scores_of(backend: str, logits: Tensor, temperature: float, key: int, positi
         from phase2_prefill_decode.kernels.cpu import draw as cpu
 
         scale = cpu.LOG2_E / heat.numpy()[0]
-        weigh_one, arrival, start_of, number_of = cpu.weigh, cpu.arrival, cpu.start_of, cpu.number_of
+        weigh_one, arrival, start_of, random_bits = cpu.weigh, cpu.arrival, cpu.start_of, cpu.random_bits
 
         @numba.njit
         def scores_on_cpu(logits: Any, scale: Any, key: int, position: int) -> Any:
             start, weights, times = start_of(key, position), np.empty_like(logits), np.empty_like(logits)
             for token in range(len(logits)):
                 weights[token] = weigh_one(logits[token], np.float32(0), scale)
-                times[token] = arrival(number_of(start, token))
+                times[token] = arrival(random_bits(start, token))
             return weights, times
 
         weights, times = scores_on_cpu(logits.numpy(), scale, key, position)

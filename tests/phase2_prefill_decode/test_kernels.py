@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from phase1_kv_pool.kernels import device_of, prepare_triton
+from phase1_kv_pool.kernels import prepare_triton
 from phase1_kv_pool.lab import report
 from phase1_kv_pool.lab.ahead import ARCHITECTURES, Compiled
 from phase2_prefill_decode.kernels.attention import ATTEND, AttentionMetadata
@@ -20,7 +20,7 @@ from phase2_prefill_decode.kernels.triton import decode, splits
 from phase2_prefill_decode.kernels.triton.prefill import prefill
 from phase2_prefill_decode.kernels.triton.splits import Splits, splits_of
 from phase2_prefill_decode.kernels.triton.tuning import Tuning
-from tests.phase1_kv_pool.support import bits, needs_gpu
+from tests.phase1_kv_pool.support import bits, device_of, needs_gpu
 from tests.phase2_prefill_decode.attention_cases import NO_PAGE, TOLERANCE, Case, Inputs, decodes, prompts
 
 INTERPRETED = prepare_triton()

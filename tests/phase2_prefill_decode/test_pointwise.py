@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
 
-from phase1_kv_pool.kernels import device_of
 from phase2_prefill_decode.kernels.pointwise import ADD_NORM, ROTATE_STORE, SWIGLU
-from tests.phase1_kv_pool.support import bits, every_backend, every_backend_and_dtype
+from tests.phase1_kv_pool.support import bits, device_of, every_backend, every_backend_and_dtype
 
 EPS = 1e-6
 # Each rounding to the dtype may go the other way, and up to three follow one another: a bit less than two last places.

@@ -92,7 +92,7 @@ def test_where_the_system_does_not_tell_nothing_changes(machine: Machine, monkey
 
 
 EVERY_START = {
-    "the engine of phase 2": "from phase2_prefill_decode.engine import Engine\n"
+    "the engine of phase 2": "from phase2_prefill_decode.engine import static\n"
     "from phase2_prefill_decode.loading.model import Model\nEngine(Model.load(device='cpu')).generate(['Hello'], p)",
     "NanoServingEngine": "from phase6_integration.engine.engine import NanoServingEngine\n"
     "NanoServingEngine.from_pretrained(device='cpu', kv_cache_pages=64).generate(['Hello'], p)",

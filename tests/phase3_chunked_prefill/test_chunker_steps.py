@@ -107,5 +107,6 @@ def test_decodes_run_in_every_step_under_steady_arrivals() -> None:
         running.append(request(f"p{step}", 200, max_tokens=1000))
         batch = chunker.plan(running)
         assert all(lengths(batch)[f"d{n}"] == 1 for n in range(8))
-        assert batch.num_prefill_tokens >= 64 - batch.num_decode_tokens - 16
+        prefill, decode = batch.tokens_by_kind
+        assert prefill >= 64 - decode - 16
         run(batch, step)

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool.cache import PagedCache
-from phase2_prefill_decode.engine import Engine, TimedStep
+from phase2_prefill_decode.engine import static
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.engine import chunked, load
 from tests.phase2_prefill_decode.models import saved, variant
@@ -82,15 +83,15 @@ def test_the_step_of_admission_does_not_change_the_tokens_of_a_request(
 ) -> None:
     """Requests are admitted while others are in the middle of their prompts or answers."""
     cache, budget = pool(page_size), TokenBudget(chunk, chunk + more)
-    stepper = chunked(qwen3.model, budget, cache=cache).stepper
+    core = chunked(qwen3.model, budget, cache=cache).core
     requests = {number: Request(str(number), tuple(qwen3.prompts[number]), GREEDY) for _, number in coming}
     step = 0
-    while coming or stepper.running:
+    while coming or core.has_work:
         while coming and coming[0][0] <= step:
-            stepper.admit(requests[coming.pop(0)[1]])
-        if stepper.running:
-            done = stepper.step()
-            assert done.prefill_tokens + done.decode_tokens <= budget.max_batched_tokens
+            core.submit(requests[coming.pop(0)[1]])
+            core.scheduler.admit(core.clock())
+        done = core.step()
+        assert done is None or done.prefill_tokens + done.decode_tokens <= budget.max_batched_tokens
         cache.check()
         step += 1
     assert [requests[number].output_tokens for number in range(len(LENGTHS))] == qwen3.answers
@@ -98,12 +99,14 @@ def test_the_step_of_admission_does_not_change_the_tokens_of_a_request(
 
 
 def test_only_the_slice_that_completes_a_prompt_yields_a_token(qwen3: Known) -> None:
-    stepper = chunked(qwen3.model, TokenBudget(16, 18), cache=pool(16)).stepper
+    core = chunked(qwen3.model, TokenBudget(16, 18), cache=pool(16)).core
     short, long = (Request(name, tuple(qwen3.prompts[n]), GREEDY) for name, n in (("short", 3), ("long", 5)))
-    stepper.admit(short)
-    stepper.step()
-    stepper.admit(long)
-    steps: list[TimedStep] = [stepper.step() for _ in range(4)]
+    core.submit(short)
+    running = core.run()
+    next(running)
+    core.submit(long)
+    core.scheduler.admit(core.clock())
+    steps = [*islice(running, 4)]
     assert [(step.prefill_tokens, step.decode_tokens) for step in steps] == [(16, 1), (16, 1), (8, 1), (0, 2)]
     assert [[event.request.id for event in step.events] for step in steps[:3]] == [
         ["short"],
@@ -120,9 +123,9 @@ def test_the_first_answers_stream_while_a_long_prompt_is_still_computed(qwen3: K
         len(delta.request.prompt_tokens) for delta in chunked(qwen3.model, TokenBudget(8, 12)).stream(given, GREEDY)
     ]
     assert order[: order.index(40)] == [1, 3] * 5  # 40 tokens in chunks of 8
-    static = [len(delta.request.prompt_tokens) for delta in Engine(qwen3.model).stream(given, GREEDY)]
-    assert static[:3] == [1, 3, 40]
-    assert sorted(order) == sorted(static)
+    whole = [len(delta.request.prompt_tokens) for delta in static(qwen3.model).stream(given, GREEDY)]
+    assert whole[:3] == [1, 3, 40]
+    assert sorted(order) == sorted(whole)
 
 
 def test_a_stream_closed_in_the_middle_of_a_prompt_frees_every_page(qwen3: Known) -> None:
@@ -130,7 +133,7 @@ def test_a_stream_closed_in_the_middle_of_a_prompt_frees_every_page(qwen3: Known
     engine = chunked(qwen3.model, TokenBudget(8, 12), cache=cache)
     stream = engine.stream([qwen3.prompts[3], qwen3.prompts[5]], GREEDY)
     next(stream)
-    short, long = engine.stepper.running.values()
+    short, long = engine.core.scheduler.running.values()
     assert 0 < long.computed < len(long.prompt_tokens)
     stream.close()
     assert short.finish_reason is long.finish_reason is FinishReason.ABORT
@@ -139,11 +142,11 @@ def test_a_stream_closed_in_the_middle_of_a_prompt_frees_every_page(qwen3: Known
 
 
 def test_chunks_end_at_page_boundaries(qwen3: Known) -> None:
-    stepper = chunked(qwen3.model, TokenBudget(23, 30), cache=pool(16)).stepper
+    core = chunked(qwen3.model, TokenBudget(23, 30), cache=pool(16)).core
     long = Request("long", tuple(qwen3.prompts[5]), GREEDY)
-    stepper.admit(long)
+    core.submit(long)
     for computed in (16, 32, 40):
-        stepper.step()
+        core.step()
         assert long.computed == computed
 
 

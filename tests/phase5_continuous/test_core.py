@@ -10,25 +10,24 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from phase0_request.batch import Batch
+from phase0_request.core import EngineCore, Launched
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode import engine as engine_module
 from phase2_prefill_decode.decoder import Decoder
-from phase2_prefill_decode.engine import Engine
+from phase2_prefill_decode.engine import static
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.graphs import Computed, Replay
-from phase2_prefill_decode.step.launched import LaunchedStep
 from phase2_prefill_decode.step.packed import PackedStep
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase4_radix.prefix_cache import PrefixCache
-from phase5_continuous import engine as engine_module
-from phase5_continuous.core import EngineCore, tokens_by_kind
-from phase5_continuous.engine import ContinuousEngine, core
+from phase5_continuous.engine import continuous
 from phase5_continuous.invariants import check
 from phase5_continuous.policies import LongestPrefixFirst
 from phase5_continuous.scheduler import Scheduler
@@ -45,7 +44,7 @@ def ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
     """Each test runs in three ways: a step is read before the next one is launched, or after, or after and with decode
     steps recorded as on a GPU."""
     steps = int(request.param != "in turn")
-    monkeypatch.setitem(core.__kwdefaults__, "ahead", steps)
+    monkeypatch.setitem(continuous.__kwdefaults__, "ahead", steps)
     if request.param == "recorded":
         monkeypatch.setattr(engine_module, "ModelRunner", recorded_runner)
     return steps
@@ -127,7 +126,7 @@ def random_requests(rng: random.Random, count: int) -> list[Request]:
     return made
 
 
-def play(loop: EngineCore[PackedStep], requests: list[Request], rng: random.Random) -> dict[str, list[int]]:
+def play(loop: EngineCore[Scheduler, PackedStep], requests: list[Request], rng: random.Random) -> dict[str, list[int]]:
     """Submit requests at random moments, and abort one in five at a random moment. Returns the delivered tokens."""
     coming, delivered = requests[::-1], {request.id: list[int]() for request in requests}
     leaving = {request.id: rng.randint(0, 30) for request in requests if rng.random() < 0.2}
@@ -136,7 +135,6 @@ def play(loop: EngineCore[PackedStep], requests: list[Request], rng: random.Rand
         while coming and rng.random() < 0.4:
             loop.submit(coming.pop())
         step = loop.step()
-        assert isinstance(loop.scheduler, Scheduler)
         check(loop.scheduler)
         for request, token, reason, _ in step.events if step else ():
             assert request.id not in ended
@@ -161,10 +159,11 @@ def test_each_request_of_any_batch_has_the_output_of_transformers(
     """Random arrivals, chunks, aborts, shared prefixes, and a pool that holds two or three of twelve requests."""
     rng = random.Random(seed)
     cache: PagedCache = kind(28, 4)
-    loop = core(small, TokenBudget(8, 16), cache=cache, max_running=6, policy=LongestPrefixFirst() if seed else None)
+    loop = continuous(
+        small, TokenBudget(8, 16), cache=cache, max_running=6, policy=LongestPrefixFirst() if seed else None
+    ).core
     requests = random_requests(rng, 12)
     delivered = play(loop, requests, rng)
-    assert isinstance(loop.scheduler, Scheduler)
     assert loop.scheduler.running_set.num_preemptions > 0
     if isinstance(cache, PrefixCache):
         assert cache.counts.hit_tokens > 0
@@ -183,57 +182,34 @@ def test_the_bundled_model_answers_as_it_does_in_the_engine_of_phase_2(chatty: M
     assert chatty.tokenizer is not None
     chats = [chatty.tokenizer.chat([{"role": "user", "content": question}]) for question in PROMPTS]
     params = SamplingParams(temperature=0, max_tokens=20)
-    wanted = [(answer.output_tokens, answer.text) for answer in Engine(chatty).generate(chats, params)]
-    loop = core(chatty, TokenBudget(8, 12), cache=PrefixCache(16, 4))
-    found = [(answer.output_tokens, answer.text) for answer in ContinuousEngine(chatty, loop).generate(chats, params)]
+    wanted = [(answer.output_tokens, answer.text) for answer in static(chatty).generate(chats, params)]
+    engine = continuous(chatty, TokenBudget(8, 12), cache=PrefixCache(16, 4))
+    found = [(answer.output_tokens, answer.text) for answer in engine.generate(chats, params)]
     assert found == wanted
-    assert isinstance(loop.scheduler, Scheduler)
-    assert loop.scheduler.running_set.num_preemptions > 0
+    assert engine.core.scheduler.running_set.num_preemptions > 0
 
 
 def test_a_preemption_does_not_change_sampled_tokens(chatty: Model) -> None:
     params = [SamplingParams(temperature=1.2, top_p=0.9, max_tokens=24, seed=n, ignore_eos=True) for n in range(4)]
-    roomy = ContinuousEngine(chatty).generate(PROMPTS, params)
-    loop = core(chatty, cache=PagedCache(14, 4))
-    tight = ContinuousEngine(chatty, loop).generate(PROMPTS, params)
+    roomy = continuous(chatty).generate(PROMPTS, params)
+    engine = continuous(chatty, cache=PagedCache(14, 4))
+    tight = engine.generate(PROMPTS, params)
     assert [answer.output_tokens for answer in tight] == [answer.output_tokens for answer in roomy]
-    assert isinstance(loop.scheduler, Scheduler)
-    assert loop.scheduler.running_set.num_preemptions > 0
-
-
-def test_a_prompt_of_one_token_counts_as_prefill_and_so_do_output_tokens_after_a_preemption() -> None:
-    from phase0_request.batch import Slice
-
-    one = Request("one", (5,))
-    back = Request("back", (5, 6))
-    back.admit(0.0)
-    back.advance(0, 2)
-    back.append(7, 0.0)
-    assert tokens_by_kind([Slice(one, 0, 1), Slice(back, 2, 1)]) == (1, 1)
-    back.preempt()
-    assert tokens_by_kind([Slice(back, 0, 3)]) == (3, 0)
-    assert tokens_by_kind([Slice(back, 2, 1)]) == (0, 1)  # its last token: the slice yields the next one
-    back.admit(0.0)
-    back.advance(0, 3)
-    back.append(8, 0.0)
-    back.preempt()
-    assert tokens_by_kind([Slice(back, 2, 1)]) == (1, 0)  # a chunk that ends just after its prompt
+    assert engine.core.scheduler.running_set.num_preemptions > 0
 
 
 def test_a_step_that_raises_is_planned_again(small: Model, oracle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = PrefixCache(32, 4)
-    loop = core(small, TokenBudget(8, 16), cache=cache)
+    loop = continuous(small, TokenBudget(8, 16), cache=cache).core
     requests = random_requests(random.Random(9), 4)
     for request in requests:
         loop.submit(request)
     launch, calls = loop.runner.launch, iter(range(1000))
 
-    def shaky(step: PackedStep) -> LaunchedStep:
+    def shaky(step: PackedStep) -> Launched:
         if next(calls) % 3 == 1:
             raise RuntimeError("the device is lost")
-        found = launch(step)
-        assert isinstance(found, LaunchedStep)
-        return found
+        return launch(step)
 
     monkeypatch.setattr(loop.runner, "launch", shaky)
     lost = 0
@@ -242,7 +218,6 @@ def test_a_step_that_raises_is_planned_again(small: Model, oracle: Any, monkeypa
             loop.step()
         except RuntimeError:
             lost += 1
-        assert isinstance(loop.scheduler, Scheduler)
         check(loop.scheduler)
     assert lost > 5
     for request in requests:
@@ -252,12 +227,12 @@ def test_a_step_that_raises_is_planned_again(small: Model, oracle: Any, monkeypa
 
 
 class TestText:
-    """ContinuousEngine over text: stop strings, streams and refusals are as in phase 2's engine."""
+    """The engine over text: stop strings, streams and refusals are as in phase 2's engine."""
 
     def test_a_stop_string_ends_an_answer_and_is_not_part_of_its_text(self, chatty: Model) -> None:
-        text = Engine(chatty).generate([PROMPTS[0]], GREEDY)[0].text
+        text = static(chatty).generate([PROMPTS[0]], GREEDY)[0].text
         params = [SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop=text[8:12]), GREEDY]
-        engine = ContinuousEngine(chatty)
+        engine = continuous(chatty)
         stopped, other = engine.generate([PROMPTS[0], PROMPTS[1]], params)
         assert stopped.text == text[: text.index(text[8:12])]
         assert (stopped.finish_reason, other.finish_reason) == (FinishReason.STOP, FinishReason.LENGTH)
@@ -265,7 +240,7 @@ class TestText:
         assert engine.core.scheduler.cache.usage.referenced == 0
 
     def test_a_closed_stream_aborts_its_requests(self, chatty: Model) -> None:
-        engine = ContinuousEngine(chatty)
+        engine = continuous(chatty)
         stream = engine.stream(PROMPTS, GREEDY)
         request = next(stream).request
         with pytest.raises(RuntimeError, match="generating already"):
@@ -276,13 +251,13 @@ class TestText:
         assert len(engine.generate(PROMPTS, GREEDY)) == 4
 
     def test_a_request_that_can_never_be_served_is_refused_and_leaves_no_work(self, chatty: Model) -> None:
-        engine = ContinuousEngine(chatty, core(chatty, cache=PagedCache(4, 4)))
+        engine = continuous(chatty, cache=PagedCache(4, 4))
         with pytest.raises(ValueError, match="can never be served: its prompt has 17 tokens"):
             engine.generate([[5] * 3, [5] * 17], GREEDY)
         assert not engine.core.has_work
 
     def test_an_answer_that_outgrows_the_pool_ends_with_an_error(self, chatty: Model) -> None:
-        engine = ContinuousEngine(chatty, core(chatty, cache=PagedCache(4, 4)))
+        engine = continuous(chatty, cache=PagedCache(4, 4))
         (answer,) = engine.generate([[5] * 12], SamplingParams(temperature=0, max_tokens=9, ignore_eos=True))
         assert answer.finish_reason is FinishReason.ERROR
         assert answer.request.error is not None
@@ -292,7 +267,7 @@ class TestText:
 
 def test_an_empty_batch_is_never_launched(small: Model) -> None:
     seen: list[Batch] = []
-    loop = core(small, cache=PagedCache(32, 4))
+    loop = continuous(small, cache=PagedCache(32, 4)).core
     pack = loop.runner.pack
     loop.runner.pack = lambda batch: (seen.append(batch), pack(batch))[1]  # type: ignore[method-assign, func-returns-value]
     loop.submit(Request("a", (5, 6, 7), SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)))
@@ -315,7 +290,7 @@ class NoWaiting(TorchDispatchMode):
 
 def test_packing_and_launching_never_wait_for_the_device(small: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only reading a step's output waits, for its own event; penalties and masks read that of the step before."""
-    loop = core(small, TokenBudget(8, 16), cache=PrefixCache(32, 4), max_running=4)
+    loop = continuous(small, TokenBudget(8, 16), cache=PrefixCache(32, 4), max_running=4).core
     params: list[dict[str, Any]] = [
         {"temperature": 0},
         {"temperature": 1.0, "top_k": 5, "top_p": 0.9, "min_p": 0.05},

@@ -25,7 +25,6 @@ from phase6_integration.wings.responses.responses_request import (
     NamedTool,
     ReasoningInput,
     ResponsesRequest,
-    SchemaFormat,
 )
 
 router = APIRouter(tags=["model"])
@@ -113,9 +112,10 @@ def _content(content: Content) -> str | list[dict[str, Any]]:
 
 def _response_format(request: ResponsesRequest) -> dict[str, Any] | None:
     format = request.text.format if request.text else None
-    if format is None or not isinstance(format, SchemaFormat):
-        return None if format is None else format.model_dump()
-    return {"type": "json_schema", "json_schema": format.model_dump(by_alias=True, exclude_none=True, exclude={"type"})}
+    if format is None:
+        return None
+    schema = format.model_dump(by_alias=True, exclude_none=True, exclude={"type"})
+    return {"type": format.type, **({"json_schema": schema} if schema else {})}
 
 
 def _tool(tool: FunctionTool) -> dict[str, Any]:

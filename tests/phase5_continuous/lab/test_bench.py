@@ -8,7 +8,7 @@ def test_every_request_decodes_in_every_timed_step(cache: str) -> None:
     one = bench.decoding(bench.CACHES[cache], running=20, steps=30)
     for step in range(30):
         batch = one.plan(step)
-        assert batch.num_decode_tokens == len(batch) == 20
+        assert batch.tokens_by_kind == (0, 20)
         one.commit(batch, bench.answer(batch), step)
 
 

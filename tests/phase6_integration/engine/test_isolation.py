@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from phase0_request import Batch, FinishReason, Request, SamplingParams, Slice, StepOutput, TokenLogprobs
+from phase0_request import Batch, FinishReason, Request, SamplingParams, Slice, StepOutput, TokenLogprobs, core
 from phase0_request.batch import Forced
 from phase1_kv_pool import PagedCache
 from phase3_chunked_prefill import TokenBudget
-from phase5_continuous import Scheduler, core
+from phase5_continuous import Scheduler
 from phase6_integration.engine.isolation import (
     BLAMED,
     CALM_STEPS,
@@ -89,11 +89,10 @@ def outcome(runner: Runner, names: Sequence[str]) -> StepOutput:
     for n, name in enumerate(names):
         request = Request(name, (1,) * (n + 1), SamplingParams(seed=n))
         slices.append(Slice(request, 0, n + 1 if name != "chunk" else n))
-    attempt = isolating.pack(Batch(tuple(slices)))
-    return isolating.launch(attempt).output()
+    return isolating.launch(isolating.pack(Batch(tuple(slices)))).output()
 
 
-EMPTY = core.Step.empty([])
+EMPTY = core.Step()
 STAGES = pytest.mark.parametrize("stage", ["pack", "launch", "output"])
 
 

@@ -7,9 +7,9 @@ from typing import Any, cast
 import pytest
 
 from phase0_request import Batch, FinishReason, Request, SamplingParams, StepOutput, TokenLogprobs
+from phase0_request.core import EngineCore
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
-from phase5_continuous.core import EngineCore
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.process.engine_process import Loop
@@ -50,7 +50,7 @@ class Line:
     the HTTP process closes it."""
 
     arrivals: deque[list[Any]]
-    core: EngineCore[Step]
+    core: EngineCore[Scheduler, Step]
     sent: list[Any] = field(default_factory=list)
     waited: int = 0
 

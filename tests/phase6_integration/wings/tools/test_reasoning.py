@@ -9,7 +9,8 @@ import pytest
 
 from phase0_request.tokenizer import Tokenizer
 from phase6_integration.api.settings import ServerSettings
-from phase6_integration.wings.tools.reasoning import Thinking, thinking_after
+from phase6_integration.wings.tools.call_grammar import Thinking
+from phase6_integration.wings.tools.tools import thinking_after
 from tests.phase6_integration.speaker import Speaker, model_of, speaking
 from tests.phase6_integration.wings.tools.test_tools import ARGUMENTS, CALL, TOOLS, allows, deltas
 

@@ -1,17 +1,16 @@
 """Lessons: the texts the model is trained on, and how they become batches of tokens."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 import torch
 from torch import Tensor
 
-from phase0_request.lab.corpus.facts import COURTESIES, Fact
-from phase0_request.lab.corpus.generate import FOLLOW_UPS, SYSTEM_PROMPTS, Corpus, Message
+from chapters.tiny_chat.corpus import COURTESIES, FOLLOW_UPS, SYSTEM_PROMPTS, Fact, Message, documents
+from chapters.tiny_chat.wordings import Wordings
 from phase0_request.tokenizer import Tokenizer
-from phase2_prefill_decode.lab.training.rewording import Rewording
 
 IGNORED = -100  # the target that torch's cross entropy leaves out
 SORTED_TOGETHER = 512  # lessons laid side by side by length, so that little of a batch is padding
@@ -35,15 +34,15 @@ class Lesson:
 class Lessons:
     """An endless course over a corpus, decided by its seed. Every fact is asked once before any is asked again."""
 
-    def __init__(self, corpus: Corpus, tokenizer: Tokenizer, seed: int) -> None:
-        self.corpus = corpus
+    def __init__(self, facts: Sequence[Fact], tokenizer: Tokenizer, seed: int) -> None:
+        self.facts = facts
         self.tokenizer = tokenizer
         self.rng = random.Random(seed)
-        self._courtesies = [fact for fact in corpus.facts if fact.kind in COURTESIES]
-        self._reword = Rewording.load()
+        self._courtesies = [fact for fact in facts if fact.kind in COURTESIES]
+        self._reword = Wordings()
         self._deck: list[Fact] = []
         self._topics: dict[str, list[Fact]] = {}
-        for fact in corpus.facts:
+        for fact in facts:
             if fact.topic:
                 self._topics.setdefault(fact.topic, []).append(fact)
 
@@ -52,7 +51,7 @@ class Lessons:
         while True:
             draw = self.rng.random()
             if draw < TEXT_SHARE:
-                texts = texts or list(self.corpus.documents(self.rng.randrange(1 << 30)))
+                texts = texts or documents(self.facts, self.rng.randrange(1 << 30))
                 yield self._text(texts.pop())
             elif draw < TEXT_SHARE + LONG_SHARE:
                 turns = self.rng.choice(LONG_TURNS)
@@ -62,7 +61,7 @@ class Lessons:
 
     def _next(self) -> Fact:
         if not self._deck:
-            self._deck = self.rng.sample(self.corpus.facts, len(self.corpus.facts))
+            self._deck = self.rng.sample(self.facts, len(self.facts))
         return self._deck.pop()
 
     def _turns(self, fact: Fact) -> list[tuple[str, str]]:

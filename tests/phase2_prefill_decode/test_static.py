@@ -2,20 +2,13 @@ import pytest
 
 from phase0_request import FinishReason, StepOutput
 from phase1_kv_pool import PagedCache
-from phase2_prefill_decode.lab.cost import CostModel
-from phase2_prefill_decode.lab.roofline import DEVICES
-from phase2_prefill_decode.lab.shapes import SHAPES
-from phase4_radix.prefix_cache import PrefixCache
-from phase5_continuous.core import EngineCore
-from phase5_continuous.lab.static import StaticBatching
-from phase5_continuous.lab.traces import EOS
-from phase5_continuous.lab.virtual import StepTimes, VirtualClock, VirtualRunner, VirtualStep
+from phase2_prefill_decode.static import StaticScheduler
 from tests.phase5_continuous.support import request
 
 
 def test_the_result_of_a_slice_is_discarded_if_its_request_has_ended_meanwhile() -> None:
     cache = PagedCache(20, 4)
-    static = StaticBatching(cache)
+    static = StaticScheduler(cache)
     a, b = request("a"), request("b")
     static.submit(a)
     static.submit(b)
@@ -28,7 +21,7 @@ def test_the_result_of_a_slice_is_discarded_if_its_request_has_ended_meanwhile()
 
 
 def test_pages_are_reserved_to_the_end_and_no_request_is_admitted_before_the_batch_has_ended() -> None:
-    scheduler = StaticBatching(PagedCache(8, 4), batch_size=3)
+    scheduler = StaticScheduler(PagedCache(8, 4), batch_size=3)
     requests = [request(f"r{n}", 4, max_tokens=9) for n in range(4)]
     for one in requests:
         scheduler.submit(one)
@@ -43,22 +36,8 @@ def test_pages_are_reserved_to_the_end_and_no_request_is_admitted_before_the_bat
 
 
 def test_a_request_that_could_outgrow_the_cache_is_refused() -> None:
-    scheduler = StaticBatching(PagedCache(8, 4))
-    with pytest.raises(ValueError, match="may grow to 35 tokens, and the whole cache has room for 32"):
+    scheduler = StaticScheduler(PagedCache(8, 4))
+    with pytest.raises(ValueError, match="may grow to 35 tokens, and the pool has room for 32"):
         scheduler.submit(request("r", 4, max_tokens=32))
     with pytest.raises(ValueError, match="batch_size must be an integer from 1, got 0"):
-        StaticBatching(PagedCache(8, 4), batch_size=0)
-
-
-def test_prefixes_of_earlier_batches_are_reused() -> None:
-    cache = PrefixCache(64, 4)
-    scheduler = StaticBatching(cache, [EOS], batch_size=1)
-    clock = VirtualClock()
-    runner = VirtualRunner(StepTimes(CostModel(SHAPES["17m"]), DEVICES["L4"]), clock)
-    core: EngineCore[VirtualStep] = EngineCore(scheduler, runner, clock)
-    for number in range(2):
-        one = request(f"r{number}", range(5, 26), max_tokens=4, ignore_eos=False)
-        runner.answers[one.id] = 3
-        core.submit(one)
-    assert [step.prefill_tokens for step in core.run()] == [21, 0, 0, 1, 0, 0]
-    assert cache.usage.referenced == 0
+        StaticScheduler(PagedCache(8, 4), batch_size=0)

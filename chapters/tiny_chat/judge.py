@@ -1,6 +1,6 @@
 """The examination of a model trained on the corpus: which questions it answers right, by a fixed rule.
 
-python -m phase2_prefill_decode.lab training.judge        # the bundled model
+python -m chapters.tiny_chat.judge        # the bundled model
 """
 
 import argparse
@@ -12,19 +12,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
-
-from phase0_request.lab.corpus.facts import CorpusError, Fact, words
-from phase0_request.lab.corpus.generate import load
+from chapters.tiny_chat.corpus import CorpusError, Fact, read, words
+from chapters.tiny_chat.wordings import key
 from phase0_request.lab.record import record
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason
 from phase0_request.tokenizer import BUNDLED
-from phase2_prefill_decode.lab.training.rewording import key
 
 HELD_OUT = Path(__file__).parent / "held_out.toml"
 SETS = ("held_out", "development", "trained")  # the last: the questions the corpus itself lists
@@ -63,36 +58,6 @@ class Graded:
     question: Question
     text: str
     verdict: Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """An examination of one set, answer by answer."""
-
-    graded: tuple[Graded, ...]
-
-    @property
-    def right(self) -> int:
-        return sum(graded.verdict.right for graded in self.graded)
-
-    @property
-    def share(self) -> float:
-        """Right answers of all; an examination without questions shows nothing and has 0."""
-        return self.right / len(self.graded) if self.graded else 0.0
-
-    @property
-    def word_for_word(self) -> int:
-        """How many of the right answers have the words of the fact and no other."""
-        return sum(graded.verdict.right and graded.verdict.similarity == 1 for graded in self.graded)
-
-    @property
-    def failures(self) -> tuple[Graded, ...]:
-        return tuple(graded for graded in self.graded if not graded.verdict.right)
-
-    @property
-    def reasons(self) -> dict[str, int]:
-        """How often each way to fail was seen, the commonest first."""
-        return dict(Counter(graded.verdict.why for graded in self.failures).most_common())
 
 
 def judge(text: str, ended: bool, fact: Fact, facts: Sequence[Fact]) -> Verdict:
@@ -142,15 +107,25 @@ def _names(text: str) -> list[str]:
     return [word for word in re.findall(r"\w+", text) if re.search(r"\d", word) or word != word.lower()]
 
 
-def examine(answer: Answerer, questions: Sequence[Question], facts: Sequence[Fact]) -> Report:
+def examine(answer: Answerer, questions: Sequence[Question], facts: Sequence[Fact]) -> list[Graded]:
     """Ask all questions at once, so that the answerer may batch them as it likes, and judge every answer."""
     answers = answer([question.ask for question in questions])
-    return Report(
-        tuple(
-            Graded(question, text, judge(text, ended, question.fact, facts))
-            for question, (text, ended) in zip(questions, answers, strict=True)
-        )
-    )
+    return [
+        Graded(question, text, judge(text, ended, question.fact, facts))
+        for question, (text, ended) in zip(questions, answers, strict=True)
+    ]
+
+
+def figures(graded: Sequence[Graded]) -> dict[str, Any]:
+    """How many answers are right, how many of these word for word, and how often each way to fail was seen."""
+    right = [one.verdict for one in graded if one.verdict.right]
+    return {
+        "asked": len(graded),
+        "right": len(right),
+        "share": round(len(right) / len(graded), 4) if graded else 0.0,
+        "word_for_word": sum(verdict.similarity == 1 for verdict in right),
+        "failures": dict(Counter(one.verdict.why for one in graded if not one.verdict.right).most_common()),
+    }
 
 
 def held_out(facts: Sequence[Fact], file: Path = HELD_OUT) -> tuple[Question, ...]:
@@ -175,10 +150,9 @@ def trained(facts: Iterable[Fact], sampled: int | None = SAMPLED, seed: int = SE
     return questions if sampled is None else random.Random(seed).sample(questions, min(sampled, len(questions)))
 
 
-def answers_by(directory: Path, done: Callable[[int], object] = lambda count: None) -> Answerer:
-    """Greedy answers of a model directory by this phase's engine in float32, each question a chat of its own. `done` is
-    told of each answer that is complete."""
-    from phase2_prefill_decode.engine import Engine
+def answers_by(directory: Path) -> Answerer:
+    """Greedy answers of a model directory by phase 2's engine in float32, each question a chat of its own."""
+    from phase2_prefill_decode.engine import static
     from phase2_prefill_decode.loading.model import Model
 
     model = Model.load(directory, dtype="float32")
@@ -189,73 +163,35 @@ def answers_by(directory: Path, done: Callable[[int], object] = lambda count: No
 
     def answer(asks: list[str]) -> list[tuple[str, bool]]:
         prompts = [tokenizer.chat([{"role": "user", "content": ask}]) for ask in asks]
-        texts: dict[int, str] = {}
-        answers = [("", False)] * len(asks)
-        order: dict[str, int] = {}
-        for delta in Engine(model, batch_size=BATCH).stream(prompts, params):
-            number = order.setdefault(delta.request.id, len(order))
-            texts[number] = texts.get(number, "") + delta.text
-            if delta.finish_reason is not None:
-                answers[number] = texts[number], delta.finish_reason is FinishReason.STOP
-                done(1)
-        return answers
+        done = static(model, batch_size=BATCH).generate(prompts, params, progress=True)
+        return [(one.text, one.finish_reason is FinishReason.STOP) for one in done]
 
     return answer
 
 
-def _scores(reports: dict[str, Report]) -> Table:
-    table = Table("questions", "right", "asked", "share", "word for word", "failures", header_style="dim", box=None)
-    for column in table.columns[1:5]:
-        column.justify = "right"
-    for name, report in reports.items():
-        failures = ", ".join(f"{count} {reason}" for reason, count in report.reasons.items())
-        counts = (str(report.right), str(len(report.graded)), f"{report.share:.1%}", str(report.word_for_word))
-        table.add_row(name, *counts, failures)
-    return table
-
-
-def _show(console: Console, failures: Iterable[Graded]) -> None:
-    for graded in failures:
-        question, verdict = graded.question, graded.verdict
-        found = f", says {key(verdict.nearest)!r}" if verdict.why in ("another kind", "another fact") else ""
-        console.print(f"\n{question.ask}  [{verdict.why}, {verdict.similarity:.2f}{found}]", markup=False)
-        console.print(f"  wanted  {question.fact.answer}\n  given   {graded.text}", markup=False, style="dim")
-
-
 def main(arguments: list[str] | None = None) -> int:
-    p = argparse.ArgumentParser(prog="python -m phase2_prefill_decode.lab training.judge", description=__doc__)
+    p = argparse.ArgumentParser(prog="python -m chapters.tiny_chat.judge", description=__doc__)
     p.add_argument("--directory", type=Path, default=BUNDLED, help="the model, with its tokenizer (the bundled one)")
-    p.add_argument("--sets", nargs="+", choices=SETS, default=SETS, help="what to ask (all)")
     p.add_argument("--all", action="store_true", help=f"every trained question, not {SAMPLED} of them")
     p.add_argument("--seed", type=int, default=SEED, help="which trained questions are asked (%(default)s)")
     p.add_argument("--show-failures", action="store_true", help="each wrong answer beside the right one")
     p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
-    options = p.parse_args(arguments)
-    facts, console = load().facts, Console()
-    everything = [*held_out(facts), *trained(facts, None if options.all else SAMPLED, options.seed)]
-    by_set = {name: [q for q in everything if q.set == name] for name in SETS if name in options.sets}
-    progress = Progress(console=console, transient=True)
-    bar = progress.add_task("examining", total=sum(map(len, by_set.values())))
-    answer = answers_by(options.directory, lambda count: progress.advance(bar, count))
-    with progress:
-        reports = {name: examine(answer, questions, facts) for name, questions in by_set.items()}
-    console.print(_scores(reports))
-    if options.show_failures:
-        for name, report in reports.items():
-            console.rule(name)
-            _show(console, report.failures)
+    options, facts = p.parse_args(arguments), read()
+    questions = [*held_out(facts), *trained(facts, None if options.all else SAMPLED, options.seed)]
+    graded = examine(answers_by(options.directory), questions, facts)
+    by_set = {name: [one for one in graded if one.question.set == name] for name in SETS}
+    for name, some in by_set.items():
+        found = figures(some)
+        print(f"{name}: {found['right']} of {found['asked']} right, {found['word_for_word']} word for word")
+        for one in some if options.show_failures else ():
+            if not one.verdict.right:
+                print(f"\n{one.question.ask}  [{one.verdict.why}, {one.verdict.similarity:.2f}]")
+                print(f"  wanted  {one.question.fact.answer}\n  given   {one.text}")
     if options.json is not None:
         command = f"{p.prog} --directory {options.directory} --seed {options.seed}{' --all' * options.all}"
-        record(options.json, command, {name: _figures(report) for name, report in reports.items()})
-        console.print(f"\nFigures written to {options.json}")
+        record(options.json, command, {name: figures(some) for name, some in by_set.items()})
     return 0
 
 
-def _figures(report: Report) -> dict[str, object]:
-    return {
-        "asked": len(report.graded),
-        "right": report.right,
-        "share": round(report.share, 4),
-        "word_for_word": report.word_for_word,
-        "failures": report.reasons,
-    }
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,6 +1,6 @@
-"""Train the bundled model: transformers' Qwen3 class, AdamW, a cosine, on the corpus of phase 0.
+"""Train the bundled model: transformers' Qwen3 class, AdamW, a cosine.
 
-python -m phase2_prefill_decode.lab training.train        # under an hour on two cores
+python -m chapters.tiny_chat.train        # under an hour on two cores
 """
 
 import argparse
@@ -10,14 +10,14 @@ import time
 from pathlib import Path
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from tqdm import tqdm
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from phase0_request.lab.corpus.generate import load
+from chapters.tiny_chat.corpus import read
+from chapters.tiny_chat.lessons import IGNORED, Lessons, batches
 from phase0_request.tokenizer import BUNDLED, Tokenizer
-from phase2_prefill_decode.lab.training.lessons import IGNORED, Lessons, batches
 
 SEED = 20
 STEPS = 7000
@@ -73,30 +73,20 @@ def train(steps: int, seed: int, out: Path) -> dict[str, object]:
     others = [p for p in model.parameters() if p.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": DECAY}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=PEAK_RATE, betas=(0.9, 0.98), fused=True)
-    course = batches(Lessons(load(), tokenizer, seed), BATCH_TOKENS, LONGEST)
-    columns = (
-        TextColumn("training"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[state]}"),
-    )
+    course = batches(Lessons(read(), tokenizer, seed), BATCH_TOKENS, LONGEST)
     began, used, seen, smooth = time.perf_counter(), time.process_time(), 0, math.log(tokenizer.vocab_size)
-    with Progress(*columns) as progress:
-        task = progress.add_task("", total=steps, state="")
-        for step in range(steps):
-            inputs, targets = next(course)
-            for group in optimizer.param_groups:
-                group["lr"] = rate(step, steps)
-            loss = loss_of(model, inputs, targets)
-            loss.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-            seen += inputs.numel()
-            smooth += 0.02 * (loss.item() - smooth)
-            pace = seen / (time.perf_counter() - began)
-            progress.update(task, advance=1, state=f"loss {smooth:.3f}, {pace:,.0f} tokens/s")
+    for step in (bar := tqdm(range(steps), "training")):
+        inputs, targets = next(course)
+        for group in optimizer.param_groups:
+            group["lr"] = rate(step, steps)
+        loss = loss_of(model, inputs, targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        seen += inputs.numel()
+        smooth += 0.02 * (loss.item() - smooth)
+        bar.set_postfix_str(f"loss {smooth:.3f}")
     took = {
         "steps": steps,
         "tokens": seen,
@@ -109,12 +99,14 @@ def train(steps: int, seed: int, out: Path) -> dict[str, object]:
     return took
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m phase2_prefill_decode.lab training.train", description=__doc__)
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--seed", type=int, default=SEED)
-    parser.add_argument("--out", type=Path, default=BUNDLED)
-    args = parser.parse_args(arguments)
-    took = train(args.steps, args.seed, args.out)
-    print(json.dumps(took))
-    return 0
+def main() -> None:
+    p = argparse.ArgumentParser(prog="python -m chapters.tiny_chat.train", description=__doc__)
+    p.add_argument("--steps", type=int, default=STEPS)
+    p.add_argument("--seed", type=int, default=SEED)
+    p.add_argument("--out", type=Path, default=BUNDLED)
+    options = p.parse_args()
+    print(json.dumps(train(options.steps, options.seed, options.out)))
+
+
+if __name__ == "__main__":
+    main()

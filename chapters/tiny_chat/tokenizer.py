@@ -3,19 +3,19 @@
 Training is a function of the corpus files: run again, it writes the same bytes. Whoever changes a corpus file trains
 the tokenizer again, and then whatever model was trained on its ids.
 
-    python -m phase0_request.lab corpus.train_tokenizer      # writes phase0_request/tiny_chat
+    python -m chapters.tiny_chat.tokenizer      # writes phase0_request/tiny_chat
 """
 
 import argparse
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from phase0_request.lab.corpus.generate import SYSTEM_PROMPTS, Corpus, load
+from chapters.tiny_chat.corpus import SYSTEM_PROMPTS, Fact, documents, read
+from phase0_request.tokenizer import BUNDLED
 
-FOLDER = Path(__file__).parents[2] / "tiny_chat"
 VOCAB_SIZE = 4096
 MAX_LENGTH = 2048
 END_OF_TEXT, START, END = SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # ids 0, 1 and 2
@@ -55,15 +55,15 @@ CHAT_TEMPLATE = """\
 """
 
 
-def training_texts(corpus: Corpus) -> Iterator[str]:
+def training_texts(facts: Iterable[Fact]) -> Iterator[str]:
     """The training texts: every question and answer after its role, and the documents."""
-    for fact in corpus.facts:
+    for fact in facts:
         for question in fact.questions:
             yield f"user\n{question}\n"
         yield f"assistant\n{fact.answer}\n"
     for prompt in SYSTEM_PROMPTS:
         yield f"system\n{prompt}\n"
-    yield from corpus.documents(seed=0)
+    yield from documents(facts, seed=0)
 
 
 def train(texts: Iterable[str], show_progress: bool = False) -> Tokenizer:
@@ -110,34 +110,13 @@ def write(tokenizer: Tokenizer, folder: Path) -> None:
         (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def characters_per_token(tokenizer: Tokenizer, texts: Sequence[str]) -> float:
-    """The mean number of characters for each token in these texts."""
-    return sum(map(len, texts)) / sum(len(encoding.ids) for encoding in tokenizer.encode_batch(texts))
+def main() -> None:
+    p = argparse.ArgumentParser(prog="python -m chapters.tiny_chat.tokenizer", description=__doc__)
+    p.add_argument("--output", type=Path, default=BUNDLED, help="the directory to write (the bundled one)")
+    facts = read()
+    write(train(training_texts(facts), show_progress=True), p.parse_args().output)
+    print(f"{VOCAB_SIZE:,} tokens, trained on {len(facts):,} facts")
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Train the bundled tokenizer on the corpus and print its statistics."""
-    from rich.console import Console
-    from rich.table import Table
-
-    parser = argparse.ArgumentParser(
-        prog="python -m phase0_request.lab corpus.train_tokenizer", description=main.__doc__
-    )
-    parser.add_argument("--output", type=Path, default=FOLDER, help="the directory to write (default: the bundled one)")
-    output = parser.parse_args(arguments).output
-    corpus, console = load(), Console(highlight=False)
-    console.print(f"Training on {len(corpus.facts):,} facts ...")
-    tokenizer = train(training_texts(corpus), show_progress=True)
-    write(tokenizer, output)
-    questions, answers = ([pair[side] for pair in corpus.pairs()] for side in (0, 1))
-    longest = sorted((tokenizer.decode([token]) for token in range(len(SPECIAL), VOCAB_SIZE)), key=len)[:-11:-1]
-    table = Table(title="The tokenizer", show_header=False)
-    table.add_row("vocabulary", f"{tokenizer.get_vocab_size():,} tokens, {len(SPECIAL)} of them special")
-    table.add_row("questions", f"{characters_per_token(tokenizer, questions):.2f} characters a token")
-    table.add_row("answers", f"{characters_per_token(tokenizer, answers):.2f} characters a token")
-    table.add_row(
-        "documents", f"{characters_per_token(tokenizer, list(corpus.documents(seed=0))):.2f} characters a token"
-    )
-    table.add_row("longest", ", ".join(map(repr, longest)))
-    console.print(table)
-    return 0
+if __name__ == "__main__":
+    main()

@@ -1,46 +1,58 @@
 """Tool calls and reasoning in the text of an answer: what each format means, and that its pieces do not matter."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phase6_integration.wings.tools.incremental import (
-    AnswerDelta,
-    ArgumentsDelta,
-    CallStart,
-    ContentDelta,
-    IncrementalParser,
-    ReasoningDelta,
-)
-from phase6_integration.wings.tools.reasoning import ThinkParser
-from phase6_integration.wings.tools.tool_parsers import HermesParser, LlamaParser, MistralParser
+from phase6_integration.wings.tools.tool_formats import BY_NAME
+from phase6_integration.wings.tools.tool_reader import ToolReader
 
 NAMES = ("add", "add_all", "get_weather")
 WEATHER = '{"city": "Bern } \\" ]", "days": [1, {"a": null}]}'
-Found = list[tuple[type[AnswerDelta], str]]
+Found = list[tuple[str, str]]
 
 
-def find(parser: IncrementalParser, *pieces: str) -> Found:
-    """The events, with neighbours of one kind joined."""
-    found: Found = []
-    for number, piece in enumerate(pieces, 1):
-        for event in parser.push(piece, number == len(pieces)):
-            if found and found[-1][0] is type(event) is not CallStart:
-                found[-1] = (type(event), found[-1][1] + event.text)
-            else:
-                found.append((type(event), event.text))
+def reader(name: str) -> ToolReader:
+    return ToolReader(reasons=True) if name == "think" else ToolReader(BY_NAME[name], NAMES)
+
+
+def pushed(reader: ToolReader, text: str, last: bool = False) -> Found:
+    """What is new: content, reasoning, names of calls, and arguments."""
+    found = [("content", content)] if (content := reader.push(text, last)) else []
+    new = reader.take()
+    found += [("reasoning", new["reasoning_content"])] if "reasoning_content" in new else []
+    for call in new.get("tool_calls", ()):
+        function = call["function"]
+        found += [("call", function["name"])] if "name" in function else []
+        found += [("arguments", function["arguments"])] if function["arguments"] else []
     return found
 
 
+def joined(found: Found) -> Found:
+    """Reasoning, content and calls, each in one piece, in this order."""
+    whole: dict[tuple[int, str], str] = {}
+    calls = 0
+    for kind, text in found:
+        calls += kind == "call"
+        place = (calls + 1, kind) if kind in ("call", "arguments") else (kind == "content", kind)
+        whole[place] = whole.get(place, "") + text
+    return [(kind, text) for (_, kind), text in sorted(whole.items(), key=lambda item: item[0][0])]
+
+
+def find(reader: ToolReader, *pieces: str) -> Found:
+    last = len(pieces) - 1
+    return joined([one for number, piece in enumerate(pieces) for one in pushed(reader, piece, number == last)])
+
+
 def call(name: str, arguments: str) -> Found:
-    return [(CallStart, name), (ArgumentsDelta, arguments)]
+    return [("call", name), ("arguments", arguments)]
 
 
 def said(text: str) -> Found:
-    return [(ContentDelta, text)] if text else []
+    return [("content", text)] if text else []
 
 
 ADD = call("add", '{"a": 1}')
@@ -83,19 +95,14 @@ LLAMA: list[tuple[str, Found]] = [
     ('{"name": "add", "parameters": {"a": 1}}\n{"name": "add", "parameters": {"a": 1}}', ADD + ADD),
 ]
 THINK: list[tuple[str, Found]] = [
-    ("<think>\nIs it 4?\n</think>\n\nYes. ", [(ReasoningDelta, "Is it 4?"), (ContentDelta, "Yes. ")]),
+    ("<think>\nIs it 4?\n</think>\n\nYes. ", [("reasoning", "Is it 4?"), ("content", "Yes. ")]),
     ("\n<think></think>Yes.", said("Yes.")),
-    ("<think>For ever <b> and </thin", [(ReasoningDelta, "For ever <b> and </thin")]),
+    ("<think>For ever <b> and </thin", [("reasoning", "For ever <b> and </thin")]),
     (" No <think>, no </think>.", said(" No <think>, no </think>.")),
     ("<thin", said("<thin")),
 ]
-PARSERS: dict[str, tuple[Callable[[], IncrementalParser], list[tuple[str, Found]]]] = {
-    "hermes": (lambda: HermesParser(NAMES), HERMES),
-    "mistral": (lambda: MistralParser(NAMES), MISTRAL),
-    "llama3_json": (lambda: LlamaParser(NAMES), LLAMA),
-    "think": (lambda: ThinkParser(begun=False), THINK),
-}
-CASES = [(make, text, found) for make, cases in PARSERS.values() for text, found in cases]
+TEXTS = {"hermes": HERMES, "mistral": MISTRAL, "llama3_json": LLAMA, "think": THINK}
+CASES = [(name, text, joined(found)) for name, cases in TEXTS.items() for text, found in cases]
 
 # What looks like a call and is none. It comes back whole, character by character.
 MALFORMED = [
@@ -124,25 +131,19 @@ MALFORMED = [
 ]
 
 
-@pytest.mark.parametrize(("make", "text", "found"), CASES)
-def test_what_a_text_means(make: Callable[[], IncrementalParser], text: str, found: Found) -> None:
-    assert find(make(), text) == found
-
-
-@pytest.mark.parametrize(("make", "text", "found"), CASES)
-def test_it_means_the_same_wherever_it_is_split(make: Callable[[], IncrementalParser], text: str, found: Found) -> None:
+@pytest.mark.parametrize(("name", "text", "found"), CASES)
+def test_what_a_text_means_wherever_it_is_split(name: str, text: str, found: Found) -> None:
     for split in range(len(text) + 1):
-        assert find(make(), text[:split], text[split:]) == found, text[:split]
-    assert find(make(), *text, "") == found
+        assert find(reader(name), text[:split], text[split:]) == found, text[:split]
+    assert find(reader(name), *text, "") == found
 
 
 @pytest.mark.parametrize("text", MALFORMED)
-def test_what_is_no_call_is_content(text: str) -> None:
-    for cls in (HermesParser, MistralParser, LlamaParser):
-        if cls is not LlamaParser and text.startswith("{"):
-            continue
-        assert find(cls(NAMES), text) == said(text)
-        assert find(cls(NAMES), *text, "") == said(text)
+@pytest.mark.parametrize("name", BY_NAME)
+def test_what_is_no_call_is_content(name: str, text: str) -> None:
+    if name == "llama3_json" or not text.startswith("{"):
+        assert find(reader(name), text) == said(text)
+        assert find(reader(name), *text, "") == said(text)
 
 
 words = st.sampled_from(
@@ -154,38 +155,39 @@ words = st.sampled_from(
 )
 
 
-@pytest.mark.parametrize("name", PARSERS)
+@pytest.mark.parametrize("name", TEXTS)
 @settings(max_examples=150)
 @given(pieces=st.lists(words, max_size=12), data=st.data())
 def test_no_split_of_any_text_changes_what_it_means(name: str, pieces: Sequence[str], data: st.DataObject) -> None:
-    make, text = PARSERS[name][0], "".join(pieces)
+    text = "".join(pieces)
     ends = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
     split = [text[a:b] for a, b in zip([0, *ends], [*ends, len(text)], strict=True)]
-    assert find(make(), *split) == find(make(), text)
+    assert find(reader(name), *split) == find(reader(name), text)
 
 
 def test_arguments_are_streamed_as_they_come() -> None:
-    parser = HermesParser(NAMES)
-    assert parser.push('Hi <tool_call>{"name": "add", "arg') == [ContentDelta("Hi")]
-    assert parser.push('uments": {"a') == [CallStart("add"), ArgumentsDelta('{"a')]
-    assert parser.push('": 1') == [ArgumentsDelta('": 1')]
-    assert parser.push("}") == [ArgumentsDelta("}")]
-    assert parser.push("}</tool_call>", last=True) == []
+    hermes = reader("hermes")
+    assert pushed(hermes, 'Hi <tool_call>{"name": "add", "arg') == [("content", "Hi")]
+    assert pushed(hermes, 'uments": {"a') == [("call", "add"), ("arguments", '{"a')]
+    assert pushed(hermes, '": 1') == [("arguments", '": 1')]
+    assert pushed(hermes, "}") == [("arguments", "}")]
+    assert pushed(hermes, "}</tool_call>", last=True) == []
 
 
 def test_text_that_could_begin_a_call_waits_for_what_follows() -> None:
-    parser = HermesParser(NAMES)
-    assert parser.push("a < b <tool") == [ContentDelta("a < b")]
-    assert parser.push("box") == [ContentDelta(" <toolbox")]
+    hermes = reader("hermes")
+    assert pushed(hermes, "a < b <tool") == [("content", "a < b")]
+    assert pushed(hermes, "box") == [("content", " <toolbox")]
 
 
 def test_reasoning_that_the_prompt_has_begun() -> None:
-    assert find(ThinkParser(begun=True), "Well.\n</think>\n\nYes") == [(ReasoningDelta, "Well."), (ContentDelta, "Yes")]
-    assert find(ThinkParser(begun=True), "Well.") == [(ReasoningDelta, "Well.")]
+    text = "Well.\n</think>\n\nYes"
+    assert find(ToolReader(reasons=True, begun=True), text) == [("reasoning", "Well."), ("content", "Yes")]
+    assert find(ToolReader(reasons=True, begun=True), "Well.") == [("reasoning", "Well.")]
 
 
 def test_long_arguments_are_valid_json_in_the_end() -> None:
     arguments = json.dumps({"text": 'a "quoted" \\ {brace]' * 2000, "list": [[{}]] * 500})
     text = f'<tool_call>{{"name": "add", "arguments": {arguments}}}</tool_call>'
     pieces = [text[start : start + 5] for start in range(0, len(text), 5)]
-    assert find(HermesParser(NAMES), *pieces) == call("add", arguments)
+    assert find(reader("hermes"), *pieces) == call("add", arguments)
