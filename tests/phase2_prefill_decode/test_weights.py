@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import termios
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -398,6 +399,7 @@ load_weights(sys.argv[1], config, progress=True)
 def test_a_terminal_shows_a_progress_bar_on_request(tmp_path: Path) -> None:
     saved(variant("llama"), tmp_path)
     ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (24, 100))
     subprocess.run([sys.executable, "-c", SHOW, str(tmp_path)], stdin=theirs, stdout=theirs, stderr=theirs, check=True)
     os.set_blocking(ours, False)
     seen = b""
