@@ -4,6 +4,7 @@ that a grammar may do. The oracle is a Constraint in this process."""
 import random
 import resource
 import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -260,7 +261,7 @@ def test_a_process_that_does_not_answer_is_given_up(silent: Here, monkeypatch: p
     assert constraint.error is None
     monkeypatch.setattr(isolated_process, "STALLED", -1.0)
     silent.poll()
-    assert constraint.error == isolated_process.NOT_STARTED or len(silent.made) == 2
+    assert constraint.error == isolated_process.TOO_MUCH
 
 
 def test_processor_time_is_charged_to_the_clients_that_have_requests_and_a_death_as_the_limit(
@@ -454,6 +455,7 @@ def test_real_processes_follow_and_end_what_takes_too_long(real: IsolatedGrammar
     assert (same.error, other.error) == (None, None)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit memory")
 def test_the_memory_of_a_real_process_is_limited(real: IsolatedGrammars) -> None:
     made = request()
     constraint = constraint_of(real, made)
