@@ -84,8 +84,8 @@ def common_pages(key: list[bytes], other: list[bytes], start: int) -> int:
 class RadixTree:
     """Stores each cached prefix once, in whole pages. The caller owns the pages; the tree only names them.
 
-    Locking a node adds one reference to every node from it up to the root. So below a node without references there
-    are none either, and every unlocked page can be evicted by removing leaves.
+    Locking a node adds one reference to every node from it up to the root. So a node below one without references has
+    none either, and every unlocked page can be evicted by removing leaves.
 
     A locked node keeps its number. Its end moves only when the holder of its only lock inserts behind it. Nodes are
     split where two prefixes diverge, where a lock ends, and where only the first part was used. They are merged again
@@ -121,9 +121,8 @@ class RadixTree:
         return match.node
 
     def insert(self, tokens: Sequence[int], pages: Sequence[int], salt: str = "", after: int = ROOT) -> Match:
-        """Add `tokens`, held in `pages`, after the path to node `after`. The match returned names the node where they
-        end now, and the pages that the tree already had for the first of them: it does not take the pages given for
-        those.
+        """Add `tokens`, held in `pages`, after the path to node `after`. Returns the node where they end now, and the
+        pages that the tree had already for the first of them; the pages given for those are not taken.
 
         The caller must hold a lock on `after`. The tokens that are left extend the node where the walk ended, if it is
         not the root, has no children, and no lock but the caller's on `after`; otherwise they become a child of it.
@@ -211,7 +210,7 @@ class RadixTree:
         return upper
 
     def _append(self, node: int, key: list[bytes], pages: list[int], ref_count: int) -> int:
-        """Add a key that starts like no child's: extend the node if it is a leaf with no references but the caller's
+        """Add a key whose first page no child has: extend the node if it is a leaf with no references but the caller's
         `ref_count`, and otherwise add a child."""
         end = self._nodes[node]
         self.num_pages += len(pages)

@@ -10,7 +10,6 @@ from itertools import accumulate, cycle, islice
 
 from rich.console import Console
 
-from phase0_request.detokenizer import Detokenizer
 from phase0_request.lab.batcher import Batcher
 from phase0_request.lab.metrics import percentile, summarize
 from phase0_request.lab.mock_model import MockModel
@@ -54,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
         p.error(str(error))
     recording.show(console, f"{len(requests)} requests, at most {options.batch_size} in a step")
     rows = [
-        (r.id, Detokenizer(tokenizer).push(r.output_tokens)[:34], *(1e3 * (t or 0.0) for t in (queue, ttft, e2e)))
+        (r.id, tokenizer.decode(r.output_tokens)[:34], *(1e3 * (t or 0.0) for t in (queue, ttft, e2e)))
         for r in requests
         for queue, ttft, e2e in [(r.times.queue_time, r.times.ttft, r.times.e2e)]
     ]

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import track
 
 from phase0_request.lab.report import table
-from phase5_continuous.lab.contest import GAP, OURS, SHARES, TTFT, Entry, EntryError, score
+from phase5_continuous.lab.contest import GOAL, OURS, SHARES, Entry, EntryError, score
 
 LEADERBOARD = Path(__file__).parents[2] / "chapters" / "leaderboard.json"
 HOOKS = ("policy", "cache", "share")
@@ -73,7 +73,8 @@ def main(arguments: list[str] | None = None) -> int:
         for entered in track(OURS if entry is None else [entry], "simulating", console=console, transient=True):
             rows[entered.name] = score(entered)
         write(options.leaderboard, rows)
-        title = f"Requests that met the SLO (first token in {TTFT:g} s, p99 between tokens {GAP * 1e3:g} ms), simulated"
+        slo = f"first token in {GOAL.ttft:g} s, p99 between tokens {GOAL.gap * 1e3:g} ms"
+        title = f"Requests that met the SLO, simulated ({slo})"
         ordered = sorted(rows.items(), key=lambda item: -item[1]["score"])
         columns = ("", "score", *(name.replace(" ", "\n") for name in SHARES), "longest\nwait")
         cells = [

@@ -7,13 +7,11 @@ the loop and the chunker are those of the engine.
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from phase0_request.core import Step
-from phase0_request.lab.metrics import percentile
-from phase0_request.request import FinishReason, Request
+from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
@@ -21,11 +19,12 @@ from phase5_continuous.fairness import FairShare
 from phase5_continuous.invariants import check
 from phase5_continuous.lab import fairness
 from phase5_continuous.lab.simulator import Setting, Simulation
+from phase5_continuous.lab.stats import SLO
 from phase5_continuous.lab.traces import EOS, WORD, Arrival, Trace
 from phase5_continuous.policies import ByPriority, FirstComeFirstServed, LongestPrefixFirst, Policy
 from phase5_continuous.scheduler import Scheduler
 
-TTFT, GAP = 1.0, 0.05  # the SLO: seconds to the first token, and the p99 of the time between tokens
+GOAL = SLO(ttft=1.0, gap=0.05)
 LONGEST_WAIT = 20.0  # seconds to the first admission; a policy that lets a request wait longer starves it
 CHECKED = 64  # steps between two checks of the invariants
 SHARES = ("bursty", "long prompts", "shared prefixes", "tenants", "fairness", "hit rate")  # their mean is the score
@@ -155,17 +154,12 @@ class Run:
     ended: int = 0
     longest_wait: float = 0.0
     computed: Counter[str] = field(default_factory=Counter)  # tokens in the contended seconds, by tenant
-    ttft: list[float] = field(default_factory=list)
-    itl: list[float] = field(default_factory=list)
 
     def end(self, request: Request) -> None:
         times = request.times
         self.ended += 1
-        self.met += met(request)
+        self.met += GOAL.met(request)
         self.longest_wait = max(self.longest_wait, times.queue_time or 0.0)
-        if times.ttft is not None:
-            self.ttft.append(times.ttft)
-        self.itl += times.itl
 
     @property
     def attainment(self) -> float:
@@ -179,14 +173,6 @@ class Run:
         return sum(got) ** 2 / (len(got) * sum(n * n for n in got)) if any(got) else 0.0
 
 
-def met(request: Request) -> bool:
-    """Whether a request met the SLO: its first token in time, and 99 of 100 gaps between its tokens short enough."""
-    times = request.times
-    if request.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH) or times.ttft is None:
-        return False
-    return times.ttft <= TTFT and (not times.itl or percentile(times.itl, 99) <= GAP)
-
-
 def play(entry: Entry, arrivals: Sequence[Arrival]) -> tuple[Run, float]:
     """Serve a trace on the simulated machine. Returns also the hit rate. EntryError if a request starves."""
     longest = max(one.answer for one in arrivals)
@@ -194,8 +180,11 @@ def play(entry: Entry, arrivals: Sequence[Arrival]) -> tuple[Run, float]:
     simulation, run = Simulation(come, Machine(entry=entry, max_tokens=longest)), Run()
     scheduler = simulation.scheduler
     assert isinstance(scheduler, Scheduler)
-    for number, step in enumerate(_steps(simulation)):
-        if number % CHECKED == 0:
+    while simulation.going:
+        step = simulation.step()
+        if step is None:
+            continue
+        if simulation.core.steps % CHECKED == 0:
             check(scheduler)
         for request, _, length in step.batch:
             if simulation.clock.now <= CONTENDED:
@@ -211,19 +200,8 @@ def play(entry: Entry, arrivals: Sequence[Arrival]) -> tuple[Run, float]:
         raise EntryError(f"a request waited {run.longest_wait:.0f} seconds; at most {LONGEST_WAIT:.0f} are allowed")
     if (refused := len(arrivals) - run.ended) > 0:
         raise EntryError(f"{refused} requests were refused: the cache must have room for every prompt")
-    return run, hit_rate(scheduler.cache)
-
-
-def _steps(simulation: Simulation) -> Iterator[Step]:
-    while simulation.going:
-        step = simulation.step()
-        if step is not None:
-            yield step
-
-
-def hit_rate(cache: PagedCache) -> float:
-    """The share of looked-up prompt tokens that were cached; 0 for a cache that does not count."""
-    return cache.counts.hit_rate if isinstance(cache, PrefixCache) else 0.0
+    cache = scheduler.cache
+    return run, cache.counts.hit_rate if isinstance(cache, PrefixCache) else 0.0
 
 
 def score(entry: Entry) -> dict[str, float]:

@@ -11,14 +11,16 @@ import json
 import os
 import resource
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import forkserver, get_context, parent_process
+from multiprocessing import get_context, parent_process
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeVar
 
 from jinja2 import TemplateError
 
@@ -32,6 +34,8 @@ QUIET = {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1"}
 
 Tokens = list[tuple[int, ...]]
 Job = Callable[..., Tokens]  # its first argument is the tokenizer; a ValueError is for the client
+T = TypeVar("T")
+_starting = threading.Lock()
 _tokenizer: Tokenizer  # in the other process
 
 
@@ -66,8 +70,7 @@ class TokenizerWorker:
     def submit(self, seconds: float, job: Job, *arguments: Any) -> "Future[Tokens]":
         """Start a job, and the process if there is none."""
         if self._pool is None:
-            _start_forkserver()
-            self._pool = ProcessPoolExecutor(1, get_context("forkserver"), _load, self._setup)
+            self._pool = _start(self._setup)
         return self._pool.submit(_limited, seconds, job, arguments)
 
     def close(self) -> None:
@@ -77,20 +80,28 @@ class TokenizerWorker:
             self._pool = None
 
 
-def _start_forkserver() -> None:
-    """Start the process from which workers are forked, unless it runs. It imports from where this one does."""
-    get_context("forkserver").set_forkserver_preload(IMPORTED)
-    wanted = {**safe_path.environment(), **QUIET}
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
+def _start(setup: tuple[str, str | None]) -> ProcessPoolExecutor:
+    """Start a process. It imports from where this one does, and does not run this program's main module again."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+    environment, main = {**safe_path.environment(), **QUIET}, {"__main__": ModuleType("__main__")}
+    with _starting, _replaced(os.environ, environment), _replaced(sys.modules, main):
+        pool = ProcessPoolExecutor(1, context, _load, setup)
+        pool.submit(os.getpid)
+    return pool
+
+
+@contextlib.contextmanager
+def _replaced(mapping: MutableMapping[str, T], values: Mapping[str, T]) -> Iterator[None]:
+    """Change these values during the body."""
+    before = {name: mapping[name] for name in values if name in mapping}
+    mapping.update(values)
     try:
-        forkserver.ensure_running()
+        yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in values:
+            del mapping[name]
+        mapping.update(before)
 
 
 # In the other process.

@@ -5,7 +5,6 @@ import io
 import json
 import os
 import re
-import resource
 import signal
 import socket
 import sys
@@ -18,10 +17,7 @@ import pytest
 import torch
 
 from phase2_prefill_decode.linear import Linear
-from phase6_integration.api.settings import ServerSettings
 from phase6_integration.cli.main import main
-from phase6_integration.serve import max_open_files
-from phase6_integration.wings.edge.listener import listen
 from tests.phase6_integration.life import PATIENCE, gone, life, scripted, stream, values
 
 # Beginnings.
@@ -40,29 +36,6 @@ def test_a_host_that_is_none_is_one_line_and_exit_code_1() -> None:
     with life("--host", "..") as one:
         assert one.ended() == 1
     assert one.lines == ["nanoserve serve: cannot listen on .. port 0: this is not the name of a host"]
-
-
-def test_at_both_colons_it_listens_to_both_kinds_of_addresses() -> None:
-    try:
-        listener = listen(ServerSettings(host="::", port=0))
-    except OSError as error:
-        pytest.skip(f"no IPv6 here: {error}")
-    with listener:
-        for host in ("127.0.0.1", "::1"):
-            with socket.create_connection((host, listener.getsockname()[1]), PATIENCE):
-                listener.accept()[0].close()
-    with listen(ServerSettings(port=0)) as one:
-        assert one.family is socket.AF_INET
-
-
-def test_as_many_files_may_be_open_as_the_system_allows() -> None:
-    given = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
-        assert max_open_files() == hard
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, given)
 
 
 def test_a_device_that_is_not_there_is_one_line_and_exit_code_1(

@@ -77,14 +77,6 @@ class TestSchedulesByHand:
             "r2": [6, 7, 8],
         }
 
-    def test_an_idle_simulation_skips_to_the_next_arrival(self) -> None:
-        """To the moment of that arrival and not beyond it."""
-        assert tokens_at([at(0, 2, 2, 7), at(9.5, 2, 1, 8), at(10, 2, 1, 9)], self.setting) == {
-            "r0": [1, 2],
-            "r1": [10.5],
-            "r2": [11.5],
-        }
-
 
 class TestTheSimulation:
     @pytest.mark.parametrize("way", WAYS)
@@ -113,29 +105,11 @@ class TestTheSimulation:
         assert outcome.tokens == sum(one.answer for one in arrivals)
         assert outcome.prompt_tokens == sum(len(one.prompt) for one in arrivals)
 
-    def test_a_small_pool_preempts_and_loses_nothing(self) -> None:
-        outcome = simulate(TRACE.arrivals(), replace(SMALL, pages=40, prefix_cache=False))
-        assert outcome.preemptions > 0
-        assert outcome.prefill_tokens > outcome.prompt_tokens
-        assert (outcome.requests, outcome.failed) == (120, 0)
-        assert outcome.tokens == sum(one.answer for one in TRACE.arrivals())
-
     def test_a_prefix_cache_saves_most_of_a_chats_prefill(self) -> None:
         chat = replace(TRACE, kind="chat", rate=50.0)
         shared, plain = (simulate(chat.arrivals(), replace(SMALL, pages=4096, prefix_cache=on)) for on in (True, False))
         assert plain.prefill_tokens == plain.prompt_tokens == shared.prompt_tokens
         assert shared.prefill_tokens < 0.4 * plain.prefill_tokens
-
-    def test_a_full_queue_refuses_requests(self) -> None:
-        outcome = simulate(TRACE.arrivals(), replace(SMALL, queue_limit=2, max_running=4))
-        assert outcome.refused > 0
-        assert outcome.requests + outcome.refused == 120
-        assert outcome.attainment <= outcome.requests / 120
-
-    def test_a_request_that_can_never_be_served_is_refused(self) -> None:
-        arrivals = [at(0.0, 30, 2, 7), at(0.0, 3, 2, 8)]
-        outcome = simulate(arrivals, replace(SMALL, pages=4, page_size=4))
-        assert (outcome.requests, outcome.refused) == (1, 1)
 
     def test_memory_does_not_grow_with_the_requests_that_have_ended(self) -> None:
         """Memory after 100 requests and after 400, at a rate that can be served."""
@@ -151,12 +125,6 @@ class TestTheSimulation:
         assert simulation.outcome().requests == 400
         assert simulation.runner.answers == {}
         assert used[1] < used[0] + 100_000
-
-    def test_continuous_batching_serves_a_long_tail_sooner_than_static(self) -> None:
-        trace = replace(TRACE, kind="batch", requests=200, prompt=20)
-        static, continuous = (simulate(trace.arrivals(), replace(SMALL, way=way)) for way in ("static", "fcfs"))
-        assert continuous.tokens_per_second > 1.5 * static.tokens_per_second
-        assert continuous.ttft_p99 < static.ttft_p99
 
     def test_figures_match_the_requests(self) -> None:
         """Against the exact percentiles of phase 0, over all requests of the simulation."""

@@ -32,10 +32,3 @@ def test_each_engine_serves_the_whole_set(model: Model) -> None:
         assert one.longest <= study.MOST
         assert one.ttft_p50_ms <= one.ttft_p99_ms <= one.seconds * 1e3
         assert one.tokens_per_second == pytest.approx(one.tokens / one.seconds)
-
-
-def test_the_memory_of_a_simulation_excludes_that_of_its_parent() -> None:
-    ballast = bytearray(b"1") * (256 << 20)
-    found = study.many(20)
-    assert found["requests"] == 20
-    assert 10 < found["peak_mib"] < len(ballast) >> 20

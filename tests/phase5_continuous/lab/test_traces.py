@@ -1,7 +1,5 @@
-import itertools
 import json
 import statistics
-import tracemalloc
 from collections import Counter
 from pathlib import Path
 
@@ -73,28 +71,6 @@ def test_a_turn_of_a_chat_repeats_the_earlier_questions_and_answers() -> None:
     assert going_on > 300  # most have a next turn
     questions = [one.prompt[INSTRUCTION:] for one in arrivals]
     assert len(set(questions)) == len(questions)
-
-
-def test_a_trace_is_a_stream() -> None:
-    """The first of a million requests comes without the others, and memory does not grow with those before."""
-    for kind in ("poisson", "bursty", "chat"):
-        arrivals = Trace(kind=kind, requests=1_000_000, prompt=8, answer=4, max_prompt=400).arrivals()
-        next(arrivals)
-        tracemalloc.start()
-        for _ in itertools.islice(arrivals, 3000):
-            pass
-        early = tracemalloc.get_traced_memory()[0]
-        for _ in itertools.islice(arrivals, 6000):
-            pass
-        late = tracemalloc.get_traced_memory()[0]
-        tracemalloc.stop()
-        assert late < early + 300_000, kind
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_spread_and_a_rate_may_be_of_any_size(kind: str) -> None:
-    arrivals = list(Trace(kind=kind, requests=50, spread=1e308, rate=1e308, max_prompt=9, max_answer=7).arrivals())
-    assert {one.answer for one in arrivals} == {1, 7}
 
 
 def test_arrivals_are_read_from_a_file_in_the_order_of_time(tmp_path: Path) -> None:

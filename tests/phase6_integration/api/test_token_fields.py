@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from phase0_request.params import SamplingParams
@@ -326,29 +325,3 @@ def test_a_stop_string_may_be_included(stream: bool, echo: bool, stop: Any) -> N
 
 
 # The official client.
-
-
-def test_the_openai_client_finds_the_fields() -> None:
-    async def send() -> tuple[Any, Any, list[Any]]:
-        async with client(FakeEngine(script(*SAID, END)), SETTINGS) as http:
-            made = openai.AsyncOpenAI(base_url="http://front/v1", api_key="none", http_client=http)
-            more = {"return_token_ids": True, "prompt_logprobs": 1}
-            whole = await made.completions.create(model="tiny_chat", prompt="Hello there", extra_body=more)
-            chat: Any = await made.chat.completions.create(model="tiny_chat", messages=HELLO, extra_body=more)  # type: ignore[arg-type]
-            stream = await made.chat.completions.create(
-                model="tiny_chat",
-                messages=HELLO,  # type: ignore[arg-type]
-                stream=True,
-                extra_body={"return_token_ids": True},
-            )
-            return whole, chat, [chunk async for chunk in stream]
-
-    whole, chat, (first, *others) = asyncio.run(send())
-    (choice,) = whole.choices
-    assert choice.prompt_token_ids == PROMPTS[COMPLETE]
-    assert TOKENIZER.decode(choice.token_ids, skip_special_tokens=False) == f"{choice.text}<|im_end|>"
-    assert len(choice.prompt_logprobs) == len(PROMPTS[COMPLETE])
-    assert chat.prompt_token_ids == first.prompt_token_ids == PROMPTS[CHAT]
-    assert len(chat.prompt_logprobs) == len(PROMPTS[CHAT])
-    assert all("prompt_token_ids" not in chunk.model_dump() for chunk in others)
-    assert [token for one in others for token in one.choices[0].token_ids] == chat.choices[0].token_ids

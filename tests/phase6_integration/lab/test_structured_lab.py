@@ -38,12 +38,6 @@ def test_every_random_schema_is_one_and_can_be_enforced() -> None:
     assert [again.schema() for _ in range(200)] == schemas
 
 
-def test_a_violation_is_found() -> None:
-    assert structured.violation({"type": "integer"}, "5") is None
-    assert "not of type" in str(structured.violation({"type": "integer"}, '"5"'))
-    assert "no JSON" in str(structured.violation({"type": "integer"}, "5 5"))
-
-
 def test_finished_answers_of_the_bundled_model_meet_their_schemas(tmp_path: Path) -> None:
     found = figures(tmp_path, "--schemas", "8", "--max-tokens", "64", "--seed", "1")
     assert found["answers"] == sum(found["ends"].values()) == 8

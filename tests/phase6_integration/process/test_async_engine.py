@@ -19,10 +19,9 @@ from phase0_request.checks import ConfigError
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.threads import threads_for
 from phase6_integration.engine.options import EngineOptions, openmp_environment
-from phase6_integration.process.async_engine import AsyncEngine, StepReport
+from phase6_integration.process.async_engine import AsyncEngine
 from phase6_integration.process.health import Health, UnavailableError
 from phase6_integration.process.messages import EngineRequest
-from phase6_integration.process.outputs import Output
 from tests.phase6_integration.faults import POISON
 from tests.phase6_integration.real_engine import (
     FAULTS,
@@ -79,22 +78,6 @@ def test_requests_with_one_prompt_compute_it_once_and_keep_their_outputs_apart(o
         cached = sorted(output.cached_tokens for output in reply.outputs)
         assert cached == [0, 64, 64, 64], "three find the pages of the first"
         assert made.gauges.hit_tokens - hits == 192
-
-    on_the_engine(test)
-
-
-def test_a_stop_string_finishes_the_request_in_the_engine(on_the_engine: OnTheEngine, offline: list[list[int]]) -> None:
-    async def test(made: AsyncEngine) -> None:
-        assert made.tokenizer is not None
-        text = made.tokenizer.decode(offline[1])
-        stop = text[len(text) // 2 :][:3]
-        params = SamplingParams(max_tokens=1000, temperature=0, ignore_eos=True, stop=stop, logprobs=0)
-        one = await answer(made, PROMPTS[1], params)
-        assert one.finish_reason is FinishReason.STOP
-        assert one.text == text[: text.index(stop)]
-        assert [*one.offsets] == sorted(one.offsets)
-        assert all(offset < len(one.text) for offset in one.offsets), "no token of what is not shown"
-        assert len(one.logprobs or ()) == len(one.tokens)
 
     on_the_engine(test)
 
@@ -165,35 +148,6 @@ def test_prompts_are_scored(on_the_engine: OnTheEngine, grammar: str | None) -> 
             assert scores is not None
             assert len(scores) == len(PROMPTS[0]) - 1
             assert all(score and len(score.top) == 2 and score.logprob <= 0 for score in scores)
-
-    on_the_engine(test)
-
-
-def test_observers_see_every_step_and_every_finished_request(on_the_engine: OnTheEngine) -> None:
-    class Recorder:
-        tokens, answered, generated, ends = 0, 0, 0, list[tuple[str, int, FinishReason]]()
-
-        def stepped(self, report: StepReport) -> None:
-            self.tokens += report.prefill_tokens + report.decode_tokens
-            self.answered, self.generated = self.answered + report.prompt_tokens, self.generated + report.generated
-
-        def finished(self, request: EngineRequest, output: Output, reason: FinishReason) -> None:
-            times = output.times
-            assert times.queue_time is not None
-            assert times.e2e is not None
-            assert 0 <= times.queue_time <= times.e2e
-            self.ends.append((output.id, output.generated, reason))
-
-    async def test(made: AsyncEngine) -> None:
-        recorder = Recorder()
-        made.observers.append(recorder)
-        prompts = [tuple(token + 2000 for token in prompt) for prompt in PROMPTS[:3]]  # not in the cache
-        await asyncio.gather(*(answer(made, prompt, name=f"{n}") for n, prompt in enumerate(prompts)))
-        await idle(made)
-        made.observers.remove(recorder)
-        assert sorted(recorder.ends) == [(f"{n}-0", 24, FinishReason.LENGTH) for n in range(3)]
-        assert recorder.tokens == sum(len(prompt) + 23 for prompt in prompts)
-        assert (recorder.answered, recorder.generated) == (sum(map(len, prompts)), 3 * 24)
 
     on_the_engine(test)
 
