@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from phase2_prefill_decode.lab.shapes import SHAPES
+from phase4_radix.lab import replay
 from tests.phase2_prefill_decode.tiny import TINY
 
 RESULTS = Path(__file__).parent.parent / "chapters" / "results"
@@ -38,11 +39,20 @@ BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
         [],
         {"PROMPTS": (1, 4), "BATCHES": (1, 2), "CONTEXTS": (8,), "CONTEXT": 8, "SECONDS": 0.0, **CEILINGS},
     ),
-    "stall.json": ("phase3_chunked_prefill.lab.stall", ["--prompt", "90", "--runs", "1"], {}),
+    "stall.json": ("phase3_chunked_prefill.lab.stall", ["--prompt", "90", "--runs", "1"], {"CHUNKS": (0, 64)}),
     "phase4.json": (
         "phase4_radix.lab.study",
         ["--runs", "1"],
-        {"REQUESTS": 2, "COMMONS": (0, 64), "PEOPLE": (8,), "PAGE_SIZES": (16,), "PROMPT": 80, "COMMON": 64},
+        {
+            "REQUESTS": 2,
+            "COMMONS": (0, 64),
+            "PEOPLE": (8,),
+            "PAGE_SIZES": (16,),
+            "PROMPT": 80,
+            "COMMON": 64,
+            "chats": lambda people: replay.chats(people, (192,)),
+            "pressure": lambda in_turn: replay.pressure(in_turn, (40,)),
+        },
     ),
     "phase4_bench.json": (
         "phase4_radix.lab.bench",

@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -124,25 +125,17 @@ class MockServer:
         self._numbers = itertools.count(1)
         self._work = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
-        self._failure: str | None = None
-        self._stopping = False
 
     async def __aenter__(self) -> "MockServer":
-        if self._loop is not None:
-            raise RuntimeError("the server is running already")
-        self._stopping, self._failure = False, None
         self._loop = asyncio.create_task(self._serve())
         return self
 
     async def __aexit__(self, *_: object) -> None:
         loop, self._loop = self._loop, None
-        self._stopping = True
-        try:
-            if loop is not None:
-                loop.cancel()
-                await asyncio.gather(loop, return_exceptions=True)
-        finally:
-            self._end_all(FinishReason.ABORT)
+        if loop is not None:
+            loop.cancel()
+            with suppress(asyncio.CancelledError):
+                await loop
 
     async def generate(
         self, prompt: str, params: SamplingParams | None = None, priority: int = 0
@@ -157,10 +150,8 @@ class MockServer:
 
     def submit(self, prompt: str, params: SamplingParams | None = None, priority: int = 0) -> TokenStream:
         """Submit a request. Raises ValueError if it is invalid and QueueFullError if the queue is full."""
-        if self._loop is None:
+        if self._loop is None or self._loop.done():
             raise RuntimeError("the server is not running; use it as `async with MockServer(...) as server`")
-        if self._failure is not None:
-            raise RuntimeError(f"the server has stopped: {self._failure}")
         params = params or SamplingParams()
         arrival = self._clock()
         if not isinstance(prompt, str) or not prompt:
@@ -179,8 +170,12 @@ class MockServer:
         return stream
 
     def abort(self, request: Request) -> bool:
-        """Abort a request in any state. False if it is finished already."""
-        return self._end(request, FinishReason.ABORT)
+        """Abort a request in any state. False if its stream has ended."""
+        if request.id not in self._streams:
+            return False
+        self.core.abort(request)
+        self._close(request, None, self._streams[request.id].transcript.add(None, FinishReason.ABORT))
+        return True
 
     async def _serve(self) -> None:
         """The serving loop: run steps while there is work, else sleep until a request arrives."""
@@ -192,11 +187,9 @@ class MockServer:
                 else:
                     self._work.clear()
                     await self._work.wait()
-        except (Exception, asyncio.CancelledError) as error:
-            if self._stopping:
-                raise
-            self._failure = f"{type(error).__name__}: {error}"  # a bug of the server: no client may wait for ever
-            self._end_all(FinishReason.ERROR, f"the server failed: {self._failure}")
+        finally:
+            for stream in list(self._streams.values()):  # no client may wait for a loop that has stopped
+                self.abort(stream.request)
 
     async def _step(self) -> None:
         """Launch a step, wait for its task, complete it, and deliver its events."""
@@ -229,18 +222,6 @@ class MockServer:
         else:
             self.trace.enter(request.id, PipelineStage.SCHEDULER, self._clock())
             stream.put(StreamedToken(token, text))
-
-    def _end(self, request: Request, reason: FinishReason, error: str | None = None) -> bool:
-        """End a request outside a step and send its finish reason. False if that was sent before."""
-        if request.id not in self._streams:
-            return False
-        self.core.finish(request, reason, error)
-        self._close(request, None, self._streams[request.id].transcript.add(None, reason))
-        return True
-
-    def _end_all(self, reason: FinishReason, error: str | None = None) -> None:
-        for stream in list(self._streams.values()):
-            self._end(stream.request, reason, error)
 
     def _close(self, request: Request, token: int | None, text: str) -> None:
         """Send the last item of a stream, with the finish reason."""
