@@ -4,7 +4,7 @@ Published cases, each of which is a 400 here that names the field: `n` without a
 prompt (CVE-2024-8768, vLLM), negative numbers (CVE-2026-21869, llama.cpp), arguments of the chat template
 (CVE-2025-62426, vLLM) and the template itself (the class of CVE-2024-34359, llama-cpp-python, and CVE-2026-5760,
 SGLang), tools with a pattern (CVE-2025-48944, vLLM), regular expressions and schemas for guided decoding (the same
-class), tensors (CVE-2025-62164, vLLM), images by address (CVE-2025-6242, vLLM: server-side request forgery).
+class: test_grammars), tensors (CVE-2025-62164, vLLM), images by address (CVE-2025-6242, vLLM: server-side request forgery).
 """
 
 import asyncio
@@ -99,8 +99,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"prompt": "a", "max_tokens": -5}, "max_tokens"),
     (COMPLETIONS, {"prompt": "a", "logprobs": -1}, "logprobs"),
     (COMPLETIONS, {"prompt": "a", "prompt_embeds": "gASV"}, "prompt_embeds"),
-    (COMPLETIONS, {"prompt": "a", "guided_regex": "a{1000}{1000}"}, "guided_regex"),
-    (COMPLETIONS, {"prompt": "a", "guided_json": {"type": "x", "pattern": "("}}, "guided_json"),
     (CHAT, {"messages": MESSAGES, "chat_template": "{{ cycler.__init__.__globals__ }}"}, "chat_template"),
     (CHAT, {"messages": MESSAGES, "chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs.tokenize"),
     (
