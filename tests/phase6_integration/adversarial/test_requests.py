@@ -4,7 +4,7 @@ Published cases, each of which is a 400 here that names the field: `n` without a
 prompt (CVE-2024-8768, vLLM), negative numbers (CVE-2026-21869, llama.cpp), arguments of the chat template
 (CVE-2025-62426, vLLM) and the template itself (the class of CVE-2024-34359, llama-cpp-python, and CVE-2026-5760,
 SGLang), tools with a pattern (CVE-2025-48944, vLLM), regular expressions and schemas for guided decoding (the same
-class: test_grammars), tensors (CVE-2025-62164, vLLM), images by address (CVE-2025-6242, vLLM: server-side request forgery).
+class: test_grammars), tensors (CVE-2025-62164), images by address (CVE-2025-6242, vLLM: server-side request forgery).
 """
 
 import asyncio
