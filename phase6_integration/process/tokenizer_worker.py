@@ -30,7 +30,7 @@ from phase0_request.tokenizer import Tokenizer
 
 MEMORY = 1 << 30  # bytes that a job may allocate beyond what the process has loaded
 IMPORTED = ["phase0_request.tokenizer", "transformers.utils.chat_template_utils"]
-QUIET = {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1"}
+QUIET = {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore:resource_tracker"}
 
 Tokens = list[tuple[int, ...]]
 Job = Callable[..., Tokens]  # its first argument is the tokenizer; a ValueError is for the client
