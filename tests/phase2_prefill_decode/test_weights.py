@@ -1,9 +1,13 @@
 """Weights: every tensor of a checkpoint is loaded, and into its place. The oracle is transformers' model."""
 
 import json
+import os
 import shutil
+import subprocess
 import sys
+import termios
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +24,6 @@ from phase2_prefill_decode.loading.checkpoint import INDEX, SINGLE, Checkpoint
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.weights import Weights, empty_weights, load_weights, places, random_weights
 from tests.phase2_prefill_decode.models import FAMILIES, VARIANTS, saved, tiny_model, variant
-from tests.terminal import on_a_terminal
 
 SHARDS = "20KB"
 SMALL = ModelConfig(
@@ -395,9 +398,17 @@ load_weights(sys.argv[1], config, progress=True)
 
 def test_a_terminal_shows_a_progress_bar_on_request(tmp_path: Path) -> None:
     saved(variant("llama"), tmp_path)
-    status, seen = on_a_terminal(sys.executable, "-c", SHOW, str(tmp_path))
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (24, 100))
+    subprocess.run([sys.executable, "-c", SHOW, str(tmp_path)], stdin=theirs, stdout=theirs, stderr=theirs, check=True)
+    os.set_blocking(ours, False)
+    seen = b""
+    with suppress(BlockingIOError):
+        while line := os.read(ours, 4096):
+            seen += line
+    os.close(ours)
+    os.close(theirs)
     before, after = seen.split(b"silent so far")
-    assert status == 0
     assert before.strip() == b""
     assert b"Loading weights" in after
 
