@@ -64,24 +64,17 @@ def make_requests(
     return [make_request(prompt, one, model, now, next(names)) for prompt, one in zip(prompts, params, strict=True)]
 
 
-def make_request(prompt: Prompt, params: SamplingParams, model: Model, now: float, name: str) -> Request:
+def make_request(
+    prompt: Prompt, params: SamplingParams, model: Model, now: float, name: str, priority: int = 0, cache_salt: str = ""
+) -> Request:
     """Make a request and check it against the model. max_tokens is cut to what the context leaves."""
-    tokens = _tokens(name, prompt, model.tokenizer)
-    if params.stop and model.tokenizer is None:
-        raise ValueError(f"{name}: stop strings are found in text, and this model has no tokenizer; use stop_token_ids")
-    for token in (*tokens, params.highest_token):
-        if type(token) is int and token >= model.config.vocab_size:
-            raise ValueError(f"{name}: token {token} is not of this model; its ids go to {model.config.vocab_size - 1}")
-    context = model.config.max_position_embeddings
-    room = context - len(tokens)
-    if room < 1:
-        raise ValueError(
-            f"{name}: the prompt has {len(tokens)} tokens; at most {context - 1} fit into the context "
-            f"of {context}, with one to answer"
-        )
+    tokens, context = tuple(_tokens(name, prompt, model.tokenizer)), model.config.max_position_embeddings
+    room = max(context - len(tokens), 1)
     if params.max_tokens > room:
         params = replace(params, max_tokens=room, min_tokens=min(params.min_tokens, room))
-    return Request(name, tuple(tokens), params, arrival=now)
+    request = Request(name, tokens, params, priority, now, cache_salt)
+    request.check_fits(model.config.vocab_size, context, model.tokenizer is not None)
+    return request
 
 
 def _tokens(name: str, prompt: Prompt, tokenizer: Tokenizer | None) -> Sequence[int]:

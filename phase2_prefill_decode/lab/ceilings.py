@@ -96,8 +96,8 @@ def _memory(device: torch.device) -> Iterator[tuple[str, float]]:
 
 def _call(device: torch.device) -> float:
     """Host seconds to start an operator on one number."""
-    one: Tensor = torch.ones(1, device=device)
-    return clock_seconds([partial(one.add_, 1)] * CALLS)
+    number: Tensor = torch.ones(1, device=device)
+    return clock_seconds([partial(number.add_, 1)] * CALLS)
 
 
 def _seconds(device: torch.device, calls: Calls) -> float:

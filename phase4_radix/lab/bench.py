@@ -144,9 +144,9 @@ def decoding(running: int, rounds: int = 5) -> Decoding:
                     request.append(request.total, 0.0)
                 start = time.perf_counter()
                 for request in requests:
-                    piece = Slice(request, request.computed, 1)
-                    cache.grow(request, piece.stop)
-                    cache.slots(piece)
+                    step = Slice(request, request.computed, 1)
+                    cache.grow(request, step.stop)
+                    cache.slots(step)
                 spent += time.perf_counter() - start
                 for request in requests:
                     request.advance(request.computed, 1)
@@ -161,11 +161,11 @@ def decoding(running: int, rounds: int = 5) -> Decoding:
 def _prompted(cache: PagedCache, number: int) -> Request:
     request = Request(f"r{number}", (*range(4 * PAGE), number), SamplingParams(max_tokens=STEPS))
     request.admit(0.0)
-    found = cache.attach(request)
-    if found:
-        request.advance(0, found)
+    cached = cache.attach(request)
+    if cached:
+        request.advance(0, cached)
     cache.grow(request, request.total)
-    request.advance(found, request.total - found)
+    request.advance(cached, request.total - cached)
     cache.publish(request)
     return request
 

@@ -141,7 +141,7 @@ def served(model: Model, runs: int = 3) -> dict[str, Served]:
     """Serve REQUESTS in each of WAYS, alternating; the fastest run of each way counts."""
     serve(model, prefix_cache=True, together=True)  # warm-up
     rounds = [{name: serve(model, **way) for name, way in WAYS.items()} for _ in range(runs)]
-    return {name: min((each[name] for each in rounds), key=lambda one: one.ttft_ms) for name in WAYS}
+    return {name: min((each[name] for each in rounds), key=lambda run: run.ttft_ms) for name in WAYS}
 
 
 def gains(ways: dict[str, Served]) -> dict[str, float]:

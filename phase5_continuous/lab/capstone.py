@@ -29,12 +29,12 @@ def load(path: Path) -> Entry:
     """Read an entry from a file, which runs it. EntryError says what is missing."""
     if not path.is_file():
         raise EntryError(f"there is no file {path}")
-    found = {name: value for name, value in runpy.run_path(str(path)).items() if name in HOOKS}
-    if not found or not all(map(callable, found.values())):
+    hooks = {name: value for name, value in runpy.run_path(str(path)).items() if name in HOOKS}
+    if not hooks or not all(map(callable, hooks.values())):
         raise EntryError(f"{path.name} must define at least one of the functions {', '.join(HOOKS)}")
     if path.stem in (entry.name for entry in OURS):
         raise EntryError(f"{path.stem} is one of ours; give the file another name")
-    return Entry(path.stem, **found)
+    return Entry(path.stem, **hooks)
 
 
 def read(path: Path) -> dict[str, dict[str, float]]:

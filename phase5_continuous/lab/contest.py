@@ -98,8 +98,8 @@ def long_prompts(requests: int, rate: float) -> list[Arrival]:
     few = requests // 10
     short = Trace(requests=requests - few, rate=0.9 * rate, prompt=96, answer=64, seed=11)
     long = Trace(requests=few, rate=0.1 * rate, prompt=3072, spread=0.4, max_prompt=8192, answer=32, seed=12)
-    documents = (one._replace(prompt=(4096 + one.prompt[0], *one.prompt[1:])) for one in long.arrivals())
-    return sorted(chain(short.arrivals(), documents), key=lambda one: one.time)
+    unique = (a._replace(prompt=(4096 + a.prompt[0], *a.prompt[1:])) for a in long.arrivals())
+    return sorted(chain(short.arrivals(), unique), key=lambda arrival: arrival.time)
 
 
 def shared_prefixes(requests: int, rate: float) -> list[Arrival]:
@@ -122,7 +122,7 @@ def tenants(requests: int, rate: float) -> list[Arrival]:
     count = requests // 4
     floods = (fairness.arrivals(name, [0.0] * count, *size) for name, size in sizes.items())
     modest = fairness.arrivals("modest", [4 * number / rate for number in range(count)], 128, 48)
-    return sorted(chain(*floods, modest), key=lambda one: one.time)
+    return sorted(chain(*floods, modest), key=lambda arrival: arrival.time)
 
 
 TRACES: dict[str, tuple[Callable[[int, float], list[Arrival]], int, float]] = {
@@ -175,8 +175,8 @@ class Run:
 
 def play(entry: Entry, arrivals: Sequence[Arrival]) -> tuple[Run, float]:
     """Serve a trace on the simulated machine. Returns also the hit rate. EntryError if a request starves."""
-    longest = max(one.answer for one in arrivals)
-    come = arrivals if entry.tenants else [one._replace(tenant="") for one in arrivals]
+    longest = max(arrival.answer for arrival in arrivals)
+    come = arrivals if entry.tenants else [arrival._replace(tenant="") for arrival in arrivals]
     simulation, run = Simulation(come, Machine(entry=entry, max_tokens=longest)), Run()
     scheduler = simulation.scheduler
     assert isinstance(scheduler, Scheduler)
@@ -207,15 +207,15 @@ def play(entry: Entry, arrivals: Sequence[Arrival]) -> tuple[Run, float]:
 def score(entry: Entry) -> dict[str, float]:
     """Play all traces. The score is the mean of six shares: the requests that met the SLO on each trace, fairness
     between tenants, and the hit rate on shared prefixes."""
-    found: dict[str, float] = {}
+    shares: dict[str, float] = {}
     longest = 0.0
     for name, (trace, requests, rate) in TRACES.items():
         run, hits = play(entry, trace(requests, rate))
-        found[name] = run.attainment
+        shares[name] = run.attainment
         longest = max(longest, run.longest_wait)
         if name == "shared prefixes":
-            found["hit rate"] = hits
+            shares["hit rate"] = hits
         if name == "tenants":
-            found["fairness"] = run.fairness
-    shares = {name: round(found[name], 4) for name in SHARES}
-    return {"score": round(100 * sum(shares.values()) / len(shares), 2), **shares, "longest wait": round(longest, 2)}
+            shares["fairness"] = run.fairness
+    ordered = {name: round(shares[name], 4) for name in SHARES}
+    return {"score": round(100 * sum(ordered.values()) / len(ordered), 2), **ordered, "longest wait": round(longest, 2)}

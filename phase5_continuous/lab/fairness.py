@@ -45,7 +45,7 @@ def greedy_and_modest() -> list[Arrival]:
     """The greedy client sends all at the start, the modest one a question each second."""
     greedy = arrivals("greedy", [0.0] * (BURSTS * N), *BURST)
     modest = arrivals("modest", (1.0 + second for second in range(QUESTIONS)), *QUESTION)
-    return sorted([*greedy, *modest], key=lambda one: one.time)
+    return sorted([*greedy, *modest], key=lambda arrival: arrival.time)
 
 
 def floods() -> list[Arrival]:
@@ -55,8 +55,8 @@ def floods() -> list[Arrival]:
 
 def serve(come: Sequence[Arrival], fair: bool, seconds: float = float("inf")) -> tuple[Service, Counter[str]]:
     """Serve the arrivals, to the end or for so many seconds. Returns also the tokens computed for each tenant."""
-    simulation = Simulation(come if fair else [one._replace(tenant="") for one in come], Setting())
-    tenants = {f"r{number}": one.tenant for number, one in enumerate(come)}
+    simulation = Simulation(come if fair else [arrival._replace(tenant="") for arrival in come], Setting())
+    tenants = {f"r{number}": arrival.tenant for number, arrival in enumerate(come)}
     tokens, ttft, ended = Counter[str](), list[float](), dict.fromkeys(tenants.values(), 0.0)
     while simulation.going and simulation.clock.now < seconds:
         step = simulation.step()

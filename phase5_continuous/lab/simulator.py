@@ -142,15 +142,15 @@ class Simulation:
         return self.scheduler.running_set.num_preemptions if isinstance(self.scheduler, Scheduler) else 0
 
     def _submit(self, arrival: Arrival) -> None:
-        one = request(self._came, arrival, self.setting.max_tokens)
+        new = request(self._came, arrival, self.setting.max_tokens)
         self._came += 1
         self.stats.arrive(arrival.time)
         try:
-            self.core.submit(one)
+            self.core.submit(new)
         except (ValueError, QueueFullError):  # too large for the pool, or the queue is full
             self.stats.refused += 1
         else:
-            self.runner.answers[one.id] = arrival.answer
+            self.runner.answers[new.id] = arrival.answer
 
 
 def simulate(arrivals: Iterable[Arrival], setting: Setting, slo: SLO | None = None) -> Outcome:

@@ -115,9 +115,9 @@ def beside(model: Model, count: int, runs: int) -> dict[str, Any]:
     for way in ("static", "continuous"):
         serve(model, way, 4)  # warm-up
     rounds = [{way: serve(model, way, count) for way in ("static", "continuous")} for _ in range(runs)]
-    best = {way: min((each[way] for each in rounds), key=lambda one: one.seconds) for way in ("static", "continuous")}
+    best = {way: min((each[way] for each in rounds), key=lambda run: run.seconds) for way in ("static", "continuous")}
     static, continuous = best["static"], best["continuous"]
-    return {way: asdict(one) for way, one in best.items()} | {
+    return {way: asdict(run) for way, run in best.items()} | {
         "throughput_ratio": continuous.tokens_per_second / static.tokens_per_second,
         "ttft_p99_ratio": static.ttft_p99_ms / continuous.ttft_p99_ms,
     }

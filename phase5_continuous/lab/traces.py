@@ -184,7 +184,7 @@ def load(path: str | Path) -> list[Arrival]:
     entries = json.loads(Path(path).read_text("utf-8"))
     if not isinstance(entries, list) or not entries:
         raise ValueError(f"{Path(path).name} must hold a list of arrivals, at least one")
-    return sorted((_arrival(number, entry) for number, entry in enumerate(entries)), key=lambda one: one.time)
+    return sorted((_arrival(number, entry) for number, entry in enumerate(entries)), key=lambda arrival: arrival.time)
 
 
 def _arrival(number: int, entry: Any) -> Arrival:

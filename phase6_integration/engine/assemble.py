@@ -46,7 +46,7 @@ LONG = 4096  # tokens: on a CPU, requests up to this can all run at once; of lon
 class Assembled:
     """The parts of an engine."""
 
-    model: Model  # its config's max_length is this engine's context length
+    model: Model  # its config's max_position_embeddings is this engine's context length
     scheduler: Scheduler
     core: ObservedCore[Attempt[PackedStep]]
     sampler: Sampler

@@ -82,12 +82,10 @@ class NanoServingEngine:
         self, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0, cache_salt: str = ""
     ) -> Request:
         """Queue a request. Each call of `step` advances all queued and running requests."""
-        core, name = self.parts.core, next(self._names)
-        made = make_request(prompt, params or SamplingParams(), self.parts.model, core.clock(), name)
-        request = Request(name, made.prompt_tokens, made.params, priority, made.arrival, cache_salt)
-        if made.params.grammar is not None:
-            if self.parts.model.tokenizer is None:
-                raise ValueError("a grammar needs a tokenizer, which this model has not")
+        core, model = self.parts.core, self.parts.model
+        params = params or SamplingParams()
+        request = make_request(prompt, params, model, core.clock(), next(self._names), priority, cache_salt)
+        if params.grammar is not None:
             self.parts.sampler.constraint_of(request)  # a wrong one is refused now
         core.submit(request)
         return request

@@ -193,23 +193,13 @@ class AsyncEngine:
     # endregion
 
     def _check(self, request: EngineRequest) -> None:
-        """Refuse what the engine would refuse: what a Request does not allow, the vocabulary and the context."""
-        params, last = request.params, self.config.vocab_size - 1
+        """Refuse what the engine would refuse."""
         request.id.encode(), request.cache_salt.encode()  # a lone surrogate raises UnicodeEncodeError, a ValueError
-        for number in range(0, len(request.prompts) * request.n, request.n):
-            request.completion(number)
-        if (highest := max(*map(max, request.prompts), params.highest_token)) > last:
-            raise ValueError(f"token ids of this model run from 0 to {last}, got {highest}")
-        if self.tokenizer is None and (params.stop or params.grammar is not None):
-            raise ValueError("stop strings and grammars need a tokenizer, which this model has not")
         if request.timeout is not None:
             check_number(f"request {request.id}: timeout", request.timeout, 0, above=True)
-        for prompt, length in zip(request.prompts, request.lengths, strict=True):
-            if len(prompt) + length > self.max_model_len:
-                raise ValueError(
-                    f"the prompt has {len(prompt)} tokens and max_tokens is {length}; "
-                    f"together they may be {self.max_model_len}"
-                )
+        for number in range(0, len(request.prompts) * request.n, request.n):  # a completion of each prompt
+            completion = request.completion(number)
+            completion.check_fits(self.config.vocab_size, self.max_model_len, self.tokenizer is not None)
 
     # Messages of the engine.
 

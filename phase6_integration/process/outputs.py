@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-from phase0_request.detokenizer import Detokenizer
+from phase0_request.detokenizer import Transcript
 from phase0_request.request import FinishReason, RequestTimes, TokenLogprobs
 from phase0_request.tokenizer import Tokenizer
 from phase6_integration.process.health import UnavailableError
@@ -111,63 +111,59 @@ class Chunk:
 
 
 class Output:
-    """One completion: detokenizes its tokens, and counts and times them for usage, logprobs, metrics and the access
+    """One completion: makes chunks of its tokens, and counts and times them for usage, logprobs, metrics and the access
     log. Text comes out as whole characters in which no stop string can begin; a token comes out together with its
     text."""
 
     def __init__(self, request: EngineRequest, number: int, tokenizer: Tokenizer | None) -> None:
-        params = request.params
         self.id, self.index = request.name(number), number
         self.prompt_tokens, self.max_tokens = request.size_of(number)
         self.times = RequestTimes(request.arrival, tokens=array("d"))  # a token's time is the end of its step
         self.cached_tokens = 0  # of its prompt, known once it is admitted
         self.generated = 0  # tokens, including the one that ended it
         self.prompt_logprobs: LogprobArrays | None = None  # if requested: of all but the first prompt token
-        self.stop_reason: str | int | None = None  # the stop string or stop token that ended it
         self.reason: FinishReason | None = None  # why it ended, once the last chunk has been made
-        self._detokenizer = Detokenizer(tokenizer, params) if tokenizer else None
+        self._transcript = Transcript(request.params, tokenizer)
         self._sent_chars = 0
         self._held = Chunk(number)  # tokens with text that is not fully sent yet
-        self._stops = frozenset(params.stop_token_ids)
-        self._includes_stop = params.include_stop_str_in_output
 
     @property
     def done(self) -> bool:
         return self.reason is not None
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        """The stop string or stop token that ended it."""
+        return self._transcript.stop_reason
 
     # region exercise 6.4
     def append(self, token: int, logprob: TokenLogprobs | None, reason: FinishReason | None, at: float) -> Chunk | None:
         """Add a token, with the finish reason if it is the last. None if no text is ready yet."""
         self.generated += 1
         self.times.tokens.append(at)
-        if reason is FinishReason.STOP and token in self._stops:
-            self.stop_reason = token
         self._hold(token, logprob)
-        if reason is FinishReason.STOP and not self._includes_stop:
-            return self.finish(reason, stop_tokens=1)
-        text = ""
-        if self._detokenizer is not None:
-            text = self._detokenizer.push([token])
-            if self._detokenizer.stopped is not None:
-                self.stop_reason = self._detokenizer.stopped
-                reason = FinishReason.STOP
-        if reason is not None:
-            return self.finish(reason, text=text)
-        if self._detokenizer is None:
+        transcript = self._transcript
+        text = transcript.add(token, reason)
+        if transcript.finish_reason is not None:
+            stop_tokens = int(reason is FinishReason.STOP and not transcript.includes_stop)
+            return self._last(transcript.finish_reason, text, stop_tokens)
+        if not transcript.has_text:
             return self._chunk("", 1)
         return self._chunk(text, self._count_begun(text)) if text else None
 
-    def finish(
-        self, reason: FinishReason, error: str | UnavailableError | None = None, text: str = "", stop_tokens: int = 0
+    def finish(self, reason: FinishReason, error: str | UnavailableError | None = None) -> Chunk:
+        """End the output between two tokens. Returns the last chunk, with the text held back so far."""
+        return self._last(reason, self._transcript.add(None, reason), error=error)
+
+    def _last(
+        self, reason: FinishReason, text: str, stop_tokens: int = 0, error: str | UnavailableError | None = None
     ) -> Chunk:
-        """The last chunk, with the text held back so far. The last `stop_tokens` tokens ended the output and are not
-        part of it; nor are those of a stop string that is not."""
+        """The last chunk. The last `stop_tokens` tokens ended the output and are not in it; nor are those of a stop
+        string that is not."""
         self.reason = reason
-        count, detokenizer = len(self._held.tokens) - stop_tokens, self._detokenizer
-        if detokenizer is not None:
-            text += detokenizer.flush()
-            if detokenizer.stopped is not None and not self._includes_stop:
-                count = self._count_begun(text)
+        count = len(self._held.tokens) - stop_tokens
+        if isinstance(self.stop_reason, str) and not self._transcript.includes_stop:
+            count = self._count_begun(text)
         chunk = self._chunk(text, count)
         chunk.ended_by = self._held.tokens
         chunk.finish_reason, chunk.error = reason, error
@@ -177,7 +173,7 @@ class Output:
         """Keep a token until its text is sent."""
         held = self._held
         held.tokens.append(token)
-        held.offsets.append(self._sent_chars + self._detokenizer.held if self._detokenizer else 0)
+        held.offsets.append(self._sent_chars + self._transcript.held)
         if logprob is not None:
             held.logprobs = held.logprobs or LogprobArrays()
             held.logprobs.append(logprob)

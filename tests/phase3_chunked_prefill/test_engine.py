@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool.cache import PagedCache
-from phase2_prefill_decode.engine import static
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.engine import chunked, load
 from tests.phase2_prefill_decode.models import saved, variant
@@ -98,36 +96,6 @@ def test_the_step_of_admission_does_not_change_the_tokens_of_a_request(
     assert cache.usage.free == cache.usage.total
 
 
-def test_only_the_slice_that_completes_a_prompt_yields_a_token(qwen3: Known) -> None:
-    core = chunked(qwen3.model, TokenBudget(16, 18), cache=pool(16)).core
-    short, long = (Request(name, tuple(qwen3.prompts[n]), GREEDY) for name, n in (("short", 3), ("long", 5)))
-    core.submit(short)
-    running = core.run()
-    next(running)
-    core.submit(long)
-    core.scheduler.admit(core.clock())
-    steps = [*islice(running, 4)]
-    assert [(step.prefill_tokens, step.decode_tokens) for step in steps] == [(16, 1), (16, 1), (8, 1), (0, 2)]
-    assert [[event.request.id for event in step.events] for step in steps[:3]] == [
-        ["short"],
-        ["short"],
-        ["short", "long"],
-    ]
-    assert long.output_tokens == qwen3.answers[5][:2]
-
-
-def test_the_first_answers_stream_while_a_long_prompt_is_still_computed(qwen3: Known) -> None:
-    """In phase 2's plan the first tokens of all requests come together."""
-    given = [qwen3.prompts[n] for n in (0, 3, 5)]  # 1, 3 and 40 tokens
-    order = [
-        len(delta.request.prompt_tokens) for delta in chunked(qwen3.model, TokenBudget(8, 12)).stream(given, GREEDY)
-    ]
-    assert order[: order.index(40)] == [1, 3] * 5  # 40 tokens in chunks of 8
-    whole = [len(delta.request.prompt_tokens) for delta in static(qwen3.model).stream(given, GREEDY)]
-    assert whole[:3] == [1, 3, 40]
-    assert sorted(order) == sorted(whole)
-
-
 def test_a_stream_closed_in_the_middle_of_a_prompt_frees_every_page(qwen3: Known) -> None:
     cache = pool(16)
     engine = chunked(qwen3.model, TokenBudget(8, 12), cache=cache)
@@ -139,15 +107,6 @@ def test_a_stream_closed_in_the_middle_of_a_prompt_frees_every_page(qwen3: Known
     assert short.finish_reason is long.finish_reason is FinishReason.ABORT
     assert cache.usage.free == cache.usage.total
     assert [c.output_tokens for c in engine.generate(qwen3.prompts, GREEDY)] == qwen3.answers
-
-
-def test_chunks_end_at_page_boundaries(qwen3: Known) -> None:
-    core = chunked(qwen3.model, TokenBudget(23, 30), cache=pool(16)).core
-    long = Request("long", tuple(qwen3.prompts[5]), GREEDY)
-    core.submit(long)
-    for computed in (16, 32, 40):
-        core.step()
-        assert long.computed == computed
 
 
 @pytest.mark.proof

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from phase0_request.batch import Batch
 from phase0_request.core import EngineCore, Launched
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
@@ -226,54 +225,16 @@ def test_a_step_that_raises_is_planned_again(small: Model, oracle: Any, monkeypa
     assert cache.usage.referenced == 0
 
 
-class TestText:
-    """The engine over text: stop strings, streams and refusals are as in phase 2's engine."""
-
-    def test_a_stop_string_ends_an_answer_and_is_not_part_of_its_text(self, chatty: Model) -> None:
-        text = static(chatty).generate([PROMPTS[0]], GREEDY)[0].text
-        params = [SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop=text[8:12]), GREEDY]
-        engine = continuous(chatty)
-        stopped, other = engine.generate([PROMPTS[0], PROMPTS[1]], params)
-        assert stopped.text == text[: text.index(text[8:12])]
-        assert (stopped.finish_reason, other.finish_reason) == (FinishReason.STOP, FinishReason.LENGTH)
-        assert not engine.core.has_work
-        assert engine.core.scheduler.cache.usage.referenced == 0
-
-    def test_a_closed_stream_aborts_its_requests(self, chatty: Model) -> None:
-        engine = continuous(chatty)
-        stream = engine.stream(PROMPTS, GREEDY)
-        request = next(stream).request
-        with pytest.raises(RuntimeError, match="generating already"):
-            engine.generate(PROMPTS, GREEDY)
-        stream.close()
-        assert request.finish_reason is FinishReason.ABORT
-        assert engine.core.scheduler.cache.usage.referenced == 0
-        assert len(engine.generate(PROMPTS, GREEDY)) == 4
-
-    def test_a_request_that_can_never_be_served_is_refused_and_leaves_no_work(self, chatty: Model) -> None:
-        engine = continuous(chatty, cache=PagedCache(4, 4))
-        with pytest.raises(ValueError, match="can never be served: its prompt has 17 tokens"):
-            engine.generate([[5] * 3, [5] * 17], GREEDY)
-        assert not engine.core.has_work
-
-    def test_an_answer_that_outgrows_the_pool_ends_with_an_error(self, chatty: Model) -> None:
-        engine = continuous(chatty, cache=PagedCache(4, 4))
-        (answer,) = engine.generate([[5] * 12], SamplingParams(temperature=0, max_tokens=9, ignore_eos=True))
-        assert answer.finish_reason is FinishReason.ERROR
-        assert answer.request.error is not None
-        assert "out of memory" in answer.request.error
-        assert len(answer.output_tokens) == 5
-
-
-def test_an_empty_batch_is_never_launched(small: Model) -> None:
-    seen: list[Batch] = []
-    loop = continuous(small, cache=PagedCache(32, 4)).core
-    pack = loop.runner.pack
-    loop.runner.pack = lambda batch: (seen.append(batch), pack(batch))[1]  # type: ignore[method-assign, func-returns-value]
-    loop.submit(Request("a", (5, 6, 7), SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)))
-    for _ in range(5):
-        loop.step()
-    assert [len(batch) for batch in seen] == [1, 1]
+def test_a_closed_stream_aborts_its_requests(chatty: Model) -> None:
+    engine = continuous(chatty)
+    stream = engine.stream(PROMPTS, GREEDY)
+    request = next(stream).request
+    with pytest.raises(RuntimeError, match="generating already"):
+        engine.generate(PROMPTS, GREEDY)
+    stream.close()
+    assert request.finish_reason is FinishReason.ABORT
+    assert engine.core.scheduler.cache.usage.referenced == 0
+    assert len(engine.generate(PROMPTS, GREEDY)) == 4
 
 
 class NoWaiting(TorchDispatchMode):

@@ -14,7 +14,6 @@ from phase5_continuous.policies import (
     FirstComeFirstServed,
     LongestPrefixFirst,
     Policy,
-    policy,
 )
 from phase5_continuous.scheduler import Scheduler
 from tests.phase5_continuous.support import EOS, Engine, request
@@ -208,12 +207,6 @@ def test_a_policy_orders_only_the_first_eight_candidates(monkeypatch: pytest.Mon
     one.run()
     assert max(seen) == 8
     assert admitted(one) == [f"r{n}" for n in range(100)]
-
-
-def test_policies_have_names() -> None:
-    assert [type(policy(name)) for name in POLICIES] == [FirstComeFirstServed, ByPriority, LongestPrefixFirst]
-    with pytest.raises(ValueError, match="a policy is one of fcfs, priority, longest-prefix, got 'random'"):
-        policy("random")
 
 
 @pytest.mark.parametrize("by", [ByPriority, LongestPrefixFirst])

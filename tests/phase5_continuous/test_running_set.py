@@ -4,7 +4,6 @@ import pytest
 
 from phase0_request import Request, RequestState
 from phase1_kv_pool import PagedCache
-from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.running import RunningSet, SequenceState
 from tests.phase5_continuous.support import request
 
@@ -40,33 +39,6 @@ def running(
     return running_set, states
 
 
-def test_a_slice_in_flight_counts_as_scheduled_and_its_token_as_known_unless_it_is_the_last() -> None:
-    one = state("a", 0, prompt=4, max_tokens=2)
-    one.schedule(3)
-    assert (one.num_scheduled, one.num_tokens, one.in_flight) == (3, 4, 1)
-    one.schedule(1)
-    assert (one.num_scheduled, one.num_tokens, one.in_flight) == (4, 5, 2)  # the token that the device will yield
-    one.schedule(1)
-    assert (one.num_scheduled, one.num_tokens, one.in_flight) == (5, 5, 3)  # the sixth would be the last: not computed
-    one.reset(capacity=8)
-    assert (one.num_scheduled, one.num_tokens, one.in_flight, one.capacity) == (0, 4, 0, 8)
-
-
-def test_allocation_gives_pages_for_all_tokens_and_skips_cached_ones() -> None:
-    cache = PrefixCache(10, 4)
-    running_set = RunningSet(cache, watermark=0)
-    first = state("a", 0, prompt=9)
-    assert running_set.allocate(first, now=3.0)
-    assert (first.capacity, first.num_scheduled, first.schedulable) == (12, 0, True)
-    assert (first.request.state, first.request.times.admitted) == (RequestState.RUNNING, 3.0)
-    first.request.advance(0, 9)
-    cache.publish(first.request)
-    second = state("b", 1, prompt=9)
-    assert running_set.allocate(second, now=4.0)
-    assert (second.num_scheduled, second.request.computed, cache.usage.referenced) == (8, 8, 4)
-    assert list(running_set.running) == [first, second]
-
-
 @pytest.mark.parametrize(("prompt", "fits"), [(16, True), (17, False)])
 def test_allocation_leaves_the_watermark_free_while_others_hold_pages(prompt: int, fits: bool) -> None:
     running_set, _ = running(8, 8, watermark=8)  # 2 of 8 pages are in use, 2 must stay free
@@ -78,48 +50,12 @@ def test_allocation_leaves_the_watermark_free_while_others_hold_pages(prompt: in
     assert one.request.state is (RequestState.RUNNING if fits else RequestState.WAITING)
 
 
-def test_an_idle_pool_ignores_the_watermark() -> None:
-    running_set = RunningSet(PagedCache(8, 4), watermark=28)
-    assert running_set.allocate(state("a", 0, prompt=32), 0), "no other request holds pages, so it may have all of them"
-
-
-def test_a_page_is_appended_only_when_the_last_one_is_full() -> None:
-    running_set, (one,) = running(3, 3)
-    assert running_set.allocate_slots([one]) == [one]
-    assert (one.capacity, running_set.cache.usage.referenced) == (4, 1)
-    one.schedule(1)
-    one.num_tokens = 5
-    assert running_set.allocate_slots([one]) == [one]
-    assert (one.capacity, running_set.cache.usage.referenced) == (8, 2)
-
-
-def test_the_last_in_rank_is_preempted_for_a_page() -> None:
-    running_set, (a, b, c) = running(3, 4, 4, 4)
-    ready = [one.request.id for one in running_set.allocate_slots([a, b, c])]
-    assert ready == ["a"], "c is preempted for a; b then needs a page itself, and is the last that runs"
-    assert [one.request.state for one in (a, b, c)] == [
-        RequestState.RUNNING,
-        RequestState.PREEMPTED,
-        RequestState.PREEMPTED,
-    ]
-    assert list(running_set.preempted) == [b, c]  # they resume by rank
-    assert (c.request.computed, c.num_scheduled, c.capacity, c.schedulable) == (0, 0, 0, False)
-    assert len(c.request.output_tokens) == 1
-    assert (running_set.num_preemptions, running_set.cache.usage.referenced) == (2, 2)
-
-
 def test_a_request_that_is_preempted_for_a_later_one_is_not_computed_in_this_step() -> None:
     """The tenant of a and b runs two requests, so b gives up its pages for c, although c is the last in rank."""
     running_set, (a, b, c) = running(5, 4, 4, 4, tenants="xxy")
     ready = [one.request.id for one in running_set.allocate_slots([a, b, c])]
     assert ready == ["a", "c"], "b got the last page first, and is preempted when c needs one"
     assert (b.request.state, c.capacity) == (RequestState.PREEMPTED, 8)
-
-
-def test_a_request_that_runs_alone_is_not_preempted() -> None:
-    running_set, (one,) = running(1, 4)
-    assert running_set.allocate_slots([one]) == []
-    assert one.request.state is RequestState.RUNNING
 
 
 def test_preemption_is_pending_while_a_slice_is_in_flight_and_no_other_request_is_preempted_meanwhile() -> None:
@@ -155,17 +91,3 @@ def test_a_pending_preemption_is_dropped_when_its_request_ends() -> None:
     assert (running_set.pending_preemption, running_set.finished_in_flight) == (None, 1)
     running_set.preempt_pending()
     assert running_set.num_preemptions == 0, "a request that has ended was preempted"
-
-
-def test_a_request_that_finishes_in_flight_keeps_its_pages_until_it_is_flushed() -> None:
-    running_set, (a, b) = running(2, 4, 4)
-    running_set.pool_full = True
-    b.schedule(1)
-    assert not running_set.finish(b)
-    assert (running_set.cache.usage.referenced, list(running_set.running), running_set.pool_full) == (2, [a], True)
-    assert running_set.allocate_slots([a]) == []  # it waits for those pages
-    running_set.flush(b)
-    assert (running_set.cache.usage.referenced, running_set.finished_in_flight, running_set.pool_full) == (1, 0, False)
-    assert running_set.allocate_slots([a]) == [a]
-    assert running_set.finish(a)  # nothing of it is in flight: its pages are free at once
-    assert running_set.cache.usage.referenced == 0

@@ -324,7 +324,6 @@ def test_a_fault_in_writing_an_answer_down_ends_it_as_any_other(stream: bool, mo
     [
         ("light_hangs", "hung", "sent nothing for 1 seconds"),
         ("light_breaks", "dead", "the engine is dead: no step can be computed any more ("),
-        ("light_scheduler_raises", "dead", "a seat is lost"),
         ("light", "dead", "its process has ended"),
     ],
 )

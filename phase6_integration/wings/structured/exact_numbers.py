@@ -9,22 +9,19 @@ from typing import Any
 
 MAPS = {"properties", "patternProperties", "$defs", "definitions"}  # of names to schemas
 VALUES = {"const", "enum", "default", "examples"}  # no schemas
+KEYWORDS = {"const", "enum", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"}
 EXACT = 1 << 53  # floats have each integer up to here
 POWERS = 22  # of ten, which floats have
-LARGEST = (1 << 63) - 1  # integer of llguidance, which it takes for larger ones
+LARGEST = (1 << 63) - 1  # integer of llguidance, which it takes for larger ones: a maximum from there on excludes none
 
 
 def check_numbers(schema: Any) -> None:
     """ValueError for a value of const or enum that would be another, and for a bound that would be moved."""
     for part in _schemas(schema):
-        for keyword in ("const", "enum"):
-            for value in _numbers(part.get(keyword)):
-                if not _is_kept(value):
-                    raise ValueError(f"{keyword}: {str(value)[:40]} has too many digits to be enforced; use a string")
-        for keyword in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
-            for bound in _numbers(part.get(keyword)):
-                if not _keeps_bound(keyword, bound):
-                    raise ValueError(f"{keyword}: {str(bound)[:40]} has too many digits to be enforced")
+        for keyword in KEYWORDS & part.keys():
+            for number in _numbers(part[keyword]):
+                if not _is_kept(number, keyword):
+                    raise ValueError(f"{keyword}: {str(number)[:40]} has too many digits to be enforced")
 
 
 def _schemas(value: Any) -> Iterator[Mapping[str, Any]]:
@@ -50,21 +47,10 @@ def _numbers(value: Any) -> Iterator[float]:
         yield value
 
 
-def _is_kept(value: float) -> bool:
+def _is_kept(number: float, keyword: str) -> bool:
     """Whether a number survives a conversion to a float that multiplies digits by a power of ten."""
-    if isinstance(value, int):
-        return abs(value) <= EXACT
-    digits, exponent = Decimal(repr(value)).as_tuple()[1:]
-    return int("".join(map(str, digits))) <= EXACT and abs(int(exponent)) <= POWERS
-
-
-def _keeps_bound(keyword: str, bound: float) -> bool:
-    """Whether a bound excludes what it should: by the nearest float, plus or minus 1 where itself is excluded."""
-    if isinstance(bound, float):
-        if not _is_kept(bound) or not bound.is_integer():
-            return _is_kept(bound)
-        bound = int(bound)
-    beside = 1 if keyword.startswith("exclusive") else 0
-    if keyword.endswith("aximum") and bound - beside >= LARGEST:
-        return True
-    return abs(bound) + beside <= EXACT or (not beside and abs(bound) < LARGEST and float(bound) == bound)
+    if isinstance(number, float):
+        digits, exponent = Decimal(repr(number)).as_tuple()[1:]
+        return int("".join(map(str, digits))) <= EXACT and abs(int(exponent)) <= POWERS
+    beside = keyword.startswith("exclusive")  # then the integer beside the bound is the one that counts
+    return abs(number) + beside <= EXACT or (keyword.endswith("aximum") and number - beside >= LARGEST)

@@ -43,6 +43,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "optional atoms": {"guided_regex": "a?" * 3000},
     "hidden behind a prefix": {"guided_regex": "x{3}a{1000}{1000}"},
     "deep regex": {"guided_regex": "(" * 50_000 + "a" + ")" * 50_000},
+    "deep Lark": {"guided_grammar": "start: " + "(" * 100_000 + '"a"' + ")" * 100_000},
     "deep grammar": {"guided_grammar": "root ::= " + "(" * 50_000 + '"a"' + ")" * 50_000},
     "new lines": {"guided_grammar": "\n" * 200_000},
     "chain of rules": {"guided_grammar": chain(9000)},

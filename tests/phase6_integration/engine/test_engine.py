@@ -141,7 +141,7 @@ def test_the_pool_is_sized_to_free_memory_and_limits_the_context(monkeypatch: py
     )
     with NanoServingEngine.from_pretrained(gpu_memory_utilization=0.5) as made:
         assert made.parts.scheduler.cache.usage.total == 10
-        with pytest.raises(ValueError, match="at most 159 fit into the context of 160"):
+        with pytest.raises(ValueError, match="together at most 160 fit into the context"):
             made.generate([[5] * 160])
     with NanoServingEngine.from_pretrained(gpu_memory_utilization=0.5, dtype="float32") as made:
         assert made.parts.scheduler.cache.usage.total == 5, "float32 is twice as wide"

@@ -152,6 +152,20 @@ def test_prompts_are_scored(on_the_engine: OnTheEngine, grammar: str | None) -> 
     on_the_engine(test)
 
 
+def test_a_fault_of_the_scheduler_ends_the_engine_and_every_request() -> None:
+    async def test() -> None:
+        async with engine("light_scheduler_raises") as made:
+            others = [asyncio.create_task(answer(made, PROMPTS[n], LONG, name=f"{n}")) for n in range(1, 5)]
+            await asyncio.sleep(0)
+            victim = await answer(made, (*PROMPTS[0], POISON, 9), name="victim")
+            for chunk in (victim, *[await other for other in others]):
+                assert chunk.finish_reason is FinishReason.ERROR
+            assert made.health is Health.DEAD
+            assert "a seat is lost" in made.reason
+
+    run(test())
+
+
 # It begins.
 
 

@@ -71,13 +71,12 @@ def test_a_long_number_that_is_no_value_stays() -> None:
     assert refused(TOKENIZER, json_grammar({"type": "string", "description": str(LONG), "default": LONG})) is None
 
 
-KEPT = [("minimum", 1 << 60), ("maximum", (1 << 63) - 1), ("maximum", (1 << 64) - 1), ("exclusiveMaximum", 1 << 63)]
+KEPT = [("maximum", (1 << 63) - 1), ("maximum", (1 << 64) - 1), ("exclusiveMaximum", 1 << 63), ("minimum", -(1 << 53))]
 
 
 @pytest.mark.parametrize(("keyword", "bound"), KEPT)
 def test_a_long_bound_that_excludes_what_it_should_stays(keyword: str, bound: int) -> None:
-    other = {"minimum": 0} if keyword != "minimum" else {"maximum": (1 << 60) + 4096}
-    schema = {"type": "integer", keyword: bound, **other}
+    schema = {"type": "integer", "minimum": 0, "maximum": 9, keyword: bound}
     for seed in range(10):
         text, done = walk(json_grammar(schema), seed)
         assert done
