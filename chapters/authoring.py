@@ -21,8 +21,10 @@ from chapters.testing import copy_checkout, run_tests
 
 
 def exercises(course: Course, args: argparse.Namespace, out: Console) -> int:
-    load = exercise_files.need if args.phases else exercise_files.load
-    its = [each for phase in course.pick(args.phases) for each in load(course, phase)]
+    phases = [course.phase(number) for number in args.phases]
+    its = [each for phase in phases for each in exercise_files.need(course, phase)]
+    if not phases:
+        its = [each for phase in course.phases() for each in exercise_files.load(course, phase)]
     if args.gate:
         return gate(course, [checking.blank(course, each) for each in its], args.timeout, out)
     table = make_table("exercise", "title", "lines", "file", "hints", "tests named")
@@ -74,8 +76,7 @@ def notebooks(course: Course, args: argparse.Namespace, out: Console) -> int:
     failed = False
     for path in (known[name] for name in names):
         if not args.execute:
-            code, executed = notebook_files.summary(path)
-            out.print(f"{path.name}: {executed} of {code} code cells executed")
+            out.print(path.name)
             continue
         try:
             notebook_files.write(notebook_files.execute(path, course.root), path)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from chapters.course import Course, CourseError, Phase, write_atomically
+from chapters.workspace import back_up
 
 
 @dataclass(frozen=True)
@@ -85,18 +85,11 @@ def files(course: Course) -> dict[str, str]:
     }
 
 
-def put_away(course: Course) -> Path:
-    """Move what is planted to the backups, so that the phases run without it. Returns where it is now."""
-    backups = course.private / "backups" / "bugs"
-    backups.mkdir(parents=True, exist_ok=True)
-    return Path(shutil.move(folder(course), backups / f"{len(list(backups.iterdir())) + 1}"))
-
-
 def plant(course: Course, bug: Bug) -> None:
     """Copy the modules of the bug's phase, one of them with the bug."""
     target = folder(course)
     if target.exists():
-        put_away(course)
+        back_up(course, target)
     package = course.root / course.phase(bug.phase).package
     for path in package.rglob("*.py"):
         name = course.name(path)

@@ -16,7 +16,7 @@ from chapters.bugs import Bug
 from chapters.commands import execute, print_diff, show_hints
 from chapters.course import Course, CourseError
 from chapters.testing import copy_checkout, run_tests
-from chapters.workspace import State
+from chapters.workspace import State, back_up
 
 
 def break_it(course: Course, args: argparse.Namespace, out: Console) -> int:
@@ -38,7 +38,7 @@ def break_it(course: Course, args: argparse.Namespace, out: Console) -> int:
         return show_hints(course, bug.key, bug.hints, "break --reveal", out)
     if args.reveal:
         return _reveal(course, bug, out)
-    out.print(f"Bug {bug.id} is put away. The files are in {course.name(bugs.put_away(course))}/.")
+    out.print(f"Bug {bug.id} is put away. The files are in {course.name(back_up(course, bugs.folder(course)))}/.")
     return 0
 
 
@@ -102,7 +102,7 @@ def _check(course: Course, bug: Bug, timeout: float, out: Console) -> int:
             out.print(line, soft_wrap=True)
         return 1
     state.record(bug.key, "mended")
-    backup = course.name(bugs.put_away(course))
+    backup = course.name(back_up(course, bugs.folder(course)))
     out.print(f"Mended: {run.count('passed')} tests pass. The files are in {backup}/.\n")
     return _reveal(course, bug, out)
 

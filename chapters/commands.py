@@ -174,8 +174,7 @@ def status(course: Course, args: argparse.Namespace, out: Console) -> int:
         mended = f"{sum(state.of(bug.key).passed for bug in planted)}/{len(planted)}"
         hints = str(sum(progress.hints for progress in known.values()))
         started = "yes" if phase in workspace.started_phases(course) else ""
-        last = ", ".join(_not_passed(course, each, known[each.id]) for each in its)
-        last = re.sub(r"(, )+", ", ", last).strip(", ")
+        last = ", ".join(filter(None, (_not_passed(course, each, known[each.id]) for each in its)))
         table.add_row(str(phase.number), phase.package, str(len(its)), passed, last, mended, hints, started)
     out.print(table)
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -74,10 +74,6 @@ class Course:
                 return phase
         known = ", ".join(str(phase.number) for phase in self.phases()) or "none"
         raise CourseError(f"there is no phase {number}; the phases are: {known}")
-
-    def pick(self, numbers: Iterable[int]) -> tuple[Phase, ...]:
-        """The phases with these numbers, or all phases if there are none."""
-        return tuple(self.phase(number) for number in sorted(set(numbers))) or self.phases()
 
     def tables(self, file: str, key: str, make: Callable[[dict[str, Any]], T]) -> tuple[T, ...]:
         """What `make` makes of each table `[[key]]` of a TOML file in `chapters`; nothing if there is no file."""

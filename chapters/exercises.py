@@ -101,10 +101,8 @@ def need(course: Course, phase: Phase) -> tuple[Exercise, ...]:
 
 def find(course: Course, id: str) -> Exercise:
     """The exercise with this id, or an error that lists the ids of its phase."""
-    everything = [exercise for phase in course.phases() for exercise in load(course, phase)]
-    for exercise in everything:
-        if exercise.id == id:
-            return exercise
-    near = [exercise.id for exercise in everything if exercise.id.startswith(f"{id.partition('.')[0]}.")]
-    known = ", ".join(near or [exercise.id for exercise in everything]) or "none"
-    raise CourseError(f"there is no exercise {id}; the exercises are: {known}")
+    known = {exercise.id: exercise for phase in course.phases() for exercise in load(course, phase)}
+    if id not in known:
+        near = [other for other in known if other.startswith(f"{id.partition('.')[0]}.")]
+        raise CourseError(f"there is no exercise {id}; the exercises are: {', '.join(near or known) or 'none'}")
+    return known[id]

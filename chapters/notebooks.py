@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
@@ -16,13 +15,6 @@ _VOLATILE = ("execution", "ExecuteTime", "collapsed", "scrolled", "colab", "outp
 
 class NotebookError(Exception):
     """A cell failed; the text names the notebook, the cell and the error."""
-
-
-def summary(path: Path) -> tuple[int, int]:
-    """The number of code cells, and of those that were executed."""
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    code = [cell for cell in cells if cell["cell_type"] == "code"]
-    return len(code), sum(cell.get("execution_count") is not None for cell in code)
 
 
 def execute(path: Path, root: Path | None = None, timeout: float = 600) -> Any:

@@ -86,7 +86,7 @@ def start(course: Course, phase: Phase, fresh: bool = False) -> tuple[list[Path]
 
 
 def back_up(course: Course, folder: Path) -> Path:
-    """Move a folder of the workspace to a new folder of the backups, and return that."""
+    """Move a folder of the workspace to the backups, so that nothing runs with it. Returns the folder it is in."""
     backups = course.private / "backups"
     taken = [int(path.name) for path in backups.glob("*") if path.name.isdecimal()]
     target = backups / str(max(taken, default=0) + 1)

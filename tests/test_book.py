@@ -106,9 +106,7 @@ def test_every_link_to_a_file_leads_to_one(text: Path) -> None:
 @pytest.mark.parametrize("name", list(charts.CHARTS))
 def test_charts_are_drawn_from_the_figures_that_are_there(name: str, tmp_path: Path) -> None:
     assert charts.fingerprint(name) in (charts.FIGURES / name).read_text(), "run python -m chapters.charts"
-    drawn = charts.draw(name, figures=tmp_path).read_text()
-    assert drawn == charts.draw(name, figures=tmp_path).read_text()
-    assert "<path" in drawn
+    assert "<path" in charts.draw(name, figures=tmp_path).read_text()
 
 
 def test_the_map_follows_a_request_from_the_server_to_the_engine_and_back() -> None:

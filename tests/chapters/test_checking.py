@@ -344,7 +344,7 @@ def test_a_bug_is_planted_found_and_mended(course: Course, tool: Tool, bugs: Pat
     edit("workspace/bug/phase0_request/limits.py", "max(value, top)", "sorted([value, top])[0]")
     said = tool("break", "--check")
     assert (said.code, "Forgets the limit" in said.out) == (0, True)
-    assert "The files are in .course/backups/bugs/1/." in said.out
+    assert "The files are in .course/backups/1/." in said.out
     assert tool("break", "--list").out == "phase0_request\n0a  mended      1 hints\n"
     assert "1/1" in tool("status").out, "the bugs that are mended"
     assert "break N" in tool("break", "--check").err, "a mended bug is put away"
@@ -356,7 +356,7 @@ def test_a_new_bug_keeps_the_files_of_the_one_before(course: Course, tool: Tool,
     assert tool("break", "0a").code == 0
     (course.workspace / "bug/phase0_request/limits.py").write_text("mine", encoding="utf-8")
     assert tool("break", "0").code == 0
-    assert (course.private / "backups/bugs/1/phase0_request/limits.py").read_text() == "mine"
+    assert (course.private / "backups/1/bug/phase0_request/limits.py").read_text() == "mine"
     assert tool("break", "--stop").code == 0
     assert not (course.workspace / "bug").exists()
 
