@@ -38,4 +38,3 @@ def test_requests_that_arrive_together_are_served_in_their_order() -> None:
     simulate(requests, MODEL, [EOS], batch_size=1)
     ends = [request.times.finished or 0.0 for request in requests]
     assert ends == sorted(ends)
-    )
