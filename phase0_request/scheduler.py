@@ -78,21 +78,21 @@ class BaseScheduler(ABC, Generic[E]):
         self._check(batch, output)
         failed, prompt_logprobs, late = output.failed, output.prompt_logprobs, output.late
         for number in self._landed(batch):
-            piece = batch.slices[number]
+            part = batch.slices[number]
             if number in failed:
-                self._end(piece.request, FinishReason.ERROR, now, failed[number])
+                self._end(part.request, FinishReason.ERROR, now, failed[number])
                 continue
             if number in prompt_logprobs:
-                piece.request.add_prompt_logprobs(piece.start, prompt_logprobs[number])
+                part.request.add_prompt_logprobs(part.start, prompt_logprobs[number])
             if number in late:
-                self._postpone(piece, late[number])
+                self._postpone(part, late[number])
             else:
-                self._advance(piece, number, output, now)
+                self._advance(part, number, output, now)
         return self.drain()
 
-    def _advance(self, piece: Slice, number: int, output: StepOutput, now: float) -> None:
+    def _advance(self, part: Slice, number: int, output: StepOutput, now: float) -> None:
         """Advance a request by a computed slice, and append its next tokens if the slice completes it."""
-        request, start, length = piece
+        request, start, length = part
         request.advance(start, length)
         self._publish(request, length)
         token = output.tokens[number]
@@ -119,10 +119,10 @@ class BaseScheduler(ABC, Generic[E]):
         if len(output.tokens) != len(batch):
             raise ValueError(f"the step has {len(batch)} slices, and {len(output.tokens)} tokens came of it")
         if None in output.tokens:
-            for number, (piece, token) in enumerate(zip(batch, output.tokens, strict=True)):
-                known = number in output.failed or number in output.late or piece.request.finished
-                if token is None and piece.completes and not known:
-                    raise ValueError(f"the step gave no token for request {piece.request.id}, which it completed")
+            for number, (part, token) in enumerate(zip(batch, output.tokens, strict=True)):
+                known = number in output.failed or number in output.late or part.request.finished
+                if token is None and part.completes and not known:
+                    raise ValueError(f"the step gave no token for request {part.request.id}, which it completed")
 
     def _append_forced(self, request: Request, forced: Forced, now: float) -> None:
         """Append the tokens that a grammar forces. They are one slice: prefilled together, not decoded one by one."""
@@ -161,16 +161,16 @@ class BaseScheduler(ABC, Generic[E]):
     def _landed(self, batch: Batch) -> Iterator[int]:
         """The numbers of the slices whose results count. A request may have ended while its step ran: its result is
         discarded."""
-        return (number for number, piece in enumerate(batch.slices) if not piece.request.finished)
+        return (number for number, part in enumerate(batch.slices) if not part.request.finished)
 
     def _publish(self, request: Request, length: int) -> None:
         """Offer computed tokens to the cache: a request has just computed `length` more."""
 
-    def _postpone(self, piece: Slice, pending: WaitHandle) -> None:
+    def _postpone(self, part: Slice, pending: WaitHandle) -> None:
         """Have the last token of a slice computed again, because no token could be drawn after it yet."""
-        if piece.start == piece.request.computed and piece.length > 1:
-            piece.request.advance(piece.start, piece.length - 1)
-            self._publish(piece.request, piece.length - 1)
+        if part.start == part.request.computed and part.length > 1:
+            part.request.advance(part.start, part.length - 1)
+            self._publish(part.request, part.length - 1)
 
     def discard_in_flight(self) -> None:
         """Forget the steps in flight, because one of them raised: they are planned again. What is committed stands."""

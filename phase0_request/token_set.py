@@ -37,6 +37,3 @@ class TokenSet:
     def highest(self) -> int:
         """The highest id; -1 if the set is empty."""
         return int.from_bytes(self.bits, "little").bit_length() - 1
-
-    def __contains__(self, token: int) -> bool:
-        return 0 <= token < 8 * len(self.bits) and bool(self.bits[token // 8] >> token % 8 & 1)

@@ -13,9 +13,9 @@ from typing import Any, Generic, TypeVar
 from tqdm import tqdm
 
 from phase0_request.core import EngineCore
+from phase0_request.detokenizer import Transcript
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
-from phase0_request.transcript import Transcript
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.generation import Completion, Delta, Prompt, make_requests

@@ -70,7 +70,7 @@ class Admission:
                     return
                 if not step.budget.fit(0, sequence.num_tokens) or self.prefixes.in_progress(sequence):
                     continue
-                queue = self.queue_of(sequence)
+                queue = self.queue_of(sequence.request.state)
                 if self.running_set.allocate(sequence, now):
                     queue.remove(sequence)
                     self.share.charge(sequence.request.tenant, sequence.num_tokens - sequence.num_scheduled)
@@ -98,9 +98,9 @@ class Admission:
 
     # endregion
 
-    def queue_of(self, sequence: SequenceState) -> FairQueue[SequenceState]:
-        """The queue of a request that does not run."""
-        return self.running_set.preempted if sequence.request.state is RequestState.PREEMPTED else self.waiting
+    def queue_of(self, state: RequestState) -> FairQueue[SequenceState]:
+        """The queue of requests that do not run, in this state."""
+        return self.running_set.preempted if state is RequestState.PREEMPTED else self.waiting
 
     def in_turn(self) -> Iterator[SequenceState]:
         """All requests that do not run, in turn: of a tenant's, those that wait only if none is preempted."""

@@ -124,7 +124,7 @@ class RunningSet:
         """The request that is preempted next: the last in rank of the tenant that runs the most, of those that wait to
         draw a token if there are any."""
         places = self.places
-        return max(self.running, key=lambda one: (places[one.request.tenant], one.pending is not None, one.key))
+        return max(self.running, key=lambda each: (places[each.request.tenant], each.pending is not None, each.key))
 
     def preempt(self, sequence: SequenceState) -> None:
         """Preempt a request: free its pages and keep its tokens. When it resumes, they are prefilled again. With a

@@ -129,8 +129,8 @@ class Scheduler(PagedScheduler[SequenceState]):
         admission.admit(step, now)
         batch = Batch(tuple(step.slices))
         if step.slices:
-            for sequence, piece in zip(step.sequences, step.slices, strict=True):
-                sequence.schedule(piece.length)
+            for sequence, part in zip(step.sequences, step.slices, strict=True):
+                sequence.schedule(part.length)
             self._in_flight.append((batch, step.sequences))
         return batch
 
@@ -171,10 +171,10 @@ class Scheduler(PagedScheduler[SequenceState]):
                 self.running_set.flush(sequence)
                 self._forget(sequence.request)
 
-    def _postpone(self, piece: Slice, pending: WaitHandle) -> None:
+    def _postpone(self, part: Slice, pending: WaitHandle) -> None:
         """A slice behind it that is in flight too is postponed as well: it has no token to compute."""
-        super()._postpone(piece, pending)
-        request, sequence = piece.request, self._live[piece.request.id]
+        super()._postpone(part, pending)
+        request, sequence = part.request, self._live[part.request.id]
         sequence.pending = pending
         sequence.num_scheduled, sequence.num_tokens = request.computed, request.total
 
@@ -203,7 +203,7 @@ class Scheduler(PagedScheduler[SequenceState]):
         running_set = self.running_set
         if state is RequestState.RUNNING:
             return running_set.finish(entry)  # else it stays known until nothing of it is in flight
-        (running_set.preempted if state is RequestState.PREEMPTED else self.admission.waiting).remove(entry)
+        self.admission.queue_of(state).remove(entry)
         running_set.pool_full = False  # it may have been the one that did not fit
         return True
 

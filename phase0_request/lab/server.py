@@ -15,12 +15,12 @@ from typing import NamedTuple, Protocol
 
 from phase0_request.batch import Batch, Event, StepOutput
 from phase0_request.core import EngineCore
+from phase0_request.detokenizer import Transcript
 from phase0_request.lab.batcher import Batcher
 from phase0_request.lab.trace import PipelineStage, RequestTracer
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase0_request.tokenizer import Tokenizer
-from phase0_request.transcript import Transcript
 
 
 class Model(Protocol):

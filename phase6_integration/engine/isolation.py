@@ -104,12 +104,12 @@ class IsolatingRunner(Generic[P]):
         forced: dict[int, Forced] = {}
         late: dict[int, WaitHandle] = {}
         blamed = False
-        for number, piece in enumerate(batch.slices):
+        for number, part in enumerate(batch.slices):
             try:
-                output = self._alone(piece)
+                output = self._alone(part)
             except Exception:
-                log.exception("request %s fails alone too", piece.request.id)
-                self._probe(piece)
+                log.exception("request %s fails alone too", part.request.id)
+                self._probe(part)
                 failed[number], blamed = BLAMED, True
                 continue
             tokens[number] = output.tokens[0]
@@ -127,19 +127,19 @@ class IsolatingRunner(Generic[P]):
             self.shedding.failed(f"{len(batch)} slices together")
         return StepOutput(tokens, failed, logprobs, scores, forced, late)
 
-    def _alone(self, piece: Slice) -> StepOutput:
-        return self.runner.launch(self.runner.pack(Batch((piece,)))).output()
+    def _alone(self, part: Slice) -> StepOutput:
+        return self.runner.launch(self.runner.pack(Batch((part,)))).output()
 
-    def _probe(self, piece: Slice) -> None:
+    def _probe(self, part: Slice) -> None:
         """Run a slice of the same shape with nothing of the request in it: token 0 everywhere, default sampling. It has
         the request's id and so its pages; their contents are of no use any more. StepFailedError if it raises too."""
-        request = piece.request
+        request = part.request
         probe = Request(request.id, (0,) * len(request.prompt_tokens))
         probe.output_tokens += [0] * len(request.output_tokens)
         try:
-            self._alone(Slice(probe, piece.start, piece.length))
+            self._alone(Slice(probe, part.start, part.length))
         except Exception as error:
-            why = f"{type(error).__name__} at {piece.length} tokens"
+            why = f"{type(error).__name__} at {part.length} tokens"
             self.shedding.failed(why)
             raise StepFailedError(why) from error
 

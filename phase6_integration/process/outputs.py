@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
+from phase0_request.detokenizer import Transcript
 from phase0_request.request import FinishReason, RequestTimes, TokenLogprobs
 from phase0_request.tokenizer import Tokenizer
-from phase0_request.transcript import Transcript
 from phase6_integration.process.health import UnavailableError
 from phase6_integration.process.messages import EngineRequest
 
