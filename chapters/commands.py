@@ -19,7 +19,7 @@ from rich.text import Text
 
 from chapters import bugs, checking, workspace
 from chapters import exercises as exercise_files
-from chapters.course import Course, CourseError, Phase
+from chapters.course import COMPILED, Course, CourseError, Phase
 from chapters.exercises import Exercise, answer_lines
 from chapters.testing import copy_checkout
 from chapters.workspace import State
@@ -230,5 +230,6 @@ def execute(course: Course, name: str, files: Mapping[str, str], command: Sequen
     if inside:
         os.chdir(copy)
     sys.stdout.flush()
-    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONSAFEPATH": "1"}
+    environment = {"NUMBA_CACHE_DIR": str(course.root / COMPILED), **os.environ}
+    environment |= {"PYTHONPATH": str(copy), "PYTHONSAFEPATH": "1"}
     return os.execve(sys.executable, [sys.executable, *command], environment)

@@ -10,6 +10,8 @@ import os
 from contextlib import suppress
 from importlib import import_module
 
+from chapters.course import COMPILED, Course
+
 for name in [
     name for name in os.environ if name.startswith("PYTEST_") or name in ("CI", "BUILD_NUMBER", "PYTHONWARNINGS")
 ]:
@@ -19,6 +21,7 @@ os.environ |= {
     "OMP_WAIT_POLICY": "passive",
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1",
+    "NUMBA_CACHE_DIR": str(Course.here().root / COMPILED),
 }
 for name in ("pytest", "hypothesis.stateful", "torch", "numba", "transformers", "fastapi", "prometheus_client"):
     with suppress(ImportError):

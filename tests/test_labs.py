@@ -29,6 +29,11 @@ BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
         ["--device", "cpu"],
         {"POOLS": (200,), "EVENTS": 1000, "TOKENS": (1, 70), "SEQUENCE": 1024, "CALLS": 16, **CEILINGS},
     ),
+    "fragmentation.json": (
+        "phase1_kv_pool.lab.fragmentation",
+        ["--num-requests", "40", "--slots", "4096", "--max-context", "1024"],
+        {},
+    ),
     "phase2_alone.json": (
         "phase2_prefill_decode.lab.alone",
         ["--requests", "5"],

@@ -38,7 +38,7 @@ class Finished:
 
 def steps(requests: Iterable[Request], model: MockModel, batcher: Batcher) -> Iterator[Step]:
     """Serve requests from their arrivals on. Only the cost of steps advances the clock."""
-    coming = sorted(requests, key=lambda request: request.arrival, reverse=True)
+    coming = sorted(requests, key=lambda request: request.arrival)[::-1]  # of equal arrivals the first comes first
     runner = VirtualRunner(model)
     core = EngineCore(batcher, runner, lambda: runner.now)
     while coming or core.has_work:

@@ -10,8 +10,11 @@ other request of the batch can change it.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from hashlib import blake2b
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from phase0_request.params import SamplingParams
@@ -34,43 +37,51 @@ class SamplingInputs:
 
     @classmethod
     def read(cls, words: Tensor) -> "SamplingInputs":
-        """The columns of an array, as views: on the host to write them, on the device to draw."""
+        """The columns of an array on the device, as views."""
         rows = len(words) // WORDS
         words = words if rows else words.new_empty(0)  # an empty slice may have a stride of 0
         wide, narrow = words.split_with_sizes([4 * rows, 4 * rows])
         keys, positions = wide.view(torch.int64).view(2, rows).unbind()
-        temperatures, top_p, min_p = narrow[: 3 * rows].view(torch.float32).view(3, rows).unbind()
-        return cls(temperatures, top_p, min_p, narrow[3 * rows :], keys, positions)
+        temperatures, top_p, min_p, top_k = narrow.view(4, rows).unbind()
+        temperatures, top_p, min_p = (column.view(torch.float32) for column in (temperatures, top_p, min_p))
+        return cls(temperatures, top_p, min_p, top_k, keys, positions)
 
     def first(self, rows: int) -> "SamplingInputs":
         """The parameters of the first rows."""
-        return self if rows == len(self.keys) else SamplingInputs(*(column[:rows] for column in self._columns()))
+        if rows == len(self.keys):
+            return self
+        return SamplingInputs(*(getattr(self, column.name)[:rows] for column in fields(self)))
 
-    def _columns(self) -> list[Tensor]:
-        return [getattr(self, column.name) for column in fields(self)]
+
+def columns_of(words: NDArray[np.int32]) -> tuple[NDArray[Any], ...]:
+    """The same columns on the host, as views."""
+    rows = len(words) // WORDS
+    wide, narrow = words[: 4 * rows].view(np.int64).reshape(2, rows), words[4 * rows :].reshape(4, rows)
+    return (*narrow[:3].view(np.float32), narrow[3], *wide)
 
 
-def pack_inputs(requests: Sequence[Request], totals: Sequence[int], key: Callable[[Request], int]) -> Tensor:
+def pack_inputs(requests: Sequence[Request], totals: Sequence[int], key: Callable[[Request], int]) -> NDArray[np.int32]:
     """The words of these requests. `totals` are the positions to draw, `key` is a request's seed."""
-    words = torch.zeros(WORDS * len(requests), dtype=torch.int32)
-    inputs, params = SamplingInputs.read(words), [request.params for request in requests]
-    if requests:
-        inputs.temperatures[:] = torch.tensor([0 if is_greedy(p) else max(p.temperature, COLDEST) for p in params])
-        inputs.top_p[:] = torch.tensor([p.top_p for p in params])
-        inputs.min_p[:] = torch.tensor([p.min_p for p in params])
-        inputs.top_k[:] = torch.tensor([p.top_k for p in params])
-        inputs.keys[:] = torch.tensor([signed(key(request)) for request in requests])
-        inputs.positions[:] = torch.tensor(totals)
+    words, params = np.zeros(WORDS * len(requests), np.int32), [request.params for request in requests]
+    temperatures, top_p, min_p, top_k, keys, positions = columns_of(words)
+    temperatures[:] = [0 if is_greedy(p) else max(p.temperature, COLDEST) for p in params]
+    top_p[:], min_p[:], top_k[:] = [p.top_p for p in params], [p.min_p for p in params], [p.top_k for p in params]
+    keys[:], positions[:] = [signed(key(request)) for request in requests], totals
     return words
 
 
-def pad_inputs(words: Tensor, size: int) -> Tensor:
+def move_inputs(words: NDArray[np.int32], totals: Sequence[int]) -> NDArray[np.int32]:
+    """The words of the same requests at other positions."""
+    words = words.copy()
+    columns_of(words)[-1][:] = totals
+    return words
+
+
+def pad_inputs(words: NDArray[np.int32], size: int) -> NDArray[np.int32]:
     """The words with more rows, which are greedy."""
-    padded, rows = torch.zeros(WORDS * size, dtype=torch.int32), len(words) // WORDS
-    for column, given in zip(
-        SamplingInputs.read(padded).first(rows)._columns(), SamplingInputs.read(words)._columns(), strict=True
-    ):
-        column.copy_(given)
+    padded = np.zeros(WORDS * size, np.int32)
+    for column, given in zip(columns_of(padded), columns_of(words), strict=True):
+        column[: len(given)] = given
     return padded
 
 

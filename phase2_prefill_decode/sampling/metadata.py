@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from phase0_request.params import SamplingParams
@@ -15,7 +17,7 @@ class SamplingMetadata:
     """What the rows ask for. Most steps ask for nothing but a draw."""
 
     rows: int
-    words: Tensor  # what SamplingInputs are read from; a recorded step has more rows there
+    words: NDArray[np.int32]  # what SamplingInputs are read from; a recorded step has more rows there
     edits: Sequence[tuple[int, RequestEdits, int]] = ()  # row, the changes of its logits, which output token it draws
     masks: StepMasks | None = None
     logprobs: Sequence[tuple[int, int]] = ()  # (row, number of alternatives)

@@ -14,7 +14,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary, ref
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from phase0_request.checks import check_int
@@ -31,7 +33,7 @@ from phase2_prefill_decode.sampling.edits import (
     wants_edits,
     without_padding,
 )
-from phase2_prefill_decode.sampling.inputs import SamplingInputs, key_of, pack_inputs
+from phase2_prefill_decode.sampling.inputs import SamplingInputs, key_of, move_inputs, pack_inputs
 from phase2_prefill_decode.sampling.logprobs import Logprobs, logprobs_of
 from phase2_prefill_decode.sampling.metadata import SamplingMetadata, asks_for_more
 from phase2_prefill_decode.transfer import moved, to_device
@@ -79,7 +81,7 @@ class Sampler:
         self._draw = DRAW.on(self.device)
         self._apply_mask = APPLY_MASK.on(self.device)
         self._packed: list[ref[Request]] = []
-        self._words = torch.empty(0, dtype=torch.int32)  # theirs
+        self._words = np.empty(0, np.int32)  # theirs
         self._asks_for_more = False  # one of them
         self._edits: WeakKeyDictionary[Request, RequestEdits] = WeakKeyDictionary()
         self._constraints: WeakKeyDictionary[Request, Follower] = WeakKeyDictionary()
@@ -139,7 +141,7 @@ class Sampler:
             edited = self._apply_mask(edited, bits, sampling.masks.numbers)
         if sampling.padding is not None:
             edited, num_tokens = without_padding(edited, num_tokens, sampling.padding), self.vocab_size
-        inputs = inputs or SamplingInputs.read(moved(sampling.words, self.device))
+        inputs = inputs or SamplingInputs.read(moved(torch.from_numpy(sampling.words), self.device))
         tokens, peaks = self._draw(edited, inputs, num_tokens)
         if not sampling.logprobs:
             return Sampled(tokens, peaks)
@@ -168,15 +170,13 @@ class Sampler:
             numbers[row] = number
         return StepMasks(constrained, to_device(numbers, torch.int64, self.device))
 
-    def _pack_words(self, requests: Sequence[Request], totals: Sequence[int]) -> Tensor:
+    def _pack_words(self, requests: Sequence[Request], totals: Sequence[int]) -> NDArray[np.int32]:
         """The words of the last step again, if it had the same requests: only the positions are new."""
         known = len(requests) == len(self._packed)
         if not known or not all(one() is request for one, request in zip(self._packed, requests, strict=True)):
             self._packed, self._words = [*map(ref, requests)], pack_inputs(requests, totals, self._key)
             self._asks_for_more = any(asks_for_more(request.params) for request in requests)
-        words = self._words.clone()
-        SamplingInputs.read(words).positions[:] = torch.tensor(totals, dtype=torch.int64)
-        return words
+        return move_inputs(self._words, totals)
 
     def _key(self, request: Request) -> int:
         seed = request.params.seed

@@ -21,7 +21,7 @@ from phase2_prefill_decode.sampling.metadata import SamplingMetadata
 from phase2_prefill_decode.transfer import moved
 
 CHANGES = 2  # entries of page tables that may change in a captured step, for each slice
-NO_SAMPLING = SamplingMetadata(0, torch.empty(0, dtype=torch.int32))
+NO_SAMPLING = SamplingMetadata(0, np.empty(0, np.int32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class PackedStep:
         """All lists one after the other, those of 64 bits first: [numbers] int32."""
         wide, narrow = (chain.from_iterable(part) for part in self.parts)
         integers = np.fromiter(wide, np.int64).view(np.int32), np.fromiter(narrow, np.int32)
-        return torch.cat((torch.from_numpy(integers[0]), self.sampling.words, torch.from_numpy(integers[1])))
+        return torch.from_numpy(np.concatenate((integers[0], self.sampling.words, integers[1])))
 
     def split(self, array: Tensor) -> Sequence[Tensor]:
         """The lists as views of that array, then the words of the sampling inputs."""
@@ -90,7 +90,11 @@ class PackedStep:
         return [*integers.view(torch.int64).split_with_sizes(wide), *rest.split_with_sizes(narrow), words]
 
     def to(self, device: torch.device) -> Sequence[Tensor]:
-        """The lists as tensors, by one copy to the device."""
+        """The lists as tensors, by one copy to the device. On a CPU there is none, and each is made by itself."""
+        if device.type == "cpu":
+            wide, narrow = self.parts
+            arrays = [np.array(part, np.int64) for part in wide] + [np.array(part, np.int32) for part in narrow]
+            return [torch.from_numpy(array) for array in (*arrays, self.sampling.words)]
         return self.split(moved(self.array(), device))
 
     # region exercise 2.16

@@ -34,6 +34,7 @@ from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.roofline import named
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.sampling.sampler import Sampler
+from phase2_prefill_decode.step.graphs import Computed
 from phase2_prefill_decode.step.packed import PackedStep
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase3_chunked_prefill.kernels.attention import ATTEND
@@ -65,6 +66,13 @@ class NoProduct:
     def __call__(self, rows: Tensor) -> Tensor:
         LAUNCHES["GEMM"] += 1
         return self.rows[: len(rows)]
+
+
+class OneArrayRunner(ModelRunner):
+    """Brings the lists of a step in one array, as for a GPU."""
+
+    def _forward(self, step: PackedStep) -> Computed:
+        return self.compute(step, step.split(step.array()))
 
 
 class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -109,7 +117,7 @@ def cases_of(name: str, layers: int | None) -> Iterator[tuple[str, Case]]:
             cache.grow(request, length)
             slices.append(Slice(request, length - new, new))
         batch = Batch(tuple(slices))
-        runner = ModelRunner(model.decoder, pool, cache, Sampler.of(model, 0))
+        runner = OneArrayRunner(model.decoder, pool, cache, Sampler.of(model, 0))
         runner.launch(runner.pack(batch))  # compiles kernels, and brings the page tables
         packed = runner.pack(batch)
         load = times.load([piece[1:] for piece in slices], len(slices))

@@ -84,7 +84,8 @@ def _start(setup: tuple[str, str | None]) -> ProcessPoolExecutor:
     """Start a process. It imports from where this one does, and does not run this program's main module again."""
     context = get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
-    environment, main = {**safe_path.environment(), **QUIET}, {"__main__": ModuleType("__main__")}
+    silent = {"PYTHONWARNINGS": "ignore"}  # the tracker of multiprocessing cleans up after a server that is at its end
+    environment, main = {**safe_path.environment(), **QUIET, **silent}, {"__main__": ModuleType("__main__")}
     with _starting, _replaced(os.environ, environment), _replaced(sys.modules, main):
         pool = ProcessPoolExecutor(1, context, _load, setup)
         pool.submit(os.getpid)

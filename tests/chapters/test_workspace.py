@@ -247,7 +247,9 @@ def test_a_request_is_answered_with_the_workspaces_code(tmp_path: Path, monkeypa
     monkeypatch.setattr(Course, "private", tmp_path)
     execute(course, "run", files, ["-m", "phase6_integration.cli", "serve", "--port", "0"])
     _, arguments, environment = started
-    environment = ENVIRONMENT | {name: environment[name] for name in ("PYTHONPATH", "PYTHONSAFEPATH")}
+    environment = ENVIRONMENT | {
+        name: environment[name] for name in ("NUMBA_CACHE_DIR", "PYTHONPATH", "PYTHONSAFEPATH")
+    }
     process = subprocess.Popen(
         arguments, cwd=HOME, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )

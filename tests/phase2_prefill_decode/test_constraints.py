@@ -220,14 +220,6 @@ def test_allowed_tokens_are_the_only_ones() -> None:
     assert allowed(constraint(request(allowed_token_ids=[5, 31, 32, 100])), 0) == [5, 31, 32, 100]
 
 
-def test_completions_of_a_request_share_the_mask_of_their_allowed_tokens() -> None:
-    shared = request(allowed_token_ids=[5]).params.allowed
-    one, other = (constraint(request(allowed_token_ids=shared)) for _ in range(2))
-    assert one._allowed is other._allowed
-    assert allowed(constraint(request(allowed_token_ids=shared, bad_words=[[5]])), 0) == []
-    assert allowed(one, 0) == [5]
-
-
 def test_lists_and_a_grammar_hold_together() -> None:
     of = constraint(request(grammar=LLMatcher.grammar_from_regex("[ab]")))
     a, b = (TOKENIZER.encode(letter, add_special_tokens=False)[0] for letter in "ab")
@@ -301,11 +293,6 @@ def test_only_constrained_rows_are_masked_and_logprobs_are_the_models_own() -> N
 def test_a_mask_is_in_flight_if_it_depends_on_a_token_that_is(index: int, in_flight: bool) -> None:
     rows = [(0, constraint(request([5], bad_words=[[9]])), 1), (1, constraint(request([5, 6], bad_words=[[9]])), index)]
     assert StepMasks(rows, torch.tensor([0, 1])).in_flight is in_flight
-
-
-def test_a_step_without_constraints_has_no_masks() -> None:
-    sampler = Sampler(TOKENIZER.eos_ids, SIZE, grammars=GRAMMARS)
-    assert sampler.pack([request(), request(logprobs=2)]).masks is None
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.decoder import Decoder
@@ -161,27 +160,3 @@ def test_positions_and_slots_outside_are_refused(field: str, value: int) -> None
     getattr(step, field)[1] = value
     with pytest.raises(IndexError, match="outside"):
         decoder(step, pool.keys, pool.values)
-
-
-class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the operators of torch that are called."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(str(function))
-        return function(*args, **(kwargs or {}))
-
-
-def test_a_decode_step_calls_few_operators() -> None:
-    """One kernel for a small model; else four products a layer and the memory of the results between them."""
-    decoder, pool, step = Decoder(SMALL, random_weights(SMALL, dtype=torch.bfloat16)), pool_of(SMALL), packed(LENGTHS)
-    decoder.rope(max(LENGTHS))
-    with Operators() as whole:
-        decoder(step, pool.keys, pool.values)
-    with Operators() as layered:
-        by_layers(decoder)(step, pool.keys, pool.values)
-    assert len(whole.names) <= 3, whole.names
-    assert len(layered.names) <= 13 * SMALL.num_hidden_layers, layered.names

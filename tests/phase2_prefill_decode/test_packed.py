@@ -149,18 +149,6 @@ def test_a_token_in_flight_is_packed_as_the_row_that_will_have_it(
     assert tokens_of(Slice(request, *piece), cache) == wanted
 
 
-def test_pages_stay_in_the_order_of_their_table() -> None:
-    cache = PagedCache(6, 4)
-    first, second = (running(cache, number, 8, 0, 0) for number in (1, 2))
-    cache.release(first)
-    cache.release(second)
-    third = running(cache, 3, 24, 0, 0)
-    table = cache.table(third)
-    assert table != sorted(table)
-    packed = loaded(Batch((Slice(third, 0, 24),)), cache)
-    assert packed.metadata.page_table.tolist() == [table]
-
-
 def test_a_page_table_may_be_longer_than_the_step_needs() -> None:
     cache = PagedCache(20, 4)
     request = running(cache, 1, 6, 0, 0)

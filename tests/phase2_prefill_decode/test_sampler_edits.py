@@ -109,20 +109,6 @@ def test_a_request_that_has_ended_leaves_nothing_in_the_sampler() -> None:
     assert len(sampler._edits) == 0
 
 
-def test_presence_and_frequency_penalties_are_those_of_openai() -> None:
-    """mu[j] - c[j] * alpha_frequency - (c[j] > 0) * alpha_presence, where c counts the output and not the prompt."""
-    logits = some_logits(2)
-    rows = [
-        request_of(prompt=(3, 3, 9), output=(7, 7, 7, 2), presence_penalty=0.5, frequency_penalty=0.25),
-        request_of(prompt=(7,), output=(5, 0), presence_penalty=-2.0),
-    ]
-    counts = torch.zeros(2, VOCAB)
-    counts[0, 7], counts[0, 2], counts[1, 5], counts[1, 0] = 3, 1, 1, 1
-    alpha_presence, alpha_frequency = torch.tensor([[0.5], [-2.0]]), torch.tensor([[0.25], [0.0]])
-    wanted = logits - counts * alpha_frequency - (counts > 0) * alpha_presence
-    assert torch.allclose(edited(logits, rows), wanted, rtol=0, atol=1e-6)
-
-
 def test_biases_are_those_of_transformers_and_come_before_the_repetition_penalty() -> None:
     logits, biases = some_logits(1), {4: 2.5, 9: -100.0, 0: 100.0}
     tokens = torch.tensor([[4, 9]])
@@ -131,16 +117,6 @@ def test_biases_are_those_of_transformers_and_come_before_the_repetition_penalty
     wanted = RepetitionPenaltyLogitsProcessor(1.7)(tokens, wanted)
     found = edited(logits, [request_of(prompt=(4, 9), logit_bias=biases, repetition_penalty=1.7)])
     assert torch.equal(found, wanted)
-
-
-def test_a_logit_bias_of_100_decides() -> None:
-    logits, sampler = some_logits(300).clamp_(-10, 10), Sampler((), VOCAB)
-    likeliest = int(logits[0].argmax())
-    forced = [request_of(seed=i, logit_bias={11: 100}) for i in range(300)]
-    assert set(run(sampler, logits, forced).tokens) == {11}
-    banned = [request_of(seed=i, logit_bias={likeliest: -100}) for i in range(300)]
-    assert likeliest not in run(sampler, logits[:1].expand(300, -1), banned).tokens
-    assert likeliest in run(sampler, logits[:1].expand(300, -1), [request_of(seed=i) for i in range(300)]).tokens
 
 
 @pytest.mark.parametrize("output", [0, 2, 3, 4])

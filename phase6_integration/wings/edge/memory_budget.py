@@ -14,7 +14,7 @@ SMALL_BODY = 16 << 10  # bytes
 SMALL_ANSWER = 64 << 10
 
 # The most bytes that an answer takes in this process; measured by a test.
-REQUEST = 8 << 10  # for each completion
+REQUEST = 10 << 10  # for each completion
 PROMPT = 96  # for each token of a prompt: its id, and for echo its offset
 MASKS = 4  # for each byte of a list of allowed tokens: it is here, on its way, and in the engine
 TOKEN = 32  # for each output token: its id, offset, time and some text. More text is covered as it comes

@@ -59,8 +59,8 @@ class Quotas:
         self._use(tenant, prompt_tokens)
 
     def finished(self, request: EngineRequest, output: Output, reason: FinishReason) -> None:
-        self._unfinished[request.tenant] -= 1
-        self._unfinished += Counter()  # without those that are at zero
+        if unfinished := self._unfinished.pop(request.tenant, 1) - 1:
+            self._unfinished[request.tenant] = unfinished
         self._use(request.tenant, output.generated)
 
     def stepped(self, report: StepReport) -> None:

@@ -68,18 +68,18 @@ class Given(NamedTuple):
 
 def grammar_of(body: StructuredFields) -> Given | None:
     """The one constraint of a request: as its `value` the text of a grammar. A RequestError if there are several."""
-    found = [*_given(body)]
-    if len(found) > 1:
-        names = " and ".join(one.param for one in found)
-        raise conflict(found[1].param, f"only one constraint of the output may be given, got {names}")
+    constraints = [*_given(body)]
+    if len(constraints) > 1:
+        names = " and ".join(given.param for given in constraints)
+        raise conflict(constraints[1].param, f"only one constraint of the output may be given, got {names}")
     path, pattern = _whitespace(body)
-    if path is not None and not (found and found[0].kind.startswith("json")):
+    if path is not None and not (constraints and constraints[0].kind.startswith("json")):
         raise conflict(path, f"{path} is for JSON, and no JSON schema is given")
-    if body.structured_outputs is not None and not found:
+    if body.structured_outputs is not None and not constraints:
         raise conflict("structured_outputs", f"structured_outputs: one of {', '.join(KINDS)} is needed")
     if path is not None and pattern is not None and not BLANK.fullmatch(pattern):
         raise conflict(path, rf"{path}: a pattern of JSON's white space is needed, such as [ \n\t]{{0,8}}")
-    return found[0]._replace(value=_text(found[0], pattern)) if found else None
+    return constraints[0]._replace(value=_text(constraints[0], pattern)) if constraints else None
 
 
 def json_grammar(schema: Mapping[str, Any], whitespace: str | None = WHITESPACE) -> str:

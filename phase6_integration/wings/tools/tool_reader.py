@@ -305,7 +305,7 @@ class ToolReader:
     def _until(self, marker: str, part: Part) -> Wait[bool]:
         """The text up to a marker is this part, but for white space before the marker. False if there is none: then all
         the text is."""
-        while (found := self._text.find(marker, self._at)) < 0:
+        while (place := self._text.find(marker, self._at)) < 0:
             if self._last:
                 self._at = len(self._text)
                 self._emit(part)
@@ -313,8 +313,8 @@ class ToolReader:
             self._at = len(self._text) - _overlap(self._text, marker, self._at)
             self._emit(part, len(self._text[: self._at].rstrip()))
             yield
-        self._emit(part, len(self._text[:found].rstrip()))
-        self._at = found + len(marker)
+        self._emit(part, len(self._text[:place].rstrip()))
+        self._at = place + len(marker)
         return True
 
 

@@ -72,8 +72,8 @@ class ToolPlan:
     @property
     def sampling(self) -> dict[str, Any]:
         """Fields of SamplingParams: special tokens that the answers are read by stay in their text."""
-        found = [token for marker in self._markers if (token := self.tokenizer.marker(marker)) is not None]
-        return {} if all(map(self.tokenizer.token_bytes, found)) else {"skip_special_tokens": False}
+        tokens = [token for marker in self._markers if (token := self.tokenizer.marker(marker)) is not None]
+        return {} if all(map(self.tokenizer.token_bytes, tokens)) else {"skip_special_tokens": False}
 
     def reader(self, prompt: Sequence[int]) -> ToolReader | None:
         """A reader of one answer to this prompt; None if an answer is plain content."""
@@ -123,11 +123,11 @@ def _format(server: ServerState, template: str, auto: bool) -> ToolFormat:
         raise conflict("tools", "the chat template of this model does not use tools; only tool_choice none is possible")
     if auto and not server.settings.enable_auto_tool_choice:
         raise conflict("tool_choice", "this server was started with --no-enable-auto-tool-choice")
-    found = tool_format(template, server.settings.tool_call_parser)
-    if found is None:
+    format = tool_format(template, server.settings.tool_call_parser)
+    if format is None:
         message = "how this model writes the calls of tools is not known; start the server with --tool-call-parser"
         raise conflict("tools", message)
-    return found
+    return format
 
 
 def _schema(function: Function) -> dict[str, Any]:

@@ -31,3 +31,10 @@ def test_the_clock_jumps_to_the_next_arrival(make_request: Callable[..., Request
     assert late.finish_reason is FinishReason.LENGTH
     assert summary.requests == 1
     assert simulate([], MODEL, [EOS], batch_size=4).requests == 0
+
+
+def test_requests_that_arrive_together_are_served_in_their_order() -> None:
+    requests = [at(0.0, prompt=1, answer=1, name=name) for name in "abc"]
+    simulate(requests, MODEL, [EOS], batch_size=1)
+    ends = [request.times.finished or 0.0 for request in requests]
+    assert ends == sorted(ends)

@@ -1,13 +1,10 @@
-import json
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from phase0_request.request import Request
-from phase1_kv_pool.lab import fragmentation
 from phase1_kv_pool.lab.fragmentation import PAGE_SIZES, SLOTS, Outcome, policies, serve, study
 from phase1_kv_pool.lab.memories import KVMemory, PagedMemory
 from phase1_kv_pool.lab.serving import ServingSimulator, SyntheticTrace, TraceRequest
@@ -28,18 +25,8 @@ def held_slots(memory: KVMemory, requests: list[Request]) -> list[int]:
     return [slot for start, size in spans for slot in range(start, start + size)]
 
 
-def run(simulator: ServingSimulator) -> None:
-    while simulator.unfinished:
-        simulator.step()
-
-
 def room(memory: KVMemory, request: Request) -> int:
     return sum(size for _, size in memory.spans(request))
-
-
-# Against results computed by hand. A has two tokens and ends with four, B has one and ends with three.
-
-A, B = TraceRequest(0, prompt=2, length=4), TraceRequest(1, prompt=1, length=3)
 
 
 def test_the_youngest_is_preempted_and_requests_stay_in_order_of_arrival() -> None:
@@ -160,15 +147,3 @@ def test_waste_is_half_a_page_for_each_request(outcomes: dict[str, Outcome]) -> 
     paged = [outcomes[f"pages_{size}"] for size in PAGE_SIZES]
     assert [o.utilisation for o in paged] == sorted((o.utilisation for o in paged), reverse=True)
     assert [o.mean_running for o in paged] == sorted((o.mean_running for o in paged), reverse=True)
-
-
-def test_the_command_records_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "figures.json"
-    fragmentation.main(["--num-requests", "40", "--slots", "4096", "--max-context", "1024", "--json", str(file)])
-    figures = json.loads(file.read_text())["figures"]
-    expected = SyntheticTrace(num_requests=40, max_context=1024)
-    assert figures["trace"]["mean_length"] == sum(one.length for one in expected.requests()) / 40
-    assert {name: Outcome(**row) for name, row in figures["policies"].items()} == dict(study(expected, 4096))
-    with pytest.raises(SystemExit):
-        fragmentation.main(["--num-requests", "2"])
-    assert "no request ever waited for one of 65536 slots" in capsys.readouterr().err

@@ -1,7 +1,6 @@
 import json
 import subprocess
 import sys
-import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -110,21 +109,6 @@ class TestTheSimulation:
         shared, plain = (simulate(chat.arrivals(), replace(SMALL, pages=4096, prefix_cache=on)) for on in (True, False))
         assert plain.prefill_tokens == plain.prompt_tokens == shared.prompt_tokens
         assert shared.prefill_tokens < 0.4 * plain.prefill_tokens
-
-    def test_memory_does_not_grow_with_the_requests_that_have_ended(self) -> None:
-        """Memory after 100 requests and after 400, at a rate that can be served."""
-        trace = replace(TRACE, requests=400, rate=300.0, prompt=20, answer=6)
-        simulation = Simulation(trace.arrivals(), SMALL)
-        used = []
-        tracemalloc.start()
-        for ended in (100, 400):
-            while simulation.going and simulation.stats.ended < ended:
-                simulation.step()
-            used.append(tracemalloc.get_traced_memory()[0])
-        tracemalloc.stop()
-        assert simulation.outcome().requests == 400
-        assert simulation.runner.answers == {}
-        assert used[1] < used[0] + 100_000
 
     def test_figures_match_the_requests(self) -> None:
         """Against the exact percentiles of phase 0, over all requests of the simulation."""

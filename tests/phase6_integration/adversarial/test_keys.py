@@ -2,15 +2,14 @@
 
 import re
 import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
+import phase6_integration.serve
 from phase6_integration.cli.main import main
 from phase6_integration.cli.serve_command import server_settings
 from phase6_integration.wings.edge.api_keys import ApiKeys
@@ -63,17 +62,12 @@ def test_a_key_that_a_rotation_would_not_replace_is_refused(
 def test_a_key_on_the_command_line_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every user of the machine sees it in `ps`."""
     logged: list[Sequence[str]] = []
-
-    def serve(options: Any, settings: Any, warnings: Sequence[str]) -> int:
-        logged.append(warnings)
-        return 0
-
-    monkeypatch.setitem(sys.modules, "phase6_integration.serve", SimpleNamespace(serve=serve))  # type: ignore[arg-type]
+    monkeypatch.setattr(phase6_integration.serve, "serve", lambda *given: logged.append(given[-1]) or 0)
     for flags in (["--api-key", "sk-seen"], []):
         assert main(["serve", *flags]) == 0
-    shown, silent = logged
-    assert "--api-key-file" in shown[0]
-    assert "sk-seen" not in shown[0]
+    (warning,), silent = logged
+    assert "--api-key-file" in warning
+    assert "sk-seen" not in warning
     assert not silent
 
 

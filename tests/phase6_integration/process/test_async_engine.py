@@ -61,7 +61,7 @@ def test_it_answers_as_the_engine_in_this_process(on_the_engine: OnTheEngine, of
 
 
 def test_the_front_needs_no_torch() -> None:
-    program = "import sys, phase6_integration.app\nprint({'torch', 'triton', 'numba'} & set(sys.modules))"
+    program = "import sys, tests.phase6_integration.application\nprint({'torch', 'triton', 'numba'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 
