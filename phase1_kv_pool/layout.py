@@ -45,7 +45,9 @@ class KVLayout:
         if not head_dim:
             head_dim, rest = divmod(check_int("hidden_size", values.get("hidden_size"), 1), heads)
             if rest:
-                raise ValueError(f"hidden_size {values['hidden_size']} is no multiple of {heads} heads, so give head_dim")
+                raise ValueError(
+                    f"hidden_size {values['hidden_size']} is no multiple of {heads} heads, so give head_dim"
+                )
         kv_heads = values.get("num_key_value_heads") or heads  # without it: multi-head attention
         return cls(layers, kv_heads, head_dim, page_size, dtype)
 

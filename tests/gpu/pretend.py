@@ -103,9 +103,9 @@ def pytest_configure(config: pytest.Config) -> None:
     from phase1_kv_pool.kernels import prepare_triton
 
     prepare_triton()
-    from tests.phase1_kv_pool import support
-
     from triton.runtime.interpreter import InterpretedFunction
+
+    from tests.phase1_kv_pool import support
 
     run, tensor = InterpretedFunction.run, torch.tensor
 
