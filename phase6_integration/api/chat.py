@@ -80,8 +80,8 @@ class ChatFormatter(Formatter):
     ) -> None:
         super().__init__(server, body, request_id, [prompt])
         self.logprobs = bool(body.logprobs)
-        if plan.must_call:
-            self.excluding.insert(0, "tools")
+        if plan.grammar_fields is not None:
+            self.grammar_fields = plan.grammar_fields
         if body.return_token_ids:
             self.first_event["prompt_token_ids"] = prompt
         self._answers = {i: answer for i in range(self.n) if (answer := plan.reader(prompt)) is not None}

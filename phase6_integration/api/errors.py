@@ -72,8 +72,8 @@ def no_token_left(fields: Sequence[str], tokens: int) -> RequestError:
 
 
 def grammar_refused(fields: Sequence[str], why: str) -> RequestError:
-    """The grammar of an answer cannot be used."""
-    return conflict(fields[0] if fields else None, f"{fields[0] if fields else 'tools'}: {why}")
+    """The grammar of an answer, made from these fields, cannot be used."""
+    return conflict(fields[0] if fields else None, f"{' and '.join(fields) or 'the grammar'}: {why}")
 
 
 def grammar_failed(fields: Sequence[str], tokens: int) -> RequestError:

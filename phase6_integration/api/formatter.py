@@ -86,7 +86,9 @@ class Formatter(ABC):
         self.returns_ids = bool(body.return_token_ids)
         self._prompt_logprobs = body.prompt_logprobs
         self.first_event: dict[str, Any] = {}  # fields that only the first event of a stream has
-        self.excluding = excluding_fields(server, body)
+        field = server.grammars.field(body)
+        self.grammar_fields: tuple[str, ...] = () if field is None else (field,)
+        self.excluding = excluding_fields(body)
         self._hides_cached = server.settings.hide_cached_tokens
         self.outputs: Sequence[Output] = ()  # once they are submitted
         self._unwritten: dict[int, Chunk] = {}  # by index

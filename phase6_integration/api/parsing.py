@@ -109,13 +109,12 @@ def prompt_alternatives(
     return most
 
 
-def excluding_fields(server: ServerState, request: SamplingFields) -> list[str]:
-    """The fields of a request that exclude tokens from its answer."""
-    lists = (name for name in ("allowed_token_ids", "bad_words") if getattr(request, name))
-    found = [server.grammars.field(request), *lists]
+def excluding_fields(request: SamplingFields) -> list[str]:
+    """The fields of a request that exclude tokens from its answer, without those of its grammar."""
+    found = [name for name in ("allowed_token_ids", "bad_words") if getattr(request, name)]
     if request.min_tokens:
         found += ["min_tokens", *(["stop_token_ids"] if request.stop_token_ids else [])]
-    return [name for name in found if name is not None]
+    return found
 
 
 async def bad_words(pool: TokenizerPool, request: SamplingFields, tenant: str) -> list[tuple[int, ...]]:

@@ -72,8 +72,8 @@ class AnswerPlan(Protocol):
     """How the answers to one chat are constrained and read."""
 
     @property
-    def must_call(self) -> bool:
-        """Whether an answer has to call a tool."""
+    def grammar_fields(self) -> tuple[str, ...] | None:
+        """The fields that the grammar of an answer is made from; None if that is the grammar of its content."""
         ...
 
     @property
@@ -98,7 +98,7 @@ class AnswerPlan(Protocol):
 class PlainAnswers:
     """Answers are text. A request with tools that may be called is refused."""
 
-    must_call, finish_reason = False, "stop"
+    grammar_fields, finish_reason = None, "stop"
 
     def __init__(self, server: "ServerState", body: ChatRequest) -> None:
         self.sampling: dict[str, Any] = {}

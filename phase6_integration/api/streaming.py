@@ -203,9 +203,9 @@ class _Sender:
             return None
         if isinstance(chunk.error, UnavailableError):
             return unavailable(chunk.error.health)
-        fields, tokens = self.formatter.excluding, self.outputs.outputs[chunk.index].generated
-        if chunk.error == NO_TOKEN_LEFT and fields:
-            return no_token_left(fields, tokens)
+        fields, tokens = self.formatter.grammar_fields, self.outputs.outputs[chunk.index].generated
+        if chunk.error == NO_TOKEN_LEFT and (excluding := [*fields, *self.formatter.excluding]):
+            return no_token_left(excluding, tokens)
         if chunk.error is not None and chunk.error.startswith(GRAMMAR_REFUSED):
             return grammar_refused(fields, chunk.error.removeprefix(f"{GRAMMAR_REFUSED}: "))
         if chunk.error is not None and chunk.error.startswith(GRAMMAR_FAILED):

@@ -32,7 +32,9 @@ class ResponsesFormatter(ChatFormatter):
 
     def __init__(self, server: ServerState, *chat: Any, asked: ResponsesRequest) -> None:
         super().__init__(server, *chat)
-        self.excluding = ["text.format" if "response_format" in name else name for name in self.excluding]
+        self.grammar_fields = tuple(
+            "text.format" if "response_format" in name else name for name in self.grammar_fields
+        )
         self._echo = _echo(asked, {**DEFAULTS, **server.settings.sampling_defaults})
         self._items: list[Item] = []
         self._sequence = itertools.count()

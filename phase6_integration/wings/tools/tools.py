@@ -70,6 +70,12 @@ class ToolPlan:
         return grammar if grammar in (None, content) else self.grammars.check(grammar, "tools")
 
     @property
+    def grammar_fields(self) -> tuple[str, ...] | None:
+        if self.must_call:
+            return ("tools",)
+        return None if self.format is None or self.content_field is None else (self.content_field, "tools")
+
+    @property
     def finish_reason(self) -> str:
         """As in OpenAI's API, a call that the request has chosen is no news."""
         return "stop" if self.is_named else "tool_calls"

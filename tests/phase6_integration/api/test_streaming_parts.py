@@ -38,6 +38,7 @@ class Formatter:
     text_bytes = 0
     n = 1
     excluding: tuple[str, ...] = ()
+    grammar_fields: tuple[str, ...] = ()
 
     def accumulate(self, chunk: Any) -> None:
         self.text_bytes += len(chunk.text)

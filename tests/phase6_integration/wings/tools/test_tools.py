@@ -333,6 +333,26 @@ def test_required_and_named_allow_calls_alone(bundled: Speaker, given: Any, seve
     assert allows(bundled, f"{call}\n{call}") is several
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("given", "fields"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format and tools"),
+        ({"tool_choice": "required"}, "tools"),
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tools"),
+    ],
+)
+def test_a_fault_of_a_grammar_names_each_field_that_it_may_be_in(
+    bundled: Speaker, given: Any, fields: str, stream: bool
+) -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}
+    tool: Any = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    error = refusal(bundled, tools=[tool], stream=stream, **given)
+    assert error.param == fields.split()[0]
+    assert f" - {fields}: " in error.message
+    assert "unclosed group" in error.message
+
+
 def test_a_grammar_of_the_content_may_be_gbnf_beside_tools(bundled: Speaker) -> None:
     choice(bundled, "yes", extra_body={"guided_grammar": 'root ::= "yes" | "\\u0066ine"'})
     grammar = bundled.engine.submitted[-1].params.grammar
