@@ -1,5 +1,5 @@
 """`make house`: the size of the project. Prints the lines and files of each part, what `nanoserve serve` reaches by its
-imports, the largest folders, and the hops of a request on the map.
+imports, with the number of classes there, the largest folders, and the hops of a request on the map.
 
 Lazy imports count, and so do modules that a string names. Lines are those of the files, docstrings included.
 """
@@ -30,6 +30,10 @@ def modules() -> dict[str, Path]:
 def part_of(name: str) -> str:
     """The part of the project that a module belongs to."""
     top, *inner = name.split(".")
+    if inner[:1] == ["tiny_chat"]:
+        return "tiny_chat"
+    if name.startswith("chapters.tiny_chat"):  # what makes the bundled model
+        return "labs"
     if top in ("tests", "chapters"):
         return {"tests": "tests", "chapters": "course"}[top]
     if not top.startswith("phase"):
@@ -66,6 +70,10 @@ def reached(start: str, known: dict[str, Path]) -> set[str]:
     return seen - {COMMANDS}
 
 
+def classes(file: Path) -> int:
+    return sum(isinstance(node, ast.ClassDef) for node in ast.walk(ast.parse(file.read_text())))
+
+
 def hops() -> list[str]:
     """The modules that a chat request passes, in order, by the table of the map."""
     table = (ROOT / "chapters/map.md").read_text()
@@ -86,7 +94,8 @@ def main() -> int:
     by_part: dict[str, int] = defaultdict(int)
     for name in served:
         by_part[part_of(name)] += lines[name]
-    print(f"reachable from `nanoserve serve`: {sum(by_part.values()):,} lines in {len(served)} files")
+    count = sum(classes(known[name]) for name in served)
+    print(f"reachable from `nanoserve serve`: {sum(by_part.values()):,} lines, {count} classes, {len(served)} files")
     print("  " + ", ".join(f"{part} {count:,}" for part, count in sorted(by_part.items(), key=lambda item: -item[1])))
     folders: dict[Path, int] = defaultdict(int)
     for name, file in known.items():

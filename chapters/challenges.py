@@ -4,40 +4,42 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import os
 import sys
-from collections.abc import Sequence
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from chapters import answers, bugs, exercises, overlay
+from chapters import authoring, bugs, checking, exercises
 from chapters import quiz as quizzes
 from chapters.bugs import Bug
+from chapters.commands import execute, print_diff, show_hints
 from chapters.course import Course, CourseError
-from chapters.testing import run_tests
-from chapters.workspace import State
+from chapters.testing import copy_checkout, run_tests
+from chapters.workspace import State, back_up
 
 
 def break_it(course: Course, args: argparse.Namespace, out: Console) -> int:
     if args.gate:
-        return _gate(course, args, out)
+        its = [bug for bug in bugs.every(course) if bug.id.startswith(args.bug or "")]
+        return authoring.gate(course, [checking.planted(course, bug) for bug in its], args.timeout, out)
     if args.list:
         return _list(course, out)
+    planting = not (args.check or args.hint or args.reveal or args.stop or args.program is not None)
+    if planting:
+        return _plant(course, args.bug, args.anyway, out)
+    bug = bugs.current(course)
     if args.program is not None:
-        return _run(course, args.program)
+        command = args.program or [str(bugs.folder(course) / "repro.py")]
+        return execute(course, "run", bugs.files(course), command, inside=True)
     if args.check:
-        return _check(course, args.timeout, out)
+        return _check(course, bug, args.timeout, out)
     if args.hint:
-        return _hint(course, out)
+        return show_hints(course, bug.key, bug.hints, "break --reveal", out)
     if args.reveal:
-        return _reveal(course, bugs.current(course), out)
-    if args.stop:
-        bug = bugs.current(course)
-        out.print(f"Bug {bug.id} is put away. The files are in {course.name(bugs.put_away(course))}/.")
-        return 0
-    return _plant(course, args.bug, args.anyway, out)
+        return _reveal(course, bug, out)
+    out.print(f"Bug {bug.id} is put away. The files are in {course.name(back_up(course, bugs.folder(course)))}/.")
+    return 0
 
 
 def _plant(course: Course, what: str | None, anyway: bool, out: Console) -> int:
@@ -87,129 +89,63 @@ def _list(course: Course, out: Console) -> int:
     return 0
 
 
-def _run(course: Course, arguments: Sequence[str]) -> int:
-    """Become `python ARGUMENTS`, by default the reproduction, with the planted bug here and in child processes."""
-    bugs.current(course)
-    command = arguments or [course.name(bugs.folder(course) / "repro.py")]
-    sys.stdout.flush()
-    environment = overlay.environment(course.root, os.environ, bugs.folder(course))
-    return os.execve(sys.executable, [sys.executable, *command], environment)
-
-
-def run(course: Course, args: argparse.Namespace, out: Console) -> int:
-    """Run a phase: with the bug, if one of this phase is planted, and otherwise with the workspace."""
-    package = course.phase(args.phase).package
-    if (bugs.folder(course) / package).is_dir():
-        return _run(course, ["-m", package, *args.arguments])
-    return answers.run(course, args, out)
-
-
-def _check(course: Course, timeout: float, out: Console) -> int:
-    bug, state = bugs.current(course), State(course)
-    for path in bugs.folder(course).rglob("*.py"):
-        try:
-            compile(path.read_bytes(), course.name(path), "exec", dont_inherit=True)
-        except SyntaxError as error:
-            raise CourseError(f"{error.filename}:{error.lineno}: {error.msg}") from None
+def _check(course: Course, bug: Bug, timeout: float, out: Console) -> int:
+    state = State(course)
     with out.status("running the tests"):
-        run = run_tests(course, bug.tests, timeout=timeout, overlay=bugs.folder(course))
-    failures = list(bugs.failing(run))
-    passed = sum(result.outcome == "passed" for result in run.results)
-    if failures or not passed:
-        state.update(bug.key, result="not mended")
-        out.print(f"Bug {bug.id} is not mended: {len(failures)} of its tests fail.")
-        for line in failures[:5] or [run.last_line]:
+        copy = copy_checkout(course, course.private / "run", bugs.files(course))
+        run = run_tests(copy, bug.tests, timeout=timeout)
+    problems = [result.line for result in run.failures] + ([run.stopped] if run.stopped else [])
+    if problems or not run.count("passed"):
+        state.record(bug.key, "not mended")
+        out.print(f"Bug {bug.id} is not mended: {len(problems)} of its tests fail.")
+        for line in problems[:5] or [run.last_line]:
             out.print(line, soft_wrap=True)
         return 1
-    state.update(bug.key, result="mended", passed=True)
-    out.print(f"Mended: {passed} tests pass. The files are in {course.name(bugs.put_away(course))}/.\n")
+    state.record(bug.key, "mended")
+    backup = course.name(back_up(course, bugs.folder(course)))
+    out.print(f"Mended: {run.count('passed')} tests pass. The files are in {backup}/.\n")
     return _reveal(course, bug, out)
-
-
-def _hint(course: Course, out: Console) -> int:
-    bug, state = bugs.current(course), State(course)
-    seen = min(state.of(bug.key).hints + 1, len(bug.hints))
-    state.update(bug.key, hints=seen)
-    for number, text in enumerate(bug.hints[:seen], 1):
-        out.print(f"Hint {number} of {len(bug.hints)}: {text}")
-    if seen == len(bug.hints):
-        out.print("`break --reveal` shows the bug.")
-    return 0
 
 
 def _reveal(course: Course, bug: Bug, out: Console) -> int:
     """Print what the bug was, where it shipped, and the lines that mend it."""
     out.print(Text(f"Bug {bug.id}: {bug.title}", style="bold"))
-    out.print(bug.explanation)
-    out.print("\nWhere it shipped:")
+    out.print(f"{bug.explanation}\n\nWhere it shipped:")
     for source in bug.sources:
         out.print(f"- {source}", soft_wrap=True)
     reference = (course.root / bug.file).read_text(encoding="utf-8")
     lines = bug.planted(reference).splitlines(), reference.splitlines()
-    styles = {"+": "green", "-": "red", "@": "cyan"}
     out.print()
-    for line in difflib.unified_diff(*lines, f"{bug.file} with the bug", bug.file, n=2, lineterm=""):
-        out.print(Text(line, style=styles.get(line[:1], "")), soft_wrap=True)
+    print_diff(list(difflib.unified_diff(*lines, f"{bug.file} with the bug", bug.file, n=2, lineterm="")), out)
     return 0
 
 
-def _gate(course: Course, args: argparse.Namespace, out: Console) -> int:
-    its = bugs.every(course) if args.bug is None else [bug for bug in bugs.every(course) if bug.id.startswith(args.bug)]
-    if not its:
-        raise CourseError("there are no bugs to prove")
-    ok = True
-    for verdict in bugs.gate(course, its, args.timeout):
-        ok = ok and not verdict.problem
-        result = f"failed: {verdict.problem}" if verdict.problem else f"passed: caught by {verdict.bug.tests[0]}"
-        out.print(f"{verdict.bug.id} {result} ({verdict.seconds:.1f} s)", soft_wrap=True)
-    return 0 if ok else 1
-
-
 def quiz(course: Course, args: argparse.Namespace, out: Console) -> int:
+    """Ask the questions of a chapter; print them where there is no terminal, with their answers if asked to."""
     questions = quizzes.load(course, args.chapter)
-    if args.answers:
-        for number, question in enumerate(questions, 1):
-            _ask(number, question, out)
-            _explain(question, out)
-        return 0
-    asks = sys.stdin.isatty()
-    right = 0
-    if not asks:
+    asks = sys.stdin.isatty() and not args.answers
+    if not asks and not args.answers:
         out.print(f"`quiz {args.chapter}` in a terminal asks them; `quiz {args.chapter} --answers` explains them.\n")
+    right = 0
     for number, question in enumerate(questions, 1):
-        _ask(number, question, out)
+        out.print(Text(f"{number}. {question.text}", style="bold"))
+        for line in question.offered:
+            _indented(line, out)
+        out.print()
         if asks:
             given = question.answer(out.input)
             correct = question.is_right(given)
             right += correct
             out.print(Text("Right." if correct else "Not quite.", style="green" if correct else "red"))
-            _explain(question, out, given)
-    if not asks:
-        return 0
-    result, key = f"{right}/{len(questions)}", f"quiz {args.chapter}"
-    state = State(course)
-    state.update(key, result=result, passed=state.of(key).passed or right == len(questions))
-    out.print(f"{result} right.")
+        if asks or args.answers:
+            for line in question.explained(given if asks else ""):
+                _indented(line, out)
+            out.print()
+    if asks:
+        result, key, state = f"{right}/{len(questions)}", f"quiz {args.chapter}", State(course)
+        state.update(key, result=result, passed=state.of(key).passed or right == len(questions))
+        out.print(f"{result} right.")
     return 0
-
-
-def _ask(number: int, question: quizzes.Question, out: Console) -> None:
-    out.print(Text(f"{number}. {question.text}", style="bold"))
-    for letter, choice in question.lettered:
-        _indented(f"{letter}) {choice.text}", out)
-    if question.number is not None:
-        _indented(f"(a number{f', in {question.unit}' if question.unit else ''})", out)
-    out.print()
-
-
-def _explain(question: quizzes.Question, out: Console, given: str = "") -> None:
-    """The right answer and why; the other choices, or only the one that was given, and why not."""
-    if question.number is not None:
-        _indented(f"{question.number:g} {question.unit}".rstrip() + f". {question.why}", out)
-    for letter, choice in question.lettered:
-        if choice.right or not given or letter == given.lower():
-            _indented(f"{letter}) {'right' if choice.right else 'no'}: {choice.why}", out)
-    out.print()
 
 
 def _indented(text: str, out: Console) -> None:

@@ -3,16 +3,19 @@
 import hashlib
 import io
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from chapters.drawings.dark import with_dark_mode
 
 RESULTS = Path(__file__).parent / "results"
 FIGURES = Path(__file__).parent / "figures"
 CONTEXT = 256  # tokens of context of the decodes on the roofline
 BLUE, RED, GREEN, GREY = "#1d6996", "#c0392b", "#2e8b57", "#667788"
+DARK = {  # a colour in light: the one in dark mode
+    "#ffffff": "#161b22", BLUE: "#6db3dd", RED: "#f07a6c", GREEN: "#63c78d", "#b36b00": "#e6b450",
+    GREY: "#a3b1be", "#34495e": "#c5d0da", "#e3e8ec": "#2f3943", "#d5dbe0": "#46525e",
+}  # fmt: skip
 
 STYLE: Any = {
     "svg.hashsalt": "nano-serving",  # the same chart makes the same file
@@ -30,18 +33,24 @@ STYLE: Any = {
 }
 
 
+def curves(axes: Any, x: Sequence[Any], named: Mapping[str, Sequence[float]], **settings: Any) -> None:
+    """A line with marks for each of these; more than one have a legend."""
+    for (name, values), color in zip(named.items(), (BLUE, RED, GREEN), strict=False):
+        axes.plot(x, values, "o-", color=color, label=name)
+    axes.set(**settings)
+    if len(named) > 1:
+        axes.legend(frameon=False)
+
+
 def batching(figure: Any, result: dict[str, Any]) -> None:
     """Throughput and ITL by batch size."""
     rows = sorted(result["figures"]["batching"].values(), key=lambda row: row["batch_size"])
     sizes = [row["batch_size"] for row in rows]
     left, right = figure.subplots(1, 2)
-    left.plot(sizes, [row["tokens_per_second"] for row in rows], "o-", color=BLUE)
-    left.set(title="Throughput, tokens/s", xlabel="batch size", ylim=0)
-    for key, name, color in (("itl_p50_ms", "p50", BLUE), ("itl_p99_ms", "p99", RED)):
-        values = [row[key] for row in rows]
-        right.plot(sizes, values, "o-", color=color)
-        right.annotate(name, (sizes[-1], values[-1]), (6, -3), textcoords="offset points", color=color)
-    right.set(title="Inter-token latency (ITL), ms", xlabel="batch size", ylim=0)
+    throughput = {"": [row["tokens_per_second"] for row in rows]}
+    itl = {name: [row[f"itl_{name}_ms"] for row in rows] for name in ("p50", "p99")}
+    curves(left, sizes, throughput, title="Throughput, tokens/s", xlabel="batch size", ylim=0)
+    curves(right, sizes, itl, title="Inter-token latency (ITL), ms", xlabel="batch size", ylim=0)
     for axes in (left, right):
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, map(str, sizes))
@@ -101,44 +110,28 @@ def stall(figure: Any, result: dict[str, Any]) -> None:
     outcomes = sorted(result["figures"]["outcomes"].values(), key=lambda o: o["chunk"] or 1 << 30)
     names = [f"{o['chunk']:,}" if o["chunk"] else "whole" for o in outcomes]
     left, right = figure.subplots(1, 2)
-    for key, name, color, below in (("worst_gap_ms", "worst", RED, 9), ("p50_gap_ms", "median", BLUE, -16)):
-        left.plot(names, [o[key] for o in outcomes], "o-", color=color)
-        left.annotate(name, (names[1], outcomes[1][key]), (0, below), textcoords="offset points", color=color)
-    calm = outcomes[-1]["calm_gap_ms"]
-    left.axhline(calm, color=GREY, linestyle="--", linewidth=1)
-    left.annotate("before it arrived", (names[-1], calm), (-70, 5), textcoords="offset points", color=GREY)
-    left.set(title="ITL of the decoding requests, ms", xlabel="chunk size", yscale="log")
-    for key, name, color, below in (
-        ("ttft_ms", "its TTFT", GREEN, -17),
-        ("total_ms", "all finished", GREY, 9),
-    ):
-        right.plot(names, [o[key] for o in outcomes], "o-", color=color)
-        right.annotate(name, (names[-2], outcomes[-2][key]), (-20, below), textcoords="offset points", color=color)
-    top = 1.15 * max(o["total_ms"] for o in outcomes)
-    right.set(title="Since the long prompt arrived, ms", xlabel="chunk size", ylim=(0, top))
+    left.axhline(outcomes[-1]["calm_gap_ms"], color=GREY, linestyle="--", linewidth=1, label="before it arrived")
+    gaps = {name: [o[f"{key}_gap_ms"] for o in outcomes] for name, key in (("median", "p50"), ("worst", "worst"))}
+    curves(left, names, gaps, title="ITL of the decoding requests, ms", xlabel="chunk size", yscale="log")
+    times = {"its TTFT": [o["ttft_ms"] for o in outcomes], "all finished": [o["total_ms"] for o in outcomes]}
+    title = "Since the long prompt arrived, ms"
+    curves(right, names, times, title=title, xlabel="chunk size", ylim=(0, 1.15 * max(times["all finished"])))
 
 
 def prefix(figure: Any, result: dict[str, Any]) -> None:
     """TTFT by the length of the cached prefix, and hit rate by cache size."""
     left, right = figure.subplots(1, 2)
     common = sorted(result["figures"]["common"].values(), key=lambda row: row["common"])
-    tokens = [row["common"] for row in common]
-    for key, name, color, offset in (
-        ("plain_ttft_ms", "cache off", GREY, (-26, -20)),
-        ("ttft_ms", "cache on", BLUE, (-62, -12)),
-    ):
-        times = [row[key] for row in common]
-        left.plot(tokens, times, "o-", color=color)
-        left.annotate(name, (tokens[5], times[5]), offset, textcoords="offset points", color=color)
-    left.set(title="TTFT of a prompt of 544 tokens, ms", xlabel="tokens of its prefix that are cached", ylim=0)
-    chats = sorted((int(name.split("_")[0]), sizes) for name, sizes in result["figures"]["chats"].items())
-    places = ((GREEN, 3, (-52, 5)), (BLUE, 4, (6, -13)), (RED, 4, (6, -13)))  # of the names
-    for (people, sizes), (color, at, offset) in zip(chats, places, strict=True):
-        rows = sorted(sizes.values(), key=lambda row: row["pages"])
-        pages, found = [row["pages"] for row in rows], [100 * row["hit_rate"] for row in rows]
-        right.plot(pages, found, "o-", color=color)
-        right.annotate(f"{people} users", (pages[at], found[at]), offset, textcoords="offset points", color=color)
-    right.set(title="Chats: hit rate, %", xlabel="pages of the cache", xscale="log", ylim=(0, 100))
+    times = {"cache on": [row["ttft_ms"] for row in common], "cache off": [row["plain_ttft_ms"] for row in common]}
+    title, below = "TTFT of a prompt of 544 tokens, ms", "tokens of its prefix that are cached"
+    curves(left, [row["common"] for row in common], times, title=title, xlabel=below, ylim=0)
+    chats = {int(name.split("_")[0]): list(sizes.values()) for name, sizes in result["figures"]["chats"].items()}
+    rates: dict[str, list[float]] = {}
+    for users, rows in sorted(chats.items()):
+        rows.sort(key=lambda row: row["pages"])
+        rates[f"{users} users"] = [100 * row["hit_rate"] for row in rows]
+    pages = [row["pages"] for row in rows]
+    curves(right, pages, rates, title="Chats: hit rate, %", xlabel="pages of the cache", xscale="log", ylim=(0, 100))
     right.set_xticks(ticks := [256, 512, 1024, 2048, 4096], [f"{tick:,}" for tick in ticks])
     right.minorticks_off()
 
@@ -172,17 +165,8 @@ def ladder(figure: Any, result: dict[str, Any]) -> None:
     for axes, (key, title) in zip(figure.subplots(2, 2, sharey=True).flat, LADDER, strict=True):
         values = [row[key] for row in rungs.values()]
         axes.barh([name.replace("phase", "phase ") for name in rungs], values, color=colors, height=0.66)
-        for place, value in enumerate(values):
-            inside = value > 0.6 * max(values)
-            looks = {"ha": "right", "color": "white"} if inside else {"ha": "left"}
-            axes.annotate(
-                f"{value:,.0f}",
-                (value, place),
-                (-5 if inside else 5, 0),
-                textcoords="offset points",
-                va="center",
-                **looks,
-            )
+        axes.bar_label(axes.containers[0], fmt="{:,.0f}", padding=5)
+        axes.set_xlim(0, 1.25 * max(values))
         for name, row in mine.items():
             axes.plot(row[key], list(rungs).index(name), "D", color=RED, markeredgecolor="white")
         axes.set(title=title, xticks=[])
@@ -226,6 +210,19 @@ def fingerprint(name: str, results: Path = RESULTS) -> str:
     """Identify the result file that a chart was drawn from. Stored in the SVG, it reveals an outdated chart."""
     source = CHARTS[name][0]
     return f"{source} {hashlib.sha256((results / source).read_bytes()).hexdigest()[:16]}"
+
+
+def with_dark_mode(svg: str) -> str:
+    """Add a style for dark mode to what matplotlib has drawn in light colours."""
+    rules = [
+        f'[style*="{what}: {light}"]{{{what}:{dark}!important}}'
+        for light, dark in DARK.items()
+        for what in ("fill", "stroke")
+        if f"{what}: {light}" in svg
+    ]
+    rules.append("text{fill:#e6edf3}")  # it writes no colour for black
+    style = f"<style>@media (prefers-color-scheme:dark){{{''.join(rules)}}}</style>"
+    return re.sub(r"<svg\b[^>]*>", lambda opening: f"{opening[0]}\n{style}", svg, count=1)
 
 
 def draw(name: str, results: Path = RESULTS, figures: Path = FIGURES) -> Path:

@@ -1,73 +1,70 @@
-"""Judges exercises by their tests: `check` runs a workspace, the gate runs the reference with each exercise blanked."""
+"""Judges exercises by their tests: `check` runs a workspace, the gate runs the reference with each change to it that
+a test must catch."""
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from chapters.bugs import Bug
 from chapters.course import Course
 from chapters.exercises import Exercise, blanked
-from chapters.testing import Result, Run, Runners, shorten
-from chapters.workspace import Attempt, State, assemble, attempt, fingerprint, workspace_line
+from chapters.testing import Result, Run, at_once, copy_checkout, run_tests, shorten
+from chapters.workspace import State, answered, attempt, fingerprint, workspace_line
+
+PLACE = re.compile(r"(phase\d_\w+/[\w/]+\.py)(?::|\", line )(\d+)")  # in a traceback, or in the stack of a thread
 
 
 @dataclass(frozen=True)
 class Judged:
-    """An exercise with its result: passed, failed, skipped, not begun, or what is wrong with its file. `failure` is the
-    first test that failed, `places` the lines of the workspace that it went through, innermost last."""
+    """An exercise with its result: passed, failed, skipped, not begun, or what is wrong with its file. `failure` is
+    the first test that failed, with its text as the reader is to see it."""
 
     exercise: Exercise
     status: str
     note: str = ""
     failure: Result | None = None
-    places: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
         return self.status in ("passed", "skipped", "not begun")
 
 
-def judge_all(course: Course, exercises: Sequence[Exercise], runners: Runners, timeout: float) -> Iterator[Judged]:
+def judge_all(course: Course, exercises: Sequence[Exercise], timeout: float) -> Iterator[Judged]:
     """Judge each exercise alone; yields the results in order."""
-    with ThreadPoolExecutor(runners.size) as pool:
-        try:
-            answers = {exercise.id: fingerprint(course, exercise) for exercise in exercises}
-            for judged in pool.map(lambda exercise: judge(course, exercise, runners, timeout), exercises):
-                State(course).record(judged.exercise.id, judged.status, answers[judged.exercise.id])
-                yield judged
-        except BaseException:
-            runners.close()
-            raise
+    answers = {exercise.id: fingerprint(course, exercise) for exercise in exercises}
+    for judged in at_once(lambda exercise: judge(course, exercise, timeout), exercises):
+        State(course).record(judged.exercise.id, judged.status, answers[judged.exercise.id])
+        yield judged
 
 
-def judge(course: Course, exercise: Exercise, runners: Runners, timeout: float) -> Judged:
+def judge(course: Course, exercise: Exercise, timeout: float) -> Judged:
     """Run the exercise's tests with the workspace's answer to it, and the reference elsewhere."""
-    found = attempt(course, exercise)
-    if found.stage not in ("attempted", "partly written"):
-        return Judged(exercise, found.stage, found.note)
-    every = found.stage == "partly written"
-    return _judged(course, found, _run(course, [exercise], runners, timeout, exercise.id, every))
-
-
-def together(course: Course, exercises: Sequence[Exercise], runners: Runners, timeout: float) -> str:
-    """Run the tests of all these exercises with all their answers: what fails, or an empty text."""
-    run = _run(course, exercises, runners, timeout, f"{exercises[0].phase}")
+    stage, note = attempt(course, exercise)
+    if stage != "attempted":
+        return Judged(exercise, stage, note)
+    run = _run(course, [exercise], timeout, exercise.id)
+    passed = run.count("passed")
     if run.stopped:
-        return f"{run.where}: {run.stopped}"
-    return run.failures[0].line if run.failures else ""
+        return Judged(exercise, "failed", run.stopped)
+    if run.failures:
+        return Judged(exercise, "failed", f"{passed} of {run.collected} tests pass before one fails", run.failures[0])
+    if not run.results:
+        return Judged(exercise, "failed", f"no test of it ran: {shorten(run.last_line)}")
+    if not passed:
+        return Judged(exercise, "skipped", shorten(run.results[0].error))
+    skipped = run.count("skipped")
+    count = f"{passed} of {run.collected - skipped} tests pass" + (f", {skipped} are skipped" if skipped else "")
+    return Judged(exercise, "passed", count)
 
 
-def in_words(nodeid: str) -> str:
-    """A test's name as a sentence: what it demands."""
-    *_, case, name = ("", *nodeid.split("::"))
-    name, bracket, parameters = (case if name == "runTest" else name).partition("[")
-    return f"{name.removeprefix('test_').replace('_', ' ')} {bracket}{parameters}".strip()
+def together(course: Course, exercises: Sequence[Exercise], timeout: float) -> str:
+    """Run the tests of all these exercises with all their answers: what fails, or an empty text."""
+    run = _run(course, exercises, timeout, f"{exercises[0].phase}")
+    return run.stopped or next((result.line for result in run.failures), "")
 
 
 def log(course: Course, name: str) -> Path:
@@ -75,108 +72,78 @@ def log(course: Course, name: str) -> Path:
     return course.private / "check" / f"{name}.txt"
 
 
-def _run(
-    course: Course, exercises: Sequence[Exercise], runners: Runners, timeout: float, name: str, every: bool = False
-) -> Run:
-    """Run the tests of these exercises with their answers, up to the first failure or `every` one. If the run was
-    stopped inside the workspace's code, `stopped` names the line."""
-    overlay = course.private / "check" / name
-    shutil.rmtree(overlay, ignore_errors=True)
-    assemble(course, exercises, overlay)
+def _run(course: Course, exercises: Sequence[Exercise], timeout: float, name: str) -> Run:
+    """Run the tests of these exercises with their answers, up to the first failure. Places in an answer become lines
+    of the workspace."""
+    copy = copy_checkout(course, course.private / "check" / name, answered(course, exercises))
     tests = dict.fromkeys(test for exercise in exercises for test in exercise.tests)
-    options = [] if every else ["--maxfail=1"]
-    run = runners.run(tests, timeout=timeout, overlay=overlay, options=options)
-    log(course, name).write_text(f"{run.output}{run.stack}", encoding="utf-8")
-    inside = re.escape(f"{overlay.relative_to(course.root)}{os.sep}")
-    frames = re.findall(rf'File ".*{inside}(.+?)", line (\d+)', run.stack)
-    lines = (workspace_line(course, overlay, Path(file), int(line)) for file, line in frames)
-    place = next(filter(None, lines), "")
-    return replace(run, stopped=f"{run.stopped}, at {place}") if run.stopped and place else run
+    run = run_tests(copy, tests, timeout=timeout, stop_at="", log=log(course, name))
 
+    def place(match: re.Match[str]) -> str:
+        return workspace_line(course, copy, match[1], int(match[2])) or match[0]
 
-def _judged(course: Course, found: Attempt, run: Run) -> Judged:
-    exercise = found.exercise
     if run.stopped:
-        return Judged(exercise, "failed", f"{run.where}: {run.stopped}")
-    passed = sum(result.outcome == "passed" for result in run.results)
-    skipped = sum(result.outcome == "skipped" for result in run.results)
-    count = f"{passed} of {len(run.collected) - skipped} tests pass" + (f", {skipped} are skipped" if skipped else "")
-    failures = [result for result in run.failures if exercise.id not in result.exercises]
-    if failures:
-        first, overlay = failures[0], course.private / "check" / exercise.id
-        frames = first.details.get("frames", ())
-        places = [(workspace_line(course, overlay, Path(file), line), name) for file, line, name in frames]
-        note = (
-            f"{found.note}; {count}" if found.note else f"{passed} of {len(run.collected)} tests pass before one fails"
-        )
-        return Judged(exercise, "failed", note, first, tuple(f"{place}, in {name}" for place, name in places if place))
-    if found.note or run.failures:
-        return Judged(exercise, "failed", f"{found.note or run.failures[0].error}; {count}")
-    if not run.results:
-        return Judged(exercise, "failed", f"no test of it ran: {shorten(run.last_line)}")
-    if not passed:
-        return Judged(exercise, "skipped", shorten(run.results[0].error))
-    return Judged(exercise, "passed", count)
+        inside = (workspace_line(course, copy, file, int(line)) for file, line in PLACE.findall(run.output))
+        where = next(filter(None, inside), "")
+        return replace(run, stopped=f"{run.stopped}, at {where}" if where else run.stopped)
+    results = (replace(r, text=PLACE.sub(place, r.text)) for r in run.results)
+    return replace(run, results=tuple(results))
 
 
 # The gate
 
 
 @dataclass(frozen=True)
+class Change:
+    """A change to a file of the reference that one of these tests must catch: its failure contains `named`."""
+
+    id: str
+    file: str
+    text: str
+    tests: Sequence[str]
+    named: str = ""
+
+
+def blank(course: Course, exercise: Exercise) -> Change:
+    text = blanked(course, exercise.file, [exercise])
+    return Change(exercise.id, exercise.file, text, exercise.tests, exercise.named)
+
+
+def planted(course: Course, bug: Bug) -> Change:
+    text = bug.planted((course.root / bug.file).read_text(encoding="utf-8"))
+    return Change(bug.id, bug.file, text, bug.tests[:1])
+
+
+@dataclass(frozen=True)
 class Verdict:
-    """The gate's result for one exercise: the test that caught the blank, or the problem."""
+    """The gate's result for one change: the test that caught it, or the problem."""
 
-    exercise: Exercise
+    id: str
     test: str
-    seconds: float
     problem: str
-
-    @property
-    def ok(self) -> bool:
-        return not self.problem
+    seconds: float
 
 
-def gate(course: Course, exercises: Sequence[Exercise], timeout: float) -> Iterator[Verdict]:
-    """Prove that a test catches each exercise when it is blank: one of its tests fails, the failure names the exercise,
-    and the same test passes against the reference. Yields the verdicts in order."""
-    with Runners(course) as runners, ThreadPoolExecutor(runners.size) as pool:
-        try:
-            runs = list(pool.map(lambda exercise: _blanked(course, exercise, runners, timeout), exercises))
-            caught = [
-                next((result.id for result in run.results if exercise.id in result.exercises), "")
-                for exercise, run in zip(exercises, runs, strict=True)
-            ]
-            reference = runners.run(dict.fromkeys(filter(None, caught)), timeout=timeout * len(exercises))
-        except BaseException:
-            runners.close()
-            raise
-    for exercise, run, test in zip(exercises, runs, caught, strict=True):
-        yield Verdict(exercise, test, run.seconds, _problem(test, reference) if test else _missed(run))
+def gate(course: Course, changes: Sequence[Change], timeout: float) -> Iterator[Verdict]:
+    """Make each change in a copy of its own: a test must fail because of it. That these tests pass without it is shown
+    by the suite. Yields the verdicts in order."""
 
+    def verdict(change: Change) -> Verdict:
+        copy = copy_checkout(course, course.private / "gate" / change.id, {change.file: change.text})
+        run = run_tests(copy, change.tests, timeout=timeout, stop_at=change.named)
+        caught = (r for r in run.results if r.outcome == "failed" and change.named in r.text)
+        test = next((result.id for result in caught), "")
+        shutil.rmtree(copy, ignore_errors=True)
+        return Verdict(change.id, test, "" if test else _missed(run), run.seconds)
 
-def _blanked(course: Course, exercise: Exercise, runners: Runners, timeout: float) -> Run:
-    with tempfile.TemporaryDirectory(prefix="course-") as scratch:
-        target = Path(scratch) / exercise.file
-        target.parent.mkdir(parents=True)
-        target.write_text(blanked(course, exercise.file, [exercise]), encoding="utf-8")
-        return runners.run(exercise.tests, timeout=timeout, overlay=Path(scratch), stop_at=exercise.id)
-
-
-def _problem(test: str, reference: Run) -> str:
-    """What is wrong with the test that caught an exercise, when it runs against the reference."""
-    result = next((result for result in reference.results if result.id == test), None)
-    if result is None:
-        return f"{test} did not run against the reference: {reference.stopped or reference.last_line}"
-    return "" if result.outcome == "passed" else f"the reference fails {result.line}"
+    yield from at_once(verdict, changes)
 
 
 def _missed(run: Run) -> str:
     if run.stopped:
-        return f"blank, the run stopped in {run.where}: {run.stopped}"
-    if run.broken:
-        return f"blank, {run.broken[0].id} cannot be collected: {shorten(run.broken[0].error)}"
+        return f"the run stopped in {run.stopped}"
     if run.failures:
-        return f"blank, a test fails for another reason: {run.failures[0].line}"
-    if not any(result.outcome == "passed" for result in run.results):
-        return f"blank, no test ran: {run.last_line}"
-    return f"blank, all of its {len(run.results)} tests pass"
+        return f"a test fails for another reason: {run.failures[0].line}"
+    if not run.count("passed"):
+        return f"no test ran: {run.last_line}"
+    return f"all of its {len(run.results)} tests pass"

@@ -8,15 +8,13 @@ A claim stands before its sentence, in the Markdown of a chapter or of a noteboo
 
 `file.json#dotted.key` is a figure of a result, `#dotted.key` one of the file named before. With `*` for a part of the
 key it is all that match, in the order of the numbers in their names. In a notebook, `above.1` is number 1, counted from
-0, that the nearest cell above printed. Spaces separate them from what follows. Around them: comparisons, arithmetic,
-`and`, `or`, `not`, and the functions grows, falls, min, max and abs.
+0, that the nearest cell above printed. Spaces separate them from what follows. The rest is an expression of Python with
+the functions grows, falls, min, max and abs.
 """
 
-import ast
 import json
-import operator
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,22 +24,22 @@ from chapters.course import Course
 CLAIM = re.compile(r"<!-- claim: (.+?) -->", re.DOTALL)
 REFERENCE = re.compile(r"([\w-]+\.json)?#([^\s,()]+)|\babove\.(\d+)")
 NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
-Values = float | list[float]
-OPERATIONS: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Eq: operator.eq,
-}  # fmt: skip
-FUNCTIONS: dict[str, Callable[[list[float]], float | bool]] = {
-    "grows": lambda values: all(a < b for a, b in pairwise(values)),
-    "falls": lambda values: all(a > b for a, b in pairwise(values)),
-    "min": min,
-    "max": max,
-    "abs": lambda values: abs(values[0]),
-}
+
+
+def grows(*values: Any) -> bool:
+    """Whether each of these figures, or of one list of them, is above the one before."""
+    return all(a < b for a, b in pairwise(values[0] if len(values) == 1 else values))
+
+
+def falls(*values: Any) -> bool:
+    return grows(*reversed(values[0] if len(values) == 1 else values))
+
+
+FUNCTIONS = {"grows": grows, "falls": falls, "min": min, "max": max, "abs": abs}
 
 
 class ClaimError(Exception):
-    """A claim that cannot be evaluated."""
+    """A figure that is not there."""
 
 
 def false_claims(course: Course) -> list[str]:
@@ -52,14 +50,14 @@ def false_claims(course: Course) -> list[str]:
             try:
                 if not evaluate(claim, course.results, above):
                     found.append(f"{course.name(path)}: not true: {claim}")
-            except (ClaimError, SyntaxError) as error:
+            except (ClaimError, SyntaxError, NameError, TypeError) as error:
                 found.append(f"{course.name(path)}: {error}: {claim}")
     return found
 
 
 def evaluate(claim: str, results: Path, above: Sequence[float] = ()) -> bool:
-    """Whether a claim is true. ClaimError if a figure is missing, or if it uses what claims may not."""
-    values: dict[str, Values] = {}
+    """Whether a claim is true. ClaimError if a figure is missing."""
+    values: dict[str, Any] = {}
     file = ""
 
     def named(match: re.Match[str]) -> str:
@@ -71,11 +69,12 @@ def evaluate(claim: str, results: Path, above: Sequence[float] = ()) -> bool:
             values[name] = above[int(match[3])]
         else:
             file = match[1] or file
-            values[name] = _figures(results / file, match[2])
+            found = figures(results / file, match[2])
+            values[name] = found if "*" in match[2] else found[0]
         return name
 
     expression = REFERENCE.sub(named, " ".join(claim.split()))
-    return bool(_evaluate(ast.parse(expression, mode="eval").body, values))
+    return bool(eval(expression, {"__builtins__": {}}, FUNCTIONS | values))
 
 
 def _claims(path: Path) -> Iterator[tuple[str, Sequence[float]]]:
@@ -95,50 +94,28 @@ def _claims(path: Path) -> Iterator[tuple[str, Sequence[float]]]:
             above = [float(number.replace(",", "")) for number in NUMBER.findall(printed)] or above
 
 
-def _figures(path: Path, key: str) -> Values:
-    """The figure at a dotted key, or a list of those that a key with `*` matches."""
-    if not path.is_file():
-        raise ClaimError(f"there is no result {path.name}")
-    found = list(_at(json.loads(path.read_text("utf-8"))["figures"], key))
-    if not found or not all(isinstance(value, int | float) for value in found):
-        raise ClaimError(f"{path.name} has no number at '{key}'")
-    return found if "*" in key else found[0]
+def figures(result: Path, key: str) -> list[Any]:
+    """The numbers or texts at a dotted key of a result: of its `figures`, or of the whole file. One, unless the key has
+    a `*`."""
+    if not result.is_file():
+        raise ClaimError(f"there is no result {result.name}")
+    document = json.loads(result.read_text("utf-8"))
+    found = list(_at(document["figures"], key)) or list(_at(document, key))
+    if not found or not all(isinstance(value, str | int | float) for value in found):
+        raise ClaimError(f"{result.name} has no number or text at '{key}'")
+    return found
 
 
 def _at(value: Any, key: str) -> Iterator[Any]:
     """The values at a dotted key. The last part may contain dots: figures may be named after methods."""
+    first, _, rest = key.partition(".")
     if not key:
         yield value
+    elif isinstance(value, list) and first.isdecimal() and int(first) < len(value):
+        yield from _at(value[int(first)], rest)
+    elif isinstance(value, dict) and key in value:
+        yield value[key]
     elif isinstance(value, dict):
-        if key in value:
-            yield value[key]
-            return
-        first, _, rest = key.partition(".")
         names = [name for name in value if re.fullmatch(re.escape(first).replace(r"\*", ".*"), name)]
         for name in sorted(names, key=lambda name: [float(part) for part in re.findall(r"\d+", name)]):
             yield from _at(value[name], rest)
-
-
-def _evaluate(node: ast.expr, values: dict[str, Values]) -> Any:
-    """The value of an expression of numbers. No name, call or operator is known but those above."""
-    match node:
-        case ast.Constant(value=int() | float() as number):
-            return number
-        case ast.Name(id=name) if name in values:
-            return values[name]
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_evaluate(operand, values)
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return not _evaluate(operand, values)
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATIONS:
-            return OPERATIONS[type(op)](_evaluate(left, values), _evaluate(right, values))
-        case ast.BoolOp(op=op, values=parts):
-            each = [bool(_evaluate(part, values)) for part in parts]
-            return all(each) if isinstance(op, ast.And) else any(each)
-        case ast.Compare(left=left, ops=ops, comparators=others) if all(type(op) in OPERATIONS for op in ops):
-            sides = [_evaluate(side, values) for side in (left, *others)]
-            return all(OPERATIONS[type(op)](a, b) for op, (a, b) in zip(ops, pairwise(sides), strict=True))
-        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in FUNCTIONS:
-            given = [_evaluate(argument, values) for argument in arguments]
-            return FUNCTIONS[name](given[0] if len(given) == 1 and isinstance(given[0], list) else given)
-    raise ClaimError(f"a claim may not contain `{ast.unparse(node)}`")

@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from chapters import answers, challenges, commands
+from chapters import authoring, challenges, commands
 from chapters.course import Course, CourseError
 
 if TYPE_CHECKING:
     Known = argparse._SubParsersAction[argparse.ArgumentParser]  # the commands of a parser
+    Command = Callable[[Course, argparse.Namespace, Console], int]
 
 
 def console() -> Console:
@@ -24,25 +25,23 @@ def console() -> Console:
 
 
 def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0
+    seconds = float(text)
     if not 0 < seconds <= 86_400:
-        raise argparse.ArgumentTypeError(f"seconds are a number above 0, at most 86400 (a day), not '{text}'")
+        raise ValueError("at most a day")
     return seconds
 
 
-def _add(known: Known, name: str, run: object, help: str) -> argparse.ArgumentParser:
-    """Add a command with the function that runs it."""
+_seconds.__name__ = "time of 0 to 86400 seconds"  # what argparse says of another value
+
+
+def _add(known: Known, name: str, run: Command, help: str, seconds: float = 0) -> argparse.ArgumentParser:
+    """Add a command with the function that runs it, and with the seconds after which it ends its tests."""
     command = known.add_parser(name, help=help, description=help)
     command.set_defaults(run=run)
+    if seconds:
+        help = f"end a run of tests after this time (default {seconds:g} s)"
+        command.add_argument("--timeout", type=_seconds, default=seconds, metavar="S", help=help)
     return command
-
-
-def _timeout(command: argparse.ArgumentParser, seconds: float, what: str) -> None:
-    help = f"{what} (default {seconds:g} s)"
-    command.add_argument("--timeout", type=_seconds, default=seconds, metavar="S", help=help)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -52,8 +51,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Begin with `start 0`, read chapters/00_request.md, edit the files in workspace/, then `check`.",
     )
     known = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for add in (_add_workspace, _add_bugs, _add_quiz, _add_book):
-        add(known)
+    _add_workspace(known)
+    _add_challenges(known)
+    _add_authoring(known)
     return parser
 
 
@@ -62,32 +62,31 @@ def _add_workspace(known: Known) -> None:
     start = _add(known, "start", commands.start, "put a phase's exercises into workspace/")
     start.add_argument("phase", type=int)
     start.add_argument("--fresh", action="store_true", help="start over; old files move to .course/backups/")
-    for name, judge, help in (
-        ("check", answers.check, "judge each exercise that you have written, alone; then all together"),
-        ("watch", answers.watch, "check, and judge again what a save changes"),
-    ):
-        command = _add(known, name, judge, help)
+    check = _add(
+        known, "check", commands.check, "judge each exercise that you have written, alone; then all together", 120
+    )
+    watch = _add(known, "watch", commands.watch, "check, and judge again what a save changes", 120)
+    for command in (check, watch):
         command.add_argument("target", metavar="N | N.M", nargs="?", help="default: every phase in the workspace")
-        _timeout(command, 120, "end an exercise's tests after this time")
-    run = _add(known, "run", challenges.run, "run a phase with your workspace in place of the reference")
+    run = _add(known, "run", commands.run, "run a phase with your workspace in place of the reference")
     run.add_argument("phase", type=int)
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARG", help="passed on to `python -m phaseN_...`")
-    help = "serve with your workspace in place of the reference: HTTP and playground"
-    usage = "python -m chapters mine [ladder] [ARGUMENTS OF nanoserve serve, or of nanoserve bench ladder]"
-    _add(known, "mine", answers.mine, help).usage = usage
-    for name, show, help in (
-        ("hint", commands.hint, "one more hint"),
-        ("solution", commands.solution, "a diff between your region and the reference"),
-    ):
-        _add(known, name, show, help).add_argument("exercise", metavar="N.M")
+    mine = _add(
+        known, "mine", commands.mine, "serve with your workspace in place of the reference: HTTP and playground"
+    )
+    mine.usage = "python -m chapters mine [ladder] [ARGUMENTS OF nanoserve serve, or of nanoserve bench ladder]"
+    hint = _add(known, "hint", commands.hint, "one more hint")
+    solution = _add(known, "solution", commands.solution, "a diff between your region and the reference")
+    for command in (hint, solution):
+        command.add_argument("exercise", metavar="N.M")
+    _add(known, "status", commands.status, "every phase: exercises passed, bugs mended, hints used")
 
 
-def _add_bugs(known: Known) -> None:
-    """Bugs that shipped in real engines."""
-    command = _add(known, "break", challenges.break_it, "find and mend a bug that shipped in a real engine")
-    help = "plant a bug of phase N, or the one with this id, such as 4b"
-    command.add_argument("bug", nargs="?", metavar="N", help=help)
-    act = command.add_mutually_exclusive_group()
+def _add_challenges(known: Known) -> None:
+    """Bugs that shipped in real engines, and questions."""
+    bug = _add(known, "break", challenges.break_it, "find and mend a bug that shipped in a real engine", 120)
+    bug.add_argument("bug", nargs="?", metavar="N", help="plant a bug of phase N, or the one with this id, such as 4b")
+    act = bug.add_mutually_exclusive_group()
     help = "run the reproduction; -m MODULE: a module"
     act.add_argument("--run", dest="program", nargs=argparse.REMAINDER, metavar="ARG", help=help)
     for flag, help in (
@@ -100,33 +99,25 @@ def _add_bugs(known: Known) -> None:
         ("--gate", "prove that a test catches each bug"),
     ):
         act.add_argument(flag, action="store_true", help=help)
-    _timeout(command, 120, "end each run of tests")
-
-
-def _add_quiz(known: Known) -> None:
-    """Questions, and how far the reader has come."""
     quiz = _add(known, "quiz", challenges.quiz, "five quick questions on a chapter")
     quiz.add_argument("chapter", type=int)
     quiz.add_argument("--answers", action="store_true", help="print all questions with their answers")
-    _add(known, "status", commands.status, "every phase: exercises passed, bugs mended, hints used")
 
 
-def _add_book(known: Known) -> None:
+def _add_authoring(known: Known) -> None:
     """Checks of the book itself, and of the machine."""
-    exercises = _add(
-        known, "exercises", commands.exercises, "list the exercises, or prove that tests catch each of them"
-    )
+    help = "list the exercises, or prove that tests catch each of them"
+    exercises = _add(known, "exercises", authoring.exercises, help, 120)
     exercises.add_argument("phases", type=int, nargs="*", metavar="N", help="default: every phase")
     exercises.add_argument("--gate", action="store_true", help="blank each exercise on its own: its tests must fail")
-    help = "with --gate: end each run after this time (120 s)"
-    exercises.add_argument("--timeout", type=_seconds, metavar="S", help=help)
-    weave = _add(known, "weave", commands.weave, "write listings and measured figures into the chapters and the README")
+    weave = _add(
+        known, "weave", authoring.weave, "write listings and measured figures into the chapters and the README"
+    )
     weave.add_argument("--check", action="store_true", help="write nothing; exit 1 if something drifted")
-    notebooks = _add(known, "notebooks", commands.notebooks, "list the notebooks, or execute them")
+    notebooks = _add(known, "notebooks", authoring.notebooks, "list the notebooks, or execute them")
     notebooks.add_argument("names", nargs="*", metavar="NAME", help="default: every notebook")
     notebooks.add_argument("--execute", action="store_true", help="run from a clean kernel and write the outputs")
-    help = "this machine, its tier, and a proof that the reference works"
-    _timeout(_add(known, "doctor", commands.doctor, help), 180, "end the proof")
+    _add(known, "doctor", authoring.doctor, "this machine, and a proof that the reference works on it", 180)
 
 
 def main(argv: Sequence[str] | None = None, course: Course | None = None) -> int:

@@ -1,26 +1,34 @@
-"""The commands of `python -m chapters`: each prints its results and returns its exit code."""
+"""The commands with which a reader writes, judges and runs exercises. Each prints its results and returns its exit
+code."""
 
 from __future__ import annotations
 
 import argparse
-from collections import Counter
-from collections.abc import Sequence
+import itertools
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from rich import box
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from chapters import bugs, checking, testing, workspace
+from chapters import bugs, checking, workspace
 from chapters import exercises as exercise_files
-from chapters import notebooks as notebook_files
-from chapters import weave as weaving
-from chapters.course import Course, CourseError
-from chapters.exercises import Exercise
+from chapters.course import COMPILED, Course, CourseError, Phase
+from chapters.exercises import Exercise, answer_lines
+from chapters.testing import copy_checkout
+from chapters.workspace import State
+
+_STYLES = {"passed": "green", "failed": "bold red", "region missing": "red", "syntax error": "red"}
+_LINES = 40  # of a failure, so that it fits on a screen
 
 
-def _table(*columns: str) -> Table:
+def make_table(*columns: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         table.add_column(column, overflow="fold")
@@ -42,151 +50,186 @@ def start(course: Course, args: argparse.Namespace, out: Console) -> int:
     return 0
 
 
+def check(course: Course, args: argparse.Namespace, out: Console) -> int:
+    return _check(course, _chosen(course, args.target), args.timeout, out)
+
+
+def watch(course: Course, args: argparse.Namespace, out: Console) -> int:
+    """Check, then judge again each exercise that a save changes."""
+    its = _chosen(course, args.target)
+    judged: dict[Exercise, str] = {}
+    while True:
+        saved = _saved(course)
+        now = {each: workspace.fingerprint(course, each) for each in its}
+        if changed := [each for each in its if now[each] != judged.get(each)]:
+            _check(course, changed, args.timeout, out)
+            out.print("Watching the workspace; Ctrl-C ends.")
+        judged = now
+        while _saved(course) == saved:
+            time.sleep(0.1)
+
+
+def _saved(course: Course) -> list[tuple[str, int]]:
+    """The files of the workspace and when each was saved."""
+    with suppress(FileNotFoundError):  # an editor may replace files in between
+        return [(str(path), path.stat().st_mtime_ns) for path in course.workspace.rglob("*.py")]
+    return []
+
+
+def _chosen(course: Course, target: str | None) -> list[Exercise]:
+    """The exercises of the workspace that `N`, `N.M` or nothing names."""
+    if target and not re.fullmatch(r"\d+(\.\d+)?", target):
+        raise CourseError(f"a phase is a number, an exercise N.M, not '{target}'")
+    if target and "." in target:
+        exercise = exercise_files.find(course, target)
+        _started(course, exercise.phase)
+        return [exercise]
+    phases = _started(course, int(target) if target else None)
+    return [each for phase in phases for each in exercise_files.load(course, phase)]
+
+
+def _started(course: Course, number: int | None) -> tuple[Phase, ...]:
+    """The phases in the workspace: the given one, or all."""
+    started = workspace.started_phases(course)
+    wanted = started if number is None else (course.phase(number),)
+    if not wanted or wanted[0] not in started:
+        what = "there is no workspace yet" if number is None else f"phase {number} is not in the workspace"
+        raise CourseError(f"{what}: `python -m chapters start {'N' if number is None else number}` creates it")
+    return wanted
+
+
+def _check(course: Course, its: Sequence[Exercise], timeout: float, out: Console) -> int:
+    """Judge each exercise alone, show the first failure of each phase, and run together what passes alone."""
+    ok = True
+    for _, group in itertools.groupby(its, key=lambda exercise: exercise.phase):
+        results = []
+        for judged in checking.judge_all(course, list(group), timeout):
+            out.print(_row(judged.exercise, judged.status, judged.note), soft_wrap=True)
+            results.append(judged)
+        fine = all(judged.ok for judged in results)
+        if failed := next((judged for judged in results if judged.failure), None):
+            _explain(course, failed, out)
+        passed = [judged.exercise for judged in results if judged.status == "passed"]
+        if len(passed) > 1 and fine:
+            problem = checking.together(course, passed, timeout)
+            fine = not problem
+            result = f"failed: {problem}" if problem else "passed"
+            out.print(f"{', '.join(exercise.id for exercise in passed)} together: {result}", soft_wrap=True)
+        ok &= fine
+    return 0 if ok else 1
+
+
+def _row(exercise: Exercise, status: str, note: str) -> Text:
+    return Text.assemble(f"{exercise.id:<5}{exercise.title:<39} ", (f"{status:<15}", _STYLES.get(status, "dim")), note)
+
+
+def _explain(course: Course, judged: checking.Judged, out: Console) -> None:
+    """A failure in one screen: what pytest says of it, with the lines of the workspace."""
+    assert judged.failure
+    exercise = judged.exercise
+    out.print(Text(f"\n{exercise.id}: {judged.failure.id}", style="bold"), soft_wrap=True)
+    lines = [line for line in judged.failure.text.split("\n") if line.strip()]
+    for line in lines if len(lines) <= _LINES else ["...", *lines[-_LINES:]]:
+        out.print(f"  {line}", soft_wrap=True)
+    out.print(f"Your code begins at {workspace.place(course, exercise)}. All that pytest says is in ", end="")
+    out.print(f"{course.name(checking.log(course, exercise.id))}. A hint: python -m chapters hint {exercise.id}\n")
+
+
+def show_hints(course: Course, key: str, hints: Sequence[str], answer: str, out: Console) -> int:
+    """The hints seen so far and one more; after the last, the command that shows the answer."""
+    state = State(course)
+    seen = min(state.of(key).hints + 1, len(hints))
+    state.update(key, hints=seen)
+    for number, text in enumerate(hints[:seen], 1):
+        out.print(f"Hint {number} of {len(hints)}: {text}")
+    out.print(f"{len(hints) - seen} more." + (f" `{answer}` shows the answer." if seen == len(hints) else ""))
+    return 0
+
+
 def hint(course: Course, args: argparse.Namespace, out: Console) -> int:
     exercise = exercise_files.find(course, args.exercise)
-    state = workspace.State(course)
-    total = len(exercise.hints)
-    seen = min(state.of(exercise.id).hints + 1, total)
-    state.update(exercise.id, hints=seen)
-    for number, text in enumerate(exercise.hints[:seen], 1):
-        out.print(f"Hint {number} of {total}: {text}")
-    answer = "" if seen < total else f" `solution {exercise.id}` shows the answer."
-    out.print(f"{total - seen} more.{answer}")
-    return 0
+    return show_hints(course, exercise.id, exercise.hints, f"solution {exercise.id}", out)
 
 
 def solution(course: Course, args: argparse.Namespace, out: Console) -> int:
-    lines = workspace.solution(course, exercise_files.find(course, args.exercise))
-    styles = {"+": "green", "-": "red", "@": "cyan"}
-    for line in lines or ["Your region equals the reference."]:
-        out.print(Text(line, style=styles.get(line[:1], "")), soft_wrap=True)
+    diff = workspace.solution(course, exercise_files.find(course, args.exercise))
+    print_diff(diff or ["Your region equals the reference."], out)
     return 0
 
 
+def print_diff(lines: Sequence[str], out: Console) -> None:
+    styles = {"+": "green", "-": "red", "@": "cyan"}
+    for line in lines:
+        out.print(Text(line, style=styles.get(line[:1], "")), soft_wrap=True)
+
+
 def status(course: Course, args: argparse.Namespace, out: Console) -> int:
-    state = workspace.State(course)
+    state = State(course)
     columns = ("phase", "package", "exercises", "passed", "last not passed", "bugs mended", "hints used", "workspace")
-    table = _table(*columns)
+    table = make_table(*columns)
     for phase in course.phases():
         its, planted = exercise_files.load(course, phase), bugs.load(course, phase)
         known = {each.id: state.of(each.id) for each in its}
         passed = f"{sum(progress.passed for progress in known.values())}/{len(its)}"
-        last = ", ".join(
-            f"{each.id} {known[each.id].result}{_changed(course, each, known[each.id])}"
-            for each in its
-            if known[each.id].result not in (None, "passed")
-        )
         mended = f"{sum(state.of(bug.key).passed for bug in planted)}/{len(planted)}"
         hints = str(sum(progress.hints for progress in known.values()))
         started = "yes" if phase in workspace.started_phases(course) else ""
+        last = ", ".join(filter(None, (_not_passed(course, each, known[each.id]) for each in its)))
         table.add_row(str(phase.number), phase.package, str(len(its)), passed, last, mended, hints, started)
     out.print(table)
     return 0
 
 
-def _changed(course: Course, exercise: Exercise, progress: workspace.Progress) -> str:
-    """Whether the result is of an older answer."""
-    same = progress.answer in (None, workspace.fingerprint(course, exercise))
-    return "" if same else " before your last edit"
+def _not_passed(course: Course, exercise: Exercise, progress: workspace.Progress) -> str:
+    """The last result of an exercise, and whether it is of an older answer; empty if it passed."""
+    if progress.result in (None, "passed"):
+        return ""
+    older = progress.answer not in (None, workspace.fingerprint(course, exercise))
+    return f"{exercise.id} {progress.result}{' before your last edit' if older else ''}"
 
 
-def exercises(course: Course, args: argparse.Namespace, out: Console) -> int:
-    load = exercise_files.need if args.phases else exercise_files.load
-    its = [each for phase in course.pick(args.phases) for each in load(course, phase)]
-    if args.gate:
-        return _gate(course, its, args.timeout or 120, out)
-    if args.timeout:
-        raise CourseError("--timeout needs --gate: a list runs no tests")
-    table = _table("exercise", "title", "lines", "file", "hints", "tests named")
-    lines = {each: exercise_files.answer_lines(course.root, each) for each in its}
-    for each in its:
-        title = f"{each.title} (large)" if each.large else each.title
-        table.add_row(each.id, title, str(lines[each]), each.file, str(len(each.hints)), str(len(each.tests)))
-    out.print(table)
-    out.print(f"{len(its)} exercises; the reference's answers have {sum(lines.values())} lines of code.")
-    return 0
+# Programs
 
 
-def _gate(course: Course, its: Sequence[Exercise], timeout: float, out: Console) -> int:
-    if not its:
-        raise CourseError("no phase has exercises")
-    ok = True
-    for verdict in checking.gate(course, its, timeout):
-        ok &= verdict.ok
-        result = f"passed: caught by {verdict.test}" if verdict.ok else f"failed: {verdict.problem}"
-        out.print(f"{verdict.exercise.id} {result} ({verdict.seconds:.1f} s)", soft_wrap=True)
-    return 0 if ok else 1
+def run(course: Course, args: argparse.Namespace, out: Console) -> int:
+    """Run a phase: with the bug, if one of this phase is planted, and otherwise with the workspace."""
+    phase = course.phase(args.phase)
+    if (bugs.folder(course) / phase.package).is_dir():
+        return execute(course, "run", bugs.files(course), ["-m", phase.package, *args.arguments])
+    return _with_answers(course, _started(course, phase.number), [phase.package, *args.arguments], out)
 
 
-def weave(course: Course, args: argparse.Namespace, out: Console) -> int:
-    woven = weaving.weave_all(course)
-    problems = [problem for document in woven for problem in document.problems]
-    drifted = [document for document in woven if document.drifted]
-    for document in drifted:
-        if args.check:
-            out.print(document.diff(), soft_wrap=True)
-        else:
-            (course.root / document.name).write_bytes(document.after.encode())
-            out.print(f"{document.name}: woven")
-    for problem in problems:
-        out.print(problem, soft_wrap=True)
-    if drifted and args.check:
-        out.print(f"{len(drifted)} differ from their source; `python -m chapters weave` rewrites them.")
-    elif not drifted and not problems:
-        out.print("Every listing and figure equals its source.")
-    return 1 if problems or (args.check and drifted) else 0
+def mine(course: Course, args: argparse.Namespace, out: Console) -> int:
+    """Serve, or measure the ladder, with all answers of the workspace."""
+    command = "bench" if args.passed_on[:1] == ["ladder"] else "serve"
+    command_line = ["phase6_integration.cli", command, *args.passed_on]
+    return _with_answers(course, _started(course, None), command_line, out, say=True)
 
 
-def notebooks(course: Course, args: argparse.Namespace, out: Console) -> int:
-    known = {path.stem: path for path in course.notebooks()}
-    names = [name.removesuffix(".ipynb") for name in args.names] or list(known)
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise CourseError(f"there is no notebook {', '.join(unknown)}; the notebooks are: {', '.join(known) or 'none'}")
-    failed = False
-    for path in (known[name] for name in names):
-        if not args.execute:
-            code, executed = notebook_files.summary(path)
-            out.print(f"{path.name}: {executed} of {code} code cells executed")
-            continue
-        try:
-            notebook_files.write(notebook_files.execute(path, course.root), path)
-            out.print(f"{path.name}: executed")
-        except notebook_files.NotebookError as error:
-            failed = True
-            out.print(f"{error}\n{path.name} was not changed.", soft_wrap=True)
-    return 1 if failed else 0
+def _with_answers(
+    course: Course, phases: Sequence[Phase], command: Sequence[str], out: Console, say: bool = False
+) -> int:
+    its = [each for phase in phases for each in exercise_files.load(course, phase)]
+    stages = {each: workspace.attempt(course, each) for each in its}
+    if broken := [each for each, (stage, _) in stages.items() if stage in ("syntax error", "region missing")]:
+        for each in broken:
+            out.print(_row(each, *stages[each]), soft_wrap=True)
+        return 1
+    written = [each for each, (stage, _) in stages.items() if stage == "attempted"]
+    if say:
+        lines = sum(answer_lines(course.workspace, each) for each in written)
+        names = ", ".join(each.id for each in written) or "nothing yet"
+        out.print(f"Yours: {names} ({lines} lines of code). The rest is the reference.", soft_wrap=True)
+    return execute(course, "run", workspace.answered(course, written), ["-m", *command])
 
 
-def doctor(course: Course, args: argparse.Namespace, out: Console) -> int:
-    from chapters import doctor
-    from phase0_request import machine
-
-    here = machine.describe()
-    tier = doctor.tier(here)
-    table = _table("this machine", "")
-    for row in [*doctor.describe(here), ("tier", f"{tier.name}: {tier.meaning}")]:
-        table.add_row(*row)
-    out.print(table)
-    for line in tier.skipped:
-        out.print(f"skipped here: {line}")
-    course.need_checkout("doctor's proof")
-    with Progress(console=out, transient=True) as bar:
-        proof, files = bar.add_task("running the proof", total=None), doctor.files(course) or ["tests"]
-
-        def show(ended: int, tests: int) -> None:
-            bar.update(proof, completed=ended, total=tests)
-
-        run = testing.run_tests(course, files, timeout=args.timeout, options=["-m", "proof"], progress=show)
-    reasons = Counter(result.line.partition(": ")[2] for result in run.results if result.outcome == "skipped")
-    for reason, number in reasons.items():
-        out.print(f"skipped here: {number} of the proofs: {reason.removeprefix('Skipped: ')}", soft_wrap=True)
-    for result in run.failures:
-        out.print(Text(f"failed: {result.line}", style="red"), soft_wrap=True)
-    if run.stopped:
-        out.print(f"{run.where}: {run.stopped}.", soft_wrap=True)
-    passed = sum(result.outcome == "passed" for result in run.results)
-    proved = passed > 0 and not run.failures and not run.stopped
-    count = f"{passed} tests marked `proof` passed in {run.seconds:.1f} s"
-    out.print(f"\nThe reference works here: {count}." if proved else f"\nNo proof: {count}. {run.last_line}")
-    return 0 if proved else 1
+def execute(course: Course, name: str, files: Mapping[str, str], command: Sequence[str], inside: bool = False) -> int:
+    """Become `python COMMAND` in a checkout with these files in place of the reference, as do the processes that it
+    starts. Its working directory stays the reader's, unless it is to be `inside` the copy."""
+    copy = copy_checkout(course, course.private / name, files)
+    if inside:
+        os.chdir(copy)
+    sys.stdout.flush()
+    environment = {"NUMBA_CACHE_DIR": str(course.root / COMPILED), **os.environ}
+    environment |= {"PYTHONPATH": str(copy), "PYTHONSAFEPATH": "1"}
+    return os.execve(sys.executable, [sys.executable, *command], environment)

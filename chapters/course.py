@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+# Compiled kernels, in folders named by a hash of their sources: a copy of the checkout uses those of the checkout.
+COMPILED = "phase2_prefill_decode/kernels/cpu/__pycache__"
 
 
 class CourseError(Exception):
@@ -19,10 +25,6 @@ class Phase:
 
     number: int
     package: str
-
-    @property
-    def tests(self) -> str:
-        return f"tests/{self.package}"
 
 
 @dataclass(frozen=True)
@@ -75,12 +77,14 @@ class Course:
         known = ", ".join(str(phase.number) for phase in self.phases()) or "none"
         raise CourseError(f"there is no phase {number}; the phases are: {known}")
 
-    def pick(self, numbers: Iterable[int]) -> tuple[Phase, ...]:
-        """The phases with these numbers, or all phases if there are none."""
-        return tuple(self.phase(number) for number in sorted(set(numbers))) or self.phases()
-
-    def exercises_file(self, phase: Phase) -> Path:
-        return self.chapters / f"{phase.number:02d}_exercises.toml"
+    def tables(self, file: str, key: str, make: Callable[[dict[str, Any]], T]) -> tuple[T, ...]:
+        """What `make` makes of each table `[[key]]` of a TOML file in `chapters`; nothing if there is no file."""
+        path = self.chapters / file
+        try:
+            known = tomllib.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+            return tuple(make(table) for table in known.get(key, ()))
+        except (tomllib.TOMLDecodeError, TypeError, ValueError, KeyError, OSError, CourseError) as error:
+            raise CourseError(f"{self.name(path)}: {error}") from None
 
     def documents(self) -> tuple[Path, ...]:
         """The Markdown files that are woven: the README and the chapters."""

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import textwrap
-import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +10,6 @@ from typing import Any
 
 from chapters.course import Course, CourseError, Phase
 from chapters.source import Body, bodies, find_regions, replace_lines
-
-_FIELDS: dict[str, type] = {"id": str, "title": str, "file": str, "question": str, "hints": list, "tests": list}
-_WIDTH = 100
-_ITEM = re.compile(r"(?:[-*]|\d+\.) ")
 
 
 @dataclass(frozen=True)
@@ -40,56 +33,27 @@ class Exercise:
     def phase(self) -> int:
         return int(self.id.partition(".")[0])
 
-    def judged_by(self, nodeid: str) -> bool:
-        """Whether this test is one of those that judge the exercise."""
-        return any(nodeid == test or nodeid.startswith((f"{test}::", f"{test}[")) for test in self.tests)
+    @property
+    def named(self) -> str:
+        """What a failure contains that the blank exercise has caused."""
+        return f"{self.region}: {self.title}"
 
     @property
     def error(self) -> str:
         """The statement that stands where the answer belongs."""
-        return f"raise NotImplementedError({json.dumps(f'{self.region}: {self.title}', ensure_ascii=False)})"
-
-    def asked(self, indent: str) -> list[str]:
-        """The question as comments."""
-        return [f"{indent}# {line}".rstrip() for line in _wrap(self.question, _WIDTH - len(indent) - 2)]
+        return f"raise NotImplementedError({json.dumps(self.named, ensure_ascii=False)})"
 
     def bodies(self, text: str) -> list[Body]:
         """What is to be written, in this text of its file."""
         return bodies(text, find_regions(text, self.file).get(self.region, []))
 
-    def unwritten(self, text: str) -> tuple[list[str], bool]:
-        """The names of the functions that still raise the error, and whether there is nothing else."""
-        lines, start = text.split("\n"), f'raise NotImplementedError("{self.region}:'
-        all_ = [(body.name, body.code(lines)) for body in self.bodies(text)]
-        left = [(name, code) for name, code in all_ if any(line.startswith(start) for line in code)]
-        untouched = len(left) == len(all_) and all(code[1:] in ([], ["yield"]) for _, code in left)
-        return [name for name, _ in left], bool(left) and untouched
+    def code(self, text: str) -> list[list[str]]:
+        """The lines of code in each of the bodies."""
+        return [body.code(text.split("\n")) for body in self.bodies(text)]
 
-
-def _wrap(markdown: str, width: int) -> list[str]:
-    """Wrap paragraphs, and list items with a hanging indent; keep quotes, tables, indented lines and fenced code."""
-    lines: list[str] = []
-    block: list[str] = []  # a paragraph, or an item of a list
-    fenced = False
-
-    def wrap() -> None:
-        hanging = " " * len(item[0]) if block and (item := _ITEM.match(block[0])) else ""
-        lines.extend(textwrap.wrap(" ".join(block), width, subsequent_indent=hanging, break_long_words=False))
-        block.clear()
-
-    for line in [*markdown.strip().split("\n"), ""]:
-        fence = line.lstrip().startswith("```")
-        plain = not (fenced or fence) and line.strip()
-        if plain and _ITEM.match(line):
-            wrap()
-            block.append(line)
-        elif plain and not line.startswith((">", "|")) and (line[0] != " " or (block and _ITEM.match(block[0]))):
-            block.append(line.strip())
-        else:
-            wrap()
-            lines.append(line.rstrip())
-        fenced ^= fence
-    return lines[:-1]
+    def is_blank(self, text: str) -> bool:
+        """Whether nothing is written yet in this text of its file."""
+        return all(code in ([self.error], [self.error, "yield"]) for code in self.code(text))
 
 
 def blanked(course: Course, file: str, exercises: Iterable[Exercise]) -> str:
@@ -100,7 +64,8 @@ def blanked(course: Course, file: str, exercises: Iterable[Exercise]) -> str:
     pieces: list[tuple[int, int, list[str]]] = []
     for exercise in exercises:
         above = regions[exercise.region][0]
-        pieces.append((above.first + 1, above.first + 1, exercise.asked(above.indent)))
+        question = [f"{above.indent}# {line}".rstrip() for line in exercise.question.strip().split("\n")]
+        pieces.append((above.first + 1, above.first + 1, question))
         for body in exercise.bodies(text):
             stays = [f"{body.indent}yield"] if body.is_async_generator else []  # else it would be a coroutine
             pieces.append((body.first, body.last, [body.indent + exercise.error, *stays]))
@@ -109,90 +74,35 @@ def blanked(course: Course, file: str, exercises: Iterable[Exercise]) -> str:
 
 def answer_lines(root: Path, exercise: Exercise) -> int:
     """The number of lines of code in the answer: the reference's, or that of another root."""
-    text = (root / exercise.file).read_text(encoding="utf-8")
-    return sum(len(body.code(text.split("\n"))) for body in exercise.bodies(text))
+    return sum(map(len, exercise.code((root / exercise.file).read_text(encoding="utf-8"))))
 
 
 def load(course: Course, phase: Phase) -> tuple[Exercise, ...]:
-    """The exercises of a phase, each validated; none if there is no file."""
-    path = course.exercises_file(phase)
-    if not path.is_file():
-        return ()
-    where = course.name(path)
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise CourseError(f"{where}: {error}") from None
-    if set(document) != {"exercise"} or not isinstance(document["exercise"], list):
-        raise CourseError(f"{where}: only [[exercise]] tables are allowed, found: {', '.join(document) or 'nothing'}")
-    exercises: list[Exercise] = []
-    for number, table in enumerate(document["exercise"], 1):
-        exercise = _parse(table, f"{where}: exercise {table.get('id', f'number {number}')}")
-        try:
-            _validate(course, phase, exercise, exercises)
-        except CourseError as error:
-            raise CourseError(f"{where}: exercise {exercise.id}: {error}") from None
-        exercises.append(exercise)
-    return tuple(exercises)
+    """The exercises of a phase; none if there is no file."""
+    return course.tables(f"{phase.number:02d}_exercises.toml", "exercise", lambda table: _exercise(course, table))
 
 
-def _parse(table: dict[str, Any], where: str) -> Exercise:
-    wrong = ", ".join(sorted((table.keys() ^ _FIELDS.keys()) - {"large"}))
-    if wrong:
-        raise CourseError(f"{where}: the fields are {', '.join(_FIELDS)}; missing or unknown: {wrong}")
-    for name, kind in _FIELDS.items():
-        items = table[name] if kind is list else [table[name]]
-        if not (isinstance(items, list) and items and all(isinstance(each, str) and each.strip() for each in items)):
-            raise CourseError(f"{where}: {name} must be {'one or more texts' if kind is list else 'a text'}")
-    if table.get("large", True) is not True:
-        raise CourseError(f"{where}: large is true, or absent")
+def _exercise(course: Course, table: dict[str, Any]) -> Exercise:
     hints = tuple(" ".join(hint.split()) for hint in table["hints"])  # one line: the terminal wraps it
-    return Exercise(**table | {"hints": hints, "tests": tuple(table["tests"])})
-
-
-def _validate(course: Course, phase: Phase, exercise: Exercise, earlier: Iterable[Exercise]) -> None:
-    if not re.fullmatch(rf"{phase.number}\.\d+", exercise.id):
-        raise CourseError(f"the id of an exercise of this file is {phase.number}.M")
-    if any(exercise.id == other.id for other in earlier):
-        raise CourseError("the id is used twice")
-    if not exercise.file.startswith(f"{phase.package}/") or not (course.root / exercise.file).is_file():
-        raise CourseError(f"there is no file '{exercise.file}' in {phase.package}/")
-    for test in exercise.tests:
-        if not (course.root / test.partition("::")[0]).is_file():
-            raise CourseError(f"there is no test file '{test.partition('::')[0]}'")
+    exercise = Exercise(**table | {"hints": hints, "tests": tuple(table["tests"])})
     text = (course.root / exercise.file).read_text(encoding="utf-8")
-    regions = find_regions(text, exercise.file)
-    if exercise.region not in regions:
-        raise CourseError(f"{exercise.file} has no `# region {exercise.region}`")
-    for piece in regions[exercise.region]:
-        for other in (each for pieces in regions.values() for each in pieces if each.name.startswith("exercise ")):
-            if piece.first < other.first < piece.last:
-                raise CourseError(f"{exercise.file}: {other.name} is inside {exercise.region}")
-        if not bodies(text, [piece]):
-            raise CourseError(f"{exercise.file}:{piece.first + 1}: the region has no function with a body to write")
-    try:
-        compile(blanked(course, exercise.file, [exercise]), exercise.file, "exec")
-    except SyntaxError as error:
-        raise CourseError(
-            f"{exercise.file} does not compile once it is blank: line {error.lineno}: {error.msg}"
-        ) from None
+    if not exercise.bodies(text):
+        raise CourseError(f"{exercise.file} has no `# region {exercise.region}` with a body to write")
+    return exercise
 
 
 def need(course: Course, phase: Phase) -> tuple[Exercise, ...]:
     """Like `load`, but a phase without exercises is an error."""
     exercises = load(course, phase)
     if not exercises:
-        having = ", ".join(str(other.number) for other in course.phases() if course.exercises_file(other).is_file())
-        raise CourseError(f"phase {phase.number} has no exercises; phases that have some: {having or 'none'}")
+        raise CourseError(f"phase {phase.number} has no exercises")
     return exercises
 
 
 def find(course: Course, id: str) -> Exercise:
     """The exercise with this id, or an error that lists the ids of its phase."""
-    everything = [exercise for phase in course.phases() for exercise in load(course, phase)]
-    for exercise in everything:
-        if exercise.id == id:
-            return exercise
-    near = [exercise.id for exercise in everything if exercise.id.startswith(f"{id.partition('.')[0]}.")]
-    known = ", ".join(near or [exercise.id for exercise in everything]) or "none"
-    raise CourseError(f"there is no exercise {id}; the exercises are: {known}")
+    known = {exercise.id: exercise for phase in course.phases() for exercise in load(course, phase)}
+    if id not in known:
+        near = [other for other in known if other.startswith(f"{id.partition('.')[0]}.")]
+        raise CourseError(f"there is no exercise {id}; the exercises are: {', '.join(near or known) or 'none'}")
+    return known[id]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
@@ -16,13 +15,6 @@ _VOLATILE = ("execution", "ExecuteTime", "collapsed", "scrolled", "colab", "outp
 
 class NotebookError(Exception):
     """A cell failed; the text names the notebook, the cell and the error."""
-
-
-def summary(path: Path) -> tuple[int, int]:
-    """The number of code cells, and of those that were executed."""
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    code = [cell for cell in cells if cell["cell_type"] == "code"]
-    return len(code), sum(cell.get("execution_count") is not None for cell in code)
 
 
 def execute(path: Path, root: Path | None = None, timeout: float = 600) -> Any:
@@ -45,12 +37,7 @@ def execute(path: Path, root: Path | None = None, timeout: float = 600) -> Any:
             argv.append("--IPKernelApp.log_level=40")  # errors; it warns of unencrypted loopback at every start
             return KernelSpec(argv=argv, display_name="Python 3", language="python")
 
-    at = 0
-
-    def cell_starts(cell: Any, cell_index: int) -> None:
-        nonlocal at
-        at = cell_index
-
+    started: list[int] = []  # the cells, by their index
     notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
     client = NotebookClient(
         notebook,
@@ -58,21 +45,18 @@ def execute(path: Path, root: Path | None = None, timeout: float = 600) -> Any:
         km=AsyncKernelManager(kernel_spec_manager=ThisPython()),
         resources={"metadata": {"path": str(root or Course.here().root)}},
         record_timing=False,
-        on_cell_start=cell_starts,
+        on_cell_start=lambda cell, cell_index: started.append(cell_index),
     )
     try:
         with tempfile.TemporaryDirectory(prefix="course-") as settings:
             client.execute(env=os.environ | {"IPYTHONDIR": settings}, cleanup_kc=True)
-    except CellExecutionError as error:
-        raise NotebookError(f"{path.name}, cell {at + 1}: {error.ename}: {error.evalue}") from error
-    except CellTimeoutError as error:
-        raise NotebookError(f"{path.name}, cell {at + 1}: not done after {timeout:g} s") from error
+    except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+        why = f"{error.ename}: {error.evalue}" if isinstance(error, CellExecutionError) else f"{error}".split("\n")[0]
+        raise NotebookError(f"{path.name}, cell {started[-1] + 1}: {why}") from error
     except AssertionError:
         if client.km is None:  # after a Ctrl-C nbclient shuts the kernel down and then misses it
             raise KeyboardInterrupt from None
         raise
-    except DeadKernelError as error:
-        raise NotebookError(f"{path.name}, cell {at + 1}: the kernel died") from error
     return _stable(notebook)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +35,23 @@ class Question:
     def lettered(self) -> list[tuple[str, Choice]]:
         return list(zip("abcd", self.choices, strict=False))
 
+    @property
+    def offered(self) -> list[str]:
+        """The choices, or what kind of answer is expected."""
+        if self.number is not None:
+            return [f"(a number{f', in {self.unit}' if self.unit else ''})"]
+        return [f"{letter}) {choice.text}" for letter, choice in self.lettered]
+
+    def explained(self, given: str = "") -> list[str]:
+        """The right answer and why; the other choices, or only the one that was given, and why not."""
+        if self.number is not None:
+            return [f"{self.number:g} {self.unit}".rstrip() + f". {self.why}"]
+        return [
+            f"{letter}) {'right' if choice.right else 'no'}: {choice.why}"
+            for letter, choice in self.lettered
+            if choice.right or not given or letter == given.lower()
+        ]
+
     def is_right(self, given: str) -> bool:
         if self.number is None:
             return any(choice.right and letter == given.lower() for letter, choice in self.lettered)
@@ -63,32 +79,18 @@ def _number(given: str) -> float | None:
         return None
 
 
-def chapters(course: Course) -> list[int]:
-    """The chapters that have questions."""
-    return sorted(int(path.name[:2]) for path in course.chapters.glob("[0-9][0-9]_quiz.toml"))
-
-
 def load(course: Course, chapter: int) -> tuple[Question, ...]:
-    path = course.chapters / f"{chapter:02d}_quiz.toml"
-    if not path.is_file():
-        known = ", ".join(map(str, chapters(course))) or "none"
-        raise CourseError(f"chapter {chapter} has no questions; chapters that have some: {known}")
-    where = course.name(path)
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))["question"]
-        return tuple(_parse(table) for table in tables)
-    except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
-        raise CourseError(f"{where}: {error}") from None
+    questions = course.tables(f"{chapter:02d}_quiz.toml", "question", _parse)
+    if not questions:
+        known = ", ".join(str(int(path.name[:2])) for path in sorted(course.chapters.glob("[0-9][0-9]_quiz.toml")))
+        raise CourseError(f"chapter {chapter} has no questions; chapters that have some: {known or 'none'}")
+    return questions
 
 
 def _parse(table: dict[str, Any]) -> Question:
     choices = [Choice(**choice) for choice in table.pop("choice", ())]
     random.Random(table["text"]).shuffle(choices)  # the files give the right one first
     question = Question(choices=tuple(choices), **table)
-    if choices and sum(choice.right for choice in choices) != 1:
-        raise ValueError(f"exactly one choice must be right: {question.text}")
-    if bool(choices) == (question.number is not None):
-        raise ValueError(f"a question has choices or a number: {question.text}")
-    if not all(choice.why.strip() for choice in choices) or not (choices or question.why.strip()):
-        raise ValueError(f"every answer needs its why: {question.text}")
+    if (question.number is None) != (sum(choice.right for choice in choices) == 1):
+        raise ValueError(f"a question has a number, or choices of which one is right: {question.text}")
     return question

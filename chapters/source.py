@@ -38,7 +38,6 @@ class Region:
 class Body:
     """What is to be written of a function: `lines[first:last]`, its body after the docstring or a region inside it."""
 
-    name: str
     first: int
     last: int
     indent: str
@@ -83,9 +82,8 @@ def bodies(text: str, regions: Iterable[Region]) -> list[Body]:
     lines, functions = text.split("\n"), list(_functions(ast.parse(text)))
     found: list[Body] = []
     for region in regions:
-        around = [function for function in functions if function.lineno <= region.first < _end(function)]
-        if around:
-            found.append(Body(around[0].name, region.first + 1, region.last, region.indent))
+        if any(function.lineno <= region.first < _end(function) for function in functions):
+            found.append(Body(region.first + 1, region.last, region.indent))
             continue
         inside = (each for each in functions if region.first < each.lineno - 1 and _end(each) <= region.last)
         found += filter(None, (_body(function, lines) for function in inside))
@@ -101,7 +99,7 @@ def _functions(node: ast.AST) -> Iterator[Function]:
             yield from _functions(child)
 
 
-def _end(node: Function | ast.stmt) -> int:
+def _end(node: Function) -> int:
     return node.end_lineno or node.lineno
 
 
@@ -114,7 +112,7 @@ def _body(function: Function, lines: Sequence[str]) -> Body | None:
     while not lines[first - 1].strip() or lines[first - 1].lstrip().startswith("#"):
         first -= 1
     streams = isinstance(function, ast.AsyncFunctionDef) and _yields(function.body)
-    return Body(function.name, first, _end(function), " " * written[0].col_offset, streams)
+    return Body(first, _end(function), " " * written[0].col_offset, streams)
 
 
 def _yields(nodes: Iterable[ast.AST]) -> bool:
@@ -135,12 +133,12 @@ def replace_lines(text: str, pieces: Iterable[tuple[int, int, Sequence[str]]]) -
 
 def replace_regions(text: str, where: str, bodies: Mapping[str, Sequence[Sequence[str]]]) -> str:
     """Replace the body of each named region of `text`, piece by piece; the markers stay."""
-    regions = find_regions(text, where)
+    regions, pieces = find_regions(text, where), []
     for name, new in bodies.items():
         if len(new) != len(regions[name]):
             raise CourseError(f"{where}: {len(regions[name])} pieces of region '{name}', not {len(new)}")
-    pieces = [(name, *pair) for name, new in bodies.items() for pair in zip(regions[name], new, strict=True)]
-    return replace_lines(text, [(region.first + 1, region.last, new) for _, region, new in pieces])
+        pieces += [(old.first + 1, old.last, lines) for old, lines in zip(regions[name], new, strict=True)]
+    return replace_lines(text, pieces)
 
 
 def locate(root: Path, anchor: str) -> tuple[str, list[tuple[int, int]]]:

@@ -6,26 +6,14 @@ import difflib
 import hashlib
 import json
 import shutil
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from chapters.course import Course, CourseError, Phase, write_atomically
 from chapters.exercises import Exercise, blanked, need
 from chapters.source import find_regions, replace_regions
-
-Stage = Literal["attempted", "partly written", "not begun", "region missing", "syntax error"]
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """The stage of an exercise before any test runs; `note` says what is wrong with its file, or which functions are
-    not written yet."""
-
-    exercise: Exercise
-    stage: Stage
-    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,9 +40,10 @@ class State:
             where = ".course/state.json"
             raise CourseError(f"{where} cannot be read ({error}); repair it, or move it away to start over") from None
 
-    def record(self, id: str, result: str, answer: str) -> Progress:
+    def record(self, id: str, result: str, answer: str | None = None) -> Progress:
         """Store the result of a check."""
-        return self.update(id, result=result, answer=answer, passed=self.of(id).passed or result == "passed")
+        passed = self.of(id).passed or result in ("passed", "mended")
+        return self.update(id, result=result, answer=answer, passed=passed)
 
     def update(self, id: str, **changes: Any) -> Progress:
         progress = replace(self.of(id), **changes)
@@ -90,13 +79,14 @@ def start(course: Course, phase: Phase, fresh: bool = False) -> tuple[list[Path]
             f"the workspace holds your work in {', '.join(edited)}. `python -m chapters check {phase.number}` tests "
             f"it; `start {phase.number} --fresh` starts over and moves the old files to .course/backups/"
         )
-    backup = _back_up(course, folder) if fresh and folder.exists() else None
+    backup = back_up(course, folder) if fresh and folder.exists() else None
     for path, text in texts.items():
         write_atomically(path, text.encode())
     return list(texts), backup
 
 
-def _back_up(course: Course, folder: Path) -> Path:
+def back_up(course: Course, folder: Path) -> Path:
+    """Move a folder of the workspace to the backups, so that nothing runs with it. Returns the folder it is in."""
     backups = course.private / "backups"
     taken = [int(path.name) for path in backups.glob("*") if path.name.isdecimal()]
     target = backups / str(max(taken, default=0) + 1)
@@ -105,67 +95,53 @@ def _back_up(course: Course, folder: Path) -> Path:
     return target
 
 
-def fresh_folder(course: Course, command: str, phase: Phase) -> Path:
-    """An empty folder for the files that a command assembles."""
-    folder = course.private / command / phase.package
-    if folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
-    return folder
-
-
-def attempt(course: Course, exercise: Exercise) -> Attempt:
-    """The stage of an exercise. An error in one region is no error of the others in its file."""
+def attempt(course: Course, exercise: Exercise) -> tuple[str, str]:
+    """The stage of an exercise before any test runs: attempted, not begun, region missing or syntax error; and what is
+    wrong with its file. An error in one region is no error of the others in its file."""
     path = course.workspace / exercise.file
     name = course.name(path)
-    if not path.is_file():
-        return Attempt(exercise, "region missing", f"{name} is gone")
     try:
-        pieces = find_regions(path.read_text(encoding="utf-8"), name).get(exercise.region)
-        if pieces is None:
-            return Attempt(exercise, "region missing", f"`# region {exercise.region}` is not in {name}")
-        text = answered(course, exercise.file, [exercise])
+        text = _answered(course, exercise.file, [exercise])
         compile(text, name, "exec", dont_inherit=True)
     except SyntaxError as error:
         line = source_line(path.read_text(encoding="utf-8"), text, error.lineno or 1) or "?"
-        return Attempt(exercise, "syntax error", f"{name}:{line}: {error.msg}")
+        return "syntax error", f"{name}:{line}: {error.msg}"
+    except OSError:
+        return "region missing", f"{name} is gone"
     except (ValueError, CourseError) as error:
-        return Attempt(exercise, "region missing", str(error))
-    names, untouched = exercise.unwritten(text)
-    if untouched:
-        return Attempt(exercise, "not begun")
-    if names:
-        return Attempt(exercise, "partly written", f"not written yet: {', '.join(names)}")
-    return Attempt(exercise, "attempted")
+        return "region missing", str(error)
+    return ("not begun" if exercise.is_blank(text) else "attempted"), ""
 
 
-def answered(course: Course, file: str, answers: Collection[Exercise]) -> str:
+def _answered(course: Course, file: str, answers: Iterable[Exercise]) -> str:
     """The workspace's text of `file` with the reference in all regions but those of `answers`."""
-    path = course.workspace / file
-    text, reference = path.read_text(encoding="utf-8"), (course.root / file).read_text(encoding="utf-8")
-    there, kept = find_regions(text, course.name(path)), {exercise.region for exercise in answers}
-    regions = {name: pieces for name, pieces in find_regions(reference, file).items() if name.startswith("exercise ")}
-    lines = reference.split("\n")
+    name, kept = f"workspace/{file}", {exercise.region for exercise in answers}
+    text, reference = ((folder / file).read_text(encoding="utf-8") for folder in (course.workspace, course.root))
+    present, lines = find_regions(text, name), reference.split("\n")
+    if missing := kept - present.keys():
+        raise CourseError(f"`# region {min(missing)}` is not in {name}")
+    regions = {region: pieces for region, pieces in find_regions(reference, file).items() if region in present}
     fill = {
-        name: [piece.body(lines) for piece in pieces] for name, pieces in regions.items() if name in there.keys() - kept
+        region: [piece.body(lines) for piece in pieces]
+        for region, pieces in regions.items()
+        if region.startswith("exercise ") and region not in kept
     }
-    return replace_regions(text, course.name(path), fill)
+    return replace_regions(text, name, fill)
 
 
-def content(course: Course, exercise: Exercise) -> str:
-    """The file of an exercise with its answer, and the reference in the other regions if the markers are there."""
-    path = course.workspace / exercise.file
-    try:
-        return answered(course, exercise.file, [exercise])
-    except CourseError:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError):  # an editor may replace files in between
-        return ""
+def answered(course: Course, answers: Iterable[Exercise]) -> dict[str, str]:
+    """The workspace's files with these answers, and with the reference in the other regions."""
+    return {file: _answered(course, file, its) for file, its in by_file(answers).items()}
 
 
 def fingerprint(course: Course, exercise: Exercise) -> str:
     """Identifies the content of an exercise's file: another one means that its last result may not hold any more."""
-    return hashlib.sha256(content(course, exercise).encode()).hexdigest()[:16]
+    path = course.workspace / exercise.file
+    try:
+        text = _answered(course, exercise.file, [exercise])
+    except (CourseError, OSError, ValueError):  # an editor may replace files in between
+        text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def place(course: Course, exercise: Exercise) -> str:
@@ -175,17 +151,13 @@ def place(course: Course, exercise: Exercise) -> str:
     return f"{course.name(path)}:{region.first + 1}"
 
 
-def assemble(course: Course, answers: Iterable[Exercise], into: Path) -> None:
-    """Write the workspace's files with these answers under `into`; elsewhere the reference is used."""
-    for file, its in by_file(answers).items():
-        write_atomically(into / file, answered(course, file, its).encode())
-
-
-def workspace_line(course: Course, assembled: Path, file: Path, line: int) -> str:
-    """The workspace's `file:line` for a line of an assembled file; empty if that line is the reference's."""
-    theirs, ours = ((folder / file).read_text(encoding="utf-8") for folder in (course.workspace, assembled))
+def workspace_line(course: Course, copy: Path, file: str, line: int) -> str:
+    """The workspace's `file:line` for a line of a copy; empty if that line is the reference's."""
+    if not (course.workspace / file).is_file():
+        return ""
+    theirs, ours = ((folder / file).read_text(encoding="utf-8") for folder in (course.workspace, copy))
     found = source_line(theirs, ours, line)
-    return f"{course.name(course.workspace / file)}:{found}" if found else ""
+    return f"workspace/{file}:{found}" if found else ""
 
 
 def source_line(theirs: str, ours: str, line: int) -> int | None:
@@ -197,21 +169,16 @@ def source_line(theirs: str, ours: str, line: int) -> int | None:
     return None
 
 
-def region_body(text: str, where: str, exercise: Exercise) -> list[str]:
-    """The lines of the exercise's region; an empty one between its pieces."""
-    lines = text.split("\n")
-    pieces = [piece.body(lines) for piece in find_regions(text, where)[exercise.region]]
-    return [line for number, piece in enumerate(pieces) for line in [*[""][: number > 0], *piece]]
-
-
 def solution(course: Course, exercise: Exercise) -> list[str]:
     """A unified diff from the workspace's region, or from the blank if there is none, to the reference."""
-    reference = (course.root / exercise.file).read_text(encoding="utf-8")
+
+    def region(text: str) -> list[str]:
+        lines = text.split("\n")
+        return [line for piece in find_regions(text, "")[exercise.region] for line in piece.body(lines)]
+
     path = course.workspace / exercise.file
-    before, label = region_body(blanked(course, exercise.file, [exercise]), exercise.file, exercise), "blank"
-    if path.is_file():
-        text = path.read_text(encoding="utf-8")
-        if exercise.region in find_regions(text, course.name(path)):
-            before, label = region_body(text, course.name(path), exercise), course.name(path)
-    after = region_body(reference, exercise.file, exercise)
+    before, label = region(blanked(course, exercise.file, [exercise])), "blank"
+    if path.is_file() and exercise.region in find_regions(text := path.read_text(encoding="utf-8"), course.name(path)):
+        before, label = region(text), course.name(path)
+    after = region((course.root / exercise.file).read_text(encoding="utf-8"))
     return list(difflib.unified_diff(before, after, label, exercise.file, lineterm=""))

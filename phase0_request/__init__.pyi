@@ -2,8 +2,9 @@ from phase0_request.batch import Batch as Batch
 from phase0_request.batch import Event as Event
 from phase0_request.batch import Slice as Slice
 from phase0_request.batch import StepOutput as StepOutput
-from phase0_request.batch import StepTokens as StepTokens
 from phase0_request.batch import reason_to_finish as reason_to_finish
+from phase0_request.core import EngineCore as EngineCore
+from phase0_request.core import Step as Step
 from phase0_request.detokenizer import Detokenizer as Detokenizer
 from phase0_request.params import SamplingParams as SamplingParams
 from phase0_request.queue import QueueFullError as QueueFullError

@@ -23,23 +23,15 @@ class Slice(NamedTuple):
 
     @property
     def completes(self) -> bool:
-        """Whether the slice reaches the request's last token. Only then does it yield an output token."""
+        """Whether the slice reaches the request's last token. Only then does it yield an output token; else it is a
+        chunk."""
         return self.start + self.length >= self.request.total
 
     @property
     def is_decode(self) -> bool:
-        """Whether the slice is only the newest output token."""
+        """Whether the slice is only the newest output token. All others are prefills: of a prompt, or of prompt and
+        output after a preemption."""
         return self.length == 1 and self.completes and self.start >= len(self.request.prompt_tokens)
-
-    @property
-    def is_prefill(self) -> bool:
-        """Whether the slice is not a decode: prompt tokens, or prompt and output to recompute after a preemption."""
-        return not self.is_decode
-
-    @property
-    def is_chunk(self) -> bool:
-        """Whether the slice is a prefill that leaves tokens for later steps."""
-        return not self.completes
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +51,14 @@ class Batch:
         return sum(s.length for s in self.slices)
 
     @property
-    def num_prefill_tokens(self) -> int:
-        return sum(s.length for s in self.slices if s.is_prefill)
-
-    @property
-    def num_decode_tokens(self) -> int:
-        return sum(1 for s in self.slices if s.is_decode)
-
-
-StepTokens = Sequence[int | None]
-"""One entry for each slice: the next token if the slice completes its request, else None."""
+    def tokens_by_kind(self) -> tuple[int, int]:
+        """The number of prefill tokens and of decode tokens. It holds until the batch is committed."""
+        total = decode = 0
+        for request, start, length in self.slices:
+            total += length
+            if length == 1 and start >= len(request.prompt_tokens) and start + 1 >= request.total:
+                decode += 1
+        return total - decode, decode
 
 
 class Forced(NamedTuple):
@@ -80,6 +70,9 @@ class Forced(NamedTuple):
 
 NO_TOKEN_LEFT = "no token can be drawn: all logits are -inf, so the model, logit_bias, min_tokens and masks leave none"
 """The error of a request whose own fields exclude every token, or whose model does."""
+
+GRAMMAR_REFUSED = "its grammar is refused"
+"""The beginning of the error of a request whose grammar cannot be used; what is wrong with it follows after a colon."""
 
 GRAMMAR_FAILED = "its grammar cannot be followed any further"
 """The beginning of the error of a request whose grammar is too complex for what its output has become."""
@@ -95,7 +88,7 @@ class WaitHandle(Protocol):
 class StepOutput:
     """The results of one step. The mappings are keyed by the index of the slice and are empty in most steps."""
 
-    tokens: StepTokens
+    tokens: Sequence[int | None]  # of each slice: the next token if it completes its request, else None
     failed: Mapping[int, str] = field(default_factory=dict)  # error messages of requests that cannot go on
     logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)  # for requests that asked for them
     prompt_logprobs: Mapping[int, Sequence[TokenLogprobs]] = field(default_factory=dict)  # of tokens start + 1 onwards

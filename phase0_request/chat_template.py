@@ -1,10 +1,9 @@
 """ChatTemplate: renders a conversation as text in which the control tokens that the template wrote are marked.
 
 The text of a message must never become a control token such as `<|im_end|>`, whatever the template does with it: trim
-it, cut it, join it to other text. So it is not the messages that are searched but the template that is marked: each
-control token's name in its source becomes a mark before the template is compiled. A mark in the result was written by
-the template; all else is text. The marks are surrogates, code points that no valid text contains, so no message can
-hold one.
+it, cut it, join it to other text. So before the template is compiled, the name of each control token in its source is
+replaced by a mark. A mark in the result was written by the template; all else is text. The marks are surrogates, code
+points that no valid text contains, so no message can hold one.
 """
 
 import json

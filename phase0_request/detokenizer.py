@@ -5,7 +5,10 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from phase0_request.params import SamplingParams
+from phase0_request.request import FinishReason
 from phase0_request.tokenizer import Tokenizer
+
+DEFAULTS = SamplingParams()
 
 
 class Detokenizer:
@@ -13,24 +16,17 @@ class Detokenizer:
 
     A token stands for some bytes, and a character may take several tokens. So the bytes go through an incremental UTF-8
     decoder, which emits whole characters; invalid UTF-8 becomes U+FFFD. The text then goes through a StopScanner: it
-    ends before the first stop string, or behind it with `include_stop`. How the tokens are split into calls of `push`
-    does not change the text.
+    ends before the first stop string, or behind it with `include_stop_str_in_output`. How the tokens are split into
+    calls of `push` does not change the text.
     """
 
     # region exercise 0.6
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        stop: Iterable[str] = (),
-        min_tokens: int = 0,
-        include_stop: bool = False,
-        skip_special_tokens: bool = True,
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams = DEFAULTS) -> None:
         self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
+        self._skip_special_tokens = params.skip_special_tokens
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._scanner = StopScanner(stop, include_stop)
-        self._exempt = min_tokens  # the text of this many more tokens is not searched for stop strings
+        self._scanner = StopScanner(params.stop, params.include_stop_str_in_output)
+        self._exempt = params.min_tokens  # the text of this many more tokens is not searched for stop strings
 
     @property
     def stopped(self) -> str | None:
@@ -59,13 +55,6 @@ class Detokenizer:
         return self._scanner.push(text)
 
     # endregion
-
-    @classmethod
-    def of(cls, tokenizer: Tokenizer, params: SamplingParams) -> "Detokenizer":
-        """For the output of a request with these parameters."""
-        return cls(
-            tokenizer, params.stop, params.min_tokens, params.include_stop_str_in_output, params.skip_special_tokens
-        )
 
 
 class StopScanner:
@@ -133,3 +122,40 @@ def _borders(stop: str) -> list[int]:
 
 
 # endregion
+
+
+class Transcript:
+    """Turns the tokens of one output into text. A stop string in the text ends the output too, and only the text shows
+    it: the engine, which knows tokens, has to be told. Without a tokenizer there is no text."""
+
+    def __init__(self, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: str | int | None = None  # the stop string or stop token that ended it
+        self.includes_stop = params.include_stop_str_in_output
+        self._stop_tokens = frozenset(params.stop_token_ids)
+        self._detokenizer = Detokenizer(tokenizer, params) if tokenizer is not None else None
+
+    @property
+    def has_text(self) -> bool:
+        return self._detokenizer is not None
+
+    @property
+    def held(self) -> int:
+        """The number of characters held back because a stop string may begin with them."""
+        return self._detokenizer.held if self._detokenizer is not None else 0
+
+    def add(self, token: int | None, reason: FinishReason | None = None) -> str:
+        """Add a token, a finish reason, or both. Returns the text that can be sent now, which is the last if
+        `finish_reason` is set. A token that stops an output has no text, unless the stop is part of it."""
+        text, detokenizer = "", self._detokenizer
+        if reason is FinishReason.STOP and token in self._stop_tokens:
+            self.stop_reason = token
+        if detokenizer is not None:
+            if token is not None and (reason is not FinishReason.STOP or self.includes_stop):
+                text = detokenizer.push([token])
+            if reason is not None:
+                text += detokenizer.flush()
+            if detokenizer.stopped is not None:
+                self.stop_reason, reason = detokenizer.stopped, FinishReason.STOP
+        self.finish_reason = reason
+        return text

@@ -23,15 +23,15 @@ LIMITS = LLParserLimits(
 
 
 def vocabulary(tokenizer: Tokenizer, size: int | None = None, eos_ids: Iterable[int] | None = None) -> LLTokenizer:
-    """The tokens as llguidance needs them: a second's work for a large vocabulary. ValueError if it cannot read them.
-    `size`: with the rows of the embedding that have no token."""
+    """The vocabulary in llguidance's form. Takes a second for a large one. ValueError if llguidance cannot read it.
+    `size` is the number of rows of the embedding, including those without a token."""
     ends = sorted(tokenizer.eos_ids if eos_ids is None else eos_ids)
     return LLTokenizer(_without_names(tokenizer.to_json()), n_vocab=size, eos_token=ends or None)
 
 
 def _without_names(described: str) -> str:
-    """A tokenizer.json in which no text spells a control token: it would be that token in forced text, and nothing
-    that a grammar allows. A grammar names a control token by its id."""
+    """Rename the control tokens of a tokenizer.json so that no text spells one: in forced text it would become that
+    token, and no grammar could allow it as text. A grammar names a control token by its id."""
     tokenizer = json.loads(described)
     model, names = tokenizer["model"], dict[str, str]()
     for token in tokenizer["added_tokens"]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import platform
 import re
-import shutil
 import subprocess
 from dataclasses import dataclass
-from importlib import metadata
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 _PACKAGES = ("torch", "triton", "transformers", "tokenizers", "numpy")
@@ -52,7 +52,7 @@ def describe() -> Machine:
         gpu_memory_bytes=gpu_memory,
         python=platform.python_version(),
         platform=f"{platform.system()} {platform.machine()}",
-        versions=_versions(),
+        versions={name: version(name) for name in _PACKAGES if find_spec(name)},
         vectors=vectors(),
     )
 
@@ -94,22 +94,9 @@ def _gpu() -> tuple[str | None, int | None]:
     return name.strip(), int(mebibytes) * 2**20 if mebibytes.strip().isdecimal() else None
 
 
-def _versions() -> dict[str, str]:
-    installed = {}
-    for package in _PACKAGES:
-        try:
-            installed[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return installed
-
-
 def output_of(*command: str) -> str | None:
     """The output of a command; None if it is not installed, fails or takes more than ten seconds."""
-    if shutil.which(command[0]) is None:
-        return None
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except subprocess.TimeoutExpired:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None

@@ -3,7 +3,7 @@
 import bisect
 from collections.abc import Iterator
 from operator import attrgetter
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from phase0_request.request import Request
 
@@ -24,6 +24,13 @@ class Entry(Protocol):
 
 
 E = TypeVar("E", bound=Entry)
+
+
+class WaitingRequest(NamedTuple):
+    """A request and its place in the queue."""
+
+    key: Key
+    request: Request
 
 
 class QueueFullError(RuntimeError):

@@ -118,6 +118,17 @@ class Request:
             )
         self.times = RequestTimes(self.arrival)
 
+    def check_fits(self, vocab_size: int, context: int, has_tokenizer: bool) -> None:
+        """ValueError unless a model can serve this request: the check of an engine, where a request enters it."""
+        params, length, name = self.params, len(self.prompt_tokens), f"request {self.id}"
+        if (highest := max(max(self.prompt_tokens), params.highest_token)) >= vocab_size:
+            raise ValueError(f"{name}: token ids of this model run from 0 to {vocab_size - 1}, got {highest}")
+        if not has_tokenizer and (params.stop or params.grammar is not None):
+            raise ValueError(f"{name}: stop strings and grammars need a tokenizer, which this model has not")
+        if length + params.max_tokens > context:
+            both = f"the prompt has {length} tokens and max_tokens is {params.max_tokens}"
+            raise ValueError(f"{name}: {both}; together at most {context} fit into the context")
+
     @property
     def total(self) -> int:
         """The number of known tokens: prompt and output."""
@@ -172,7 +183,7 @@ class Request:
         self.times.tokens.append(now)
 
     def preempt(self) -> None:
-        """Stop running because the pages are needed elsewhere. No token is computed any more; all of them are kept."""
+        """Stop running because the pages are needed elsewhere. All tokens are kept, and none counts as computed."""
         if self.state is not RequestState.RUNNING:
             raise InvalidTransitionError(self, "be preempted", "it is not running")
         self.state = RequestState.PREEMPTED

@@ -12,7 +12,6 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -26,6 +25,10 @@ BUNDLED = Path(__file__).parent / "tiny_chat"
 
 _WORD = re.compile(r"[\w-]*")
 _WORD_START = "\u2581"  # SentencePiece's mark for a space in front of a word
+# The alphabet of byte-level BPE: printable Latin-1 bytes stand for themselves, the others are U+0100 and on.
+_PLAIN = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_OTHERS = (byte for byte in range(256) if byte not in _PLAIN)
+_BYTES = {chr(b): b for b in _PLAIN} | {chr(0x100 + n): b for n, b in enumerate(_OTHERS)}
 
 
 class Tokenizer:
@@ -75,10 +78,8 @@ class Tokenizer:
             raise ValueError(f"{file} holds no tokenizer that can be read: {error}") from error
         ends = model_files.eos_ids(directory, backend.token_to_id)
         template = chat_template if chat_template is not None else model_files.chat_template(directory)
-        try:
+        with model_files.naming(file):
             return cls(backend, ends, template, model_files.named_tokens(directory))
-        except ValueError as error:
-            raise ValueError(f"{file}: {error}") from None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The tokens of a text. With special tokens: also those that the model puts around it, such as a BOS token.
@@ -135,10 +136,12 @@ class Tokenizer:
         does not know. A special token is skipped, or written as its name, such as "<|im_end|>"."""
         if not skip_special_tokens and token in self._special:
             return self._special[token]
-        known = self._bytes.get(token)
-        if known is None:
-            known = self._bytes[token] = self._find_bytes(token)
-        return known
+        if token not in self._bytes:
+            if token < 0:
+                raise ValueError(f"a token id is an integer from 0, got {token}")
+            entry = self._backend.id_to_token(token) if token < self.vocab_size else None
+            self._bytes[token] = b"" if entry is None else bytes_of(entry, self._decoder)
+        return self._bytes[token]
 
     def chat(
         self,
@@ -155,14 +158,14 @@ class Tokenizer:
         of a tool or in its description is ten characters of text. In all other conversations the result is that of
         transformers.
         """
-        parts = self._render(messages, add_generation_prompt, variables)
+        parts = self.render(messages, add_generation_prompt, variables)
         text, written = "".join(parts), self._written(parts)
         if max_chars is not None and len(text) > max_chars:
             raise ValueError(f"the rendered conversation has {len(text)} characters; at most {max_chars} fit")
         tokens = self.encode(text, add_special_tokens=False)
         if self._control_in(tokens) == written:
             return tokens
-        neutral = self._render(self._neutral(messages), add_generation_prompt, self._neutral(variables or {}))
+        neutral = self.render(self._neutral(messages), add_generation_prompt, self._neutral(variables or {}))
         control = self._control_in(self.encode("".join(neutral), add_special_tokens=False))
         if control == self._control_in(tokens):
             return tokens  # the template spells names out of parts, such as '<|' + role + '|>'; the messages add none
@@ -171,15 +174,11 @@ class Tokenizer:
             raise ValueError("a message contains the name of a control token, which this chat template cannot escape")
         return tokens
 
-    def render_chat(
+    def render(
         self, messages: Messages, add_generation_prompt: bool = True, variables: Mapping[str, Any] | None = None
-    ) -> str:
-        """Render the chat template as text. ValueError if the model has none or the template rejects the messages."""
-        return "".join(self._render(messages, add_generation_prompt, variables))
-
-    def _render(
-        self, messages: Messages, add_generation_prompt: bool, variables: Mapping[str, Any] | None
     ) -> list[str]:
+        """The rendered chat template, split at its control tokens, which are every second part. ValueError if the model
+        has none or the template rejects the messages."""
         if self._template is None:
             raise ValueError("this model has no chat template; send it a plain prompt")
         return self._template.render(messages, add_generation_prompt, variables)
@@ -209,12 +208,6 @@ class Tokenizer:
             tokens += [self._control[part]] if number % 2 else self._encode(part, False, plain=True)
         return tokens
 
-    def _find_bytes(self, token: int) -> bytes:
-        if token < 0:
-            raise ValueError(f"a token id is an integer from 0, got {token}")
-        entry = self._backend.id_to_token(token) if token < self.vocab_size else None
-        return b"" if entry is None else bytes_of(entry, self._decoder)
-
 
 @contextmanager
 def _panics_raised() -> Iterator[None]:
@@ -227,20 +220,11 @@ def _panics_raised() -> Iterator[None]:
         raise ValueError("the tokenizers library has failed") from error
 
 
-@cache
-def byte_of_letter() -> dict[str, int]:
-    """The alphabet of byte-level BPE: printable Latin-1 bytes map to themselves, the others to U+0100 and on."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {chr(b): b for b in plain} | {chr(0x100 + n): b for n, b in enumerate(others)}
-
-
 def bytes_of(entry: str, decoder: Sequence[dict[str, Any]]) -> bytes:
     """The bytes of one entry of the vocabulary. ValueError if the tokenizer's decoder is not supported."""
     kinds = {step["type"] for step in decoder}
     if "ByteLevel" in kinds:
-        letters = byte_of_letter()
-        return bytes(letters[c] for c in entry) if all(c in letters for c in entry) else entry.encode()
+        return bytes(_BYTES[c] for c in entry) if all(c in _BYTES for c in entry) else entry.encode()
     if kinds & {"ByteFallback", "Metaspace"}:
         if len(entry) == 6 and entry.startswith("<0x") and entry.endswith(">") and "ByteFallback" in kinds:
             return bytes([int(entry[3:5], 16)])

@@ -10,8 +10,6 @@ class OutOfPagesError(RuntimeError):
 
     def __init__(self, wanted: int, free: int) -> None:
         super().__init__(f"{wanted} pages wanted, {free} free")
-        self.wanted = wanted
-        self.free = free
 
 
 class PageError(RuntimeError):

@@ -1,14 +1,14 @@
-"""KVCache: page tables of requests. The only view of KV memory that the scheduler has."""
+"""PagedCache: page tables of requests. The only view of KV memory that the scheduler has."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Protocol
 
 from phase0_request.batch import Slice
 from phase0_request.checks import check_int
 from phase0_request.request import Request
-from phase1_kv_pool.allocator import OutOfPagesError, PageAllocator, PageError
+from phase1_kv_pool.allocator import PageAllocator, PageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,16 +20,10 @@ class PageUsage:
     referenced: int  # in the page table of at least one request
     cached: int = 0  # only in the prefix cache: in no page table, evictable
 
-    @property
-    def share_used(self) -> float:
-        """The share of the pool that is in page tables of requests."""
-        return self.referenced / self.total
 
-
-class KVCache(Protocol):
-    """Allocates, appends to, publishes and frees the page tables of requests.
-
-    Phase 1 implements it without sharing (PagedCache), phase 4 with a prefix cache (PrefixCache).
+class PagedCache:
+    """Allocates, appends to, publishes and frees the page tables of requests. Here each request has its own pages;
+    phase 4's PrefixCache, a subclass, shares those of common prefixes.
 
         attach     open a page table; a prefix cache fills it with the pages of the longest cached prefix
         grow       allocate and append pages, so that the next tokens have slots
@@ -37,76 +31,11 @@ class KVCache(Protocol):
         publish    offer the full pages of computed tokens to the prefix cache
         release    free the page table
 
-    The device has a copy of the open page tables, one in each row. `changed` says which entries the copy lacks.
+    The device has a copy of the open page tables, one in each row. `changed` says which entries the copy lacks: by
+    request id, the first entry that was added or replaced since the copy was last brought up to date.
     """
 
-    page_size: int
-    shares: bool  # whether requests can share computed pages
-    changed: dict[str, int]  # by request id: the first entry that was added or replaced since its reader cleared this
-
-    @property
-    def max_tokens(self) -> int:
-        """The number of tokens that the whole pool can hold: the limit for one request."""
-        ...
-
-    def cached_tokens(self, request: Request) -> int:
-        """The number of cached prefix tokens that `attach` would return now. Changes nothing."""
-        ...
-
-    def attach(self, request: Request) -> int:
-        """Open the page table of a request. Returns the number of its tokens that are cached already."""
-        ...
-
-    def can_grow(self, request: Request, tokens: int) -> bool:
-        """Whether `grow` would find enough pages now."""
-        ...
-
-    def grow(self, request: Request, tokens: int) -> None:
-        """Allocate pages until the request has slots for its first `tokens` tokens.
-
-        Raises OutOfPagesError, and allocates none, if fewer pages are available.
-        """
-        ...
-
-    def slots(self, piece: Slice) -> list[int]:
-        """The slot of each token of a slice: page * page_size + offset."""
-        ...
-
-    def table(self, request: Request) -> Sequence[int]:
-        """The page table of a request: its pages in the order of its tokens."""
-        ...
-
-    def row(self, request: Request) -> int:
-        """The row of a page table on the device: the lowest that was free when it was opened."""
-        ...
-
-    def changes(self) -> Iterator[tuple[int, int, Sequence[int]]]:
-        """What `changed` says: the row, the first changed entry and the page table of each."""
-        ...
-
-    def publish(self, request: Request) -> None:
-        """Offer the request's full pages of computed tokens to the prefix cache.
-
-        May replace pages of its table by cached pages with the same content, so read the table again at every step.
-        """
-        ...
-
-    def release(self, request: Request) -> None:
-        """Close the page table of a request, and free its pages unless they are shared."""
-        ...
-
-    @property
-    def usage(self) -> PageUsage: ...
-
-    def check(self) -> None:
-        """Raise PageError unless the reference counts equal the page tables."""
-        ...
-
-
-class PagedCache:
-    """A KVCache without sharing: each request has its own pages, which are freed with its page table."""
-
-    shares = False
+    shares = False  # whether requests can share computed pages
 
     def __init__(self, num_pages: int, page_size: int = 16) -> None:
         self.page_size = check_int("page_size", page_size, 1)
@@ -119,12 +48,15 @@ class PagedCache:
     # region exercise 1.3
     @property
     def max_tokens(self) -> int:
+        """The number of tokens that the whole pool can hold: the limit for one request."""
         return self.allocator.num_pages * self.page_size
 
     def cached_tokens(self, request: Request) -> int:
+        """The number of cached prefix tokens that `attach` would return now. Changes nothing."""
         return 0
 
     def attach(self, request: Request) -> int:
+        """Open the page table of a request. Returns the number of its tokens that are cached already."""
         if request.id in self._tables:
             raise PageError(f"request {request.id} has a page table already")
         self._tables[request.id] = []
@@ -133,18 +65,23 @@ class PagedCache:
         return 0
 
     def can_grow(self, request: Request, tokens: int) -> bool:
+        """Whether `grow` would find enough pages now."""
         return self._missing(request, tokens) <= self.allocator.num_free
 
     def grow(self, request: Request, tokens: int) -> None:
-        entries = len(self.table(request))
-        missing = self._missing(request, tokens)
-        if missing > 0:
-            self._tables[request.id] += self.allocator.allocate(missing)
-        if len(self._tables[request.id]) > entries:
-            self.changed.setdefault(request.id, entries)
+        """Allocate pages until the request has slots for its first `tokens` tokens.
 
-    def slots(self, piece: Slice) -> list[int]:
-        request, start, length = piece
+        Raises OutOfPagesError, and allocates none, if fewer pages are available.
+        """
+        missing, table = self._missing(request, tokens), self.table(request)
+        if missing > 0:
+            pages = self.allocator.allocate(missing)
+            self.changed.setdefault(request.id, len(table))
+            table += pages
+
+    def slots(self, part: Slice) -> list[int]:
+        """The slot of each token of a slice: page * page_size + offset."""
+        request, start, length = part
         table, size, stop = self.table(request), self.page_size, start + length
         if stop > len(table) * size:
             room = f"{len(table) * size} tokens, not for {start} to {stop}"
@@ -154,22 +91,30 @@ class PagedCache:
         return [table[position // size] * size + position % size for position in range(start, stop)]
 
     def table(self, request: Request) -> list[int]:
+        """The page table of a request: its pages in the order of its tokens."""
         try:
             return self._tables[request.id]
         except KeyError:
             raise PageError(f"request {request.id} has no page table; attach it first") from None
 
     def row(self, request: Request) -> int:
+        """The row of a page table on the device: the lowest that was free when it was opened."""
         self.table(request)  # raises without a page table
         return self._rows[request.id]
 
     def changes(self) -> Iterator[tuple[int, int, Sequence[int]]]:
+        """The row, the first changed entry and the page table of each request in `changed`."""
         return ((self._rows[name], first, self._tables[name]) for name, first in self.changed.items())
 
     def publish(self, request: Request) -> None:
-        self.table(request)  # raises without a page table; there is no prefix cache to publish to
+        """Offer the request's full pages of computed tokens to the prefix cache.
+
+        May replace pages of its table by cached pages with the same content, so read the table again at every step.
+        """
+        self.table(request)  # raises without a page table; there is no prefix cache here
 
     def release(self, request: Request) -> None:
+        """Close the page table of a request, and free its pages unless they are shared."""
         self.allocator.release(self.table(request))
         del self._tables[request.id]
         heappush(self._free_rows, self._rows.pop(request.id))
@@ -189,15 +134,16 @@ class PagedCache:
     # endregion
 
     def check(self) -> None:
+        """Raise PageError unless every page's reference count equals the page tables that name it."""
+        self._check_counts()
+
+    def _check_counts(self, cached: Set[int] = frozenset()) -> None:
+        """Check reference counts, where each of the `cached` pages has one reference more and may be in many tables."""
         self.allocator.check()
-        held = [page for table in self._tables.values() for page in table]
-        if len(held) != len(set(held)):
-            raise PageError("a page is in two tables, or twice in one")
-        if len(held) != self.allocator.num_used:
-            raise PageError(f"{self.allocator.num_used} pages are in use, but tables name {len(held)}")
-        for page in held:
-            if self.allocator.count(page) != 1:
-                raise PageError(f"page {page} is in one table and has {self.allocator.count(page)} users")
-
-
-__all__ = ["KVCache", "OutOfPagesError", "PageUsage", "PagedCache"]
+        tables = Counter(page for table in self._tables.values() for page in table)
+        for page in range(self.allocator.num_pages):
+            if tables[page] > 1 and page not in cached:
+                raise PageError(f"page {page} is not cached, and in two tables or twice in one")
+            references, count = tables[page] + (page in cached), self.allocator.count(page)
+            if count != references:
+                raise PageError(f"page {page} has {references} references and a count of {count}")

@@ -31,26 +31,18 @@ class KVLayout:
         cls, config: Mapping[str, Any] | str | Path, page_size: int = 16, dtype: str = "bfloat16"
     ) -> "KVLayout":
         """Read a model's config.json in Hugging Face layout: from the file, its directory, or its parsed content."""
-        if not isinstance(config, Mapping):
+        if isinstance(config, Mapping):
+            values = config
+        else:
             file = Path(config)
-            config = json.loads((file / "config.json" if file.is_dir() else file).read_text("utf-8"))
-        if not isinstance(config, Mapping):
-            raise ValueError(f"a model's configuration must be a JSON object, got {type(config).__name__}")
-        config = config.get("text_config") or config  # multimodal models nest the language model's configuration
-        if config.get("kv_lora_rank"):
+            values = json.loads((file / "config.json" if file.is_dir() else file).read_text("utf-8"))
+        values = values.get("text_config") or values  # multimodal models nest the language model's configuration
+        if values.get("kv_lora_rank"):
             raise ValueError("this model caches one latent vector per token (MLA), not keys and values of heads")
-        needed = ["num_hidden_layers", "num_attention_heads", *([] if config.get("head_dim") else ["hidden_size"])]
-        missing = [name for name in needed if not config.get(name)]
-        if missing:
-            raise ValueError(f"the model's configuration lacks {', '.join(missing)}")
-        heads = int(config["num_attention_heads"])
-        head_dim = config.get("head_dim") or int(config["hidden_size"]) // heads
-        if not config.get("head_dim") and int(config["hidden_size"]) % heads:
-            raise ValueError(
-                f"hidden_size {config['hidden_size']} is no multiple of its {heads} heads, and there is no head_dim"
-            )
-        kv_heads = config.get("num_key_value_heads") or heads  # without it: multi-head attention
-        return cls(int(config["num_hidden_layers"]), int(kv_heads), int(head_dim), page_size, dtype)
+        heads = values["num_attention_heads"]
+        head_dim = values.get("head_dim") or values["hidden_size"] // heads
+        kv_heads = values.get("num_key_value_heads") or heads  # without it: multi-head attention
+        return cls(values["num_hidden_layers"], kv_heads, head_dim, page_size, dtype)
 
     # region exercise 1.1
     @property
@@ -63,7 +55,7 @@ class KVLayout:
         return self.page_size * self.bytes_per_token
 
     def pages_for(self, tokens: int) -> int:
-        """Pages that hold so many tokens of one request; the last may be part empty."""
+        """The number of pages that hold `tokens` tokens of one request; the last may be partly empty."""
         return -(-tokens // self.page_size)
 
     def pages_in(self, memory: int) -> int:

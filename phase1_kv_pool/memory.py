@@ -25,9 +25,7 @@ def free_on_cpu(root: Path = Path("/")) -> int | None:
     meminfo = root / "proc/meminfo"
     if meminfo.exists():
         free += [kib * 1024 for name, kib in _pairs(meminfo) if name == "MemAvailable:"]
-    if not free and "SC_PHYS_PAGES" in getattr(
-        os, "sysconf_names", {}
-    ):  # macOS: total memory is the best bound there is
+    elif "SC_PHYS_PAGES" in os.sysconf_names:  # macOS: total memory is the best bound available
         free.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     return max(min(free), 0) if free else None
 

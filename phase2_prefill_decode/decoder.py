@@ -1,6 +1,6 @@
-"""Decoder: the transformer of Llama, Mistral, Qwen2 and Qwen3, over packed tokens and paged keys and values.
+"""Decoder: the transformer of Llama, Mistral, Qwen2 and Qwen3, over step tokens and paged keys and values.
 
-There is one path for prefill and decode. Tokens are packed in one row; their keys and values are stored in the slots
+There is one path for prefill and decode. Tokens are step in one row; their keys and values are stored in the slots
 they are given, and each token attends to the tokens of its own sequence in the pages.
 
 Where a small model decodes few tokens on a CPU, to call the operators takes longer than what they compute. Such a step
@@ -20,7 +20,7 @@ from phase2_prefill_decode.linear import Linear
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.weights import LayerWeights, Weights
 from phase2_prefill_decode.rope import tables
-from phase2_prefill_decode.step.packed import Packed
+from phase2_prefill_decode.step.packed import StepTensors
 from phase2_prefill_decode.threads import FREE_CORES
 
 if TYPE_CHECKING:
@@ -57,12 +57,18 @@ class Attention:
         self._rotate_store = ROTATE_STORE.on(weights.qkv_proj.device)
 
     def __call__(
-        self, x: Tensor, rope: tuple[Tensor, Tensor], packed: Packed, keys: Tensor, values: Tensor, rows: Tensor | None
+        self,
+        x: Tensor,
+        rope: tuple[Tensor, Tensor],
+        step: StepTensors,
+        keys: Tensor,
+        values: Tensor,
+        rows: Tensor | None,
     ) -> Tensor:
         """`rows` selects the rows to return; None: all."""
         qkv = self.qkv_proj(x)
-        q = self._rotate_store(qkv, *rope, packed.positions, packed.slots, keys, values, self.qk_norm, self.eps)
-        x = self.attend(q, keys, values, packed.metadata, self.scale, self.window).flatten(1)
+        q = self._rotate_store(qkv, *rope, step.positions, step.slots, keys, values, self.qk_norm, self.eps)
+        x = self.attend(q, keys, values, step.metadata, self.scale, self.window).flatten(1)
         return self.o_proj(x if rows is None else x[rows])
 
     # endregion
@@ -98,14 +104,14 @@ class DecoderLayer:
         x: Tensor,
         residual: Tensor | None,
         rope: tuple[Tensor, Tensor],
-        packed: Packed,
+        step: StepTensors,
         keys: Tensor,
         values: Tensor,
         rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Return what comes out of the MLP, and the residual that is to be added to it. `rows`: see `Attention`."""
         x, residual = self.input_layernorm(x, residual)
-        x = self.self_attn(x, rope, packed, keys, values, rows)
+        x = self.self_attn(x, rope, step, keys, values, rows)
         x, residual = self.post_attention_layernorm(x, residual if rows is None else residual[rows])
         return self.mlp(x), residual
 
@@ -153,29 +159,29 @@ class Decoder:
         return self._rope
 
     @torch.inference_mode()
-    def __call__(self, packed: Packed, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
+    def __call__(self, step: StepTensors, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
         """Compute one step: store the keys and values of its tokens, return the logits [rows, vocab_size]."""
-        if self._forward is None or not self._forward.takes(packed):
-            return self.lm_head(self.hidden(packed, keys, values))
-        return self._forward(*self._inputs(packed), packed, keys, values)
+        if self._forward is None or not self._forward.takes(step):
+            return self.lm_head(self.hidden(step, keys, values))
+        return self._forward(*self._inputs(step), step, keys, values)
 
     @torch.inference_mode()
-    def hidden(self, packed: Packed, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
+    def hidden(self, step: StepTensors, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
         """The same step up to `lm_head`: the final hidden states [rows, hidden_size]."""
-        (x, rope), residual = self._inputs(packed), None
+        (x, rope), residual = self._inputs(step), None
         for number, layer in enumerate(self.layers):
-            rows = packed.last if number == len(self.layers) - 1 else None  # other rows end with the last attention
-            x, residual = layer(x, residual, rope, packed, keys[number], values[number], rows)
+            rows = step.last if number == len(self.layers) - 1 else None  # other rows end with the last attention
+            x, residual = layer(x, residual, rope, step, keys[number], values[number], rows)
         x, _ = self.norm(x, residual)
         return x
 
     # endregion
 
-    def _inputs(self, packed: Packed) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def _inputs(self, step: StepTensors) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The embeddings of a step's tokens, and tables of cos and sin that reach to its last position."""
         if self._on_cpu:
             FREE_CORES.follow()
-        return embedding(packed.tokens, self.embed_tokens), self.rope(packed.metadata.max_seqlen_k)
+        return embedding(step.tokens, self.embed_tokens), self.rope(step.metadata.max_seqlen_k)
 
 
 def one_call(config: ModelConfig, weights: Weights, attend: Attend) -> "Forward | None":

@@ -1,11 +1,9 @@
-"""Input and output of an engine: prompts become requests, events become text."""
+"""Input and output of an engine: prompts become requests, and completions are what comes of them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from phase0_request.batch import Event
-from phase0_request.detokenizer import Detokenizer
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request, TokenLogprobs
 from phase0_request.tokenizer import Tokenizer
@@ -21,6 +19,7 @@ class Delta(NamedTuple):
     token: int | None
     text: str
     finish_reason: FinishReason | None = None
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(slots=True)
@@ -30,6 +29,11 @@ class Completion:
     request: Request
     text: str = ""
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # one per output token, if requested
+
+    def add(self, delta: Delta) -> None:
+        self.text += delta.text
+        if delta.logprobs is not None:
+            self.logprobs.append(delta.logprobs)
 
     @property
     def output_tokens(self) -> list[int]:
@@ -60,55 +64,17 @@ def make_requests(
     return [make_request(prompt, one, model, now, next(names)) for prompt, one in zip(prompts, params, strict=True)]
 
 
-def make_request(prompt: Prompt, params: SamplingParams, model: Model, now: float, name: str) -> Request:
+def make_request(
+    prompt: Prompt, params: SamplingParams, model: Model, now: float, name: str, priority: int = 0, cache_salt: str = ""
+) -> Request:
     """Make a request and check it against the model. max_tokens is cut to what the context leaves."""
-    tokens = _tokens(name, prompt, model.tokenizer)
-    if params.stop and model.tokenizer is None:
-        raise ValueError(f"{name}: stop strings are found in text, and this model has no tokenizer; use stop_token_ids")
-    for token in (*tokens, params.highest_token):
-        if type(token) is int and token >= model.config.vocab_size:
-            raise ValueError(f"{name}: token {token} is not of this model; its ids go to {model.config.vocab_size - 1}")
-    context = model.config.max_position_embeddings
-    room = context - len(tokens)
-    if room < 1:
-        raise ValueError(
-            f"{name}: the prompt has {len(tokens)} tokens; at most {context - 1} fit into the context "
-            f"of {context}, with one to answer"
-        )
+    tokens, context = tuple(_tokens(name, prompt, model.tokenizer)), model.config.max_position_embeddings
+    room = max(context - len(tokens), 1)
     if params.max_tokens > room:
         params = replace(params, max_tokens=room, min_tokens=min(params.min_tokens, room))
-    return Request(name, tuple(tokens), params, arrival=now)
-
-
-class Transcript:
-    """Builds the texts of a set of requests from their events."""
-
-    def __init__(self, requests: Sequence[Request], tokenizer: Tokenizer | None) -> None:
-        self.completions: Mapping[str, Completion] = {request.id: Completion(request) for request in requests}
-        self._detokenizers = {
-            request.id: Detokenizer.of(tokenizer, request.params) for request in requests if tokenizer is not None
-        }
-
-    def add(self, event: Event) -> Delta:
-        """Append an event to its output. A stop string found in the text becomes the finish reason of the delta."""
-        request, token, reason, logprobs = event
-        completion = self.completions[request.id]
-        if logprobs is not None:
-            completion.logprobs.append(logprobs)
-        text = ""
-        detokenizer = self._detokenizers.get(request.id)
-        if detokenizer is not None:
-            ends = reason is FinishReason.STOP and not request.params.include_stop_str_in_output
-            if token is not None and not ends:  # the token that ends an output has no text
-                text = detokenizer.push([token])
-            if reason is not None:
-                text += detokenizer.flush()
-            if detokenizer.stopped is not None:
-                if reason is FinishReason.LENGTH:
-                    request.stop_after_all()
-                reason = FinishReason.STOP
-        completion.text += text
-        return Delta(request, token, text, reason)
+    request = Request(name, tokens, params, priority, now, cache_salt)
+    request.check_fits(model.config.vocab_size, context, model.tokenizer is not None)
+    return request
 
 
 def _tokens(name: str, prompt: Prompt, tokenizer: Tokenizer | None) -> Sequence[int]:

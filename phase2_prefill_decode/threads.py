@@ -30,13 +30,6 @@ def threads_for(config: ModelConfig) -> int:
     return 1 if config.bytes <= SMALL else cores()
 
 
-def use_threads_for(config: ModelConfig) -> None:
-    """Set torch's number of threads, unless OMP_NUM_THREADS is set."""
-
-    if not os.environ.get("OMP_NUM_THREADS"):
-        set_threads(threads_for(config))
-
-
 def set_threads(threads: int) -> None:
     """Set torch's number of threads: the most that a step uses from now on."""
     import torch

@@ -6,9 +6,9 @@ published, it is stored once. Phase 5 admits requests at every step, and lets on
 computing.
 """
 
-from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.engine import Engine
 from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.static import StaticScheduler
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.engine import chunked
 from phase4_radix.prefix_cache import PrefixCache
@@ -20,10 +20,8 @@ def cached(
     *,
     num_pages: int = 512,
     page_size: int = 16,
-    prefix_cache: bool = True,
     batch_size: int = 64,
     seed: int | None = None,
-) -> Engine:
-    """Build phase 3's engine with a prefix cache, or with the plain one if `prefix_cache` is false."""
-    cache = PrefixCache(num_pages, page_size) if prefix_cache else PagedCache(num_pages, page_size)
-    return chunked(model, budget, cache=cache, batch_size=batch_size, seed=seed)
+) -> Engine[StaticScheduler]:
+    """Make phase 3's engine with another cache: one that keeps the pages of requests that have ended."""
+    return chunked(model, budget, cache=PrefixCache(num_pages, page_size), batch_size=batch_size, seed=seed)

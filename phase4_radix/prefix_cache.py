@@ -32,7 +32,7 @@ class CacheHandle:
     node: int  # the locked node, where the path ends
     published: int  # pages of the table that are in the tree
     total: int  # tokens of the request when it was attached
-    found: int  # of these, tokens found in the cache
+    cached: int  # of these, tokens found in the cache
     counted: bool = False  # whether it is in Counts
 
 
@@ -74,18 +74,13 @@ class PrefixCache(PagedCache):
         self.tree.lock(node)
         self.allocator.share(match.pages)
         self._tables[request.id] = match.pages
-        found = len(match.pages) * self.page_size
-        self._handles[request.id] = CacheHandle(node, len(match.pages), request.total, found)
-        return found
+        cached = len(match.pages) * self.page_size
+        self._handles[request.id] = CacheHandle(node, len(match.pages), request.total, cached)
+        return cached
 
     def cached_tokens(self, request: Request) -> int:
         """How many tokens `attach` would find now. Read-only."""
         return len(self._match(request).pages) * self.page_size
-
-    def found(self, request: Request) -> int:
-        """How many tokens `attach` found for this request, which must still have its page table."""
-        self.table(request)
-        return self._handles[request.id].found
 
     def can_grow(self, request: Request, tokens: int) -> bool:
         return self._missing(request, tokens) <= self.allocator.num_free + self.tree.num_evictable
@@ -95,17 +90,22 @@ class PrefixCache(PagedCache):
         room = self.allocator.num_free + self.tree.num_evictable
         if missing > room:
             raise OutOfPagesError(missing, room)
-        self.counts.evictions += self._evict(missing - self.allocator.num_free)
+        self.counts.evictions += self.allocator.release(self.tree.evict(missing - self.allocator.num_free))
         super().grow(request, tokens)
-        self._count(self._handles[request.id])
+        handle = self._handles[request.id]
+        if not handle.counted:  # a request that found no room was never admitted
+            handle.counted = True
+            self.counts.queries += 1
+            self.counts.query_tokens += handle.total
+            self.counts.hit_tokens += handle.cached
 
-    def slots(self, piece: Slice) -> list[int]:
-        request, start, _ = piece
+    def slots(self, part: Slice) -> list[int]:
+        request, start, _ = part
         handle = self._handles.get(request.id)
         if handle is not None and start < handle.published * self.page_size:
             page = self.table(request)[start // self.page_size]
             raise PageError(f"request {request.id} cannot write token {start}: page {page} is published")
-        return super().slots(piece)
+        return super().slots(part)
 
     def publish(self, request: Request) -> None:
         """Add the pages that are full now to the tree. Where the tree already has the same tokens, the table switches
@@ -138,7 +138,7 @@ class PrefixCache(PagedCache):
 
     def reset(self) -> int:
         """Evict every page that no request uses. Returns how many pages that freed."""
-        return self._evict(self.tree.num_evictable)
+        return self.allocator.release(self.tree.evict(self.tree.num_evictable))
 
     @property
     def usage(self) -> PageUsage:
@@ -147,43 +147,26 @@ class PrefixCache(PagedCache):
 
     def _match(self, request: Request) -> Match:
         """The longest cached prefix that leaves the request at least one token to compute."""
-        cacheable = request.cacheable_tokens
         last = request.total - 1  # its logits yield the next token, so it is computed even if it is cached
-        return self.tree.match(request.tokens(0, min(last, cacheable)), request.cache_salt)
-
-    def _evict(self, pages: int) -> int:
-        return self.allocator.release(self.tree.evict(pages)) if pages > 0 else 0
-
-    def _count(self, handle: CacheHandle) -> None:
-        """Count a query when the request first gets pages: a request that found no room was never admitted."""
-        if not handle.counted:
-            handle.counted = True
-            self.counts.queries += 1
-            self.counts.query_tokens += handle.total
-            self.counts.hit_tokens += handle.found
+        return self.tree.match(request.tokens(0, min(last, request.cacheable_tokens)), request.cache_salt)
 
     # endregion
 
     def check(self) -> None:
         """Raise PageError unless every page's reference count equals the tables that name it, plus one if the tree
         holds it, and every node's reference count equals the requests that have locked it."""
-        self.allocator.check()
         self.tree.check()
         nodes = {view.node: view for view in self.tree.nodes()}
-        shared = {page for view in nodes.values() for page in view.pages}
-        references = Counter(page for table in self._tables.values() for page in table) + Counter(shared)
-        for page in range(self.allocator.num_pages):
-            if (count := self.allocator.count(page)) != references[page]:
-                raise PageError(f"page {page} has {references[page]} references and a count of {count}")
-        own = [page for name, handle in self._handles.items() for page in self._tables[name][handle.published :]]
-        if len(own) != len(set(own)) or not shared.isdisjoint(own):
-            raise PageError("a page that is not published has two owners")
-        locks: Counter[int] = Counter()
+        cached = {page for view in nodes.values() for page in view.pages}
+        self._check_counts(cached)
+        locks = Counter[int]()
         for name, handle in self._handles.items():
-            path = self.tree.path(handle.node)
+            path, table = self.tree.path(handle.node), self._tables[name]
             locks.update(path)
-            if self._tables[name][: handle.published] != [page for node in path for page in nodes[node].pages]:
+            if table[: handle.published] != [page for node in path for page in nodes[node].pages]:
                 raise PageError(f"request {name} has locked other pages than those its table begins with")
+            if not cached.isdisjoint(table[handle.published :]):
+                raise PageError(f"request {name} has a page that is not published, and is in the tree")
         for view in nodes.values():
             if view.ref_count != locks[view.node]:
                 raise PageError(f"node {view.node} has {view.ref_count} references, from {locks[view.node]} requests")

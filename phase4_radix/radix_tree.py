@@ -84,8 +84,8 @@ def common_pages(key: list[bytes], other: list[bytes], start: int) -> int:
 class RadixTree:
     """Stores each cached prefix once, in whole pages. The caller owns the pages; the tree only names them.
 
-    Locking a node adds one reference to every node from it up to the root. So below a node without references there
-    are none either, and every unlocked page can be evicted by removing leaves.
+    Locking a node adds one reference to every node from it up to the root. So a node below one without references has
+    none either, and every unlocked page can be evicted by removing leaves.
 
     A locked node keeps its number. Its end moves only when the holder of its only lock inserts behind it. Nodes are
     split where two prefixes diverge, where a lock ends, and where only the first part was used. They are merged again
@@ -121,9 +121,8 @@ class RadixTree:
         return match.node
 
     def insert(self, tokens: Sequence[int], pages: Sequence[int], salt: str = "", after: int = ROOT) -> Match:
-        """Add `tokens`, held in `pages`, after the path to node `after`. The match returned names the node where they
-        end now, and the pages that the tree already had for the first of them: it does not take the pages given for
-        those.
+        """Add `tokens`, held in `pages`, after the path to node `after`. Returns the node where they end now, and the
+        pages that the tree had already for the first of them; the pages given for those are not taken.
 
         The caller must hold a lock on `after`. The tokens that are left extend the node where the walk ended, if it is
         not the root, has no children, and no lock but the caller's on `after`; otherwise they become a child of it.
@@ -211,7 +210,7 @@ class RadixTree:
         return upper
 
     def _append(self, node: int, key: list[bytes], pages: list[int], ref_count: int) -> int:
-        """Add a key that starts like no child's: extend the node if it is a leaf with no references but the caller's
+        """Add a key whose first page no child has: extend the node if it is a leaf with no references but the caller's
         `ref_count`, and otherwise add a child."""
         end = self._nodes[node]
         self.num_pages += len(pages)
@@ -281,44 +280,42 @@ class RadixTree:
 
     def check(self) -> None:
         """Raise PageError unless the arena is a tree and all counters are right."""
-        reached = self._reached()
-        free = {number for number, node in enumerate(self._nodes) if node is FREE}
-        if sorted(self._free) != sorted(free) or len(reached) + len(free) != len(self._nodes):
-            raise PageError(f"{len(self._nodes)} nodes, {len(reached)} of them in the tree, {len(self._free)} free")
-        nodes = {number: self._nodes[number] for number in reached if number != ROOT}
-        pages = [page for node in nodes.values() for page in node.pages]
-        if len(pages) != len(set(pages)):
-            raise PageError("a page is in the tree twice")
-        locked = sum(len(node.pages) for node in nodes.values() if node.ref_count)
-        if (len(pages), locked) != (self.num_pages, self.num_locked):
-            counts = f"{self.num_pages} pages and {self.num_locked} locked ones"
-            raise PageError(f"the tree has {len(pages)} pages, {locked} of them locked, and counts {counts}")
-        leaves = {(number, node.last_used) for number, node in nodes.items() if not (node.ref_count or node.children)}
-        for number, used in self._leaves.items() ^ leaves:
-            there, missing = "is an unlocked leaf", "in the eviction queue"
-            if (number, used) not in leaves:
-                there, missing = "is in the eviction queue", "an unlocked leaf used then"
-            raise PageError(f"node {number} (used at {used}) {there}, and is not {missing}")
+        for problem in self._problems():
+            raise PageError(problem)
 
-    def _reached(self) -> list[int]:
-        """All nodes that the root leads to, each checked against its parent."""
+    def _problems(self) -> Iterator[str]:
         reached = [ROOT]
         for number in reached:
             node = self._nodes[number]
-            children = [self._nodes[child] for child in node.children.values()]
-            for (first, index), child in zip(node.children.items(), children, strict=True):
-                if child.parent != number or not child.key or child.key[0] != first:
-                    raise PageError(f"node {index} is not the child that node {number} says it is")
-                if len(child.key) != len(child.pages):
-                    raise PageError(f"node {index} has {len(child.pages)} pages for a key of {len(child.key)}")
-                if any(len(page) != self.page_size * TOKEN_BYTES for page in child.key[number == ROOT :]):
-                    raise PageError(f"node {index} holds a page that is not full")
-                if number != ROOT and child.last_used > node.last_used:
-                    raise PageError(f"node {index} was used after its parent {number}")
-            if number != ROOT and node.ref_count < sum(child.ref_count for child in children):
-                raise PageError(f"node {number} has fewer references than its children")
             reached += node.children.values()
-        return reached
+            if number != ROOT and node.ref_count < sum(
+                self._nodes[child].ref_count for child in node.children.values()
+            ):
+                yield f"node {number} has fewer references than its children"
+            for first, index in node.children.items():
+                child = self._nodes[index]
+                if child.parent != number or child.key[:1] != [first]:
+                    yield f"node {index} is not the child that node {number} says it is"
+                if len(child.key) != len(child.pages):
+                    yield f"node {index} has {len(child.pages)} pages for a key of {len(child.key)}"
+                if any(len(page) != self.page_size * TOKEN_BYTES for page in child.key[number == ROOT :]):
+                    yield f"node {index} holds a page that is not full"
+                if number != ROOT and child.last_used > node.last_used:
+                    yield f"node {index} was used after its parent {number}"
+        free = [number for number, node in enumerate(self._nodes) if node is FREE]
+        if sorted(self._free) != free or len(reached) + len(free) != len(self._nodes):
+            yield f"{len(self._nodes)} nodes, {len(reached)} of them in the tree, {len(self._free)} free"
+        nodes = {number: self._nodes[number] for number in reached[1:]}
+        pages = [page for node in nodes.values() for page in node.pages]
+        if len(pages) != len(set(pages)):
+            yield "a page is in the tree twice"
+        locked = sum(len(node.pages) for node in nodes.values() if node.ref_count)
+        if (len(pages), locked) != (self.num_pages, self.num_locked):
+            counts = f"{self.num_pages} pages and {self.num_locked} locked ones"
+            yield f"the tree has {len(pages)} pages, {locked} of them locked, and counts {counts}"
+        leaves = {(number, node.last_used) for number, node in nodes.items() if not (node.ref_count or node.children)}
+        if wrong := self._leaves.items() ^ leaves:
+            yield f"unlocked leaves and the eviction queue differ in (node, last use): {sorted(wrong)}"
 
     def _allocate(self, node: Node) -> int:
         if not self._free:

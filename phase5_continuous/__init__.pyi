@@ -1,5 +1,3 @@
-from phase5_continuous.core import EngineCore as EngineCore
-from phase5_continuous.core import Step as Step
 from phase5_continuous.policies import ByPriority as ByPriority
 from phase5_continuous.policies import FirstComeFirstServed as FirstComeFirstServed
 from phase5_continuous.policies import LongestPrefixFirst as LongestPrefixFirst

@@ -6,7 +6,7 @@ from itertools import islice
 
 from phase0_request.queue import RequestQueue
 from phase0_request.request import RequestState
-from phase1_kv_pool.cache import KVCache
+from phase1_kv_pool.cache import PagedCache
 from phase3_chunked_prefill.chunker import StepPlan
 from phase5_continuous.fairness import FairQueue, FairShare
 from phase5_continuous.policies import Policy
@@ -70,7 +70,7 @@ class Admission:
                     return
                 if not step.budget.fit(0, sequence.num_tokens) or self.prefixes.in_progress(sequence):
                     continue
-                queue = self.queue_of(sequence)
+                queue = self.queue_of(sequence.request.state)
                 if self.running_set.allocate(sequence, now):
                     queue.remove(sequence)
                     self.share.charge(sequence.request.tenant, sequence.num_tokens - sequence.num_scheduled)
@@ -98,9 +98,9 @@ class Admission:
 
     # endregion
 
-    def queue_of(self, sequence: SequenceState) -> FairQueue[SequenceState]:
-        """The queue of a request that does not run."""
-        return self.running_set.preempted if sequence.request.state is RequestState.PREEMPTED else self.waiting
+    def queue_of(self, state: RequestState) -> FairQueue[SequenceState]:
+        """The queue of requests that do not run, in this state."""
+        return self.running_set.preempted if state is RequestState.PREEMPTED else self.waiting
 
     def in_turn(self) -> Iterator[SequenceState]:
         """All requests that do not run, in turn: of a tenant's, those that wait only if none is preempted."""
@@ -152,7 +152,7 @@ class PrefixesInProgress:
     waits for pages that it could not use, because its own prompt logprobs are wanted.
     """
 
-    cache: KVCache
+    cache: PagedCache
     _sequences: list[SequenceState] = field(default_factory=list)
 
     def add(self, sequence: SequenceState) -> None:

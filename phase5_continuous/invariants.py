@@ -53,7 +53,7 @@ def _check_tenants(scheduler: Scheduler) -> None:
 
 def _check_queue(state: RequestState, queue: RequestQueue[SequenceState]) -> None:
     sequences = list(queue)
-    _hold(sequences == sorted(sequences, key=lambda one: one.key), f"the {state.value} are out of order")
+    _hold(sequences == sorted(sequences, key=lambda sequence: sequence.key), f"the {state.value} are out of order")
     for sequence in sequences:
         request = sequence.request
         _hold(request.state is state, f"request {request.id} is {request.state.value} among the {state.value}")

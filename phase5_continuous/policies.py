@@ -6,7 +6,7 @@ from typing import Protocol
 
 from phase0_request.checks import check_number
 from phase0_request.request import Request
-from phase1_kv_pool.cache import KVCache
+from phase1_kv_pool.cache import PagedCache
 
 LEVELS = 8  # of priority either side of 0; what lies beyond counts as the outermost
 
@@ -36,7 +36,7 @@ class Policy(Protocol):
         requests the last in rank is preempted first."""
         ...
 
-    def order(self, first: Sequence[Request], cache: KVCache) -> Sequence[Request]:
+    def order(self, first: Sequence[Request], cache: PagedCache) -> Sequence[Request]:
         """Order the first few requests that may be admitted now, given by rank."""
         ...
 
@@ -52,7 +52,7 @@ class FirstComeFirstServed:
     def rank(self, request: Request) -> float:
         return request.arrival
 
-    def order(self, first: Sequence[Request], cache: KVCache) -> Sequence[Request]:
+    def order(self, first: Sequence[Request], cache: PagedCache) -> Sequence[Request]:
         return first
 
 
@@ -78,7 +78,7 @@ class ByPriority:
 
     # endregion
 
-    def order(self, first: Sequence[Request], cache: KVCache) -> Sequence[Request]:
+    def order(self, first: Sequence[Request], cache: PagedCache) -> Sequence[Request]:
         return first
 
 
@@ -104,7 +104,7 @@ class LongestPrefixFirst:
         """The arrival: what is cached changes while a request waits, and its rank does not."""
         return request.arrival
 
-    def order(self, first: Sequence[Request], cache: KVCache) -> Sequence[Request]:
+    def order(self, first: Sequence[Request], cache: PagedCache) -> Sequence[Request]:
         """By arrival, earlier by `seconds` times the share of the request's tokens that is cached now."""
 
         def counts_as(request: Request) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from phase0_request.batch import WaitHandle
 from phase0_request.queue import Key, RequestQueue
 from phase0_request.request import Request
-from phase1_kv_pool.cache import KVCache
+from phase1_kv_pool.cache import PagedCache
 from phase5_continuous.fairness import FairQueue
 
 
@@ -63,7 +63,7 @@ class RunningSet:
         preempted           holds no pages, and resumes before any waiting request of its tenant is admitted
     """
 
-    cache: KVCache
+    cache: PagedCache
     watermark: int  # tokens for which the pool must have room besides, when a request is admitted
     running: RequestQueue[SequenceState] = field(default_factory=RequestQueue)
     preempted: FairQueue[SequenceState] = field(default_factory=FairQueue)
@@ -124,7 +124,7 @@ class RunningSet:
         """The request that is preempted next: the last in rank of the tenant that runs the most, of those that wait to
         draw a token if there are any."""
         places = self.places
-        return max(self.running, key=lambda one: (places[one.request.tenant], one.pending is not None, one.key))
+        return max(self.running, key=lambda each: (places[each.request.tenant], each.pending is not None, each.key))
 
     def preempt(self, sequence: SequenceState) -> None:
         """Preempt a request: free its pages and keep its tokens. When it resumes, they are prefilled again. With a

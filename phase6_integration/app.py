@@ -13,7 +13,7 @@ from phase6_integration.wings.observe import access_log, health_routes, metrics,
 from phase6_integration.wings.page import playground
 from phase6_integration.wings.responses import responses_api
 from phase6_integration.wings.responses.responses_request import ResponsesRequest
-from phase6_integration.wings.structured import grammar_pool
+from phase6_integration.wings.structured import output_grammar
 from phase6_integration.wings.tools import tools
 
 BODIES: dict[str, type[BaseModel]] = {  # of POST requests, for /openapi.json: routes parse them by themselves
@@ -32,11 +32,10 @@ def create_app(engine: AsyncEngine, settings: ServerSettings, keys: ApiKeys | No
     app = application(
         engine,
         settings,
-        outer=middleware.outer(settings),
-        around=[access_log.LAYER, *middleware.around(settings)],
+        around=[access_log.layer(settings), *middleware.around(settings)],
         inner=middleware.inner(settings, keys),
     )
-    for wing in (grammar_pool, tools, responses_api, model_routes, metrics, health_routes, quotas, playground):
+    for wing in (output_grammar, tools, responses_api, model_routes, metrics, health_routes, quotas, playground):
         wing.attach(app)
     openapi.attach(app, BODIES, public=middleware.PUBLIC if settings.api_keys else None)
     return app

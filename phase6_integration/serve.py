@@ -9,31 +9,41 @@ with a status of its own, so that its supervisor starts another. Every wait duri
 import asyncio
 import contextlib
 import logging
+import math
 import os
+import resource
 import signal
+import socket
+import ssl
 import sys
 import time
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
+import msgspec
+import uvloop
+
+from phase0_request.checks import ConfigError
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.engine.gc_freeze import gc_freeze
 from phase6_integration.engine.generation_config import sampling_defaults
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.process.async_engine import AsyncEngine
 from phase6_integration.process.health import UnavailableError
+from phase6_integration.wings.edge import tls
 from phase6_integration.wings.edge.api_keys import ApiKeys
-from phase6_integration.wings.edge.listener import BACKLOG, Listener
-from phase6_integration.wings.edge.notify import Notifier
-from phase6_integration.wings.edge.tls import Tls
+from phase6_integration.wings.edge.listener import listen, url_of, withdraw
 from phase6_integration.wings.observe import logs
 
 ENGINE = "phase6_integration.wings.structured.isolated_grammars:isolating_engine"
 ENGINE_FAILED = 70  # exit status: EX_SOFTWARE of sysexits.h
-IMPORTS = 30.0  # seconds, with much to spare, that the server takes to start beside the loading of the model
 LINGER = 5  # seconds for responses to reach their clients, once all requests have ended
+SPARE_FILES = 64  # kept for the engine, files and responses: without them the kernel closes connections silently
+
+if TYPE_CHECKING:
+    import uvicorn
 
 logger = logging.getLogger("nanoserve")
 
@@ -46,49 +56,22 @@ def serve(options: EngineOptions, settings: ServerSettings, warnings: Sequence[s
     for warning in warnings:
         logger.warning(warning)
     try:
-        listener = Listener(settings)
+        listener = listen(settings)
     except OSError as error:
         return _failed(f"cannot listen on {settings.uds or f'{settings.host} port {settings.port}'}: {error}")
-    with contextlib.closing(listener):
-        try:
-            tls = None if settings.ssl_certfile is None else Tls(settings)
-            engine = AsyncEngine(options, factory=ENGINE)
-            settings = replace(settings, sampling_defaults=_defaults(settings, Path(engine.options.model)))
-        except (OSError, ValueError) as error:
-            return _failed(error)
-        more_files()
-        return _run(_Lifecycle(engine, settings, listener, tls))
-
-
-def _defaults(settings: ServerSettings, model: Path) -> dict[str, Any]:
-    """The sampling defaults of requests, which the log names."""
-    found = sampling_defaults(settings.generation_config, model, settings.override_generation_config)
-    if found:
-        logger.info(
-            "sampling defaults of requests, by --generation-config",
-            extra={"fields": {name: str(value) for name, value in found.items()}},
-        )
-    return found
-
-
-def _run(server: "_Lifecycle") -> NoReturn:
-    """Run the server and end the process without waiting for threads."""
-    code = 1
     try:
-        code = _new_loop().run_until_complete(server.run())
-    except Exception:
-        logger.exception("the server has failed")
-    server.listener.close()
-    logs.drain()
-    os._exit(code)
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    if sys.platform == "win32":
-        return asyncio.new_event_loop()
-    import uvloop
-
-    return uvloop.new_event_loop()
+        context = None if settings.ssl_certfile is None else tls.tls_context(settings)
+        engine = AsyncEngine(options, factory=ENGINE)
+        defaults = sampling_defaults(
+            settings.generation_config, Path(engine.options.model), settings.override_generation_config
+        )
+    except (OSError, ValueError) as error:
+        withdraw(listener)
+        return _failed(error)
+    if defaults:
+        fields = {name: str(value) for name, value in defaults.items()}
+        logger.info("sampling defaults of requests, by --generation-config", extra={"fields": fields})
+    return _run(_Lifecycle(engine, replace(settings, sampling_defaults=defaults), listener, context))
 
 
 def _failed(error: object, status: int = 1) -> int:
@@ -97,110 +80,101 @@ def _failed(error: object, status: int = 1) -> int:
     return status
 
 
-class _Signals:
-    """SIGTERM and SIGINT: the first one starts the shutdown, the second one skips its waits."""
-
-    def __init__(self) -> None:
-        self.stop = asyncio.Event()
-        self.stop_now = asyncio.Event()
-        self.code = 0
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._received, number)
-
-    def _received(self, number: int) -> None:
-        if number == signal.SIGINT or self.stop.is_set():
-            self.code = 128 + number
-        if self.stop.is_set():
-            self.stop_now.set()
-        self.stop.set()
-
-
-async def _unless(event: asyncio.Event, work: Awaitable[object]) -> bool:
-    """Await the work and return True, or cancel it and return False once the event is set."""
-    doing, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+def _run(server: "_Lifecycle") -> NoReturn:
+    """Run the server and end the process without waiting for threads."""
+    code = 1
     try:
-        await asyncio.wait({doing, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        if doing.done():
-            doing.result()
-        return doing.done()
-    finally:
-        for task in (doing, waiting):
-            task.cancel()
-        await asyncio.gather(doing, waiting, return_exceptions=True)
+        code = uvloop.new_event_loop().run_until_complete(server.run())
+    except Exception:
+        logger.exception("the server has failed")
+    logs.drain()
+    os._exit(code)
 
 
 class _Lifecycle:
-    """Starts, serves and shuts down."""
+    """Starts, serves and shuts down. A signal cancels what is awaited: the first one starts the shutdown, the second
+    one skips its waits."""
 
-    def __init__(self, engine: AsyncEngine, settings: ServerSettings, listener: Listener, tls: Tls | None) -> None:
+    def __init__(
+        self, engine: AsyncEngine, settings: ServerSettings, listener: socket.socket, context: ssl.SSLContext | None
+    ) -> None:
         self.engine = engine
         self.settings = settings
         self.listener = listener
-        self.tls = tls
-        self.notifier = Notifier()
+        self.context = context
         self.keys = ApiKeys(settings.api_keys, settings.api_key_file)
+        self.url = url_of(listener, "http" if context is None else "https")
+        self.received: list[int] = []  # signals to stop
 
     async def run(self) -> int:
-        start = time.monotonic()
-        signals, beating = _Signals(), asyncio.create_task(self.notifier.beat())
-        if self.keys.file is not None or self.tls is not None:  # otherwise a closed terminal ends the server, as usual
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
-        self.notifier.send(f"EXTEND_TIMEOUT_USEC={round((self.engine.options.load_timeout + IMPORTS) * 1e6)}")
-        self._log("loading", model=self.settings.model_name, directory=self.engine.options.model)
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def stop(number: int) -> None:
+            self.received.append(number)
+            task.cancel()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop, number)
+        if self.keys.file is not None or self.context is not None:  # else a closed terminal ends the server, as usual
+            loop.add_signal_handler(signal.SIGHUP, self._reload)
         failure = None
-        try:
-            await self.engine.start()
-            making = asyncio.ensure_future(
-                asyncio.to_thread(self._server)
-            )  # in a thread, so that signals are handled during the imports
-            if await _unless(signals.stop, making):
-                failure = await self._serve(making.result(), signals, start)
-        finally:
-            await _unless(signals.stop_now, self.engine.close())
-            beating.cancel()
+        with contextlib.suppress(asyncio.CancelledError):  # by a second signal
+            failure = await self._serve()
+            await self.engine.close()
         if failure is not None:
             return _failed(failure, ENGINE_FAILED if self.engine.ready_info else 1)
-        self._log("stopped", at_once=signals.stop_now.is_set())
-        return signals.code
+        self._log("stopped", at_once=len(self.received) > 1)
+        return 0 if self.received == [signal.SIGTERM] else 128 + self.received[-1]
 
     def _reload(self) -> None:
         """Read the files again that may change while the server runs."""
-        if self.keys.file is not None:
-            self.keys.reload()
-        if self.tls is not None:
-            self.tls.reload()
+        try:
+            if self.keys.file is not None:
+                self.keys.reload()
+                self._log("the API keys were read again", keys=len(self.keys.digests))
+            if self.context is not None:
+                tls.reload(self.context, self.settings)
+                self._log("the certificate was read again")
+        except ConfigError as error:
+            logger.error("what is in use stays: %s", error)
 
-    async def _serve(self, server: "Any", signals: _Signals, start: float) -> str | None:
-        """Serve connections until the end. Returns the reason if the engine has failed."""
-        serving = asyncio.create_task(server.serve(sockets=[self.listener.socket]))
-        serving.add_done_callback(lambda _: signals.stop.set())  # also if uvicorn fails
-        self._log("listening", url=self.listener.url, answers="503 while it loads")
-        failure = await self._serve_until(signals.stop, start)
-        self.notifier.send("STOPPING=1")
-        if failure is None:
-            self._log("draining", at_most=float(self.settings.shutdown_timeout))
-            await _unless(signals.stop_now, self.engine.drain(self.settings.shutdown_timeout))
-        server.should_exit = True
-        await _unless(signals.stop_now, serving)
+    async def _serve(self) -> str | None:
+        """Serve connections until a signal. Returns the reason if the engine has failed for good before."""
+        failure, server = None, None
+        async with asyncio.TaskGroup() as group:
+            try:
+                self._log("loading", model=self.settings.model_name, directory=self.engine.options.model)
+                start = time.monotonic()
+                await self.engine.start()
+                server = await asyncio.to_thread(self._server)  # signals are handled during the imports
+                group.create_task(server.serve(sockets=[self.listener]))
+                self._log("listening", url=self.url, answers="503 while it loads")
+                failure = await self._until_failure(start)
+            except asyncio.CancelledError:
+                self._log("draining", at_most=float(self.settings.shutdown_timeout))
+                await self.engine.drain(self.settings.shutdown_timeout)
+            withdraw(self.listener)
+            if server is not None:
+                server.should_exit = True
         return failure
 
-    async def _serve_until(self, stop: asyncio.Event, start: float) -> str | None:
-        """Wait for the engine to load, then for the event. Returns the reason if the engine fails for good before."""
+    async def _until_failure(self, start: float) -> str:
+        """Wait until the engine fails for good. Returns the reason."""
         try:
             with gc_freeze():
-                ready = await _unless(stop, self.engine.ready())
+                await self.engine.ready()
         except UnavailableError as error:
             return error.reason
-        if ready:
-            self._log_ready(time.monotonic() - start)
-            self.notifier.send("READY=1")
-            if await _unless(stop, self.engine.failed.wait()):
-                if not self.settings.keep_alive_on_engine_death:
-                    return f"the engine is {self.engine.health.value}: {self.engine.reason}"
-                await stop.wait()
-        return None
+        assert self.engine.ready_info is not None
+        info = msgspec.structs.asdict(self.engine.ready_info)
+        self._log("ready", url=self.url, model=self.settings.model_name, **info, after=time.monotonic() - start)
+        await self.engine.failed.wait()
+        if self.settings.keep_alive_on_engine_death:
+            await asyncio.Event().wait()
+        return f"the engine is {self.engine.health.value}: {self.engine.reason}"
 
-    def _server(self) -> "Any":
+    def _server(self) -> "uvicorn.Server":
         import uvicorn
 
         from phase6_integration.app import create_app
@@ -213,48 +187,25 @@ class _Lifecycle:
             def capture_signals(self) -> Iterator[None]:
                 yield
 
-        tls, app = self.tls, create_app(self.engine, self.settings, self.keys)
+        context, app = self.context, create_app(self.engine, self.settings, self.keys)
         app.state.server.tokenizers.start()
         config = transport_config(
             app,
             self.settings,
-            backlog=BACKLOG,
+            max_open_files() - SPARE_FILES,
             timeout_graceful_shutdown=LINGER,
-            ssl_context_factory=None if tls is None else lambda *_: tls.context,
+            ssl_context_factory=None if context is None else lambda *_: context,
         )
         return Server(config)
 
     def _log(self, what: str, **fields: object) -> None:
         logger.info(what, extra={"fields": fields})
 
-    def _log_ready(self, seconds: float) -> None:
-        info = self.engine.ready_info
-        assert info is not None
-        self._log(
-            "ready",
-            url=self.listener.url,
-            model=self.settings.model_name,
-            device=info.device,
-            dtype=info.dtype,
-            linear=info.linear,
-            context=info.max_model_len,
-            pages=info.pages,
-            page_size=info.page_size,
-            after=seconds,
-        )
-        if self.listener.page is not None:
-            self._log("playground", url=self.listener.page)
 
-
-def more_files() -> None:
-    """Raise the limit of open files to its maximum. Each connection is one, and connections beyond it are closed
-    without a message."""
-    if sys.platform == "win32":
-        return
-    import resource
-
-    before, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
+def max_open_files() -> float:
+    """Raise the limit of open files, of which each connection is one, to its maximum, and return it."""
+    _, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # macOS has no numeric maximum
         resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))
-    now, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    logger.debug("files that may be open", extra={"fields": {"before": before, "now": now}})
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return math.inf if limit == resource.RLIM_INFINITY else limit

@@ -64,10 +64,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def run_ahead() -> None:
     """Make running one step ahead the default of engines, in this process and in those that get its options."""
-    from phase5_continuous.engine import core
+    from phase5_continuous.engine import continuous
     from phase6_integration.engine.options import EngineOptions
 
-    core.__kwdefaults__["ahead"] = 1
+    continuous.__kwdefaults__["ahead"] = 1
     EngineOptions.__init__.__kwdefaults__["async_scheduling"] = True
 
 

@@ -1,7 +1,7 @@
 """The Sphinx extension of the book: what GitHub does not show, added to the same Markdown.
 
-A listing is captioned with a link to its place in the source, a mention of a source file leads to the page of that
-file, and the first mention of a term shows its meaning.
+A listing is captioned with a link to its place in the source, links to source files lead to pages of them with an
+anchor for each line, and the first mention of a term shows its meaning.
 """
 
 from __future__ import annotations
@@ -13,18 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from docutils import nodes
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import get_lexer_for_filename
 from sphinx import addnodes, application
 from sphinx.application import Sphinx
 from sphinx.project import Project
-from sphinx.util.logging import getLogger
 
-from chapters.book.pages import below, contents, terms
-from chapters.book.sources import Sources
-from chapters.course import CourseError
 from chapters.source import locate
 
-log = getLogger(__name__)
+BOOK = Path(__file__).parent
 COMMENT = re.compile(r"\s*<!--(?:(?!-->).)*-->\s*", re.DOTALL)
+# Terms that are plain English too, so that a first occurrence says little about its meaning.
+PLAIN = (
+    "abort attach attention block computed drain greedy here iteration lab lock phase publish region request running "
+    "sequence step token weave"
+)
 
 
 class TwoOfOneName(Project):
@@ -38,44 +42,48 @@ class TwoOfOneName(Project):
 def setup(app: Sphinx) -> dict[str, bool]:
     application.Project = TwoOfOneName  # made after the extensions, used before the first event
     app.connect("builder-inited", begin)
-    app.connect("source-read", list_pages)
-    app.connect("doctree-read", finish_page, priority=400)  # before Sphinx collects files to download
-    app.connect("html-collect-pages", lambda app: app.sources.pages())
+    app.connect("source-read", prepare)
+    app.connect("doctree-read", finish, priority=400)  # before Sphinx collects files to download
+    app.connect("html-collect-pages", source_pages)
     return {"parallel_read_safe": False}
 
 
 def begin(app: Sphinx) -> None:
-    app.sources = Sources(Path(app.srcdir))
+    app.linked_sources = set()  # files of which there is a page
 
 
-def list_pages(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Add the table of contents to the first page, and to a chapter its notebooks. Leave out the marks of figures, and
-    the links to the pages before and after: each page has them at its end."""
-    source[0] = re.sub(r"(?<!`)<!-- /?measured\b(?:(?!-->).)*-->(?!`)", "", source[0])  # between ` it is shown
-    source[0] = re.sub(r"^\[[^|\n]*\| \[Map\]\(map\.md\)( \|.*)?$", "", source[0], flags=re.MULTILINE)
-    if docname == app.config.root_doc:
-        for title, pages in contents():
-            source[0] += "\n" + toctree(pages, f":caption: {title}\n")
-    elif pages := below(docname):
-        source[0] += "\n" + toctree(pages)
+def prepare(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Add the table of contents to the first page. Leave out the marks of figures, links to folders, and the links to
+    the pages before and after: each page has them at its end."""
+    text = re.sub(r"(?<!`)<!-- /?measured\b(?:(?!-->).)*-->(?!`)", "", source[0])  # between ` it is shown
+    text = re.sub(r"^\[[^|\n]*\| \[Map\]\(map\.md\)( \|.*)?$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"\[([^]\n]+)\]\(([\w./-]*/[\w-]+)/?\)", lambda link: without_folder(app, docname, link), text)
+    contents = (BOOK / "contents.md").read_text("utf-8") if docname == app.config.root_doc else ""
+    source[0] = f"{text}\n{contents}"
 
 
-def toctree(pages: list[str], options: str = "") -> str:
-    listed = "\n".join(pages)
-    return f"\n```{{toctree}}\n:hidden:\n{options}\n{listed}\n```\n"
+def without_folder(app: Sphinx, docname: str, link: re.Match[str]) -> str:
+    return link[1] if (Path(app.srcdir, docname).parent / link[2]).is_dir() else link[0]
 
 
-def finish_page(app: Sphinx, document: nodes.document) -> None:
+def finish(app: Sphinx, document: nodes.document) -> None:
     docname = app.env.docname
     caption_listings(app, docname, document)
-    link_sources(app, docname, document)
-    if docname == "chapters/glossary":
-        mark_terms(document)
-    elif docname.startswith("chapters/"):
-        explain_terms(app, docname, document)
+    for link in list(document.findall(addnodes.download_reference)):
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(docname), link["reftarget"]))
+        link.replace_self(to_source(app, docname, path, "", *link.children))
+    if docname.startswith("chapters/") and docname != "chapters/glossary":
+        explain_terms(app, document)
     for table in document.findall(nodes.table):
         if table.next_node(nodes.tgroup)["cols"] > 4:
             table["classes"].append("wide")
+
+
+def to_source(app: Sphinx, docname: str, path: str, anchor: str, *children: nodes.Node) -> nodes.reference:
+    """A link to the page of a source file."""
+    app.linked_sources.add(path)
+    uri = app.builder.get_relative_uri(docname, f"source/{path}") + anchor
+    return nodes.reference("", "", *children, internal=True, refuri=uri)
 
 
 def caption_listings(app: Sphinx, docname: str, document: nodes.document) -> None:
@@ -84,58 +92,41 @@ def caption_listings(app: Sphinx, docname: str, document: nodes.document) -> Non
         anchor = re.search(r"<!-- weave: (\S+)", comment.astext())
         block = comment.next_node(siblings=True, descend=False)
         if anchor and isinstance(block, nodes.literal_block):
-            path = anchor[1].partition("#")[0]
-            try:
-                line = locate(app.sources.root, anchor[1])[1][0][0] + 1
-            except CourseError as error:
-                log.warning(str(error), location=comment)
-                continue
-            uri = app.builder.get_relative_uri(docname, app.sources.page(path)) + f"#L-{line}"
-            caption = nodes.paragraph("", "", nodes.reference("", f"{path}:{line}", internal=True, refuri=uri))
-            block.replace_self(nodes.container("", caption, block.deepcopy(), classes=["listing"]))
+            path, line = anchor[1].partition("#")[0], locate(Path(app.srcdir), anchor[1])[1][0][0] + 1
+            caption = to_source(app, docname, path, f"#L-{line}", nodes.Text(f"{path}:{line}"))
+            group = nodes.container("", nodes.paragraph("", "", caption), block.deepcopy(), classes=["listing"])
+            block.replace_self(group)
         comment.parent.remove(comment)
 
 
-def link_sources(app: Sphinx, docname: str, document: nodes.document) -> None:
-    """Let links to files, and files named in code spans, lead to the pages of those files."""
-    for link in list(document.findall(addnodes.download_reference)):
-        path = posixpath.normpath(posixpath.join(posixpath.dirname(docname), link["reftarget"]))
-        uri = app.builder.get_relative_uri(docname, app.sources.page(path))
-        link.replace_self(nodes.reference("", "", *link.children, internal=True, refuri=uri))
-    for code in list(document.findall(nodes.literal)):
-        inside_link = isinstance(code.parent, nodes.reference | addnodes.pending_xref)
-        path = app.sources.find(docname, code.astext())
-        if path and not inside_link and not isinstance(code.parent, nodes.title):
-            uri = app.builder.get_relative_uri(docname, app.sources.page(path))
-            code.replace_self(nodes.reference("", "", code.deepcopy(), internal=True, refuri=uri))
+def terms() -> list[tuple[re.Pattern[str], str]]:
+    """Of each row of the glossary, what finds its names in prose, in singular and plural, and what it means."""
+    page = (BOOK.parent / "glossary.md").read_text("utf-8")
+    found = []
+    for first, others, meaning in re.findall(r"^\| \*\*(.+?)\*\*(.*?) \| (.+?) \|", page, re.MULTILINE):
+        names = {first, *(name.strip(" *") for name in others.split(","))} - {"", *PLAIN.split()}
+        if names:
+            any_name = "|".join(f"{re.escape(name)}s?" for name in sorted(names, key=len, reverse=True))
+            case = re.NOFLAG if first.isupper() else re.IGNORECASE
+            text = re.sub(r"[`*]", "", re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", meaning))
+            found.append((re.compile(rf"(?<![\w`-])(?:{any_name})(?![\w-])", case), text))
+    return found
 
 
-def mark_terms(document: nodes.document) -> None:
-    """Give each row of the glossary its anchor."""
-    rows = {
-        row.next_node(nodes.strong).astext(): row for row in document.findall(nodes.row) if row.next_node(nodes.strong)
-    }
-    for term in terms():
-        rows[term.names[0]]["ids"].append(term.anchor)
-
-
-def explain_terms(app: Sphinx, docname: str, document: nodes.document) -> None:
-    """Let the first mention of each term in the prose show its meaning, and lead to the glossary."""
-    glossary = app.builder.get_relative_uri(docname, "chapters/glossary")
-    open_terms = [(term, term.pattern) for term in terms() if term.pattern]
+def explain_terms(app: Sphinx, document: nodes.document) -> None:
+    """Let the first mention of each term in the prose show its meaning."""
+    open_terms = terms()
     for text in list(prose(document)):
         pieces: list[nodes.Node] = [text]
-        for term, pattern in list(open_terms):
+        for term in list(open_terms):
+            pattern, meaning = term
             for place, piece in enumerate(pieces):
                 match = pattern.search(piece) if isinstance(piece, nodes.Text) else None
                 if match:
-                    uri = f"{glossary}#{term.anchor}"
-                    link = nodes.reference(
-                        "", match[0], internal=True, refuri=uri, reftitle=term.meaning, classes=["term"]
-                    )
-                    around = (nodes.Text(piece[: match.start()]), link, nodes.Text(piece[match.end() :]))
+                    mention = nodes.abbreviation("", match[0], explanation=meaning)
+                    around = (nodes.Text(piece[: match.start()]), mention, nodes.Text(piece[match.end() :]))
                     pieces[place : place + 1] = around
-                    open_terms.remove((term, pattern))
+                    open_terms.remove(term)
                     break
         if len(pieces) > 1:
             text.parent.replace(text, [piece for piece in pieces if piece.astext()])
@@ -148,3 +139,12 @@ def prose(document: nodes.document) -> Iterator[nodes.Text]:
             for text in paragraph.findall(nodes.Text):
                 if isinstance(text.parent, nodes.paragraph | nodes.emphasis | nodes.strong):
                     yield text
+
+
+def source_pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Page name, context and template of every file that a page links to."""
+    for path in sorted(app.linked_sources):
+        form = HtmlFormatter(linenos="inline", lineanchors="L", anchorlinenos=True, wrapcode=True)
+        lexer = get_lexer_for_filename("x.txt" if path.endswith("Dockerfile") else path)
+        code = highlight(Path(app.srcdir, path).read_text("utf-8"), lexer, form)
+        yield f"source/{path}", {"title": path, "body": f'<h1 class="source">{path}</h1>{code}'}, "page.html"

@@ -12,9 +12,7 @@ PALETTE = {  # name: in light, in dark
     "blue": ("#1d6996", "#6db3dd"),
     "pale": ("#cfe0ea", "#2c4a60"),
     "green": ("#2e8b57", "#63c78d"),
-    "mint": ("#cfe8d9", "#28503a"),
     "red": ("#c0392b", "#f07a6c"),
-    "rose": ("#f4d5d1", "#5e2f2b"),
     "amber": ("#b36b00", "#e6b450"),
     "violet": ("#74489c", "#b08ede"),
     "on": ("#ffffff", "#0d1117"),  # a text on blue, green, red or amber

@@ -1,1 +1,1 @@
-"""The lab of this phase: a server with a mock model, the demo, the benchmark, and the bundled model's corpus."""
+"""The lab of this phase: a server with a mock model, the viewer of all demos, and the report of all benchmarks."""

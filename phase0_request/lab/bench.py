@@ -4,23 +4,20 @@ Host time is measured with a model that takes no time: real steps last milliseco
 the host has microseconds for each. Throughput is computed in virtual time from the cost model of the mock.
 """
 
-import argparse
 import random
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import partial
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
+from phase0_request.batch import Batch, StepOutput
+from phase0_request.core import EngineCore
 from phase0_request.lab.batcher import Batcher
 from phase0_request.lab.metrics import percentile
 from phase0_request.lab.mock_model import MockModel, StepCost
-from phase0_request.lab.record import record
-from phase0_request.lab.simulate import simulate
+from phase0_request.lab.report import finish, parser, table
+from phase0_request.lab.simulate import Finished, simulate
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 
@@ -66,35 +63,35 @@ def workload(count: int, longest_prompt: int, longest_answer: int, seed: int = 0
     ]
 
 
+class InstantRunner:
+    """A runner that takes no time: every slice yields the same token."""
+
+    def pack(self, batch: Batch) -> StepOutput:
+        return StepOutput([7] * len(batch))
+
+    def launch(self, output: StepOutput) -> Finished:
+        return Finished(output)
+
+
 def host_cost(num_requests: int, batch_size: int) -> HostCost:
     """Time queue and batcher with prompts of up to 512 tokens and answers of up to 64. The model takes no time."""
     requests = workload(num_requests, longest_prompt=512, longest_answer=64)
-    batcher = Batcher([EOS], batch_size)
-    clock = time.perf_counter
-    start = clock()
+    core = EngineCore(Batcher([EOS], batch_size), InstantRunner())
+    start = core.clock()
     for request in requests:
-        batcher.submit(request)
-    submitting = clock() - start
+        core.submit(request)
+    submitting = core.clock() - start
     planning = committing = 0.0
-    steps = slices = 0
-    while True:
-        start = clock()
-        batch = batcher.plan(start)
-        planned = clock()
-        if not batch:
-            break
-        tokens = [7] * len(batch)
-        ran = clock()
-        batcher.commit(batch, tokens, ran)
-        committing += clock() - ran
-        planning += planned - start
-        steps += 1
-        slices += len(batch)
+    slices = 0
+    for step in core.run():
+        planning += step.plan
+        committing += step.commit
+        slices += len(step.batch)
     unfinished = sum(not request.finished for request in requests)
     if unfinished:
         raise RuntimeError(f"{unfinished} of {num_requests} requests were never finished")
     plan_us, commit_us = planning / slices * 1e6, committing / slices * 1e6
-    return HostCost(batch_size, steps, submitting / num_requests * 1e6, plan_us, commit_us, plan_us + commit_us)
+    return HostCost(batch_size, core.steps, submitting / num_requests * 1e6, plan_us, commit_us, plan_us + commit_us)
 
 
 def batching(batch_size: int, num_requests: int = BATCHING_REQUESTS, cost: StepCost | None = None) -> Batching:
@@ -106,38 +103,24 @@ def batching(batch_size: int, num_requests: int = BATCHING_REQUESTS, cost: StepC
     return Batching(batch_size, summary.tokens_per_second, p50, p99, percentile(summary.ttft, 50) * 1000)
 
 
-def _table(names: Sequence[str], rows: Iterator[Sequence[float]], digits: int) -> Table:
-    table = Table(header_style="dim", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in names:
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(*(str(x) if isinstance(x, int) else f"{x:,.{digits}f}" for x in row))
-    return table
-
-
 def main(arguments: list[str] | None = None) -> int:
-    p = argparse.ArgumentParser(prog="python -m phase0_request.lab bench", description=__doc__)
+    p = parser("phase0_request.lab bench", __doc__)
     p.add_argument("-n", "--num-requests", type=int, default=10_000, help="for the host's cost (%(default)s)")
-    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
-    options = p.parse_args(arguments)
+    options, console = p.parse_args(arguments), Console(highlight=False)
     if options.num_requests < 1:
         p.error(f"--num-requests must be at least 1, got {options.num_requests}")
-    console = Console()
     watch = partial(track, console=console, transient=True)
     hosts = [host_cost(options.num_requests, size) for size in watch(HOST_BATCH_SIZES, "host cost")]
     batches = [batching(size) for size in watch(BATCH_SIZES, "batch sizes")]
     console.print(f"Host time for {options.num_requests:,} requests, \u00b5s a request; plan and commit: and a step")
-    host_names = ("batch", "steps", "submit", "plan", "commit", "plan + commit")
-    console.print(_table(host_names, (tuple(asdict(h).values()) for h in hosts), digits=2))
+    names = ("batch", "steps", "submit", "plan", "commit", "plan + commit")
+    console.print(table(names, map(astuple, hosts), digits=2))
     console.print(f"\n{BATCHING_REQUESTS} requests at once on the mock, virtual time, ms")
-    batch_names = ("batch", "tokens/s", "ITL p50", "ITL p99", "TTFT p50")
-    console.print(_table(batch_names, (tuple(asdict(b).values()) for b in batches), digits=1))
-    if options.json is not None:
-        figures = {
-            "num_requests": options.num_requests,
-            "host": {f"batch_{h.batch_size}": asdict(h) for h in hosts},
-            "batching": {f"batch_{b.batch_size}": asdict(b) for b in batches},
-        }
-        record(options.json, f"python -m phase0_request.lab bench --num-requests {options.num_requests}", figures)
-        console.print(f"\nFigures written to {options.json}")
+    console.print(table(("batch", "tokens/s", "ITL p50", "ITL p99", "TTFT p50"), map(astuple, batches)))
+    figures = {
+        "num_requests": options.num_requests,
+        "host": {f"batch_{h.batch_size}": asdict(h) for h in hosts},
+        "batching": {f"batch_{b.batch_size}": asdict(b) for b in batches},
+    }
+    finish(p, options, arguments, figures)
     return 0

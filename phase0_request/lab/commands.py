@@ -30,12 +30,12 @@ def main(package: str, arguments: list[str] | None = None) -> int:
 def contents(package: str) -> dict[str, str]:
     """Every module with a `main(arguments)`, and the first line of its docstring. Imports none of them."""
     (folder,) = import_module(package).__path__
-    found = {}
+    commands = {}
     for file in sorted(Path(folder).rglob("*.py")):
         tree = ast.parse(file.read_text(encoding="utf-8"))
         mains = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "main"]
         if mains and mains[0].args.args[0].arg == "arguments":
             about = (ast.get_docstring(tree) or "").partition("\n")[0]
             name = ".".join(file.relative_to(folder).with_suffix("").parts)
-            found[name] = re.sub(r"^`python -m [^`]*`: ", "", about)
-    return found
+            commands[name] = re.sub(r"^`python -m [^`]*`: ", "", about)
+    return commands

@@ -6,32 +6,19 @@ The model is a mock: it replays known answers, and its steps take simulated time
 import argparse
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate, cycle, islice
 
 from rich.console import Console
 
-from phase0_request.batch import Batch
-from phase0_request.detokenizer import Detokenizer
 from phase0_request.lab.batcher import Batcher
 from phase0_request.lab.metrics import percentile, summarize
 from phase0_request.lab.mock_model import MockModel
 from phase0_request.lab.questions import QUESTIONS
 from phase0_request.lab.report import table
+from phase0_request.lab.simulate import steps
 from phase0_request.lab.viewer import Recording
 from phase0_request.request import Request
 from phase0_request.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class MockStep:
-    """What the viewer shows of a step of the mock. It has no KV cache, so no pages."""
-
-    batch: Batch
-    prefill_tokens: int
-    decode_tokens: int
-    seconds: float
-    pages: int = 0
 
 
 def arrivals(tokenizer: Tokenizer, count: int, rate: float, seed: int) -> list[Request]:
@@ -43,19 +30,10 @@ def arrivals(tokenizer: Tokenizer, count: int, rate: float, seed: int) -> list[R
 
 
 def serve(requests: Sequence[Request], model: MockModel, batcher: Batcher) -> Recording:
-    """Serve requests from their arrivals on. The clock advances by the cost of each step."""
-    coming, now, recording = list(requests)[::-1], 0.0, Recording()
-    while coming or batcher.waiting or batcher.running:
-        while coming and coming[-1].arrival <= now:
-            batcher.submit(coming.pop())
-        batch = batcher.plan(now)
-        if not batch:
-            now = coming[-1].arrival
-            continue
-        seconds, tokens = model.cost.of(batch) / 1e3, model.step(batch)
-        step = MockStep(batch, batch.num_prefill_tokens, batch.num_decode_tokens, seconds)
-        now += seconds
-        batcher.commit(batch, tokens, now)
+    """Serve requests from their arrivals on, and record the steps."""
+    recording = Recording()
+    for step in steps(requests, model, batcher):
+        now = step.start + step.seconds
         recording.add(step, [request for request in requests if request.arrival <= now])
     return recording
 
@@ -75,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
         p.error(str(error))
     recording.show(console, f"{len(requests)} requests, at most {options.batch_size} in a step")
     rows = [
-        (r.id, Detokenizer(tokenizer).push(r.output_tokens)[:34], *(1e3 * (t or 0.0) for t in (queue, ttft, e2e)))
+        (r.id, tokenizer.decode(r.output_tokens)[:34], *(1e3 * (t or 0.0) for t in (queue, ttft, e2e)))
         for r in requests
         for queue, ttft, e2e in [(r.times.queue_time, r.times.ttft, r.times.e2e)]
     ]

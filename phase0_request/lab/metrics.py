@@ -30,10 +30,6 @@ class Summary:
     def tokens_per_second(self) -> float:
         return self.tokens / self.seconds if self.seconds else math.nan
 
-    @property
-    def requests_per_second(self) -> float:
-        return self.requests / self.seconds if self.seconds else math.nan
-
 
 def summarize(requests: Iterable[Request]) -> Summary:
     """Summarize the finished requests, from the first arrival to the last end."""

@@ -28,8 +28,8 @@ class StepCost:
 
     def of(self, batch: Batch) -> float:
         """Milliseconds for a batch."""
-        tokens = batch.num_prefill_tokens * self.prefill_token + batch.num_decode_tokens * self.decode_token
-        return self.step + tokens if batch.slices else 0.0
+        prefill, decode = batch.tokens_by_kind
+        return self.step + prefill * self.prefill_token + decode * self.decode_token if batch.slices else 0.0
 
 
 class MockModel:

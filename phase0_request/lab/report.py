@@ -14,9 +14,12 @@ from phase0_request.machine import describe
 
 
 def table(names: Sequence[str], rows: Iterable[Sequence[object]], digits: int = 1, title: str | None = None) -> Table:
-    """A table of figures: texts on the left, numbers on the right, floats with so many digits."""
+    """A table of figures: texts on the left, numbers on the right, floats below 1,000 with so many digits."""
     cells = [list(row) for row in rows]
-    drawn = Table(title=title, title_justify="left", header_style="dim", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    gap = 1 if len(names) > 7 else 2
+    drawn = Table(
+        title=title, title_justify="left", header_style="dim", box=None, pad_edge=False, padding=(0, gap, 0, 0)
+    )
     for column, name in enumerate(names):
         words = any(isinstance(row[column], str) for row in cells)
         drawn.add_column(name, justify="left" if words else "right", no_wrap=True)
@@ -27,7 +30,7 @@ def table(names: Sequence[str], rows: Iterable[Sequence[object]], digits: int = 
 
 def _cell(value: object, digits: int) -> str:
     if isinstance(value, float):
-        return f"{value:,.{digits}f}"
+        return f"{value:,.{digits if abs(value) < 1000 else 0}f}"
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
@@ -37,6 +40,14 @@ def parser(name: str, about: str | None) -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog=f"python -m {name}", description=about, formatter_class=form)
     p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     return p
+
+
+def add_fields(p: argparse._ActionsContainer, defaults: object, fields: Mapping[str, str]) -> None:
+    """A flag for each of these fields of an object, with the field's value as its default. The texts are its help."""
+    for name, about in fields.items():
+        value = getattr(defaults, name)
+        help_text = f"{about} (%(default)s)" if about else "(%(default)s)"
+        p.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value, help=help_text)
 
 
 def finish(

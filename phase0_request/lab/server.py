@@ -8,11 +8,14 @@ submit -> API adapter -> tokenizer -> scheduler -> model runner -> detokenizer -
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from phase0_request.batch import Batch, Event, StepTokens
-from phase0_request.detokenizer import Detokenizer
+from phase0_request.batch import Batch, Event, StepOutput
+from phase0_request.core import EngineCore
+from phase0_request.detokenizer import Transcript
 from phase0_request.lab.batcher import Batcher
 from phase0_request.lab.trace import PipelineStage, RequestTracer
 from phase0_request.params import SamplingParams
@@ -25,7 +28,7 @@ class Model(Protocol):
 
     def check(self, params: SamplingParams) -> None: ...
 
-    async def run(self, batch: Batch) -> StepTokens: ...
+    async def run(self, batch: Batch) -> Sequence[int | None]: ...
 
 
 class StreamedToken(NamedTuple):
@@ -39,9 +42,9 @@ class StreamedToken(NamedTuple):
 class TokenStream:
     """The client's side of one request: an async iterator of StreamedToken that ends after the finish reason."""
 
-    def __init__(self, request: Request, detokenizer: Detokenizer) -> None:
+    def __init__(self, request: Request, transcript: Transcript) -> None:
         self.request = request
-        self.detokenizer = detokenizer
+        self.transcript = transcript
         self._items: asyncio.Queue[StreamedToken] = asyncio.Queue()
         self._ended = False
 
@@ -59,6 +62,46 @@ class TokenStream:
         return item
 
 
+@dataclass(frozen=True, slots=True)
+class RunningStep:
+    """A step in a task of the event loop. Its output may be read once the task is done."""
+
+    batch: Batch
+    task: asyncio.Future[Sequence[int | None]]
+    tokenizer: Tokenizer
+
+    def output(self) -> StepOutput:
+        """If the model fails, all requests of the step fail; if it returns an invalid token, the request of that."""
+        try:
+            tokens = self.task.result()
+        except (Exception, asyncio.CancelledError) as error:
+            why = f"the model failed: {error!r}"
+            return StepOutput([None] * len(self.batch), dict.fromkeys(range(len(self.batch)), why))
+        failed = {}
+        for number, token in enumerate(tokens):
+            try:
+                self.tokenizer.token_bytes(0 if token is None else token)
+            except ValueError as error:
+                failed[number] = f"the model returned an invalid token: {error}"
+        return StepOutput(tokens, failed)
+
+
+class MockRunner:
+    """Runs each step of a model in a task, as a device would: the host does not wait for it."""
+
+    def __init__(self, model: Model, tokenizer: Tokenizer) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.task: asyncio.Future[Sequence[int | None]] | None = None  # of the newest step
+
+    def pack(self, batch: Batch) -> Batch:
+        return batch
+
+    def launch(self, batch: Batch) -> RunningStep:
+        self.task = asyncio.ensure_future(self.model.run(batch))
+        return RunningStep(batch, self.task, self.tokenizer)
+
+
 class MockServer:
     """Serves inside `async with MockServer(tokenizer, model) as server`; leaving it aborts unfinished requests."""
 
@@ -74,32 +117,25 @@ class MockServer:
         self.tokenizer = tokenizer
         self.model = model
         self.batcher = Batcher(tokenizer.eos_ids, batch_size, queue_limit)
+        self.runner = MockRunner(model, tokenizer)
+        self.core = EngineCore(self.batcher, self.runner, clock)
         self.trace = RequestTracer()
-        self.steps = 0
         self._clock = clock
         self._streams: dict[str, TokenStream] = {}
         self._numbers = itertools.count(1)
         self._work = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
-        self._failure: str | None = None
-        self._stopping = False
 
     async def __aenter__(self) -> "MockServer":
-        if self._loop is not None:
-            raise RuntimeError("the server is running already")
-        self._stopping, self._failure = False, None
         self._loop = asyncio.create_task(self._serve())
         return self
 
     async def __aexit__(self, *_: object) -> None:
         loop, self._loop = self._loop, None
-        self._stopping = True
-        try:
-            if loop is not None:
-                loop.cancel()
-                await asyncio.gather(loop, return_exceptions=True)
-        finally:
-            self._end_all(FinishReason.ABORT)
+        if loop is not None:
+            loop.cancel()
+            with suppress(asyncio.CancelledError):
+                await loop
 
     async def generate(
         self, prompt: str, params: SamplingParams | None = None, priority: int = 0
@@ -114,10 +150,8 @@ class MockServer:
 
     def submit(self, prompt: str, params: SamplingParams | None = None, priority: int = 0) -> TokenStream:
         """Submit a request. Raises ValueError if it is invalid and QueueFullError if the queue is full."""
-        if self._loop is None:
+        if self._loop is None or self._loop.done():
             raise RuntimeError("the server is not running; use it as `async with MockServer(...) as server`")
-        if self._failure is not None:
-            raise RuntimeError(f"the server has stopped: {self._failure}")
         params = params or SamplingParams()
         arrival = self._clock()
         if not isinstance(prompt, str) or not prompt:
@@ -126,8 +160,8 @@ class MockServer:
         entered_tokenizer = self._clock()
         tokens = self.tokenizer.encode(prompt)
         request = Request(f"request-{next(self._numbers)}", tuple(tokens), params, priority, arrival)
-        stream = TokenStream(request, Detokenizer(self.tokenizer, params.stop, params.min_tokens))
-        self.batcher.submit(request)
+        stream = TokenStream(request, Transcript(params, self.tokenizer))
+        self.core.submit(request)
         self._streams[request.id] = stream
         self.trace.enter(request.id, PipelineStage.API, arrival)
         self.trace.enter(request.id, PipelineStage.TOKENIZER, entered_tokenizer)
@@ -136,82 +170,60 @@ class MockServer:
         return stream
 
     def abort(self, request: Request) -> bool:
-        """Abort a request in any state. False if it is finished already."""
-        return self._end(request, FinishReason.ABORT)
+        """Abort a request in any state. False if its stream has ended."""
+        if request.id not in self._streams:
+            return False
+        self.core.abort(request)
+        self._close(request, None, self._streams[request.id].transcript.add(None, FinishReason.ABORT))
+        return True
 
     async def _serve(self) -> None:
         """The serving loop: run steps while there is work, else sleep until a request arrives."""
         try:
             while True:
-                batch = self.batcher.plan(self._clock())
-                if batch:
-                    await self._step(batch)
-                    self.steps += 1
+                if self.core.has_work:
+                    await self._step()
                     await asyncio.sleep(0)  # let the clients read, even if the model never yields
                 else:
                     self._work.clear()
                     await self._work.wait()
-        except (Exception, asyncio.CancelledError) as error:
-            if self._stopping:
-                raise
-            self._failure = f"{type(error).__name__}: {error}"  # a bug of the server: no client may wait for ever
-            self._end_all(FinishReason.ERROR, f"the server failed: {self._failure}")
+        finally:
+            for stream in list(self._streams.values()):  # no client may wait for a loop that has stopped
+                self.abort(stream.request)
 
-    async def _step(self, batch: Batch) -> None:
-        """Run one step and deliver its events. If the model fails, only the requests of this step end with an error."""
-        for piece in batch:
-            self.trace.enter(piece.request.id, PipelineStage.RUNNER, self._clock())
-        try:
-            tokens = await self.model.run(batch)
-        except (Exception, asyncio.CancelledError) as error:
-            if self._is_cancelled():  # the serving loop was cancelled, not a task inside the model
-                raise
-            for piece in batch:
-                self._end(piece.request, FinishReason.ERROR, f"the model failed: {error!r}")
+    async def _step(self) -> None:
+        """Launch a step, wait for its task, complete it, and deliver its events."""
+        step = self.core.launch()
+        if step is None:
+            self.core.drain()  # of requests that were aborted: their streams have ended
             return
-        for piece, token in zip(batch, tokens, strict=True):
-            try:
-                self.tokenizer.token_bytes(0 if token is None else token)
-            except ValueError as error:
-                self._end(piece.request, FinishReason.ERROR, f"the model returned an invalid token: {error}")
-        for event in self.batcher.commit(batch, tokens, self._clock()):
+        for request, *_ in step.batch:
+            self.trace.enter(request.id, PipelineStage.RUNNER, self._clock())
+        assert self.runner.task is not None
+        try:
+            await asyncio.wait([self.runner.task])
+        finally:
+            self.runner.task.cancel()  # if the server stops; no effect on a task that is done
+        for event in self.core.complete().events:
             self._deliver(event)
 
-    @staticmethod
-    def _is_cancelled() -> bool:
-        task = asyncio.current_task()
-        return task is not None and task.cancelling() > 0
-
     def _deliver(self, event: Event) -> None:
-        """Stream the text of a token. A stop string in it ends the request; a stop token has no text."""
+        """Stream the text of a token. A stop string in it ends the request."""
         request, token, reason, _ = event
-        detokenizer = self._streams[request.id].detokenizer
+        stream = self._streams.get(request.id)
+        if stream is None:
+            return  # its stream has ended: it was aborted
         self.trace.enter(request.id, PipelineStage.DETOKENIZER, self._clock())
-        text = "" if token is None or reason is FinishReason.STOP else detokenizer.push([token])
-        if detokenizer.stopped is not None and reason is FinishReason.LENGTH:
-            request.stop_after_all()
-        elif detokenizer.stopped is not None:
-            self.batcher.finish(request, FinishReason.STOP, self._clock())
+        text = stream.transcript.add(token, reason)
+        if stream.transcript.finish_reason is FinishReason.STOP:
+            self.core.stop(request)
         if request.finished:
             self._close(request, token, text)
         else:
             self.trace.enter(request.id, PipelineStage.SCHEDULER, self._clock())
-            self._streams[request.id].put(StreamedToken(token, text))
-
-    def _end(self, request: Request, reason: FinishReason, error: str | None = None) -> bool:
-        """End a request outside a step and send its finish reason. False if that was sent before."""
-        if request.id not in self._streams:
-            return False
-        self.batcher.finish(request, reason, self._clock(), error)
-        self._close(request, None, "")
-        return True
-
-    def _end_all(self, reason: FinishReason, error: str | None = None) -> None:
-        for stream in list(self._streams.values()):
-            self._end(stream.request, reason, error)
+            stream.put(StreamedToken(token, text))
 
     def _close(self, request: Request, token: int | None, text: str) -> None:
-        """Send the last item of a stream: the text held back and the finish reason."""
-        stream = self._streams.pop(request.id)
+        """Send the last item of a stream, with the finish reason."""
         self.trace.leave(request.id, self._clock())
-        stream.put(StreamedToken(token, text + stream.detokenizer.flush(), request.finish_reason))
+        self._streams.pop(request.id).put(StreamedToken(token, text, request.finish_reason))

@@ -12,12 +12,12 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 from statistics import fmean
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.text import Text
 
-from phase0_request.batch import Batch
+from phase0_request.core import Step
 from phase0_request.lab import palette
 from phase0_request.request import Request, RequestState
 
@@ -41,25 +41,6 @@ ASCII = str.maketrans({WAITING: ".", PREFILL: "+", DECODE: "#", "░": "_"})
 PAUSE = 0.06  # seconds between two lines on a terminal
 
 
-class StepRecord(Protocol):
-    """What the viewer reads of an engine's step."""
-
-    @property
-    def batch(self) -> Batch: ...
-
-    @property
-    def prefill_tokens(self) -> int: ...
-
-    @property
-    def decode_tokens(self) -> int: ...
-
-    @property
-    def pages(self) -> int: ...
-
-    @property
-    def seconds(self) -> float: ...
-
-
 class Line(NamedTuple):
     """One step, or several in a row that differ only in their time."""
 
@@ -80,7 +61,7 @@ class Recording:
         self.steps = 0
         self._requests = {request.id: request for request in requests}
 
-    def add(self, step: StepRecord, others: Iterable[Request] = ()) -> None:
+    def add(self, step: Step, others: Iterable[Request] = ()) -> None:
         """Record a step that has been committed. `others` are requests that may not have been in a step yet."""
         did = {
             request.id: DECODE if length == 1 and start >= len(request.prompt_tokens) else PREFILL

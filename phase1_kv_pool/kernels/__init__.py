@@ -8,6 +8,6 @@ backends   `Backends` holds the three and picks by device; `prepare_triton` make
 Importing this package does not import Triton. `lab.ahead` compiles the Triton kernels for GPUs that are not present.
 """
 
-from phase1_kv_pool.kernels.backends import BACKENDS, Backends, device_of, prepare_triton
+from phase1_kv_pool.kernels.backends import BACKENDS, Backends, prepare_triton
 
-__all__ = ["BACKENDS", "Backends", "device_of", "prepare_triton"]
+__all__ = ["BACKENDS", "Backends", "prepare_triton"]

@@ -47,11 +47,6 @@ class Backends(Generic[Function]):
         return self.load("triton" if device.type == "cuda" else "cpu")
 
 
-def device_of(backend: str) -> torch.device:
-    """The device on which tests run a backend: a GPU for Triton if there is one, else the CPU."""
-    return torch.device("cuda" if backend == "triton" and torch.cuda.is_available() else "cpu")
-
-
 def prepare_triton() -> bool:
     """Make Triton interpret its kernels on the CPU if torch sees no GPU. Returns whether kernels are interpreted.
 

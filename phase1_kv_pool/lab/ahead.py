@@ -124,8 +124,8 @@ def _compile_or_name(pair: tuple[KernelSpec, int]) -> Any:
 
 
 def _inspect(spec: KernelSpec, architecture: int, shared: int, listing: str) -> Compiled:
-    found = read(listing) | {"shared": shared}
-    return Compiled(spec.name, architecture, **found, faults=tuple(faults(spec.expect, found)))
+    resources = read(listing) | {"shared": shared}
+    return Compiled(spec.name, architecture, **resources, faults=tuple(faults(spec.expect, resources)))
 
 
 def disassemble(cubins: Sequence[bytes], architecture: int) -> Iterator[str]:
@@ -139,7 +139,7 @@ def disassemble(cubins: Sequence[bytes], architecture: int) -> Iterator[str]:
             file.write_bytes(cubin)
             usages.append(_run(knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(file)))
             _run(knobs.nvidia.cuobjdump.path, "--extract-text", "all", str(file), folder=folder)
-            codes.append(b"".join(found.read_bytes() for found in Path(folder).glob("*.bin")))
+            codes.append(b"".join(code.read_bytes() for code in Path(folder).glob("*.bin")))
     with tempfile.NamedTemporaryFile() as joined:
         joined.write(b"".join(codes))
         joined.flush()
@@ -167,14 +167,14 @@ def read(listing: str) -> dict[str, int]:
     return {"registers": registers, "stack": stack, **counts}
 
 
-def faults(expect: Expect, found: Mapping[str, int]) -> Iterator[str]:
+def faults(expect: Expect, resources: Mapping[str, int]) -> Iterator[str]:
     """Describe each deviation from what is expected."""
-    if found["stack"] != 0:
-        yield f"{found['stack']} bytes of stack"
-    if found["registers"] > expect.registers:
-        yield f"{found['registers']} registers, at most {expect.registers} expected"
-    if found["shared"] < expect.shared:
-        yield f"{found['shared']} bytes of shared memory, at least {expect.shared} expected"
+    if resources["stack"] != 0:
+        yield f"{resources['stack']} bytes of stack"
+    if resources["registers"] > expect.registers:
+        yield f"{resources['registers']} registers, at most {expect.registers} expected"
+    if resources["shared"] < expect.shared:
+        yield f"{resources['shared']} bytes of shared memory, at least {expect.shared} expected"
     for name in INSTRUCTIONS:
-        if getattr(expect, name) and not found[name]:
+        if getattr(expect, name) and not resources[name]:
             yield f"no {name.replace('_', ' ')}"

@@ -5,23 +5,18 @@ implementation against a plain copy of the same bytes. Layout: reading a sequenc
 and with heads before tokens.
 """
 
-import argparse
 import random
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, astuple, dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from torch import Tensor
 
-from phase0_request.lab.record import record
-from phase0_request.machine import describe
+from phase0_request.lab.report import finish, parser, table
 from phase1_kv_pool.allocator import PageAllocator
 from phase1_kv_pool.kernels.store import STORE
 from phase1_kv_pool.lab.timing import Calls, clock_seconds, replay_seconds
@@ -36,6 +31,8 @@ DECODE = 64  # up to so many tokens: one for each request, on its own page; more
 PAGE_SIZES = (16, 64)
 SEQUENCE = 16_384
 LEAVE_TOGETHER = 7
+EVENTS = 100_000  # pages in a timed run
+CALLS = 2048  # of a store, on different pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +65,8 @@ class Reading:
     heads_first: float  # [pages, kv_heads, page_size, head_dim]
 
 
-def allocating(pool: int, n: int, events: int = 100_000) -> Allocating:
-    """The best of five runs, each of `events` pages allocated and freed.
+def allocating(pool: int, n: int) -> Allocating:
+    """The best of five runs, each of EVENTS pages allocated and freed.
 
     A few requests are freed, then as many are allocated, so that pages move between requests. The time to iterate over
     the same requests and pages without an allocator is subtracted: with a million of them it is mostly cache misses.
@@ -97,7 +94,7 @@ def allocating(pool: int, n: int, events: int = 100_000) -> Allocating:
 
     requests = pool // 2 // n
     together = min(LEAVE_TOGETHER, requests)
-    groups = max(events // n // together, 1)
+    groups = max(EVENTS // n // together, 1)
     rng = random.Random(0)
     oldest = [[(g * together + i) % requests for i in range(together)] for g in range(groups)]
     any_request = [rng.sample(range(requests), together) for _ in range(groups)]
@@ -131,11 +128,11 @@ def storing(device: torch.device, tokens: int, num_pages: int) -> Iterator[Stori
 
 
 def _slots(tokens: int, pool: KVPool) -> Iterator[Tensor]:
-    """Slots for `tokens` tokens, repeated until every page of the pool was used, or 2,048 times."""
+    """Slots for `tokens` tokens, repeated until every page of the pool was used, or CALLS times."""
     size = pool.layout.page_size
     rng = torch.Generator().manual_seed(0)
     pages = tokens if tokens <= DECODE else pool.layout.pages_for(tokens)
-    for chosen in torch.split(torch.randperm(pool.num_pages, generator=rng)[: 2048 * pages], pages):
+    for chosen in torch.split(torch.randperm(pool.num_pages, generator=rng)[: CALLS * pages], pages):
         if len(chosen) == pages:
             offsets = torch.randint(size, (pages, 1), generator=rng) if tokens <= DECODE else torch.arange(size)
             yield (chosen[:, None] * size + offsets).flatten()[:tokens].to(pool.device)
@@ -165,74 +162,32 @@ def reading(device: torch.device, page_size: int, tokens: int = SEQUENCE) -> Ite
     yield Reading(page_size, "neighbours", **neighbours)
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _table(names: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    table = Table(header_style="dim", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in names:
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(
-            *(f"{x:,.1f}" if isinstance(x, float) else f"{x:,}" if isinstance(x, int) else str(x) for x in row)
-        )
-    return table
-
-
-def _show(console: Console, pages: list[Allocating], stores: list[Storing], reads: list[Reading]) -> None:
-    console.print("Allocator: million pages allocated or freed a second; seven requests freed, seven allocated")
-    console.print(_table(("pool", "pages each", "the oldest", "any"), (tuple(asdict(a).values()) for a in pages)))
-    console.print(
-        f"\nStore: one layer, {LAYER.kv_heads} heads of {LAYER.head_dim}, {LAYER.dtype}; µs, and GB/s read + written"
-    )
-    ways = list(dict.fromkeys(s.way for s in stores))
-    names = ["tokens", *(f"{way}{unit}" for way in ways for unit in ("\nµs", "\nGB/s"))]
-    rows = [
-        (tokens, *(x for s in stores if s.tokens == tokens for x in (s.microseconds, s.gb_per_second)))
-        for tokens in dict.fromkeys(s.tokens for s in stores)
-    ]
-    console.print(_table(names, rows))
-    console.print(f"\nLayout: GB/s, K and V of {SEQUENCE:,} tokens read head by head")
-    names = ["page", "pages", "tokens first", "heads first", "ratio"]
-    console.print(_table(names, ((*asdict(r).values(), r.heads_first / r.tokens_first) for r in reads)))
-
-
-def _figures(pages: list[Allocating], stores: list[Storing], reads: list[Reading]) -> dict[str, object]:
-    return {
-        "allocator": {f"pool_{a.pool}_pages_{a.pages_at_once}": asdict(a) for a in pages},
-        "store": {f"{s.way}_{s.tokens}": asdict(s) for s in stores},
-        "layout": {f"page_{r.page_size}_{r.pages}": asdict(r) for r in reads},
-    }
-
-
 def main(arguments: list[str] | None = None) -> int:
     gpu = torch.cuda.is_available()
-    p = argparse.ArgumentParser(prog="python -m phase1_kv_pool.lab bench", description=__doc__)
+    p = parser("phase1_kv_pool.lab bench", __doc__)
     p.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if gpu else "cpu", help="(%(default)s)")
-    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
-    options = p.parse_args(arguments)
+    options, console = p.parse_args(arguments), Console(highlight=False)
     device = torch.device(options.device)
     if options.device == "cuda" and not gpu:
         p.error(f"--device cuda was asked for, and torch {torch.__version__} sees no GPU here")
-    console = Console()
     watch = partial(track, console=console, transient=True)
     pages = [allocating(pool, n) for pool in watch(POOLS, "allocator") for n in PAGES_AT_ONCE]
     num_pages = 16_384 if options.device == "cuda" else 4_096
     stores = [row for tokens in watch(TOKENS, "store") for row in storing(device, tokens, num_pages)]
-    with one_thread():
-        reads = [row for size in watch(PAGE_SIZES, "layout") for row in reading(device, size)]
-    _show(console, pages, stores, reads)
-    if options.json is not None:
-        machine = describe()
-        command = f"python -m phase1_kv_pool.lab bench --device {options.device}"
-        computed = machine.gpu if options.device == "cuda" else machine.cpu
-        record(options.json, command, _figures(pages, stores, reads), device=computed)
-        console.print(f"\nFigures written to {options.json}")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    reads = [row for size in watch(PAGE_SIZES, "layout") for row in reading(device, size)]
+    torch.set_num_threads(threads)
+    console.print("Allocator: million pages allocated or freed a second; seven requests freed, seven allocated")
+    console.print(table(("pool", "pages each", "the oldest", "any"), map(astuple, pages)))
+    console.print(f"\nStore: a layer of {LAYER.kv_heads} heads of {LAYER.head_dim}, {LAYER.dtype}; read + written")
+    console.print(table(("backend", "tokens", "\u00b5s", "GB/s"), map(astuple, stores)))
+    console.print(f"\nLayout: GB/s, K and V of {SEQUENCE:,} tokens read head by head")
+    console.print(table(("page", "pages", "tokens first", "heads first"), map(astuple, reads)))
+    figures = {
+        "allocator": {f"pool_{a.pool}_pages_{a.pages_at_once}": asdict(a) for a in pages},
+        "store": {f"{s.way}_{s.tokens}": asdict(s) for s in stores},
+        "layout": {f"page_{r.page_size}_{r.pages}": asdict(r) for r in reads},
+    }
+    finish(p, options, arguments, figures, gpu=options.device == "cuda")
     return 0

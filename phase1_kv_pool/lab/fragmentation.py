@@ -12,7 +12,7 @@ from statistics import fmean
 from rich.console import Console
 from rich.progress import track
 
-from phase0_request.lab.report import finish, parser, table
+from phase0_request.lab.report import add_fields, finish, parser, table
 from phase1_kv_pool.lab.memories import ContiguousMax, ContiguousPow2, KVMemory, PagedMemory
 from phase1_kv_pool.lab.serving import ServingSimulator, SyntheticTrace, TraceRequest
 
@@ -89,9 +89,8 @@ def main(arguments: list[str] | None = None) -> int:
     p = parser("phase1_kv_pool.lab fragmentation", __doc__)
     p.add_argument("-n", "--num-requests", type=int, default=default.num_requests, help="(%(default)s)")
     p.add_argument("--slots", type=int, default=SLOTS, help="tokens that fit in the memory (%(default)s)")
-    p.add_argument("--max-context", type=int, default=default.max_context, help="a power of two (%(default)s)")
-    p.add_argument("--median-prompt", type=int, default=default.median_prompt, help="in tokens (%(default)s)")
-    p.add_argument("--mean-answer", type=int, default=default.mean_answer, help="in tokens (%(default)s)")
+    fields = {"max_context": "a power of two", "median_prompt": "in tokens", "mean_answer": "in tokens"}
+    add_fields(p, default, fields)
     options, console = p.parse_args(arguments), Console(highlight=False)
     given = vars(options)
     try:

@@ -127,16 +127,16 @@ class ContiguousPow2:
 
     def _take(self, size: int) -> int | None:
         """Allocate from the smallest free block that is long enough, split down to `size`; None if there is none."""
-        found = size
-        while found <= self.longest and not self._free[found]:
-            found *= 2
-        if found > self.longest:
+        block = size
+        while block <= self.longest and not self._free[block]:
+            block *= 2
+        if block > self.longest:
             return None
-        start = min(self._free[found])
-        self._free[found].remove(start)
-        while found > size:
-            found //= 2
-            self._free[found].add(start + found)
+        start = min(self._free[block])
+        self._free[block].remove(start)
+        while block > size:
+            block //= 2
+            self._free[block].add(start + block)
         self.reserved += size
         return start
 

@@ -155,14 +155,14 @@ class Cell(NamedTuple):
 
 def cells(simulator: ServingSimulator, page_size: int) -> list[Cell | None]:
     """Every page of the memory in order; None for a free page. Blocks are drawn as pages, too."""
-    found: list[Cell | None] = [None] * (simulator.memory.slots // page_size)
+    pages: list[Cell | None] = [None] * (simulator.memory.slots // page_size)
     for active in simulator.running:
         left = active.tokens
         for start, length in simulator.memory.spans(active.request):
             for page in range(start // page_size, (start + length) // page_size):
-                found[page] = Cell(active.spec.number, min(left, page_size))
+                pages[page] = Cell(active.spec.number, min(left, page_size))
                 left -= min(left, page_size)
-    return found
+    return pages
 
 
 def contiguous_runs(pages: Iterable[int]) -> list[tuple[int, int]]:

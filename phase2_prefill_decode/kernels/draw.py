@@ -16,35 +16,16 @@ rounded one by one, in the order written here. Only a compiler that fuses or reo
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
 from phase1_kv_pool.kernels.backends import Backends
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingTensors:
-    """The sampling parameters of each row."""
-
-    temperatures: Tensor  # [rows] float32; 0: greedy, the lowest id of the largest logits
-    top_p: Tensor  # [rows] float32; 1: off
-    min_p: Tensor  # [rows] float32; 0: off
-    top_k: Tensor  # [rows] int32; 0: off
-    keys: Tensor  # [rows] int64; the seed of the row's request
-    positions: Tensor  # [rows] int64; of the token to draw, in its request
-
-    def first(self, rows: int) -> "SamplingTensors":
-        """The parameters of the first rows."""
-        if rows == len(self.keys):
-            return self
-        return SamplingTensors(*(getattr(self, one.name)[:rows] for one in fields(self)))
-
+from phase2_prefill_decode.sampling.inputs import SamplingInputs, signed
 
 # logits [rows, vocab], parameters, num_tokens -> tokens [rows] int64, peaks [rows] float32. Ids from num_tokens on are
 # never drawn. A peak is the largest logit, or NaN if any is; a row whose peak is not finite has token 0.
-Draw = Callable[[Tensor, SamplingTensors, int], tuple[Tensor, Tensor]]
+Draw = Callable[[Tensor, SamplingInputs, int], tuple[Tensor, Tensor]]
 
 LOG2_E, LN_2 = (float(torch.tensor(number)) for number in (math.log2(math.e), math.log(2)))  # rounded to float32
 WHOLE = 2.0**32  # the likeliest token's weight as an integer. Sums over vocabularies up to 2^21 are exact in float64
@@ -56,7 +37,7 @@ LOG = (1.0, 0.49999284744262695, 0.33370059728622437, 0.24280516803264618, 0.269
 
 
 # region exercise 2.12
-def reference(logits: Tensor, params: SamplingTensors, num_tokens: int) -> tuple[Tensor, Tensor]:
+def reference(logits: Tensor, params: SamplingInputs, num_tokens: int) -> tuple[Tensor, Tensor]:
     """Draw a token for each row, and return the tokens and the peaks, as `Draw` says."""
     logits = logits[:, :num_tokens].float()
     peaks = logits.amax(-1)
@@ -66,7 +47,7 @@ def reference(logits: Tensor, params: SamplingTensors, num_tokens: int) -> tuple
     return torch.where(peaks.isfinite(), tokens, 0), peaks
 
 
-def keep(logits: Tensor, weights: Tensor, params: SamplingTensors) -> Tensor:
+def keep(logits: Tensor, weights: Tensor, params: SamplingInputs) -> Tensor:
     """Zero the weights of the tokens that a filter removes."""
     weights = torch.where(weights >= params.min_p[:, None], weights, 0)
     ranked, order = logits.sort(-1, descending=True)
@@ -112,11 +93,6 @@ def arrivals(numbers: Tensor) -> Tensor:
     halvings = (126 - (bits >> 23)).clamp(min=0)
     f = torch.where(halvings == 0, v, 1 - (bits + (halvings << 23)).view(torch.float32))
     return halvings.float() * LN_2 + horner(LOG, f) * f
-
-
-def signed(number: int) -> int:
-    """The 64 bits of a number as torch's int64."""
-    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 STRIDE = signed(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio: multiples of it spread evenly

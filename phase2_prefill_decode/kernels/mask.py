@@ -18,17 +18,14 @@ ApplyMask = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 # region exercise 2.18
 def reference(logits: Tensor, bits: Tensor, numbers: Tensor) -> Tensor:
-    """Apply to each row its mask, as `ApplyMask` says."""
-    places = torch.arange(32, dtype=torch.int32, device=bits.device)
-    allowed = ((bits[:, :, None] >> places) & 1).flatten(1)[:, : logits.shape[1]].bool()
-    return torch.where(allowed[numbers] | (numbers < 0)[:, None] | logits.isnan(), logits, -torch.inf)
+    """Apply to each row its mask, as `ApplyMask` says: as upper bounds of the logits, without a branch for each."""
+    octets = bits.view(torch.uint8)
+    allowed = torch.stack([octets >> place & 1 for place in range(8)], -1).flatten(1)[:, : logits.shape[1]]
+    allowed = allowed[numbers] | (numbers < 0)[:, None]
+    return logits.minimum((allowed.to(logits.dtype) - 0.5) * torch.inf)  # inf and -inf; the minimum with NaN is NaN
 
 
 # endregion
 
 
-APPLY_MASK: Backends[ApplyMask] = Backends(
-    reference,
-    "phase2_prefill_decode.kernels.cpu.mask:apply_mask",
-    "phase2_prefill_decode.kernels.triton.mask:apply_mask",
-)
+APPLY_MASK: Backends[ApplyMask] = Backends(reference, reference, "phase2_prefill_decode.kernels.triton.mask:apply_mask")

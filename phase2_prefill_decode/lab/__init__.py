@@ -1,1 +1,1 @@
-"""The lab of this phase: the demo, cost model and roofline, benchmarks, and the training of the bundled model."""
+"""The lab of this phase: the demo, cost model and roofline, and benchmarks."""

@@ -5,18 +5,15 @@ adds in another order than the layers do. So the bundled model answers random pr
 that kernel.
 """
 
-import argparse
 import random
-from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 
-from phase0_request.lab.record import record
-from phase0_request.machine import describe
+from phase0_request.lab.report import finish, parser, table
 from phase0_request.params import SamplingParams
-from phase2_prefill_decode.engine import Engine
+from phase2_prefill_decode.engine import static
 from phase2_prefill_decode.kernels.attention import ATTEND
 from phase2_prefill_decode.loading.model import Model
 
@@ -26,7 +23,7 @@ BATCHES = 4, 16
 
 def answers(model: Model, prompts: list[list[int]], batch_size: int) -> list[list[int]]:
     params = SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True)
-    return [done.output_tokens for done in Engine(model, batch_size=batch_size).generate(prompts, params)]
+    return [done.output_tokens for done in static(model, batch_size=batch_size).generate(prompts, params)]
 
 
 def models() -> dict[str, Model]:
@@ -54,22 +51,13 @@ def measure(requests: int) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    p = argparse.ArgumentParser(
-        prog="python -m phase2_prefill_decode.lab alone",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    p = parser("phase2_prefill_decode.lab alone", __doc__)
     p.add_argument("--requests", type=int, default=500, help="random prompts (%(default)s)")
-    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     options = p.parse_args(arguments)
     torch.set_num_threads(1)
-    console, machine, figures = Console(soft_wrap=True), describe(), measure(options.requests)
-    for name, found in figures.items():
-        for size in BATCHES:
-            words = f"{found[f'batch_{size}']} of {options.requests} answers differ in batches of {size}"
-            console.print(f"{name:<16}{words} ({found['linear']})")
-    if options.json is not None:
-        command = f"python -m phase2_prefill_decode.lab alone --requests {options.requests}"
-        record(options.json, command, {"requests": options.requests, **figures}, device=machine.cpu)
-        console.print(f"Figures written to {options.json}")
+    figures = measure(options.requests)
+    rows = [(name, *(row[f"batch_{size}"] for size in BATCHES), row["linear"]) for name, row in figures.items()]
+    names = ("model", *(f"in batches of {size}" for size in BATCHES), "linear layers")
+    Console().print(table(names, rows, title=f"Answers of {options.requests} that differ from those alone"))
+    finish(p, options, arguments, {"requests": options.requests, **figures})
     return 0

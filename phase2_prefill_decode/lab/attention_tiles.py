@@ -63,7 +63,7 @@ def tiled(
         for kv_head in range(kv_heads if new else 0):
             heads = slice(kv_head * group, (kv_head + 1) * group)
             q = mine[:, heads].flatten(0, 1)  # [new * group, head_dim]: a key loaded for one row serves all
-            found = []
+            results = []
             for split in torch.split(token, chunk):
                 m_i, l_i, acc = q.new_full(q.shape[:1], LOWEST), q.new_zeros(q.shape[:1]), torch.zeros_like(q)
                 for at in torch.split(split, tile):
@@ -73,8 +73,8 @@ def tiled(
                         seen &= at > position[:, None] - window
                     scores = (q @ key.T).masked_fill(~seen, -torch.inf)
                     m_i, l_i, acc = accumulate(scores, value, m_i, l_i, acc)
-                found.append((acc / l_i.clamp_min(1e-30)[:, None], m_i + l_i.log2()))
-            parts, lse = map(torch.stack, zip(*found, strict=True))
+                results.append((acc / l_i.clamp_min(1e-30)[:, None], m_i + l_i.log2()))
+            parts, lse = map(torch.stack, zip(*results, strict=True))
             result[first : first + new, heads] = join(parts, lse).view(new, group, -1)
     return result
 

@@ -6,27 +6,55 @@ and the engine's version from where it first says `version …`.
 """
 
 import argparse
+import random
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import track
 
-from phase0_request.lab.record import record
-from phase0_request.machine import describe
+from phase0_request.lab.report import finish, parser, table
 from phase0_request.params import SamplingParams
-from phase2_prefill_decode.engine import Engine
-from phase2_prefill_decode.lab.comparison import WORKLOADS, Beside, Result, compared, table
+from phase2_prefill_decode.engine import static
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model, default_device
 
+LINE = re.compile(r"requests=(\d+) prompt=(\d+) output=(\d+)\b.*?: ([\d.]+) s")
+VERSION = re.compile(r"\bversion[ :=]+v?(\d\S*)")
+Generate = Callable[[list[list[int]], int], list[list[int]]]
+Rates = dict[str, dict[str, float]]  # tokens a second by workload, then by engine
 
-def theirs(directory: Path, device: torch.device) -> Callable[[list[list[int]], int], list[list[int]]]:
+
+class Workload(NamedTuple):
+    """Concurrent requests with prompts and outputs of these lengths."""
+
+    requests: int
+    prompt: int
+    output: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.requests}x{self.prompt}+{self.output}"
+
+    def prompts(self, vocabulary: int, seed: int) -> list[list[int]]:
+        rng = random.Random(seed)
+        return [[rng.randrange(10, vocabulary - 10) for _ in range(self.prompt)] for _ in range(self.requests)]
+
+    def rate(self, seconds: float) -> float:
+        """Tokens a second: of the answers, or of the prompts if the answers are of one token."""
+        return self.requests * (self.output if self.output > 1 else self.prompt) / seconds
+
+
+WORKLOADS = (Workload(1, 16, 64), Workload(8, 128, 64), Workload(16, 128, 64), Workload(4, 512, 1))
+
+
+def theirs(directory: Path, device: torch.device) -> Generate:
     """The engine of transformers: its model class and `generate`."""
     from transformers import AutoModelForCausalLM, GenerationConfig
 
@@ -44,8 +72,8 @@ def theirs(directory: Path, device: torch.device) -> Callable[[list[list[int]], 
     return generate
 
 
-def ours(directory: Path, device: torch.device) -> Callable[[list[list[int]], int], list[list[int]]]:
-    engine = Engine(Model.load(directory, device=device, dtype="bfloat16"))
+def ours(directory: Path, device: torch.device) -> Generate:
+    engine = static(Model.load(directory, device=device, dtype="bfloat16"))
 
     def generate(prompts: list[list[int]], output: int) -> list[list[int]]:
         params = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)
@@ -72,79 +100,83 @@ def peer_config(config: ModelConfig) -> Any:
     """The same architecture for transformers."""
     from transformers import Qwen3Config
 
-    return Qwen3Config(
-        vocab_size=config.vocab_size, hidden_size=config.hidden_size, intermediate_size=config.intermediate_size,
-        num_hidden_layers=config.num_hidden_layers, num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=config.num_key_value_heads, head_dim=config.head_dim,
-        max_position_embeddings=config.max_position_embeddings, tie_word_embeddings=config.tie_word_embeddings,
+    names = (
+        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+        "num_key_value_heads", "head_dim", "max_position_embeddings", "tie_word_embeddings",
     )  # fmt: skip
+    return Qwen3Config(**{name: getattr(config, name) for name in names})
 
 
-def measure(shape: str, device: torch.device, runs: int, console: Console) -> Iterator[Result]:
+def measure(shape: str, device: torch.device, runs: int, console: Console) -> Rates:
     """Run every workload on both engines, in turn."""
-    with tempfile.TemporaryDirectory() as folder, Progress(console=console, transient=True) as bar:
-        task = bar.add_task(f"{shape}: weights", total=len(WORKLOADS) * (runs + 1))
+    rates: Rates = {}
+    with tempfile.TemporaryDirectory() as folder:
         save_random(shape, Path(folder))
         engines = {"nano-serving": ours(Path(folder), device), "transformers": theirs(Path(folder), device)}
-        for workload in WORKLOADS:
-            bar.update(task, description=f"{shape}: {workload.name}")
+        for workload in track(WORKLOADS, shape, console=console, transient=True):
             best = dict.fromkeys(engines, float("inf"))
             for run in range(runs + 1):  # the first warms up
+                output = workload.output if run else 2
                 prompts = workload.prompts(SHAPES[shape].vocab_size, run)
                 for name, generate in engines.items():
                     start = time.perf_counter()
-                    answers = generate(prompts, workload.output if run else 2)
+                    answers = generate(prompts, output)
                     seconds = time.perf_counter() - start
-                    if any(len(answer) != (workload.output if run else 2) for answer in answers):
+                    if any(len(answer) != output for answer in answers):
                         raise RuntimeError(f"{name} did not answer {workload.name} in full")
                     best[name] = min(best[name], seconds) if run else best[name]
-                bar.advance(task)
-            for name, seconds in best.items():
-                yield Result(name, workload.name, seconds, workload.rate(seconds))
+            rates[workload.name] = {name: workload.rate(seconds) for name, seconds in best.items()}
+    return rates
+
+
+def peer_rates(text: str) -> Iterator[tuple[str, float]]:
+    """The workloads in what another engine printed, each with its tokens a second."""
+    known = {workload.name for workload in WORKLOADS}
+    for line in text.splitlines():
+        if (match := LINE.search(line)) and "shared=5" not in line:
+            workload = Workload(*(int(number) for number in match.groups()[:3]))
+            if workload.name in known:
+                yield workload.name, workload.rate(float(match[4]))
+
+
+def beside(option: str) -> tuple[str, str, str]:
+    """SHAPE:NAME=FILE as the shape, the name, and the text of the file."""
+    shape, _, rest = option.partition(":")
+    name, _, file = rest.partition("=")
+    if shape not in SHAPES or not name or not file:
+        raise argparse.ArgumentTypeError(f"{option!r} must be SHAPE:NAME=FILE with a shape of {', '.join(SHAPES)}")
+    text = Path(file).read_text("utf-8")
+    if not any(peer_rates(text)):
+        raise argparse.ArgumentTypeError(f"{file} has no line for any of the workloads")
+    return shape, name, text
 
 
 def main(arguments: list[str] | None = None) -> int:
-    p = argparse.ArgumentParser(
-        prog="python -m phase2_prefill_decode.lab bench",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    p = parser("phase2_prefill_decode.lab bench", __doc__)
     p.add_argument("--shape", choices=SHAPES, action="append", help="may be given again (default: 17m)")
     p.add_argument("--runs", type=at_least_one, default=3, help="of which the best counts (%(default)s)")
     p.add_argument("--threads", type=at_least_one, default=torch.get_num_threads(), help="on a CPU (%(default)s)")
-    p.add_argument(
-        "--beside",
-        type=Beside.of,
-        action="append",
-        default=[],
-        metavar="SHAPE:NAME=FILE",
-        help="the printed results of another engine",
-    )
-    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    p.add_argument("--beside", type=beside, action="append", default=[], metavar="SHAPE:NAME=FILE", help="of a peer")
     options = p.parse_args(arguments)
-    shapes: list[str] = options.shape or ["17m"]
-    others: list[Beside] = options.beside
-    for other in others:
-        if other.shape not in shapes:
-            p.error(f"{other.option}: that shape is not measured here; those that are: {', '.join(shapes)}")
     torch.set_num_threads(options.threads)
-    console, device = Console(), default_device()
-    figures: dict[str, Any] = {}
-    for shape in shapes:
-        results = list(measure(shape, device, options.runs, console))
-        for other in others:
-            if other.shape == shape:
-                results += other.results()
-        console.print(table(shape, results), "")
-        figures[shape] = compared(results)
-    if others:
-        figures["peers"] = {other.name: other.version for other in others}
-    if options.json is not None:
-        machine = describe()
-        asked = [*(f"--shape {shape}" for shape in shapes), f"--runs {options.runs}", f"--threads {options.threads}"]
-        command = " ".join(["python -m phase2_prefill_decode.lab bench", *asked, *(other.option for other in others)])
-        record(options.json, command, figures, device=machine.gpu if device.type == "cuda" else machine.cpu)
-        console.print(f"Figures written to {options.json}")
+    console, device, figures = Console(), default_device(), dict[str, Any]()
+    for shape in options.shape or ["17m"]:
+        rates = measure(shape, device, options.runs, console)
+        for other, name, text in options.beside:
+            for workload, rate in peer_rates(text) if other == shape else ():
+                rates[workload][name] = rate
+        engines = list(dict.fromkeys(name for row in rates.values() for name in row))
+        rows = [(workload, *(row.get(name, "") for name in engines)) for workload, row in rates.items()]
+        title = f"{shape}: tokens a second, requests x prompt + answer"
+        console.print(table(("", *engines), rows, title=title), "")
+        figures[shape] = {
+            workload: row | {f"over_{name}": row["nano-serving"] / rate for name, rate in [*row.items()][1:]}
+            for workload, row in rates.items()
+        }
+    if options.beside:
+        versions = {name: VERSION.search(text) for _, name, text in options.beside}
+        figures["peers"] = {name: match[1] if match else None for name, match in versions.items()}
+    finish(p, options, arguments, figures, gpu=device.type == "cuda")
     return 0
 
 

@@ -7,21 +7,17 @@ On a CPU all cores take part. Memory may be shared with other programs, and with
 is read again and again in between the other measurements. The roof is the best of these reads; the spread goes with it.
 """
 
-import argparse
 import time
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
-from phase0_request.lab.record import record
-from phase0_request.machine import describe
+from phase0_request.lab.report import finish, parser, table
 from phase1_kv_pool.lab.timing import Calls, clock_seconds, replay_seconds
 from phase2_prefill_decode.lab.roofline import measured
 from phase2_prefill_decode.linear import Linear
@@ -100,57 +96,32 @@ def _memory(device: torch.device) -> Iterator[tuple[str, float]]:
 
 def _call(device: torch.device) -> float:
     """Host seconds to start an operator on one number."""
-    one: Tensor = torch.ones(1, device=device)
-    return clock_seconds([partial(one.add_, 1)] * CALLS)
+    number: Tensor = torch.ones(1, device=device)
+    return clock_seconds([partial(number.add_, 1)] * CALLS)
 
 
 def _seconds(device: torch.device, calls: Calls) -> float:
     return replay_seconds(calls) if device.type == "cuda" else clock_seconds(calls)
 
 
-def _show(console: Console, name: str, figures: Figures) -> None:
-    table = Table(title=name, title_justify="left", header_style="dim", box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    table.add_column("ceiling")
-    table.add_column("measured on")
-    table.add_column("at best", justify="right")
-    table.add_column()
-    for key, rate in figures["matrix_product_gflops"].items():
-        dtype, _, size = key.rpartition("_")
-        table.add_row("matrix product", f"{dtype}, {size} x {size}", f"{rate:,.0f}", "GFLOP/s")
-    for key, rate in figures["memory_gb_per_second"].items():
-        what = "copy" if key == "copy" else "read"
-        on = {"copy": "float32, read + written", "sum": "float32, sum"}.get(key, f"{key.split('_')[-1]}, matrix-vector")
-        table.add_row(what, on, f"{rate:,.1f}", "GB/s")
-    spread = figures["read_spread_gb_per_second"]
-    table.add_row(
-        "",
-        f"{spread['reads']} sums: the slowest, the median",
-        f"{spread['least']:,.1f}, {spread['median']:,.1f}",
-        "GB/s",
-    )
-    table.add_row("call", "an operator on one number", f"{figures['best']['call_us']:,.2f}", "µs")
-    console.print(table)
-    for dtype in DTYPES:
-        ridge = measured({"device": name, "figures": figures}, dtype).ridge
-        console.print(f"{dtype}: below {ridge:,.0f} operations a byte, memory is the roof")
-
-
 def main(arguments: list[str] | None = None) -> int:
     gpu = torch.cuda.is_available()
-    p = argparse.ArgumentParser(prog="python -m phase2_prefill_decode.lab ceilings", description=__doc__)
+    p = parser("phase2_prefill_decode.lab ceilings", __doc__)
     p.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if gpu else "cpu", help="(%(default)s)")
-    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
-    options = p.parse_args(arguments)
+    options, console = p.parse_args(arguments), Console(highlight=False)
     if options.device == "cuda" and not gpu:
         p.error(f"--device cuda was given, but torch {torch.__version__} sees no GPU here")
-    console = Console()
-    machine = describe()
-    name = (machine.gpu if options.device == "cuda" else machine.cpu) or options.device
     with console.status("measuring"):
         figures = measure(torch.device(options.device))
-    _show(console, name, figures)
-    if options.json is not None:
-        command = f"python -m phase2_prefill_decode.lab ceilings --device {options.device}"
-        record(options.json, command, figures, device=name)
-        console.print(f"\nFigures written to {options.json}")
+    rows: list[tuple[str, float, str]] = [
+        *((f"matrix product, {name}", rate, "GFLOP/s") for name, rate in figures["matrix_product_gflops"].items()),
+        *((f"memory, {name}", rate, "GB/s") for name, rate in figures["memory_gb_per_second"].items()),
+        *((f"reads, {name}", figures["read_spread_gb_per_second"][name], "GB/s") for name in ("least", "median")),
+        ("call of an operator on one number", figures["best"]["call_us"], "\u00b5s"),
+    ]
+    console.print(table(("", "best", ""), rows))
+    for dtype in DTYPES:
+        ridge = measured({"device": options.device, "figures": figures}, dtype).ridge
+        console.print(f"{dtype}: below {ridge:,.0f} operations a byte, memory is the roof")
+    finish(p, options, arguments, figures, gpu=options.device == "cuda")
     return 0

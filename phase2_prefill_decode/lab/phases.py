@@ -4,21 +4,17 @@ Prefill against the length of the prompt; decode against the batch and against t
 operations and bytes that the cost model counts, and so the speeds at which the machine did them.
 """
 
-import argparse
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from phase0_request.batch import Batch, Slice
-from phase0_request.lab.record import record
-from phase0_request.machine import describe
+from phase0_request.lab.report import finish, parser, table
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
@@ -153,39 +149,23 @@ def laboratory(shape: str, device: torch.device, figures: dict[str, Any]) -> Lab
     return Laboratory(model, measured(result, model.config.dtype, CostModel(model.config).calls))
 
 
-def table(series: Iterable[Point]) -> Table:
-    drawn = Table(header_style="dim", box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    drawn.add_column("\nphase", no_wrap=True)
-    counts, times = ("\nbatch", "\nnew", "\ncontext"), ("measured\nms", "predicted\nms", "µs a\ntoken")
-    for name in (*counts, *times, "\nGFLOP/s", "\nGB/s", "FLOP\na byte"):
-        drawn.add_column(name, justify="right", no_wrap=True)
-    for p in series:
-        numbers = [str(p.batch), str(p.tokens), str(p.context), f"{p.seconds * 1e3:,.2f}", f"{p.predicted * 1e3:,.2f}"]
-        rates = [f"{p.token_seconds * 1e6:,.0f}", f"{p.gflops:,.1f}", f"{p.gb_per_second:,.1f}", f"{p.intensity:,.1f}"]
-        drawn.add_row(p.phase, *numbers, *rates)
-    return drawn
-
-
 def main(arguments: list[str] | None = None) -> int:
-    p = argparse.ArgumentParser(prog="python -m phase2_prefill_decode.lab phases", description=__doc__)
+    p = parser("phase2_prefill_decode.lab phases", __doc__)
     p.add_argument("--shape", choices=SHAPES, default="17m", help="(%(default)s)")
-    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
-    options = p.parse_args(arguments)
-    console, device = Console(), default_device()
+    options, console, device = p.parse_args(arguments), Console(), default_device()
     with console.status("ceilings of this machine"):
         best = ceilings.measure(device)
     lab = laboratory(options.shape, device, best)
     series = list(points(lab, progress=True))
-    console.print(table(series))
-    if options.json is not None:
-        machine = describe()
-        figures = {
-            "ceilings": best["best"],
-            "read_spread_gb_per_second": best["read_spread_gb_per_second"],
-            "ridge": lab.device.ridge,
-            "points": {f"{q.phase}_{q.batch}_{q.context}": q.figures() for q in series},
-        }
-        command = f"python -m phase2_prefill_decode.lab phases --shape {options.shape}"
-        record(options.json, command, figures, device=machine.gpu if device.type == "cuda" else machine.cpu)
-        console.print(f"\nFigures written to {options.json}")
+    names = ("phase", "batch", "new", "context", "ms", "predicted", "us/token", "GFLOP/s", "GB/s", "FLOP/B")
+    columns = ("ms", "predicted_ms", "token_us", "gflops", "gb_per_second", "intensity")
+    rows = [(q.phase, q.batch, q.tokens, q.context, *(q.figures()[name] for name in columns)) for q in series]
+    console.print(table(names, rows))
+    figures = {
+        "ceilings": best["best"],
+        "read_spread_gb_per_second": best["read_spread_gb_per_second"],
+        "ridge": lab.device.ridge,
+        "points": {f"{q.phase}_{q.batch}_{q.context}": q.figures() for q in series},
+    }
+    finish(p, options, arguments, figures, gpu=device.type == "cuda")
     return 0

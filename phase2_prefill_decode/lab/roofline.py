@@ -63,13 +63,13 @@ def measured(result: Mapping[str, Any] | str | Path, dtype: str = "bfloat16", ca
     Its memory is as fast as it reads, for reading is what decode does. `calls` is how many operators a step starts
     (`CostModel.calls`); each costs the host the time of one that has nothing to do.
     """
-    found = result if isinstance(result, Mapping) else json.loads(Path(result).read_text("utf-8"))
-    best = found["figures"]["best"]
+    content = result if isinstance(result, Mapping) else json.loads(Path(result).read_text("utf-8"))
+    best = content["figures"]["best"]
     speeds = {name.removeprefix("gflops_"): speed for name, speed in best.items() if name.startswith("gflops_")}
     if dtype not in speeds:
         raise ValueError(f"no matrix product was measured in {dtype!r}, only in {', '.join(speeds)}")
     overhead = calls * best["call_us"] / 1e6
-    return Device(str(found["device"]), speeds[dtype] * 1e9, best["read_gb_per_second"] * 1e9, overhead)
+    return Device(str(content["device"]), speeds[dtype] * 1e9, best["read_gb_per_second"] * 1e9, overhead)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,8 @@ def crossover(model: CostModel, device: Device) -> int | None:
 
     None where they never do, because the activations that a token moves take longer than its arithmetic.
     """
-    one = model.pieces([(0, 1)]).linears
-    weights = one.weights / device.bytes_per_second  # seconds, whatever the batch
-    a_token = one.operations / device.flops - one.activations / device.bytes_per_second  # by which arithmetic gains
+    decode = model.pieces([(0, 1)]).linears
+    weights = decode.weights / device.bytes_per_second  # seconds, whatever the batch
+    moving = decode.activations / device.bytes_per_second
+    a_token = decode.operations / device.flops - moving  # by which arithmetic gains
     return ceil(weights / a_token) if a_token > 0 else None

@@ -11,7 +11,7 @@ late (`phase6_integration.wings.structured.isolated_grammars`).
 
 import os
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
@@ -51,7 +51,7 @@ class Grammars:
         return vocabulary(self._tokenizer, self._vocab_size, self._eos_ids)
 
     def compile(self, grammar: str) -> "LLMatcher":
-        """A matcher at the beginning of a grammar. ValueError if that is none."""
+        """A matcher at the beginning of a grammar. ValueError if the grammar is invalid."""
         compiled = self._compiled.pop(grammar, None) or self._compile(grammar)
         self._compiled[grammar] = compiled
         if len(self._compiled) > KEPT:
@@ -124,7 +124,9 @@ def is_constrained(params: SamplingParams) -> bool:
 
 
 class Follower(Protocol):
-    """A constraint as a step sees it."""
+    """The constraint of one request as a step sees it: a Constraint, or in a server one in another process."""
+
+    output: Sequence[int]  # committed
 
     @property
     def error(self) -> str | None: ...
@@ -132,23 +134,6 @@ class Follower(Protocol):
     def take(self, index: int, token: int) -> None: ...
 
     def forced(self, index: int) -> Forced | None: ...
-
-
-class StepMasks(Protocol):
-    """The masks of a step as the runner sees them: those of Masks, or of a server, which may be late."""
-
-    @property
-    def rows(self) -> "Sequence[tuple[int, Follower, int]]": ...
-
-    @property
-    def numbers(self) -> "Tensor": ...
-
-    @property
-    def in_flight(self) -> bool: ...
-
-    def start(self) -> "Filling": ...
-
-    def filled(self) -> "Filled": ...
 
 
 class Constraint:
@@ -277,19 +262,12 @@ class Filled(NamedTuple):
     late: Mapping[int, WaitHandle] = {}  # by row of the logits: those that are not ready, and draw nothing
 
 
-class Filling(Protocol):
-    """Masks that are being filled. `result` waits for them, and may be called once more if the step fails."""
-
-    def result(self) -> Filled: ...
-
-
 @dataclass(frozen=True, slots=True)
-class Masks:
-    """The constrained rows of a step, and the masks of their next tokens."""
+class StepMasks:
+    """The constrained rows of a step."""
 
-    rows: Sequence[tuple[int, Constraint, int]]  # row, its constraint, which output token it draws
+    rows: Sequence[tuple[int, Follower, int]]  # row, its constraint, which output token it draws
     numbers: "Tensor"  # [all rows] int64: of each row's mask, -1 for none
-    vocab_size: int
 
     # region exercise 2.21
     @property
@@ -298,16 +276,6 @@ class Masks:
         return any(index > len(constraint.output) for _, constraint, index in self.rows)
 
     # endregion
-
-    def start(self) -> Filling:
-        """Fill them in a thread, while this one has the model run."""
-        return _thread().submit(self.filled)
-
-    def filled(self) -> Filled:
-        import torch
-
-        rows = [(constraint, index) for _, constraint, index in self.rows]
-        return Filled(torch.from_numpy(fill_masks(rows, self.vocab_size).view(np.int32)))
 
 
 class Constraints:
@@ -318,8 +286,16 @@ class Constraints:
         self.grammars = grammars  # None: the model has no tokenizer
 
     def of(self, request: Request) -> Follower:
-        """A request's constraint, at the beginning of its output. ValueError if its grammar is none."""
+        """A request's constraint, at the beginning of its output. ValueError if its grammar is invalid."""
         return Constraint(request, self.vocab_size, self.grammars)
 
-    def masks(self, rows: Sequence[tuple[int, Any, int]], numbers: "Tensor") -> StepMasks:
-        return Masks(rows, numbers, self.vocab_size)
+    def start(self, masks: StepMasks) -> Callable[[], Filled]:
+        """Fill the masks in a thread, while the caller has the model run. Returns what waits for them."""
+        return _thread().submit(self.fill, masks).result
+
+    def fill(self, masks: StepMasks) -> Filled:
+        """Fill the masks of a step now."""
+        import torch
+
+        rows: Any = [(constraint, index) for _, constraint, index in masks.rows]  # all are Constraints
+        return Filled(torch.from_numpy(fill_masks(rows, self.vocab_size).view(np.int32)))

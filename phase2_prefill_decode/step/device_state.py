@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from phase1_kv_pool.cache import KVCache
+from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
-from phase2_prefill_decode.sampling.inputs import sampling_tensors
-from phase2_prefill_decode.step.packed import HostStep, Packed
+from phase2_prefill_decode.sampling.inputs import SamplingInputs
+from phase2_prefill_decode.step.packed import PackedStep, StepTensors
 
 
 class DeviceState:
     """Page tables and newest tokens, in rows. One row more is scratch, for padding.
 
-    The rows are those of the KVCache. Both dimensions grow as needed, unless `rows` and `pages` were given: then the
+    The rows are those of the PagedCache. Both dimensions grow as needed, unless `rows` and `pages` were given: then the
     tensors stay where they are, as a captured step needs.
     """
 
@@ -37,7 +37,7 @@ class DeviceState:
         return len(self.newest) - 1
 
     # region exercise 2.15
-    def reserve(self, cache: KVCache) -> None:
+    def reserve(self, cache: PagedCache) -> None:
         """Make room for the page tables of a cache."""
         rows = max((row + 1 for row, _, _ in cache.changes()), default=0)
         pages = max((len(table) for _, _, table in cache.changes()), default=0)
@@ -51,9 +51,9 @@ class DeviceState:
         self.page_table = pad(self.page_table, (0, more_pages, 0, more_rows))
         self.newest = pad(self.newest, (0, more_rows))
 
-    def load(self, step: HostStep, lists: Sequence[Tensor], page_size: int) -> Packed:
+    def load(self, step: PackedStep, lists: Sequence[Tensor], page_size: int) -> StepTensors:
         """Complete a step, given its lists on the device: what it changes is stored, what it lacks is added."""
-        tokens, positions, slots, last, drawn, changed, cu_seqlens_q, seq_lens, rows, pages, params = lists
+        tokens, positions, slots, last, drawn_rows, changed, cu_seqlens_q, seq_lens, rows, pages, words = lists
         if step.changed:
             self.page_table.view(-1).index_copy_(0, changed, pages)
         if step.in_flight:
@@ -61,6 +61,6 @@ class DeviceState:
         table = self.page_table[:, : -(-step.max_seqlen_k // page_size)].index_select(0, rows)
         metadata = AttentionMetadata(cu_seqlens_q, seq_lens, table, step.max_seqlen_q, step.max_seqlen_k, step.sizes)
         last_rows = None if step.all_logits else last
-        return Packed(tokens, positions, slots, metadata, last_rows, drawn, sampling_tensors(params))
+        return StepTensors(tokens, positions, slots, metadata, last_rows, drawn_rows, SamplingInputs.read(words))
 
     # endregion

@@ -9,18 +9,20 @@ and its array is copied to where the graph reads it.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from phase2_prefill_decode.kernels.draw import SamplingTensors
+from phase2_prefill_decode.sampling.inputs import SamplingInputs
 from phase2_prefill_decode.sampling.sampler import Sampled
 from phase2_prefill_decode.step.device_state import DeviceState
-from phase2_prefill_decode.step.packed import CHANGES, HostStep
+from phase2_prefill_decode.step.packed import CHANGES, PackedStep
+from phase2_prefill_decode.transfer import pinned
 
 Replay = Callable[[], "Computed"]
-Compute = Callable[[HostStep, Sequence[Tensor]], "Computed"]  # of a step and its lists on the device
+Compute = Callable[[PackedStep, Sequence[Tensor]], "Computed"]  # of a step and its lists on the device
 Record = Callable[[Replay], Replay]  # runs a step, and returns what runs it again
 
 
@@ -28,26 +30,23 @@ Record = Callable[[Replay], Replay]  # runs a step, and returns what runs it aga
 class Computed:
     """What a step has computed, on the device, with what the sampler needs of its input. A graph keeps all of it."""
 
-    tokens: Tensor  # [tokens] int64, the input
-    last: Tensor | None
-    drawn: Tensor
-    params: SamplingTensors
+    drawn_rows: Tensor
+    inputs: SamplingInputs
     logits: Tensor  # [rows, vocab], of the rows that a token is drawn for
     hidden: Tensor | None = None  # [rows, hidden_size], of the rows that predict prompt tokens to be scored
     sampled: Sampled | None = None  # if nothing is asked for but a draw
 
 
-@dataclass(frozen=True, slots=True)
-class Graph:
-    """A recorded step of so many decodes."""
+class Graph(NamedTuple):
+    """A recorded step of decodes."""
 
-    size: int
     array: Tensor  # [numbers] int32, its input on the device
-    replay: Replay
+    run: Replay
 
 
 class DecodeGraphs:
-    """The recorded steps of one engine. All share the memory of their intermediate results, for one runs at a time."""
+    """The recorded steps of one engine, by size. All share the memory of their intermediate results, for one runs at a
+    time."""
 
     def __init__(self, state: DeviceState, page_size: int, context: int) -> None:
         """`context` is the most tokens that a sequence may have."""
@@ -61,27 +60,32 @@ class DecodeGraphs:
     def record(self, compute: Compute, sizes: Sequence[int], record: Record | None = None) -> None:
         """Record a step of each size, the largest first: what it allocates is enough for the others."""
         record = record or cuda_recorder()
-        device = self.state.newest.device
         for size in tqdm(sorted(sizes, reverse=True), "recording graphs", leave=False, disable=None):
-            step = self.pad(HostStep.empty(), size)
-            array = torch.from_numpy(step.array()).to(device)
-            self._graphs[size] = Graph(size, array, record(partial(compute, step, step.split(array))))
+            step = self.pad(PackedStep.empty(), size)
+            array = step.array().to(self.state.newest.device)
+            self._graphs[size] = Graph(array, record(partial(compute, step, step.split(array))))
 
     # endregion
+
+    def replay(self, step: PackedStep) -> Computed:
+        """Run a step that was padded for a graph."""
+        graph = self._graphs[step.graph_size]
+        graph.array.copy_(pinned(step.array(), graph.array.device), non_blocking=True)
+        return graph.run()
 
     # region exercise 2.17
-    def graph_for(self, step: HostStep) -> Graph | None:
-        """The smallest graph that holds a step. None if the step is not all decodes, or if it is too large, or if too
-        many entries of its page tables have changed: it is launched kernel by kernel."""
+    def size_for(self, step: PackedStep) -> int:
+        """The size of the smallest graph that holds a step. 0 if the step is not all decodes, or if it is too large, or
+        if too many entries of its page tables have changed: it is launched kernel by kernel."""
         slices = len(step.rows)
         if step.max_seqlen_q > 1 or not step.all_logits or step.max_seqlen_k > self.context:
-            return None
+            return 0
         fits = (size for size in self._graphs if slices <= size and len(step.changed) <= CHANGES * size)
-        return self._graphs.get(min(fits, default=0))
+        return min(fits, default=0)
 
     # endregion
 
-    def pad(self, step: HostStep, size: int) -> HostStep:
+    def pad(self, step: PackedStep, size: int) -> PackedStep:
         """The step as a graph of this size takes it."""
         scratch = self.state.scratch_row
         return step.padded(size, scratch, scratch * self.state.width, self.context)

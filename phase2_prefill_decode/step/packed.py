@@ -1,29 +1,31 @@
-"""Packed: the tensors of one step. The tokens of all slices in one row, without padding, and where each belongs.
+"""PackedStep: one step as lists of integers on the host. StepTensors: the same step on the device.
 
-`pack` makes them on the host, in one array, so that one copy takes them to the device. `DeviceState` adds what is there
-already: page tables, and tokens that no step has shown to the host yet.
+The tokens of all slices are in one row, without padding. One copy takes all lists to the device. `DeviceState` adds
+what is there already: page tables, and tokens that no step has shown to the host yet.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from phase0_request.batch import Batch, Slice
-from phase1_kv_pool.cache import KVCache
+from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
-from phase2_prefill_decode.kernels.draw import SamplingTensors
-from phase2_prefill_decode.sampling.inputs import moved, pad_params
+from phase2_prefill_decode.sampling.inputs import SamplingInputs, pad_inputs
+from phase2_prefill_decode.sampling.logprobs import PromptTargets
+from phase2_prefill_decode.sampling.metadata import SamplingMetadata
+from phase2_prefill_decode.transfer import moved
 
 CHANGES = 2  # entries of page tables that may change in a captured step, for each slice
+NO_SAMPLING = SamplingMetadata(0, np.empty(0, np.int32))
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class StepTensors:
     """The input of the model for one step. There is no padding: T tokens are T rows."""
 
     tokens: Tensor  # [tokens] int64
@@ -31,19 +33,19 @@ class Packed:
     slots: Tensor  # [tokens] int64, where its key and value are stored
     metadata: AttentionMetadata
     last: Tensor | None  # [rows] int64, the rows that need logits, see `pack`; None: all of them, in order
-    drawn: Tensor  # [slices that complete] int64, the rows of their requests in the device state
-    params: SamplingTensors  # of the slices that complete
+    drawn_rows: Tensor  # [slices that complete] int64, the rows of their requests in the device state
+    inputs: SamplingInputs  # of the slices that complete
 
 
 @dataclass(frozen=True, slots=True)
-class HostStep:
-    """One step on the host, as lists of integers."""
+class PackedStep:
+    """One step on the host: lists of integers, and what its requests ask of the sampler."""
 
     tokens: list[int]  # -1 - row: the newest token of this row, which the host does not know yet
     positions: list[int]
     slots: list[int]
     last: list[int]
-    drawn: list[int]
+    drawn_rows: list[int]
     changed: list[int]  # the entries of page tables that have changed, counted from the first of the first row
     cu_seqlens_q: list[int]
     seq_lens: list[int]
@@ -53,11 +55,14 @@ class HostStep:
     max_seqlen_q: int
     max_seqlen_k: int
     all_logits: bool  # whether `last` is all rows, in order
-    params: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))  # see `pack_params`
-    completed: tuple[int, ...] = ()  # the numbers of the slices that complete their requests
+    drawn: tuple[int, ...] = ()  # the numbers of the slices that complete their requests
+    slices: int = 0
+    sampling: SamplingMetadata = NO_SAMPLING
+    prompt: PromptTargets | None = None
+    graph_size: int = 0  # of the recorded step that it is padded for; 0: it is launched kernel by kernel
 
     @classmethod
-    def empty(cls) -> "HostStep":
+    def empty(cls) -> "PackedStep":
         """A step without slices."""
         return cls([], [], [], [], [], [], [0], [], [], [], (), 1, 0, all_logits=True)
 
@@ -69,31 +74,31 @@ class HostStep:
     @property
     def parts(self) -> tuple[tuple[list[int], ...], tuple[list[int], ...]]:
         """The lists of 64-bit and of 32-bit integers."""
-        wide = self.tokens, self.positions, self.slots, self.last, self.drawn, self.changed
+        wide = self.tokens, self.positions, self.slots, self.last, self.drawn_rows, self.changed
         return wide, (self.cu_seqlens_q, self.seq_lens, self.rows, self.pages)
 
-    def array(self) -> NDArray[np.int32]:
-        """All lists one after the other, those of 64 bits first."""
+    def array(self) -> Tensor:
+        """All lists one after the other, those of 64 bits first: [numbers] int32."""
         wide, narrow = (chain.from_iterable(part) for part in self.parts)
         integers = np.fromiter(wide, np.int64).view(np.int32), np.fromiter(narrow, np.int32)
-        return np.concatenate((integers[0], self.params, integers[1]))
+        return torch.from_numpy(np.concatenate((integers[0], self.sampling.words, integers[1])))
 
     def split(self, array: Tensor) -> Sequence[Tensor]:
-        """The lists as views of that array, then what the sampler needs."""
-        wide, narrow = ([len(one) for one in part] for part in self.parts)
-        integers, params, rest = array.split_with_sizes([2 * sum(wide), len(self.params), sum(narrow)])
-        return [*integers.view(torch.int64).split_with_sizes(wide), *rest.split_with_sizes(narrow), params]
+        """The lists as views of that array, then the words of the sampling inputs."""
+        wide, narrow = ([len(part) for part in parts] for parts in self.parts)
+        integers, words, rest = array.split_with_sizes([2 * sum(wide), len(self.sampling.words), sum(narrow)])
+        return [*integers.view(torch.int64).split_with_sizes(wide), *rest.split_with_sizes(narrow), words]
 
     def to(self, device: torch.device) -> Sequence[Tensor]:
-        """The lists as tensors, by one copy to the device."""
+        """The lists as tensors, by one copy to the device. On a CPU there is none, and each is made by itself."""
         if device.type == "cpu":
             wide, narrow = self.parts
-            arrays = [np.array(one, np.int64) for one in wide] + [np.array(one, np.int32) for one in narrow]
-            return [torch.from_numpy(array) for array in (*arrays, self.params)]
-        return self.split(moved(torch.from_numpy(self.array()), device))
+            arrays = [np.array(part, np.int64) for part in wide] + [np.array(part, np.int32) for part in narrow]
+            return [torch.from_numpy(array) for array in (*arrays, self.sampling.words)]
+        return self.split(moved(self.array(), device))
 
     # region exercise 2.16
-    def padded(self, size: int, scratch_row: int, scratch_entry: int, context: int) -> "HostStep":
+    def padded(self, size: int, scratch_row: int, scratch_entry: int, context: int) -> "PackedStep":
         """A step of decodes with slices added that read and write nothing, up to `size`. Whatever the sequences, all
         that the host knows of it is the same, as a captured step needs."""
         more, changes = size - len(self.tokens), CHANGES * size - len(self.changed)
@@ -103,7 +108,7 @@ class HostStep:
             positions=self.positions + [0] * more,
             slots=self.slots + [-1] * more,
             last=[*range(size)],
-            drawn=self.drawn + [scratch_row] * more,
+            drawn_rows=self.drawn_rows + [scratch_row] * more,
             changed=self.changed + [scratch_entry] * changes,
             cu_seqlens_q=[*range(size + 1)],
             seq_lens=self.seq_lens + [0] * more,
@@ -111,14 +116,15 @@ class HostStep:
             pages=self.pages + [0] * changes,
             sizes=(),
             max_seqlen_k=context,
-            params=pad_params(self.params, size),
+            sampling=replace(self.sampling, words=pad_inputs(self.sampling.words, size)),
+            graph_size=size,
         )
 
     # endregion
 
 
 # region exercise 2.2
-def pack(batch: Batch, cache: KVCache, width: int, scored: Sequence[int] = ()) -> HostStep:
+def pack(batch: Batch, cache: PagedCache, width: int, scored: Sequence[int] = ()) -> PackedStep:
     """Pack a batch. Logits are computed for the last row of each slice that completes its request, then for the first
     scored[i] rows of each slice i. `width` is the number of entries of a page table on the device."""
     tokens: list[int] = []
@@ -144,12 +150,12 @@ def pack(batch: Batch, cache: KVCache, width: int, scored: Sequence[int] = ()) -
         changed += range(row * width + first, row * width + len(table))
         pages += table[first:]
     lengths = [length for _, _, length in batch.slices]
-    return HostStep(
+    return PackedStep(
         tokens=tokens,
         positions=positions,
         slots=slots,
         last=last,
-        drawn=[rows[number] for number in drawn],
+        drawn_rows=[rows[number] for number in drawn],
         changed=changed,
         cu_seqlens_q=cu_seqlens_q,
         seq_lens=seq_lens,
@@ -159,7 +165,8 @@ def pack(batch: Batch, cache: KVCache, width: int, scored: Sequence[int] = ()) -
         max_seqlen_q=max(lengths),
         max_seqlen_k=max(seq_lens),
         all_logits=len(last) == len(tokens) and not any(scored),
-        completed=tuple(drawn),
+        drawn=tuple(drawn),
+        slices=len(batch),
     )
 
 
@@ -167,7 +174,7 @@ def pack(batch: Batch, cache: KVCache, width: int, scored: Sequence[int] = ()) -
 
 
 # region exercise 2.14
-def tokens_of(piece: Slice, cache: KVCache) -> list[int]:
+def tokens_of(piece: Slice, cache: PagedCache) -> list[int]:
     """The tokens of a slice. If a step in flight yields the last one, the host does not know it: it gets -1 - row."""
     request, start, length = piece
     output, stop = request.output_tokens, start + length

@@ -1,73 +1,22 @@
 """ModelRunner: runs a batch of slices through the model, and samples a token for each slice that completes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from phase0_request.batch import NO_TOKEN_LEFT, Batch, StepOutput, WaitHandle
-from phase1_kv_pool.cache import KVCache
+from phase0_request.batch import Batch, StepOutput
+from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.decoder import Decoder
-from phase2_prefill_decode.sampling.constraints import StepMasks
-from phase2_prefill_decode.sampling.inputs import SamplingMetadata, pinned
-from phase2_prefill_decode.sampling.logprobs import PromptTargets, pack_prompt_targets, prompt_logprobs_of
-from phase2_prefill_decode.sampling.sampler import Fetched, Sampled, Sampler
+from phase2_prefill_decode.sampling.logprobs import pack_prompt_targets, prompt_logprobs_of
+from phase2_prefill_decode.sampling.sampler import Sampled, Sampler
 from phase2_prefill_decode.step.device_state import DeviceState
-from phase2_prefill_decode.step.graphs import Computed, DecodeGraphs, Graph, Record
-from phase2_prefill_decode.step.packed import HostStep, pack
-
-
-@dataclass(frozen=True, slots=True)
-class PackedStep:
-    """A batch as integers, with what its requests ask of the sampler."""
-
-    host: HostStep
-    graph: Graph | None  # that holds it; None: it is launched kernel by kernel
-    sampling: SamplingMetadata
-    slices: int
-    prompt: PromptTargets | None = None
-
-    @property
-    def drawn(self) -> tuple[int, ...]:
-        """The numbers of the slices that complete their requests."""
-        return self.host.completed
-
-
-@dataclass(frozen=True, slots=True)
-class ConstrainedStep:
-    """A launched step in which some rows have masks. Its tokens tell their constraints how the output goes on."""
-
-    fetched: Fetched
-    packed: PackedStep
-    masks: StepMasks
-    late: Mapping[int, WaitHandle]  # by row
-
-    def wait(self) -> None:
-        self.output(self.packed.drawn, self.packed.slices)
-
-    def output(self, numbers: Sequence[int], slices: int) -> StepOutput:
-        """Wait for the result. May be called repeatedly."""
-        output = self.fetched.output(numbers, slices)
-        failed, forced, late, drawn = dict(output.failed), {}, {}, []
-        for row, constraint, index in self.masks.rows:
-            number = numbers[row]
-            token = output.tokens[number]
-            if row in self.late and failed.get(number) == NO_TOKEN_LEFT:  # its mask is empty
-                late[number] = self.late[row]
-                del failed[number]
-            elif token is None:
-                failed[number] = constraint.error or failed[number]
-            else:
-                constraint.take(index, token)
-                drawn.append((number, constraint, index))
-        for number, constraint, index in drawn:  # when all have been told of their tokens: they may work side by side
-            follows = constraint.forced(index)
-            if follows is not None:
-                forced[number] = follows
-        return replace(output, failed=failed, forced=forced, late=late)
+from phase2_prefill_decode.step.graphs import Computed, DecodeGraphs, Record
+from phase2_prefill_decode.step.launched import LaunchedStep
+from phase2_prefill_decode.step.packed import PackedStep, pack
 
 
 class ModelRunner:
@@ -77,7 +26,7 @@ class ModelRunner:
         self,
         decoder: Decoder,
         pool: KVPool,
-        cache: KVCache,
+        cache: PagedCache,
         sampler: Sampler,
         state: DeviceState | None = None,
         *,
@@ -91,20 +40,18 @@ class ModelRunner:
         self.state = state or DeviceState(pool.device)
         self.ahead = ahead
         self.graphs: DecodeGraphs | None = None
-        self._constrained: ConstrainedStep | None = None  # the latest
+        self._latest: LaunchedStep | None = None
 
     def pack(self, batch: Batch) -> PackedStep:
         """Collect what the device needs to know. The pages of a batch must be allocated: `cache.grow` comes first."""
         self.state.reserve(self.cache)
         prompt = pack_prompt_targets(batch, self.pool.device)
-        host = pack(batch, self.cache, self.state.width, prompt.counts if prompt else ())
-        pieces = [batch.slices[number] for number in host.completed]
-        sampling = self.sampler.pack([piece.request for piece in pieces], [piece.stop for piece in pieces])
-        host = replace(host, params=sampling.params)
-        graph = self.graphs.graph_for(host) if self.graphs is not None else None
-        if self.graphs is not None and graph is not None:
-            host = self.graphs.pad(host, graph.size)
-        return PackedStep(host, graph, sampling, len(batch.slices), prompt)
+        step = pack(batch, self.cache, self.state.width, prompt.counts if prompt else ())
+        slices = [batch.slices[number] for number in step.drawn]
+        sampling = self.sampler.pack([piece.request for piece in slices], [piece.stop for piece in slices])
+        step = replace(step, sampling=sampling, prompt=prompt)
+        size = self.graphs.size_for(step) if self.graphs is not None else 0
+        return self.graphs.pad(step, size) if self.graphs is not None and size else step
 
     def record(self, sizes: Sequence[int], context: int, record: Record | None = None) -> None:
         """Record decode steps of these sizes, of sequences of up to `context` tokens; by default as CUDA graphs."""
@@ -112,67 +59,62 @@ class ModelRunner:
         logits = torch.empty(shape, dtype=self.decoder.dtype, device=self.pool.device)  # one for all graphs
         self._rope = self.decoder.rope(context)  # whose addresses the graphs hold: the model's may be replaced
 
-        def compute(step: HostStep, lists: Sequence[Tensor]) -> Computed:
-            computed = self.compute(step, lists, logits[: len(step.drawn)])
-            sampled = self.sampler.draw(computed.logits, computed.params)
-            self.state.newest.index_copy_(0, computed.drawn, sampled.tokens)
+        def compute(step: PackedStep, lists: Sequence[Tensor]) -> Computed:
+            computed = self.compute(step, lists, logits[: len(step.drawn_rows)])
+            sampled = self.sampler.draw(computed.logits, computed.inputs)
+            self.state.newest.index_copy_(0, computed.drawn_rows, sampled.tokens)
             return replace(computed, sampled=sampled.gather())
 
         self.graphs = DecodeGraphs(self.state, self.cache.page_size, context)
         self.graphs.record(compute, sizes, record)
 
     # region run
-    def launch(self, step: PackedStep) -> Fetched | ConstrainedStep:
-        """Run the model and sample. On a GPU this returns before the work is done; with masks that depend on a token in
-        flight, it waits for the step before, while the device runs this one."""
-        masks = step.sampling.masks
-        filling = masks.start() if masks is not None and not masks.in_flight else None
+    def launch(self, step: PackedStep) -> LaunchedStep:
+        """Run the model and sample. On a GPU this returns before the work is done. If masks or penalties depend on a
+        token in flight, it waits for the step before, while the device runs this one."""
+        masks, constraints, filled, late = step.sampling.masks, self.sampler.constraints, None, None
+        filling = constraints.start(masks) if masks is not None and not masks.in_flight else None
         try:
             computed = self._forward(step)
         except BaseException:
             if filling is not None:
                 with suppress(Exception):  # the masks are filled no longer: their constraints may go back
-                    filling.result()
+                    filling()
             raise
         self.cache.changed.clear()
-        if computed.sampled is not None and step.sampling.is_plain:
-            return computed.sampled.fetch()
-        if masks is None:
-            return self.sample(step, computed).fetch()
-        if filling is None and self._constrained is not None:
-            self._constrained.wait()
-        bits, late = masks.filled() if filling is None else filling.result()
-        self._constrained = ConstrainedStep(self.sample(step, computed, bits).fetch(), step, masks, late)
-        return self._constrained
+        if step.sampling.in_flight and self._latest is not None:
+            self._latest.output()
+        if masks is not None:
+            filled, late = constraints.fill(masks) if filling is None else filling()
+        sampled = computed.sampled if step.sampling.is_plain else None
+        self._latest = LaunchedStep(step, sampled or self.sample(step, computed, filled), late)
+        return self._latest
 
     def _forward(self, step: PackedStep) -> Computed:
-        if step.graph is None:
-            return self.compute(step.host, step.host.to(self.pool.device))
-        step.graph.array.copy_(pinned(torch.from_numpy(step.host.array()), self.pool.device), non_blocking=True)
-        return step.graph.replay()
+        if self.graphs is not None and step.graph_size:
+            return self.graphs.replay(step)
+        return self.compute(step, step.to(self.pool.device))
 
-    def compute(self, step: HostStep, lists: Sequence[Tensor], out: Tensor | None = None) -> Computed:
+    def compute(self, step: PackedStep, lists: Sequence[Tensor], out: Tensor | None = None) -> Computed:
         """Run the model on a step, given its lists on the device. A recorded step writes its logits to `out`."""
-        packed = self.state.load(step, lists, self.cache.page_size)
-        keys, values, drawn = self.pool.keys, self.pool.values, len(step.drawn)
+        tensors = self.state.load(step, lists, self.cache.page_size)
+        keys, values, drawn = self.pool.keys, self.pool.values, len(step.drawn_rows)
+        scored = None
         if out is not None:
-            logits, scored = self.decoder.lm_head.into(out, self.decoder.hidden(packed, keys, values)), None
+            logits = self.decoder.lm_head.into(out, self.decoder.hidden(tensors, keys, values))
         elif drawn == len(step.last):
-            logits, scored = self.decoder(packed, keys, values), None
+            logits = self.decoder(tensors, keys, values)
         else:  # the logits of prompts are computed a few rows at a time
-            hidden = self.decoder.hidden(packed, keys, values)
+            hidden = self.decoder.hidden(tensors, keys, values)
             logits, scored = self.decoder.lm_head(hidden[:drawn]), hidden[drawn:]
-        return Computed(packed.tokens, packed.last, packed.drawn, packed.params, logits, scored)
+        return Computed(tensors.drawn_rows, tensors.inputs, logits, scored)
 
     def sample(self, step: PackedStep, computed: Computed, bits: Tensor | None = None) -> Sampled:
         """Draw the tokens of a step."""
-        tokens, last, logits, sampling = computed.tokens, computed.last, computed.logits, step.sampling
-        rows, newest = sampling.rows, None
-        if sampling.edits is not None and sampling.edits.in_flight is not None:
-            newest = tokens[:rows] if last is None else tokens[last[:rows]]
-        sampled = self.sampler.sample(logits[:rows], sampling, computed.params.first(rows), newest, bits)
+        rows = step.sampling.rows
+        sampled = self.sampler.sample(computed.logits[:rows], step.sampling, computed.inputs.first(rows), bits)
         if self.ahead:
-            self.state.newest.index_copy_(0, computed.drawn[:rows], sampled.tokens)
+            self.state.newest.index_copy_(0, computed.drawn_rows[:rows], sampled.tokens)
         if step.prompt is not None and computed.hidden is not None:  # both or neither
             scores = prompt_logprobs_of(computed.hidden, self.decoder.lm_head, step.prompt)
             sampled = replace(sampled, prompt_logprobs=scores)
@@ -180,6 +122,6 @@ class ModelRunner:
 
     def run(self, step: PackedStep) -> StepOutput:
         """Run a step and wait for its tokens. A slice that does not complete its request has None."""
-        return self.launch(step).output(step.drawn, step.slices)
+        return self.launch(step).output()
 
     # endregion

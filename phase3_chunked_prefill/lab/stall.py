@@ -3,29 +3,26 @@
 python -m phase3_chunked_prefill.lab stall --json FILE     # every chunk size, on this machine
 """
 
-import argparse
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
-from pathlib import Path
+from dataclasses import asdict, astuple, dataclass, replace
+from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
+from phase0_request.core import EngineCore, Step
 from phase0_request.lab.metrics import percentile
-from phase0_request.lab.record import record
-from phase0_request.machine import describe
+from phase0_request.lab.report import finish, parser, table
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
-from phase2_prefill_decode.engine import Stepper, TimedStep, together
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.loading.model import Model, default_device
 from phase2_prefill_decode.sampling.sampler import Sampler
+from phase2_prefill_decode.static import StaticScheduler
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.chunker import Chunker
@@ -58,7 +55,7 @@ class Scene:
 class Played(NamedTuple):
     """A run of a scene: its steps from the first in which all decode, and the requests with their times."""
 
-    steps: list[TimedStep]
+    steps: list[Step]
     decodes: list[Request]
     long: Request
 
@@ -96,20 +93,21 @@ class Stage:
     def play(self, chunk: int, prompt: int | None = None) -> Played:
         """Run the scene from the first decode to the end, with its long prompt or with one of another length."""
         scene = self.scene if prompt is None else replace(self.scene, prompt=prompt)
-        stepper = Stepper(self.runner, (), together)
+        scheduler = StaticScheduler(self.cache)
+        core = EngineCore(scheduler, self.runner)
         decodes = [self._request(f"decode-{n}", scene.context, scene.answer, n) for n in range(scene.decodes)]
         for request in decodes:
-            stepper.admit(request)
-        stepper.step()  # their prompts, before the scene begins
+            core.submit(request)
+        running = core.run()
+        next(running)  # their prompts, before the scene begins
         if chunk != WHOLE:
             budget = TokenBudget(chunk, chunk + scene.decodes)  # a chunk, and a token for each decode
-            stepper.plan = Chunker(budget, self.cache.page_size).plan
-        steps = [stepper.step() for _ in range(scene.arrives)]
+            scheduler.plan_step = Chunker(budget, self.cache.page_size).plan
+        steps = [*islice(running, scene.arrives)]
         long = self._request("long", scene.prompt, 1, scene.decodes)
-        stepper.admit(long)
-        while stepper.running:
-            steps.append(stepper.step())
-        return Played(steps, decodes, long)
+        core.submit(long)
+        scheduler.admit(core.clock())  # a static batch would not let it in
+        return Played([*steps, *running], decodes, long)
 
     # endregion
 
@@ -164,33 +162,13 @@ def compared(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Any]]:
     }
 
 
-def table(outcomes: Sequence[Outcome]) -> Table:
-    drawn = Table(header_style="dim", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("chunk", "worst gap", "", "median gap", "first token", "all ended", ""):
-        drawn.add_column(name, justify="right", no_wrap=True)
-    for o, beside in zip(outcomes, compared(outcomes).values(), strict=True):
-        shorter, longer = f"{beside['times_shorter']:.1f}x less", f"{beside['longer']:+.0%}"
-        worst, median, first, end = (f"{ms:,.1f} ms" for ms in (o.worst_gap_ms, o.p50_gap_ms, o.ttft_ms, o.total_ms))
-        if o.chunk == WHOLE:
-            shorter = longer = ""
-        drawn.add_row(str(o.chunk or "whole"), worst, shorter, median, first, end, longer)
-    return drawn
-
-
 def main(arguments: list[str] | None = None) -> int:
-    p = argparse.ArgumentParser(
-        prog="python -m phase3_chunked_prefill.lab stall",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    p = parser("phase3_chunked_prefill.lab stall", __doc__)
     p.add_argument("--shape", choices=SHAPES, default="17m", help="(%(default)s)")
     p.add_argument("--prompt", type=int, metavar="N", help="tokens of the long one (as many as the model takes)")
     p.add_argument("--runs", type=int, default=2, help="of which the best counts (%(default)s)")
-    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     options = p.parse_args(arguments)
-    if options.runs < 1:
-        p.error(f"--runs must be at least 1, got {options.runs}")
-    console, device = Console(), default_device()
+    console, device = Console(highlight=False), default_device()
     longest = SHAPES[options.shape].max_position_embeddings - 1
     try:
         scene = Scene(prompt=longest if options.prompt is None else options.prompt)
@@ -199,14 +177,9 @@ def main(arguments: list[str] | None = None) -> int:
         p.error(str(error))
     stage.play(128, prompt=min(256, scene.prompt))  # warm-up
     outcomes = measure(stage, CHUNKS, track(range(options.runs), "rounds", transient=True, console=console))
-    console.print(f"{scene.decodes} requests decode when a prompt of {scene.prompt:,} tokens arrives")
-    console.print(f"(undisturbed, the median gap is {outcomes[0].calm_gap_ms:.1f} ms)\n", highlight=False)
-    console.print(table(outcomes))
-    if options.json is not None:
-        machine = describe()
-        command = f"python -m phase3_chunked_prefill.lab stall --shape {options.shape} --runs {options.runs}"
-        command += f" --prompt {options.prompt}" if options.prompt else ""
-        figures = {"shape": options.shape, "scene": asdict(scene), "outcomes": compared(outcomes)}
-        record(options.json, command, figures, device=machine.gpu if device.type == "cuda" else machine.cpu)
-        console.print(f"\nFigures written to {options.json}")
+    console.print(f"{scene.decodes} requests decode when a prompt of {scene.prompt:,} tokens arrives; times in ms")
+    names = ("chunk", "calm gap", "median gap", "p99", "worst", "first token", "all ended")
+    console.print(table(names, map(astuple, outcomes)))
+    figures = {"shape": options.shape, "scene": asdict(scene), "outcomes": compared(outcomes)}
+    finish(p, options, arguments, figures, gpu=device.type == "cuda")
     return 0

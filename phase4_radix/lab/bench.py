@@ -5,20 +5,15 @@ microseconds per page, by the number of leaves. Decoding: microseconds per runni
 and in a prefix cache.
 """
 
-import argparse
 import random
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, astuple, dataclass
 
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from phase0_request.batch import Slice
-from phase0_request.lab.record import record
-from phase0_request.machine import describe
+from phase0_request.lab.report import finish, parser, table
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
@@ -149,9 +144,9 @@ def decoding(running: int, rounds: int = 5) -> Decoding:
                     request.append(request.total, 0.0)
                 start = time.perf_counter()
                 for request in requests:
-                    piece = Slice(request, request.computed, 1)
-                    cache.grow(request, piece.stop)
-                    cache.slots(piece)
+                    step = Slice(request, request.computed, 1)
+                    cache.grow(request, step.stop)
+                    cache.slots(step)
                 spent += time.perf_counter() - start
                 for request in requests:
                     request.advance(request.computed, 1)
@@ -166,63 +161,33 @@ def decoding(running: int, rounds: int = 5) -> Decoding:
 def _prompted(cache: PagedCache, number: int) -> Request:
     request = Request(f"r{number}", (*range(4 * PAGE), number), SamplingParams(max_tokens=STEPS))
     request.admit(0.0)
-    found = cache.attach(request)
-    if found:
-        request.advance(0, found)
+    cached = cache.attach(request)
+    if cached:
+        request.advance(0, cached)
     cache.grow(request, request.total)
-    request.advance(found, request.total - found)
+    request.advance(cached, request.total - cached)
     cache.publish(request)
     return request
 
 
-def _table(names: Sequence[str], rows: Sequence[Sequence[float]]) -> Table:
-    table = Table(header_style="dim", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in names:
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(*(f"{x:,.2f}" if isinstance(x, float) else f"{x:,}" for x in row))
-    return table
-
-
-def _show(console: Console, match: list[Matching], evict: list[Evicting], decode: Decoding) -> None:
-    console.print(f"Matching: million tokens a second, pages of {PAGE}, prompts half new")
-    names = ("nodes", "pages", "match", "match + insert", "again, all known")
-    console.print(_table(names, [(m.nodes, m.pages, m.match, m.match_and_insert, m.again) for m in match]))
-    console.print("\nEvicting: microseconds a page, and against the fewest leaves")
-    least = {e.pages_each: e for e in reversed(evict)}
-    rows = [
-        (
-            e.leaves,
-            e.pages_each,
-            e.oldest_first,
-            e.oldest_first / few.oldest_first,
-            e.any_first,
-            e.any_first / few.any_first,
-        )
-        for e in evict
-        for few in (least[e.pages_each],)
-    ]
-    console.print(_table(("leaves", "pages each", "oldest", "", "any", ""), rows))
-    console.print("\nDecoding: microseconds a running request a step: grow, slots, publish")
-    console.print(_table(("running", "plain", "sharing"), [(decode.running, decode.plain, decode.sharing)]))
-
-
 def main(arguments: list[str] | None = None) -> int:
-    p = argparse.ArgumentParser(prog="python -m phase4_radix.lab bench", description=__doc__)
-    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
-    options = p.parse_args(arguments)
-    console = Console()
+    p = parser("phase4_radix.lab bench", __doc__)
+    options, console = p.parse_args(arguments), Console(highlight=False)
     match = [matching(nodes) for nodes in track(NODES, "matching", console=console, transient=True)]
     pairs = [(leaves, each) for each in PAGES_EACH for leaves in LEAVES]
     evict = [evicting(*pair) for pair in track(pairs, "evicting", console=console, transient=True)]
     decode = decoding(RUNNING)
-    _show(console, match, evict, decode)
-    if options.json is not None:
-        figures = {
-            "matching": {f"nodes_{m.nodes}": asdict(m) for m in match},
-            "evicting": {f"leaves_{e.leaves}_pages_{e.pages_each}": asdict(e) for e in evict},
-            "decoding": {f"running_{decode.running}": asdict(decode)},
-        }
-        record(options.json, "python -m phase4_radix.lab bench", figures, device=describe().cpu)
-        console.print(f"\nFigures written to {options.json}")
+    console.print(f"Matching: million tokens a second, pages of {PAGE}, prompts half new")
+    names = ("nodes", "pages", "match", "match + insert", "again, all known")
+    console.print(table(names, map(astuple, match), digits=2))
+    console.print("\nEvicting: microseconds a page")
+    console.print(table(("leaves", "pages each", "oldest", "any"), map(astuple, evict), digits=2))
+    console.print("\nDecoding: microseconds a running request a step: grow, slots, publish")
+    console.print(table(("running", "plain", "sharing"), [astuple(decode)], digits=2))
+    figures = {
+        "matching": {f"nodes_{m.nodes}": asdict(m) for m in match},
+        "evicting": {f"leaves_{e.leaves}_pages_{e.pages_each}": asdict(e) for e in evict},
+        "decoding": {f"running_{decode.running}": asdict(decode)},
+    }
+    finish(p, options, arguments, figures)
     return 0

@@ -1,111 +1,123 @@
-"""`python -m phase4_radix`: watch a radix tree grow, split and evict its leaves. `--type` reads your own prompts."""
+"""`python -m phase4_radix`: a radix tree grows, splits, is locked, and evicts its leaves; `--type` reads prompts."""
 
 import argparse
-import time
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console
-from rich.live import Live
+from rich.text import Text
+from rich.tree import Tree
 
 from phase0_request.lab import palette
-from phase4_radix.lab import view
-from phase4_radix.lab.draw import counted
-from phase4_radix.lab.world import Setting, World, play
+from phase0_request.lab.viewer import Recording
+from phase0_request.params import SamplingParams
+from phase0_request.request import Request
+from phase4_radix.engine import cached
+from phase4_radix.lab.draw import counted, draw, where
+from phase4_radix.prefix_cache import PrefixCache
+from phase4_radix.radix_tree import NodeView
 
-HOW = (
-    "Type a prompt and press Enter: it is computed and answered, and keeps its pages. @name before it is its salt. "
-    "Enter alone finishes the oldest request. Ctrl-D ends."
+INSTRUCTION = "You are a helpful assistant."  # of every conversation
+ANSWER = 16  # tokens, at most
+GLACIER = ("What is a glacier?",)
+UNRELATED = tuple((f"How does a {thing} work?",) for thing in ("rainbow", "volcano", "telescope", "compass"))
+# Captions, and the conversations that arrive together: questions, and None for the answer that the model gave.
+SCENES: tuple[tuple[str, Sequence[Sequence[str | None]]], ...] = (
+    ("One request. Its pages enter the tree once they are full and computed.", [("What is a desert?",)]),
+    ("Two requests share its prefix. Its node is split where they diverge.", [("What is a comet?",), ("Why?",)]),
+    ("The next turn of the first conversation. Its answer is cached, too.", [("What is a desert?", None, "Why?")]),
+    ("One prompt three times at once. All compute it; duplicates are freed.", [GLACIER] * 3),
+    ("Other prompts need pages. The least recently used leaves are evicted.", UNRELATED),
+    ("Again the first prefix. It was used often, so it is still cached.", [("What is a planet?",)]),
 )
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line, with its defaults from Setting."""
-    default = Setting()
-    p = argparse.ArgumentParser(prog="python -m phase4_radix", description=__doc__)
-    p.add_argument("--type", action="store_true", help="read prompts, one per line, instead of playing the scenes")
-    p.add_argument("--pages", type=int, default=default.pages, help="in the cache (%(default)s)")
-    p.add_argument("--page-size", type=int, default=default.page_size, help="tokens per page (%(default)s)")
-    p.add_argument(
-        "--steps-per-second",
-        type=float,
-        default=default.steps_per_second,
-        metavar="S",
-        help="on a terminal; piped, the demo does not wait (%(default)s)",
-    )
-    return p
+class TreeDemo:
+    """Phase 4's engine over a small cache, on the bundled model."""
+
+    def __init__(self, pages: int, page_size: int = 4) -> None:
+        from phase3_chunked_prefill.engine import load  # torch and numba load here, after the options were checked
+
+        self.model = load(progress=True)
+        assert self.model.tokenizer is not None
+        self.tokenizer = self.model.tokenizer
+        self.engine = cached(self.model, num_pages=pages, page_size=page_size)
+        cache = self.engine.core.scheduler.cache
+        assert isinstance(cache, PrefixCache)
+        self.cache = cache
+        self.recording = Recording()
+        self._answers: dict[tuple[str | None, ...], str] = {}
+        self._asked = 0
+
+    def ask(self, *conversations: Sequence[str | None], salt: str = "") -> list[Request]:
+        """Submit conversations together, and compute their prompts. ValueError if one does not fit into the cache."""
+        requests, self.recording = [], Recording()
+        for seed, said in enumerate(conversations):
+            texts = [self._answers.get(tuple(said[:n]), "") if text is None else text for n, text in enumerate(said)]
+            roles = ("user", "assistant")
+            messages = [{"role": roles[n % 2], "content": text} for n, text in enumerate(texts)]
+            prompt = self.tokenizer.chat([{"role": "system", "content": INSTRUCTION}, *messages])
+            self._asked += 1
+            params = SamplingParams(max_tokens=ANSWER, temperature=min(seed, 1), seed=seed)
+            requests.append(Request(f"r{self._asked}", tuple(prompt), params, cache_salt=salt))
+            self.engine.core.submit(requests[-1])
+        while not all(request.output_tokens for request in requests):
+            self._step()
+        return requests
+
+    def finish(self, requests: Iterable[Request], *conversations: Sequence[str | None]) -> None:
+        """Decode to the ends, and remember the answers: they may be part of a later conversation."""
+        while self.engine.core.has_work:
+            self._step()
+        for request, said in zip(requests, conversations, strict=False):
+            self._answers.setdefault(tuple(said), self.tokenizer.decode(request.output_tokens))
+
+    def show(self, console: Console, caption: str) -> None:
+        usage, counts = self.cache.usage, self.cache.counts
+        self.recording.show(console, caption)
+        console.print(
+            f"{counts.hit_tokens} of {counts.query_tokens} prompt tokens were found\n"
+            f"pages: {usage.referenced} in use, {usage.cached} cached, {usage.free} free; "
+            f"{counts.duplicates} duplicates and {counts.evictions} evicted so far"
+        )
+        console.print(self.tree(), "", sep="\n")
+
+    def tree(self) -> Tree:
+        """The tree with the text of each node."""
+        return draw(self.cache.tree, self._describe)
+
+    def _step(self) -> None:
+        step = self.engine.core.step()
+        if step is not None:
+            self.recording.add(step)
+
+    def _describe(self, node: NodeView) -> Text:
+        text = self.tokenizer.decode(node.tokens).replace("\n", "\u21b5")
+        locks = f"{counted(node.ref_count, 'lock')} " if node.ref_count else ""
+        style = palette.IN_USE if node.ref_count else "default"
+        salt = (f"[{node.salt}] " if node.salt else "", palette.SALT)
+        parts = ((f"{where(node.pages)} ", "dim"), (locks, palette.IN_USE), salt, (text, style))
+        return Text.assemble(*parts, no_wrap=True, overflow="ellipsis")
 
 
-def animate(world: World, console: Console, rate: float) -> None:
-    """Show every step, with a pause after each scene."""
-    due, last = time.monotonic(), None
-    with Live(console=console, auto_refresh=False, transient=True) as screen:
-        for scene in play(world):
-            due += (1 if scene is last or last is None else 12) / rate
-            last = scene
-            screen.update(view.picture(world, scene.caption), refresh=True)
-            time.sleep(max(due - time.monotonic(), 0))
-
-
-def snapshots(world: World, console: Console) -> None:
-    """Print one picture per scene, when its first request is complete."""
-    shown = None
-    for scene in play(world):
-        if scene is not shown and any(not each.answer for each in world.running):
-            shown = scene
-            console.print(view.picture(world, scene.caption), "", sep="\n")
-
-
-def typed(world: World, console: Console) -> None:
-    """Print one picture per line typed. Its request keeps running, and its pages locked, until it is finished."""
-    console.print(HOW, style="dim")
-    for line in iter(lambda: _line(console), None):
-        world.mark()
-        caption = "The oldest request has finished." if world.running else "No request is running."
-        if line:
-            salt, _, prompt = line[1:].partition(" ") if line.startswith("@") else ("", "", line)
-            try:
-                request = world.say(prompt, salt=salt)
-            except ValueError as error:
-                console.print(str(error), style=palette.FAULT, highlight=False)
-                continue
-            caption = (
-                f"{request.id} has {counted(request.total, 'token')}, "
-                f"{world.cache.cached_tokens(request)} of them cached."
-            )
-        elif world.running:
-            world.finish(world.running[0])
-        while world.step():
-            pass
-        if world.waiting:
-            caption += " It waits for free pages: Enter alone finishes the oldest request."
-        console.print(view.picture(world, caption), "", sep="\n")
-
-
-def _line(console: Console) -> str | None:
-    """The next line, or None at the end of the input."""
-    try:
-        return console.input("> " if console.is_terminal else "").strip()
-    except EOFError:
-        return None
+def typed() -> Iterator[str]:
+    """Lines of the standard input, with a prompt on a terminal."""
+    while line := (input("> ") if sys.stdin.isatty() else sys.stdin.readline()).strip():
+        yield line
 
 
 def main(arguments: list[str] | None = None) -> int:
-    p = parser()
-    options = vars(p.parse_args(arguments))
-    by_hand = options.pop("type")
+    p = argparse.ArgumentParser(prog="python -m phase4_radix", description=__doc__)
+    p.add_argument("--type", action="store_true", help="read questions, one a line, until an empty one")
+    p.add_argument("--pages", type=int, default=48, help="of four tokens, in the cache (%(default)s)")
+    options, console = p.parse_args(arguments), Console(highlight=False)
     try:
-        setting = Setting(**options)
+        demo = TreeDemo(options.pages)
+        scenes = ((line, [(line,)]) for line in typed()) if options.type else iter(SCENES)
+        for caption, conversations in scenes:
+            requests = demo.ask(*conversations)
+            demo.show(console, caption)
+            demo.finish(requests, *conversations)
     except ValueError as error:
         p.error(str(error))
-    world, console = World(setting), Console()
-    try:
-        if by_hand:
-            typed(world, console)
-        elif console.is_terminal:
-            animate(world, console, setting.steps_per_second)
-        else:
-            snapshots(world, console)
-    except KeyboardInterrupt:
-        console.print(f"Stopped at step {world.steps}.", highlight=False)
-        return 130
-    console.print(view.summary(world))
     return 0

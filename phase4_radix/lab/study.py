@@ -3,31 +3,26 @@
 python -m phase4_radix.lab study --json FILE     # measured on this machine; the hit rates are the same on any
 """
 
-import argparse
 import random
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, astuple, dataclass
 from statistics import mean, median
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
-from phase0_request.batch import Batch
-from phase0_request.lab.record import record
-from phase0_request.machine import describe
+from phase0_request.lab.report import finish, parser, table
 from phase0_request.params import SamplingParams
-from phase0_request.request import Request
+from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.engine import Engine
 from phase2_prefill_decode.generation import Completion
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.loading.model import Model, default_device
-from phase3_chunked_prefill.engine import load
+from phase2_prefill_decode.static import StaticScheduler
+from phase3_chunked_prefill.engine import chunked, load
 from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase4_radix.engine import cached
-from phase4_radix.lab.replay import Outcome, chats, pressure
+from phase4_radix.lab.replay import chats, pressure
 from phase4_radix.prefix_cache import Counts, PrefixCache
 
 EXAMPLE = ((1, 2, 3, 4, 5), (1, 2, 3, 6, 7), (10, 20, 30))  # the first two share a prefix
@@ -71,20 +66,6 @@ class Shared:
     plain_ttft_ms: float  # with the cache off
 
 
-class Meter:
-    """Counts the prefill tokens that an engine computes."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.prefill_tokens = 0
-        self._plan = engine.stepper.plan
-        engine.stepper.plan = self
-
-    def __call__(self, running: Sequence[Request]) -> Batch:
-        batch = self._plan(running)
-        self.prefill_tokens += batch.num_prefill_tokens
-        return batch
-
-
 def model_of(shape: str) -> Model:
     """A model of one of SHAPES, with random weights."""
     device = default_device()
@@ -117,28 +98,23 @@ def prompts_with(common: int, count: int, vocabulary: int, seed: int = 0) -> lis
 def serve(model: Model, *, prefix_cache: bool, together: bool = False, warm: bool = False, answer: int = 8) -> Served:
     """Serve REQUESTS that share COMMON tokens, one after the other or `together` in one batch. With `warm`, an earlier
     request has put the prefix into the cache."""
-    engine = cached(model, num_pages=REQUESTS * 40, prefix_cache=prefix_cache)
+    engine = cached(model, num_pages=REQUESTS * 40) if prefix_cache else chunked(model, cache=PagedCache(REQUESTS * 40))
     first, *prompts = prompts_with(COMMON, REQUESTS + 1, model.config.vocab_size)
     params = SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)
     if warm:
         engine.generate([first], params)
-    before, meter = _counts(engine), Meter(engine)
+    before = _counts(engine)
     calls = [prompts] if together else [[prompt] for prompt in prompts]
     ttft = [_ttft_ms(done) for call in calls for done in engine.generate(call, params)]
-    counts = _counts(engine)
-    asked = counts.query_tokens - before.query_tokens
-    return Served(
-        prefill_tokens=meter.prefill_tokens,
-        duplicates=counts.duplicates - before.duplicates,
-        hit_rate=(counts.hit_tokens - before.hit_tokens) / asked if asked else 0.0,
-        ttft_ms=mean(ttft),
-        later_ttft_ms=mean(ttft[1:]),
-    )
+    counts, tokens = _counts(engine), sum(map(len, prompts))
+    found = counts.hit_tokens - before.hit_tokens
+    duplicates = counts.duplicates - before.duplicates
+    return Served(tokens - found, duplicates, found / tokens, mean(ttft), mean(ttft[1:]))
 
 
 def shared(model: Model, common: int, requests: int = 7) -> Shared:
     """The same prompts with the cache and without, alternating, so that both run under the same conditions."""
-    engines = [cached(model, prefix_cache=on) for on in (True, False)]
+    engines = [cached(model), chunked(model)]
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
     first, *prompts = prompts_with(common, requests + 1, model.config.vocab_size, seed=common)
     for engine in engines:
@@ -165,7 +141,7 @@ def served(model: Model, runs: int = 3) -> dict[str, Served]:
     """Serve REQUESTS in each of WAYS, alternating; the fastest run of each way counts."""
     serve(model, prefix_cache=True, together=True)  # warm-up
     rounds = [{name: serve(model, **way) for name, way in WAYS.items()} for _ in range(runs)]
-    return {name: min((each[name] for each in rounds), key=lambda one: one.ttft_ms) for name in WAYS}
+    return {name: min((each[name] for each in rounds), key=lambda run: run.ttft_ms) for name in WAYS}
 
 
 def gains(ways: dict[str, Served]) -> dict[str, float]:
@@ -185,92 +161,46 @@ def _ttft_ms(done: Completion) -> float:
     return 1e3 * seconds
 
 
-def _counts(engine: Engine) -> Counts:
+def _counts(engine: Engine[StaticScheduler]) -> Counts:
     """A copy of the counters; all zero for a cache without prefixes."""
-    cache = engine.cache
+    cache = engine.core.scheduler.cache
     if not isinstance(cache, PrefixCache):
         return Counts()
     return Counts(**asdict(cache.counts))
 
 
-def _table(title: str, names: Sequence[str], rows: Iterable[Sequence[str]]) -> Group:
-    drawn = Table(header_style="dim", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for number, name in enumerate(names):
-        drawn.add_column(name, justify="right" if number else "left", no_wrap=True)
-    for row in rows:
-        drawn.add_row(*row)
-    return Group(title, drawn, "")
-
-
-def _loops(loops: Sequence[Loop]) -> Group:
-    rows = [(f"{one.page_size}", f"{one.prompt_tokens:,}", f"{one.hit_rate:.1%}") for one in loops]
-    return _table(f"The example, {loops[0].turns} turns of each", ("tokens a page", "asked", "found"), rows)
-
-
-def _ways(ways: dict[str, Served]) -> Group:
-    names = ("cache", "prefill tokens", "duplicates", "found", "TTFT", "after the first")
-    rows = [
-        (
-            name.replace("_", ", "),
-            *(f"{count:,}" for count in (one.prefill_tokens, one.duplicates)),
-            f"{one.hit_rate:.1%}",
-            *(f"{ms:,.1f} ms" for ms in (one.ttft_ms, one.later_ttft_ms)),
-        )
-        for name, one in ways.items()
-    ]
-    return _table(f"{REQUESTS} requests with {COMMON} of {PROMPT} tokens in common", names, rows)
-
-
-def _alike(alike: Sequence[Shared]) -> Group:
-    rows = [(f"{s.common}", f"{s.hit_rate:.1%}", f"{s.ttft_ms:.1f} ms", f"{s.plain_ttft_ms:.1f} ms") for s in alike]
-    return _table(f"Of {PROMPT} tokens in common", ("tokens", "found", "TTFT", "with the cache off"), rows)
-
-
-def _outcomes(title: str, columns: dict[str, list[Outcome]]) -> Group:
-    """Hit rates, one row per cache size."""
-    rows = zip(*columns.values(), strict=True)
-    return _table(
-        title, ("pages", *columns), [(f"{row[0].pages:,}", *(f"{one.hit_rate:.1%}" for one in row)) for row in rows]
-    )
-
-
 def main(arguments: list[str] | None = None) -> int:
-    p = argparse.ArgumentParser(prog="python -m phase4_radix.lab study", description=__doc__)
+    p = parser("phase4_radix.lab study", __doc__)
     p.add_argument("--shape", choices=SHAPES, default="17m", help="(%(default)s)")
     p.add_argument("--runs", type=int, default=3, help="the fastest of so many counts (%(default)s)")
-    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     options = p.parse_args(arguments)
-    if options.runs < 1:
-        p.error(f"--runs must be at least 1, got {options.runs}")
-    console, model, small = Console(), model_of(options.shape), load()
+    console, model, small = Console(highlight=False), model_of(options.shape), load()
 
     loops = [loop(small, page_size) for page_size in PAGE_SIZES]
-    console.print(_loops(loops))
+    names: tuple[str, ...] = ("page size", "turns", "queries", "prompt tokens", "hit rate")
+    console.print(table(names, map(astuple, loops), digits=3, title="The example"), "")
     ways = served(model, options.runs)
     gain = gains(ways)
-    console.print(_ways(ways))
+    names = ("cache", "prefill tokens", "duplicates", "hit rate", "TTFT ms", "after the first")
+    title = f"{REQUESTS} requests with {COMMON} of {PROMPT} tokens in common"
+    console.print(table(names, [(name, *astuple(row)) for name, row in ways.items()], digits=2, title=title))
     console.print(f"{gain['prefill_saved']:.1%} less prefill, first tokens {gain['ttft_ratio']:.1f} times as early\n")
     alike = [shared(model, common) for common in track(COMMONS, "TTFT", transient=True, console=console)]
-    console.print(_alike(alike))
-    talks = {f"{people} people": chats(people) for people in track(PEOPLE, "chats", transient=True, console=console)}
-    console.print(_outcomes("Chats: found, by cache size", talks))
-    groups = {"in turn": pressure(in_turn=True), "at random": pressure(in_turn=False)}
-    console.print(_outcomes("Four groups with 128 pages in common: found, by cache size", groups))
-
-    if options.json is not None:
-        machine = describe()
-        figures: dict[str, Any] = {
-            "loop": {f"page_{one.page_size}": asdict(one) for one in loops},
-            "served": {name: asdict(one) for name, one in ways.items()} | gain,
-            "common": {f"tokens_{one.common}": asdict(one) for one in alike},
-            "chats": {name.replace(" ", "_"): _by_pages(outcomes) for name, outcomes in talks.items()},
-            "pressure": {name.replace(" ", "_"): _by_pages(outcomes) for name, outcomes in groups.items()},
-        }
-        command = f"python -m phase4_radix.lab study --shape {options.shape} --runs {options.runs}"
-        record(options.json, command, figures, device=machine.gpu if machine.gpu else machine.cpu)
-        console.print(f"\nFigures written to {options.json}")
+    names = ("tokens in common", "hit rate", "TTFT ms", "cache off")
+    console.print(table(names, map(astuple, alike), digits=2), "")
+    talks = {f"{people}_people": chats(people) for people in track(PEOPLE, "chats", transient=True, console=console)}
+    groups = {"in_turn": pressure(in_turn=True), "at_random": pressure(in_turn=False)}
+    for columns in (talks, groups):
+        rows = [(row[0].pages, *(each.hit_rate for each in row)) for row in zip(*columns.values(), strict=True)]
+        console.print(table(("pages", *columns), rows, digits=3, title="Hit rate by the pages of the cache"), "")
+    figures: dict[str, Any] = {
+        "loop": {f"page_{row.page_size}": asdict(row) for row in loops},
+        "served": {name: asdict(row) for name, row in ways.items()} | gain,
+        "common": {f"tokens_{row.common}": asdict(row) for row in alike},
+        **{
+            what: {name: {f"pages_{row.pages}": asdict(row) for row in rows} for name, rows in columns.items()}
+            for what, columns in (("chats", talks), ("pressure", groups))
+        },
+    }
+    finish(p, options, arguments, figures, gpu=default_device().type == "cuda")
     return 0
-
-
-def _by_pages(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    return {f"pages_{one.pages}": asdict(one) for one in outcomes}

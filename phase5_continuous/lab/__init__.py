@@ -1,1 +1,1 @@
-"""The lab of this phase: the demo, traces and the simulator, static batching beside it, benchmarks and studies."""
+"""The lab of this phase: the demo, traces and the simulator, benchmarks and studies."""

@@ -6,24 +6,23 @@ Steady: all requests decode in every step. A GPU would wait that long between tw
 Whole lives: requests arrive, are prefilled in chunks, decode and end, with their admission and their pages.
 """
 
-import argparse
 import cProfile
 import random
 import statistics
-import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, astuple, dataclass
+from functools import partial
+from itertools import islice, product
 
 from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
+from rich.progress import track
 
-from phase0_request.batch import Batch, StepOutput
-from phase0_request.lab.record import record
+from phase0_request.batch import StepOutput
+from phase0_request.core import EngineCore
+from phase0_request.lab.bench import InstantRunner
+from phase0_request.lab.report import finish, parser, table
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
-from phase1_kv_pool.cache import KVCache, PagedCache
+from phase1_kv_pool.cache import PagedCache
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.scheduler import Scheduler
@@ -61,42 +60,27 @@ class Lives:
     request_us: float
 
 
-def answer(batch: Batch) -> StepOutput:
-    return StepOutput([7] * len(batch))
+def loop(cache: PagedCache, running: int) -> EngineCore[Scheduler, StepOutput]:
+    """The loop with a scheduler and a model that takes no time."""
+    return EngineCore(Scheduler(cache, [EOS], TokenBudget(512, 8192), max_running=running), InstantRunner())
 
 
-def scheduler(cache: KVCache, running: int) -> Scheduler:
-    return Scheduler(cache, [EOS], TokenBudget(512, 8192), max_running=running)
-
-
-def decoding(cache_type: type[PagedCache], running: int, steps: int) -> Scheduler:
-    """Return a scheduler with requests that have all computed their prompts, and will not end within so many steps."""
+def decoding(cache_type: type[PagedCache], running: int, steps: int) -> EngineCore[Scheduler, StepOutput]:
+    """Return a loop with requests that have all computed their prompts, and will not end within so many steps."""
     pages = running * (-(-(PROMPT + steps + 64) // PAGE_SIZE) + 1)
-    one = scheduler(cache_type(pages + pages // 50, PAGE_SIZE), running)
+    core = loop(cache_type(pages + pages // 50, PAGE_SIZE), running)
     rng = random.Random(0)
     for n in range(running):
         prompt = tuple(rng.choices(range(1, 1000), k=PROMPT - n % PAGE_SIZE))  # not all need a page in one step
-        one.submit(Request(f"r{n}", prompt, SamplingParams(max_tokens=steps + 64)))
-    while True:
-        batch = one.plan(0)
-        all_decode = batch.num_decode_tokens == running
-        one.commit(batch, answer(batch), 0)
-        if all_decode:
-            return one
+        core.submit(Request(f"r{n}", prompt, SamplingParams(max_tokens=steps + 64)))
+    while (step := core.step()) is None or (step.prefill_tokens, step.decode_tokens) != (0, running):
+        pass
+    return core
 
 
 def steady(cache: str, running: int, steps: int = 64) -> Steady:
-    one, clock = decoding(CACHES[cache], running, steps), time.perf_counter
-    plans, commits = [], []
-    for step in range(steps):
-        start = clock()
-        batch = one.plan(step)
-        planned = clock()
-        output = answer(batch)
-        ran = clock()
-        one.commit(batch, output, step)
-        commits.append((clock() - ran) / running * 1e6)
-        plans.append((planned - start) / running * 1e6)
+    done = list(islice(decoding(CACHES[cache], running, steps).run(), steps))
+    plans, commits = ([1e6 * getattr(step, part) / running for step in done] for part in ("plan", "commit"))
     sums = [plan + commit for plan, commit in zip(plans, commits, strict=True)]
     median = statistics.median
     return Steady(cache, running, median(plans), median(commits), median(sums), min(sums))
@@ -104,35 +88,24 @@ def steady(cache: str, running: int, steps: int = 64) -> Steady:
 
 def lives(cache: str, running: int, requests: int) -> Lives:
     """Serve requests that all arrive at the start. The pool has room for all that may run: none is preempted."""
-    rng, one = random.Random(0), scheduler(CACHES[cache](running * 41, PAGE_SIZE), running)
+    rng, core = random.Random(0), loop(CACHES[cache](running * 41, PAGE_SIZE), running)
     for n in range(requests):
         prompt = tuple(rng.choices(range(1, 1000), k=rng.randint(1, 512)))
-        one.submit(Request(f"r{n}", prompt, SamplingParams(max_tokens=rng.randint(1, 128))))
-    seconds, slices, clock = 0.0, 0, time.perf_counter
-    while one.has_work:
-        start = clock()
-        batch = one.plan(start)
-        planned = clock()
-        output = answer(batch)
-        ran = clock()
-        one.commit(batch, output, ran)
-        seconds += clock() - ran + planned - start
-        slices += len(batch)
+        core.submit(Request(f"r{n}", prompt, SamplingParams(max_tokens=rng.randint(1, 128))))
+    seconds, slices = 0.0, 0
+    for step in core.run():
+        seconds += step.plan + step.commit
+        slices += len(step.batch)
     return Lives(cache, running, slices, seconds / slices * 1e6, seconds / requests * 1e6)
 
 
 def profile(running: int, steps: int) -> dict[str, float]:
-    """The share of each function's own time in steady steps, largest first. The profiler makes small functions look
-    larger than they are."""
-    one, watch = decoding(PagedCache, running, steps), cProfile.Profile()
-    for step in range(steps):
-        watch.enable()
-        batch = one.plan(step)
-        watch.disable()
-        output = answer(batch)
-        watch.enable()
-        one.commit(batch, output, step)
-        watch.disable()
+    """The share of each function's own time in steady steps, those of the loop included, largest first. The profiler
+    makes small functions look larger than they are."""
+    core, watch = decoding(PagedCache, running, steps), cProfile.Profile()
+    with watch:
+        for _ in range(steps):
+            core.step()
     own: dict[str, float] = {}
     for entry in watch.getstats():
         name = entry.code if isinstance(entry.code, str) else entry.code.co_qualname
@@ -141,47 +114,23 @@ def profile(running: int, steps: int) -> dict[str, float]:
     return {name: own[name] / total for name in sorted(own, key=lambda name: -own[name])[:PROFILED]}
 
 
-def _table(names: Sequence[str], rows: Sequence[Sequence[str | float]]) -> Table:
-    table = Table(header_style="dim", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in names:
-        table.add_column(name, justify="left" if name in ("cache", "function") else "right")
-    for row in rows:
-        table.add_row(*(f"{x:,.2f}" if isinstance(x, float) else f"{x:,}" if isinstance(x, int) else x for x in row))
-    return table
-
-
-def measure(console: Console, file: Path | None) -> None:
-    """Print all measurements, and write them to the file if there is one."""
-    both = [(cache, n) for cache in CACHES for n in RUNNING]
-    with Progress(console=console, transient=True) as bar:
-        steadies = [steady(cache, n) for cache, n in bar.track(both, description="steady")]
-        whole = [lives(cache, min(256, LIVES), LIVES) for cache in bar.track(list(CACHES), description="whole lives")]
+def main(arguments: list[str] | None = None) -> int:
+    p = parser("phase5_continuous.lab bench", __doc__)
+    options, console = p.parse_args(arguments), Console(highlight=False)
+    watch = partial(track, console=console, transient=True)
+    steadies = [steady(cache, n) for cache, n in watch(list(product(CACHES, RUNNING)), "steady")]
+    whole = [lives(cache, min(256, LIVES), LIVES) for cache in watch(list(CACHES), "whole lives")]
     shares = profile(256, PROFILED_STEPS)
     console.print("All requests decode, \u00b5s per running request and step: medians, and the fastest step")
-    step_names = ("cache", "running", "plan", "commit", "plan + commit", "fastest")
-    console.print(_table(step_names, [tuple(asdict(row).values()) for row in steadies]))
+    console.print(table(("cache", "running", "plan", "commit", "sum", "fastest"), map(astuple, steadies), digits=2))
     console.print(f"\nWhole lives of {LIVES:,} requests, \u00b5s")
-    life_names = ("cache", "running", "slices", "a slice", "a request")
-    console.print(_table(life_names, [tuple(asdict(row).values()) for row in whole]))
+    console.print(table(("cache", "running", "slices", "a slice", "a request"), map(astuple, whole), digits=2))
     console.print("\nWhere the time goes, 256 running, plain cache: a function's own time, %")
-    console.print(_table(("function", "%"), [(name, share * 100) for name, share in shares.items()]))
-    if file is not None:
-        figures = {
-            "steady": {f"{row.cache}_{row.running}": asdict(row) for row in steadies},
-            "lives": {row.cache: asdict(row) for row in whole},
-            "profile": shares,
-        }
-        record(file, "python -m phase5_continuous.lab bench", figures)
-        console.print(f"\nFigures written to {file}")
-
-
-def main(arguments: list[str] | None = None) -> int:
-    p = argparse.ArgumentParser(prog="python -m phase5_continuous.lab bench", description=__doc__)
-    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
-    options, console = p.parse_args(arguments), Console()
-    try:
-        measure(console, options.json)
-    except KeyboardInterrupt:
-        console.print("Stopped.")
-        return 130
+    console.print(table(("function", "%"), [(name, share * 100) for name, share in shares.items()]))
+    figures = {
+        "steady": {f"{row.cache}_{row.running}": asdict(row) for row in steadies},
+        "lives": {row.cache: asdict(row) for row in whole},
+        "profile": shares,
+    }
+    finish(p, options, arguments, figures)
     return 0

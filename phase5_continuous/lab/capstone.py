@@ -3,7 +3,7 @@
 FILE is a Python module that defines one or more of:
 
     policy() -> Policy                       the order within a tenant, and which request is preempted
-    cache(pages, page_size) -> KVCache       the pages: a PrefixCache with another eviction order, for example
+    cache(pages, page_size) -> PagedCache       the pages: a PrefixCache with another eviction order, for example
     share() -> FairShare                     the order of the tenants
 """
 
@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import track
 
-from phase5_continuous.lab.contest import GAP, OURS, SHARES, TTFT, Entry, EntryError, score
-from phase5_continuous.lab.report import side_by_side
+from phase0_request.lab.report import table
+from phase5_continuous.lab.contest import GOAL, OURS, SHARES, Entry, EntryError, score
 
 LEADERBOARD = Path(__file__).parents[2] / "chapters" / "leaderboard.json"
 HOOKS = ("policy", "cache", "share")
@@ -29,12 +29,12 @@ def load(path: Path) -> Entry:
     """Read an entry from a file, which runs it. EntryError says what is missing."""
     if not path.is_file():
         raise EntryError(f"there is no file {path}")
-    found = {name: value for name, value in runpy.run_path(str(path)).items() if name in HOOKS}
-    if not found or not all(map(callable, found.values())):
+    hooks = {name: value for name, value in runpy.run_path(str(path)).items() if name in HOOKS}
+    if not hooks or not all(map(callable, hooks.values())):
         raise EntryError(f"{path.name} must define at least one of the functions {', '.join(HOOKS)}")
     if path.stem in (entry.name for entry in OURS):
         raise EntryError(f"{path.stem} is one of ours; give the file another name")
-    return Entry(path.stem, **found)
+    return Entry(path.stem, **hooks)
 
 
 def read(path: Path) -> dict[str, dict[str, float]]:
@@ -47,18 +47,6 @@ def write(path: Path, rows: Mapping[str, Row]) -> None:
     """Write the rows, the best first."""
     ordered = dict(sorted(rows.items(), key=lambda item: -item[1]["score"]))
     path.write_text(json.dumps({"rows": ordered}, indent=2) + "\n", "utf-8")
-
-
-def show(console: Console, rows: Mapping[str, Row], title: str) -> None:
-    """A table of rows, the best first. Shares in percent."""
-    ordered = sorted(rows.items(), key=lambda item: -item[1]["score"])
-    columns = ("score", *(name.replace(" ", "\n") for name in SHARES), "longest\nwait")
-    cells = {
-        name: [f"{row['score']:.1f}", *(f"{row[share]:.0%}" for share in SHARES), f"{row['longest wait']:.1f} s"]
-        for name, row in ordered
-    }
-    console.print(title)
-    console.print(side_by_side("", columns, cells))
 
 
 def markdown(rows: Mapping[str, Row]) -> str:
@@ -77,27 +65,23 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("file", type=Path, nargs="?", metavar="FILE", help="your policy; without it, ours are scored again")
-    p.add_argument("--real", action="store_true", help="run the traces on the engine, too: minutes, on this machine")
     p.add_argument("--leaderboard", type=Path, default=LEADERBOARD, metavar="JSON", help="(chapters/leaderboard.json)")
     options, console = p.parse_args(arguments), Console()
     try:
         entry = None if options.file is None else load(options.file)
         rows: dict[str, Any] = read(options.leaderboard)
-        entries = OURS if entry is None else [entry]
-        with Progress(console=console, transient=True) as bar:
-            for one in bar.track(entries, description="simulating"):
-                rows[one.name] = score(one)
+        for entered in track(OURS if entry is None else [entry], "simulating", console=console, transient=True):
+            rows[entered.name] = score(entered)
         write(options.leaderboard, rows)
-        title = f"Requests that met the SLO (first token in {TTFT:g} s, p99 between tokens {GAP * 1e3:g} ms), simulated"
-        show(console, rows, title)
-        if options.real:
-            from phase5_continuous.lab.contest_real import compare  # torch
-
-            console.print()
-            compare(console, [*OURS, *([entry] if entry else [])])
+        slo = f"first token in {GOAL.ttft:g} s, p99 between tokens {GOAL.gap * 1e3:g} ms"
+        title = f"Requests that met the SLO, simulated ({slo})"
+        ordered = sorted(rows.items(), key=lambda item: -item[1]["score"])
+        columns = ("", "score", *(name.replace(" ", "\n") for name in SHARES), "longest\nwait")
+        cells = [
+            (name, row["score"], *(f"{row[share]:.0%}" for share in SHARES), f"{row['longest wait']:.1f} s")
+            for name, row in ordered
+        ]
+        console.print(table(columns, cells, title=title))
     except EntryError as error:
         p.error(str(error))
-    except KeyboardInterrupt:
-        console.print("Stopped.")
-        return 130
     return 0

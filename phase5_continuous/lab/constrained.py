@@ -4,15 +4,12 @@ The masks of one output, with the time that each took; and the bundled model und
 forced tokens, and how many outputs are valid at a high temperature.
 """
 
-import argparse
 import gc
 import json
 import random
-import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -22,16 +19,15 @@ import torch
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.table import Table
 from tokenizers import Tokenizer as Backend
 
-from phase0_request.lab.record import record
+from phase0_request.lab.report import finish, parser, table
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase0_request.tokenizer import Tokenizer
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.sampling.constraints import KEPT, Constraint, Grammars, fill_masks
-from phase5_continuous.engine import core
+from phase5_continuous.engine import continuous
 
 SCHEMA = {
     "type": "object",
@@ -46,6 +42,8 @@ SCHEMA = {
 }
 EXAMPLE = '{"landform":"glacier","description":"a river of ice","is_under_water":false,"height_in_metres":4810}'
 SIZES = (4096, 16_384, 65_536, 131_072)
+PROPERTIES = (1, 10, 100, 1000)
+SERVED = ((1.0, 1), (1.0, 16), (2.0, 64))  # temperatures, and requests at once
 SPACED = r"\x20|\n(\x20{0,24}|\t{0,8})"  # a pattern of white space, with a bound
 CHOICE = LLMatcher.grammar_from_regex("glacier|desert|island|volcano")
 
@@ -154,7 +152,7 @@ class Served:
 def serve(model: Model, params: SamplingParams, requests: int = 1, prompt: str = "What is a glacier?") -> Served:
     """Serve copies of a request that differ in their seeds."""
     assert model.tokenizer is not None
-    loop, tokens = core(model, max_running=requests), tuple(model.tokenizer.encode(prompt))
+    loop, tokens = continuous(model, max_running=requests).core, tuple(model.tokenizer.encode(prompt))
     copies = [Request(f"{seed}", tokens, replace(params, seed=seed)) for seed in range(requests)]
     started = time.perf_counter()
     for copy in copies:
@@ -191,26 +189,32 @@ def asked(temperature: float = 1.0, max_tokens: int = 200) -> dict[str, Sampling
 
 
 def main(arguments: list[str] | None = None) -> int:
-    p = argparse.ArgumentParser(prog="python -m phase5_continuous.lab constrained", description=__doc__)
-    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
-    options, console = p.parse_args(arguments), Console()
+    p = parser("phase5_continuous.lab constrained", __doc__)
+    options, console = p.parse_args(arguments), Console(highlight=False)
     torch.set_num_threads(1)
     model = Model.load(dtype="float32")
     serve(model, asked()["forced"])  # compiles the kernels
     masks = {name: {size: mask_us(name, size) for size in SIZES} for name in GRAMMARS}
-    table = Table("microseconds a mask", *(f"{size:,} tokens" for size in SIZES))
-    for name, rows in masks.items():
-        table.add_row(name, *(f"{median(times):.0f}, at most {max(times):.0f}" for times in rows.values()))
-    console.print(table)
-    compiled = {count: compile_ms(count) for count in (1, 10, 100, 1000)}
-    console.print("compiled, ms by properties:", {count: round(ms, 1) for count, ms in compiled.items()})
-    places = follow(*GRAMMARS["schema"])
+    rows = [
+        (name, *(f"{median(us):.0f}, at most {max(us):.0f}" for us in times.values())) for name, times in masks.items()
+    ]
+    console.print(table(("\u00b5s a mask", *(f"{size:,} tokens" for size in SIZES)), rows))
+    compiled = {f"properties_{count}": compile_ms(count) for count in PROPERTIES}
+    console.print(table(("", "ms to compile"), compiled.items()))
+    places, outcomes = follow(*GRAMMARS["schema"]), dict[str, dict[str, float]]()
+    for temperature, requests in SERVED:
+        for way, params in asked(temperature).items():
+            run = min((serve(model, params, requests) for _ in range(5)), key=lambda run: run.seconds)
+            key = f"{way.replace(' ', '_')}_{requests}"
+            outcomes[key] = asdict(run) | {"ms_per_token": 1e3 * run.seconds / run.tokens}
+    names = ("served", "steps", "tokens", "seconds", "finished", "valid", "ms a token")
+    console.print(table(names, [(name, *row.values()) for name, row in outcomes.items()], digits=2))
     figures: dict[str, Any] = {
         "masks": {
-            name: {f"tokens_{size}": {"p50_us": median(us), "max_us": max(us)} for size, us in rows.items()}
-            for name, rows in masks.items()
+            name: {f"tokens_{size}": {"p50_us": median(us), "max_us": max(us)} for size, us in times.items()}
+            for name, times in masks.items()
         },
-        "compile_ms": {f"properties_{count}": ms for count, ms in compiled.items()},
+        "compile_ms": compiled,
         "output": {
             "texts": [place.text for place in places],
             "allowed": [int(place.allowed.sum()) for place in places],
@@ -219,19 +223,7 @@ def main(arguments: list[str] | None = None) -> int:
             "drawn": sum(not place.forced for place in places),
         },
         "kept": KEPT,
-        "served": {},
+        "served": outcomes,
     }
-    for temperature, requests in ((1.0, 1), (1.0, 16), (2.0, 64)):
-        table = Table(f"{requests} at {temperature:g}", "steps", "tokens", "ms", "finished", "valid")
-        for way, params in asked(temperature).items():
-            one = min((serve(model, params, requests) for _ in range(5)), key=lambda served: served.seconds)
-            key = f"{way.replace(' ', '_')}_{requests}"
-            figures["served"][key] = asdict(one) | {"ms_per_token": 1e3 * one.seconds / one.tokens}
-            table.add_row(
-                way, f"{one.steps}", f"{one.tokens:,}", f"{1e3 * one.seconds:.0f}", f"{one.finished}", f"{one.valid}"
-            )
-        console.print(table)
-    if options.json is not None:
-        record(options.json, " ".join([p.prog, *(sys.argv[2:] if arguments is None else arguments)]), figures)
-        console.print(f"Figures written to {options.json}")
+    finish(p, options, arguments, figures)
     return 0

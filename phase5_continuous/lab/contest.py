@@ -7,25 +7,24 @@ the loop and the chunker are those of the engine.
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from phase0_request.lab.metrics import percentile
-from phase0_request.request import FinishReason, Request
-from phase1_kv_pool.cache import KVCache
+from phase0_request.request import Request
+from phase1_kv_pool.cache import PagedCache
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
-from phase5_continuous.core import Step
 from phase5_continuous.fairness import FairShare
 from phase5_continuous.invariants import check
 from phase5_continuous.lab import fairness
 from phase5_continuous.lab.simulator import Setting, Simulation
+from phase5_continuous.lab.stats import SLO
 from phase5_continuous.lab.traces import EOS, WORD, Arrival, Trace
 from phase5_continuous.policies import ByPriority, FirstComeFirstServed, LongestPrefixFirst, Policy
 from phase5_continuous.scheduler import Scheduler
 
-TTFT, GAP = 1.0, 0.05  # the SLO: seconds to the first token, and the p99 of the time between tokens
+GOAL = SLO(ttft=1.0, gap=0.05)
 LONGEST_WAIT = 20.0  # seconds to the first admission; a policy that lets a request wait longer starves it
 CHECKED = 64  # steps between two checks of the invariants
 SHARES = ("bursty", "long prompts", "shared prefixes", "tenants", "fairness", "hit rate")  # their mean is the score
@@ -43,7 +42,7 @@ class Entry:
 
     name: str
     policy: Callable[[], Policy] = FirstComeFirstServed
-    cache: Callable[[int, int], KVCache] = PrefixCache
+    cache: Callable[[int, int], PagedCache] = PrefixCache
     share: Callable[[], FairShare] = FairShare
     tenants: bool = True  # False: all requests count as those of one tenant
 
@@ -78,7 +77,7 @@ class CheckedPolicy:
             raise EntryError(f"rank must return a finite number, got {rank!r} for request {request.id}")
         return rank
 
-    def order(self, first: Sequence[Request], cache: KVCache) -> Sequence[Request]:
+    def order(self, first: Sequence[Request], cache: PagedCache) -> Sequence[Request]:
         ordered = self.policy.order(first, cache)
         if sorted(map(id, ordered)) != sorted(map(id, first)):
             names = [[request.id for request in requests] for requests in (first, ordered)]
@@ -99,8 +98,8 @@ def long_prompts(requests: int, rate: float) -> list[Arrival]:
     few = requests // 10
     short = Trace(requests=requests - few, rate=0.9 * rate, prompt=96, answer=64, seed=11)
     long = Trace(requests=few, rate=0.1 * rate, prompt=3072, spread=0.4, max_prompt=8192, answer=32, seed=12)
-    documents = (one._replace(prompt=(4096 + one.prompt[0], *one.prompt[1:])) for one in long.arrivals())
-    return sorted(chain(short.arrivals(), documents), key=lambda one: one.time)
+    unique = (a._replace(prompt=(4096 + a.prompt[0], *a.prompt[1:])) for a in long.arrivals())
+    return sorted(chain(short.arrivals(), unique), key=lambda arrival: arrival.time)
 
 
 def shared_prefixes(requests: int, rate: float) -> list[Arrival]:
@@ -123,7 +122,7 @@ def tenants(requests: int, rate: float) -> list[Arrival]:
     count = requests // 4
     floods = (fairness.arrivals(name, [0.0] * count, *size) for name, size in sizes.items())
     modest = fairness.arrivals("modest", [4 * number / rate for number in range(count)], 128, 48)
-    return sorted(chain(*floods, modest), key=lambda one: one.time)
+    return sorted(chain(*floods, modest), key=lambda arrival: arrival.time)
 
 
 TRACES: dict[str, tuple[Callable[[int, float], list[Arrival]], int, float]] = {
@@ -155,17 +154,12 @@ class Run:
     ended: int = 0
     longest_wait: float = 0.0
     computed: Counter[str] = field(default_factory=Counter)  # tokens in the contended seconds, by tenant
-    ttft: list[float] = field(default_factory=list)
-    itl: list[float] = field(default_factory=list)
 
     def end(self, request: Request) -> None:
         times = request.times
         self.ended += 1
-        self.met += met(request)
+        self.met += GOAL.met(request)
         self.longest_wait = max(self.longest_wait, times.queue_time or 0.0)
-        if times.ttft is not None:
-            self.ttft.append(times.ttft)
-        self.itl += times.itl
 
     @property
     def attainment(self) -> float:
@@ -179,23 +173,18 @@ class Run:
         return sum(got) ** 2 / (len(got) * sum(n * n for n in got)) if any(got) else 0.0
 
 
-def met(request: Request) -> bool:
-    """Whether a request met the SLO: its first token in time, and 99 of 100 gaps between its tokens short enough."""
-    times = request.times
-    if request.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH) or times.ttft is None:
-        return False
-    return times.ttft <= TTFT and (not times.itl or percentile(times.itl, 99) <= GAP)
-
-
 def play(entry: Entry, arrivals: Sequence[Arrival]) -> tuple[Run, float]:
     """Serve a trace on the simulated machine. Returns also the hit rate. EntryError if a request starves."""
-    longest = max(one.answer for one in arrivals)
-    come = arrivals if entry.tenants else [one._replace(tenant="") for one in arrivals]
+    longest = max(arrival.answer for arrival in arrivals)
+    come = arrivals if entry.tenants else [arrival._replace(tenant="") for arrival in arrivals]
     simulation, run = Simulation(come, Machine(entry=entry, max_tokens=longest)), Run()
     scheduler = simulation.scheduler
     assert isinstance(scheduler, Scheduler)
-    for number, step in enumerate(_steps(simulation)):
-        if number % CHECKED == 0:
+    while simulation.going:
+        step = simulation.step()
+        if step is None:
+            continue
+        if simulation.core.steps % CHECKED == 0:
             check(scheduler)
         for request, _, length in step.batch:
             if simulation.clock.now <= CONTENDED:
@@ -211,33 +200,22 @@ def play(entry: Entry, arrivals: Sequence[Arrival]) -> tuple[Run, float]:
         raise EntryError(f"a request waited {run.longest_wait:.0f} seconds; at most {LONGEST_WAIT:.0f} are allowed")
     if (refused := len(arrivals) - run.ended) > 0:
         raise EntryError(f"{refused} requests were refused: the cache must have room for every prompt")
-    return run, hit_rate(scheduler.cache)
-
-
-def _steps(simulation: Simulation) -> Iterator[Step]:
-    while simulation.going:
-        step = simulation.step()
-        if step is not None:
-            yield step
-
-
-def hit_rate(cache: KVCache) -> float:
-    """The share of looked-up prompt tokens that were cached; 0 for a cache that does not count."""
-    return cache.counts.hit_rate if isinstance(cache, PrefixCache) else 0.0
+    cache = scheduler.cache
+    return run, cache.counts.hit_rate if isinstance(cache, PrefixCache) else 0.0
 
 
 def score(entry: Entry) -> dict[str, float]:
     """Play all traces. The score is the mean of six shares: the requests that met the SLO on each trace, fairness
     between tenants, and the hit rate on shared prefixes."""
-    found: dict[str, float] = {}
+    shares: dict[str, float] = {}
     longest = 0.0
     for name, (trace, requests, rate) in TRACES.items():
         run, hits = play(entry, trace(requests, rate))
-        found[name] = run.attainment
+        shares[name] = run.attainment
         longest = max(longest, run.longest_wait)
         if name == "shared prefixes":
-            found["hit rate"] = hits
+            shares["hit rate"] = hits
         if name == "tenants":
-            found["fairness"] = run.fairness
-    shares = {name: round(found[name], 4) for name in SHARES}
-    return {"score": round(100 * sum(shares.values()) / len(shares), 2), **shares, "longest wait": round(longest, 2)}
+            shares["fairness"] = run.fairness
+    ordered = {name: round(shares[name], 4) for name in SHARES}
+    return {"score": round(100 * sum(ordered.values()) / len(ordered), 2), **ordered, "longest wait": round(longest, 2)}

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from phase0_request.request import Request
-from phase1_kv_pool.cache import KVCache
+from phase1_kv_pool.cache import PagedCache
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class ShortPromptsFirst:
     def rank(self, request: Request) -> float:
         return request.arrival + min(self.seconds_per_token * len(request.prompt_tokens), self.bound)
 
-    def order(self, first: Sequence[Request], cache: KVCache) -> Sequence[Request]:
+    def order(self, first: Sequence[Request], cache: PagedCache) -> Sequence[Request]:
         return first
 
 

@@ -4,17 +4,14 @@ Simulated, with the engine's scheduler: first with one queue for all, then with 
 on every machine.
 """
 
-import argparse
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from itertools import chain
-from pathlib import Path
 
 from rich.console import Console
 
-from phase0_request.lab.record import record
-from phase5_continuous.lab.report import side_by_side
+from phase0_request.lab.report import finish, parser, table
 from phase5_continuous.lab.simulator import Setting, Simulation
 from phase5_continuous.lab.traces import WORD, Arrival
 
@@ -48,7 +45,7 @@ def greedy_and_modest() -> list[Arrival]:
     """The greedy client sends all at the start, the modest one a question each second."""
     greedy = arrivals("greedy", [0.0] * (BURSTS * N), *BURST)
     modest = arrivals("modest", (1.0 + second for second in range(QUESTIONS)), *QUESTION)
-    return sorted([*greedy, *modest], key=lambda one: one.time)
+    return sorted([*greedy, *modest], key=lambda arrival: arrival.time)
 
 
 def floods() -> list[Arrival]:
@@ -58,8 +55,8 @@ def floods() -> list[Arrival]:
 
 def serve(come: Sequence[Arrival], fair: bool, seconds: float = float("inf")) -> tuple[Service, Counter[str]]:
     """Serve the arrivals, to the end or for so many seconds. Returns also the tokens computed for each tenant."""
-    simulation = Simulation(come if fair else [one._replace(tenant="") for one in come], Setting())
-    tenants = {f"r{number}": one.tenant for number, one in enumerate(come)}
+    simulation = Simulation(come if fair else [arrival._replace(tenant="") for arrival in come], Setting())
+    tenants = {f"r{number}": arrival.tenant for number, arrival in enumerate(come)}
     tokens, ttft, ended = Counter[str](), list[float](), dict.fromkeys(tenants.values(), 0.0)
     while simulation.going and simulation.clock.now < seconds:
         step = simulation.step()
@@ -78,40 +75,21 @@ def serve(come: Sequence[Arrival], fair: bool, seconds: float = float("inf")) ->
 
 
 def main(arguments: list[str] | None = None) -> int:
-    p = argparse.ArgumentParser(prog="python -m phase5_continuous.lab fairness", description=__doc__)
-    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
-    options, console = p.parse_args(arguments), Console()
-    try:
-        served = {name: serve(greedy_and_modest(), fair)[0] for name, fair in QUEUES.items()}
-        shares = {}
-        for name, fair in QUEUES.items():
-            _, tokens = serve(floods(), fair, SECONDS)
-            shares[name] = {tenant: tokens[tenant] / tokens.total() for tenant in FLOODS}
-    except KeyboardInterrupt:
-        console.print("Stopped.")
-        return 130
+    p = parser("phase5_continuous.lab fairness", __doc__)
+    options, console = p.parse_args(arguments), Console(highlight=False)
+    served = {name: serve(greedy_and_modest(), fair)[0] for name, fair in QUEUES.items()}
+    shares = {}
+    for name, fair in QUEUES.items():
+        _, tokens = serve(floods(), fair, SECONDS)
+        shares[name] = {tenant: tokens[tenant] / tokens.total() for tenant in FLOODS}
     console.print(f"{BURSTS} requests with n={N} at the start, and {QUESTIONS} questions of another client")
-    names = ("TTFT p50", "longest", "greedy done after", "tokens/s", "preemptions")
-    rows = {
-        name: [
-            f"{one.ttft_p50_ms:,.0f} ms",
-            f"{one.ttft_max_ms:,.0f} ms",
-            f"{one.greedy_seconds:.1f} s",
-            f"{one.tokens_per_second:,.0f}",
-            f"{one.preemptions:,}",
-        ]
-        for name, one in served.items()
-    }
-    console.print(side_by_side("", names, rows))
+    names = ("", "TTFT p50 ms", "longest ms", "greedy done, s", "tokens/s", "preemptions")
+    console.print(table(names, [(name, *astuple(row)) for name, row in served.items()]))
     console.print(f"\nShares of the tokens of the first {SECONDS:.0f} seconds")
-    parts = {name: [f"{share:.1%}" for share in those.values()] for name, those in shares.items()}
-    console.print(side_by_side("", list(FLOODS), parts))
-    if options.json is not None:
-        keys = {name: name.replace(" ", "_") for name in QUEUES}
-        figures = {
-            "served": {keys[name]: asdict(one) for name, one in served.items()},
-            "shares": {keys[name]: those for name, those in shares.items()},
-        }
-        record(options.json, p.prog, figures)
-        console.print(f"\nFigures written to {options.json}")
+    console.print(table(("", *FLOODS), [(name, *row.values()) for name, row in shares.items()], digits=3))
+    figures = {
+        what: {name.replace(" ", "_"): row for name, row in rows.items()}
+        for what, rows in (("served", {name: asdict(row) for name, row in served.items()}), ("shares", shares))
+    }
+    finish(p, options, arguments, figures)
     return 0

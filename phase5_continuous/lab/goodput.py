@@ -4,15 +4,13 @@ Above a machine's capacity the queue grows as long as requests arrive, and goodp
 arrive for the same time at every rate. The figures are the same on every machine.
 """
 
-import argparse
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, astuple, dataclass
+from itertools import product
 
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import track
 
-from phase0_request.lab.record import record
-from phase5_continuous.lab.report import side_by_side
+from phase0_request.lab.report import finish, parser, table
 from phase5_continuous.lab.simulator import WAYS, Setting, simulate
 from phase5_continuous.lab.traces import Trace
 
@@ -60,47 +58,27 @@ def documents(way: str, seconds: int) -> Point:
     return point(Trace(kind="documents", requests=READERS * seconds, rate=READERS), Setting(way=way, pages=PAGES))
 
 
-def show(console: Console, rates: dict[str, dict[int, Point]], readers: dict[str, Point]) -> None:
-    console.print("Requests a second that met the SLO, by the rate of arrivals")
-    found = {way: [f"{one.goodput:.1f}" for one in points.values()] for way, points in rates.items()}
-    console.print(side_by_side("", [f"{rate}" for rate in RATES], found))
-    console.print(f"\nQuestions about documents, {READERS} a second; times in ms")
-    names = ("met SLO", "TTFT p50", "p99", "longest wait", "computed")
-    figures = {
-        way: [
-            f"{one.goodput:.1f}",
-            *(f"{ms:,.0f}" for ms in (one.ttft_p50_ms, one.ttft_p99_ms, one.longest_wait_ms)),
-            f"{one.computed:.0%}",
-        ]
-        for way, one in readers.items()
-    }
-    console.print(side_by_side("", names, figures))
-
-
 def main(arguments: list[str] | None = None) -> int:
-    p = argparse.ArgumentParser(prog="python -m phase5_continuous.lab goodput", description=__doc__)
+    p = parser("phase5_continuous.lab goodput", __doc__)
     p.add_argument("--seconds", type=int, default=SECONDS, help="for which requests arrive (%(default)s)")
-    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
-    options, console = p.parse_args(arguments), Console()
+    options, console = p.parse_args(arguments), Console(highlight=False)
     seconds = options.seconds
     if seconds < 1:
         p.error(f"seconds must be at least 1, got {seconds}")
     rates: dict[str, dict[int, Point]] = {way: {} for way in WAYS}
-    try:
-        with Progress(console=console, transient=True) as bar:
-            for way, rate in bar.track([(way, rate) for way in WAYS for rate in RATES], description="goodput"):
-                rates[way][rate] = poisson(way, rate, seconds)
-        readers = {way: documents(way, seconds) for way in PREFIX_WAYS}
-    except KeyboardInterrupt:
-        console.print("Stopped.")
-        return 130
-    show(console, rates, readers)
-    if options.json is not None:
-        figures = {
-            "seconds": seconds,
-            "poisson": {way: {f"rate_{rate}": asdict(one) for rate, one in rates[way].items()} for way in rates},
-            "documents": {way: asdict(one) for way, one in readers.items()},
-        }
-        record(options.json, f"{p.prog} --seconds {seconds}", figures)
-        console.print(f"\nFigures written to {options.json}")
+    for way, rate in track(list(product(WAYS, RATES)), "goodput", console=console, transient=True):
+        rates[way][rate] = poisson(way, rate, seconds)
+    readers = {way: documents(way, seconds) for way in PREFIX_WAYS}
+    console.print("Requests a second that met the SLO, by the rate of arrivals")
+    rows = [(way, *(point.goodput for point in points.values())) for way, points in rates.items()]
+    console.print(table(("", *map(str, RATES)), rows))
+    console.print(f"\nQuestions about documents, {READERS} a second; times in ms")
+    names = ("", "requests", "met\nSLO", "a\nsecond", "TTFT\np50", "\np99", "most\nwait", "ITL\np99", "com-\nputed")
+    console.print(table(names, [(way, *astuple(point)) for way, point in readers.items()], digits=2))
+    figures = {
+        "seconds": seconds,
+        "poisson": {way: {f"rate_{rate}": asdict(row) for rate, row in rates[way].items()} for way in rates},
+        "documents": {way: asdict(row) for way, row in readers.items()},
+    }
+    finish(p, options, arguments, figures)
     return 0

@@ -4,28 +4,26 @@ Scheduler, cache and loop are those of the engine. Only the runner differs: it p
 device, and advances the clock by that. Ended requests leave nothing in memory, so a trace may have any length.
 """
 
-import argparse
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import track
 
-from phase0_request.lab.record import record
+from phase0_request.core import EngineCore, Step
+from phase0_request.lab.report import add_fields, finish, parser, table
 from phase0_request.queue import QueueFullError
-from phase1_kv_pool.cache import KVCache, PagedCache
+from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.roofline import DEVICES, Device, named
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.static import PagedScheduler, StaticScheduler
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
-from phase5_continuous.core import EngineCore, SchedulerInterface, Step
-from phase5_continuous.lab.report import events, table
-from phase5_continuous.lab.static import StaticBatching
 from phase5_continuous.lab.stats import SLO, Outcome, Stats
 from phase5_continuous.lab.traces import EOS, KINDS, Arrival, Trace, load, request
 from phase5_continuous.lab.virtual import StepTimes, VirtualClock, VirtualRunner, VirtualStep
@@ -42,7 +40,6 @@ MODELS = SHAPES | {
 WHOLE = 1 << 20  # tokens: a budget that cuts no prompt
 WAYS = ("static", "whole", "fcfs", "priority", "longest-prefix")
 DEFAULT = Trace(requests=20_000, rate=30.0)  # of the command
-EVERY = 1000  # steps between two updates of the progress bar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +70,12 @@ class Setting:
         if self.model not in MODELS:
             raise ValueError(f"a model is one of {', '.join(MODELS)}, got {self.model!r}")
 
-    def cache(self) -> KVCache:
+    def cache(self) -> PagedCache:
         return (PrefixCache if self.prefix_cache else PagedCache)(self.pages, self.page_size)
 
-    def scheduler(self) -> SchedulerInterface:
+    def scheduler(self) -> PagedScheduler[Any]:
         if self.way == "static":
-            return StaticBatching(self.cache(), [EOS], batch_size=self.max_running, queue_limit=self.queue_limit)
+            return StaticScheduler(self.cache(), [EOS], batch_size=self.max_running, queue_limit=self.queue_limit)
         whole = self.way == "whole"
         return Scheduler(
             self.cache(),
@@ -106,7 +103,7 @@ class Simulation:
         self.clock = VirtualClock()
         self.runner = VirtualRunner(setting.times(), self.clock, setting.launch)
         self.scheduler = setting.scheduler()
-        self.core: EngineCore[VirtualStep] = EngineCore(self.scheduler, self.runner, self.clock)
+        self.core: EngineCore[PagedScheduler[Any], VirtualStep] = EngineCore(self.scheduler, self.runner, self.clock)
         self.stats = Stats(slo or SLO())
         self._arrivals: Iterator[Arrival] = iter(arrivals)
         self._next = next(self._arrivals, None)
@@ -136,11 +133,6 @@ class Simulation:
 
     # endregion
 
-    def run(self) -> Outcome:
-        while self.going:
-            self.step()
-        return self.outcome()
-
     def outcome(self) -> Outcome:
         """The figures up to now."""
         return self.stats.outcome(self.clock.now, self.preemptions)
@@ -150,99 +142,83 @@ class Simulation:
         return self.scheduler.running_set.num_preemptions if isinstance(self.scheduler, Scheduler) else 0
 
     def _submit(self, arrival: Arrival) -> None:
-        one = request(self._came, arrival, self.setting.max_tokens)
+        new = request(self._came, arrival, self.setting.max_tokens)
         self._came += 1
         self.stats.arrive(arrival.time)
         try:
-            self.core.submit(one)
+            self.core.submit(new)
         except (ValueError, QueueFullError):  # too large for the pool, or the queue is full
             self.stats.refused += 1
         else:
-            self.runner.answers[one.id] = arrival.answer
+            self.runner.answers[new.id] = arrival.answer
 
 
-def simulate(
-    arrivals: Iterable[Arrival], setting: Setting, slo: SLO | None = None, bar: Progress | None = None
-) -> Outcome:
+def simulate(arrivals: Iterable[Arrival], setting: Setting, slo: SLO | None = None) -> Outcome:
     """All of it, to its end."""
     simulation = Simulation(arrivals, setting, slo)
     while simulation.going:
-        for _ in range(EVERY):
-            if simulation.going:
-                simulation.step()
-        if bar is not None:
-            bar.update(bar.task_ids[-1], completed=simulation.stats.ended + simulation.stats.refused)
+        simulation.step()
     return simulation.outcome()
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line, with its defaults from Trace and Setting. Of a trace it has only what is typed."""
-    trace, setting, slo = DEFAULT, Setting(), SLO()
-    p = argparse.ArgumentParser(prog="python -m phase5_continuous.lab simulator", description=__doc__)
+def main(arguments: list[str] | None = None) -> int:
+    slo = SLO()
+    p = parser("phase5_continuous.lab simulator", __doc__)
     p.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="(all)")
-    p.add_argument("--trace", type=Path, metavar="FILE", help="arrivals as JSON, in place of the next group")
-    t = p.add_argument_group("arrivals", argument_default=argparse.SUPPRESS)
-    t.add_argument("--kind", choices=KINDS, help=f"({trace.kind})")
-    t.add_argument("-n", "--requests", type=int, help=f"({trace.requests})")
-    t.add_argument("--rate", type=float, help=f"requests a second ({trace.rate})")
-    t.add_argument("--prompt", type=int, help=f"tokens, the median ({trace.prompt})")
-    t.add_argument("--answer", type=int, help=f"tokens, the median ({trace.answer})")
-    t.add_argument("--spread", type=float, help=f"of the logarithm of lengths ({trace.spread})")
-    t.add_argument("--max-prompt", type=int, help=f"({trace.max_prompt})")
-    t.add_argument("--max-answer", type=int, help=f"({trace.max_answer})")
-    t.add_argument("--seed", type=int, help=f"({trace.seed})")
-    m = p.add_argument_group("engine")
-    m.add_argument("--model", choices=MODELS, default=setting.model, help="(%(default)s)")
-    m.add_argument("--device", choices=DEVICES, default=setting.device.name, help="(%(default)s)")
-    m.add_argument("--pages", type=int, default=setting.pages, help="(%(default)s)")
-    m.add_argument("--page-size", type=int, default=setting.page_size, help="(%(default)s)")
-    m.add_argument("--max-running", type=int, default=setting.max_running, help="(%(default)s)")
-    m.add_argument("--chunk", type=int, default=setting.chunk, help="(%(default)s)")
-    m.add_argument("--budget", type=int, default=setting.budget, help="tokens a step (%(default)s)")
-    m.add_argument("--queue-limit", type=int, help="refuse requests when so many wait (none)")
-    m.add_argument("--no-prefix-cache", dest="prefix_cache", action="store_false", help="share no prefixes")
-    m.add_argument(
+    p.add_argument("--trace", type=Path, metavar="FILE", help="arrivals as JSON, in place of those below")
+    p.add_argument("--kind", choices=KINDS, default=DEFAULT.kind, help="(%(default)s)")
+    p.add_argument("-n", "--requests", type=int, default=DEFAULT.requests, help="(%(default)s)")
+    add_fields(p, DEFAULT, {"rate": "requests a second", "prompt": "tokens, median", "answer": "the same", "seed": ""})
+    p.add_argument("--model", choices=MODELS, default="8b", help="(%(default)s)")
+    p.add_argument("--device", choices=DEVICES, default="H100 SXM", help="(%(default)s)")
+    add_fields(p, Setting(), dict.fromkeys(("pages", "max_running", "chunk", "budget"), ""))
+    p.add_argument("--queue-limit", type=int, help="refuse requests when so many wait (none)")
+    p.add_argument(
         "--host-time", type=Path, metavar="FILE",
         help="charge a step with a prompt for its launches: what `phase6_integration.lab host_time` wrote (no time)",
     )  # fmt: skip
-    m.add_argument("--ttft", type=float, default=slo.ttft, help="seconds to the first token (SLO) (%(default)s)")
-    m.add_argument(
-        "--gap", type=float, default=slo.gap, help="p99 of the seconds from token to token (SLO) (%(default)s)"
-    )
-    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
-    return p
-
-
-def main(arguments: list[str] | None = None) -> int:
-    p = parser()
-    given = p.parse_args(arguments)
-    options = vars(given)
-    console = Console()
+    add_fields(p, slo, {"ttft": "seconds to the first token (SLO)", "gap": "p99 from token to token (SLO)"})
+    options, console = p.parse_args(arguments), Console(highlight=False)
+    given = vars(options)
     try:
-        trace = {name: options[name] for name in Trace.__dataclass_fields__ if name in options}
-        if given.trace is not None and trace:
-            raise ValueError(f"--trace has all arrivals; it goes without --{next(iter(trace)).replace('_', '-')}")
-        come: Trace | list[Arrival] = replace(DEFAULT, **trace) if given.trace is None else load(given.trace)
-        longest = come.max_answer if isinstance(come, Trace) else max(one.answer for one in come)
-        names = ("model", "pages", "page_size", "max_running", "chunk", "budget", "prefix_cache", "queue_limit")
-        launch = 0.0 if given.host_time is None else launch_seconds(given.host_time, given.model)
-        engine = {name: options[name] for name in names}
-        setting = Setting(device=named(given.device), max_tokens=longest, launch=launch, **engine)
-        outcomes = compare(come, setting, SLO(given.ttft, given.gap), given.ways, console)
+        if options.trace is None:
+            made = replace(DEFAULT, **{name: given[name] for name in given if name in Trace.__dataclass_fields__})
+            arrivals, longest, about = made.arrivals, made.max_answer, asdict(made)
+        else:
+            read = load(options.trace)
+            arrivals, longest = read.__iter__, max(arrival.answer for arrival in read)
+            about = {"file": options.trace.name, "requests": len(read)}
+        launch = 0.0 if options.host_time is None else launch_seconds(options.host_time, options.model)
+        setting = Setting(
+            model=options.model, device=named(options.device), launch=launch, max_tokens=longest,
+            queue_limit=options.queue_limit,
+            **{name: given[name] for name in ("pages", "max_running", "chunk", "budget")},
+        )  # fmt: skip
+        ways = track(options.ways, "simulating", console=console, transient=True)
+        slo = SLO(options.ttft, options.gap)
+        outcomes = {way: simulate(arrivals(), replace(setting, way=way), slo) for way in ways}
     except (ValueError, OSError) as error:
         p.error(str(error))
-    except KeyboardInterrupt:
-        console.print("Stopped.")
-        return 130
-    console.print(table(outcomes))
-    if (counted := events(outcomes)) is not None:
-        console.print("", counted, sep="\n")
-    if given.json is not None:
-        what = asdict(come) if isinstance(come, Trace) else {"file": given.trace.name, "requests": len(come)}
-        figures: dict[str, Any] = {"trace": what, "ways": {way: asdict(o) for way, o in outcomes.items()}}
-        record(given.json, " ".join([p.prog, *_given(p, options)]), figures)
-        console.print(f"\nFigures written to {given.json}")
+    shown = {name: get for name, get in COLUMNS.items() if any(map(get, outcomes.values()))}
+    rows = [(way, *(get(o) for get in shown.values())) for way, o in outcomes.items()]
+    console.print(table(("times\nin ms", *shown), rows))
+    finish(p, options, arguments, {"trace": about, "ways": {way: asdict(o) for way, o in outcomes.items()}})
     return 0
+
+
+COLUMNS: dict[str, Callable[[Outcome], float]] = {
+    "tokens\n/s": lambda o: o.tokens_per_second,
+    "good-\nput/s": lambda o: o.goodput,
+    "% met\nSLO": lambda o: 100 * o.attainment,
+    "TTFT\np50": lambda o: 1e3 * o.ttft_p50,
+    "\np99": lambda o: 1e3 * o.ttft_p99,
+    "ITL\np50": lambda o: 1e3 * o.itl_p50,
+    "ITL\np99": lambda o: 1e3 * o.itl_p99,
+    "most\nwait": lambda o: 1e3 * o.queue_max,
+    "\nfair": lambda o: o.fairness,
+    "pre-\nempted": lambda o: o.preemptions,
+    "re-\nfused": lambda o: o.refused,
+}
 
 
 def launch_seconds(file: Path, model: str) -> float:
@@ -251,27 +227,3 @@ def launch_seconds(file: Path, model: str) -> float:
     if row is None:
         raise ValueError(f"{file} has no mixed step of {model!r}: run the lab with --models {model}")
     return float(row["host_ms"]["median"]) / 1e3
-
-
-def compare(
-    come: Trace | Sequence[Arrival], setting: Setting, slo: SLO, ways: Sequence[str], console: Console
-) -> dict[str, Outcome]:
-    """Serve the same arrivals in each way."""
-    columns = TextColumn("{task.description:>15}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    outcomes = {}
-    with Progress(*columns, console=console, transient=True) as bar:
-        for way in ways:
-            bar.add_task(way, total=come.requests if isinstance(come, Trace) else len(come))
-            arrivals = come.arrivals() if isinstance(come, Trace) else come
-            outcomes[way] = simulate(arrivals, replace(setting, way=way), slo, bar)
-    return outcomes
-
-
-def _given(p: argparse.ArgumentParser, options: dict[str, Any]) -> Iterator[str]:
-    """The options that differ from their defaults, as they would be typed."""
-    for name, value in options.items():
-        if name != "json" and value != p.get_default(name):
-            if name == "prefix_cache":
-                yield "--no-prefix-cache"
-            else:
-                yield f"--{name.replace('_', '-')} {' '.join(value) if isinstance(value, list) else value}"

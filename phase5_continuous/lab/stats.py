@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from phase0_request.lab.metrics import percentile
 from phase0_request.request import FinishReason, Request
-from phase5_continuous.histogram import Histogram
+from phase5_continuous.lab.histogram import Histogram
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,14 +5,12 @@ The length of an answer is not known beforehand: it ends when a stop token is sa
 takes for a million requests.
 """
 
-import argparse
 import random
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -21,19 +19,16 @@ from rich.console import Console
 
 from phase0_request import safe_path
 from phase0_request.lab.metrics import percentile, summarize
-from phase0_request.lab.record import record
-from phase0_request.machine import describe
+from phase0_request.lab.report import finish, parser, table
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
-from phase2_prefill_decode.engine import Engine
+from phase2_prefill_decode.engine import static
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.loading.model import Model, default_device
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.kernels.attention import ATTEND
-from phase5_continuous.engine import ContinuousEngine, core
-from phase5_continuous.lab.report import side_by_side
-from phase5_continuous.scheduler import Scheduler
+from phase5_continuous.engine import continuous
 
 PAGES, PAGE_SIZE = 512, 16
 MOST = 512  # output tokens of a request
@@ -90,12 +85,11 @@ def serve(model: Model, way: str, count: int) -> Measured:
     prompts, params = workload(model.config.vocab_size, count)
     cache, preemptions = PagedCache(PAGES, PAGE_SIZE), 0
     if way == "static":
-        answers = Engine(model, cache=cache, batch_size=BATCH).generate(prompts, params)
+        answers = static(model, cache=cache, batch_size=BATCH).generate(prompts, params)
     else:
-        loop = core(model, BUDGET, cache=cache, max_running=BATCH)
-        answers = ContinuousEngine(model, loop).generate(prompts, params)
-        assert isinstance(loop.scheduler, Scheduler)
-        preemptions = loop.scheduler.running_set.num_preemptions
+        engine = continuous(model, BUDGET, cache=cache, max_running=BATCH)
+        answers = engine.generate(prompts, params)
+        preemptions = engine.core.scheduler.running_set.num_preemptions
     return judge([answer.request for answer in answers], preemptions)
 
 
@@ -121,9 +115,9 @@ def beside(model: Model, count: int, runs: int) -> dict[str, Any]:
     for way in ("static", "continuous"):
         serve(model, way, 4)  # warm-up
     rounds = [{way: serve(model, way, count) for way in ("static", "continuous")} for _ in range(runs)]
-    best = {way: min((each[way] for each in rounds), key=lambda one: one.seconds) for way in ("static", "continuous")}
+    best = {way: min((each[way] for each in rounds), key=lambda run: run.seconds) for way in ("static", "continuous")}
     static, continuous = best["static"], best["continuous"]
-    return {way: asdict(one) for way, one in best.items()} | {
+    return {way: asdict(run) for way, run in best.items()} | {
         "throughput_ratio": continuous.tokens_per_second / static.tokens_per_second,
         "ttft_p99_ratio": static.ttft_p99_ms / continuous.ttft_p99_ms,
     }
@@ -143,52 +137,28 @@ def many(requests: int) -> dict[str, float]:
     return {"requests": requests, "seconds": seconds, "minutes": seconds / 60, "peak_mib": peak / 1024}
 
 
-def _show(console: Console, figures: dict[str, Any]) -> None:
-    measured = figures["measured"]
-    rows = {
-        way: [
-            f"{one['tokens_per_second']:,.0f}",
-            f"{one['ttft_p50_ms']:,.0f} ms",
-            f"{one['ttft_p99_ms']:,.0f} ms",
-            f"{one['seconds']:.1f} s",
-            str(one["preemptions"]),
-        ]
-        for way, one in measured.items()
-        if isinstance(one, dict)
-    }
-    console.print(side_by_side("engine", ("tokens/s", "TTFT p50", "p99", "all ended after", "preempted"), rows))
-    console.print(
-        f"{measured['throughput_ratio']:.1f} times the tokens a second, p99 TTFT {measured['ttft_p99_ratio']:.1f} "
-        "times as early"
-    )
-    if "many" in figures:
-        one = figures["many"]
-        console.print(
-            f"\n{one['requests']:,} requests simulated in {one['minutes']:.1f} minutes, {one['peak_mib']:.0f} MiB"
-        )
-
-
 def main(arguments: list[str] | None = None) -> int:
-    p = argparse.ArgumentParser(prog="python -m phase5_continuous.lab study", description=__doc__)
+    p = parser("phase5_continuous.lab study", __doc__)
     p.add_argument("--shape", choices=SHAPES, default="17m", help="(%(default)s)")
     p.add_argument("-n", "--requests", type=int, default=128, help="measured (%(default)s)")
     p.add_argument("--runs", type=int, default=3, help="of which the best counts (%(default)s)")
     p.add_argument("--threads", type=int, help="of torch, while it is measured (torch's choice)")
     p.add_argument("--many", type=int, default=1_000_000, help="requests simulated in one go; 0: none (%(default)s)")
-    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
-    options = p.parse_args(arguments)
+    options, console = p.parse_args(arguments), Console(highlight=False)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    console = Console()
-    figures: dict[str, Any] = {"measured": beside(model_of(options.shape), options.requests, options.runs)}
+    measured = beside(model_of(options.shape), options.requests, options.runs)
+    columns = ("tokens_per_second", "ttft_p50_ms", "ttft_p99_ms", "seconds", "preemptions")
+    rows = [(way, *(measured[way][column] for column in columns)) for way in ("static", "continuous")]
+    console.print(table(("engine", *(column.replace("_", " ") for column in columns)), rows))
+    console.print(
+        f"{measured['throughput_ratio']:.1f} times the tokens a second, p99 TTFT {measured['ttft_p99_ratio']:.1f} "
+        "times as early"
+    )
+    figures: dict[str, Any] = {"measured": measured}
     if options.many:
-        figures["many"] = many(options.many)
-    _show(console, figures)
-    if options.json is not None:
-        command = (
-            f"python -m phase5_continuous.lab study --shape {options.shape} --requests {options.requests} "
-            f"--runs {options.runs} --threads {torch.get_num_threads()} --many {options.many}"
-        )
-        record(options.json, command, figures, device=describe().gpu or describe().cpu)
-        console.print(f"\nFigures written to {options.json}")
+        figures["many"] = simulated = many(options.many)
+        took = f"{simulated['minutes']:.1f} minutes, {simulated['peak_mib']:.0f} MiB"
+        console.print(f"\n{options.many:,} requests simulated in {took}")
+    finish(p, options, arguments, figures, gpu=default_device().type == "cuda")
     return 0

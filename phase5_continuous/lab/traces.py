@@ -8,18 +8,16 @@ length that only the trace knows.
 import json
 import math
 import random
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from phase0_request.params import MAX_TOKEN_ID, SamplingParams
+from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 
 EOS, WORD = 0, 1
 LONGEST = 1 << 20  # tokens of a prompt or an answer
-_LATEST = sys.float_info.max  # seconds
 _FIRST = 2  # of the tokens that make prompts unique
 
 
@@ -186,30 +184,23 @@ def load(path: str | Path) -> list[Arrival]:
     entries = json.loads(Path(path).read_text("utf-8"))
     if not isinstance(entries, list) or not entries:
         raise ValueError(f"{Path(path).name} must hold a list of arrivals, at least one")
-    return sorted((_arrival(number, entry) for number, entry in enumerate(entries)), key=lambda one: one.time)
+    return sorted((_arrival(number, entry) for number, entry in enumerate(entries)), key=lambda arrival: arrival.time)
 
 
 def _arrival(number: int, entry: Any) -> Arrival:
-    allowed = 'an object such as {"time": 0.5, "prompt": 120, "answer": 40}'
-    if not isinstance(entry, dict) or not {"time", "prompt", "answer"} <= set(entry) <= {*Arrival._fields}:
+    try:
+        time, prompt, answer = float(entry["time"]), entry["prompt"], entry["answer"]
+        if type(prompt) is int and 1 <= prompt <= LONGEST:
+            prompt = [_FIRST + number, *[WORD] * (prompt - 1)]
+        if not 0 <= time < math.inf or type(answer) is not int or not 1 <= answer <= LONGEST:
+            raise ValueError
+        if not set(entry) <= set(Arrival._fields):
+            raise ValueError
+        request = Request("", tuple(prompt), priority=entry.get("priority", 0), tenant=entry.get("tenant", ""))
+    except (TypeError, ValueError, KeyError, OverflowError) as error:
+        example = '{"time": 0.5, "prompt": 120, "answer": 40}'
         raise ValueError(
-            f"arrival {number} must be {allowed}, with a priority and a tenant if you like; got {entry!r:.80}"
-        )
-    moment, prompt, answer = entry["time"], entry["prompt"], entry["answer"]
-    if isinstance(moment, bool) or not isinstance(moment, int | float) or not 0 <= moment <= _LATEST:
-        raise ValueError(f"arrival {number}: time must be a number of seconds from 0, got {moment!r:.80}")
-    if type(answer) is not int or not 1 <= answer <= LONGEST:
-        raise ValueError(f"arrival {number}: answer must be from 1 to {LONGEST:,} tokens, got {answer!r:.80}")
-    if type(prompt) is int and 1 <= prompt <= LONGEST:
-        prompt = [_FIRST + number, *[WORD] * (prompt - 1)]
-    tokens = prompt if isinstance(prompt, list) else []
-    if not tokens or not all(type(token) is int and 0 <= token <= MAX_TOKEN_ID for token in tokens):
-        ids = f"a list of token ids from 0 to {MAX_TOKEN_ID}"
-        raise ValueError(f"arrival {number}: prompt must be from 1 to {LONGEST:,} tokens, or {ids}")
-    priority = entry.get("priority", 0)
-    if type(priority) is not int:
-        raise ValueError(f"arrival {number}: priority must be an integer, got {priority!r:.80}")
-    tenant = entry.get("tenant", "")
-    if not isinstance(tenant, str):
-        raise ValueError(f"arrival {number}: tenant must be a string, got {tenant!r:.80}")
-    return Arrival(float(moment), tuple(tokens), answer, priority, tenant)
+            f"arrival {number} must be an object such as {example}: seconds, then tokens from 1 to {LONGEST:,}, or "
+            f"token ids of the prompt; with a priority and a tenant if you like; got {entry!r:.80}"
+        ) from error
+    return Arrival(time, request.prompt_tokens, answer, request.priority, request.tenant)

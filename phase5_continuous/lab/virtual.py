@@ -1,6 +1,5 @@
 """A simulated runner: steps take the time that the cost model predicts, and answers have the lengths of the trace."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from phase0_request.batch import Batch, StepOutput
@@ -69,14 +68,10 @@ class VirtualStep:
     """A packed step. Its tokens are known already."""
 
     batch: Batch
-    drawn: list[int]
     tokens: list[int | None]
+    yields: int  # how many slices complete their requests
 
-    @property
-    def slices(self) -> int:
-        return len(self.tokens)
-
-    def output(self, numbers: Sequence[int], slices: int, /) -> StepOutput:
+    def output(self) -> StepOutput:
         return StepOutput(self.tokens)
 
 
@@ -94,18 +89,14 @@ class VirtualRunner:
         self.answers: dict[str, int] = {}  # by request id, the tokens of its answer
 
     def pack(self, batch: Batch) -> VirtualStep:
-        drawn: list[int] = []
         tokens: list[int | None] = []
-        for number, (request, start, length) in enumerate(batch.slices):
-            if start + length < request.total:
-                tokens.append(None)
-                continue
-            drawn.append(number)
-            tokens.append(EOS if len(request.output_tokens) + 1 >= self.answers[request.id] else WORD)
-        return VirtualStep(batch, drawn, tokens)
+        for request, start, length in batch.slices:
+            last = len(request.output_tokens) + 1 >= self.answers[request.id]
+            tokens.append(None if start + length < request.total else EOS if last else WORD)
+        return VirtualStep(batch, tokens, len(tokens) - tokens.count(None))
 
     def launch(self, step: VirtualStep) -> VirtualStep:
-        load = self.times.load([piece[1:] for piece in step.batch.slices], len(step.drawn))
-        recorded = load.tokens == step.slices
+        load = self.times.load([piece[1:] for piece in step.batch.slices], step.yields)
+        recorded = load.tokens == len(step.tokens)
         self.clock.now += max(self.times.seconds(load), 0.0 if recorded else self.launch_seconds)
         return step

@@ -26,12 +26,11 @@ logger = logging.getLogger("nanoserve")
 def application(
     engine: AsyncEngine,
     settings: ServerSettings,
-    outer: Sequence[Middleware] = (),
     around: Sequence[Middleware] = (),
     inner: Sequence[Middleware] = (),
 ) -> FastAPI:
     """An app that answers chats and completions, with an engine which may still be loading. The middleware of wings
-    stands outside of everything, around the errors, and before the routes."""
+    stands around the errors and before the routes."""
     app = FastAPI(
         title="nano-serving",
         version=version("nano-serving"),
@@ -41,7 +40,7 @@ def application(
         separate_input_output_schemas=False,
         redirect_slashes=False,
         servers=[{"url": settings.root_path}] if settings.root_path else None,
-        middleware=[*outer, Middleware(Exchanges), *around, Middleware(ErrorResponses), *inner],
+        middleware=[Middleware(Exchanges), *around, Middleware(ErrorResponses), *inner],
     )
     app.state.server = ServerState.of(engine, settings)
     app.include_router(completions.router)

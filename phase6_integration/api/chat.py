@@ -14,7 +14,7 @@ from phase6_integration.api.parsing import (
     bad_words,
     check_lengths,
     check_options,
-    engine_requests,
+    engine_request,
     output_lengths,
     prompt_alternatives,
     requested_length,
@@ -43,7 +43,7 @@ async def continue_chat(
     check_options(server, body, 1)
     if body.top_logprobs is not None and not body.logprobs:
         raise conflict("top_logprobs", "top_logprobs need logprobs; set logprobs to true")
-    content = await server.grammars.of(body, request.state.tenant)
+    content = server.grammars.of(body)
     length, context, pool = requested_length(body), server.engine.max_model_len, server.tokenizers
     if body.truncate_prompt_tokens is None:
         check_lengths(["".join(map(text_of, body.messages))], pool.tokenizer.longest, context, "messages")
@@ -54,10 +54,7 @@ async def continue_chat(
     default = server.settings.sampling_defaults.get("max_tokens")
     lengths = output_lengths([prompt], length, default, context, "messages")
     formatter = make(server, body, request.state.request_id, prompt, plan)
-    grammar = plan.grammar(prompt, content)
-    if grammar is not None and grammar != content:
-        grammar = await server.grammars.check(grammar, tenant, "tools")
-    requests = engine_requests(
+    message = engine_request(
         server,
         tenant,
         body,
@@ -67,10 +64,10 @@ async def continue_chat(
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=prompt_alternatives(body, [prompt], None, server.settings.max_scores),
         bad_words=await bad_words(pool, body, tenant),
-        grammar=grammar,
+        grammar=plan.grammar(prompt, content),
         **plan.sampling,
     )
-    return GenerationResponse(server, requests, formatter, body)
+    return GenerationResponse(server, message, formatter, body)
 
 
 class ChatFormatter(Formatter):

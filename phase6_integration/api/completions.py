@@ -13,7 +13,7 @@ from phase6_integration.api.parsing import (
     bad_words,
     check_lengths,
     check_options,
-    engine_requests,
+    engine_request,
     output_lengths,
     prompt_alternatives,
     requested_length,
@@ -40,7 +40,7 @@ async def create_completion(
     if body.max_tokens == 0 and not body.echo:
         raise conflict("max_tokens", "max_tokens may be 0 only with echo: there would be nothing to answer")
     tenant, length = request.state.tenant, requested_length(body)
-    grammar = await server.grammars.of(body, tenant)
+    grammar = server.grammars.of(body)
     prompts = await _tokenize(pool, tenant, given, body, context)
     tokens = [prompt.tokens for prompt in prompts]
     lengths = output_lengths(tokens, length, DEFAULT_MAX_TOKENS, context)
@@ -50,7 +50,7 @@ async def create_completion(
     )
     formatter = CompletionFormatter(server, body, request.state.request_id, tokens, echoes)
     words = await bad_words(pool, body, tenant)
-    requests = engine_requests(
+    message = engine_request(
         server,
         tenant,
         body,
@@ -62,7 +62,7 @@ async def create_completion(
         bad_words=words,
         grammar=grammar,
     )
-    return GenerationResponse(server, requests, formatter, body)
+    return GenerationResponse(server, message, formatter, body)
 
 
 class _Prompt(NamedTuple):

@@ -71,6 +71,11 @@ def no_token_left(fields: Sequence[str], tokens: int) -> RequestError:
     return conflict(fields[0], message, "no_token_left")
 
 
+def grammar_refused(fields: Sequence[str], why: str) -> RequestError:
+    """The grammar of an answer cannot be used."""
+    return conflict(fields[0] if fields else None, f"{fields[0] if fields else 'tools'}: {why}")
+
+
 def grammar_failed(fields: Sequence[str], tokens: int) -> RequestError:
     """An answer cannot go on after so many tokens: to follow its grammar takes more than it may."""
     message = f"after {tokens} tokens of the answer its grammar takes too much time or memory to be followed further"
@@ -167,7 +172,7 @@ async def _http(request: Request, error: Exception) -> NoReturn:
     """Errors of the router: an unknown path, a wrong method."""
     assert isinstance(error, HTTPException)
     words = {
-        404: ("there is nothing at this path", "not_found"),
+        404: ("there is nothing at this path; /openapi.json lists all that there is", "not_found"),
         405: ("this path does not take this method", "method_not_allowed"),
     }
     message, code = words.get(error.status_code, (str(error.detail), None))

@@ -18,7 +18,7 @@ from phase6_integration.api.logprobs import TokenIds, for_prompt
 from phase6_integration.api.parsing import excluding_fields
 from phase6_integration.api.schemas import SamplingFields, StreamOptions
 from phase6_integration.api.state import ServerState
-from phase6_integration.process.outputs import Chunk, OutputState
+from phase6_integration.process.outputs import Chunk, Output
 
 BLOCK = 64  # items of an iterator that are encoded at a time
 LINE_BREAKS = {line.encode(): b"\\u%04x" % ord(line) for line in "\x85\u2028\u2029"}
@@ -88,7 +88,7 @@ class Formatter(ABC):
         self.first_event: dict[str, Any] = {}  # fields that only the first event of a stream has
         self.excluding = excluding_fields(server, body)
         self._hides_cached = server.settings.hide_cached_tokens
-        self.outputs: Sequence[OutputState] = ()  # once they are submitted
+        self.outputs: Sequence[Output] = ()  # once they are submitted
         self._unwritten: dict[int, Chunk] = {}  # by index
         self._delivered: dict[int, int] = {}  # tokens in the chunks of a stream, by index
         self._head = encode(self._top(self.chunk_object))[:-1] + b',"choices":['

@@ -1,4 +1,4 @@
-"""Request parsing: from a validated body to requests of the engine. n completions of a prompt are n requests."""
+"""Request parsing: from a validated body to the message that the engine gets."""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ from phase6_integration.api.tokenization import TokenizerPool
 from phase6_integration.process.health import Health
 from phase6_integration.process.messages import EngineRequest
 
-_DERIVED = {"max_tokens", "min_tokens", "seed", "logit_bias", "bad_words", "logprobs", "prompt_logprobs"}  # below
+_DERIVED = {"max_tokens", "min_tokens", "logit_bias", "bad_words", "logprobs", "prompt_logprobs"}  # below
 _COPIED = [field.name for field in fields(SamplingParams) if field.name in {*SamplingFields.model_fields} - _DERIVED]
 BY_KEY = "key-"  # ids of clients with an API key begin with it
 _serial = itertools.count()  # makes ids unique, since a client may give two requests the same one
@@ -132,7 +132,7 @@ async def bad_words(pool: TokenizerPool, request: SamplingFields, tenant: str) -
     return list(found)
 
 
-def engine_requests(
+def engine_request(
     server: ServerState,
     tenant: str,
     request: CompletionRequest | ChatRequest,
@@ -140,31 +140,20 @@ def engine_requests(
     prompts: Sequence[tuple[int, ...]],
     lengths: Sequence[int],
     **found: Any,
-) -> list[EngineRequest]:
-    """One request per choice, in the order of the choices: prompt by prompt, sample by sample. `found` are fields of
-    SamplingParams that are more than a copy of the request's. Sample i of a seeded request gets seed + i; all else is
-    made and checked once, and shared."""
-    name, n = f"{id}-{next(_serial)}", request.n or 1
-    salt = cache_salt(server.settings, tenant, request.cache_salt or "")
-    timeout = server.settings.request_timeout or None
-    shared = sampling_params(request, lengths, server.settings.sampling_defaults, found)
-    return [
-        EngineRequest(
-            f"{name}-{p * n + sample}",
-            prompt,
-            shared.vary(max(length, 1), _seed(request, sample)),
-            request.priority or 0,
-            salt,
-            timeout,
-            tenant,
-        )
-        for p, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
-        for sample in range(n)
-    ]
-
-
-def _seed(request: SamplingFields, sample: int) -> int | None:
-    return None if request.seed is None else (request.seed + sample + (1 << 63)) % (1 << 64) - (1 << 63)
+) -> EngineRequest:
+    """The message to the engine. `found` are fields of SamplingParams that are more than a copy of the request's."""
+    settings = server.settings
+    return EngineRequest(
+        f"{id}-{next(_serial)}",
+        list(prompts),
+        sampling_params(request, lengths, settings.sampling_defaults, found),
+        [max(length, 1) for length in lengths],
+        request.n or 1,
+        request.priority or 0,
+        cache_salt(settings, tenant, request.cache_salt or ""),
+        settings.request_timeout or None,
+        tenant,
+    )
 
 
 def cache_salt(settings: ServerSettings, tenant: str, given: str) -> str:

@@ -16,7 +16,7 @@ from phase6_integration.api.settings import ServerSettings
 from phase6_integration.api.tokenization import TokenizerPool
 from phase6_integration.process.async_engine import AsyncEngine
 from phase6_integration.process.messages import EngineRequest
-from phase6_integration.process.outputs import OutputState
+from phase6_integration.process.outputs import Output
 
 MANY = 1000  # errors of one body, beyond which not even the first is formatted: that takes as long as all of them
 M = TypeVar("M", bound=BaseModel)
@@ -34,14 +34,14 @@ class Grammars:
         given = body.model_dump(include=set(StructuredFields.model_fields), exclude_none=True)
         return next((name for name, value in given.items() if value != {"type": "text"}), None)
 
-    async def of(self, body: StructuredFields, tenant: str) -> str | None:
-        """The grammar that a request asks for, checked."""
+    def of(self, body: StructuredFields) -> str | None:
+        """The grammar that a request asks for."""
         if (name := self.field(body)) is not None:
             raise _missing(name, "structured output")
         return None
 
-    async def check(self, grammar: str, tenant: str, param: str) -> str:
-        """The grammar as the engine takes it. A RequestError about `param` says what is wrong with it."""
+    def check(self, grammar: str, param: str) -> str:
+        """The same grammar. A RequestError about `param` if the engine cannot take it."""
         raise _missing(param, "structured output")
 
     def of_schema(self, schema: Mapping[str, Any]) -> str:
@@ -146,8 +146,8 @@ class ServerState:
     names: TokenNames
     grammars: Grammars = field(default_factory=Grammars)
     plan: "Callable[[ServerState, ChatRequest], AnswerPlan]" = PlainAnswers
-    lease: Callable[[Sequence[EngineRequest], str], Lease] = lambda requests, length_field: Lease()
-    answered: list[Callable[[int, Sequence[OutputState]], None]] = field(default_factory=list)  # with n and outputs
+    lease: Callable[[EngineRequest, str], Lease] = lambda request, length_field: Lease()
+    answered: list[Callable[[int, Sequence[Output]], None]] = field(default_factory=list)  # with n and outputs
     warned: set[str] = field(default_factory=set)  # unknown fields that the log has
 
     @classmethod
@@ -178,7 +178,7 @@ class Account:
     """What a route reports about a request for the access log, through `request.state.account`."""
 
     prompt_tokens: int = 0  # as in usage: each prompt counts once
-    outputs: Sequence[OutputState] = ()
+    outputs: Sequence[Output] = ()
     n: int = 1  # outputs per prompt
     user: str | None = None  # the field `user` of the request
     request_id: str | None = None  # its field `request_id`, part of the id of the answer

@@ -10,10 +10,18 @@ from typing import Any
 from fastapi import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from phase0_request.batch import GRAMMAR_FAILED, NO_TOKEN_LEFT
+from phase0_request.batch import GRAMMAR_FAILED, GRAMMAR_REFUSED, NO_TOKEN_LEFT
 from phase0_request.queue import QueueFullError
 from phase0_request.request import FinishReason
-from phase6_integration.api.errors import RequestError, conflict, fault, grammar_failed, no_token_left, unavailable
+from phase6_integration.api.errors import (
+    RequestError,
+    conflict,
+    fault,
+    grammar_failed,
+    grammar_refused,
+    no_token_left,
+    unavailable,
+)
 from phase6_integration.api.formatter import Formatter
 from phase6_integration.api.schemas import SamplingFields
 from phase6_integration.api.state import Account, Lease, ServerState
@@ -44,12 +52,10 @@ class ClientLeftError(Exception):
 class GenerationResponse(Response):
     """A completion. It aborts its requests when the client disconnects or stops reading, streaming or not."""
 
-    def __init__(
-        self, server: ServerState, requests: Sequence[EngineRequest], formatter: Formatter, body: SamplingFields
-    ) -> None:
+    def __init__(self, server: ServerState, request: EngineRequest, formatter: Formatter, body: SamplingFields) -> None:
         super().__init__()
         self._server = server
-        self._requests = requests
+        self._request = request
         self._formatter = formatter
         self._stream = bool(body.stream)
         self._user = body.user
@@ -59,8 +65,8 @@ class GenerationResponse(Response):
         """Submit the requests and send their outputs, while a task waits for the client to disconnect."""
         formatter, account = self._formatter, scope["state"]["account"]
         account.prompt_tokens, account.n, account.user = formatter.prompt_tokens, formatter.n, self._user
-        with self._server.lease(self._requests, formatter.length_field) as lease, self._submit(lease) as outputs:
-            account.outputs = formatter.outputs = outputs.states
+        with self._server.lease(self._request, formatter.length_field) as lease, self._submit(lease) as outputs:
+            account.outputs = formatter.outputs = outputs.outputs
             writer = ResponseWriter(send, self._server.settings.send_timeout)
             sender = _Sender(self._server, formatter, outputs, writer, account, scope["state"]["request_id"])
             async with _beside(_abort_on_disconnect(receive, outputs)):
@@ -76,7 +82,7 @@ class GenerationResponse(Response):
     def _submit(self, lease: Lease) -> OutputStream:
         try:
             lease.cover(self._formatter.text_bytes)
-            outputs = self._server.engine.submit(self._requests)
+            outputs = self._server.engine.submit(self._request)
             lease.begin(self._formatter.prompt_tokens)
             return outputs
         except QueueFullError:
@@ -111,9 +117,9 @@ class _Sender:
         await self.writer.write_json(self.formatter.whole())
 
     async def stream(self, lease: Lease) -> None:
-        """Send events. The status is sent once the engine has admitted the request, so that an earlier failure has a
-        status of its own; a later one is an event. A request that waits for long gets its status and comments, so that
-        no proxy or client gives it up. The last event is always `done`."""
+        """Send events. The status is sent once the engine has admitted the request (with a grammar: has drawn a token),
+        so that an earlier failure has a status of its own; a later one is an event. A request that waits for long gets
+        its status and comments, so that no proxy or client gives it up. The last event is always `done`."""
         admitted = await self.outputs.admitted(self.server.settings.keepalive)
         arriving = aiter(self.outputs)
         first = [self._event(chunk) for chunk in await anext(arriving, [])] if admitted and self._ended_early else []
@@ -143,12 +149,12 @@ class _Sender:
 
     def _answered(self) -> None:
         for note in self.server.answered:
-            note(self.formatter.n, self.outputs.states)
+            note(self.formatter.n, self.outputs.outputs)
 
     @property
     def _ended_early(self) -> bool:
         """Whether an output has ended. One that ended before it was admitted has neither time."""
-        times = [output.times for output in self.outputs.states]
+        times = [output.times for output in self.outputs.outputs]
         return any(one.finished is not None for one in times) or all(one.admitted is None for one in times)
 
     # region exercise 6.5
@@ -184,7 +190,7 @@ class _Sender:
         if chunk.finish_reason is FinishReason.ABORT:
             raise ClientLeftError
         if (failure := self._failure(chunk)) is not None:
-            self.account.error = chunk.error or failure.message
+            self.account.error = str(chunk.error or failure.message)
             raise failure
 
     # endregion
@@ -195,11 +201,16 @@ class _Sender:
             return RequestError(408, "the request was not answered before its deadline", code="deadline_passed")
         if chunk.finish_reason is not FinishReason.ERROR:
             return None
-        if chunk.error == NO_TOKEN_LEFT and self.formatter.excluding:
-            return no_token_left(self.formatter.excluding, self.outputs.states[chunk.index].generated)
+        if isinstance(chunk.error, UnavailableError):
+            return unavailable(chunk.error.health)
+        fields, tokens = self.formatter.excluding, self.outputs.outputs[chunk.index].generated
+        if chunk.error == NO_TOKEN_LEFT and fields:
+            return no_token_left(fields, tokens)
+        if chunk.error is not None and chunk.error.startswith(GRAMMAR_REFUSED):
+            return grammar_refused(fields, chunk.error.removeprefix(f"{GRAMMAR_REFUSED}: "))
         if chunk.error is not None and chunk.error.startswith(GRAMMAR_FAILED):
-            return grammar_failed(self.formatter.excluding, self.outputs.states[chunk.index].generated)
-        return fault(self.request_id) if chunk.health is None else unavailable(chunk.health)
+            return grammar_failed(fields, tokens)
+        return fault(self.request_id)
 
     # region exercise 6.5
     async def _keep_alive(self) -> None:

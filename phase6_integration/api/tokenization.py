@@ -4,110 +4,31 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from queue import LifoQueue
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from phase0_request.tokenizer import Tokenizer
 from phase6_integration.api.errors import RequestError, conflict
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.process.async_engine import AsyncEngine
-from phase6_integration.process.tokenizer_process import (
-    Checked,
-    Encode,
-    EncodeChat,
+from phase6_integration.process.tokenizer_worker import (
     Job,
-    Killed,
-    NotStartedError,
-    Refused,
-    Result,
-    Setup,
-    TokenizerProcess,
+    KilledError,
+    TokenizerWorker,
     Tokens,
+    encode,
+    encode_chat,
 )
 
 logger = logging.getLogger("nanoserve")
 LONG = 10_000  # tokens; to decode fewer takes a few milliseconds and is done on the event loop
-PROCESSES = 2  # so that a text that takes its whole time limit delays no other
+WORKERS = 2  # so that a text that takes its whole time limit delays no other
 SLOWEST = 100_000  # characters a second that a tokenizer encodes at the very least
 T = TypeVar("T")
 
 
-class Processes:
-    """Tokenizer processes, and a thread for each that waits for it. The second one starts when the first is busy. When
-    both are, the clients that have jobs waiting take turns."""
-
-    def __init__(self, setup: Setup) -> None:
-        self._threads = ThreadPoolExecutor(PROCESSES, "tokenizers")
-        self._free: LifoQueue[TokenizerProcess] = LifoQueue()
-        for _ in range(PROCESSES):
-            self._free.put(TokenizerProcess(setup))
-        self._idle = PROCESSES
-        self._turns: dict[str, deque[asyncio.Future[None]]] = {}  # by tenant, the next one first
-        self.unfinished = Counter[str]()  # jobs, by tenant
-
-    def start(self) -> None:
-        self._threads.submit(self._run, Encode([], False, 1.0))
-
-    async def run(self, job: Job, tenant: str) -> Result:
-        self.unfinished[tenant] += 1
-        try:
-            await self._turn(tenant)
-            try:
-                return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, job)
-            finally:
-                self._pass_on()
-        finally:
-            self.unfinished -= Counter((tenant,))  # drops those with none
-
-    async def attempt(self, job: Job, tenant: str, max_waiting: int) -> Result:
-        """Run a job. A RequestError if too many of the client wait, or if there is no process."""
-        if self.unfinished[tenant] >= max_waiting:
-            message = "too many texts wait for the tokenizer; try again later"
-            raise RequestError(503, message, code="tokenizer_busy", headers={"retry-after": "10"})
-        try:
-            return await self.run(job, tenant)
-        except NotStartedError as error:
-            logger.error("the tokenizer process cannot be started: %s", error)
-            message = "the tokenizer cannot be started now; try again later"
-            raise RequestError(503, message, code="tokenizer_unavailable", headers={"retry-after": "10"}) from None
-
-    async def _turn(self, tenant: str) -> None:
-        if self._idle:
-            self._idle -= 1
-            return
-        turn = asyncio.get_running_loop().create_future()
-        self._turns.setdefault(tenant, deque()).append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if not turn.cancelled():  # it had its turn already
-                self._pass_on()
-            raise
-
-    def _pass_on(self) -> None:
-        """Give the process to the next job of the next tenant, which then is the last."""
-        while self._turns:
-            tenant, turns = next(iter(self._turns.items()))
-            del self._turns[tenant]
-            turn = turns.popleft()
-            if turns:
-                self._turns[tenant] = turns
-            if not turn.done():
-                return turn.set_result(None)
-        self._idle += 1
-        return None
-
-    def _run(self, job: Job) -> Result:
-        process = self._free.get()
-        try:
-            return process.run(job)
-        finally:
-            self._free.put(process)
-
-
 class TokenizerPool:
-    """The engine's tokenizer for routes. It encodes in processes with limits of time and memory, and decodes here."""
+    """The engine's tokenizer for routes. It encodes in processes with limits of time and memory, and decodes here. When
+    all processes are busy, the clients that have texts waiting take turns."""
 
     def __init__(self, engine: AsyncEngine, settings: ServerSettings) -> None:
         self._tokenizer = engine.tokenizer
@@ -118,34 +39,21 @@ class TokenizerPool:
             self._template = engine.tokenizer.chat_template
         longest = 0 if engine.tokenizer is None else engine.tokenizer.longest
         self._max_chars = max(settings.max_body_bytes, engine.max_model_len * longest)  # of a rendered conversation
-        setup = Setup(engine.options.tokenizer or engine.options.model, self._template)
-        self._processes = Processes(setup) if engine.tokenizer else None
+        directory = engine.options.tokenizer or engine.options.model
+        self._idle = [TokenizerWorker(directory, self._template) for _ in range(WORKERS)]  # the last one is next
+        self._turns: dict[str, deque[asyncio.Future[TokenizerWorker]]] = {}  # by tenant, the next one first
+        self._unfinished = Counter[str]()  # jobs, by tenant
 
     def start(self) -> None:
-        """Start the first tokenizer process now, since that takes a second."""
-        if self._processes is not None:
-            self._processes.start()
+        """Start a process now, since that takes a second."""
+        if self._tokenizer is not None:
+            self._idle[-1].submit(1.0, encode, [], False)
 
     @property
     def tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:
             raise conflict(None, "this model has no tokenizer; send token ids, to /v1/completions", "no_tokenizer")
         return self._tokenizer
-
-    async def run(self, call: Callable[[], T], size: int) -> T:
-        """The result of `call`, which runs in a thread unless its input is short."""
-        return call() if size < LONG else await asyncio.to_thread(call)
-
-    async def encode(self, texts: Sequence[str], tenant: str, add_special_tokens: bool = True) -> list[tuple[int, ...]]:
-        """The tokens of each text."""
-        seconds = self._seconds + sum(map(len, texts)) / SLOWEST
-        job = Encode(list(texts), add_special_tokens, seconds)
-        return await self._tokens(job, tenant, "prompt", "the tokenizer")
-
-    async def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of tokens."""
-        tokenizer = self.tokenizer
-        return await self.run(lambda: tokenizer.decode(tokens, skip_special_tokens), len(tokens))
 
     @property
     def template(self) -> str:
@@ -154,31 +62,79 @@ class TokenizerPool:
             raise conflict("messages", "this model has no chat template; send a prompt to /v1/completions")
         return self._template
 
+    async def encode(self, texts: Sequence[str], tenant: str, add_special_tokens: bool = True) -> Tokens:
+        """The tokens of each text."""
+        assert self.tokenizer
+        seconds = self._seconds + sum(map(len, texts)) / SLOWEST
+        return await self._run(tenant, "prompt", "the tokenizer", seconds, encode, list(texts), add_special_tokens)
+
     async def chat(self, conversation: bytes, tenant: str, add_special_tokens: bool = False) -> tuple[int, ...]:
         """The tokens of a conversation, rendered by the model's chat template."""
+        assert self.tokenizer
         assert self.template
         seconds = self._seconds + len(conversation) / SLOWEST
-        job = EncodeChat(conversation, self._max_chars, seconds, add_special_tokens)
-        (tokens,) = await self._tokens(job, tenant, "messages", "the chat template")
+        arguments = encode_chat, conversation, self._max_chars, add_special_tokens
+        (tokens,) = await self._run(tenant, "messages", "the chat template", seconds, *arguments)
         return tokens
 
-    async def _tokens(self, job: Job, tenant: str, param: str, program: str) -> list[tuple[int, ...]]:
-        assert self.tokenizer is not None
-        assert self._processes is not None
-        result = checked(await self._processes.attempt(job, tenant, self._max_waiting), job, param, program)
-        assert isinstance(result, Tokens)
-        return list(map(tuple, result.ids))
+    async def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of tokens."""
+        tokenizer = self.tokenizer
+        return await self.run(lambda: tokenizer.decode(tokens, skip_special_tokens), len(tokens))
+
+    async def run(self, call: Callable[[], T], size: int) -> T:
+        """The result of `call`, which runs in a thread unless its input is short."""
+        return call() if size < LONG else await asyncio.to_thread(call)
+
+    async def _run(self, tenant: str, param: str, program: str, seconds: float, job: Job, *arguments: Any) -> Tokens:
+        """The result of a job. A RequestError says what is wrong with `param`, or what `program` did."""
+        if self._unfinished[tenant] >= self._max_waiting:
+            raise _unavailable("too many texts wait for the tokenizer; try again later", "tokenizer_busy")
+        self._unfinished[tenant] += 1
+        try:
+            worker = await self._turn(tenant)
+            working = asyncio.create_task(worker.run(seconds, job, *arguments))
+            working.add_done_callback(lambda done: self._pass_on(worker, done))
+            return await asyncio.shield(working)  # a process is passed on when its job has ended
+        except ValueError as error:
+            raise conflict(param, f"{param}: {error}") from None
+        except KilledError as killed:
+            late, large = f"took longer than {seconds:.2g} seconds", "failed, or needed more memory than it may use"
+            raise conflict(param, f"{param}: {program} {late if killed.late else large}") from None
+        except OSError as error:
+            logger.error("the tokenizer process cannot be started: %s", error)
+            message = "the tokenizer cannot be started now; try again later"
+            raise _unavailable(message, "tokenizer_unavailable") from None
+        finally:
+            self._unfinished -= Counter((tenant,))  # drops those with none
+
+    async def _turn(self, tenant: str) -> TokenizerWorker:
+        if self._idle:
+            return self._idle.pop()
+        turn = asyncio.get_running_loop().create_future()
+        self._turns.setdefault(tenant, deque()).append(turn)
+        try:
+            worker: TokenizerWorker = await turn
+            return worker
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # it had its turn already
+                self._pass_on(turn.result())
+            raise
+
+    def _pass_on(self, worker: TokenizerWorker, done: "asyncio.Task[Tokens] | None" = None) -> None:
+        """Give a process to the next job of the next tenant, which then is the last."""
+        if done is not None and not done.cancelled():
+            done.exception()  # its client may have left, and nothing else asks for it
+        while self._turns:
+            tenant, turns = next(iter(self._turns.items()))
+            del self._turns[tenant]
+            turn = turns.popleft()
+            if turns:
+                self._turns[tenant] = turns
+            if not turn.done():
+                return turn.set_result(worker)
+        return self._idle.append(worker)
 
 
-def checked(result: Result, job: Job, param: str, program: str) -> Tokens | Checked:
-    """A result that is what the job was for. Otherwise a RequestError: `param` and `program` are what the client is to
-    look at."""
-    match result:
-        case Refused(why=why):
-            raise conflict(param, f"{param}: {why}")
-        case Killed(late=True):
-            raise conflict(param, f"{param}: {program} took longer than {job.seconds:.2g} seconds")
-        case Killed():
-            raise conflict(param, f"{param}: {program} failed, or needed more memory than it may use")
-        case done:
-            return done
+def _unavailable(message: str, code: str) -> RequestError:
+    return RequestError(503, message, code=code, headers={"retry-after": "10"})

@@ -14,7 +14,7 @@ from phase0_request.batch import Batch, Slice
 from phase0_request.checks import ConfigError
 from phase0_request.params import MAX_LOGPROBS, SamplingParams
 from phase0_request.request import Request
-from phase1_kv_pool.cache import KVCache, PagedCache
+from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.layout import KVLayout
 from phase1_kv_pool.memory import free_bytes
 from phase1_kv_pool.pool import KVPool
@@ -23,7 +23,8 @@ from phase2_prefill_decode.sampling.logprobs import BLOCK
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.graphs import batch_sizes
-from phase2_prefill_decode.step.runner import ModelRunner, PackedStep
+from phase2_prefill_decode.step.packed import PackedStep
+from phase2_prefill_decode.step.runner import ModelRunner
 from phase2_prefill_decode.threads import set_threads
 from phase3_chunked_prefill.engine import load
 from phase4_radix.prefix_cache import PrefixCache
@@ -45,7 +46,7 @@ LONG = 4096  # tokens: on a CPU, requests up to this can all run at once; of lon
 class Assembled:
     """The parts of an engine."""
 
-    model: Model  # its config's max_length is this engine's context length
+    model: Model  # its config's max_position_embeddings is this engine's context length
     scheduler: Scheduler
     core: ObservedCore[Attempt[PackedStep]]
     sampler: Sampler
@@ -160,7 +161,7 @@ def profile(model: Model, sampler: Sampler, tokens: int, running: int, page_size
 def make_runner(
     model: Model,
     pool: KVPool,
-    cache: KVCache,
+    cache: PagedCache,
     sampler: Sampler,
     sizes: Sequence[int],
     context: int,
@@ -273,7 +274,7 @@ def _wanted_context(options: EngineOptions, claimed: int) -> int:
     return context
 
 
-def _context_length(options: EngineOptions, wanted: int, cache: KVCache) -> int:
+def _context_length(options: EngineOptions, wanted: int, cache: PagedCache) -> int:
     """The longest request: limited by the model, by max_model_len, and by the whole pool."""
     if wanted <= cache.max_tokens:
         return wanted

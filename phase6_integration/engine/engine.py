@@ -8,18 +8,18 @@ from typing import Any
 
 from torch import Tensor
 
+from phase0_request.core import Step
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase0_request.tokenizer import BUNDLED, Tokenizer
 from phase2_prefill_decode.decoder import Decoder
-from phase2_prefill_decode.engine import Params
+from phase2_prefill_decode.engine import Engine, Params
 from phase2_prefill_decode.generation import Completion, Delta, Prompt, make_request
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.loading.weights import Weights, weights_from
 from phase3_chunked_prefill.kernels.attention import ATTEND
-from phase5_continuous.core import Step
-from phase5_continuous.engine import ContinuousEngine
+from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.assemble import Assembled, assemble
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.engine.stats import Gauges, Stats
@@ -54,7 +54,7 @@ class NanoServingEngine:
     def _open(self, options: EngineOptions, model: Model | None = None) -> None:
         self._stats = Stats()
         self._parts: Assembled | None = assemble(options, model, self._stats)
-        self._texts: ContinuousEngine | None = ContinuousEngine(self._parts.model, self._parts.core)
+        self._texts: Engine[Scheduler] | None = Engine(self._parts.model, self._parts.core)
         self._names = (f"added-{number}" for number in itertools.count(1))
 
     @property
@@ -70,11 +70,11 @@ class NanoServingEngine:
         """Run all prompts and return their completions in order. A prompt is a text or a list of token ids; `params` is
         one for all prompts or one for each. `progress` shows a bar; None means: if stderr is a terminal."""
         show = sys.stderr.isatty() if progress is None else progress
-        return self._continuous().generate(_as_list(prompts), params, progress=show)
+        return self._engine().generate(_as_list(prompts), params, progress=show)
 
     def stream(self, prompts: Prompts, params: Params = None) -> Generator[Delta]:
         """Yield text as steps produce it. Closing the generator aborts the requests that still run."""
-        return self._continuous().stream(_as_list(prompts), params)
+        return self._engine().stream(_as_list(prompts), params)
 
     # Drive the loop.
 
@@ -82,12 +82,10 @@ class NanoServingEngine:
         self, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0, cache_salt: str = ""
     ) -> Request:
         """Queue a request. Each call of `step` advances all queued and running requests."""
-        core, name = self.parts.core, next(self._names)
-        made = make_request(prompt, params or SamplingParams(), self.parts.model, core.clock(), name)
-        request = Request(name, made.prompt_tokens, made.params, priority, made.arrival, cache_salt)
-        if made.params.grammar is not None:
-            if self.parts.model.tokenizer is None:
-                raise ValueError("a grammar needs a tokenizer, which this model has not")
+        core, model = self.parts.core, self.parts.model
+        params = params or SamplingParams()
+        request = make_request(prompt, params, model, core.clock(), next(self._names), priority, cache_salt)
+        if params.grammar is not None:
             self.parts.sampler.constraint_of(request)  # a wrong one is refused now
         core.submit(request)
         return request
@@ -121,7 +119,7 @@ class NanoServingEngine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _continuous(self) -> ContinuousEngine:
+    def _engine(self) -> Engine[Scheduler]:
         if self._texts is None:
             raise RuntimeError("this engine was closed")
         return self._texts

@@ -7,15 +7,15 @@ either, the engine is broken.
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from phase0_request.batch import Batch, Forced, Slice, StepOutput, WaitHandle
+from phase0_request.core import Launched, Runner
 from phase0_request.request import Request, TokenLogprobs
-from phase5_continuous.core import Launched, PackedBatch, Runner
 from phase5_continuous.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
-P = TypeVar("P", bound=PackedBatch)
+P = TypeVar("P")
 BLAMED = "it made a step of the engine fail"
 FAILED_STEPS = 6  # in a row, each half as large as the one before, after which the engine is broken
 CALM_STEPS = 256  # without a failure, after which steps may be twice as large again
@@ -61,15 +61,11 @@ class LoadShedding:
         log.warning("steps have at most %d tokens from now on", self._scheduler.budget.max_batched_tokens)
 
 
-class Attempt(Generic[P]):
+class Attempt(NamedTuple, Generic[P]):
     """A packed step. `packed` is None if packing failed."""
 
-    def __init__(self, batch: Batch, packed: P | None) -> None:
-        self.batch = batch
-        self.packed = packed
-        self.slices = len(batch)
-        drawn = (number for number, piece in enumerate(batch.slices) if piece.completes)
-        self.drawn = tuple(drawn) if packed is None else packed.drawn
+    batch: Batch
+    packed: P | None
 
 
 class IsolatingRunner(Generic[P]):
@@ -95,7 +91,7 @@ class IsolatingRunner(Generic[P]):
             try:
                 launched = self.runner.launch(attempt.packed)
             except Exception:
-                log.exception("a step of %d slices failed", attempt.slices)
+                log.exception("a step of %d slices failed", len(attempt.batch))
         return IsolatedStep(self, attempt, launched)
 
     # region exercise 6.6
@@ -108,12 +104,12 @@ class IsolatingRunner(Generic[P]):
         forced: dict[int, Forced] = {}
         late: dict[int, WaitHandle] = {}
         blamed = False
-        for number, piece in enumerate(batch.slices):
+        for number, part in enumerate(batch.slices):
             try:
-                output = self._alone(piece)
+                output = self._alone(part)
             except Exception:
-                log.exception("request %s fails alone too", piece.request.id)
-                self._probe(piece)
+                log.exception("request %s fails alone too", part.request.id)
+                self._probe(part)
                 failed[number], blamed = BLAMED, True
                 continue
             tokens[number] = output.tokens[0]
@@ -131,20 +127,19 @@ class IsolatingRunner(Generic[P]):
             self.shedding.failed(f"{len(batch)} slices together")
         return StepOutput(tokens, failed, logprobs, scores, forced, late)
 
-    def _alone(self, piece: Slice) -> StepOutput:
-        packed = self.runner.pack(Batch((piece,)))
-        return self.runner.launch(packed).output(packed.drawn, packed.slices)
+    def _alone(self, part: Slice) -> StepOutput:
+        return self.runner.launch(self.runner.pack(Batch((part,)))).output()
 
-    def _probe(self, piece: Slice) -> None:
+    def _probe(self, part: Slice) -> None:
         """Run a slice of the same shape with nothing of the request in it: token 0 everywhere, default sampling. It has
         the request's id and so its pages; their contents are of no use any more. StepFailedError if it raises too."""
-        request = piece.request
+        request = part.request
         probe = Request(request.id, (0,) * len(request.prompt_tokens))
         probe.output_tokens += [0] * len(request.output_tokens)
         try:
-            self._alone(Slice(probe, piece.start, piece.length))
+            self._alone(Slice(probe, part.start, part.length))
         except Exception as error:
-            why = f"{type(error).__name__} at {piece.length} tokens"
+            why = f"{type(error).__name__} at {part.length} tokens"
             self.shedding.failed(why)
             raise StepFailedError(why) from error
 
@@ -160,14 +155,14 @@ class IsolatedStep(Generic[P]):
         self._launched = launched
         self._failures = runner.failures
 
-    def output(self, numbers: Sequence[int], slices: int) -> StepOutput:
+    def output(self) -> StepOutput:
         if self._failures != self._runner.failures:
             raise StepFailedError("a step before it failed, so it read tokens and keys that were never computed")
         if self._launched is not None:
             try:
-                output = self._launched.output(numbers, slices)
+                output = self._launched.output()
             except Exception:
-                log.exception("a step of %d slices failed on the device", slices)
+                log.exception("a step of %d slices failed on the device", len(self._attempt.batch))
             else:
                 self._runner.shedding.succeeded()
                 return output

@@ -1,6 +1,6 @@
 """EngineOptions: the settings of an engine, checked once, before anything is loaded.
 
-Each field carries its check and the help text of its command-line flag: `cli.parser.add_fields` builds the flags.
+Each field carries its check and the help text of its command-line flag: `engine.flags.add_fields` builds the flags.
 """
 
 import os

@@ -1,21 +1,19 @@
-"""Statistics of an engine: counters, latency histograms and current state, in constant memory."""
+"""Statistics of an engine: counters, means of latencies and current state, in constant memory."""
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from phase0_request.batch import Event
-from phase0_request.request import FinishReason, Request
+from phase0_request.core import EngineCore, Runner, Step
+from phase0_request.request import FinishReason
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous import invariants
-from phase5_continuous.core import EngineCore, PackedBatch, Runner, Step
-from phase5_continuous.histogram import Histogram
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.isolation import StepFailedError
 
-QUANTILES = (50, 90, 99)
-P = TypeVar("P", bound=PackedBatch)
+P = TypeVar("P")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +54,14 @@ class Gauges:
         return self.pages_used / self.pages_total if self.pages_total else 0.0
 
 
-@dataclass(slots=True)
 class Stats:
-    """Counts steps, tokens and finished requests. Percentiles are accurate to 1 %."""
+    """Counts steps, tokens and finished requests, and sums their times."""
 
-    steps: int = 0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
-    generated_tokens: int = 0
-    busy: float = 0.0  # seconds in steps
-    finished: dict[str, int] = field(default_factory=lambda: {reason.value: 0 for reason in FinishReason})
-    queue: Histogram = field(default_factory=Histogram)
-    ttft: Histogram = field(default_factory=Histogram)
-    itl: Histogram = field(default_factory=Histogram)
-    e2e: Histogram = field(default_factory=Histogram)
+    def __init__(self) -> None:
+        self.steps = self.prefill_tokens = self.decode_tokens = self.generated_tokens = 0
+        self.busy = 0.0  # seconds in steps
+        self.finished = dict.fromkeys((reason.value for reason in FinishReason), 0)
+        self._times = dict.fromkeys(("queue", "ttft", "itl", "e2e"), (0, 0.0))  # how many, and their sum
 
     def add_step(self, step: Step) -> None:
         if step.batch:
@@ -84,11 +76,20 @@ class Stats:
             self.generated_tokens += event.token is not None
             if event.finish_reason is not None:
                 self.finished[event.finish_reason.value] += 1
-                self._add_times(event.request)
+                times = event.request.times
+                self._add("queue", [times.queue_time])
+                self._add("ttft", [times.ttft])
+                self._add("itl", times.itl)
+                self._add("e2e", [times.e2e])
+
+    def _add(self, name: str, times: Sequence[float | None]) -> None:
+        """Add times of a request, of which one that it did not come to is None."""
+        seconds = [time for time in times if time is not None]
+        count, total = self._times[name]
+        self._times[name] = count + len(seconds), total + sum(seconds)
 
     def report(self, gauges: Gauges) -> dict[str, Any]:
         """All figures by name. `throughput` is generated tokens per second of step time, idle time excluded."""
-        latencies = {"queue": self.queue, "ttft": self.ttft, "itl": self.itl, "e2e": self.e2e}
         tokens = self.prefill_tokens + self.decode_tokens
         return {
             "steps": self.steps,
@@ -108,22 +109,11 @@ class Stats:
                 "cached": gauges.pages_cached,
             },
             "finished": dict(self.finished),
-            **{
-                f"{name}_ms": {f"p{q}": 1e3 * histogram.percentile(q) for q in QUANTILES}
-                for name, histogram in latencies.items()
-            },
+            "mean_ms": {name: 1e3 * total / max(count, 1) for name, (count, total) in self._times.items()},
         }
 
-    def _add_times(self, request: Request) -> None:
-        times = request.times
-        for histogram, seconds in ((self.queue, times.queue_time), (self.ttft, times.ttft), (self.e2e, times.e2e)):
-            if seconds is not None:
-                histogram.add(seconds)
-        for gap in times.itl:
-            self.itl.add(gap)
 
-
-class ObservedCore(EngineCore[P]):
+class ObservedCore(EngineCore[Scheduler, P]):
     """The engine loop, with checks of its invariants if `check_invariants`, and counted in `stats` if they are given.
     A step that fails through no request's fault is planned again by the next call, and returned as an empty one:
     requests that ended in flight have freed their pages."""
@@ -139,15 +129,15 @@ class ObservedCore(EngineCore[P]):
     ) -> None:
         super().__init__(scheduler, runner, clock)
         self._stats = stats
-        self._checked = scheduler if check_invariants else None
+        self._check_invariants = check_invariants
 
     def step(self) -> Step | None:
         try:
             step = super().step()
         except StepFailedError:
-            step = Step.empty(super().drain())
-        if self._checked is not None:
-            invariants.check(self._checked)
+            step = Step(events=super().drain())
+        if self._check_invariants:
+            invariants.check(self.scheduler)
         if step is not None and self._stats is not None:
             self._stats.add_step(step)
         return step

@@ -11,11 +11,11 @@ from dataclasses import replace
 from phase0_request.batch import Batch, Slice
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
-from phase1_kv_pool.cache import KVCache
+from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.kernels.triton.tuning import ALLOWED
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.step.device_state import DeviceState
-from phase2_prefill_decode.step.packed import HostStep
+from phase2_prefill_decode.step.packed import PackedStep
 from phase3_chunked_prefill.kernels.plan import FEW, ROWS
 
 NEW = (1, 2, 4, 8, 16)  # new tokens of a sequence: the decode kernel is compiled for each
@@ -41,7 +41,7 @@ def warmup_pages(page_size: int) -> int:
     return 2 * -(-CONTEXT // page_size) + len(KINDS)
 
 
-def attention_batches(cache: KVCache, max_tokens: int) -> Iterator[Batch]:
+def attention_batches(cache: PagedCache, max_tokens: int) -> Iterator[Batch]:
     """Yield batches for the kernels of attention, one after the other; each has pages in `cache` until the next is
     taken. No sequence is longer than `max_tokens`. A CPU has one kernel for all of them."""
     length = min(CONTEXT, max_tokens)
@@ -50,21 +50,21 @@ def attention_batches(cache: KVCache, max_tokens: int) -> Iterator[Batch]:
             yield from _in_pages(cache, [(min(one, length), length, KINDS[0]) for one in (new, *beside)])
 
 
-def sampling_batches(cache: KVCache) -> Iterator[Batch]:
+def sampling_batches(cache: PagedCache) -> Iterator[Batch]:
     """Yield batches of decodes for the kernels of sampling, in the same way."""
     for kinds in (*((params,) for params in KINDS), KINDS):
         yield from _in_pages(cache, [(1, 1, params) for params in kinds])
 
 
-def long_step(state: DeviceState, sequences: int, config: ModelConfig, context: int) -> HostStep:
+def long_step(state: DeviceState, sequences: int, config: ModelConfig, context: int) -> PackedStep:
     """The step in which the decode kernel has most results of splits: as many new tokens of a sequence as it takes, all
     sequences of `context` tokens. Memory is allocated for these sizes, and the device finds no keys."""
     new = max(FEW, ROWS * config.num_key_value_heads // config.num_attention_heads)
-    padding = HostStep.empty().padded(sequences, state.scratch_row, state.scratch_row * state.width, context)
+    padding = PackedStep.empty().padded(sequences, state.scratch_row, state.scratch_row * state.width, context)
     return replace(padding, sizes=((new, context),) * sequences, max_seqlen_q=new)
 
 
-def _in_pages(cache: KVCache, sequences: Sequence[tuple[int, int, SamplingParams]]) -> Iterator[Batch]:
+def _in_pages(cache: PagedCache, sequences: Sequence[tuple[int, int, SamplingParams]]) -> Iterator[Batch]:
     """Yield a batch of sequences, given as (new tokens, all tokens, parameters). The new ones are the last."""
     slices = []
     for number, (new, length, params) in enumerate(sequences):

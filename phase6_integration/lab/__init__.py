@@ -1,2 +1,1 @@
-"""The lab of this phase: the demo, the load generator, what HTTP and a process of one's own cost, and what keeps a GPU
-busy or idle."""
+"""The lab of this phase: the demo, the ladder of all phases, the cost of HTTP and of a process, and a GPU kept busy."""

@@ -4,7 +4,6 @@ Offline, the engine has all requests at once. The server has a number of clients
 it has its answer. On a CPU the clients and the HTTP server take processor time from the engine: the worst case.
 """
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -12,17 +11,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import uvloop
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from phase0_request import safe_path
-from phase0_request.lab.record import record
+from phase0_request.lab.report import finish, parser, table
 from phase0_request.params import SamplingParams
 from phase0_request.tokenizer import BUNDLED
 from phase6_integration.engine.engine import NanoServingEngine
@@ -110,20 +107,14 @@ def measure(bench: Bench, clients: list[int], console: Console) -> dict[str, Any
             f"{'streamed' if stream else 'whole'}_{many}": bench.through_http(url, many, stream)
             for many, stream in track(cases, f"{bench.threads} threads", console=console, transient=True)
         }
-    table = Table(header_style="dim", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("clients", "", "tokens/s", "of offline", "TTFT p50", "p99", "ITL p50", "p99"):
-        table.add_column(name, justify="right" if name else "left")
+    rows = []
     for (many, stream), report in zip(cases, found.values(), strict=True):
         seen = [report.latencies[f"{q}_{what}_ms"] for what in ("ttft", "itl") for q in ("p50", "p99")]
-        table.add_row(
-            f"{many}",
-            "streamed" if stream else "whole",
-            f"{report.output_throughput:,.0f}",
-            f"{report.output_throughput / offline:.0%}",
-            *("" if ms is None else f"{ms:,.1f} ms" for ms in seen),
-        )
-    console.print(f"{bench.threads} threads; offline, {bench.running} running: {offline:,.0f} tokens/s")
-    console.print(table)
+        rate = report.output_throughput
+        rows.append(("streamed" if stream else "whole", many, rate, 100 * rate / offline, *(ms or "" for ms in seen)))
+    console.print(f"{bench.threads} threads; offline, {bench.running} running: {offline:,.0f} tokens/s; times in ms")
+    names = ("", "clients", "tokens/s", "% of offline", "TTFT p50", "p99", "ITL p50", "p99")
+    console.print(table(names, rows))
     return {
         "offline": offline,
         "http": {
@@ -133,26 +124,15 @@ def measure(bench: Bench, clients: list[int], console: Console) -> dict[str, Any
 
 
 def main(arguments: list[str] | None = None) -> int:
-    p = argparse.ArgumentParser(prog="python -m phase6_integration.lab bench", description=__doc__)
+    p = parser("phase6_integration.lab bench", __doc__)
     p.add_argument("--model", default=str(BUNDLED), help="a model's directory (the bundled one)")
     p.add_argument("--threads", type=int, nargs="+", default=[1], help="of the engine; several are compared (1)")
     p.add_argument("--requests", type=int, default=512, help="in the trace (512)")
     p.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16, 64], help="at once (1 4 16 64)")
     p.add_argument("--runs", type=int, default=3, help="of which the best counts (3)")
-    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
-    options = p.parse_args(arguments)
-    console = Console()
-    figures = {
-        f"threads_{threads}": measure(
-            Bench(options.model, threads, options.requests, max(options.clients), options.runs),
-            sorted(options.clients),
-            console,
-        )
-        for threads in options.threads
-    }
-    if options.json is not None:
-        words = sys.argv[1:] if arguments is None else arguments
-        command = " ".join(["python -m phase6_integration.lab bench", *words])
-        record(options.json, command, figures)
-        console.print(f"\nFigures written to {options.json}")
+    options, console, figures = p.parse_args(arguments), Console(highlight=False), dict[str, Any]()
+    for threads in options.threads:
+        bench = Bench(options.model, threads, options.requests, max(options.clients), options.runs)
+        figures[f"threads_{threads}"] = measure(bench, sorted(options.clients), console)
+    finish(p, options, arguments, figures)
     return 0

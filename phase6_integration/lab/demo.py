@@ -8,7 +8,6 @@ from itertools import islice
 
 from rich.console import Console
 
-from phase0_request.detokenizer import Detokenizer
 from phase0_request.lab.questions import QUESTIONS
 from phase0_request.lab.viewer import Recording
 from phase0_request.params import SamplingParams
@@ -53,9 +52,9 @@ def main(arguments: list[str] | None = None) -> int:
     recording.show(console, f"{len(requests)} requests, {options.pages} pages, at most {options.max_running} running")
     for question, request in zip(QUESTIONS, requests, strict=False):
         found = f"{cached[request.id]} of {len(request.prompt_tokens)} prompt tokens were cached"
-        console.print(f"\n{question}  [dim]({found})[/dim]\n{Detokenizer(tokenizer).push(request.output_tokens)}")
+        console.print(f"\n{question}  [dim]({found})[/dim]\n{tokenizer.decode(request.output_tokens)}")
     console.print(
         f"\n{stats['cache_hit_rate']:.0%} of the prompt tokens were cached; {stats['preemptions']} preemptions; "
-        f"median TTFT {stats['ttft_ms']['p50']:.1f} ms, ITL {stats['itl_ms']['p50']:.1f} ms"
+        f"mean TTFT {stats['mean_ms']['ttft']:.1f} ms, ITL {stats['mean_ms']['itl']:.1f} ms"
     )
     return 0

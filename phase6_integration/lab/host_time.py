@@ -8,14 +8,11 @@ planning, packing and committing, which `lab overlap` measures. So a host with a
 processor time of the thread, which never waits: other programs on the machine count little.
 """
 
-import argparse
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import median
 from typing import Any
 from unittest.mock import patch
@@ -23,13 +20,12 @@ from unittest.mock import patch
 import torch
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from phase0_request.batch import Batch, Slice
 from phase0_request.lab.metrics import percentile
-from phase0_request.lab.record import record
+from phase0_request.lab.report import finish, parser, table
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
@@ -39,7 +35,8 @@ from phase2_prefill_decode.lab.roofline import named
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.graphs import Computed
-from phase2_prefill_decode.step.runner import ModelRunner, PackedStep
+from phase2_prefill_decode.step.packed import PackedStep
+from phase2_prefill_decode.step.runner import ModelRunner
 from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase5_continuous.lab.simulator import MODELS
 from phase5_continuous.lab.virtual import StepTimes
@@ -75,7 +72,7 @@ class OneArrayRunner(ModelRunner):
     """Brings the lists of a step in one array, as for a GPU."""
 
     def _forward(self, step: PackedStep) -> Computed:
-        return self.compute(step.host, step.host.split(torch.from_numpy(step.host.array())))
+        return self.compute(step, step.split(step.array()))
 
 
 class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -182,11 +179,10 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    p = argparse.ArgumentParser(prog="python -m phase6_integration.lab host_time", description=__doc__)
+    p = parser("phase6_integration.lab host_time", __doc__)
     p.add_argument("--models", nargs="+", choices=MODELS, default=["8b", "596m"], help="layers and heads (8b 596m)")
     p.add_argument("--layers", type=int, help="in place of the model's own")
     p.add_argument("--rounds", type=int, default=40, help="steps of each kind (%(default)s)")
-    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     options = p.parse_args(arguments)
     use_no_device()
     torch.set_num_threads(1)  # the host launches from one thread
@@ -195,17 +191,13 @@ def main(arguments: list[str] | None = None) -> int:
         cases = {f"{model}_{name}": case for model in options.models for name, case in cases_of(model, options.layers)}
     freeze()  # as the engine's process does
     figures = measure(cases, options.rounds, console)
-    table = Table(header_style="dim", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("step", "launches", "GEMMs", "ms best", "median", "p90", "us a launch", GPU):
-        table.add_column(name, justify="left" if name == "step" else "right")
-    for name, row in figures.items():
-        host, launch = row["host_ms"], row["launch_us"]
-        counts = f"{row['launches_of_triton']}", f"{row['launches']['GEMM']}"
-        values = *(f"{host[key]:.2f}" for key in host), f"{launch['median']:.1f}", f"{row['device_ms']:.2f}"
-        table.add_row(name, *counts, *values)
-    table.caption = f"Times in ms, a launch of Triton in us. {GPU}: the least time of the device, by the cost model."
-    console.print(table)
-    if options.json is not None:
-        record(options.json, " ".join([p.prog, *(sys.argv[2:] if arguments is None else arguments)]), figures)
-        console.print(f"\nFigures written to {options.json}")
+    rows = [
+        (name, row["launches_of_triton"], row["launches"]["GEMM"], *row["host_ms"].values(),
+         row["launch_us"]["median"], row["device_ms"])
+        for name, row in figures.items()
+    ]  # fmt: skip
+    names = ("step", "launches", "GEMMs", "ms best", "median", "p90", "us a launch", GPU)
+    console.print(table(names, rows, digits=2))
+    console.print(f"Times in ms, a launch of Triton in us. {GPU}: the least time of the device, by the cost model.")
+    finish(p, options, arguments, figures)
     return 0

@@ -4,7 +4,6 @@ Measured are the throughput that clients see, the delay of the server's event lo
 over the objects made since the start and over all objects.
 """
 
-import argparse
 import asyncio
 import gc
 import json
@@ -14,17 +13,16 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
 import uvicorn
 import uvloop
 from rich.console import Console
-from rich.table import Table
 
 from phase0_request import safe_path
 from phase0_request.lab.metrics import percentile
-from phase0_request.lab.record import record
+from phase0_request.lab.report import finish, parser, table
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.app import create_app
 from phase6_integration.engine.gc_freeze import freeze
@@ -129,32 +127,13 @@ def load(port: int, clients: int, requests: int) -> dict[str, float]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    p = argparse.ArgumentParser(prog="python -m phase6_integration.lab hosts", description=__doc__)
+    p = parser("phase6_integration.lab hosts", __doc__)
     p.add_argument("--clients", type=int, default=64, help="at once (64)")
     p.add_argument("--requests", type=int, default=384, help="of all clients together (384)")
-    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
-    options = p.parse_args(arguments)
-    console = Console()
+    options, console = p.parse_args(arguments), Console(highlight=False)
     found = {host: uvloop.run(measure(host, options.clients, options.requests)) for host in HOSTS}
-    table = Table(
-        header_style="dim",
-        box=None,
-        pad_edge=False,
-        padding=(0, 2, 0, 0),
-        caption="Times in ms. Late is the event loop; a walk is the garbage collector's.",
-        caption_justify="left",
-    )
+    console.print("Times in ms. Late is the event loop; a walk is the garbage collector's.")
     names = ("engine in a", "tokens/s", "TTFT p99", "late p50", "p99", "most", "walk, new", "all")
-    for name in names:
-        table.add_column(name, justify="left" if name == names[0] else "right")
-    for host, one in found.items():
-        times = (one.late_p50_ms, one.late_p99_ms, one.late_most_ms, one.walk_new_ms, one.walk_all_ms)
-        table.add_row(host, f"{one.tokens_per_second:,.0f}", f"{one.ttft_p99_ms:,.0f}", *(f"{ms:,.2f}" for ms in times))
-    console.print(table)
-    if options.json is not None:
-        command = " ".join(
-            ["python -m phase6_integration.lab hosts", *(sys.argv[1:] if arguments is None else arguments)]
-        )
-        record(options.json, command, {host: asdict(one) for host, one in found.items()})
-        console.print(f"\nFigures written to {options.json}")
+    console.print(table(names, [(host, *astuple(outcome)) for host, outcome in found.items()], digits=2))
+    finish(p, options, arguments, {host: asdict(outcome) for host, outcome in found.items()})
     return 0

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,13 +24,12 @@ from statistics import mean
 from typing import Any
 
 import torch
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.console import Console
 
 from phase0_request import safe_path
 from phase0_request.lab.metrics import percentile, summarize
 from phase0_request.lab.record import record
+from phase0_request.lab.report import table
 from phase0_request.machine import describe
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
@@ -42,15 +41,10 @@ from phase6_integration.lab.rungs import PAGE_SIZE, Build, Rung, rungs
 
 NAMES = ("transformers", "phase2", "phase3", "phase4", "phase5", "phase6")
 COLUMNS = {
-    "ttft_p50_ms": ("TTFT\np50", ",.0f"),
-    "ttft_p99_ms": ("\np99", ",.0f"),
-    "itl_mean_ms": ("ITL\nmean", ",.1f"),
-    "itl_p99_ms": ("\np99", ",.1f"),
-    "tokens_per_second": ("tokens\n/s", ",.0f"),
-    "tokens_per_step": ("tokens\n/step", ".1f"),
-    "pages": ("pages\nheld", "d"),
-    "hit_rate": ("hit\nrate", ".0%"),
-}
+    "TTFT\np50": "ttft_p50_ms", "\np99": "ttft_p99_ms", "ITL\nmean": "itl_mean_ms", "ITL\np99": "itl_p99_ms",
+    "tokens\n/s": "tokens_per_second", "tokens\n/step": "tokens_per_step", "pages\nheld": "pages",
+    "hit\nrate": "hit_rate",
+}  # fmt: skip
 FEWEST, MOST = 12, 48  # requests of a trace that is made to fit; the figures of the results page are of the most
 TRIED = 8  # requests that say how fast a machine is
 ALL_TO_FIRST = 2.5  # measured: the time of all rungs, in that of the first, transformers
@@ -144,84 +138,46 @@ def serve(rung: Rung, requests: Sequence[Request], answers: dict[str, int]) -> S
     )
 
 
-class Bar(Progress):
-    """A bar over the tokens of all runs. The requests are looked at when it is drawn: an engine does not know of it."""
-
-    def __init__(self, console: Console) -> None:
-        columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()
-        super().__init__(*columns, TimeElapsedColumn(), console=console, transient=True, refresh_per_second=4)
-        self.task = self.add_task("making the engines")
-        self.before = 0  # tokens of the runs that have ended
-        self.requests: Sequence[Request] = ()
-
-    def show(self, words: str) -> None:
-        """What is done now: on a terminal beside the bar, as a line elsewhere."""
-        self.update(self.task, description=words)
-        if not self.console.is_terminal:
-            self.console.print(words, soft_wrap=True)
-
-    def run(self, requests: Sequence[Request]) -> None:
-        """The next run is one of these requests."""
-        self.before += _tokens(self.requests)
-        self.requests = requests
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        for task in self.task_ids:
-            self.update(task, completed=self.before + _tokens(self.requests))
-        return super().get_renderables()
-
-
-def _tokens(requests: Sequence[Request]) -> int:
-    return sum(len(request.output_tokens) for request in requests)
+Say = Callable[[str], object]  # shows what is done now
 
 
 class Ladder:
     """The engines over one model, and how they are measured."""
 
-    def __init__(self, directory: Path, names: Sequence[str], bar: Bar) -> None:
+    def __init__(self, directory: Path, names: Sequence[str], say: Say = print) -> None:
         self.directory = directory
         self.names = names
-        self.bar = bar
+        self.say = say
         self.vocabulary = json.loads((directory / "config.json").read_text("utf-8"))["vocab_size"]
 
     def fitting(self, seconds: float, rate: float, pages: int | None = None) -> Trace:
         """The trace of as many requests as all rungs serve in the time, by the speed of the first. Of two tries, the
         faster: other programs can only slow one down."""
-        self.bar.show(f"trying {TRIED} requests")
+        self.say(f"trying {TRIED} requests")
         tried = Trace.of(TRIED, rate, pages or Trace().pages)
         served = self.measure(rungs(self.directory, tried.pages)[self.names[0]], tried, runs=2)
         each = served.seconds / TRIED * (ALL_TO_FIRST if self.names[0] == NAMES[0] else len(self.names))
         requests = min(max(int(seconds / each), FEWEST), MOST)
-        self.bar.console.print(
-            f"{requests} requests: about {each * requests:.0f} seconds a run of all on this machine."
-        )
+        self.say(f"{requests} requests: about {each * requests:.0f} seconds a run of all on this machine.")
         return Trace.of(requests, rate, pages)
 
     def climb(self, trace: Trace, runs: int) -> dict[str, Served]:
         """Measure the rungs."""
-        known = rungs(self.directory, trace.pages)
-        _, answers = trace.make(self.vocabulary, 0.0)
-        self.bar.update(self.bar.task, total=len(self.names) * runs * sum(answers.values()))
-        found = {}
+        known, found = rungs(self.directory, trace.pages), {}
         for name in self.names:
-            self.bar.show(name.replace("phase", "phase "))
+            self.say(name.replace("phase", "phase "))
             found[name] = self.measure(known[name], trace, runs)
         return found
 
     def measure(self, build: Build, trace: Trace, runs: int) -> Served:
         """The run with the highest throughput, after one with a few requests, in which all is used once."""
-        found = []
-        small = replace(trace, requests=4, num_long=1, answer=4, seed=1)
-        for run in range(runs + 1):
-            one = trace if run else small
-            _, answers = one.make(self.vocabulary, 0.0)
+        served = []
+        for played in (replace(trace, requests=4, num_long=1, answer=4, seed=1), *[trace] * runs):
+            _, answers = played.make(self.vocabulary, 0.0)
             rung = build(answers)
-            requests, _ = one.make(self.vocabulary, time.perf_counter())  # an engine may take a while to be made
-            if run:
-                self.bar.run(requests)
-            served = serve(rung, requests, answers)
-            found += [served] * (run > 0)
-        return max(found, key=lambda served: served.tokens_per_second)
+            requests, _ = played.make(self.vocabulary, time.perf_counter())  # an engine may take a while to be made
+            served.append(serve(rung, requests, answers))
+        return max(served[1:], key=lambda run: run.tokens_per_second)
 
 
 def in_the_workspace(arguments: Sequence[str], console: Console) -> dict[str, dict[str, Any]]:
@@ -235,16 +191,6 @@ def in_the_workspace(arguments: Sequence[str], console: Console) -> dict[str, di
             raise RuntimeError(f"the ladder with your workspace ended with {done.returncode}; see above")
         found: dict[str, dict[str, Any]] = json.loads(file.read_text("utf-8"))["figures"]["rungs"]
         return found
-
-
-def table(served: dict[str, dict[str, Any]]) -> Table:
-    drawn = Table(header_style="dim", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    drawn.add_column("times\nin ms", no_wrap=True)
-    for name, _ in COLUMNS.values():
-        drawn.add_column(name, justify="right", no_wrap=True)
-    for rung, row in served.items():
-        drawn.add_row(rung.replace("phase", "phase "), *(f"{row[key]:{spec}}" for key, (_, spec) in COLUMNS.items()))
-    return drawn
 
 
 def different(served: dict[str, dict[str, Any]]) -> list[str]:
@@ -278,30 +224,33 @@ def run(options: argparse.Namespace) -> int:
     """The exit code: 1 if two engines gave different tokens."""
     from transformers.utils.logging import disable_progress_bar
 
-    console = Console()
+    console = Console(highlight=False)
     if options.mine and find_spec("chapters") is None:
         raise RuntimeError("--mine needs your workspace, and that is in a clone of the repository: run it there")
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     quiet: Any = disable_progress_bar
     quiet()
-    with tempfile.TemporaryDirectory() as folder:
+
+    def say(words: str) -> None:
+        console.print(words, soft_wrap=True)
+
+    with tempfile.TemporaryDirectory() as folder, reported(say):
         save_random(options.shape, Path(folder))
-        with Bar(console) as bar, reported(bar.show):
-            ladder = Ladder(Path(folder), options.rungs, bar)
-            if options.requests is not None:
-                trace = Trace.of(options.requests, options.rate, options.pages)
-            else:
-                trace = ladder.fitting(options.seconds / options.runs, options.rate, options.pages)
-            measured = ladder.climb(trace, options.runs)
-    served = {name: asdict(row) for name, row in measured.items()}
+        ladder = Ladder(Path(folder), options.rungs, say)
+        if options.requests is not None:
+            trace = Trace.of(options.requests, options.rate, options.pages)
+        else:
+            trace = ladder.fitting(options.seconds / options.runs, options.rate, options.pages)
+        served = {name: asdict(row) for name, row in ladder.climb(trace, options.runs).items()}
     figures: dict[str, Any] = {"trace": asdict(trace) | {"page_size": PAGE_SIZE}, "rungs": served}
     rows = dict(served)
     if options.mine:
         ours = [name for name in options.rungs if name != "transformers"]
         figures["mine"] = in_the_workspace([*words(options, trace), "--rungs", *ours], console)
         rows |= {f"yours, {name}": row for name, row in figures["mine"].items()}
-    console.print(table(rows))
+    cells = [(name.replace("phase", "phase "), *(row[key] for key in COLUMNS.values())) for name, row in rows.items()]
+    console.print(table(("times\nin ms", *COLUMNS), cells))
     if options.json is not None:
         machine, on_gpu = describe(), default_device().type == "cuda"
         command = " ".join(["nanoserve bench ladder", *words(options, trace)])

@@ -6,14 +6,11 @@ perfect kernels at the datasheet's bandwidth, while the host goes on. So no GPU 
 one busy. A launch takes the host no time here: under CUDA graphs it is one call a step.
 """
 
-import argparse
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
 from typing import Any
@@ -21,11 +18,11 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from torch import Tensor
 
 from phase0_request.batch import Batch, StepOutput
-from phase0_request.lab.record import record
+from phase0_request.core import EngineCore, Launched, Step
+from phase0_request.lab.report import finish, parser, table
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
@@ -36,10 +33,9 @@ from phase2_prefill_decode.lab.roofline import named
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.graphs import Replay
-from phase2_prefill_decode.step.packed import Packed
-from phase2_prefill_decode.step.runner import ModelRunner, PackedStep
+from phase2_prefill_decode.step.packed import PackedStep, StepTensors
+from phase2_prefill_decode.step.runner import ModelRunner
 from phase3_chunked_prefill.budget import TokenBudget
-from phase5_continuous.core import EngineCore, Launched, Spent, Step
 from phase5_continuous.lab.simulator import MODELS
 from phase5_continuous.lab.virtual import StepTimes
 from phase5_continuous.scheduler import Scheduler
@@ -119,11 +115,11 @@ class NoDecoder:
     def rope(self, positions: int) -> None:
         """It has no tables."""
 
-    def hidden(self, packed: Packed, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
-        return self(packed, keys, values)
+    def hidden(self, step: StepTensors, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
+        return self(step, keys, values)
 
-    def __call__(self, packed: Packed, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
-        return torch.zeros(len(packed.tokens if packed.last is None else packed.last), VOCABULARY)
+    def __call__(self, step: StepTensors, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
+        return torch.zeros(len(step.tokens if step.last is None else step.last), VOCABULARY)
 
 
 @dataclass(slots=True)
@@ -134,9 +130,9 @@ class Landing:
     device: FakeDevice
     end: float
 
-    def output(self, numbers: Sequence[int], slices: int, /) -> StepOutput:
+    def output(self) -> StepOutput:
         self.device.join(self.end)
-        return self.step.output(numbers, slices)
+        return self.step.output()
 
 
 class FakeDeviceRunner(ModelRunner):
@@ -161,7 +157,7 @@ class FakeDeviceRunner(ModelRunner):
         return super().pack(batch)
 
     def launch(self, step: PackedStep) -> Any:
-        self.replays += step.graph is not None
+        self.replays += step.graph_size > 0
         return Landing(super().launch(step), self.device, self.device.launch(self._seconds))
 
 
@@ -242,8 +238,8 @@ def host_milliseconds(running: int, steps: int) -> dict[str, float]:
     """The host's time of a step by part, medians, with a device that takes no time."""
     clock = HostClock()
     done = play(running, 0, FakeDevice(clock, clock.wait), nothing, steps=steps)
-    parts = {name: median(getattr(step.spent, name) for step in done) * 1e3 for name in Spent._fields}
-    return {**parts, "sum": median(sum(step.spent) for step in done) * 1e3}
+    parts = {name: median(getattr(step, name) for step in done) * 1e3 for name in ("plan", "pack", "run", "commit")}
+    return {**parts, "sum": median(step.plan + step.pack + step.run + step.commit for step in done) * 1e3}
 
 
 def timeline(device: FakeDevice, first: int) -> dict[str, list[list[float]]]:
@@ -260,10 +256,9 @@ def timeline(device: FakeDevice, first: int) -> dict[str, list[list[float]]]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    p = argparse.ArgumentParser(prog="python -m phase6_integration.lab overlap", description=__doc__)
+    p = parser("phase6_integration.lab overlap", __doc__)
     p.add_argument("--batches", type=int, nargs="+", default=list(BATCHES), help="requests that run (64 256)")
     p.add_argument("--steps", type=int, default=STEPS, help="to measure (%(default)s)")
-    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     options = p.parse_args(arguments)
     torch.set_num_threads(1)  # the host launches from one thread
     freeze()  # as the engine's process does
@@ -274,17 +269,14 @@ def main(arguments: list[str] | None = None) -> int:
         figures[f"batch_{running}_ahead_{ahead}"] = measure(running, ahead, options.steps)
     largest = max(options.batches)
     figures[f"host_ms_{largest}"] = host = host_milliseconds(largest, options.steps)
-    table = Table(header_style="dim", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("running", "steps ahead", "ms a step", "on the device", "device idle"):
-        table.add_column(name, justify="right")
-    for running, ahead in cases:
-        row = figures[f"batch_{running}_ahead_{ahead}"]
-        cells = f"{row['step_ms']:.2f}", f"{row['device_ms']:.2f}", f"{row['idle_share']:.1%}"
-        table.add_row(f"{running}", f"{ahead}", *cells)
-    console.print(table)
+    rows = [
+        (running, ahead, row["step_ms"], row["device_ms"], 100 * row["idle_share"])
+        for running, ahead in cases
+        for row in [figures[f"batch_{running}_ahead_{ahead}"]]
+    ]
+    names = ("running", "steps ahead", "ms a step", "on the device", "device idle, %")
+    console.print(table(names, rows, digits=2))
     parts = ", ".join(f"{name} {ms:.2f}" for name, ms in host.items())
     console.print(f"\nHost, {largest} running, no device: ms a step: {parts}")
-    if options.json is not None:
-        record(options.json, " ".join([p.prog, *(sys.argv[2:] if arguments is None else arguments)]), figures)
-        console.print(f"Figures written to {options.json}")
+    finish(p, options, arguments, figures)
     return 0

@@ -13,16 +13,16 @@ from typing import Any, Protocol
 
 import torch
 
+from phase0_request.core import EngineCore
 from phase0_request.request import FinishReason, Request
-from phase1_kv_pool.cache import KVCache, PagedCache
-from phase2_prefill_decode.engine import Engine
+from phase1_kv_pool.cache import PagedCache
+from phase2_prefill_decode.engine import static
 from phase2_prefill_decode.loading.model import Model, default_device
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.engine import chunked, load
 from phase4_radix.engine import cached
 from phase4_radix.prefix_cache import PrefixCache
-from phase5_continuous.core import EngineCore
-from phase5_continuous.engine import core
+from phase5_continuous.engine import continuous
 from phase6_integration.engine.engine import NanoServingEngine
 
 PAGE_SIZE, BATCH = 16, 64
@@ -52,70 +52,27 @@ class Rung(Protocol):
         ...
 
 
-class CachedRung:
-    """A rung with a paged cache. One without a prefix cache has no hits."""
+class EngineRung:
+    """The engine of a phase. Phases 2 to 4 reserve pages up to a request's `max_tokens`."""
 
-    def __init__(self, cache: KVCache) -> None:
-        self.cache = cache
+    def __init__(self, core: EngineCore[Any, Any]) -> None:
+        self.core = core
         self.steps = self.pages = 0
 
     @property
+    def has_work(self) -> bool:
+        return self.core.has_work
+
+    @property
     def hit_rate(self) -> float:
-        return self.cache.counts.hit_rate if isinstance(self.cache, PrefixCache) else 0.0
-
-
-class StaticRung(CachedRung):
-    """Phases 2 to 4. A request of a static batch cannot be preempted, so pages are reserved up to its `max_tokens`."""
-
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(engine.cache)
-        self.stepper = engine.stepper
-        self._waiting: deque[Request] = deque()
-
-    @property
-    def has_work(self) -> bool:
-        return bool(self._waiting or self.stepper.running)
+        cache = self.core.scheduler.cache
+        return cache.counts.hit_rate if isinstance(cache, PrefixCache) else 0.0
 
     def submit(self, request: Request) -> None:
-        self._waiting.append(request)
+        self.core.submit(request)
 
     def step(self) -> Iterable[Request]:
-        if not self.stepper.running:
-            self._form_batch()
-        events = self.stepper.step().events
-        self.steps += 1
-        self.pages = max(self.pages, self.cache.usage.referenced)
-        return [event.request for event in events]
-
-    def finish(self, request: Request) -> None:
-        self.stepper.finish(request, FinishReason.STOP)
-
-    def _form_batch(self) -> None:
-        free = self.cache.max_tokens // PAGE_SIZE
-        while self._waiting and len(self.stepper.running) < BATCH:
-            request = self._waiting[0]
-            free -= -(-(len(request.prompt_tokens) + request.params.max_tokens - 1) // PAGE_SIZE)
-            if free < 0:
-                break
-            self.stepper.admit(self._waiting.popleft())
-
-
-class ContinuousRung(CachedRung):
-    """Phases 5 and 6."""
-
-    def __init__(self, loop: EngineCore[Any]) -> None:
-        super().__init__(loop.scheduler.cache)
-        self.loop = loop
-
-    @property
-    def has_work(self) -> bool:
-        return self.loop.has_work
-
-    def submit(self, request: Request) -> None:
-        self.loop.submit(request)
-
-    def step(self) -> Iterable[Request]:
-        step = self.loop.step()
+        step = self.core.step()
         if step is None:
             return []
         self.steps += bool(step.batch)
@@ -123,7 +80,7 @@ class ContinuousRung(CachedRung):
         return [event.request for event in step.events if event.token is not None]
 
     def finish(self, request: Request) -> None:
-        self.loop.finish(request, FinishReason.STOP)
+        self.core.finish(request, FinishReason.STOP)
 
 
 class TransformersRung:
@@ -211,15 +168,17 @@ def rungs(directory: Path, pages: int) -> dict[str, Build]:
             directory, dtype="float32", kv_cache_pages=pages, page_size=PAGE_SIZE, max_num_seqs=BATCH,
             max_chunk_size=BUDGET.max_chunk_size, max_num_batched_tokens=BUDGET.max_batched_tokens,
         )  # fmt: skip
-        return ContinuousRung(engine.parts.core)
+        return EngineRung(engine.parts.core)
 
     return {
         "transformers": transformers,
-        "phase2": lambda _: StaticRung(Engine(dense, cache=PagedCache(pages, PAGE_SIZE), batch_size=BATCH)),
-        "phase3": lambda _: StaticRung(chunked(ragged, BUDGET, cache=PagedCache(pages, PAGE_SIZE), batch_size=BATCH)),
-        "phase4": lambda _: StaticRung(cached(ragged, BUDGET, num_pages=pages, batch_size=BATCH)),
-        "phase5": lambda _: ContinuousRung(
-            core(ragged, BUDGET, cache=PrefixCache(pages, PAGE_SIZE), max_running=BATCH)
+        "phase2": lambda _: EngineRung(static(dense, cache=PagedCache(pages, PAGE_SIZE), batch_size=BATCH).core),
+        "phase3": lambda _: EngineRung(
+            chunked(ragged, BUDGET, cache=PagedCache(pages, PAGE_SIZE), batch_size=BATCH).core
+        ),
+        "phase4": lambda _: EngineRung(cached(ragged, BUDGET, num_pages=pages, batch_size=BATCH).core),
+        "phase5": lambda _: EngineRung(
+            continuous(ragged, BUDGET, cache=PrefixCache(pages, PAGE_SIZE), max_running=BATCH).core
         ),
         "phase6": phase6,
     }

@@ -4,28 +4,24 @@ Each answer that finishes has to parse and to meet its schema, by the judgement 
 grammar costs: the time to compile it, by the size of its schema, and the time a token, beside unconstrained output.
 """
 
-import argparse
 import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
-from phase0_request.lab.record import record
+from phase0_request.lab.report import finish, parser, table
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason
 from phase0_request.tokenizer import Tokenizer
 from phase2_prefill_decode.generation import Completion
 from phase6_integration.engine.engine import NanoServingEngine
 from phase6_integration.lab.random_schemas import Generator, Schema
-from phase6_integration.wings.structured.grammar_checker import GrammarChecker
+from phase6_integration.wings.structured.client_grammars import ClientGrammars
 from phase6_integration.wings.structured.output_grammar import json_grammar
 
 PROMPT = "Describe it as JSON: "
@@ -63,12 +59,13 @@ def sample(
     return found
 
 
-def compile_ms(check: GrammarChecker, schema: Schema) -> float:
+def compile_ms(grammars: ClientGrammars, schema: Schema) -> float:
     """Of five, the median."""
     grammar, seconds = json_grammar(schema), []
     for _ in range(5):
+        grammars.forget(grammar)
         start = time.perf_counter()
-        check(grammar)
+        grammars.compile(grammar)
         seconds.append(time.perf_counter() - start)
     return 1e3 * median(seconds)
 
@@ -105,43 +102,30 @@ def judged(answers: Sequence[tuple[Schema, Completion]]) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    p = argparse.ArgumentParser(prog="python -m phase6_integration.lab structured", description=__doc__)
+    p = parser("phase6_integration.lab structured", __doc__)
     p.add_argument("--schemas", type=int, default=100, help="random schemas (%(default)s)")
     p.add_argument("--seed", type=int, default=0, help="of the schemas (%(default)s)")
     p.add_argument("--max-tokens", type=int, default=256, help="of an answer (%(default)s)")
-    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     options = p.parse_args(arguments)
-    console, generator = Console(), Generator(options.seed)
+    console, generator = Console(highlight=False), Generator(options.seed)
     schemas = [generator.schema() for _ in range(options.schemas)]
-    check = GrammarChecker(Tokenizer.from_pretrained())
-    compiled = {f"properties_{size}": compile_ms(check, of_size(size)) for size in PROPERTIES}
-    compiled["random_median"] = median(compile_ms(check, schema) for schema in schemas)
+    tokenizer = Tokenizer.from_pretrained()
+    grammars = ClientGrammars(tokenizer, tokenizer.vocab_size, tokenizer.eos_ids)
+    compiled = {f"properties_{size}": compile_ms(grammars, of_size(size)) for size in PROPERTIES}
+    compiled["random_median"] = median(compile_ms(grammars, schema) for schema in schemas)
+    ways = {"unconstrained": None, "constrained": json_grammar(ENDLESS)}
     with NanoServingEngine.from_pretrained() as engine:
         found = judged(sample(engine, schemas, options.max_tokens, console))
         cost = {
-            f"batch_{batch}": {
-                "unconstrained": token_ms(engine, batch, None),
-                "constrained": token_ms(engine, batch, json_grammar(ENDLESS)),
-            }
+            f"batch_{batch}": {name: token_ms(engine, batch, grammar) for name, grammar in ways.items()}
             for batch in BATCHES
         }
-    console.print(table(compiled, cost), highlight=False)
+    rows = [(f"compile, {name}", ms) for name, ms in compiled.items()]
+    rows += [(f"token, {batch}, {name}", ms) for batch, both in cost.items() for name, ms in both.items()]
+    console.print(table(("", "ms"), rows, digits=2))
     ends = ", ".join(f"{count} {reason}" for reason, count in found["ends"].items())
     console.print(f"\n{found['answers']} answers: {ends}; {len(found['violations'])} violate their schema")
-    for one in found["violations"][:10]:
-        console.print(one, markup=False)
-    if options.json is not None:
-        figures = {**found, "compile_ms": compiled, "token_ms": cost}
-        record(options.json, " ".join([p.prog, *(sys.argv[2:] if arguments is None else arguments)]), figures)
-        console.print(f"Figures written to {options.json}")
+    for violated in found["violations"][:10]:
+        console.print(violated, markup=False)
+    finish(p, options, arguments, {**found, "compile_ms": compiled, "token_ms": cost})
     return 1 if found["violations"] or "error" in found["ends"] else 0
-
-
-def table(compiled: dict[str, float], cost: dict[str, dict[str, float]]) -> Table:
-    made = Table("", "ms", header_style="dim", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name, ms in compiled.items():
-        made.add_row(f"compile, {name.replace('_', ' ')}", f"{ms:.2f}")
-    for batch, both in cost.items():
-        for name, ms in both.items():
-            made.add_row(f"token, {batch.replace('_', ' ')}, {name}", f"{ms:.2f}")
-    return made

@@ -7,17 +7,15 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Set
 from dataclasses import replace
-from itertools import groupby
 from typing import NamedTuple, Protocol
 
 import msgspec
 
 from phase0_request.checks import check_number
 from phase0_request.queue import QueueFullError
-from phase0_request.request import FinishReason, Request
+from phase0_request.request import FinishReason
 from phase0_request.tokenizer import Tokenizer
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.threads import threads_for
@@ -26,8 +24,8 @@ from phase6_integration.engine.options import EngineOptions
 from phase6_integration.engine.stats import Gauges
 from phase6_integration.process.engine_client import STOP_TIMEOUT, EngineClient
 from phase6_integration.process.health import Health, UnavailableError
-from phase6_integration.process.messages import EngineRequest, Finish, Logged, Ready, Submit, ToEngine, Update
-from phase6_integration.process.outputs import LogprobArrays, OutputProcessor, OutputState, OutputStream
+from phase6_integration.process.messages import EngineRequest, Finish, Logged, Ready, ToEngine, Update
+from phase6_integration.process.outputs import LogprobArrays, Output, OutputStream
 
 log = logging.getLogger(__name__)
 BUNDLED_ENGINE = "phase6_integration.process.engine_process:bundled_engine"
@@ -35,7 +33,7 @@ RESTART_DELAY = 1.0  # seconds before the first restart; each further one double
 MAX_RESTART_DELAY = 30.0
 RELOAD = 4  # times as long as the longest load so far may a restarted process take, and twice that after each failure
 MIN_RELOAD = 30.0  # seconds that it may take in any case
-RESUBMISSIONS = 2  # of one request
+SENT = 3  # times at most that a request is sent to an engine
 STABLE = 600.0  # seconds after which an engine that ran so long counts as sound, and its restarts as none
 
 
@@ -56,7 +54,7 @@ class Observer(Protocol):
 
     def stepped(self, report: StepReport) -> None: ...
 
-    def finished(self, request: EngineRequest, state: OutputState, reason: FinishReason) -> None: ...
+    def finished(self, request: EngineRequest, output: Output, reason: FinishReason) -> None: ...
 
 
 class AsyncEngine:
@@ -95,9 +93,8 @@ class AsyncEngine:
         self._failures = 0  # in succession: a process that ran for STABLE seconds ends the row
         self._restarting: asyncio.Task[None] | None = None  # until the next process is ready
         self._idle = asyncio.Event()
-        self._live: dict[str, tuple[OutputProcessor, OutputStream]] = {}  # by id, until the engine reports the end
-        self._waiting: set[str] = set()  # ids of live requests that are not admitted yet
-        self._resubmitted: Counter[str] = Counter()  # how many engines have failed while a live request waited, by id
+        self._live: dict[str, tuple[Output, OutputStream]] = {}  # by id, until the engine reports the end
+        self._waiting: set[str] = set()  # ids of live completions that are not admitted yet
 
     # Start.
 
@@ -146,84 +143,63 @@ class AsyncEngine:
 
     @property
     def unfinished(self) -> int:
-        """The number of submissions that have not finished."""
-        return len({id(stream) for _, stream in self._live.values()})
+        """The number of submitted requests that have not finished."""
+        return len({stream for _, stream in self._live.values()})
 
     # region exercise 6.3
-    def submit(self, requests: Sequence[EngineRequest]) -> OutputStream:
-        """Submit all requests, or none. ValueError if one can never be served, QueueFullError if too many wait,
-        UnavailableError if the engine is not ready."""
+    def submit(self, request: EngineRequest) -> OutputStream:
+        """Submit all completions of a request, or none. ValueError if it can never be served, QueueFullError if too
+        many wait, UnavailableError if the engine is not ready."""
         if self.health is not Health.READY:
             raise UnavailableError(self.health, self.reason)
-        if not requests:
-            raise ValueError("at least one request is needed")
-        limit, tenant = self.options.max_num_queued_reqs, requests[0].tenant
+        count, tenant = len(request.numbers), request.tenant
+        limit = self.options.max_num_queued_reqs
         share = self.options.queued_per_client if tenant else limit
-        if len(requests) > share:
-            raise ValueError(f"{len(requests)} completions are requested at once; at most {share} may wait")
-        if len(self._waiting) + len(requests) > limit:
+        if count > share:
+            raise ValueError(f"{count} completions are requested at once; at most {share} may wait")
+        if len(self._waiting) + count > limit:
             raise QueueFullError(limit)
-        if len(requests) + sum(self._live[id][0].request.tenant == tenant for id in self._waiting) > share:
+        if sum(self._live[id][1].request.tenant == tenant for id in self._waiting) + count > share:
             raise QueueFullError(share)
-        now = time.monotonic()
-        stamped = [msgspec.structs.replace(request, arrival=now) for request in requests]
-        message = Submit.of(stamped)
-        self._check(message)
-        if len({request.id for request in requests} | self._live.keys()) < len(requests) + len(self._live):
+        self._check(request)
+        request = msgspec.structs.replace(request, arrival=time.monotonic())
+        stream = OutputStream(request, self.tokenizer, self.abort)
+        live = {output.id: (output, stream) for output in stream.outputs}
+        if live.keys() & self._live.keys():
             raise ValueError("a request id must be unique among unfinished requests")
-        outputs = [OutputProcessor(index, request, self.tokenizer) for index, request in enumerate(stamped)]
-        stream = OutputStream(outputs, self.abort)
         if not self._live:
             self._idle.clear()
             if self._client is not None:
                 self._client.watchdog.work_begins()
-        for output in outputs:
-            self._live[output.request.id] = output, stream
-            self._waiting.add(output.request.id)
-        self._send(message)
+        self._live |= live
+        self._waiting |= live.keys()
+        stream.sent += 1
+        self._send(request)
         return stream
 
-    def abort(self, outputs: Sequence[OutputProcessor]) -> None:
-        """Abort requests, of which some may have finished."""
-        for output in outputs:
+    def abort(self, stream: OutputStream) -> None:
+        """Abort the completions of a request, of which some may have finished."""
+        for output in stream.outputs:
             self._finish_early(output, FinishReason.ABORT)
 
-    def _finish_early(self, output: OutputProcessor, reason: FinishReason, health: Health | None = None) -> None:
-        """Send the client its last chunk now, and have the engine abort the request."""
+    def _finish_early(self, output: Output, reason: FinishReason, error: UnavailableError | None = None) -> None:
+        """Send the client its last chunk now, and have the engine abort the completion."""
         if not output.done:
-            id = output.request.id
-            self._live[id][1].put(output.finish(reason, health=health))
-            self._send(Finish(id, FinishReason.ABORT))
+            self._live[output.id][1].put(output.finish(reason, error))
+            self._send(Finish(output.id, FinishReason.ABORT))
             if self._restarting is not None:  # no engine will report its end
-                self._end(id, reason, time.monotonic())
+                self._end(output.id, reason, time.monotonic())
 
     # endregion
 
-    def _check(self, message: Submit) -> None:
-        """Refuse here what the engine would refuse: the requests' own limits, the vocabulary and the context."""
-        last = {one.prompt: one for one in message.completions}  # of those that share a prompt
-        for number, prompt in enumerate(message.prompts):
-            Request(last[number].id, prompt, message.params[last[number].params])
-        vocabulary, named = self.config.vocab_size, (params.highest_token for params in message.params)
-        if (most := max(*map(max, message.prompts), *named)) >= vocabulary:
-            raise ValueError(f"token ids of this model run from 0 to {vocabulary - 1}, got {most}")
-        for params in message.params:
-            if params.stop and self.tokenizer is None:
-                raise ValueError("stop strings need a tokenizer, which this model has not; use stop_token_ids")
-            if params.grammar is not None and self.tokenizer is None:
-                raise ValueError("a grammar needs a tokenizer, which this model has not")
-        for one in message.completions:
-            Request(one.id, (0,), message.params[one.params], one.priority, cache_salt=one.cache_salt)
-            if one.timeout is not None:
-                check_number(f"request {one.id}: timeout", one.timeout, 0, above=True)
-            for text in (one.id, one.cache_salt):
-                text.encode()  # a lone surrogate raises UnicodeEncodeError, a ValueError
-            length = len(message.prompts[one.prompt])
-            if length + one.max_tokens > self.max_model_len:
-                raise ValueError(
-                    f"the prompt has {length} tokens and max_tokens is {one.max_tokens}; "
-                    f"together they may be {self.max_model_len}"
-                )
+    def _check(self, request: EngineRequest) -> None:
+        """Refuse what the engine would refuse."""
+        request.id.encode(), request.cache_salt.encode()  # a lone surrogate raises UnicodeEncodeError, a ValueError
+        if request.timeout is not None:
+            check_number(f"request {request.id}: timeout", request.timeout, 0, above=True)
+        for number in range(0, len(request.prompts) * request.n, request.n):  # a completion of each prompt
+            completion = request.completion(number)
+            completion.check_fits(self.config.vocab_size, self.max_model_len, self.tokenizer is not None)
 
     # Messages of the engine.
 
@@ -245,9 +221,12 @@ class AsyncEngine:
         if self.health is Health.LOADING:
             self.health, self.reason = Health.READY, "ready"
         self._ready_at, self._restarting = time.monotonic(), None
-        self._resubmitted.update(self._live.keys())
-        for _, together in groupby(self._live.values(), key=lambda live: id(live[1])):  # those of one HTTP request
-            self._send(Submit.of([output.request for output, _ in together]))
+        waiting: dict[OutputStream, list[int]] = {}
+        for output, stream in self._live.values():
+            waiting.setdefault(stream, []).append(output.index)
+        for stream, numbers in waiting.items():
+            stream.sent += 1
+            self._send(msgspec.structs.replace(stream.request, only=numbers))
         self._load_ended.set()
 
     def _update(self, update: Update) -> None:
@@ -255,20 +234,20 @@ class AsyncEngine:
         self.gauges = update.gauges
         for started in update.started:
             output, stream = self._live[started.id]
-            output.state.times.admitted, output.state.cached_tokens = started.admitted, started.cached
+            output.times.admitted, output.cached_tokens = started.admitted, started.cached
             self._waiting.discard(started.id)
             stream.mark_admitted()
-        ended = {one.id for one in update.ended}
+        ended = {end.id for end in update.ended}
         prompt_tokens = cached_tokens = 0
         for new in update.outputs:
             output, stream = self._live[new.id]
             if output.done:
                 continue
-            if not output.state.generated:
-                prompt_tokens += len(output.request.prompt)
-                cached_tokens += output.state.cached_tokens
+            if not output.generated:
+                prompt_tokens += output.prompt_tokens
+                cached_tokens += output.cached_tokens
             if new.prompt_logprobs is not None:
-                output.state.prompt_logprobs = LogprobArrays(new.prompt_logprobs)
+                output.prompt_logprobs = LogprobArrays(new.prompt_logprobs)
             try:
                 chunk = output.append(new.token, new.logprobs, new.finish_reason, update.at)
             except Exception:
@@ -280,26 +259,23 @@ class AsyncEngine:
             if chunk.finish_reason is not None and new.id not in ended:
                 stopped = chunk.finish_reason is FinishReason.STOP
                 self._send(Finish(new.id, FinishReason.STOP if stopped else FinishReason.ABORT))
-        for one in update.ended:
-            self._end(one.id, one.reason, update.at, one.error)
+        for end in update.ended:
+            self._end(end.id, end.reason, update.at, end.error)
         tokens = update.prefill_tokens, update.decode_tokens
         generated = len(update.outputs)
         report = StepReport(*tokens, update.seconds, update.gauges, prompt_tokens, generated, cached_tokens)
         for observer in self.observers:
             observer.stepped(report)
 
-    def _end(
-        self, id: str, reason: FinishReason, at: float, error: str | None = None, health: Health | None = None
-    ) -> None:
-        """Remove a request after the engine's last message about it, or because its engine has failed."""
+    def _end(self, id: str, reason: FinishReason, at: float, error: str | UnavailableError | None = None) -> None:
+        """Remove a completion after the engine's last message about it, or because its engine has failed."""
         output, stream = self._live.pop(id)
         self._waiting.discard(id)
-        del self._resubmitted[id]
-        output.state.times.finished = at
+        output.times.finished = at
         if not output.done:
-            stream.put(output.finish(reason, error, health=health))
+            stream.put(output.finish(reason, error))
         for observer in self.observers:
-            observer.finished(output.request, output.state, output.reason or reason)
+            observer.finished(stream.request, output, output.reason or reason)
         if not self._live:
             self._idle.set()
 
@@ -314,8 +290,8 @@ class AsyncEngine:
     def _process_failed(self, health: Health, reason: str) -> None:
         """End the requests that the process had begun, and start another one, up to `max_engine_restarts` in a row.
 
-        Waiting requests survive up to RESUBMISSIONS failures: one of them may be the cause. A process that fails to
-        load the first time is not followed by another: that would fail as well.
+        Requests that wait are sent to the next one, SENT times in all: one of them may be the cause. A process that
+        fails to load the first time is not followed by another: that would fail as well.
         """
         log.error("the engine is %s: %s", health.value, reason)
         if self.health is Health.READY and time.monotonic() - self._ready_at > STABLE:
@@ -325,8 +301,11 @@ class AsyncEngine:
             and self.health in (Health.READY, Health.LOADING)
             and self._failures < self.options.max_engine_restarts
         )
-        waiting = {id for id in self._waiting if self._resubmitted[id] < RESUBMISSIONS and not self._live[id][0].done}
-        self._end_all(health, spare=waiting if restart else frozenset())
+        waiting = set()
+        if restart:
+            live = {id: self._live[id] for id in self._waiting}
+            waiting = {id for id, (output, stream) in live.items() if stream.sent < SENT and not output.done}
+        self._end_all(health, spare=waiting)
         if restart:
             self._failures += 1
             self.restarts += 1
@@ -351,7 +330,7 @@ class AsyncEngine:
         """End live requests with an error, except some."""
         now = time.monotonic()
         for id in [id for id in self._live if id not in spare]:
-            self._end(id, FinishReason.ERROR, now, f"the engine is {health.value}", health)
+            self._end(id, FinishReason.ERROR, now, UnavailableError(health, self.reason))
         self.gauges = replace(self.gauges, running=0, waiting=len(spare), pages_used=0)
 
     async def drain(self, timeout: float) -> None:
@@ -361,7 +340,7 @@ class AsyncEngine:
         if await self._is_idle(timeout):
             return
         for output, _ in list(self._live.values()):
-            self._finish_early(output, FinishReason.ERROR, Health.DRAINING)
+            self._finish_early(output, FinishReason.ERROR, UnavailableError(self.health, self.reason))
         await self._is_idle(STOP_TIMEOUT)
 
     async def _is_idle(self, timeout: float) -> bool:

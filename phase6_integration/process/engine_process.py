@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pkgutil import resolve_name
 from typing import Any, NamedTuple, Protocol
 
+from phase0_request.core import EngineCore, Step
 from phase0_request.request import FinishReason, Request
-from phase5_continuous.core import EngineCore, Step
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.gc_freeze import gc_freeze
 from phase6_integration.engine.isolation import BrokenError
@@ -36,7 +36,6 @@ from phase6_integration.process.messages import (
     Pong,
     Ready,
     Started,
-    Submit,
     ToEngine,
     Update,
 )
@@ -53,14 +52,18 @@ class GrammarWork(Protocol):
 
     def prepare(self, request: Request) -> object: ...
 
-    def receive(self, scheduler: Scheduler) -> None: ...
+    def receive(self, scheduler: Scheduler, now: float) -> None: ...
 
 
 class Loop:
     """The engine loop: runs steps while there is work and sleeps otherwise. Messages are read between two steps."""
 
     def __init__(
-        self, channel: Channel, core: EngineCore[Any], scheduler: Scheduler, grammars: GrammarWork | None = None
+        self,
+        channel: Channel,
+        core: EngineCore[Scheduler, Any],
+        scheduler: Scheduler,
+        grammars: GrammarWork | None = None,
     ) -> None:
         self.channel = channel
         self.core = core
@@ -83,20 +86,18 @@ class Loop:
     def turn(self) -> None:
         """Run a step, if there is work, and send what it did."""
         if self.grammars is not None:
-            self.grammars.receive(self.scheduler)
+            self.grammars.receive(self.scheduler, self.core.clock())
         step = self.core.step() if self.core.has_work else None
         self._all_wait = step is None and self.scheduler.is_waiting
         if step is not None:
             self.channel.send(self._update(step))
 
     def handle(self, message: ToEngine) -> None:
-        """Act on one message: submit requests, finish one, answer a ping. ValueError for a second Load."""
+        """Act on one message: submit completions, finish one, answer a ping. ValueError for a second Load."""
         match message:
-            case Submit():
-                for one in message.requests():
-                    self.handle(one)
             case EngineRequest():
-                self._submit(message)
+                for number in message.numbers:
+                    self._submit(message.completion(number), message.timeout)
             case Finish(id=id, reason=reason):
                 request = self._requests.get(id)
                 if request is not None:
@@ -106,23 +107,21 @@ class Loop:
             case Load():
                 raise ValueError("an engine can be loaded only once")
 
-    def _submit(self, message: EngineRequest) -> None:
+    def _submit(self, request: Request, timeout: float | None) -> None:
         """Submit a request. One that the engine refuses is reported as ended at once."""
-        id, prompt, params = message.id, message.prompt, message.params
-        request = Request(id, prompt, params, message.priority, message.arrival, message.cache_salt, message.tenant)
         try:
-            self.core.submit(request, message.timeout)
+            self.core.submit(request, timeout)
         except ValueError as error:  # AsyncEngine should have refused it
-            log.error("request %s is refused: %s", id, error)
+            log.error("request %s is refused: %s", request.id, error)
             request.finish(FinishReason.ERROR, self.core.clock(), str(error))
             ended = [Ended(request.id, FinishReason.ERROR, request.error)]
             self.channel.send(Update(self.core.clock(), 0.0, 0, 0, [], [], ended, Gauges.read(self.scheduler)))
             return
-        self._requests[id] = self._unannounced[id] = request
-        if params.grammar is not None and self.grammars is not None:
+        self._requests[request.id] = self._unannounced[request.id] = request
+        if request.params.grammar is not None and self.grammars is not None:
             self.grammars.prepare(request)
-        if params.prompt_logprobs is not None:
-            self._unscored.add(id)
+        if request.params.prompt_logprobs is not None:
+            self._unscored.add(request.id)
 
     def _update(self, step: Step) -> Update:
         """The message about a step: requests that started, tokens, requests that ended, and the gauges."""
@@ -158,7 +157,7 @@ class Loop:
 class Made(NamedTuple):
     """What a factory returns: an engine, ready to run."""
 
-    core: EngineCore[Any]
+    core: EngineCore[Scheduler, Any]
     scheduler: Scheduler
     ready: Ready
     grammars: GrammarWork | None = None

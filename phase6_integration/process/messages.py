@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from phase0_request.params import MAX_TOKENS, SamplingParams
-from phase0_request.request import FinishReason, TokenLogprobs
+from phase0_request.params import SamplingParams
+from phase0_request.request import FinishReason, Request, TokenLogprobs
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.engine.stats import Gauges
 
@@ -33,66 +33,44 @@ class Load(msgspec.Struct, tag=True, frozen=True):
 
 
 class EngineRequest(msgspec.Struct, tag=True, frozen=True):
-    """One completion of one prompt."""
+    """To the engine: generate n completions of each prompt. Completion i is sample i % n of prompt i // n. What they
+    share is checked, sent and kept once."""
 
-    id: str  # unique among the requests that have not finished
-    prompt: tuple[int, ...]
+    id: str  # with the number of a completion behind it, unique among those that have not finished
+    prompts: list[tuple[int, ...]]
     params: SamplingParams
+    lengths: list[int]  # max_tokens for each prompt
+    n: int = 1
     priority: int = 0
     cache_salt: str = ""
     timeout: float | None = None  # seconds from arrival; None: no limit
     tenant: str = ""  # the client that it is from, by an opaque id
     arrival: float = 0.0  # set by AsyncEngine, on the monotonic clock, which all processes of a machine share
+    only: list[int] | None = None  # the completions that a restarted engine generates; None: all
 
+    @property
+    def numbers(self) -> Sequence[int]:
+        """The numbers of its completions."""
+        return range(len(self.prompts) * self.n) if self.only is None else self.only
 
-class SubmittedCompletion(msgspec.Struct, array_like=True, frozen=True):
-    """One completion of a Submit: an EngineRequest, with the places of its prompt and its params there."""
+    def name(self, number: int) -> str:
+        """The id of a completion."""
+        return f"{self.id}-{number}"
 
-    id: str
-    prompt: int
-    params: int
-    max_tokens: int
-    seed: int | None
-    priority: int
-    cache_salt: str
-    timeout: float | None
-    tenant: str
-    arrival: float
+    def size_of(self, number: int) -> tuple[int, int]:
+        """The tokens of a completion's prompt, and its max_tokens."""
+        prompt = number // self.n
+        return len(self.prompts[prompt]), self.lengths[prompt]
 
-
-class Submit(msgspec.Struct, tag=True, frozen=True):
-    """To the engine: generate these completions. A prompt that several have, and params that differ in length and seed
-    alone, are checked, sent and kept once."""
-
-    prompts: list[tuple[int, ...]]
-    params: list[SamplingParams]  # of any length, and without a seed
-    completions: list[SubmittedCompletion]
-
-    @classmethod
-    def of(cls, requests: Sequence[EngineRequest]) -> "Submit":
-        """Of requests in which those that share a prompt or params follow each other."""
-        made = cls([], [], [])
-        for one in requests:
-            params = one.params.vary(MAX_TOKENS, None)
-            if not made.prompts or made.prompts[-1] is not one.prompt:
-                made.prompts.append(one.prompt)
-            if not made.params or made.params[-1] != params:  # fast where they share their parts
-                made.params.append(params)
-            made.completions.append(
-                SubmittedCompletion(
-                    one.id, len(made.prompts) - 1, len(made.params) - 1, one.params.max_tokens, one.params.seed,
-                    one.priority, one.cache_salt, one.timeout, one.tenant, one.arrival,
-                )
-            )  # fmt: skip
-        return made
-
-    def requests(self) -> Iterator[EngineRequest]:
-        """The requests that it was made of."""
-        for one in self.completions:
-            prompt, params = self.prompts[one.prompt], self.params[one.params].vary(one.max_tokens, one.seed)
-            yield EngineRequest(
-                one.id, prompt, params, one.priority, one.cache_salt, one.timeout, one.tenant, one.arrival
-            )
+    def completion(self, number: int) -> Request:
+        """A completion as the scheduler takes it. Sample i of a seeded request has the seed + i."""
+        prompt, sample = divmod(number, self.n)
+        seed = self.params.seed
+        if seed is not None:
+            seed = (seed + sample + (1 << 63)) % (1 << 64) - (1 << 63)
+        params = self.params.vary(self.lengths[prompt], seed)
+        name, tokens = self.name(number), self.prompts[prompt]
+        return Request(name, tokens, params, self.priority, self.arrival, self.cache_salt, self.tenant)
 
 
 class Finish(msgspec.Struct, tag=True, frozen=True):
@@ -174,7 +152,7 @@ class Dead(msgspec.Struct, tag=True, frozen=True):
     reason: str
 
 
-ToEngine = Load | EngineRequest | Submit | Finish | Ping
+ToEngine = Load | EngineRequest | Finish | Ping
 ToFront = Ready | Update | Pong | Logged | Dead
 
 _encoder = msgspec.msgpack.Encoder()

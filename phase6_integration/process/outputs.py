@@ -1,21 +1,21 @@
 """Output processing in the HTTP process: token ids come from the engine, and text goes out to the client.
 
-`OutputProcessor` detokenizes one request. `OutputStream` collects the chunks of all requests that were submitted
-together; iterating over it is how a client reads them.
+`Output` detokenizes one completion. `OutputStream` collects the chunks of all completions of a request; iterating over
+it is how a client reads them.
 """
 
 import asyncio
 import contextlib
 import math
 from array import array
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-from phase0_request.detokenizer import Detokenizer
+from phase0_request.detokenizer import Transcript
 from phase0_request.request import FinishReason, RequestTimes, TokenLogprobs
 from phase0_request.tokenizer import Tokenizer
-from phase6_integration.process.health import Health
+from phase6_integration.process.health import UnavailableError
 from phase6_integration.process.messages import EngineRequest
 
 SUCCESS = (None, FinishReason.STOP, FinishReason.LENGTH)
@@ -82,8 +82,7 @@ class Chunk:
     logprobs: LogprobArrays | None = None  # of each token, if requested
     ended_by: "array[int]" = field(default_factory=_integers)  # the stop token, or those of the stop string
     finish_reason: FinishReason | None = None  # set on the last chunk
-    error: str | None = None  # cause of FinishReason.ERROR: for the log, not for the client
-    health: Health | None = None  # of the engine, if that is the cause
+    error: str | UnavailableError | None = None  # cause of FinishReason.ERROR: for the log, not for the client
 
     def extend(self, later: "Chunk") -> None:
         """Append a later chunk of the same request."""
@@ -95,7 +94,7 @@ class Chunk:
             self.logprobs = later.logprobs
         elif later.logprobs is not None:
             self.logprobs.extend(later.logprobs)
-        self.finish_reason, self.error, self.health = later.finish_reason, later.error, later.health
+        self.finish_reason, self.error = later.finish_reason, later.error
 
     def split(self, count: int) -> tuple["Chunk", "Chunk"]:
         """Two chunks without text: the first `count` tokens, and the rest."""
@@ -111,106 +110,70 @@ class Chunk:
         return [*self.tokens, *self.ended_by]
 
 
-@dataclass(slots=True)
-class OutputTimes(RequestTimes):
-    """Seconds on the monotonic clock. A token's time is the end of its step."""
+class Output:
+    """One completion: makes chunks of its tokens, and counts and times them for usage, logprobs, metrics and the access
+    log. Text comes out as whole characters in which no stop string can begin; a token comes out together with its
+    text."""
 
-    @property
-    def prefill(self) -> float | None:
-        """First admission to first token."""
-        return self.tokens[0] - self.admitted if self.tokens and self.admitted is not None else None
-
-    @property
-    def decode(self) -> float | None:
-        """First token to last token."""
-        return self.tokens[-1] - self.tokens[0] if self.tokens else None
-
-    @property
-    def inference(self) -> float | None:
-        """First admission to last token."""
-        return self.tokens[-1] - self.admitted if self.tokens and self.admitted is not None else None
-
-
-@dataclass(slots=True)
-class OutputState:
-    """Counts and times of one request, for usage, logprobs, metrics and the access log."""
-
-    times: OutputTimes
-    cached_tokens: int = 0  # of its prompt, known once it is admitted
-    generated: int = 0  # tokens, including the one that ended it
-    prompt_logprobs: LogprobArrays | None = None  # if requested: of all but the first prompt token
-    stop_reason: str | int | None = None  # the stop string or stop token that ended it
-
-
-class OutputProcessor:
-    """Detokenizes one request. Text comes out as whole characters in which no stop string can begin; a token comes out
-    together with its text."""
-
-    def __init__(self, index: int, request: EngineRequest, tokenizer: Tokenizer | None) -> None:
-        params = request.params
-        self.request = request
-        self.index = index
-        self.state = OutputState(OutputTimes(request.arrival, tokens=array("d")))
+    def __init__(self, request: EngineRequest, number: int, tokenizer: Tokenizer | None) -> None:
+        self.id, self.index = request.name(number), number
+        self.prompt_tokens, self.max_tokens = request.size_of(number)
+        self.times = RequestTimes(request.arrival, tokens=array("d"))  # a token's time is the end of its step
+        self.cached_tokens = 0  # of its prompt, known once it is admitted
+        self.generated = 0  # tokens, including the one that ended it
+        self.prompt_logprobs: LogprobArrays | None = None  # if requested: of all but the first prompt token
         self.reason: FinishReason | None = None  # why it ended, once the last chunk has been made
-        self._detokenizer = Detokenizer.of(tokenizer, params) if tokenizer else None
+        self._transcript = Transcript(request.params, tokenizer)
         self._sent_chars = 0
-        self._held = Chunk(index)  # tokens with text that is not fully sent yet
-        self._stops = frozenset(params.stop_token_ids)
-        self._includes_stop = params.include_stop_str_in_output
+        self._held = Chunk(number)  # tokens with text that is not fully sent yet
 
     @property
     def done(self) -> bool:
         return self.reason is not None
 
+    @property
+    def stop_reason(self) -> str | int | None:
+        """The stop string or stop token that ended it."""
+        return self._transcript.stop_reason
+
     # region exercise 6.4
     def append(self, token: int, logprob: TokenLogprobs | None, reason: FinishReason | None, at: float) -> Chunk | None:
         """Add a token, with the finish reason if it is the last. None if no text is ready yet."""
-        state = self.state
-        state.generated += 1
-        state.times.tokens.append(at)
-        if reason is FinishReason.STOP and token in self._stops:
-            state.stop_reason = token
+        self.generated += 1
+        self.times.tokens.append(at)
         self._hold(token, logprob)
-        if reason is FinishReason.STOP and not self._includes_stop:
-            return self.finish(reason, stop_tokens=1)
-        text = ""
-        if self._detokenizer is not None:
-            text = self._detokenizer.push([token])
-            if self._detokenizer.stopped is not None:
-                state.stop_reason = self._detokenizer.stopped
-                reason = FinishReason.STOP
-        if reason is not None:
-            return self.finish(reason, text=text)
-        if self._detokenizer is None:
+        transcript = self._transcript
+        text = transcript.add(token, reason)
+        if transcript.finish_reason is not None:
+            stop_tokens = int(reason is FinishReason.STOP and not transcript.includes_stop)
+            return self._last(transcript.finish_reason, text, stop_tokens)
+        if not transcript.has_text:
             return self._chunk("", 1)
         return self._chunk(text, self._count_begun(text)) if text else None
 
-    def finish(
-        self,
-        reason: FinishReason,
-        error: str | None = None,
-        text: str = "",
-        health: Health | None = None,
-        stop_tokens: int = 0,
+    def finish(self, reason: FinishReason, error: str | UnavailableError | None = None) -> Chunk:
+        """End the output between two tokens. Returns the last chunk, with the text held back so far."""
+        return self._last(reason, self._transcript.add(None, reason), error=error)
+
+    def _last(
+        self, reason: FinishReason, text: str, stop_tokens: int = 0, error: str | UnavailableError | None = None
     ) -> Chunk:
-        """The last chunk, with the text held back so far. The last `stop_tokens` tokens ended the output and are not
-        part of it; nor are those of a stop string that is not."""
+        """The last chunk. The last `stop_tokens` tokens ended the output and are not in it; nor are those of a stop
+        string that is not."""
         self.reason = reason
-        count, detokenizer = len(self._held.tokens) - stop_tokens, self._detokenizer
-        if detokenizer is not None:
-            text += detokenizer.flush()
-            if detokenizer.stopped is not None and not self._includes_stop:
-                count = self._count_begun(text)
+        count = len(self._held.tokens) - stop_tokens
+        if isinstance(self.stop_reason, str) and not self._transcript.includes_stop:
+            count = self._count_begun(text)
         chunk = self._chunk(text, count)
         chunk.ended_by = self._held.tokens
-        chunk.finish_reason, chunk.error, chunk.health = reason, error, health
+        chunk.finish_reason, chunk.error = reason, error
         return chunk
 
     def _hold(self, token: int, logprob: TokenLogprobs | None) -> None:
         """Keep a token until its text is sent."""
         held = self._held
         held.tokens.append(token)
-        held.offsets.append(self._sent_chars + self._detokenizer.held if self._detokenizer else 0)
+        held.offsets.append(self._sent_chars + self._transcript.held)
         if logprob is not None:
             held.logprobs = held.logprobs or LogprobArrays()
             held.logprobs.append(logprob)
@@ -231,21 +194,21 @@ class OutputProcessor:
 
 
 class OutputStream:
-    """The outputs of requests that were submitted together. Iterating yields lists of chunks, all that came since the
-    last turn. The unread chunks of an output are joined: a slow reader gets fewer and longer ones."""
+    """The outputs of one request. Iterating yields lists of chunks, all that came since the last turn. The unread
+    chunks of an output are joined: a slow reader gets fewer and longer ones."""
 
-    def __init__(self, outputs: Sequence[OutputProcessor], abort: Callable[[Sequence[OutputProcessor]], None]) -> None:
+    def __init__(
+        self, request: EngineRequest, tokenizer: Tokenizer | None, abort: Callable[["OutputStream"], None]
+    ) -> None:
+        self.request = request
+        self.outputs = [Output(request, number, tokenizer) for number in request.numbers]
+        self.sent = 0  # times that an engine was sent the request
         self._abort = abort
-        self._outputs = outputs
         self._chunks: list[Chunk] = []
         self._newest: dict[int, Chunk] = {}  # of each output, its last unread chunk
-        self._unfinished = len(outputs)  # requests without their last chunk
+        self._unfinished = len(self.outputs)  # completions without their last chunk
         self._arrived = asyncio.Event()
         self._admitted = asyncio.Event()
-
-    @property
-    def states(self) -> list[OutputState]:
-        return [output.state for output in self._outputs]
 
     async def admitted(self, seconds: float | None = None) -> bool:
         """Wait until the first request is admitted or has finished. False if that takes longer than so many seconds."""
@@ -255,8 +218,8 @@ class OutputStream:
         return self._admitted.is_set()
 
     def abort(self) -> None:
-        """Abort every request that has not finished. May be called repeatedly."""
-        self._abort(self._outputs)
+        """Abort every completion that has not finished. May be called repeatedly."""
+        self._abort(self)
 
     def __enter__(self) -> "OutputStream":
         return self
@@ -277,7 +240,10 @@ class OutputStream:
     # endregion
 
     def mark_admitted(self) -> None:
-        self._admitted.set()
+        """The engine has admitted a completion. One with a grammar counts with its first token: until then the grammar
+        may turn out to be none."""
+        if self.request.params.grammar is None:
+            self._admitted.set()
 
     # region exercise 6.4
     def put(self, chunk: Chunk) -> None:

@@ -112,9 +112,11 @@ def test_clamp():
 id = "0.1"
 title = "Push"
 file = "phase0_request/queue.py"
-question = """Put the item last.
+question = """
+Put the item last.
 
-- not first"""
+- not first
+"""
 hints = ["A list has a method.", "It is `append`."]
 tests = ["tests/phase0_request/test_queue.py::test_push"]
 
@@ -161,12 +163,15 @@ def course(place: Path, monkeypatch: pytest.MonkeyPatch) -> Course:
 @pytest.fixture
 def standalone(course: Course) -> Course:
     """The same with the tool inside, so that `python -m chapters` runs there as in the real checkout."""
-    for path in (HOME / "chapters").rglob("*.py"):
+    copied = [
+        *(HOME / "chapters").rglob("*.py"),
+        *(HOME / "phase0_request" / f"{n}.py" for n in ("entry", "safe_path")),
+    ]
+    for path in copied:
         copy = course.root / path.relative_to(HOME)
         copy.parent.mkdir(exist_ok=True)
         shutil.copy(path, copy)
-    for name in ("entry.py", "machine.py", "safe_path.py"):
-        shutil.copy(HOME / "phase0_request" / name, course.root / "phase0_request")
+    (course.chapters / "preload.py").write_text("")
     return course
 
 

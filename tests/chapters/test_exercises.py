@@ -1,25 +1,18 @@
-"""Definitions of exercises, blanks, and errors."""
+"""Definitions of exercises and blanks, and those of the book: exercises, bugs, questions."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from chapters import bugs
 from chapters.course import Course, CourseError, Phase
-from chapters.exercises import Exercise, answer_lines, blanked, load
+from chapters.exercises import answer_lines, blanked, load
 from chapters.source import find_regions, replace_regions
 from chapters.workspace import by_file
 
 Edit = Callable[[str, str, str], None]
-
-
-def test_the_miniature_course_loads(course: Course) -> None:
-    assert [(each.id, each.phase, each.title) for each in load(course, course.phase(0))] == [
-        ("0.1", 0, "Push"),
-        ("0.2", 0, "Pop"),
-        ("0.3", 0, "Clamp"),
-    ]
-    assert load(course, course.phase(1)) == ()
+COURSE = Course.here()
 
 
 def test_a_blank_has_the_question_and_an_error_that_names_the_exercise(course: Course) -> None:
@@ -35,23 +28,6 @@ def test_a_blank_has_the_question_and_an_error_that_names_the_exercise(course: C
     ) in text
     reference = (course.root / first.file).read_text()
     assert text.split("    # region pop")[1] == reference.split("    # region pop")[1]
-
-
-def test_paragraphs_wrap_and_code_does_not() -> None:
-    question = f"{'word ' * 40}\n\n```python\n{'x' * 120}\n\nplain\n```"
-    lines = Exercise("0.1", "T", "f.py", question, ("h",), ("t",)).asked("    ")
-    assert all(len(line) <= 100 for line in lines[:3])
-    assert lines.count("    # " + "x" * 120) == 1
-    assert lines[-3:] == ["    #", "    # plain", "    # ```"]
-
-
-def test_items_of_a_list_wrap_with_a_hanging_indent() -> None:
-    question = f"Two:\n- {'word ' * 30}end\n  more\n- second\n1. {'word ' * 30}"
-    lines = Exercise("0.1", "T", "f.py", question, ("h",), ("t",)).asked("    ")
-    starts = ["    # Two:", "    # - word", "    #   word", "    # - second", "    # 1. word", "    #    wor"]
-    assert [line[: len(start)] for line, start in zip(lines, starts, strict=True)] == starts
-    assert lines[2].endswith("word end more")
-    assert max(map(len, lines)) <= 100
 
 
 SKELETON = '''\
@@ -92,118 +68,65 @@ def test_whole_functions_keep_decorators_signatures_and_docstrings(course: Cours
     exercise = load(course, course.phase(0))[2]
     assert blanked(course, exercise.file, [exercise]) == SKELETON
     assert answer_lines(course.root, exercise) == 5
+    assert exercise.is_blank(SKELETON)
+    assert not exercise.is_blank(SKELETON.replace("        yield\n", "        yield 1\n"))
+    assert not exercise.is_blank(written)
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "left"),
+    ("file", "old", "new", "message"),
     [
-        ("", "", (["size", "drain"], True)),
-        ("Clamp", "an older title", (["size", "drain"], True)),
-        ('raise NotImplementedError("exercise 0.3: Clamp")\n\n', "return 1\n\n", (["drain"], False)),
-        ("    async def", "    def helper(self):\n        return 1\n\n    async def", (["size", "drain"], False)),
-        ("0.3: Clamp", "0.30: Clamp", ([], False)),
+        ("chapters/00_exercises.toml", 'id = "0.2"', 'id = "0.7"', "phase0_request/queue.py has no `# region exercise"),
+        ("chapters/00_exercises.toml", 'hints = ["`min`"]', "", "'hints'"),
+        ("chapters/00_exercises.toml", 'title = "Pop"', 'title = "Pop"\nlevel = 3', "unexpected keyword argument"),
+        ("chapters/00_exercises.toml", "phase0_request/limits.py", "phase0_request/no.py", "No such file"),
+        ("chapters/00_exercises.toml", "[[exercise]]", "[exercise", "00_exercises.toml: "),
+        ("phase0_request/limits.py", "    # endregion\n", "", "limits.py:2: region 'exercise 0.3' is never closed"),
     ],
 )
-def test_a_skeleton_is_untouched_partly_written_or_written(old: str, new: str, left: tuple[list[str], bool]) -> None:
-    exercise = Exercise("0.3", "Clamp", "f.py", "q", ("h",), ("t",))
-    assert exercise.unwritten(SKELETON.replace(old, new)) == left
-
-
-@pytest.mark.parametrize(
-    ("body", "left"),
-    [
-        ('raise NotImplementedError("exercise 0.1: T")', (["f"], True)),
-        ('# thoughts\n\n    raise NotImplementedError("exercise 0.1: an older title")', (["f"], True)),
-        ('x = 1\n    raise NotImplementedError("exercise 0.1: T")', (["f"], False)),
-        ('raise NotImplementedError("exercise 0.10: T")', ([], False)),
-        ("", ([], False)),
-    ],
-)
-def test_only_an_untouched_part_of_a_function_is_blank(body: str, left: tuple[list[str], bool]) -> None:
-    text = f"def f():\n    # region exercise 0.1\n    {body}\n    # endregion\n    return 1\n"
-    assert Exercise("0.1", "T", "f.py", "q", ("h",), ("t",)).unwritten(text) == left
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ('id = "0.2"', 'id = "0.1"', "exercise 0.1: the id is used twice"),
-        ('id = "0.2"', 'id = "1.2"', "exercise 1.2: the id of an exercise of this file is 0.M"),
-        ('id = "0.2"', 'id = "0.7"', "exercise 0.7: phase0_request/queue.py has no `# region exercise 0.7`"),
-        ('hints = ["`min`"]', "hints = []", "exercise 0.3: hints must be one or more texts"),
-        ('hints = ["`min`"]', 'hints = "`min`"', "exercise 0.3: hints must be one or more texts"),
-        ('hints = ["`min`"]', "", "exercise 0.3: the fields are id, title"),
-        ('title = "Pop"', 'title = "Pop"\nlevel = 3', "missing or unknown: level"),
-        ('title = "Pop"', 'title = "Pop"\nlarge = 1', "exercise 0.2: large is true, or absent"),
-        ('title = "Pop"', 'title = " "', "exercise 0.2: title must be a text"),
-        (
-            '"tests/phase0_request/test_limits.py"',
-            '"tests/no.py::x"',
-            "exercise 0.3: there is no test file 'tests/no.py'",
-        ),
-        (
-            '"phase0_request/limits.py"',
-            '"phase0_request/no.py"',
-            "exercise 0.3: there is no file 'phase0_request/no.py'",
-        ),
-        ('"phase0_request/limits.py"', '"phase1_pool/__init__.py"', "exercise 0.3: there is no file 'phase1_pool"),
-        ("[[exercise]]", "[exercise]", "00_exercises.toml: "),
-        ("[[exercise]]", "[[exercises]]", "only [[exercise]] tables are allowed, found: exercises"),
-    ],
-)
-def test_a_wrong_definition_names_the_exercise(course: Course, edit: Edit, old: str, new: str, message: str) -> None:
-    edit("chapters/00_exercises.toml", old, new)
-    with pytest.raises(CourseError) as error:
-        load(course, course.phase(0))
-    assert str(error.value).startswith("chapters/00_exercises.toml")
-    assert message in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("    # endregion\n", "", "exercise 0.3: phase0_request/limits.py:2: region 'exercise 0.3' is never closed"),
-        (
-            "    # endregion\n",
-            "    # endregion\n\n\n# region exercise 0.3\nTOP = 3\n# endregion\n",
-            "exercise 0.3: phase0_request/limits.py:7: the region has no function with a body to write",
-        ),
-        (
-            "    # region exercise 0.3\n    return min(value, top)\n",
-            "    return (\n    # region exercise 0.3\n    min(value, top)\n    )\n",
-            "exercise 0.3: phase0_request/limits.py does not compile once it is blank: line ",
-        ),
-        (
-            "    return min(value, top)\n",
-            "    # region exercise 0.4\n    return min(value, top)\n    # endregion\n",
-            "exercise 0.4 is inside exercise 0.3",
-        ),
-    ],
-)
-def test_a_region_that_cannot_be_blanked_is_refused(
-    course: Course, edit: Edit, old: str, new: str, message: str
+def test_a_wrong_definition_is_an_error(
+    course: Course, edit: Edit, file: str, old: str, new: str, message: str
 ) -> None:
-    edit("phase0_request/limits.py", old, new)
-    with pytest.raises(CourseError) as error:
+    edit(file, old, new)
+    with pytest.raises(CourseError, match=r"^chapters/00_exercises\.toml") as error:
         load(course, course.phase(0))
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("phase", Course.here().phases(), ids=lambda phase: phase.package)
+@pytest.mark.parametrize("phase", COURSE.phases(), ids=lambda phase: phase.package)
 def test_blanks_of_a_phase_filled_with_the_reference_are_the_reference(phase: Phase) -> None:
-    """Which is also the proof that the exercises of a file do not overlap."""
-    course = Course.here()
-    for file, its in by_file(load(course, phase)).items():
-        text = (course.root / file).read_text()
-        blank = blanked(course, file, its)
-        assert all(each.unwritten(blank)[1] for each in its)
+    """Which is also the proof that the exercises of a file do not overlap, and that blanks compile."""
+    its = load(COURSE, phase)
+    assert len({each.id for each in its}) == len(its)
+    assert all(each.id.startswith(f"{phase.number}.") for each in its)
+    for file, here in by_file(its).items():
+        text = (COURSE.root / file).read_text()
+        blank = blanked(COURSE, file, here)
+        compile(blank, file, "exec")
+        assert all(each.is_blank(blank) for each in here)
         regions, lines = find_regions(text, file), text.split("\n")
-        answers = {each.region: [piece.body(lines) for piece in regions[each.region]] for each in its}
+        answers = {each.region: [piece.body(lines) for piece in regions[each.region]] for each in here}
         assert replace_regions(blank, file, answers) == text
+
+
+@pytest.mark.parametrize("phase", COURSE.phases(), ids=lambda phase: phase.package)
+def test_a_phase_has_bugs_whose_edits_find_their_lines_and_compile(phase: Phase) -> None:
+    its = bugs.load(COURSE, phase)
+    assert len({bug.id for bug in its}) == len(its) >= 2
+    for bug in its:
+        assert bug.id[:-1] == str(phase.number)
+        compile(bug.planted((COURSE.root / bug.file).read_text(encoding="utf-8")), bug.file, "exec")
+        compile(bug.repro, f"bug {bug.id}", "exec")
+        assert bug.title not in bug.symptom
+
+
+def test_the_tests_that_exercises_and_bugs_name_are_in_files_that_exist() -> None:
+    its = [each for phase in COURSE.phases() for each in (*load(COURSE, phase), *bugs.load(COURSE, phase))]
+    files = {test.partition("::")[0] for each in its for test in each.tests}
+    assert [file for file in files if not (COURSE.root / file).is_file()] == []
 
 
 def test_exercises_lists_them_all(tool: Callable[..., Any]) -> None:
     said = tool("exercises")
-    assert said.code == 0
     assert all(text in said.out for text in ("0.1", "Push", "phase0_request/queue.py", "0.3"))
     assert "3 exercises; the reference's answers have 3 lines of code." in said.out

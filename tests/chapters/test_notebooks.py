@@ -1,4 +1,4 @@
-"""Notebooks run in a clean kernel, and are written only if every cell succeeded."""
+"""Notebooks run in a clean kernel, are written only if every cell succeeded, and ask readers for a guess."""
 
 import sys
 from collections.abc import Callable
@@ -9,6 +9,7 @@ import nbformat
 import pytest
 
 from chapters.course import Course
+from chapters.predictions import Prediction, guess
 
 
 def put(course: Course, name: str, *sources: str) -> Path:
@@ -30,7 +31,7 @@ def test_execution_writes_outputs_that_a_second_run_repeats(course: Course, tool
         "import sys\nfrom phase0_request import Queue",
         "print(Queue().items)\nsys.executable",
     )
-    assert tool("notebooks").out == "00_request.ipynb: 0 of 2 code cells executed\n"
+    assert tool("notebooks").out == "00_request.ipynb\n"
     said = tool("notebooks", "--execute")
     assert (said.code, said.out) == (0, "00_request.ipynb: executed\n")
     first = path.read_bytes()
@@ -41,7 +42,6 @@ def test_execution_writes_outputs_that_a_second_run_repeats(course: Course, tool
     assert [cell.id for cell in notebook.cells] == ["title", "cell0", "cell1"]
     assert sorted(notebook.metadata) == ["kernelspec", "language_info"]
     assert notebook.metadata.language_info == {"name": "python"}
-    assert tool("notebooks", "00_request").out == "00_request.ipynb: 2 of 2 code cells executed\n"
     assert tool("notebooks", "--execute", "00_request.ipynb").code == 0
     assert path.read_bytes() == first
 
@@ -61,8 +61,24 @@ def test_an_unknown_notebook_is_an_error(course: Course, tool: Callable[..., Any
     assert (said.code, "there is no notebook 07; the notebooks are: 00_request" in said.err) == (2, True)
 
 
-def test_missing_packages_are_named(course: Course, tool: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    put(course, "00_request.ipynb", "1")
-    monkeypatch.setitem(sys.modules, "nbclient", None)
-    said = tool("notebooks", "--execute")
-    assert (said.code, "pip install nano-serving[course]" in said.err) == (2, True)
+def test_a_guess_is_compared_with_what_was_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("builtins.input", lambda _: "1,500")
+    guess("How many?").compare(1000, "ms")
+    assert capsys.readouterr().out == "It is 1,000 ms. You said 1,500 ms, 1.5 times as much.\n"
+
+
+@pytest.mark.parametrize("given", ["", "many", EOFError(), RuntimeError()])
+def test_no_answer_is_no_guess(
+    given: str | Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(_: str) -> str:
+        if isinstance(given, Exception):
+            raise given
+        return given
+
+    monkeypatch.setattr("builtins.input", answer)
+    assert guess("How many?") == Prediction(None)
+    guess("How many?").compare(3)
+    assert capsys.readouterr().out == ""

@@ -1,36 +1,44 @@
-"""start, hint, solution, status, and the stored progress."""
+"""start, hint, solution, status, run, mine, watch, and the stored progress."""
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from chapters.commands import execute
 from chapters.course import Course, CourseError
 from chapters.exercises import load
-from chapters.workspace import State, assemble, attempt, solution, start, workspace_line
+from chapters.source import find_regions, replace_regions
+from chapters.workspace import State, answered, attempt, solution, start
+from tests.phase6_integration.life import ENVIRONMENT, PATIENCE, Life
 
 Tool = Callable[..., Any]
 Solve = Callable[[str, str], None]
 Edit = Callable[[str, str, str], None]
+HOME = Path(__file__).resolve().parents[2]
 
 
 def stages(course: Course) -> dict[str, str]:
-    return {each.id: attempt(course, each).stage for each in load(course, course.phase(0))}
+    return {each.id: attempt(course, each)[0] for each in load(course, course.phase(0))}
 
 
 def test_start_copies_only_files_with_exercises_all_blank(course: Course, tool: Tool) -> None:
     said = tool("start", "0")
     assert said.code == 0
-    laid = sorted(course.name(path) for path in course.workspace.rglob("*.py"))
-    assert laid == ["workspace/phase0_request/limits.py", "workspace/phase0_request/queue.py"]
+    written = sorted(course.name(path) for path in course.workspace.rglob("*.py"))
+    assert written == ["workspace/phase0_request/limits.py", "workspace/phase0_request/queue.py"]
     text = (course.workspace / "phase0_request/queue.py").read_text()
     assert text.count("raise NotImplementedError") == 2
-    assert "append" not in text
-    assert "pop(0)" not in text
-    assert "python -m chapters check 0" in said.out
+    assert not any(answer in text for answer in ("append", "pop(0)"))
     assert "workspace/phase0_request/queue.py: exercise 0.1, 0.2" in said.out
 
 
@@ -40,9 +48,7 @@ def test_start_never_overwrites_work(course: Course, tool: Tool, solve: Solve) -
     solve("0.1", "self.items = [item]")
     mine = (course.workspace / "phase0_request/queue.py").read_bytes()
     said = tool("start", "0")
-    assert said.code == 2
-    assert "workspace/phase0_request/queue.py" in said.err
-    assert "--fresh" in said.err
+    assert (said.code, "workspace/phase0_request/queue.py" in said.err, "--fresh" in said.err) == (2, True, True)
     assert (course.workspace / "phase0_request/queue.py").read_bytes() == mine
 
 
@@ -57,61 +63,35 @@ def test_fresh_backs_up_and_the_state_survives(course: Course, tool: Tool, solve
         assert f"[item] * {number}" in (backup / "queue.py").read_text()
         assert (backup / "notes.txt").read_text() == number
         assert "[item]" not in (course.workspace / "phase0_request/queue.py").read_text()
-    assert State(course).of("0.1").hints == 1
     shutil.rmtree(course.workspace)
     assert State(course).of("0.1").hints == 1
 
 
-def test_assembly_fills_blanks_and_keeps_what_was_written(course: Course, tmp_path: Path, solve: Solve) -> None:
+def test_an_answer_stands_among_the_reference_of_the_others(course: Course, solve: Solve) -> None:
     start(course, course.phase(0))
     solve("0.1", "self.items = [item]")
     assert stages(course) == {"0.1": "attempted", "0.2": "not begun", "0.3": "not begun"}
-    assemble(course, load(course, course.phase(0))[:1], tmp_path)
-    text = (tmp_path / "phase0_request/queue.py").read_text()
-    assert "self.items = [item]" in text
-    assert "return self.items.pop(0)" in text
-    assert "NotImplementedError" not in text
+    files = answered(course, load(course, course.phase(0))[:1])
+    assert list(files) == ["phase0_request/queue.py"]
+    assert "self.items = [item]" in files["phase0_request/queue.py"]
+    assert "return self.items.pop(0)" in files["phase0_request/queue.py"]
+    assert "NotImplementedError" not in files["phase0_request/queue.py"]
 
 
-def test_one_exercise_alone_and_its_lines_in_the_workspace(course: Course, tmp_path: Path, solve: Solve) -> None:
-    start(course, course.phase(0))
-    solve("0.1", "self.items = [item]")
-    solve("0.2", "return self.items[0]")
-    second = load(course, course.phase(0))[1]
-    assemble(course, [second], tmp_path)
-    file = Path(second.file)
-    lines = (tmp_path / file).read_text().split("\n")
-    assert "        self.items.append(item)" in lines
-    workspace = (course.workspace / file).read_text().split("\n")
-    mine = lines.index("        return self.items[0]") + 1
-    assert mine != workspace.index(lines[mine - 1]) + 1
-    place = f"workspace/{second.file}:{workspace.index(lines[mine - 1]) + 1}"
-    assert workspace_line(course, tmp_path, file, mine) == place
-    assert workspace_line(course, tmp_path, file, lines.index("        self.items.append(item)") + 1) == ""
-
-
-def test_a_missing_region_or_file_does_not_affect_the_others(
-    course: Course, edit: Callable[[str, str, str], None]
-) -> None:
-    start(course, course.phase(0))
-    edit("workspace/phase0_request/queue.py", "# region exercise 0.1", "# mine")
-    found = {each.id: attempt(course, each) for each in load(course, course.phase(0))}
-    assert found["0.1"].stage == "region missing"
-    assert "workspace/phase0_request/queue.py:" in found["0.1"].note
-    assert found["0.3"].stage == "not begun"
-    (course.workspace / "phase0_request/limits.py").unlink()
-    assert stages(course)["0.3"] == "region missing"
-
-
-def test_a_syntax_error_has_its_line_in_the_learners_file(course: Course, solve: Solve) -> None:
+def test_a_fault_in_a_region_does_not_affect_the_others(course: Course, edit: Edit, solve: Solve) -> None:
     start(course, course.phase(0))
     solve("0.1", "self.items.append(item))")
+    solve("0.2", "return self.items.pop(0)")
     path = course.workspace / "phase0_request/queue.py"
     line = path.read_text().split("\n").index("        self.items.append(item))") + 1
-    solve("0.2", "return self.items.pop(0)")
-    first, second = (attempt(course, each) for each in load(course, course.phase(0))[:2])
-    assert (first.stage, second.stage) == ("syntax error", "attempted")
-    assert first.note.startswith(f"workspace/phase0_request/queue.py:{line}: unmatched ')'")
+    first, second, _ = (attempt(course, each) for each in load(course, course.phase(0)))
+    assert (first[0], second[0]) == ("syntax error", "attempted")
+    assert first[1].startswith(f"workspace/phase0_request/queue.py:{line}: unmatched ')'")
+    edit("workspace/phase0_request/queue.py", "# region exercise 0.1", "# mine")
+    (course.workspace / "phase0_request/limits.py").unlink()
+    first, _, third = (attempt(course, each) for each in load(course, course.phase(0)))
+    assert (first[0], third) == ("region missing", ("region missing", "workspace/phase0_request/limits.py is gone"))
+    assert "workspace/phase0_request/queue.py:" in first[1]
 
 
 def test_solution_is_the_difference_to_the_reference(course: Course, tool: Tool, solve: Solve) -> None:
@@ -130,11 +110,9 @@ def test_solution_is_the_difference_to_the_reference(course: Course, tool: Tool,
 
 def test_hints_come_one_at_a_time(course: Course, tool: Tool) -> None:
     first, second, third = tool("hint", "0.1"), tool("hint", "0.1"), tool("hint", "0.1")
-    assert "Hint 1 of 2: A list has a method.\n1 more." in first.out
-    assert "append" not in first.out
-    assert "Hint 2 of 2: It is `append`.\n" in second.out
-    assert "1 of 2" in third.out
-    assert "0 more" in third.out
+    assert first.out == "Hint 1 of 2: A list has a method.\n1 more.\n"
+    assert second.out == third.out
+    assert "Hint 2 of 2: It is `append`.\n0 more. `solution 0.1` shows the answer." in second.out
     assert json.loads((course.private / "state.json").read_text())["0.1"]["hints"] == 2
 
 
@@ -145,20 +123,6 @@ def test_status_counts(course: Course, tool: Tool) -> None:
     assert row.split() == ["0", "phase0_request", "3", "1/3", "0.3", "failed", "0/0", "1"]
 
 
-def test_status_says_which_result_is_of_an_older_answer(
-    course: Course, tool: Tool, solve: Solve, edit: Edit, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    start(course, course.phase(0))
-    solve("0.3", "return value")
-    assert tool("check", "0.3").code == 1
-    assert "  0.3 failed  " in tool("status").out
-    edit("workspace/phase0_request/limits.py", "return value", "return min(value, top)")
-    assert "  0.3 failed before your last edit  " in tool("status").out
-    assert tool("check", "0.3").code == 0
-    assert "0.3" not in tool("status").out
-
-
 @pytest.mark.parametrize("text", ["{", "[]", '{"0.1": {"unknown": 1}}', '{"0.1": 3}'])
 def test_a_corrupt_state_file_is_kept(course: Course, text: str) -> None:
     course.private.mkdir()
@@ -166,3 +130,169 @@ def test_a_corrupt_state_file_is_kept(course: Course, text: str) -> None:
     with pytest.raises(CourseError, match=r"\.course/state\.json cannot be read"):
         State(course).update("0.1", hints=1)
     assert (course.private / "state.json").read_text() == text
+
+
+# All commands
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["start", "7"], "there is no phase 7; the phases are: 0, 1"),
+        (["start", "1"], "phase 1 has no exercises"),
+        (["check", "7"], "there is no phase 7"),
+        (["check", "0.x"], "a phase is a number, an exercise N.M, not '0.x'"),
+        (["check", "--timeout", "nan"], "invalid time of 0 to 86400 seconds value: 'nan'"),
+        (["hint", "0.9"], "there is no exercise 0.9; the exercises are: 0.1, 0.2, 0.3"),
+        (["exercises", "4"], "there is no phase 4"),
+        (["run", "0", "--item", "3"], "`python -m chapters start 0` creates it"),
+        (["quiz", "3"], "chapter 3 has no questions"),
+        (["dance"], "invalid choice"),
+    ],
+)
+def test_a_wrong_argument_is_an_error_that_says_what_is_allowed(tool: Tool, argv: list[str], message: str) -> None:
+    said = tool(*argv)
+    assert (said.code, said.out) == (2, "")
+    assert message in said.err
+
+
+def test_piped_output_has_no_escape_codes_and_no_markup(course: Course, tool: Tool, solve: Solve) -> None:
+    assert "put a phase's exercises into workspace/" in tool().out
+    start(course, course.phase(0))
+    solve("0.1", 'raise ValueError("[bold]not markup[/bold] :smile:")')
+    for argv in (["status"], ["exercises"], ["solution", "0.1"], ["weave", "--check"]):
+        said = tool(*argv)
+        assert said.out
+        assert "\x1b" not in said.out
+        assert max(map(len, said.out.split("\n"))) <= 120
+    assert "[bold]not markup[/bold] :smile:" in tool("solution", "0.1").out
+
+
+# Programs with the workspace's code
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "chapters", *arguments]
+
+
+def test_run_gives_the_phase_its_arguments_its_terminal_and_its_signals(standalone: Course, solve: Solve) -> None:
+    start(standalone, standalone.phase(0))
+    solve("0.1", "self.items.append(2 * item)")
+    run = command("run", "0", "--item", "3")
+    done = subprocess.run(run, cwd=standalone.root, capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stdout, done.stderr) == (6, "[6], a terminal: False\n", "")
+    ours, its = os.openpty()
+    process = subprocess.Popen([*run, "--wait"], cwd=standalone.root, stdin=its, stdout=its, stderr=its)
+    os.close(its)
+    try:
+        with os.fdopen(ours, "rb", buffering=0) as terminal:
+            assert terminal.readline() == b"[6], a terminal: True\r\n"
+            process.send_signal(signal.SIGINT)
+            while b"interrupted" not in (line := terminal.readline()):
+                assert line in (b"^C", b"^C\r\n")
+        assert process.wait(50) == 6
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_run_reports_a_broken_file(course: Course, tool: Tool, solve: Solve) -> None:
+    start(course, course.phase(0))
+    solve("0.3", "return min(value,, top)")
+    said = tool("run", "0")
+    assert (said.code, said.err) == (1, "")
+    assert "syntax error   workspace/phase0_request/limits.py:4: invalid syntax" in said.out
+
+
+SERVER = """\
+import subprocess, sys
+
+from phase0_request.limits import clamp
+
+print(sys.argv[1:], clamp(5, 3), flush=True)
+code = "from phase0_request import Queue; queue = Queue(); queue.push(1); print(queue.items)"
+sys.exit(subprocess.call([sys.executable, "-c", code]))
+"""
+
+
+def test_mine_names_the_answers_and_becomes_the_server(standalone: Course, solve: Solve) -> None:
+    (standalone.root / "phase6_integration").mkdir()
+    (standalone.root / "phase6_integration/__init__.py").touch()
+    (standalone.root / "phase6_integration/cli.py").write_text(SERVER)
+    start(standalone, standalone.phase(0))
+    solve("0.1", "self.items = ['mine']")
+    solve("0.3", "return 'mine'")
+    done = subprocess.run(
+        command("mine", "--port", "0"), cwd=standalone.root, capture_output=True, text=True, timeout=50
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == (
+        "Yours: 0.1, 0.3 (2 lines of code). The rest is the reference.\n['serve', '--port', '0'] mine\n['mine']\n"
+    )
+
+
+def test_a_request_is_answered_with_the_workspaces_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine's process asks `reason_to_finish`, here an answer that ends each request at its fourth token."""
+    course = Course(HOME)
+    exercise = next(each for each in load(course, course.phase(0)) if each.file == "phase0_request/batch.py")
+    text = (HOME / exercise.file).read_text()
+    (region,) = find_regions(text, exercise.file)[exercise.region]
+    answer = f"{region.indent}return FinishReason.LENGTH if len(request.output_tokens) == 4 else None"
+    upper = "\n\npush = StopScanner.push\nStopScanner.push = lambda self, text: push(self, text).upper()\n"
+    front = "phase0_request/detokenizer.py"
+    files = {exercise.file: replace_regions(text, exercise.file, {exercise.region: [[answer]]})}
+    files[front] = (HOME / front).read_text() + upper
+    started: list[Any] = []
+    monkeypatch.setattr(os, "execve", lambda *arguments: started.extend(arguments))
+    monkeypatch.setattr(Course, "private", tmp_path)
+    execute(course, "run", files, ["-m", "phase6_integration.cli", "serve", "--port", "0"])
+    _, arguments, environment = started
+    environment = ENVIRONMENT | {
+        name: environment[name] for name in ("NUMBA_CACHE_DIR", "PYTHONPATH", "PYTHONSAFEPATH")
+    }
+    process = subprocess.Popen(
+        arguments, cwd=HOME, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    server = Life(process)
+    try:
+        url = server.listening()
+        server.until("ready")
+        body = {"model": "tiny_chat", "prompt": "What is a page?", "max_tokens": 8, "temperature": 0}
+        reply = httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE).json()
+        said = reply["choices"][0]["text"]
+        assert reply["usage"]["completion_tokens"] == 4
+        assert said == said.upper() != said.lower()
+        server.signal(signal.SIGTERM)
+        assert server.ended() == 0
+    finally:
+        process.kill()
+        server.close()
+
+
+def test_watch_checks_again_after_a_change_and_ends_cleanly(standalone: Course, solve: Solve) -> None:
+    start(standalone, standalone.phase(0))
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command("watch", "0"), cwd=standalone.root, env=environment, **pipes)
+    guard = threading.Timer(50, process.kill)
+    guard.start()
+
+    def shown() -> str:
+        seen = ""
+        for line in process.stdout or ():
+            seen += line
+            if "Watching" in line:
+                break
+        return seen
+
+    try:
+        assert shown().count("not begun") == 3
+        solve("0.1", "self.items.append(item)")
+        again = shown()
+        assert ("passed" in again, "0.2" in again) == (True, False)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate()
+    finally:
+        guard.cancel()
+        process.kill()
+    assert (process.returncode, errors) == (130, "")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from phase0_request.batch import StepOutput
+from phase0_request.core import EngineCore
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.kernels.backends import Backends
@@ -21,12 +22,13 @@ from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.sampling.sampler import Sampled, Sampler
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.graphs import Computed
-from phase2_prefill_decode.step.runner import ModelRunner, PackedStep
+from phase2_prefill_decode.step.launched import LaunchedStep
+from phase2_prefill_decode.step.packed import PackedStep
+from phase2_prefill_decode.step.runner import ModelRunner
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous import invariants
-from phase5_continuous.core import EngineCore
 from phase5_continuous.scheduler import Scheduler
 from tests.gpu.captured import NotCapturedError, Recorder
 
@@ -139,32 +141,33 @@ class KeepsItsInput(ModelRunner):
     """Makes the input of a recorded step anew, where the graph does not read it."""
 
     def _forward(self, step: PackedStep) -> Computed:
-        if step.graph is None:
+        if self.graphs is None or not step.graph_size:
             return super()._forward(step)
-        step.host.to(self.pool.device)
-        return step.graph.replay()
+        step.to(self.pool.device)
+        return self.graphs._graphs[step.graph_size].run()
 
 
 @dataclass(frozen=True)
 class Unfetched:
     """The result of a step, still where the graph wrote it."""
 
+    step: PackedStep
     sampled: Sampled
 
-    def output(self, numbers: Sequence[int], slices: int) -> StepOutput:
-        return self.sampled.fetch().output(numbers, slices)
+    def output(self) -> StepOutput:
+        return LaunchedStep(self.step, self.sampled).output()
 
 
 class ReadsLate(ModelRunner):
     """Reads the result of a recorded step when it is asked for: the next step may have been launched."""
 
     def launch(self, step: PackedStep) -> Any:
-        if step.graph is None or not step.sampling.is_plain:
+        if not step.graph_size or not step.sampling.is_plain:
             return super().launch(step)
         computed = self._forward(step)
         self.cache.changed.clear()
         assert computed.sampled is not None
-        return Unfetched(computed.sampled)
+        return Unfetched(step, computed.sampled)
 
 
 @pytest.mark.parametrize(("runner_type", "ahead"), [(KeepsItsInput, 0), (ReadsLate, 1)])

@@ -1,4 +1,4 @@
-"""Small tokenizers and chat templates in the manner of the four families that are served."""
+"""Small tokenizers and chat templates in the manner of the families that are served."""
 
 import json
 from functools import cache
@@ -9,14 +9,6 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from phase0_request.tokenizer import BUNDLED, Tokenizer
-
-QWEN2 = """\
-{%- for message in messages -%}
-{%- if loop.first and message.role != 'system' -%}{{ '<|im_start|>system\\nYou help.<|im_end|>\\n' }}{%- endif -%}
-{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
-"""
 
 # Thoughts of earlier answers are cut out of the history; results of tools come as the user's.
 QWEN3 = """\
@@ -92,8 +84,8 @@ def byte_level(control: tuple[str, ...], plain: tuple[str, ...] = ()) -> Backend
     return backend
 
 
-def qwen2() -> Backend:
-    backend = byte_level(())
+def qwen3() -> Backend:
+    backend = byte_level((), ("<think>", "</think>", "<tool_call>"))
     backend.normalizer = normalizers.NFC()
     return backend
 
@@ -128,20 +120,10 @@ def mistral() -> Backend:
 
 
 FAMILIES: dict[str, tuple[Any, str, dict[str, str]]] = {
-    "qwen2": (qwen2, QWEN2, {"eos_token": "<|im_end|>"}),
-    "qwen3": (lambda: byte_level((), ("<think>", "</think>", "<tool_call>")), QWEN3, {"eos_token": "<|im_end|>"}),
+    "qwen3": (qwen3, QWEN3, {"eos_token": "<|im_end|>"}),
     "llama": (llama, LLAMA, {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}),
     "mistral": (mistral, MISTRAL, {"bos_token": "<s>", "eos_token": "</s>"}),
 }
-
-
-@cache
-def family(name: str) -> tuple[Tokenizer, Any]:
-    """This project's tokenizer and transformers' over the same files."""
-    make, template, named = FAMILIES[name]
-    reference = PreTrainedTokenizerFast(tokenizer_object=make(), **named)
-    reference.chat_template = template
-    return Tokenizer(make(), (), template, named), reference
 
 
 # Calls of tools and their results, in a form that serves all families: each has its own marks around a message.
@@ -161,7 +143,6 @@ WITH_TOOLS = """\
 {%- if add_generation_prompt %}{{- BEGIN + 'assistant' }}{%- endif %}
 """
 MARKS = {
-    "qwen2": ("<|im_start|>", "<|im_end|>"),
     "qwen3": ("<|im_start|>", "<|im_end|>"),
     "llama": ("<|start_header_id|>", "<|eot_id|>"),
     "mistral": ("[INST]", "[/INST]"),
@@ -169,10 +150,12 @@ MARKS = {
 
 
 @cache
-def family_with_tools(name: str) -> tuple[Tokenizer, Any]:
-    make, _, named = FAMILIES[name]
-    begin, end = MARKS[name]
-    template = WITH_TOOLS.replace("BEGIN", f"'{begin}'").replace("END", f"'{end}'")
+def family(name: str, tools: bool = False) -> tuple[Tokenizer, Any]:
+    """This project's tokenizer and transformers' over the same files; with `tools`, over WITH_TOOLS."""
+    make, template, named = FAMILIES[name]
+    if tools:
+        begin, end = MARKS[name]
+        template = WITH_TOOLS.replace("BEGIN", f"'{begin}'").replace("END", f"'{end}'")
     reference = PreTrainedTokenizerFast(tokenizer_object=make(), **named)
     reference.chat_template = template
     return Tokenizer(make(), (), template, named), reference

@@ -109,6 +109,11 @@ def every_backend() -> list[Any]:
     return [pytest.param(backend, marks=[_without_triton] if backend == "triton" else []) for backend in BACKENDS]
 
 
+def device_of(backend: str) -> torch.device:
+    """The device on which tests run a backend: a GPU for Triton if there is one, else the CPU."""
+    return torch.device("cuda" if backend == "triton" and torch.cuda.is_available() else "cpu")
+
+
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """The bit patterns of a tensor, on the CPU: NaN equals NaN, and 0 differs from -0."""
     return tensor.cpu().contiguous().view({2: torch.int16, 4: torch.int32}[tensor.element_size()])

@@ -1,4 +1,4 @@
-"""The harness itself: how Triton is prepared, and how a backend is chosen."""
+"""How Triton is prepared, and how a backend is chosen."""
 
 import os
 import sys
@@ -6,59 +6,33 @@ import sys
 import pytest
 import torch
 
-from phase1_kv_pool.kernels import BACKENDS, Backends, device_of, prepare_triton
+from phase1_kv_pool.kernels import BACKENDS, Backends, prepare_triton
 from phase1_kv_pool.kernels.store import STORE
+from tests.phase1_kv_pool.support import device_of
 
 
-@pytest.fixture
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-
-
-@pytest.fixture
-def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-
-
-@pytest.mark.usefixtures("no_gpu")
 def test_without_a_gpu_kernels_are_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setenv("TRITON_INTERPRET", "0")
-    monkeypatch.delitem(sys.modules, "triton", raising=False)
-    assert prepare_triton()
-    assert os.environ["TRITON_INTERPRET"] == "1"
-    assert prepare_triton(), "a second call finds it settled"
-
-
-@pytest.mark.usefixtures("no_gpu")
-def test_without_a_gpu_preparing_after_the_import_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setitem(sys.modules, "triton", sys)
     with pytest.raises(RuntimeError, match=r"imported before it was set .* Call prepare_triton\(\) first"):
         prepare_triton()
-    assert "TRITON_INTERPRET" not in os.environ
+    assert os.environ["TRITON_INTERPRET"] == "0"
+    monkeypatch.delitem(sys.modules, "triton")
+    assert prepare_triton()
+    assert os.environ["TRITON_INTERPRET"] == "1"
+    assert prepare_triton(), "a second call finds it settled"
+    assert {device_of(backend).type for backend in BACKENDS} == {"cpu"}
 
 
-@pytest.mark.usefixtures("a_gpu")
-def test_with_a_gpu_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_gpu_triton_compiles_unless_the_variable_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert not prepare_triton()
     assert "TRITON_INTERPRET" not in os.environ
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert prepare_triton(), "set by hand, it counts"
-
-
-@pytest.mark.usefixtures("a_gpu")
-def test_with_a_gpu_triton_is_tested_on_it() -> None:
-    assert {backend: device_of(backend).type for backend in BACKENDS} == {
-        "reference": "cpu",
-        "cpu": "cpu",
-        "triton": "cuda",
-    }
-
-
-@pytest.mark.usefixtures("no_gpu")
-def test_without_a_gpu_all_backends_are_tested_on_the_cpu() -> None:
-    assert {device_of(backend).type for backend in BACKENDS} == {"cpu"}
+    assert prepare_triton()
+    assert [device_of(backend).type for backend in BACKENDS] == ["cpu", "cpu", "cuda"]
 
 
 def test_the_device_picks_the_backend() -> None:

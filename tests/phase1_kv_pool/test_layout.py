@@ -69,9 +69,6 @@ def test_a_request_fills_whole_pages() -> None:
     fit = LLAMA_8B.requests_in(memory, 17)
     assert fit == 50, f"{fit} requests of 17 tokens in 100 pages of 16: each takes two pages"
     assert LLAMA_8B.requests_in(memory - 1, 16) == 99
-
-
-def test_negative_memory_holds_no_page() -> None:
     assert LLAMA_8B.pages_in(-5) == 0
 
 
@@ -97,23 +94,13 @@ def test_layout_from_a_model_configuration(
         assert KVLayout.from_config(source, page_size=64, dtype="float16") == expected
 
 
-def test_wrong_values_are_refused_with_the_field_name(tmp_path: Path) -> None:
+def test_wrong_values_are_refused_with_the_field_name() -> None:
     for field, value in (("layers", 0), ("kv_heads", -1), ("head_dim", 1.5), ("page_size", 0), ("layers", True)):
         with pytest.raises(ValueError, match=f"{field} must be an integer from 1, got "):
             KVLayout(**({"layers": 1, "kv_heads": 1, "head_dim": 8} | {field: value}))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="dtype must be one of float32, bfloat16, float16, got 'int8'"):
         KVLayout(1, 1, 8, dtype="int8")
-    with pytest.raises(ValueError, match="lacks num_attention_heads"):
-        KVLayout.from_config({"num_hidden_layers": 2})
-    for change, message in (
-        ({"hidden_size": None}, "lacks hidden_size"),
-        ({"hidden_size": 66, "num_attention_heads": 4}, "hidden_size 66 is no multiple of its 4 heads"),
-        ({"kv_lora_rank": 512}, "latent vector"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            KVLayout.from_config(CONFIG | change)
+    with pytest.raises(ValueError, match="latent vector"):
+        KVLayout.from_config(CONFIG | {"kv_lora_rank": 512})
     with pytest.raises(ValueError, match="at least 1 token, got 0"):
         LLAMA_8B.requests_in(GIB, 0)
-    (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(ValueError, match="must be a JSON object, got list"):
-        KVLayout.from_config(tmp_path)

@@ -1,3 +1,4 @@
+import os
 import random
 import subprocess
 import sys
@@ -7,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from phase0_request import Request, SamplingParams, Slice
-from phase0_request.machine import describe
+from phase0_request import Request, Slice
 from phase1_kv_pool import KVLayout, OutOfPagesError, PagedCache
 from phase1_kv_pool import pool as pool_module
 from phase1_kv_pool.memory import free_bytes, free_on_cpu
@@ -37,8 +37,7 @@ def test_each_layer_has_zeroed_key_and_value_pages(device: str, dtype: torch.dty
         assert side.is_contiguous()
         assert not side.any()
     assert pool.num_slots == 20
-    assert pool.nbytes == sum(side.nbytes for side in (*pool.keys, *pool.values))
-    assert pool.nbytes == 5 * pool.layout.bytes_per_page
+    assert 5 * pool.layout.bytes_per_page == sum(side.nbytes for side in (*pool.keys, *pool.values))
     assert len({side.data_ptr() for side in (*pool.keys, *pool.values)}) == 4
 
 
@@ -53,7 +52,7 @@ def test_stored_keys_and_values_are_gathered_through_page_tables(device: str, dt
     gathered = 0
     for step in range(150):
         if len(live) < 4:
-            request = Request(f"r{step}", (1,) * 40, SamplingParams())
+            request = Request(f"r{step}", (1,) * 40)
             live[request.id] = request, [], []
             cache.attach(request)
         request, ks, vs = live[rng.choice(list(live))]
@@ -79,132 +78,52 @@ def test_stored_keys_and_values_are_gathered_through_page_tables(device: str, dt
     assert gathered > 1000
 
 
-def test_layers_are_independent() -> None:
-    pool = KVPool(LAYOUT, 2)
-    k, v = rows(1)
-    pool.store(1, torch.tensor([5]), k, v)
-    assert not pool.keys[0].any()
-    assert not pool.values[0].any()
-    assert torch.equal(pool.keys[1][1, :, 1], k[0])
-    assert torch.equal(pool.values[1][1, :, 1], v[0])
-
-
 def test_gather_returns_length_tokens() -> None:
     pool = KVPool(LAYOUT, 4)
     k, v = rows(7)
     pool.store(0, torch.tensor([12, 13, 14, 15, 4, 5, 6]), k, v)
     for length in range(8):
-        found = pool.gather(0, [3, 1, 0], length)
-        for name, rows_found, rows_wanted in zip(("keys", "values"), found, (k, v), strict=True):
-            shape = list(rows_found.shape)
-            assert torch.equal(rows_found, rows_wanted[:length]), f"{name} of the first {length} tokens: wrong, {shape}"
+        for name, found, wanted in zip(("keys", "values"), pool.gather(0, [3, 1, 0], length), (k, v), strict=True):
+            shape = list(found.shape)
+            assert torch.equal(found, wanted[:length]), f"{name} of the first {length} tokens: wrong, {shape}"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("slots", "k", "v", "message"),
     [
-        ((LAYOUT, 0), "num_pages must be an integer from 1, got 0"),
-        ((LAYOUT, 2.5), "num_pages must be an integer from 1, got 2.5"),
-        ((LAYOUT, True), "num_pages must be an integer from 1, got True"),
-        ((LAYOUT, 1, "cpu", torch.float64), "dtype must be one of float32, bfloat16, float16, got 'float64'"),
-        ((LAYOUT, 1, "meta"), "device must be cpu or cuda, got 'meta'"),
+        (torch.zeros(1), *rows(1), r"slots must be \[tokens\] in int64 or int32 on cpu, got \[1\] in float32"),
+        (torch.zeros(1, 1).long(), *rows(1), r"slots must be \[tokens\] .* got \[1, 1\] in int64"),
+        (torch.zeros(2).long(), *rows(1), r"k must be \[2, 3, 16\] in float32 on cpu for 2 slots, got \[1, 3, 16\]"),
+        (torch.zeros(1).long(), rows(1)[0], rows(1)[1].half(), r"v must be .* got \[1, 3, 16\] in float16"),
+        (torch.zeros(1).long(), rows(1)[0], rows(1)[1].to("meta"), r"v must be .* got .* on meta"),
     ],
 )
-def test_invalid_pools_are_refused(arguments: tuple[Any, ...], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        KVPool(*arguments)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_missing_gpu_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"'cuda:0' was asked for, and torch .* sees no GPU"):
-        KVPool(LAYOUT, 1, "cuda:0")
-
-
-@pytest.mark.parametrize(
-    ("layer", "slots", "k", "v", "message"),
-    [
-        (2, torch.zeros(1).long(), *rows(1), "layer must be from 0 to 1, got 2"),
-        (-1, torch.zeros(1).long(), *rows(1), "layer must be from 0 to 1, got -1"),
-        (0, torch.zeros(1), *rows(1), r"slots must be \[tokens\] in int64 or int32 on cpu, got \[1\] in float32"),
-        (0, torch.zeros(1, 1).long(), *rows(1), r"slots must be \[tokens\] .* got \[1, 1\] in int64"),
-        (0, torch.zeros(2).long(), *rows(1), r"k must be \[2, 3, 16\] in float32 on cpu for 2 slots, got \[1, 3, 16\]"),
-        (0, torch.zeros(1).long(), rows(1)[0], rows(1)[1].half(), r"v must be .* got \[1, 3, 16\] in float16"),
-        (0, torch.zeros(1).long(), rows(1)[0], rows(1)[1].to("meta"), r"v must be .* got .* on meta"),
-        (0, torch.zeros(1).long(), rows(1)[0].transpose(1, 2), rows(1)[1], r"k must be .* got \[1, 16, 3\]"),
-    ],
-)
-def test_invalid_arguments_of_store_are_refused(layer: int, slots: Any, k: Any, v: Any, message: str) -> None:
+def test_a_store_of_wrong_shapes_is_refused(slots: Any, k: Any, v: Any, message: str) -> None:
     pool = KVPool(LAYOUT, 2)
     with pytest.raises(ValueError, match=message):
-        pool.store(layer, slots, k, v)
+        pool.store(0, slots, k, v)
     assert not any(side.any() for side in (*pool.keys, *pool.values))
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("slot", [8, 1000, -2])
-def test_validate_refuses_slots_outside_the_pool(device: str, slot: int) -> None:
-    pool = KVPool(LAYOUT, 2, device, validate=True)
-    with pytest.raises(ValueError, match=f"slot {slot} is not of this pool; slots run from 0 to 7, and -1 is padding"):
-        pool.store(0, torch.tensor([7, -1, slot], device=device), *rows(3, device))
-    assert not any(side.any() for side in (*pool.keys, *pool.values))
-    pool.store(0, torch.tensor([7, -1, 0], device=device), *rows(3, device))
-    assert pool.keys[0].any()
-
-
-def test_on_a_cpu_a_slot_past_the_end_is_always_refused() -> None:
+def test_on_a_cpu_a_slot_past_the_end_is_refused() -> None:
     with pytest.raises(IndexError, match="out of bounds"):
         KVPool(LAYOUT, 2).store(0, torch.tensor([8]), *rows(1))
 
 
-@pytest.mark.parametrize(
-    ("layer", "table", "length", "message"),
-    [
-        (2, [0], 1, "layer must be from 0 to 1"),
-        (0, [0], 5, "length must be from 0 to the 4 tokens that the table has room for, got 5"),
-        (0, [0], -1, "length must be from 0"),
-        (0, [0, 2], 5, "page 2 is not of this pool; its pages run from 0 to 1"),
-        (0, [-1], 1, "page -1 is not of this pool"),
-    ],
-)
-def test_invalid_arguments_of_gather_are_refused(layer: int, table: list[int], length: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        KVPool(LAYOUT, 2).gather(layer, table, length)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_pool_larger_than_free_memory_is_refused(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def allocated(*_: Any, **__: Any) -> None:
-        raise AssertionError("something was allocated")
-
-    monkeypatch.setattr(torch, "zeros", allocated)
-    monkeypatch.setattr(torch, "empty", allocated)
-    pages = 10**12
-    with pytest.raises(ValueError, match=r"1000000000000 pages of 4 tokens need 2861022\.95 GiB on .* would fit"):
-        KVPool(LAYOUT, pages, device)
-
-
-def test_the_refusal_says_what_is_there_and_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pool_larger_than_free_memory_is_refused_before_it_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
     page = LAYOUT.bytes_per_page
     monkeypatch.setattr(pool_module, "free_bytes", lambda device: 10 * page)
     assert KVPool(LAYOUT, 10).num_pages == 10
     with pytest.raises(ValueError, match=r"11 pages of 4 tokens .* 10 pages would fit"):
         KVPool(LAYOUT, 11)
     monkeypatch.setattr(pool_module, "free_bytes", lambda device: 3 << 29)
-    with pytest.raises(ValueError, match=rf"on cpu, where 1\.50 GiB are free; {(3 << 29) // page} pages would fit"):
-        KVPool(LAYOUT, 10**9)
+    with pytest.raises(ValueError, match=rf"need 2861022\.95 GiB on cpu, where 1\.50 GiB .* {(3 << 29) // page} pages"):
+        KVPool(LAYOUT, 10**12)
     monkeypatch.setattr(pool_module, "free_bytes", lambda device: None)
     assert KVPool(LAYOUT, 10).num_pages == 10
 
 
 MEMINFO = "MemTotal: 9000 kB\nMemFree: 10 kB\nMemAvailable: 1000 kB\nHugePages_Total: 0\n"
-
-
-def tree(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return root
 
 
 def group(path: str, limit: str, used: int, cached: int, version: int = 2) -> dict[str, str]:
@@ -231,18 +150,16 @@ def group(path: str, limit: str, used: int, cached: int, version: int = 2) -> di
     ],
 )
 def test_control_groups_limit_free_memory(tmp_path: Path, files: dict[str, str], free: int) -> None:
-    assert free_on_cpu(tree(tmp_path, {"proc/meminfo": MEMINFO, **files})) == free
+    for name, text in {"proc/meminfo": MEMINFO, **files}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert free_on_cpu(tmp_path) == free
 
 
-def test_without_proc_total_memory_is_the_bound(tmp_path: Path) -> None:
-    assert free_on_cpu(tmp_path) == describe().memory_bytes
-
-
-def test_free_memory_of_this_machine() -> None:
-    free, total = free_bytes(torch.device("cpu")), describe().memory_bytes
-    assert free is not None
-    assert total is not None
-    assert 0 < free <= total
+def test_free_memory_is_at_most_that_of_the_machine(tmp_path: Path) -> None:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert free_on_cpu(tmp_path) == total, "a system without /proc"
+    assert 0 < (free_bytes(torch.device("cpu")) or 0) <= total
 
 
 @pytest.mark.gpu

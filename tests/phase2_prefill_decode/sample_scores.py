@@ -7,7 +7,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from phase1_kv_pool.kernels import device_of
 from phase2_prefill_decode.kernels.triton.draw import (
     LOG2_E,
     LOWEST,
@@ -19,6 +18,7 @@ from phase2_prefill_decode.kernels.triton.draw import (
     start_of,
     weigh,
 )
+from tests.phase1_kv_pool.support import device_of
 
 
 @triton.jit

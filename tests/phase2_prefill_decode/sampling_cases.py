@@ -7,7 +7,10 @@ import torch
 from torch import Tensor
 
 from phase0_request import Request, SamplingParams, StepOutput
-from phase2_prefill_decode.sampling.sampler import Sampler, edit
+from phase2_prefill_decode.sampling.edits import edit, pack_edits
+from phase2_prefill_decode.sampling.metadata import SamplingMetadata
+from phase2_prefill_decode.sampling.sampler import Sampler
+from tests.phase2_prefill_decode.steps import output_of
 
 VOCAB = 30
 
@@ -19,12 +22,17 @@ def request_of(id: str = "r", prompt: Sequence[int] = (1,), output: Sequence[int
 
 
 def run(sampler: Sampler, logits: Tensor, requests: Sequence[Request]) -> StepOutput:
-    sampled = sampler.sample(logits.to(sampler.device), sampler.pack(requests))
-    return sampled.fetch().output(range(len(requests)), len(requests))
+    sampling = sampler.pack(requests)
+    sampled = sampler.sample(logits.to(sampler.device), sampling)
+    return output_of(sampled, sampling, range(len(requests)), len(requests))
 
 
 def edited(logits: Tensor, requests: Sequence[Request], eos_ids: Sequence[int] = ()) -> Tensor:
-    edits = Sampler(eos_ids, logits.shape[1]).pack(requests).edits
+    return edited_by(Sampler(eos_ids, logits.shape[1]).pack(requests), logits)
+
+
+def edited_by(sampling: SamplingMetadata, logits: Tensor) -> Tensor:
+    edits = pack_edits(sampling.edits, logits.device) if sampling.edits else None
     return logits if edits is None else edit(logits, edits)
 
 

@@ -1,24 +1,37 @@
 """Steps as tensors, without an engine."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from phase0_request.batch import Batch
-from phase1_kv_pool.cache import KVCache
+from phase0_request.batch import Batch, StepOutput
+from phase1_kv_pool.cache import PagedCache
+from phase2_prefill_decode.sampling.metadata import SamplingMetadata
+from phase2_prefill_decode.sampling.sampler import Sampled
 from phase2_prefill_decode.step.device_state import DeviceState
-from phase2_prefill_decode.step.packed import Packed, pack
+from phase2_prefill_decode.step.launched import LaunchedStep
+from phase2_prefill_decode.step.packed import PackedStep, StepTensors, pack
 
 CPU = torch.device("cpu")
 
 
-def loaded(batch: Batch, cache: KVCache, device: torch.device = CPU, state: DeviceState | None = None) -> Packed:
+def loaded(
+    batch: Batch, cache: PagedCache, device: torch.device = CPU, state: DeviceState | None = None
+) -> StepTensors:
     """The tensors of a step; by default over a device state of its own."""
     state = state or DeviceState(device)
     state.reserve(cache)
     step = pack(batch, cache, state.width)
     return state.load(step, step.to(device), cache.page_size)
+
+
+def output_of(sampled: Sampled, sampling: SamplingMetadata, drawn: Sequence[int], slices: int) -> StepOutput:
+    """The output of a step of which the slices `drawn` complete their requests."""
+    step = replace(PackedStep.empty(), sampling=sampling, drawn=tuple(drawn), slices=slices)
+    return LaunchedStep(step, sampled).output()
 
 
 class NothingWaits(TorchDispatchMode):

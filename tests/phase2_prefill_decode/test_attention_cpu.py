@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from phase2_prefill_decode.kernels.attention import ATTEND
-from phase2_prefill_decode.kernels.cpu import attention
 from phase2_prefill_decode.kernels.cpu.decode import FEW
 from phase2_prefill_decode.kernels.cpu.intrinsics import kernel
 from phase2_prefill_decode.kernels.cpu.matmul import COLUMNS, add_product
@@ -38,20 +37,6 @@ def test_slices_of_few_and_of_many_rows_match_the_oracle(case: Case, dtype: torc
     inputs = case.inputs("cpu", dtype)
     found = case.run(ATTEND.load("cpu"), inputs)
     torch.testing.assert_close(found.double(), case.oracle(inputs), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
-
-
-@kernel
-def plan(starts: Any, lengths: Any, max_seqlen_k: int, window: int, group: int) -> Any:
-    return attention.plan(starts, lengths, max_seqlen_k, window, group)
-
-
-@pytest.mark.parametrize("new", [1, 20], ids=["few", "many"])
-def test_the_rows_of_a_slice_decide_which_kernel_serves_it(new: int) -> None:
-    """Neither its context nor the rest of the batch matters."""
-    starts, lengths = np.array([0, new, new + 5], np.int32), np.array([600, 5], np.int32)
-    tiles, _, _ = plan(starts, lengths, 600, 601, GROUP)
-    assert set(tiles["is_long"][tiles["sequence"] == 0]) == {new * GROUP > FEW}
-    assert set(tiles["is_long"][tiles["sequence"] == 1]) == {5 * GROUP > FEW}
 
 
 @pytest.mark.parametrize("window", [None, 50])

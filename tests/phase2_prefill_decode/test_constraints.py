@@ -11,8 +11,9 @@ from llguidance import LLMatcher
 from phase0_request import Request, SamplingParams
 from phase0_request.batch import Forced
 from phase0_request.tokenizer import Tokenizer
-from phase2_prefill_decode.sampling.constraints import KEPT, Constraint, Grammars, Masks, fill_masks
+from phase2_prefill_decode.sampling.constraints import KEPT, Constraint, Grammars, StepMasks, fill_masks
 from phase2_prefill_decode.sampling.sampler import Sampler
+from tests.phase2_prefill_decode.steps import output_of
 
 TOKENIZER = Tokenizer.from_pretrained()
 SIZE, EOS = TOKENIZER.vocab_size + 70, min(TOKENIZER.eos_ids)
@@ -219,14 +220,6 @@ def test_allowed_tokens_are_the_only_ones() -> None:
     assert allowed(constraint(request(allowed_token_ids=[5, 31, 32, 100])), 0) == [5, 31, 32, 100]
 
 
-def test_completions_of_a_request_share_the_mask_of_their_allowed_tokens() -> None:
-    shared = request(allowed_token_ids=[5]).params.allowed
-    one, other = (constraint(request(allowed_token_ids=shared)) for _ in range(2))
-    assert one._allowed is other._allowed
-    assert allowed(constraint(request(allowed_token_ids=shared, bad_words=[[5]])), 0) == []
-    assert allowed(one, 0) == [5]
-
-
 def test_lists_and_a_grammar_hold_together() -> None:
     of = constraint(request(grammar=LLMatcher.grammar_from_regex("[ab]")))
     a, b = (TOKENIZER.encode(letter, add_special_tokens=False)[0] for letter in "ab")
@@ -287,7 +280,8 @@ def test_only_constrained_rows_are_masked_and_logprobs_are_the_models_own() -> N
         Request("bound", (1,), SamplingParams(**greedy, grammar=YES_OR_NO, logprobs=1, logit_bias={9: 100})),
     ]
     logits = torch.randn(2, SIZE, generator=torch.Generator().manual_seed(3))
-    output = sampler.sample(logits, sampler.pack(rows)).fetch().output(range(2), 2)
+    sampling = sampler.pack(rows)
+    output = output_of(sampler.sample(logits, sampling), sampling, range(2), 2)
     free, bound = output.tokens
     assert free == logits[0, : TOKENIZER.vocab_size].argmax()
     assert bound in allowed(constraint(request(grammar=YES_OR_NO)), 0)
@@ -298,12 +292,7 @@ def test_only_constrained_rows_are_masked_and_logprobs_are_the_models_own() -> N
 @pytest.mark.parametrize(("index", "in_flight"), [(1, False), (2, False), (3, True)])
 def test_a_mask_is_in_flight_if_it_depends_on_a_token_that_is(index: int, in_flight: bool) -> None:
     rows = [(0, constraint(request([5], bad_words=[[9]])), 1), (1, constraint(request([5, 6], bad_words=[[9]])), index)]
-    assert Masks(rows, torch.tensor([0, 1]), SIZE).in_flight is in_flight
-
-
-def test_a_step_without_constraints_has_no_masks() -> None:
-    sampler = Sampler(TOKENIZER.eos_ids, SIZE, grammars=GRAMMARS)
-    assert sampler.pack([request(), request(logprobs=2)]).masks is None
+    assert StepMasks(rows, torch.tensor([0, 1])).in_flight is in_flight
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -17,7 +17,7 @@ from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.loading.weights import random_weights
 from phase2_prefill_decode.rope import tables
-from phase2_prefill_decode.step.packed import Packed
+from phase2_prefill_decode.step.packed import StepTensors
 from phase2_prefill_decode.threads import FREE_CORES
 from tests.phase2_prefill_decode.models import saved, variant
 from tests.phase2_prefill_decode.steps import loaded
@@ -64,7 +64,7 @@ def test_every_step_has_the_logits_of_transformers(name: str, tmp_path: Path) ->
             assert off < 1e-4, f"step {number}: the logits of request {one} after {stop} tokens are off by {off:.3g}"
 
 
-def small_step(decoder: Decoder) -> tuple[Packed, KVPool]:
+def small_step(decoder: Decoder) -> tuple[StepTensors, KVPool]:
     cache, request = PagedCache(4, 16), Request("r", (5, 6, 7))
     request.admit(0.0)
     cache.attach(request)
@@ -80,7 +80,7 @@ class OneCall:
         self.willing = takes
         self.given: tuple[Any, ...] = ()
 
-    def takes(self, packed: Packed) -> bool:
+    def takes(self, packed: StepTensors) -> bool:
         return self.willing
 
     def __call__(self, *given: Any) -> Tensor:

@@ -3,7 +3,6 @@
 import random
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,14 +13,14 @@ from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.sampling.inputs import WORDS
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.graphs import DecodeGraphs, batch_sizes
-from phase2_prefill_decode.step.packed import HostStep, Packed, pack
+from phase2_prefill_decode.step.packed import PackedStep, StepTensors, pack
 from phase4_radix.prefix_cache import PrefixCache
 from tests.phase2_prefill_decode.steps import NothingWaits
 
 CPU = torch.device("cpu")
 
 
-def load(batch: Batch, cache: PagedCache, state: DeviceState) -> Packed:
+def load(batch: Batch, cache: PagedCache, state: DeviceState) -> StepTensors:
     state.reserve(cache)
     step = pack(batch, cache, state.width)
     packed = state.load(step, step.to(CPU), cache.page_size)
@@ -79,7 +78,7 @@ def test_a_token_in_flight_is_the_newest_of_its_row() -> None:
         request.advance(0, 2)
     packed = load(Batch((Slice(first, 2, 1), Slice(second, 2, 1))), cache, state)
     assert packed.tokens.tolist() == [7, 7]
-    state.newest.index_copy_(0, packed.drawn, torch.tensor([41, 42]))
+    state.newest.index_copy_(0, packed.drawn_rows, torch.tensor([41, 42]))
     packed = load(Batch((Slice(second, 3, 1), Slice(first, 2, 2))), cache, state)
     assert packed.tokens.tolist() == [42, 7, 41], "b's newest token, then a's last known one and its newest"
     assert packed.positions.tolist() == [3, 2, 3]
@@ -135,15 +134,15 @@ def test_padding_reads_and_writes_nothing_of_a_request() -> None:
     assert packed.last is None, "each slice of a recorded step has logits"
     assert packed.metadata.sizes == (), "the host knows nothing of the sequences of a recorded step"
     assert packed.metadata.max_seqlen_k == 20, "the context that it was recorded for"
-    assert packed.drawn.tolist() == [0, 4, 4, 4], "row 4 is scratch"
+    assert packed.drawn_rows.tolist() == [0, 4, 4, 4], "row 4 is scratch"
     assert padded.rows == [0, 4, 4, 4], "row 4 is scratch"
     assert torch.equal(state.page_table[1:4], before[1:4]), "padding changes no page table of a request"
     assert state.page_table[0, 0] == cache.table(request)[0]
-    assert np.array_equal(whole.array(), pack(Batch((Slice(request, 2, 1),)), cache, state.width).array()), "a copy"
-    empty = graphs.pad(HostStep.empty(), 4)
+    assert torch.equal(whole.array(), pack(Batch((Slice(request, 2, 1),)), cache, state.width).array()), "a copy"
+    empty = graphs.pad(PackedStep.empty(), 4)
     for mine, others in zip(padded.parts, empty.parts, strict=True):
-        assert [len(one) for one in mine] == [len(one) for one in others], "every padded step has lists of one size"
-    assert len(padded.params) == len(empty.params) == WORDS * 4
+        assert [len(part) for part in mine] == [len(part) for part in others], "every padded step has lists of one size"
+    assert len(padded.sampling.words) == len(empty.sampling.words) == WORDS * 4
     assert padded.all_logits
 
 
@@ -157,7 +156,7 @@ class Decodes:
     prompt: int = 5
     changed: int = 0  # entries of page tables that the device does not have yet, for each slice
 
-    def pack(self, state: DeviceState) -> HostStep:
+    def pack(self, state: DeviceState) -> PackedStep:
         cache = PagedCache(200, 4)
         pieces = []
         for number in range(self.count):
@@ -173,30 +172,29 @@ GRAPHS = {  # recorded are steps of 1, 2, 4 and 8 decodes, of up to 40 tokens
     "one": (Decodes(1), 1),
     "three": (Decodes(3), 4),
     "eight": (Decodes(8), 8),
-    "more than the largest": (Decodes(9), None),
+    "more than the largest": (Decodes(9), 0),
     "prompts of one token": (Decodes(2, 0, 1, 1), 2),
-    "prompts": (Decodes(2, 0, 5, 5), None),
-    "chunks of one token": (Decodes(2, 2, 1, 5), None),
+    "prompts": (Decodes(2, 0, 5, 5), 0),
+    "chunks of one token": (Decodes(2, 2, 1, 5), 0),
     "of 40 tokens": (Decodes(2, 39, 1, 40), 2),
-    "of 41 tokens": (Decodes(2, 40, 1, 41), None),
+    "of 41 tokens": (Decodes(2, 40, 1, 41), 0),
     "two changed pages each": (Decodes(2, changed=2), 2),
     "three changed pages each": (Decodes(2, changed=3), 4),
-    "ten changed pages each": (Decodes(2, changed=10), None),
+    "ten changed pages each": (Decodes(2, changed=10), 0),
 }
 
 
 @pytest.mark.parametrize(("step", "size"), GRAPHS.values(), ids=GRAPHS)
-def test_a_step_is_replayed_by_the_smallest_graph_that_holds_it(step: Decodes, size: int | None) -> None:
+def test_a_step_is_replayed_by_the_smallest_graph_that_holds_it(step: Decodes, size: int) -> None:
     state = DeviceState(CPU, rows=16, pages=12)
     graphs = DecodeGraphs(state, 4, 40)
     graphs.record(lambda step, lists: None, [1, 2, 4, 8], lambda replay: replay)  # type: ignore[arg-type, return-value]
-    found = graphs.graph_for(step.pack(state))
-    assert (found and found.size) == size, "the size of the graph, None if the step is launched kernel by kernel"
+    assert graphs.size_for(step.pack(state)) == size, "0 if the step is launched kernel by kernel"
 
 
 def test_a_state_without_graphs_launches_every_step_kernel_by_kernel() -> None:
     state = DeviceState(CPU, rows=16, pages=12)
-    assert DecodeGraphs(state, 4, 40).graph_for(Decodes(1).pack(state)) is None
+    assert DecodeGraphs(state, 4, 40).size_for(Decodes(1).pack(state)) == 0
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 5, 64, 100, 256, 300, 1024])

@@ -2,7 +2,6 @@
 every backend against the reference, draw for draw."""
 
 import math
-from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -22,11 +21,9 @@ from transformers.generation.logits_process import (
 )
 
 from phase0_request import Request, SamplingParams
-from phase1_kv_pool.kernels import device_of
-from phase2_prefill_decode.kernels.draw import DRAW, SamplingTensors, arrivals, keep, numbers, reference, weigh
-from phase2_prefill_decode.sampling.inputs import pack_params, sampling_tensors
-from tests.phase1_kv_pool.support import bits, every_backend, every_backend_and_dtype, needs_gpu
-from tests.phase2_prefill_decode import sample_scores
+from phase2_prefill_decode.kernels.draw import DRAW, arrivals, keep, numbers, reference, weigh
+from phase2_prefill_decode.sampling.inputs import SamplingInputs, pack_inputs
+from tests.phase1_kv_pool.support import bits, device_of, every_backend, every_backend_and_dtype, needs_gpu
 from tests.phase2_prefill_decode.test_sampler_draws import z_of_chi_square
 
 N = 100_000
@@ -44,21 +41,19 @@ ASKED: dict[str, dict[str, Any]] = {
 }
 
 
-def tensors(*asked: SamplingParams, device: str | torch.device = "cpu") -> SamplingTensors:
+def tensors(*asked: SamplingParams, device: str | torch.device = "cpu") -> SamplingInputs:
     """The parameters of one row for each, with keys and positions of their own."""
     requests = [Request("r", (1,) * (1 + row), one) for row, one in enumerate(asked)]
     totals = [request.total for request in requests]
-    params = pack_params(requests, totals, lambda request: hash(request.total))
-    return sampling_tensors(torch.from_numpy(params).to(device))
+    words = pack_inputs(requests, totals, lambda request: hash(request.total))
+    return SamplingInputs.read(torch.from_numpy(words).to(device))
 
 
-def repeated(params: SamplingParams, rows: int) -> SamplingTensors:
+def repeated(params: SamplingParams, rows: int) -> SamplingInputs:
     """So many rows that differ in their keys."""
     one = tensors(params)
     columns = one.temperatures, one.top_p, one.min_p, one.top_k
-    return SamplingTensors(
-        *(of.repeat(rows) for of in columns), torch.arange(rows), torch.ones(rows, dtype=torch.int64)
-    )
+    return SamplingInputs(*(of.repeat(rows) for of in columns), torch.arange(rows), torch.ones(rows, dtype=torch.int64))
 
 
 def exact(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
@@ -93,19 +88,9 @@ def misfit(tokens: np.ndarray, p: np.ndarray) -> float:
 def test_100_000_draws_have_the_exact_distribution(asked: str, device: str) -> None:
     logits = torch.randn(1, 32, generator=torch.Generator().manual_seed(1)) * 1.5
     params = SamplingParams(**ASKED[asked])
-    given = [getattr(repeated(params, N), name).to(device) for name in SamplingTensors.__slots__]
-    tokens, _ = DRAW.on(torch.device(device))(logits.to(device).expand(N, -1), SamplingTensors(*given), 32)
+    given = [getattr(repeated(params, N), name).to(device) for name in SamplingInputs.__slots__]
+    tokens, _ = DRAW.on(torch.device(device))(logits.to(device).expand(N, -1), SamplingInputs(*given), 32)
     assert misfit(tokens.cpu().numpy(), exact(logits[0].numpy(), params)) < 4
-
-
-def test_positions_of_one_seed_draw_the_exact_distribution_from_a_large_vocabulary() -> None:
-    logits = torch.randn(1, 3001, generator=torch.Generator().manual_seed(3)) * 1.5
-    logits[0, ::100] += 6
-    params, rows = SamplingParams(), 20_000
-    seeds = torch.full((rows,), 5), torch.arange(rows)
-    given = SamplingTensors(*(getattr(repeated(params, rows), name) for name in SamplingTensors.__slots__[:4]), *seeds)
-    tokens, _ = DRAW.load("cpu")(logits.expand(rows, -1), given, 3001)
-    assert misfit(tokens.numpy(), exact(logits[0].numpy(), params)) < 4
 
 
 # Filters, of the reference.
@@ -284,14 +269,14 @@ def scores_of(backend: str, logits: Tensor, temperature: float, key: int, positi
         from phase2_prefill_decode.kernels.cpu import draw as cpu
 
         scale = cpu.LOG2_E / heat.numpy()[0]
-        weigh_one, arrival, start_of, number_of = cpu.weigh, cpu.arrival, cpu.start_of, cpu.number_of
+        weigh_one, arrival, start_of, random_bits = cpu.weigh, cpu.arrival, cpu.start_of, cpu.random_bits
 
         @numba.njit
         def scores_on_cpu(logits: Any, scale: Any, key: int, position: int) -> Any:
             start, weights, times = start_of(key, position), np.empty_like(logits), np.empty_like(logits)
             for token in range(len(logits)):
                 weights[token] = weigh_one(logits[token], np.float32(0), scale)
-                times[token] = arrival(number_of(start, token))
+                times[token] = arrival(random_bits(start, token))
             return weights, times
 
         weights, times = scores_on_cpu(logits.numpy(), scale, key, position)
@@ -370,22 +355,7 @@ def test_a_captured_launch_follows_logits_and_parameters() -> None:
     with torch.cuda.graph(graph):
         tokens, _ = sample(first, params, VOCAB)
     first.copy_(later)
-    for name in SamplingTensors.__slots__:
+    for name in SamplingInputs.__slots__:
         getattr(params, name).copy_(getattr(tensors(*edges), name))
     graph.replay()
     assert tokens.tolist() == reference(later, tensors(*edges), VOCAB)[0].tolist()
-
-
-def test_the_kernels_that_show_what_sample_computes_round_as_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fused multiply and add rounds once less: on a GPU a weight would differ in its last bit."""
-    options: list[dict[str, object]] = []
-
-    class Kernel:
-        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-            return lambda *arguments, **given: options.append(given)
-
-    monkeypatch.setattr(sample_scores, "scores_kernel", Kernel())
-    monkeypatch.setattr(sample_scores, "threshold_kernel", Kernel())
-    sample_scores.scores(torch.zeros(4), *torch.ones(3, 1))
-    sample_scores.threshold(torch.zeros(4), 1, True)
-    assert [given["enable_fp_fusion"] for given in options] == [False, False]

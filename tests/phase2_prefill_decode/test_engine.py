@@ -12,8 +12,9 @@ from phase0_request.batch import Batch, Slice
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase1_kv_pool.cache import PagedCache
-from phase2_prefill_decode.engine import Engine, together
+from phase2_prefill_decode.engine import Engine, static
 from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.static import StaticScheduler
 from tests.phase2_prefill_decode.models import padded_bundle
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -26,20 +27,20 @@ def model() -> Model:
 
 
 def alone(model: Model, prompt: str, params: SamplingParams) -> list[int]:
-    return Engine(model, seed=5).generate([prompt], params)[0].output_tokens
+    return static(model, seed=5).generate([prompt], params)[0].output_tokens
 
 
 @pytest.mark.proof
 def test_a_question_is_answered_and_the_answer_ends_by_itself(model: Model) -> None:
     assert model.tokenizer is not None
     chat = model.tokenizer.chat([{"role": "user", "content": "What is a KV cache?"}])
-    answer = Engine(model).generate([chat], SamplingParams(temperature=0, max_tokens=96))[0]
+    answer = static(model).generate([chat], SamplingParams(temperature=0, max_tokens=96))[0]
     assert answer.finish_reason is FinishReason.STOP
     assert "keys and values" in answer.text
 
 
 def test_answers_are_in_the_order_of_the_prompts_and_each_is_that_of_its_prompt_alone(model: Model) -> None:
-    together_ = [c.output_tokens for c in Engine(model).generate(PROMPTS, GREEDY)]
+    together_ = [c.output_tokens for c in static(model).generate(PROMPTS, GREEDY)]
     assert together_ == [alone(model, prompt, GREEDY) for prompt in PROMPTS]
 
 
@@ -52,35 +53,35 @@ def test_an_output_does_not_depend_on_the_batch(model: Model) -> None:
         SamplingParams(temperature=n % 3 / 2, top_p=0.9, max_tokens=draw.randint(1, 24), seed=n, ignore_eos=True)
         for n in range(len(prompts))
     ]
-    together_ = [c.output_tokens for c in Engine(model).generate(prompts, params)]
+    together_ = [c.output_tokens for c in static(model).generate(prompts, params)]
     assert together_ == [
-        Engine(model).generate([prompt], [one])[0].output_tokens for prompt, one in zip(prompts, params, strict=True)
+        static(model).generate([prompt], [one])[0].output_tokens for prompt, one in zip(prompts, params, strict=True)
     ]
     assert [len(answer) for answer in together_] == [one.max_tokens for one in params]
 
 
 def test_a_sampled_token_depends_on_the_seed_and_not_on_the_batch(model: Model) -> None:
     params = [SamplingParams(temperature=1.2, top_p=0.9, max_tokens=8, seed=n, ignore_eos=True) for n in range(4)]
-    together_ = [c.output_tokens for c in Engine(model, seed=1).generate(PROMPTS, params)]
+    together_ = [c.output_tokens for c in static(model, seed=1).generate(PROMPTS, params)]
     assert together_ == [alone(model, prompt, one) for prompt, one in zip(PROMPTS, params, strict=True)]
     other = [SamplingParams(temperature=1.2, top_p=0.9, max_tokens=8, seed=n, ignore_eos=True) for n in range(9, 13)]
-    assert together_ != [c.output_tokens for c in Engine(model, seed=1).generate(PROMPTS, other)]
+    assert together_ != [c.output_tokens for c in static(model, seed=1).generate(PROMPTS, other)]
 
 
 def test_batches_smaller_than_the_set_give_the_same_answers(model: Model) -> None:
-    wanted = [c.output_tokens for c in Engine(model).generate(PROMPTS, GREEDY)]
-    assert [c.output_tokens for c in Engine(model, batch_size=3).generate(PROMPTS, GREEDY)] == wanted
+    wanted = [c.output_tokens for c in static(model).generate(PROMPTS, GREEDY)]
+    assert [c.output_tokens for c in static(model, batch_size=3).generate(PROMPTS, GREEDY)] == wanted
     tight = PagedCache(8, 4)  # room for one or two requests at a time
-    assert [c.output_tokens for c in Engine(model, cache=tight).generate(PROMPTS, GREEDY)] == wanted
+    assert [c.output_tokens for c in static(model, cache=tight).generate(PROMPTS, GREEDY)] == wanted
     assert tight.usage.free == 8
 
 
 def test_the_stream_is_the_answer_in_pieces(model: Model) -> None:
     params = SamplingParams(temperature=0, max_tokens=20)
-    whole = {c.request.prompt_tokens: c.text for c in Engine(model).generate(PROMPTS, params)}
+    whole = {c.request.prompt_tokens: c.text for c in static(model).generate(PROMPTS, params)}
     texts: dict[tuple[int, ...], str] = {}
     ends = []
-    for delta in Engine(model).stream(PROMPTS, params):
+    for delta in static(model).stream(PROMPTS, params):
         assert delta.request.prompt_tokens not in ends  # nothing after the end
         texts[delta.request.prompt_tokens] = texts.get(delta.request.prompt_tokens, "") + delta.text
         if delta.finish_reason is not None:
@@ -91,7 +92,7 @@ def test_the_stream_is_the_answer_in_pieces(model: Model) -> None:
 
 def test_a_closed_stream_aborts_its_requests_and_frees_every_page(model: Model) -> None:
     cache = PagedCache(64, 16)
-    engine = Engine(model, cache=cache)
+    engine = static(model, cache=cache)
     stream = engine.stream(PROMPTS, GREEDY)
     request = next(stream).request
     with pytest.raises(RuntimeError, match="generating already"):
@@ -106,15 +107,11 @@ def test_a_closed_stream_aborts_its_requests_and_frees_every_page(model: Model) 
 class TestEnds:
     """By length, by EOS, by a stop token, by a stop string, by the end of the context."""
 
-    def test_by_length(self, model: Model) -> None:
-        answer = Engine(model).generate([PROMPTS[0]], GREEDY)[0]
-        assert (answer.finish_reason, len(answer.output_tokens)) == (FinishReason.LENGTH, 12)
-
     def test_by_a_stop_token_which_is_not_part_of_the_text(self, model: Model) -> None:
         tokens = alone(model, PROMPTS[0], GREEDY)
         stop = tokens[5]
         params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop_token_ids=[stop])
-        answer = Engine(model).generate([PROMPTS[0]], params)[0]
+        answer = static(model).generate([PROMPTS[0]], params)[0]
         assert answer.output_tokens == tokens[: tokens.index(stop) + 1]
         assert answer.finish_reason is FinishReason.STOP
         assert model.tokenizer is not None
@@ -122,57 +119,57 @@ class TestEnds:
 
     @pytest.mark.parametrize("last", [False, True], ids=["between", "with_the_last_token"])
     def test_by_a_stop_string_which_is_not_part_of_the_text(self, model: Model, last: bool) -> None:
-        text = Engine(model).generate([PROMPTS[0]], GREEDY)[0].text
+        text = static(model).generate([PROMPTS[0]], GREEDY)[0].text
         stop = text[-3:] if last else text[8:12]
         params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop=stop)
-        answer = Engine(model).generate([PROMPTS[0]], params)[0]
+        answer = static(model).generate([PROMPTS[0]], params)[0]
         assert answer.text == text[: text.index(stop)]
         assert answer.finish_reason is FinishReason.STOP
 
     def test_by_a_stop_that_is_part_of_the_text(self, model: Model) -> None:
-        whole = Engine(model).generate([PROMPTS[0]], GREEDY)[0]
+        whole = static(model).generate([PROMPTS[0]], GREEDY)[0]
         assert model.tokenizer is not None
         stop = whole.text[8:12]
         string = replace(GREEDY, stop=stop, include_stop_str_in_output=True)
-        assert Engine(model).generate([PROMPTS[0]], string)[0].text == whole.text[: whole.text.index(stop) + 4]
+        assert static(model).generate([PROMPTS[0]], string)[0].text == whole.text[: whole.text.index(stop) + 4]
         token = replace(GREEDY, stop_token_ids=[whole.output_tokens[5]], include_stop_str_in_output=True)
-        answer = Engine(model).generate([PROMPTS[0]], token)[0]
+        answer = static(model).generate([PROMPTS[0]], token)[0]
         assert answer.text == model.tokenizer.decode(answer.output_tokens)
 
     def test_by_length_with_text_that_was_held_back_as_the_start_of_a_stop_string(self, model: Model) -> None:
-        text = Engine(model).generate([PROMPTS[0]], GREEDY)[0].text
+        text = static(model).generate([PROMPTS[0]], GREEDY)[0].text
         params = replace(GREEDY, stop=text[-3:] + "\x00")
-        assert Engine(model).generate([PROMPTS[0]], params)[0].text == text
+        assert static(model).generate([PROMPTS[0]], params)[0].text == text
 
     def test_not_by_a_stop_string_in_the_first_min_tokens(self, model: Model) -> None:
-        text = Engine(model).generate([PROMPTS[0]], GREEDY)[0].text
+        text = static(model).generate([PROMPTS[0]], GREEDY)[0].text
         params = replace(GREEDY, stop=text[:4], min_tokens=GREEDY.max_tokens)
-        assert Engine(model).generate([PROMPTS[0]], params)[0].text == text
+        assert static(model).generate([PROMPTS[0]], params)[0].text == text
 
     def test_by_the_end_of_the_context(self, model: Model) -> None:
         room = model.config.max_position_embeddings
         prompt = [5 + i % 50 for i in range(room - 3)]
         params = SamplingParams(temperature=0, max_tokens=50, min_tokens=20, ignore_eos=True)
-        answer = Engine(model).generate([prompt], params)[0]
+        answer = static(model).generate([prompt], params)[0]
         assert (answer.finish_reason, len(answer.output_tokens)) == (FinishReason.LENGTH, 3)
 
     def test_not_by_eos_before_min_tokens(self, model: Model) -> None:
         assert model.tokenizer is not None
         chat = model.tokenizer.chat([{"role": "user", "content": "Hello!"}])
-        early = Engine(model).generate([chat], SamplingParams(temperature=0, max_tokens=96))[0]
+        early = static(model).generate([chat], SamplingParams(temperature=0, max_tokens=96))[0]
         least = len(early.output_tokens) + 3
         params = SamplingParams(temperature=0, max_tokens=96, min_tokens=least)
-        late = Engine(model).generate([chat], params)[0]
+        late = static(model).generate([chat], params)[0]
         assert late.output_tokens[: len(early.output_tokens) - 1] == early.output_tokens[:-1]
         assert len(late.output_tokens) > least or late.finish_reason is FinishReason.LENGTH
         assert not set(late.output_tokens[:least]) & model.eos_ids
 
 
 def test_a_row_of_nan_fails_only_its_request(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = Engine(model).generate(PROMPTS, GREEDY)
+    wanted = static(model).generate(PROMPTS, GREEDY)
     cache = PagedCache(64, 16)
-    engine = Engine(model, cache=cache)
-    decoder, calls = engine.stepper.runner.decoder, iter(range(100))
+    engine = static(model, cache=cache)
+    decoder, calls = engine.core.runner.decoder, iter(range(100))
 
     def broken(*arguments: object) -> torch.Tensor:
         logits = decoder(*arguments).clone()  # type: ignore[arg-type]
@@ -180,7 +177,7 @@ def test_a_row_of_nan_fails_only_its_request(model: Model, monkeypatch: pytest.M
             logits[1, 7] = torch.nan
         return logits
 
-    monkeypatch.setattr(engine.stepper.runner, "decoder", broken)
+    monkeypatch.setattr(engine.core.runner, "decoder", broken)
     answers = engine.generate(PROMPTS, GREEDY)
     failed = answers.pop(1)
     wanted_of_failed = wanted.pop(1)
@@ -193,7 +190,7 @@ def test_a_row_of_nan_fails_only_its_request(model: Model, monkeypatch: pytest.M
 
 def test_logprobs_are_those_of_the_tokens_and_of_the_top_alternatives(model: Model) -> None:
     params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True, logprobs=3)
-    plain, asked = Engine(model).generate(PROMPTS[:2], [GREEDY, params])
+    plain, asked = static(model).generate(PROMPTS[:2], [GREEDY, params])
     assert plain.logprobs == []
     assert len(asked.logprobs) == 5
     for token, said in zip(asked.output_tokens, asked.logprobs, strict=True):
@@ -211,38 +208,33 @@ class TestRefusals:
             ("one text", None, "a list of texts"),
             ([1, 2], None, "a list of texts"),
             (["a", "b"], [GREEDY], "2 prompts and 1 params"),
-            ([[4096]], None, "token 4096 is not of this model; its ids go to 4095"),
-            ([[1] * 2048], None, "2048 tokens; at most 2047 fit"),
+            ([[4096]], None, "token ids of this model run from 0 to 4095, got 4096"),
+            ([[1] * 2048], None, "2048 tokens and max_tokens is 1; together at most 2048 fit"),
             ([[]], None, "the prompt is empty"),
-            ([[1]], SamplingParams(logit_bias={9999: 1.0}), "token 9999 is not of this model"),
-            ([[1]], SamplingParams(stop_token_ids=[5000]), "token 5000 is not of this model"),
+            ([[1]], SamplingParams(logit_bias={9999: 1.0}), "run from 0 to 4095, got 9999"),
+            ([[1]], SamplingParams(stop_token_ids=[5000]), "run from 0 to 4095, got 5000"),
             ([[1] * 200], SamplingParams(max_tokens=100), "may grow to 299 tokens, and the pool has room for 256"),
         ],
     )
     def test_in_words(self, model: Model, prompts: Sequence[str], params: SamplingParams | None, message: str) -> None:
-        engine = Engine(model, cache=PagedCache(16, 16))
+        engine = static(model, cache=PagedCache(16, 16))
         with pytest.raises(ValueError, match=message):
             engine.generate(prompts, params)
-        assert engine.cache.usage.free == 16
+        assert engine.core.scheduler.cache.usage.free == 16
         assert len(engine.generate(["Hello!"], GREEDY)) == 1
-
-    @pytest.mark.parametrize("batch_size", [0, 2.5, True, "8"])
-    def test_bad_batch_sizes(self, model: Model, batch_size: object) -> None:
-        with pytest.raises(ValueError, match=f"batch_size must be an integer from 1, got {batch_size!r}"):
-            Engine(model, batch_size=batch_size)  # type: ignore[arg-type]
 
     def test_stop_strings_without_a_tokenizer(self, model: Model) -> None:
         without = Model(model.config, model.decoder)
-        with pytest.raises(ValueError, match="stop strings are found in text"):
-            Engine(without).generate([[1, 2]], SamplingParams(stop="x"))
+        with pytest.raises(ValueError, match="stop strings and grammars need a tokenizer"):
+            static(without).generate([[1, 2]], SamplingParams(stop="x"))
         with pytest.raises(ValueError, match="this model has no tokenizer; give token ids"):
-            Engine(without).generate(["text"])
-        assert Engine(without).generate([[1, 2]], GREEDY)[0].text == ""
+            static(without).generate(["text"])
+        assert static(without).generate([[1, 2]], GREEDY)[0].text == ""
 
 
 def test_a_plan_may_cut_prompts_and_only_the_last_piece_yields_a_token(model: Model) -> None:
     """Phases 3 to 5 plan in other ways: how a step is mixed does not change the tokens."""
-    wanted = [c.output_tokens for c in Engine(model).generate(PROMPTS, GREEDY)]
+    wanted = [c.output_tokens for c in static(model).generate(PROMPTS, GREEDY)]
 
     def by_threes(running: Sequence[Request]) -> Batch:
         turn = next(turns)
@@ -250,8 +242,8 @@ def test_a_plan_may_cut_prompts_and_only_the_last_piece_yields_a_token(model: Mo
         return Batch(tuple(Slice(r, r.computed, min(3, r.total - r.computed)) for r in chosen or running))
 
     turns: Iterator[int] = iter(range(10_000))
-    assert [c.output_tokens for c in Engine(model, plan=by_threes).generate(PROMPTS, GREEDY)] == wanted
-    assert together is not by_threes
+    scheduler = StaticScheduler(PagedCache(512, 16), model.eos_ids, plan_step=by_threes)
+    assert [c.output_tokens for c in Engine.of(model, scheduler).generate(PROMPTS, GREEDY)] == wanted
 
 
 def test_a_padded_id_is_never_generated_unless_a_positive_logit_bias_asks_for_it(model: Model, tmp_path: Path) -> None:
@@ -259,10 +251,10 @@ def test_a_padded_id_is_never_generated_unless_a_positive_logit_bias_asks_for_it
     padded = Model.load(padded_bundle(tmp_path), dtype="float32", device="cpu")
     assert (padded.config.vocab_size, padded.num_tokens) == (4104, 4096)
     for params in (GREEDY, replace(GREEDY, temperature=1.0, seed=3)):
-        found, wanted = (Engine(one).generate(PROMPTS, params) for one in (padded, model))
+        found, wanted = (static(one).generate(PROMPTS, params) for one in (padded, model))
         assert [one.output_tokens for one in found] == [one.output_tokens for one in wanted]
         assert [one.text for one in found] == [one.text for one in wanted]
     asked = replace(GREEDY, logit_bias={4100: 100.0})
-    (answer,) = Engine(padded).generate(PROMPTS[:1], asked)
+    (answer,) = static(padded).generate(PROMPTS[:1], asked)
     assert answer.output_tokens == [4100] * GREEDY.max_tokens
     assert answer.text == "", "it has no text, and it is no error"

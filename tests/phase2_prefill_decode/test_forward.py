@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.decoder import Decoder
@@ -18,8 +17,8 @@ from phase2_prefill_decode.kernels.cpu.forward import TOKENS, Forward
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.loading.weights import random_weights
-from phase2_prefill_decode.sampling.inputs import WORDS, sampling_tensors
-from phase2_prefill_decode.step.packed import Packed
+from phase2_prefill_decode.sampling.inputs import WORDS, SamplingInputs
+from phase2_prefill_decode.step.packed import StepTensors
 from phase2_prefill_decode.threads import FREE_CORES
 from tests.phase2_prefill_decode.models import FAMILIES, VARIANTS, saved, tiny_model
 from tests.phase2_prefill_decode.test_identity import logits, prompts
@@ -71,7 +70,7 @@ def by_layers(decoder: Decoder) -> Decoder:
     return layers
 
 
-def packed(lengths: tuple[int, ...], new: int = 1) -> Packed:
+def packed(lengths: tuple[int, ...], new: int = 1) -> StepTensors:
     """The last `new` tokens of sequences of these lengths."""
     total = torch.tensor(lengths, dtype=torch.int32)
     positions = torch.cat([torch.arange(length - new, length) for length in lengths])
@@ -80,8 +79,8 @@ def packed(lengths: tuple[int, ...], new: int = 1) -> Packed:
     slots = table[rows, positions // 16].long() * 16 + positions % 16
     ends = torch.arange(0, len(positions) + 1, new, dtype=torch.int32)
     metadata = AttentionMetadata(ends, total, table, new, max(lengths), tuple((new, length) for length in lengths))
-    params = sampling_tensors(torch.zeros(WORDS * len(lengths), dtype=torch.int32))
-    return Packed(torch.arange(len(positions)) + 7, positions, slots, metadata, None, rows, params)
+    params = SamplingInputs.read(torch.zeros(WORDS * len(lengths), dtype=torch.int32))
+    return StepTensors(torch.arange(len(positions)) + 7, positions, slots, metadata, None, rows, params)
 
 
 def pool_of(config: ModelConfig) -> KVPool:
@@ -161,27 +160,3 @@ def test_positions_and_slots_outside_are_refused(field: str, value: int) -> None
     getattr(step, field)[1] = value
     with pytest.raises(IndexError, match="outside"):
         decoder(step, pool.keys, pool.values)
-
-
-class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the operators of torch that are called."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(str(function))
-        return function(*args, **(kwargs or {}))
-
-
-def test_a_decode_step_calls_few_operators() -> None:
-    """One kernel for a small model; else four products a layer and the memory of the results between them."""
-    decoder, pool, step = Decoder(SMALL, random_weights(SMALL, dtype=torch.bfloat16)), pool_of(SMALL), packed(LENGTHS)
-    decoder.rope(max(LENGTHS))
-    with Operators() as whole:
-        decoder(step, pool.keys, pool.values)
-    with Operators() as layered:
-        by_layers(decoder)(step, pool.keys, pool.values)
-    assert len(whole.names) <= 3, whole.names
-    assert len(layered.names) <= 13 * SMALL.num_hidden_layers, layered.names

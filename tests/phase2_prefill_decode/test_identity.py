@@ -15,7 +15,7 @@ from phase0_request.request import Request
 from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
-from phase2_prefill_decode.engine import Engine
+from phase2_prefill_decode.engine import static
 from phase2_prefill_decode.loading.model import Model
 from tests.phase2_prefill_decode.models import FAMILIES, VARIANTS, saved, variant
 from tests.phase2_prefill_decode.steps import loaded
@@ -75,7 +75,7 @@ def test_greedy_float32_has_the_tokens_of_transformers(name: str, tmp_path: Path
     model = Model.load(saved(oracle, tmp_path), device="cpu", dtype="float32")
     given = prompts(oracle.config.vocab_size)
     params = SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True)
-    answers = Engine(model).generate(given, params)
+    answers = static(model).generate(given, params)
     assert [answer.output_tokens for answer in answers] == [theirs(oracle, prompt) for prompt in given]
 
 
@@ -85,7 +85,7 @@ def test_every_variant_has_the_tokens_and_logits_of_transformers(name: str, tmp_
     oracle = variant(name)
     model = Model.load(saved(oracle, tmp_path), device="cpu", dtype="float32")
     given = prompts(oracle.config.vocab_size)
-    answers = Engine(model).generate(given, SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True))
+    answers = static(model).generate(given, SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True))
     for prompt, answer in zip(given, answers, strict=True):
         assert len(answer.output_tokens) == ANSWER
         assert follows(oracle, prompt, answer.output_tokens)
@@ -119,7 +119,7 @@ class TestTheBundledModel:
         chats = [bundled.tokenizer.chat([{"role": "user", "content": question}]) for question in questions]
         given = [*chats, *prompts(4096, [1, 16, 33, 130])]
         params = SamplingParams(temperature=0, max_tokens=96, ignore_eos=True)
-        answers = [answer.output_tokens for answer in Engine(bundled).generate(given, params)]
+        answers = [answer.output_tokens for answer in static(bundled).generate(given, params)]
         for chat, answer in zip(chats, answers, strict=False):
             end = min(answer.index(eos) for eos in bundled.eos_ids if eos in answer) + 1
             assert answer[:end] == theirs(bundled_oracle, chat, end)
@@ -138,7 +138,7 @@ class TestTheBundledModel:
     def test_it_stops_where_transformers_stops(self, bundled_oracle: Any, bundled: Model) -> None:
         assert bundled.tokenizer is not None
         prompt = bundled.tokenizer.chat([{"role": "user", "content": "What is a token?"}])
-        (answer,) = Engine(bundled).generate([prompt], SamplingParams(temperature=0, max_tokens=96))
+        (answer,) = static(bundled).generate([prompt], SamplingParams(temperature=0, max_tokens=96))
         how = GenerationConfig(do_sample=False, max_new_tokens=96, eos_token_id=sorted(bundled.eos_ids), pad_token_id=0)
         tokens = torch.tensor([prompt])
         with torch.inference_mode():

@@ -57,14 +57,6 @@ def test_the_product_is_that_of_float64(dtype: torch.dtype, tokens: int, biased:
     torch.testing.assert_close(found.double(), wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize(("out", "width"), [(1, 1), (3, 5), (100, 80), (512, 384), (17, 1024)])
-def test_weights_of_any_shape_are_packed(out: int, width: int) -> None:
-    weight, bias = weights(torch.bfloat16, out, width)
-    rows = torch.randn(4, width).bfloat16()
-    wanted = linear(rows.double(), weight.double(), bias.double())
-    torch.testing.assert_close(Linear(weight, bias)(rows).double(), wanted, atol=1.6e-2, rtol=1.6e-2)
-
-
 def test_rows_may_be_a_view() -> None:
     weight, _ = weights(torch.bfloat16)
     rows = torch.randn(6, 128).bfloat16()[::2, 32:96]

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from phase1_kv_pool.kernels import device_of
 from phase2_prefill_decode.kernels.mask import APPLY_MASK
 from phase2_prefill_decode.sampling.constraints import words
-from tests.phase1_kv_pool.support import bits, every_backend_and_dtype
+from tests.phase1_kv_pool.support import bits, device_of, every_backend_and_dtype
 
 
 def wanted(logits: torch.Tensor, masks: torch.Tensor, numbers: list[int]) -> torch.Tensor:

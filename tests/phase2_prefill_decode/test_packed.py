@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from phase0_request.batch import Batch, Slice
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
-from phase2_prefill_decode.step.packed import Packed, pack, tokens_of
+from phase2_prefill_decode.step.packed import StepTensors, pack, tokens_of
 from tests.phase2_prefill_decode.steps import loaded
 
 CPU = torch.device("cpu")
@@ -43,7 +43,7 @@ def batches(draw: st.DrawFn) -> tuple[Batch, PagedCache]:
     return Batch(tuple(pieces)), cache
 
 
-def rows(packed: Packed) -> list[tuple[int, int, int]]:
+def rows(packed: StepTensors) -> list[tuple[int, int, int]]:
     return list(zip(packed.tokens.tolist(), packed.positions.tolist(), packed.slots.tolist(), strict=True))
 
 
@@ -93,14 +93,13 @@ def test_a_decode_a_chunk_and_a_prompt_are_packed_in_one_row() -> None:
     assert step.slots == [4 * r1[1] + 1, *(4 * r2[1] + i for i in range(3)), *(4 * r3[0] + i for i in range(3))]
     assert step.cu_seqlens_q == [0, 1, 4, 7], "where each slice begins, and the end of the last"
     assert step.last == [0, 6], "r2 is in the middle of its prompt: none of its rows needs logits"
-    assert step.completed == (0, 2), "the numbers of the slices that complete their requests, r1 and r3"
+    assert step.drawn == (0, 2), "the numbers of the slices that complete their requests, r1 and r3"
     assert step.rows == [1, 2, 0], "the rows of their page tables on the device"
-    assert step.drawn == [1, 0], "the rows on the device of r1 and r3, which get a token"
+    assert step.drawn_rows == [1, 0], "the rows on the device of r1 and r3, which get a token"
     assert step.seq_lens == [6, 7, 3], "the tokens of each sequence up to the end of its slice"
     assert step.sizes == ((1, 6), (3, 7), (3, 3)), "(new tokens, all tokens) of each slice"
     assert (step.max_seqlen_q, step.max_seqlen_k) == (3, 7), "the most new tokens, and the most tokens, of a slice"
     assert not step.all_logits, "only two of the seven rows need logits"
-    assert len(step.params) == 0, "the sampler's parameters are added later"
 
 
 def test_only_changed_entries_of_page_tables_are_sent() -> None:
@@ -148,18 +147,6 @@ def test_a_token_in_flight_is_packed_as_the_row_that_will_have_it(
     *_, request = (running(cache, number, prompt, output, prompt + output - 1) for number in (1, 2, 3))
     assert cache.row(request) == 2
     assert tokens_of(Slice(request, *piece), cache) == wanted
-
-
-def test_pages_stay_in_the_order_of_their_table() -> None:
-    cache = PagedCache(6, 4)
-    first, second = (running(cache, number, 8, 0, 0) for number in (1, 2))
-    cache.release(first)
-    cache.release(second)
-    third = running(cache, 3, 24, 0, 0)
-    table = cache.table(third)
-    assert table != sorted(table)
-    packed = loaded(Batch((Slice(third, 0, 24),)), cache)
-    assert packed.metadata.page_table.tolist() == [table]
 
 
 def test_a_page_table_may_be_longer_than_the_step_needs() -> None:

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
 
-from phase1_kv_pool.kernels import device_of
 from phase2_prefill_decode.kernels.pointwise import ADD_NORM, ROTATE_STORE, SWIGLU
-from tests.phase1_kv_pool.support import bits, every_backend, every_backend_and_dtype
+from tests.phase1_kv_pool.support import bits, device_of, every_backend, every_backend_and_dtype
 
 EPS = 1e-6
 # Each rounding to the dtype may go the other way, and up to three follow one another: a bit less than two last places.
@@ -35,7 +34,7 @@ def normed(x: Tensor, weight: Tensor) -> Tensor:
 # add_norm
 
 
-@pytest.mark.parametrize(("width", "tokens"), [*product((64, 384, 1000), (0, 1, 2, 17)), (384, 100)])
+@pytest.mark.parametrize(("width", "tokens"), [*product((64, 1000), (0, 2, 17)), (384, 1)])
 @pytest.mark.parametrize(("backend", "dtype"), every_backend_and_dtype())
 def test_the_sum_and_its_norm(backend: str, dtype: torch.dtype, width: int, tokens: int) -> None:
     torch.manual_seed(tokens)
@@ -172,7 +171,7 @@ EDGES = {
     "a_long_prompt_without_norms": Case(list(range(150)), list(range(150)), pages=10, norms=False),
     "a_wider_tensor": Case([5, -1, 6, 40], [3, 0, 4, 9], beside=64),
     "a_wider_tensor_without_norms": Case([5, -1, 6, 40], [3, 0, 4, 9], beside=64, norms=False),
-    **{f"heads_of_{n}": Case([20, 3, -1], [1, 2, 3], head_dim=n) for n in (16, 32, 80, 96, 128, 256)},
+    **{f"heads_of_{n}": Case([20, 3, -1], [1, 2, 3], head_dim=n) for n in (16, 80, 256)},
     **{f"{n}_to_{m}_heads": Case([20, 3], [1, 2], heads=n, kv_heads=m) for n, m in ((1, 1), (3, 1), (8, 8), (14, 2))},
 }
 
@@ -250,7 +249,7 @@ def test_norm_and_rotation_are_those_of_transformers(backend: str, dtype: torch.
 # swiglu
 
 
-@pytest.mark.parametrize(("inner", "tokens"), [*product((64, 1152, 1000), (0, 1, 3)), (384, 50)])
+@pytest.mark.parametrize(("inner", "tokens"), [*product((64, 1000), (0, 1, 3)), (384, 50)])
 @pytest.mark.parametrize(("backend", "dtype"), every_backend_and_dtype())
 def test_swiglu(backend: str, dtype: torch.dtype, inner: int, tokens: int) -> None:
     torch.manual_seed(tokens)

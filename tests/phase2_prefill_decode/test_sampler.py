@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from phase0_request import Request, SamplingParams, StepOutput
-from phase0_request.batch import NO_TOKEN_LEFT
-from phase2_prefill_decode.sampling.inputs import sampling_tensors
+from phase2_prefill_decode.sampling.inputs import SamplingInputs
 from phase2_prefill_decode.sampling.sampler import Sampler
 from tests.phase1_kv_pool.support import needs_gpu
 from tests.phase2_prefill_decode.sampling_cases import VOCAB, request_of, run, some_logits
+from tests.phase2_prefill_decode.steps import output_of
 
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -42,8 +42,8 @@ def test_parameters_are_packed_by_row() -> None:
         request_of(min_p=0.5, top_k=1, seed=0),
     ]
     sampling = Sampler((), VOCAB).pack(requests)
-    assert (sampling.rows, sampling.edits, sampling.padding, sampling.logprobs) == (4, None, None, ())
-    params = sampling_tensors(torch.from_numpy(sampling.params))
+    assert sampling.is_plain
+    params = SamplingInputs.read(torch.from_numpy(sampling.words))
     assert params.temperatures.tolist() == [0, 0.5, 1, 0]
     assert params.top_k.tolist() == [0, 0, 5, 1]
     assert params.top_p.tolist() == [1, 1, 0.25, 1]
@@ -84,17 +84,7 @@ def test_each_parameter_alone_asks_something_of_the_sampler(name: str) -> None:
     requests = [request_of(output=(2,), **{"seed": 7} | one) for one in ({}, {name: SAMPLED[name]})]
     plain, asked = (sampler.pack([request]) for request in requests)
     assert plain.is_plain
-    assert not asked.is_plain or (asked.params != plain.params).any()
-
-
-def test_before_min_tokens_what_would_end_the_output_is_asked_not_to_be_drawn() -> None:
-    sampler = Sampler((0,), VOCAB)
-
-    def forbidden(**more: Any) -> list[int]:
-        edits = sampler.pack([request_of(min_tokens=2, **more)]).edits
-        return [] if edits is None else sorted(edits.tokens[edits.bias == -math.inf].tolist())
-
-    assert (forbidden(), forbidden(stop_token_ids=(1,)), forbidden(ignore_eos=True)) == ([0], [0, 1], [])
+    assert not asked.is_plain or bool((asked.words != plain.words).any())
 
 
 def test_every_parameter_is_of_the_sampler_or_of_another_part() -> None:
@@ -121,9 +111,10 @@ def test_a_row_of_nan_or_inf_fails_alone_with_its_reason(asked: dict[str, Any], 
     row = torch.tensor([numbers]).repeat(1, 5)
     requests = [request_of(f"{i}", **asked) for i in range(3)]
     sampler = Sampler((), 20, device, seed=0)
-    sampled = sampler.sample(torch.cat((healthy[:1], row, healthy[1:])).to(device), sampler.pack(requests))
+    sampling = sampler.pack(requests)
+    sampled = sampler.sample(torch.cat((healthy[:1], row, healthy[1:])).to(device), sampling)
     assert 0 <= int(sampled.tokens[1]) < 20  # the next step may use it before the host reads it
-    found = sampled.fetch().output(range(3), 3)
+    found = output_of(sampled, sampling, range(3), 3)
     alone = run(sampler, healthy, [requests[0], requests[2]])
     assert found.tokens == [alone.tokens[0], None, alone.tokens[1]]
     assert list(found.failed) == [1]
@@ -131,20 +122,17 @@ def test_a_row_of_nan_or_inf_fails_alone_with_its_reason(asked: dict[str, Any], 
     assert message in found.failed[1]
 
 
-def test_a_request_that_excludes_every_token_fails() -> None:
-    request = request_of(min_tokens=1, stop_token_ids=(0, 1))
-    assert run(Sampler((2,), 3), some_logits(1, vocab=3), [request]).failed[0] == NO_TOKEN_LEFT
-
-
 def test_only_slices_that_complete_their_requests_get_tokens() -> None:
     logits = torch.tensor([[0.0, 1.0], [math.nan, 0.0], [3.0, 0.0]])
     sampler = Sampler((), 2)
     requests = [request_of(temperature=0, logprobs=0) for _ in range(3)]
-    output = sampler.sample(logits, sampler.pack(requests)).fetch().output((1, 2, 4), 6)
+    sampling = sampler.pack(requests)
+    output = output_of(sampler.sample(logits, sampling), sampling, (1, 2, 4), 6)
     assert output.tokens == [None, 1, None, None, 0, None]
     assert list(output.failed) == [2]
     assert [*output.logprobs] == [1, 4]
-    nothing = sampler.sample(torch.empty(0, 2), sampler.pack([])).fetch().output((), 2)
+    sampling = sampler.pack([])
+    nothing = output_of(sampler.sample(torch.empty(0, 2), sampling), sampling, (), 2)
     assert nothing == StepOutput([None, None])
 
 
@@ -271,26 +259,6 @@ def test_the_batch_changes_no_draw(
         assert found.tokens[row] == alone.tokens[0]
         assert found.failed.get(row) == alone.failed.get(0)
         assert found.logprobs.get(row) == alone.logprobs.get(0)
-
-
-def test_the_batch_changes_no_draw_from_a_real_vocabulary() -> None:
-    vocab = 151_936
-    logits = some_logits(6, vocab=vocab) * torch.tensor([[0.0], [0.2], [1.0], [1.0], [2.0], [4.0]])
-    asked: list[dict[str, Any]] = [
-        {"top_p": 0.99},
-        {"top_p": 0.9, "top_k": 2000},
-        {},
-        {"top_k": 50},
-        {"min_p": 0.1},
-        {},
-    ]
-    requests = [request_of(f"{i}", logprobs=3, **one) for i, one in enumerate(asked)]
-    sampler = Sampler((), vocab, seed=0)
-    together = run(sampler, logits, requests)
-    for row, request in enumerate(requests):
-        alone = run(sampler, logits[row : row + 1], [request])
-        assert together.tokens[row] == alone.tokens[0]
-        assert together.logprobs[row] == alone.logprobs[0]
 
 
 # Padded vocabularies: lm_head has rows from which no token may be drawn.

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from phase2_prefill_decode.kernels.draw import STRIDE, arrivals, mix, numbers, signed
-from phase2_prefill_decode.sampling.inputs import key_of
+from phase2_prefill_decode.kernels.draw import STRIDE, arrivals, mix, numbers
+from phase2_prefill_decode.sampling.inputs import key_of, signed
 
 N = 100_000
 

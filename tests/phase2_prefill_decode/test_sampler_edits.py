@@ -17,8 +17,9 @@ from transformers.generation.logits_process import (
 )
 
 from phase0_request import reason_to_finish
-from phase2_prefill_decode.sampling.sampler import Sampler, edit, without_padding
-from tests.phase2_prefill_decode.sampling_cases import VOCAB, edited, request_of, run, some_logits
+from phase2_prefill_decode.sampling.edits import edit, pack_edits, without_padding
+from phase2_prefill_decode.sampling.sampler import Sampler
+from tests.phase2_prefill_decode.sampling_cases import VOCAB, edited, edited_by, request_of, run, some_logits
 from tests.phase2_prefill_decode.steps import NothingWaits
 
 
@@ -74,9 +75,8 @@ def test_edits_that_are_kept_up_to_date_are_those_of_a_new_sampler(
     )  # fmt: skip
     logits, sampler = some_logits(1), Sampler((9,), VOCAB)
     for token in output:
-        edits = sampler.pack([request]).edits
-        assert edits is not None
-        assert torch.equal(edit(logits, edits), edited(logits, [request], eos_ids=(9,)))
+        kept = edited_by(sampler.pack([request]), logits)
+        assert torch.equal(kept, edited(logits, [request], eos_ids=(9,)))
         request.output_tokens.append(token)
 
 
@@ -88,10 +88,10 @@ def test_packing_a_step_costs_no_more_after_a_long_context() -> None:
         tokens = [token % VOCAB for token in range(length)]
         request = request_of(prompt=tokens, output=tokens, repetition_penalty=1.1, frequency_penalty=0.5)
         sampler = Sampler((), VOCAB)
-        sampler.pack([request])
+        edited_by(sampler.pack([request]), some_logits(1))
         request.output_tokens.append(1)
         tracemalloc.start()
-        sampler.pack([request])
+        edited_by(sampler.pack([request]), some_logits(1))
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return peak
@@ -109,20 +109,6 @@ def test_a_request_that_has_ended_leaves_nothing_in_the_sampler() -> None:
     assert len(sampler._edits) == 0
 
 
-def test_presence_and_frequency_penalties_are_those_of_openai() -> None:
-    """mu[j] - c[j] * alpha_frequency - (c[j] > 0) * alpha_presence, where c counts the output and not the prompt."""
-    logits = some_logits(2)
-    rows = [
-        request_of(prompt=(3, 3, 9), output=(7, 7, 7, 2), presence_penalty=0.5, frequency_penalty=0.25),
-        request_of(prompt=(7,), output=(5, 0), presence_penalty=-2.0),
-    ]
-    counts = torch.zeros(2, VOCAB)
-    counts[0, 7], counts[0, 2], counts[1, 5], counts[1, 0] = 3, 1, 1, 1
-    alpha_presence, alpha_frequency = torch.tensor([[0.5], [-2.0]]), torch.tensor([[0.25], [0.0]])
-    wanted = logits - counts * alpha_frequency - (counts > 0) * alpha_presence
-    assert torch.allclose(edited(logits, rows), wanted, rtol=0, atol=1e-6)
-
-
 def test_biases_are_those_of_transformers_and_come_before_the_repetition_penalty() -> None:
     logits, biases = some_logits(1), {4: 2.5, 9: -100.0, 0: 100.0}
     tokens = torch.tensor([[4, 9]])
@@ -131,16 +117,6 @@ def test_biases_are_those_of_transformers_and_come_before_the_repetition_penalty
     wanted = RepetitionPenaltyLogitsProcessor(1.7)(tokens, wanted)
     found = edited(logits, [request_of(prompt=(4, 9), logit_bias=biases, repetition_penalty=1.7)])
     assert torch.equal(found, wanted)
-
-
-def test_a_logit_bias_of_100_decides() -> None:
-    logits, sampler = some_logits(300).clamp_(-10, 10), Sampler((), VOCAB)
-    likeliest = int(logits[0].argmax())
-    forced = [request_of(seed=i, logit_bias={11: 100}) for i in range(300)]
-    assert set(run(sampler, logits, forced).tokens) == {11}
-    banned = [request_of(seed=i, logit_bias={likeliest: -100}) for i in range(300)]
-    assert likeliest not in run(sampler, logits[:1].expand(300, -1), banned).tokens
-    assert likeliest in run(sampler, logits[:1].expand(300, -1), [request_of(seed=i) for i in range(300)]).tokens
 
 
 @pytest.mark.parametrize("output", [0, 2, 3, 4])
@@ -178,9 +154,10 @@ def test_a_token_in_flight_counts_as_one_that_the_host_knows(seed: int) -> None:
         prompt = rng.choices(range(6), k=2)
         known.append(request_of(f"r{row}", prompt=prompt, output=output[:-1], **params))
         whole.append(request_of(f"r{row}", prompt=prompt, output=output, **params))
-    logits, newest = some_logits(4, seed), torch.tensor([request.output_tokens[-1] for request in whole])
-    edits = Sampler((2,), VOCAB).pack(known, [request.total for request in whole]).edits
-    found = logits if edits is None else edit(logits, edits, newest)
+    logits, sampling = some_logits(4, seed), Sampler((2,), VOCAB).pack(known, [request.total for request in whole])
+    for row, edits, index in sampling.edits:
+        edits.take(index - 1, whole[row].output_tokens[-1])
+    found = edited_by(sampling, logits)
     off = (found - edited(logits, whole, (2,))).nan_to_num(0).abs() > 1e-5
     assert not off.any(), f"(request, token) of logits that are wrong with a token in flight: {off.nonzero().tolist()}"
 
@@ -196,16 +173,15 @@ def test_edits_change_only_their_own_row_and_not_the_given_logits() -> None:
 
 
 def test_edits_wait_for_nothing_on_the_device() -> None:
-    """With a token in flight that is among the edits of its row, and one that is not."""
     known = [request_of("a", output=(3, 4), presence_penalty=1.0), request_of("b", output=(5,), frequency_penalty=0.5)]
-    edits = Sampler((), VOCAB).pack(known, [request.total + 1 for request in known]).edits
+    logits, sampling, allowed = some_logits(2), Sampler((), VOCAB).pack(known), torch.tensor([[1], [28]])
+    edits = pack_edits(sampling.edits, torch.device("cpu"))
     assert edits is not None
-    logits, newest, allowed = some_logits(2), torch.tensor([4, 9]), torch.tensor([[1], [28]])
     with NothingWaits():
-        found = edit(logits, edits, newest)
+        found = edit(logits, edits)
         without = without_padding(logits, 25, allowed)
     changed = (found != logits).nonzero().tolist()
-    assert changed == [[0, 3], [0, 4], [1, 5], [1, 9]], "(row, token) of all penalties, those in flight included"
+    assert changed == [[0, 3], [0, 4], [1, 5]], "(row, token) of all penalties"
     assert without[:, 25:].isfinite().nonzero().tolist() == [[1, 3]], "of ids from 25 on only the allowed one is left"
 
 

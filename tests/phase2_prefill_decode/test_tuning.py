@@ -86,12 +86,3 @@ def test_the_file_of_a_device_serves_its_shapes_in_half_precision(
     assert tuned(gpu, SHAPE, 2) == Tuning(128, 32, 4, 4)
     assert tuned(gpu, SHAPE, 4) == tuned(gpu, Key(128, 4, 64), 2) == tuned(torch.device("cpu"), SHAPE, 2) == default(4)
     tuned.cache_clear()
-
-
-def test_without_a_gpu_there_is_nothing_to_tune(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit):
-        tune.main([])
-    assert "this needs a GPU, and torch sees none" in capsys.readouterr().err

@@ -61,17 +61,6 @@ def test_only_sequences_with_slots_for_their_tokens_are_scheduled() -> None:
     assert [one.request.id for one in step.sequences] == [name for name, _ in found]
 
 
-def test_a_long_prompt_gets_at_most_one_chunk() -> None:
-    chunker = Chunker(TokenBudget(64, 200), page_size=16)
-    assert lengths(chunker.plan([request("long", 1000)])) == {"long": 64}
-    assert lengths(chunker.plan([request("a", 1000), request("b", 1000)])) == {"a": 64, "b": 64}
-
-
-def test_the_first_of_two_long_prompts_is_not_slowed_by_the_second() -> None:
-    chunker = Chunker(TokenBudget(64, 64), page_size=16)
-    assert lengths(chunker.plan([request("a", 1000), request("b", 1000)])) == {"a": 64}
-
-
 def test_tokens_are_reserved_for_short_prompts_up_to_half_of_the_step() -> None:
     chunker = Chunker(TokenBudget(64, 64))
     long = request("long", 1000)
@@ -153,9 +142,3 @@ def test_no_decode_waits_longer_than_one_rotation_while_others_start_and_end(dat
         decodes += [1000 + 10 * step + n for n in range(data.draw(st.integers(0, 2)))]
         if not decodes:
             decodes.append(5000 + step)
-
-
-@pytest.mark.parametrize("size", [0, -1, 1.5, True])
-def test_bad_page_sizes_are_refused(size: int) -> None:
-    with pytest.raises(ValueError, match="page_size must be an integer from 1"):
-        Chunker(TokenBudget(), size)

@@ -87,25 +87,3 @@ def test_a_long_prompt_starts_and_ends_under_a_steady_stream_of_short_ones() -> 
         run(batch, step)
         running = unfinished(running)
     assert long.output_tokens == [9]
-
-
-def test_a_short_prompt_is_computed_behind_ten_long_ones() -> None:
-    chunker = Chunker(TokenBudget(64, 64), page_size=16)
-    running = [request(f"long{n}", 1000, max_tokens=1) for n in range(10)]
-    short = request("short", 60, max_tokens=1)
-    running.append(short)
-    for step in range(2):
-        assert not short.output_tokens
-        run(chunker.plan(running), step)
-    assert short.output_tokens == [9]
-
-
-def test_decodes_run_in_every_step_under_steady_arrivals() -> None:
-    chunker = Chunker(TokenBudget(64, 64), page_size=16)
-    running = [request(f"d{n}", 3, max_tokens=1000, computed=3) for n in range(8)]
-    for step in range(50):
-        running.append(request(f"p{step}", 200, max_tokens=1000))
-        batch = chunker.plan(running)
-        assert all(lengths(batch)[f"d{n}"] == 1 for n in range(8))
-        assert batch.num_prefill_tokens >= 64 - batch.num_decode_tokens - 16
-        run(batch, step)

@@ -14,7 +14,6 @@ from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool.cache import PagedCache
-from phase2_prefill_decode.engine import Engine, TimedStep
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.engine import chunked, load
 from tests.phase2_prefill_decode.models import saved, variant
@@ -82,47 +81,19 @@ def test_the_step_of_admission_does_not_change_the_tokens_of_a_request(
 ) -> None:
     """Requests are admitted while others are in the middle of their prompts or answers."""
     cache, budget = pool(page_size), TokenBudget(chunk, chunk + more)
-    stepper = chunked(qwen3.model, budget, cache=cache).stepper
+    core = chunked(qwen3.model, budget, cache=cache).core
     requests = {number: Request(str(number), tuple(qwen3.prompts[number]), GREEDY) for _, number in coming}
     step = 0
-    while coming or stepper.running:
+    while coming or core.has_work:
         while coming and coming[0][0] <= step:
-            stepper.admit(requests[coming.pop(0)[1]])
-        if stepper.running:
-            done = stepper.step()
-            assert done.prefill_tokens + done.decode_tokens <= budget.max_batched_tokens
+            core.submit(requests[coming.pop(0)[1]])
+            core.scheduler.admit(core.clock())
+        done = core.step()
+        assert done is None or done.prefill_tokens + done.decode_tokens <= budget.max_batched_tokens
         cache.check()
         step += 1
     assert [requests[number].output_tokens for number in range(len(LENGTHS))] == qwen3.answers
     assert cache.usage.free == cache.usage.total
-
-
-def test_only_the_slice_that_completes_a_prompt_yields_a_token(qwen3: Known) -> None:
-    stepper = chunked(qwen3.model, TokenBudget(16, 18), cache=pool(16)).stepper
-    short, long = (Request(name, tuple(qwen3.prompts[n]), GREEDY) for name, n in (("short", 3), ("long", 5)))
-    stepper.admit(short)
-    stepper.step()
-    stepper.admit(long)
-    steps: list[TimedStep] = [stepper.step() for _ in range(4)]
-    assert [(step.prefill_tokens, step.decode_tokens) for step in steps] == [(16, 1), (16, 1), (8, 1), (0, 2)]
-    assert [[event.request.id for event in step.events] for step in steps[:3]] == [
-        ["short"],
-        ["short"],
-        ["short", "long"],
-    ]
-    assert long.output_tokens == qwen3.answers[5][:2]
-
-
-def test_the_first_answers_stream_while_a_long_prompt_is_still_computed(qwen3: Known) -> None:
-    """In phase 2's plan the first tokens of all requests come together."""
-    given = [qwen3.prompts[n] for n in (0, 3, 5)]  # 1, 3 and 40 tokens
-    order = [
-        len(delta.request.prompt_tokens) for delta in chunked(qwen3.model, TokenBudget(8, 12)).stream(given, GREEDY)
-    ]
-    assert order[: order.index(40)] == [1, 3] * 5  # 40 tokens in chunks of 8
-    static = [len(delta.request.prompt_tokens) for delta in Engine(qwen3.model).stream(given, GREEDY)]
-    assert static[:3] == [1, 3, 40]
-    assert sorted(order) == sorted(static)
 
 
 def test_a_stream_closed_in_the_middle_of_a_prompt_frees_every_page(qwen3: Known) -> None:
@@ -130,21 +101,12 @@ def test_a_stream_closed_in_the_middle_of_a_prompt_frees_every_page(qwen3: Known
     engine = chunked(qwen3.model, TokenBudget(8, 12), cache=cache)
     stream = engine.stream([qwen3.prompts[3], qwen3.prompts[5]], GREEDY)
     next(stream)
-    short, long = engine.stepper.running.values()
+    short, long = engine.core.scheduler.running.values()
     assert 0 < long.computed < len(long.prompt_tokens)
     stream.close()
     assert short.finish_reason is long.finish_reason is FinishReason.ABORT
     assert cache.usage.free == cache.usage.total
     assert [c.output_tokens for c in engine.generate(qwen3.prompts, GREEDY)] == qwen3.answers
-
-
-def test_chunks_end_at_page_boundaries(qwen3: Known) -> None:
-    stepper = chunked(qwen3.model, TokenBudget(23, 30), cache=pool(16)).stepper
-    long = Request("long", tuple(qwen3.prompts[5]), GREEDY)
-    stepper.admit(long)
-    for computed in (16, 32, 40):
-        stepper.step()
-        assert long.computed == computed
 
 
 @pytest.mark.proof

@@ -3,36 +3,36 @@
 from collections.abc import Sequence
 
 from phase0_request import FinishReason, Request, Slice
-from phase1_kv_pool import KVCache
+from phase1_kv_pool import PagedCache
 
 SIZE = 4
 
 
-def admit(cache: KVCache, name: str, tokens: Sequence[int], salt: str = "") -> Request:
+def admit(cache: PagedCache, name: str, tokens: Sequence[int], salt: str = "") -> Request:
     """Admit a new request and attach it to the cache."""
     request = Request(name, tuple(tokens), cache_salt=salt)
     resume(cache, request)
     return request
 
 
-def resume(cache: KVCache, request: Request) -> None:
+def resume(cache: PagedCache, request: Request) -> None:
     request.admit(0.0)
     found = cache.attach(request)
     if found:
         request.advance(0, found)
 
 
-def compute(cache: KVCache, request: Request, length: int | None = None, publish: bool = True) -> list[int]:
+def compute(cache: PagedCache, request: Request, length: int | None = None, publish: bool = True) -> list[int]:
     """One step of one request. Returns the slots that it writes."""
-    piece = Slice(request, request.computed, request.total - request.computed if length is None else length)
-    cache.grow(request, piece.stop)
-    slots = cache.slots(piece)
-    request.advance(piece.start, piece.length)
+    part = Slice(request, request.computed, request.total - request.computed if length is None else length)
+    cache.grow(request, part.stop)
+    slots = cache.slots(part)
+    request.advance(part.start, part.length)
     if publish:
         cache.publish(request)
     return slots
 
 
-def finish(cache: KVCache, request: Request) -> None:
+def finish(cache: PagedCache, request: Request) -> None:
     request.finish(FinishReason.LENGTH, 0.0)
     cache.release(request)

@@ -26,7 +26,6 @@ class AgainstTheContentOfSlots(RuleBasedStateMachine):
     """A model of the pool: each slot records the salt and prefix that it was written for. Every request must find in
     every slot of its table what it would have computed there itself."""
 
-    rules_run = 0
     seen = Counts()  # over all runs
     prompts = st.lists(st.integers(0, 1), min_size=1, max_size=9)
     pick = st.integers(0, 99)
@@ -65,7 +64,7 @@ class AgainstTheContentOfSlots(RuleBasedStateMachine):
         resume(self.cache, request)
         table = list(self.cache.table(request))
         assert table == known, f"{request.id} is attached with pages {table}; its cached prefix is in pages {known}"
-        assert request.computed == len(known) * self.size == self.cache.found(request)
+        assert request.computed == len(known) * self.size
         self.running.append(request)
         self.came += 1
 
@@ -121,29 +120,29 @@ class AgainstTheContentOfSlots(RuleBasedStateMachine):
 
     def compute(self, request: Request, length: int) -> bool:
         """`grow` succeeds exactly if the free and the cached pages are enough."""
-        piece = Slice(request, request.computed, min(length, request.total - request.computed))
-        missing = max(-(-piece.stop // self.size) - len(self.cache.table(request)), 0)
+        part = Slice(request, request.computed, min(length, request.total - request.computed))
+        missing = max(-(-part.stop // self.size) - len(self.cache.table(request)), 0)
         free = sum(self.cache.allocator.count(page) == 0 for page in self.all_pages)
         room = free + len(self.in_tree() - self.in_tables())
-        fits = self.cache.can_grow(request, piece.stop)
+        fits = self.cache.can_grow(request, part.stop)
         assert fits == (missing <= room), f"{missing} pages missing, {room} free or evictable: can_grow says {fits}"
         before, evictions = self.cache.usage, self.cache.counts.evictions
         if missing > room:
             with pytest.raises(OutOfPagesError):
-                self.cache.grow(request, piece.stop)
+                self.cache.grow(request, part.stop)
             assert self.cache.usage == before, f"a grow that failed changed {before} to {self.cache.usage}"
             return False
-        self.cache.grow(request, piece.stop)
+        self.cache.grow(request, part.stop)
         assert self.cache.counts.evictions - evictions == max(missing - free, 0)
-        if not piece.length:
+        if not part.length:
             return True
-        others = {page for one in self.running if one is not request for page in self.cache.table(one)}
-        tokens = tuple(request.tokens(0, piece.stop))
-        for position, slot in zip(range(piece.start, piece.stop), self.cache.slots(piece), strict=True):
+        others = {page for other in self.running if other is not request for page in self.cache.table(other)}
+        tokens = tuple(request.tokens(0, part.stop))
+        for position, slot in zip(range(part.start, part.stop), self.cache.slots(part), strict=True):
             page = slot // self.size
             assert page not in self.in_tree() | others, f"{request.id} writes to page {page}, which is shared"
             self.slots[slot] = request.cache_salt, tokens[: position + 1]
-        request.advance(piece.start, piece.length)
+        request.advance(part.start, part.length)
         return True
 
     def publish(self, request: Request) -> None:
@@ -188,7 +187,6 @@ class AgainstTheContentOfSlots(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self) -> None:
-        AgainstTheContentOfSlots.rules_run += 1
         if not hasattr(self, "cache"):
             return
         self.cache.check()
@@ -201,10 +199,7 @@ class AgainstTheContentOfSlots(RuleBasedStateMachine):
         for page in self.all_pages:
             tables = sum(page in self.cache.table(request) for request in self.running)
             count, in_tree = self.cache.allocator.count(page), page in self.in_tree()
-            said = (
-                f"page {page} is in {tables} tables and {'' if in_tree else 'not '}in the tree, with a count of {count}"
-            )
-            assert count == tables + in_tree, said
+            assert count == tables + in_tree, f"page {page}: {tables} tables, in the tree: {in_tree}, count {count}"
         for page in free:  # from now on its content counts as undefined
             for slot in range(page * self.size, (page + 1) * self.size):
                 self.slots.pop(slot, None)
@@ -218,22 +213,11 @@ class AgainstTheContentOfSlots(RuleBasedStateMachine):
                 )
 
 
-def test_any_order_of_operations() -> None:
-    """A short run, which judges exercises. The long one is slow."""
+@pytest.mark.parametrize("examples", [80, pytest.param(300, marks=pytest.mark.slow)])
+def test_any_order_of_operations(examples: int) -> None:
+    """Every rule is followed by every invariant. Hits, duplicates and evictions are counted: there must be enough."""
     AgainstTheContentOfSlots.seen = seen = Counts()
     run_state_machine_as_test(
-        AgainstTheContentOfSlots, settings=settings(max_examples=80, stateful_step_count=60, derandomize=True)
+        AgainstTheContentOfSlots, settings=settings(max_examples=examples, stateful_step_count=60, derandomize=True)
     )
-    assert min(seen.hit_tokens, seen.duplicates, seen.evictions) > 10
-
-
-@pytest.mark.slow
-def test_at_least_ten_thousand_rules_hold() -> None:
-    """Every rule is followed by every invariant, and the rules are counted. So are hits, duplicates and evictions."""
-    AgainstTheContentOfSlots.rules_run, AgainstTheContentOfSlots.seen = 0, Counts()
-    run_state_machine_as_test(
-        AgainstTheContentOfSlots, settings=settings(max_examples=300, stateful_step_count=60, derandomize=True)
-    )
-    assert AgainstTheContentOfSlots.rules_run >= 10_000
-    seen = AgainstTheContentOfSlots.seen
-    assert min(seen.hit_tokens, seen.duplicates, seen.evictions) >= 500
+    assert min(seen.hit_tokens, seen.duplicates, seen.evictions) > examples // 8

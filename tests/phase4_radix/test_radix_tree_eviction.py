@@ -38,14 +38,6 @@ def test_a_leaf_is_evicted_from_its_end_and_only_as_far_as_needed() -> None:
     tree.check()
 
 
-def test_a_parent_can_be_evicted_after_its_last_child(tree: RadixTree) -> None:
-    tree.unlock(tree.match(flat(A, B, D)).node)
-    assert tree.evict(1) == [12]
-    assert tree.evict(1) == [22]
-    assert sorted(tree.evict(2)) == [10, 11]
-    assert len(tree) == 0
-
-
 def test_an_unused_lock_leaves_a_leaf_that_can_be_evicted() -> None:
     tree = RadixTree(2)
     node = tree.insert(flat(A), [0]).node

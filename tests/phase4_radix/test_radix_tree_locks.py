@@ -19,20 +19,6 @@ def test_a_lock_ends_where_the_match_ends() -> None:
     tree.check()
 
 
-def test_a_locked_node_keeps_its_number_and_its_end_when_it_is_split() -> None:
-    tree = RadixTree(2)
-    end = tree.insert(flat(A, B, C), [0, 1, 2]).node
-    tree.lock(end)
-    tree.insert(flat(A, D), [3, 4])
-    tree.lock(tree.split(tree.match(flat(A, B))))
-    assert [page for node in tree.path(end) for page in tree._nodes[node].pages] == [0, 1, 2]
-    counts = [tree._nodes[node].ref_count for node in tree.path(end)]
-    assert counts == [2, 2, 1], f"two locks pass page 0 and page 1, one ends at page 2; references: {counts}"
-    tree.unlock(end)
-    assert (tree.num_pages, tree.num_locked) == (4, 2)
-    tree.check()
-
-
 def test_insert_extends_a_node_with_one_lock_and_no_children() -> None:
     tree = RadixTree(2)
     node = tree.insert(flat(A), [0]).node
@@ -101,20 +87,6 @@ def test_a_use_merges_all_nodes_of_its_path() -> None:
     tree.insert(flat(A, B, C, D), [4, 5, 6, 7])
     pages = [node.pages for node in tree.nodes()]
     assert pages == [[0, 1, 2, 3]], f"four pages were used together, without a lock; nodes: {pages}"
-    tree.check()
-
-
-def test_nodes_are_not_merged_where_a_lock_ends_or_a_prefix_diverges() -> None:
-    tree = RadixTree(2)
-    tree.insert(flat(A, B, C), [0, 1, 2])
-    upper = tree.split(tree.match(flat(A)))
-    tree.lock(upper)
-    tree.insert(flat(A, B, C), [3, 4, 5])  # both parts are used together, but the lock ends between them
-    assert [len(node.pages) for node in tree.nodes()] == [1, 2]
-    tree.insert(flat(A, D), [6, 7])
-    tree.unlock(upper)
-    tree.insert(flat(A, B, C), [8, 9, 10])
-    assert [len(node.pages) for node in tree.nodes()] == [1, 2, 1]
     tree.check()
 
 

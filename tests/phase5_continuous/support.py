@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from phase0_request import Batch, Event, FinishReason, Request, SamplingParams, StepOutput
 from phase0_request.batch import Forced
-from phase1_kv_pool import KVCache
+from phase0_request.core import EngineCore
+from phase1_kv_pool import PagedCache
 from phase5_continuous.invariants import check
 from phase5_continuous.scheduler import Scheduler
 
@@ -56,14 +57,6 @@ class PackedBatch:
 
     batch: Batch
 
-    @property
-    def drawn(self) -> Sequence[int]:
-        return [number for number, piece in enumerate(self.batch) if piece.completes]
-
-    @property
-    def slices(self) -> int:
-        return len(self.batch)
-
 
 @dataclass
 class Launched:
@@ -80,7 +73,7 @@ class Launched:
 class Device:
     """Runs steps in the order of their launch, each as late as possible: when its output is fetched."""
 
-    cache: KVCache
+    cache: PagedCache
     memory: dict[int, int] = field(default_factory=dict)
     latest: dict[str, int] = field(default_factory=dict)
     steps: deque[list[Launched]] = field(default_factory=deque)
@@ -127,16 +120,18 @@ class Later:
 
 
 class Engine:
-    """The engine's loop: plan, launch, land, commit. It records every event and checks it."""
+    """The engine's loop over a device, which checks each plan. It records every event and checks it."""
 
     def __init__(
         self, scheduler: Scheduler, forces: Forces = nothing, delays: Callable[[Request], int] = lambda request: 0
     ) -> None:
         """`delays`: the steps for which a request that should draw a token cannot. 0: it draws it."""
         self.scheduler = scheduler
+        self.core: EngineCore[Scheduler, Batch] = EngineCore(scheduler, self, lambda: self.now)
         self.forces = forces
         self.delays = delays
         self.late: dict[str, Later] = {}  # the requests that drew no token in the last step
+        self.failed: dict[int, str] = {}  # slices of the next output
         self.device = Device(scheduler.cache)
         self.in_flight: deque[Batch] = deque()
         self.requests: dict[str, Request] = {}
@@ -150,29 +145,34 @@ class Engine:
 
     def submit(self, *requests: Request, timeout: float | None = None) -> None:
         for request in requests:
-            self.scheduler.submit(request, timeout)
+            self.core.submit(request, timeout)
             self.requests[request.id] = request
             self.alone[request.id] = alone(request, self.scheduler.eos_ids, self.forces)
             self.delivered[request.id] = []
 
     def plan(self) -> Batch:
-        scheduler = self.scheduler
-        batch = scheduler.plan(self.now)
+        scheduler, step = self.scheduler, self.core.launch()
         self.pending_preemptions += scheduler.running_set.pending_preemption is not None
-        budget = scheduler.chunker.budget
+        if step is None and not self.in_flight and not scheduler.is_waiting:
+            assert not scheduler.sequences, "a request is live and nothing is in flight, but the step is empty"
+        return step.batch if step is not None else Batch()
+
+    def pack(self, batch: Batch) -> Batch:
+        budget = self.scheduler.chunker.budget
         assert batch.num_tokens <= budget.max_batched_tokens
-        assert len(batch) <= scheduler.admission.max_running
+        assert len(batch) <= self.scheduler.admission.max_running
         assert len({piece.request.id for piece in batch}) == len(batch)
         assert all(1 <= piece.length <= budget.max_chunk_size for piece in batch)
-        if batch:
-            self.device.launch(batch)
-            self.in_flight.append(batch)
-            self.batches.append(batch)
-        elif not self.in_flight and not scheduler.is_waiting:
-            assert not scheduler.sequences, "a request is live and nothing is in flight, but the step is empty"
         return batch
 
-    def commit(self, failed: dict[int, str] | None = None) -> list[Event]:
+    def launch(self, batch: Batch) -> "Engine":
+        self.device.launch(batch)
+        self.in_flight.append(batch)
+        self.batches.append(batch)
+        return self
+
+    def output(self) -> StepOutput:
+        """Of the oldest step in flight."""
         tokens = self.device.land()
         forced = {number: self.forces(token) for number, token in enumerate(tokens) if token is not None}
         batch, late = self.in_flight.popleft(), dict[int, Later]()
@@ -183,14 +183,18 @@ class Engine:
                 late[number] = Later(self, self.steps + delay)
         self.late = {batch.slices[number].request.id: later for number, later in late.items()}
         tokens = [None if number in late else token for number, token in enumerate(tokens)]
-        output = StepOutput(tokens, failed or {}, forced=forced, late=late)
-        events = self.scheduler.commit(batch, output, self.now)
+        failed, self.failed = self.failed, {}
+        return StepOutput(tokens, failed, forced=forced, late=late)
+
+    def commit(self, failed: dict[int, str] | None = None) -> list[Event]:
+        self.failed = failed or {}
+        events = self.core.complete().events
         self.deliver(events)
         return events
 
     def discard_in_flight(self) -> None:
         """The step in flight raised."""
-        self.scheduler.discard_in_flight()
+        self.core.discard_in_flight()
         self.in_flight.clear()
         self.device.steps.clear()
 

@@ -9,25 +9,24 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from phase0_request.batch import Batch
+from phase0_request.core import EngineCore, Launched
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
-from phase1_kv_pool.cache import KVCache, PagedCache
+from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode import engine as engine_module
 from phase2_prefill_decode.decoder import Decoder
-from phase2_prefill_decode.engine import Engine
+from phase2_prefill_decode.engine import static
 from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.sampling.sampler import Fetched, Sampler
+from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.graphs import Computed, Replay
-from phase2_prefill_decode.step.packed import HostStep
-from phase2_prefill_decode.step.runner import ModelRunner, PackedStep
+from phase2_prefill_decode.step.packed import PackedStep
+from phase2_prefill_decode.step.runner import ModelRunner
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase4_radix.prefix_cache import PrefixCache
-from phase5_continuous import engine as engine_module
-from phase5_continuous.core import EngineCore, tokens_by_kind
-from phase5_continuous.engine import ContinuousEngine, core
+from phase5_continuous.engine import continuous
 from phase5_continuous.invariants import check
 from phase5_continuous.policies import LongestPrefixFirst
 from phase5_continuous.scheduler import Scheduler
@@ -44,13 +43,13 @@ def ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
     """Each test runs in three ways: a step is read before the next one is launched, or after, or after and with decode
     steps recorded as on a GPU."""
     steps = int(request.param != "in turn")
-    monkeypatch.setitem(core.__kwdefaults__, "ahead", steps)
+    monkeypatch.setitem(continuous.__kwdefaults__, "ahead", steps)
     if request.param == "recorded":
         monkeypatch.setattr(engine_module, "ModelRunner", recorded_runner)
     return steps
 
 
-def recorded_runner(decoder: Decoder, pool: KVPool, cache: KVCache, sampler: Sampler, *, ahead: bool) -> ModelRunner:
+def recorded_runner(decoder: Decoder, pool: KVPool, cache: PagedCache, sampler: Sampler, *, ahead: bool) -> ModelRunner:
     """A runner that replays its decode steps: it computes them again over the tensors that they were recorded with, and
     writes the results where they were the first time."""
 
@@ -76,13 +75,13 @@ def results(computed: Computed) -> list[torch.Tensor]:
     sampled = computed.sampled
     assert sampled is not None
     assert sampled.whole is not None
-    return [computed.tokens, computed.logits, sampled.tokens, sampled.peaks, sampled.whole]
+    return [computed.logits, sampled.tokens, sampled.peaks, sampled.whole]
 
 
 def only_mixed(compute: Callable[..., Computed]) -> Callable[..., Computed]:
     """Refuse to launch a decode step that a graph holds."""
 
-    def checked(step: HostStep, lists: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> Computed:
+    def checked(step: PackedStep, lists: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> Computed:
         mixed = step.max_seqlen_q > 1 or not step.all_logits
         assert not step.sizes or mixed or len(step.rows) > 6 or len(step.changed) > 2
         return compute(step, lists, out)
@@ -126,7 +125,7 @@ def random_requests(rng: random.Random, count: int) -> list[Request]:
     return made
 
 
-def play(loop: EngineCore[PackedStep], requests: list[Request], rng: random.Random) -> dict[str, list[int]]:
+def play(loop: EngineCore[Scheduler, PackedStep], requests: list[Request], rng: random.Random) -> dict[str, list[int]]:
     """Submit requests at random moments, and abort one in five at a random moment. Returns the delivered tokens."""
     coming, delivered = requests[::-1], {request.id: list[int]() for request in requests}
     leaving = {request.id: rng.randint(0, 30) for request in requests if rng.random() < 0.2}
@@ -135,7 +134,6 @@ def play(loop: EngineCore[PackedStep], requests: list[Request], rng: random.Rand
         while coming and rng.random() < 0.4:
             loop.submit(coming.pop())
         step = loop.step()
-        assert isinstance(loop.scheduler, Scheduler)
         check(loop.scheduler)
         for request, token, reason, _ in step.events if step else ():
             assert request.id not in ended
@@ -159,11 +157,12 @@ def test_each_request_of_any_batch_has_the_output_of_transformers(
 ) -> None:
     """Random arrivals, chunks, aborts, shared prefixes, and a pool that holds two or three of twelve requests."""
     rng = random.Random(seed)
-    cache: KVCache = kind(28, 4)
-    loop = core(small, TokenBudget(8, 16), cache=cache, max_running=6, policy=LongestPrefixFirst() if seed else None)
+    cache: PagedCache = kind(28, 4)
+    loop = continuous(
+        small, TokenBudget(8, 16), cache=cache, max_running=6, policy=LongestPrefixFirst() if seed else None
+    ).core
     requests = random_requests(rng, 12)
     delivered = play(loop, requests, rng)
-    assert isinstance(loop.scheduler, Scheduler)
     assert loop.scheduler.running_set.num_preemptions > 0
     if isinstance(cache, PrefixCache):
         assert cache.counts.hit_tokens > 0
@@ -182,57 +181,34 @@ def test_the_bundled_model_answers_as_it_does_in_the_engine_of_phase_2(chatty: M
     assert chatty.tokenizer is not None
     chats = [chatty.tokenizer.chat([{"role": "user", "content": question}]) for question in PROMPTS]
     params = SamplingParams(temperature=0, max_tokens=20)
-    wanted = [(answer.output_tokens, answer.text) for answer in Engine(chatty).generate(chats, params)]
-    loop = core(chatty, TokenBudget(8, 12), cache=PrefixCache(16, 4))
-    found = [(answer.output_tokens, answer.text) for answer in ContinuousEngine(chatty, loop).generate(chats, params)]
+    wanted = [(answer.output_tokens, answer.text) for answer in static(chatty).generate(chats, params)]
+    engine = continuous(chatty, TokenBudget(8, 12), cache=PrefixCache(16, 4))
+    found = [(answer.output_tokens, answer.text) for answer in engine.generate(chats, params)]
     assert found == wanted
-    assert isinstance(loop.scheduler, Scheduler)
-    assert loop.scheduler.running_set.num_preemptions > 0
+    assert engine.core.scheduler.running_set.num_preemptions > 0
 
 
 def test_a_preemption_does_not_change_sampled_tokens(chatty: Model) -> None:
     params = [SamplingParams(temperature=1.2, top_p=0.9, max_tokens=24, seed=n, ignore_eos=True) for n in range(4)]
-    roomy = ContinuousEngine(chatty).generate(PROMPTS, params)
-    loop = core(chatty, cache=PagedCache(14, 4))
-    tight = ContinuousEngine(chatty, loop).generate(PROMPTS, params)
+    roomy = continuous(chatty).generate(PROMPTS, params)
+    engine = continuous(chatty, cache=PagedCache(14, 4))
+    tight = engine.generate(PROMPTS, params)
     assert [answer.output_tokens for answer in tight] == [answer.output_tokens for answer in roomy]
-    assert isinstance(loop.scheduler, Scheduler)
-    assert loop.scheduler.running_set.num_preemptions > 0
-
-
-def test_a_prompt_of_one_token_counts_as_prefill_and_so_do_output_tokens_after_a_preemption() -> None:
-    from phase0_request.batch import Slice
-
-    one = Request("one", (5,))
-    back = Request("back", (5, 6))
-    back.admit(0.0)
-    back.advance(0, 2)
-    back.append(7, 0.0)
-    assert tokens_by_kind([Slice(one, 0, 1), Slice(back, 2, 1)]) == (1, 1)
-    back.preempt()
-    assert tokens_by_kind([Slice(back, 0, 3)]) == (3, 0)
-    assert tokens_by_kind([Slice(back, 2, 1)]) == (0, 1)  # its last token: the slice yields the next one
-    back.admit(0.0)
-    back.advance(0, 3)
-    back.append(8, 0.0)
-    back.preempt()
-    assert tokens_by_kind([Slice(back, 2, 1)]) == (1, 0)  # a chunk that ends just after its prompt
+    assert engine.core.scheduler.running_set.num_preemptions > 0
 
 
 def test_a_step_that_raises_is_planned_again(small: Model, oracle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = PrefixCache(32, 4)
-    loop = core(small, TokenBudget(8, 16), cache=cache)
+    loop = continuous(small, TokenBudget(8, 16), cache=cache).core
     requests = random_requests(random.Random(9), 4)
     for request in requests:
         loop.submit(request)
     launch, calls = loop.runner.launch, iter(range(1000))
 
-    def shaky(step: PackedStep) -> Fetched:
+    def shaky(step: PackedStep) -> Launched:
         if next(calls) % 3 == 1:
             raise RuntimeError("the device is lost")
-        found = launch(step)
-        assert isinstance(found, Fetched)
-        return found
+        return launch(step)
 
     monkeypatch.setattr(loop.runner, "launch", shaky)
     lost = 0
@@ -241,7 +217,6 @@ def test_a_step_that_raises_is_planned_again(small: Model, oracle: Any, monkeypa
             loop.step()
         except RuntimeError:
             lost += 1
-        assert isinstance(loop.scheduler, Scheduler)
         check(loop.scheduler)
     assert lost > 5
     for request in requests:
@@ -250,54 +225,16 @@ def test_a_step_that_raises_is_planned_again(small: Model, oracle: Any, monkeypa
     assert cache.usage.referenced == 0
 
 
-class TestText:
-    """ContinuousEngine over text: stop strings, streams and refusals are as in phase 2's engine."""
-
-    def test_a_stop_string_ends_an_answer_and_is_not_part_of_its_text(self, chatty: Model) -> None:
-        text = Engine(chatty).generate([PROMPTS[0]], GREEDY)[0].text
-        params = [SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop=text[8:12]), GREEDY]
-        engine = ContinuousEngine(chatty)
-        stopped, other = engine.generate([PROMPTS[0], PROMPTS[1]], params)
-        assert stopped.text == text[: text.index(text[8:12])]
-        assert (stopped.finish_reason, other.finish_reason) == (FinishReason.STOP, FinishReason.LENGTH)
-        assert not engine.core.has_work
-        assert engine.core.scheduler.cache.usage.referenced == 0
-
-    def test_a_closed_stream_aborts_its_requests(self, chatty: Model) -> None:
-        engine = ContinuousEngine(chatty)
-        stream = engine.stream(PROMPTS, GREEDY)
-        request = next(stream).request
-        with pytest.raises(RuntimeError, match="generating already"):
-            engine.generate(PROMPTS, GREEDY)
-        stream.close()
-        assert request.finish_reason is FinishReason.ABORT
-        assert engine.core.scheduler.cache.usage.referenced == 0
-        assert len(engine.generate(PROMPTS, GREEDY)) == 4
-
-    def test_a_request_that_can_never_be_served_is_refused_and_leaves_no_work(self, chatty: Model) -> None:
-        engine = ContinuousEngine(chatty, core(chatty, cache=PagedCache(4, 4)))
-        with pytest.raises(ValueError, match="can never be served: its prompt has 17 tokens"):
-            engine.generate([[5] * 3, [5] * 17], GREEDY)
-        assert not engine.core.has_work
-
-    def test_an_answer_that_outgrows_the_pool_ends_with_an_error(self, chatty: Model) -> None:
-        engine = ContinuousEngine(chatty, core(chatty, cache=PagedCache(4, 4)))
-        (answer,) = engine.generate([[5] * 12], SamplingParams(temperature=0, max_tokens=9, ignore_eos=True))
-        assert answer.finish_reason is FinishReason.ERROR
-        assert answer.request.error is not None
-        assert "out of memory" in answer.request.error
-        assert len(answer.output_tokens) == 5
-
-
-def test_an_empty_batch_is_never_launched(small: Model) -> None:
-    seen: list[Batch] = []
-    loop = core(small, cache=PagedCache(32, 4))
-    pack = loop.runner.pack
-    loop.runner.pack = lambda batch: (seen.append(batch), pack(batch))[1]  # type: ignore[method-assign, func-returns-value]
-    loop.submit(Request("a", (5, 6, 7), SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)))
-    for _ in range(5):
-        loop.step()
-    assert [len(batch) for batch in seen] == [1, 1]
+def test_a_closed_stream_aborts_its_requests(chatty: Model) -> None:
+    engine = continuous(chatty)
+    stream = engine.stream(PROMPTS, GREEDY)
+    request = next(stream).request
+    with pytest.raises(RuntimeError, match="generating already"):
+        engine.generate(PROMPTS, GREEDY)
+    stream.close()
+    assert request.finish_reason is FinishReason.ABORT
+    assert engine.core.scheduler.cache.usage.referenced == 0
+    assert len(engine.generate(PROMPTS, GREEDY)) == 4
 
 
 class NoWaiting(TorchDispatchMode):
@@ -313,12 +250,12 @@ class NoWaiting(TorchDispatchMode):
 
 
 def test_packing_and_launching_never_wait_for_the_device(small: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With everything that a request can ask for. Only reading a step's output waits, for its own event."""
-    loop = core(small, TokenBudget(8, 16), cache=PrefixCache(32, 4), max_running=4)
+    """Only reading a step's output waits, for its own event; penalties and masks read that of the step before."""
+    loop = continuous(small, TokenBudget(8, 16), cache=PrefixCache(32, 4), max_running=4).core
     params: list[dict[str, Any]] = [
         {"temperature": 0},
         {"temperature": 1.0, "top_k": 5, "top_p": 0.9, "min_p": 0.05},
-        {"presence_penalty": 1.0, "repetition_penalty": 1.2, "logit_bias": {3: 1.0}, "min_tokens": 4},
+        {"logit_bias": {3: 1.0}, "min_tokens": 4},
         {"logprobs": 2, "prompt_logprobs": 1},
     ]
     for number, one in enumerate(params):

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from phase0_request import QueueFullError
 from phase1_kv_pool import PagedCache
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
-from phase5_continuous.fairness import FairQueue, FairShare
+from phase5_continuous.fairness import FairShare
 from phase5_continuous.policies import ByPriority, LongestPrefixFirst
 from phase5_continuous.running import SequenceState
 from phase5_continuous.scheduler import Scheduler
@@ -246,20 +245,6 @@ def test_a_policy_orders_the_requests_of_a_tenant_and_not_the_tenants(policy: By
 
 def sequence(name: str, number: int, tenant: str, tokens: int = 4) -> SequenceState:
     return SequenceState(request(name, tokens, tenant=tenant), (0.0, number), tokens, tokens + 5)
-
-
-def test_a_fair_queue_holds_the_requests_of_each_tenant_in_order_under_one_limit() -> None:
-    queue = FairQueue[SequenceState](limit=3)
-    b, a, other = sequence("b", 2, "t"), sequence("a", 1, "t"), sequence("o", 3, "u")
-    for entry in (b, a, other):
-        queue.add(entry)
-    assert {tenant: list(entries) for tenant, entries in queue.by_tenant.items()} == {"t": [a, b], "u": [other]}
-    with pytest.raises(QueueFullError, match="3 requests wait already"):
-        queue.add(sequence("d", 4, "v"))
-    queue.remove(other)
-    assert (len(queue), list(queue)) == (2, [a, b])
-    with pytest.raises(KeyError):
-        queue.remove(other)
 
 
 def test_a_tenant_that_is_ahead_keeps_its_count_while_it_has_no_requests() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from phase0_request import Request
-from phase1_kv_pool import KVCache, PagedCache
+from phase1_kv_pool import PagedCache
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.policies import (
@@ -14,13 +14,12 @@ from phase5_continuous.policies import (
     FirstComeFirstServed,
     LongestPrefixFirst,
     Policy,
-    policy,
 )
 from phase5_continuous.scheduler import Scheduler
 from tests.phase5_continuous.support import EOS, Engine, request
 
 
-def engine(by: Policy, cache: KVCache | None = None, **more: Any) -> Engine:
+def engine(by: Policy, cache: PagedCache | None = None, **more: Any) -> Engine:
     cache = cache or PagedCache(200, 4)
     return Engine(Scheduler(cache, EOS, TokenBudget(64, 64), policy=by, watermark=0, **more))
 
@@ -199,7 +198,7 @@ def test_a_policy_orders_only_the_first_eight_candidates(monkeypatch: pytest.Mon
     seen = []
 
     class Watching(FirstComeFirstServed):
-        def order(self, first: Sequence[Request], cache: KVCache) -> Sequence[Request]:
+        def order(self, first: Sequence[Request], cache: PagedCache) -> Sequence[Request]:
             seen.append(len(first))
             return first
 
@@ -208,16 +207,3 @@ def test_a_policy_orders_only_the_first_eight_candidates(monkeypatch: pytest.Mon
     one.run()
     assert max(seen) == 8
     assert admitted(one) == [f"r{n}" for n in range(100)]
-
-
-def test_policies_have_names() -> None:
-    assert [type(policy(name)) for name in POLICIES] == [FirstComeFirstServed, ByPriority, LongestPrefixFirst]
-    with pytest.raises(ValueError, match="a policy is one of fcfs, priority, longest-prefix, got 'random'"):
-        policy("random")
-
-
-@pytest.mark.parametrize("by", [ByPriority, LongestPrefixFirst])
-@pytest.mark.parametrize("seconds", [-1, float("inf"), float("nan"), True, "5"])
-def test_bad_head_starts_are_refused(by: type[ByPriority] | type[LongestPrefixFirst], seconds: object) -> None:
-    with pytest.raises(ValueError, match="seconds must be a number from 0"):
-        by(seconds)  # type: ignore[arg-type]

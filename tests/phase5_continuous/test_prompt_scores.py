@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from phase0_request import FinishReason, InvalidTransitionError, Request, SamplingParams, TokenLogprobs
+from phase0_request.core import EngineCore
 from phase1_kv_pool import PagedCache
-from phase2_prefill_decode.engine import Engine
+from phase2_prefill_decode.engine import static
 from phase2_prefill_decode.loading.model import Model
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.engine import load
 from phase4_radix.prefix_cache import PrefixCache
-from phase5_continuous.core import EngineCore
-from phase5_continuous.engine import core
+from phase5_continuous.engine import continuous
 from tests.phase2_prefill_decode.models import saved, variant
 
 
@@ -46,7 +46,7 @@ def check(oracle: Any, request: Request) -> None:
         assert [value for _, value in found.top] == pytest.approx(best.values.tolist(), abs=1e-4)
 
 
-def serve(loop: EngineCore[Any], *requests: Request) -> None:
+def serve(loop: EngineCore[Any, Any], *requests: Request) -> None:
     for request in requests:
         loop.submit(request)
     for _ in loop.run():
@@ -59,7 +59,7 @@ def serve(loop: EngineCore[Any], *requests: Request) -> None:
 def test_prompt_logprobs_do_not_depend_on_chunks(oracle: Any, model: Model, chunk: int, length: int) -> None:
     asks = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True, prompt_logprobs=3)
     quiet = SamplingParams(max_tokens=9, temperature=0, ignore_eos=True)
-    loop = core(model, TokenBudget(chunk, 64), cache=PagedCache(64, 4))
+    loop = continuous(model, TokenBudget(chunk, 64), cache=PagedCache(64, 4)).core
     others = [Request(f"other-{n}", prompt(11, n), quiet) for n in range(3)]
     one = Request("one", prompt(length), asks)
     serve(loop, others[0], one, *others[1:])
@@ -68,7 +68,7 @@ def test_prompt_logprobs_do_not_depend_on_chunks(oracle: Any, model: Model, chun
 
 
 def test_a_cached_prompt_is_computed_again_for_its_logprobs(oracle: Any, model: Model) -> None:
-    loop = core(model, cache=PrefixCache(64, 4))
+    loop = continuous(model, cache=PrefixCache(64, 4)).core
     serve(loop, Request("before", prompt(33), SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)))
     assert loop.scheduler.cache.cached_tokens(Request("again", prompt(33))) == 32
     one = Request("one", prompt(33), SamplingParams(max_tokens=2, temperature=0, ignore_eos=True, prompt_logprobs=2))
@@ -80,17 +80,17 @@ def test_a_cached_prompt_is_computed_again_for_its_logprobs(oracle: Any, model: 
 @pytest.mark.parametrize("cache", [PagedCache, PrefixCache])
 def test_a_preemption_keeps_prompt_logprobs_complete(oracle: Any, model: Model, cache: type[PagedCache]) -> None:
     asks = SamplingParams(max_tokens=30, temperature=0, ignore_eos=True, prompt_logprobs=1)
-    loop = core(model, TokenBudget(5, 16), cache=cache(14, 4))
+    loop = continuous(model, TokenBudget(5, 16), cache=cache(14, 4)).core
     requests = [Request(f"r{n}", prompt(20, n), asks) for n in range(3)]
     serve(loop, *requests)
-    assert loop.scheduler.running_set.num_preemptions > 0  # type: ignore[attr-defined]
+    assert loop.scheduler.running_set.num_preemptions > 0
     for request in requests:
         check(oracle, request)
 
 
 def test_phase_2s_engine_gives_the_same_prompt_logprobs(oracle: Any, model: Model) -> None:
     asks = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True, prompt_logprobs=2)
-    for completion in Engine(model).generate([prompt(19), prompt(5, 1)], asks):
+    for completion in static(model).generate([prompt(19), prompt(5, 1)], asks):
         check(oracle, completion.request)
 
 

@@ -86,7 +86,7 @@ def test_deadlines_end_requests_that_wait_or_run_too_long() -> None:
 def test_a_timeout_that_is_no_positive_number_is_refused(timeout: Any) -> None:
     one = engine()
     with pytest.raises(ValueError, match="request r: timeout must be a number above 0, got "):
-        one.scheduler.submit(request("r"), timeout)
+        one.core.submit(request("r"), timeout)
     assert not one.scheduler.has_work
 
 

@@ -45,16 +45,6 @@ def test_a_request_that_is_alone_may_have_the_whole_pool() -> None:
     assert set(one.ended.values()) == {FinishReason.LENGTH}
 
 
-def test_an_abort_of_the_request_that_did_not_fit_admits_those_behind_it() -> None:
-    one = engine(pages=10)
-    one.submit(request("runs", 4, max_tokens=36), request("large", 39), request("small", 4))
-    one.step()
-    assert names(one.step()) == ["runs"]
-    one.scheduler.finish(one.requests["large"], FinishReason.ABORT, one.now)
-    assert names(one.step()) == ["runs", "small"], "the request that did not fit is gone: the next one must start"
-    one.run().check_the_end()
-
-
 def test_a_request_that_did_not_fit_is_admitted_when_one_of_several_running_requests_ends() -> None:
     one = engine(pages=10)
     one.submit(

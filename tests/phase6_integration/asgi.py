@@ -2,10 +2,24 @@
 
 import asyncio
 import json
+from collections.abc import Callable, Coroutine
+from functools import wraps
 from types import TracebackType
-from typing import Any
+from typing import Any, ParamSpec
 
 from fastapi import FastAPI
+
+P = ParamSpec("P")
+
+
+def awaited(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Make a test of a coroutine. One that waits for ever fails."""
+
+    @wraps(test)
+    def runs(*arguments: P.args, **named: P.kwargs) -> None:
+        asyncio.run(asyncio.wait_for(test(*arguments, **named), 120))
+
+    return runs
 
 
 class Call:

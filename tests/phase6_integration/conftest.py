@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from phase0_request.tokenizer import Tokenizer
-from tests.phase6_integration import forked_tokenizers
+from phase6_integration.api import tokenization
+from phase6_integration.process.tokenizer_worker import TokenizerWorker
 from tests.phase6_integration.real_engine import GREEDY, PROMPTS
 
 
@@ -30,30 +31,20 @@ _loaded = cache(Tokenizer.from_pretrained)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def shared_tokenizer_processes() -> Iterator[None]:
-    """Apps of one model and one template share their tokenizer processes, and these their imports: to start one takes
-    most of a second."""
-    from phase6_integration.api import tokenization
+def shared_tokenizer_workers() -> Iterator[None]:
+    """Apps of one model and one template share their tokenizer processes."""
+    made: dict[Any, list[TokenizerWorker]] = {}
 
-    made = []
+    def make(*setup: Any) -> TokenizerWorker:
+        workers = made.setdefault(setup, [])
+        if len(workers) < tokenization.WORKERS:
+            workers.append(TokenizerWorker(*setup))
+            return workers[-1]
+        workers.append(workers.pop(0))
+        return workers[-1]
 
-    @cache
-    def make(setup: Any) -> Any:
-        made.append(real(setup))
-        for process in made[-1]._free.queue:
-            process._spawn = forked_tokenizers.spawn
-        return made[-1]
-
-    real = tokenization.Processes
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokenization, "Processes", make)
+        patch.setattr(tokenization, "TokenizerWorker", make)
         yield
-    for processes in made:
-        end(processes)
-
-
-def end(processes: Any) -> None:
-    """End the tokenizer processes of an app."""
-    processes._threads.shutdown()
-    while not processes._free.empty():
-        processes._free.get().close()
+    for worker in (worker for workers in made.values() for worker in workers):
+        worker.close()

@@ -18,19 +18,19 @@ import msgspec
 import uvicorn
 import uvloop
 
-from phase0_request.request import FinishReason, TokenLogprobs
+from phase0_request.request import FinishReason, Request, TokenLogprobs
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.process.async_engine import AsyncEngine
 from phase6_integration.process.health import Health
-from phase6_integration.process.messages import Ended, EngineRequest, Finish, Output, Started, Submit, Update
+from phase6_integration.process.messages import Ended, EngineRequest, Finish, Output, Started, Update
 from tests.phase6_integration.application import create_app, transport_config
 
-Script = Callable[[EngineRequest], Sequence[int | FinishReason]]
+Script = Callable[[Request], Sequence[int | FinishReason]]
 
 
-def echo(submit: EngineRequest) -> Sequence[int | FinishReason]:
-    return list(islice(cycle(submit.prompt), submit.params.max_tokens))
+def echo(submit: Request) -> Sequence[int | FinishReason]:
+    return list(islice(cycle(submit.prompt_tokens), submit.params.max_tokens))
 
 
 def scores(asked: int | None, token: int) -> TokenLogprobs | None:
@@ -46,7 +46,8 @@ class FakeEngine(AsyncEngine):
     def __init__(self, script: Script = echo, factory: str = "", **options: Any) -> None:
         super().__init__(EngineOptions(**options))
         self.script = script
-        self.submitted: list[EngineRequest] = []
+        self.asked: list[EngineRequest] = []
+        self.submitted: list[Request] = []  # its completions
         self.dropped: list[str] = []
         self.cached = 0
         self.room = asyncio.Event()
@@ -63,8 +64,9 @@ class FakeEngine(AsyncEngine):
         self.health, self.reason = Health.READY, "ready"
 
     def _send(self, message: object) -> None:
-        if isinstance(message, Submit):
-            for request in message.requests():
+        if isinstance(message, EngineRequest):
+            self.asked.append(message)
+            for request in map(message.completion, message.numbers):
                 self.submitted.append(request)
                 self._tasks[request.id] = asyncio.get_running_loop().create_task(self._answer(request))
         elif isinstance(message, Finish):
@@ -73,8 +75,10 @@ class FakeEngine(AsyncEngine):
                 task.cancel()
                 self._tell(ended=[Ended(message.id, message.reason)])
 
-    async def _answer(self, submit: EngineRequest) -> None:
+    async def _answer(self, submit: Request) -> None:
         said = list(self.script(submit))
+        if (error := self._refused(submit)) is not None:
+            return self._tell(ended=[Ended(submit.id, FinishReason.ERROR, error)])
         await self.room.wait()
         if submit.id not in self._live:  # the front has shut down meanwhile
             return None
@@ -101,12 +105,20 @@ class FakeEngine(AsyncEngine):
                 return None
         return None
 
-    def _output(self, submit: EngineRequest, token: int, first: bool) -> Output:
+    def _refused(self, submit: Request) -> str | None:
+        """Why the engine's processes would refuse the grammar of a request. Here it is compiled in this one."""
+        if submit.params.grammar is None or self.tokenizer is None:
+            return None
+        from tests.phase6_integration.cities import refused
+
+        return refused(self.tokenizer, submit.params.grammar)
+
+    def _output(self, submit: Request, token: int, first: bool) -> Output:
         asked = submit.params.prompt_logprobs
-        prompt = [scores(asked, t) for t in submit.prompt[1:]] if first and asked is not None else None
+        prompt = [scores(asked, t) for t in submit.prompt_tokens[1:]] if first and asked is not None else None
         return Output(submit.id, token, scores(submit.params.logprobs, token), prompt)
 
-    def _give_up(self, submit: EngineRequest, reason: FinishReason) -> None:
+    def _give_up(self, submit: Request, reason: FinishReason) -> None:
         self._tasks.pop(submit.id, None)
         error = "a reason that no client may see" if reason is FinishReason.ERROR else None
         self._tell(ended=[Ended(submit.id, reason, error)])
@@ -126,7 +138,7 @@ class FakeEngine(AsyncEngine):
 def says(text: str, engine: AsyncEngine | None = None, end: bool = True) -> Script:
     """A script that says this text, and then the token that ends an answer."""
 
-    def script(_: EngineRequest) -> list[int | FinishReason]:
+    def script(_: Request) -> list[int | FinishReason]:
         tokenizer = AsyncEngine(EngineOptions()).tokenizer if engine is None else engine.tokenizer
         assert tokenizer is not None
         return [*tokenizer.encode(text), *([min(tokenizer.eos_ids)] if end else [])]

@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pkgutil import resolve_name
 from typing import Any
 
@@ -122,7 +122,7 @@ class _Launched:
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
 
-    def output(self, numbers: Sequence[int], slices: int) -> StepOutput:
+    def output(self) -> StepOutput:
         time.sleep(0.002)
         return StepOutput([_next(piece.request) if piece.completes else None for piece in self.batch])
 

@@ -218,9 +218,9 @@ def life(
 
 
 @contextmanager
-def scripted(*arguments: str, **environment: str) -> Iterator[tuple[Life, str]]:
+def scripted(*arguments: str, first: str = "", **environment: str) -> Iterator[tuple[Life, str]]:
     """A scripted one that is READY, and its address."""
-    with life(*arguments, scripted=True, **environment) as one:
+    with life(*arguments, scripted=True, first=first, **environment) as one:
         url = one.listening()
         one.signal(signal.SIGUSR1)
         one.until("ready")

@@ -52,9 +52,8 @@ class App:
 
 def layers(settings: ServerSettings) -> list[Middleware]:
     """The middleware of an app with these settings, outermost first."""
-    around = [access_log.LAYER, *middleware.around(settings)]
-    core = Middleware(Exchanges), Middleware(ErrorResponses)
-    return [*middleware.outer(settings), core[0], *around, core[1], *middleware.inner(settings)]
+    around = [access_log.layer(settings), *middleware.around(settings)]
+    return [Middleware(Exchanges), *around, Middleware(ErrorResponses), *middleware.inner(settings)]
 
 
 def call(

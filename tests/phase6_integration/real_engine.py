@@ -58,16 +58,21 @@ def process(made: AsyncEngine) -> "subprocess.Popen[bytes]":
 
 async def read(reply: OutputStream) -> list[list[Chunk]]:
     """All chunks of each answer."""
-    answers: list[list[Chunk]] = [[] for _ in reply.states]
+    answers: list[list[Chunk]] = [[] for _ in reply.outputs]
     async for chunks in reply:
         for chunk in chunks:
             answers[chunk.index].append(chunk)
     return answers
 
 
+def request(name: str, prompt: Sequence[int], params: SamplingParams = GREEDY, **more: Any) -> EngineRequest:
+    """A request of one prompt."""
+    return EngineRequest(name, [tuple(prompt)], params, [params.max_tokens], **more)
+
+
 async def answer(made: AsyncEngine, prompt: Sequence[int], params: SamplingParams = GREEDY, name: str = "one") -> Chunk:
     """All of an answer in one piece."""
-    (chunks,) = await read(made.submit([EngineRequest(name, tuple(prompt), params)]))
+    (chunks,) = await read(made.submit(request(name, prompt, params)))
     assert all(chunk.finish_reason is None for chunk in chunks[:-1])
     first, *others = chunks
     for chunk in others:

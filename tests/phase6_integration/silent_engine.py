@@ -4,10 +4,10 @@ from collections.abc import Coroutine
 from typing import Any
 
 from phase0_request import FinishReason, SamplingParams
-from phase6_integration.process.messages import Ended, EngineRequest, Output, Submit
+from phase6_integration.process.messages import Ended, EngineRequest, Output
 from phase6_integration.process.outputs import OutputStream
+from tests.phase6_integration import real_engine
 from tests.phase6_integration.fake_engine import FakeEngine
-from tests.phase6_integration.real_engine import read
 from tests.phase6_integration.running import run as run_for
 
 
@@ -19,10 +19,10 @@ class Silent(FakeEngine):
         self.sent: list[Any] = []
 
     def _send(self, message: object) -> None:
-        self.sent += message.requests() if isinstance(message, Submit) else [message]
+        self.sent.append(message)
 
     def say(self, id: str, *tokens: int, reason: FinishReason | None = None) -> None:
-        """These tokens of a request, a step each; the last one with the reason."""
+        """These tokens of a completion, a step each; the last one with the reason."""
         for number, token in enumerate(tokens, 1):
             ended = [Ended(id, reason)] if reason is not None and number == len(tokens) else []
             self._tell(outputs=[Output(id, token)], ended=ended)
@@ -33,11 +33,9 @@ class Silent(FakeEngine):
         self.say(id, *self.tokenizer.encode(text), reason=reason)
 
 
-STOPPED = Ended("one", FinishReason.STOP)
-
-
-def ask(id: str, tenant: str = "", **params: Any) -> EngineRequest:
-    return EngineRequest(id, (1, 2, 3), SamplingParams(**{"max_tokens": 20, **params}), tenant=tenant)
+def ask(id: str, n: int = 1, tenant: str = "", **params: Any) -> EngineRequest:
+    """Of its completions the ids are `id-0`, `id-1` and so on."""
+    return real_engine.request(id, (1, 2, 3), SamplingParams(**{"max_tokens": 20, **params}), n=n, tenant=tenant)
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
@@ -45,7 +43,7 @@ def run(test: Coroutine[Any, Any, None]) -> None:
     run_for(test, 20)
 
 
-async def answer(reply: OutputStream) -> tuple[str, FinishReason | None, str | None]:
+async def answer(reply: OutputStream) -> tuple[str, FinishReason | None, object]:
     """The text of the only output, how it ended, and the error."""
-    (chunks,) = await read(reply)
+    (chunks,) = await real_engine.read(reply)
     return "".join(chunk.text for chunk in chunks), chunks[-1].finish_reason, chunks[-1].error

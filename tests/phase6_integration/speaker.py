@@ -11,10 +11,9 @@ from typing import Any
 from openai import OpenAI
 from tokenizers import Tokenizer as Backend
 
-from phase0_request.request import FinishReason
+from phase0_request.request import FinishReason, Request
 from phase0_request.tokenizer import BUNDLED
 from phase6_integration.api.settings import ServerSettings
-from phase6_integration.process.messages import EngineRequest
 from tests.phase0_request.families import special
 from tests.phase6_integration.fake_engine import FakeEngine, served
 
@@ -32,12 +31,12 @@ class Speaker:
     def prompt(self) -> str:
         """The last prompt, with the names of control tokens."""
         assert self.engine.tokenizer is not None
-        return self.engine.tokenizer.decode(self.engine.submitted[-1].prompt, skip_special_tokens=False)
+        return self.engine.tokenizer.decode(self.engine.submitted[-1].prompt_tokens, skip_special_tokens=False)
 
 
 @contextmanager
 def speaking(settings: ServerSettings | None = None, **options: Any) -> Iterator[Speaker]:
-    def script(_: EngineRequest) -> list[int | FinishReason]:
+    def script(_: Request) -> list[int | FinishReason]:
         tokenizer = engine.tokenizer
         assert tokenizer is not None
         return [*tokenizer.encode(speaker.text, add_special_tokens=False), min(tokenizer.eos_ids)]

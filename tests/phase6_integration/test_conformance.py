@@ -193,7 +193,7 @@ ERRORS: list[tuple[str, Request, Callable[[], FakeEngine], dict[str, str], tuple
     ("no key", COMPLETE, FakeEngine, {"authorization": ""}, (401, "authentication_error", "invalid_api_key")),
     ("model", (*COMPLETE[:2], {"prompt": "a", "model": "b"}), FakeEngine, {}, (404, BAD, "model_not_found")),
     ("route", ("GET", "/v2/models", None), FakeEngine, {}, (404, BAD, "not_found")),
-    ("not served", ("POST", "/v1/embeddings", {"input": "a"}), FakeEngine, {}, (404, BAD, "unsupported_endpoint")),
+    ("not served", ("POST", "/v1/embeddings", {"input": "a"}), FakeEngine, {}, (404, BAD, "not_found")),
     ("slash", ("GET", "/v1/models/", None), FakeEngine, {}, (404, BAD, "model_not_found")),
     ("method", ("GET", "/v1/completions", None), FakeEngine, {}, (405, BAD, "method_not_allowed")),
     ("deadline", COMPLETE, failing(FinishReason.TIMEOUT), {}, (408, "timeout_error", "deadline_passed")),

@@ -324,6 +324,7 @@ def test_a_fault_in_writing_an_answer_down_ends_it_as_any_other(stream: bool, mo
     [
         ("light_hangs", "hung", "sent nothing for 1 seconds"),
         ("light_breaks", "dead", "the engine is dead: no step can be computed any more ("),
+        ("light", "dead", "its process has ended"),
     ],
 )
 def test_when_the_engine_fails_every_request_gets_an_error(fault: str, code: str, words: str) -> None:

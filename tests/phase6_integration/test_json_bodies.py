@@ -58,31 +58,6 @@ def test_of_a_field_given_twice_the_last_counts() -> None:
     assert engine.submitted[0].params.max_tokens == 2
 
 
-@pytest.mark.parametrize(
-    ("kind", "status"),
-    [
-        ("application/json", 200),
-        ("application/json; charset=utf-8", 200),
-        ("Application/JSON", 200),
-        ("text/plain", 415),
-        ("application/x-www-form-urlencoded", 415),
-        ("multipart/form-data; boundary=x", 415),
-        ("application/jsonp", 415),
-        ("", 415),
-    ],
-)
-def test_only_json_is_read(kind: str, status: int) -> None:
-    response = post(COMPLETE, PROMPT, headers={"content-type": kind})
-    assert response.status_code == status
-    if status == 415:
-        assert error_of(response)["code"] == "unsupported_media_type"
-
-
-def test_a_far_too_large_number_is_not_printed() -> None:
-    error = error_of(post(COMPLETE, {**PROMPT, "max_tokens": 10**300}))
-    assert len(error["message"]) < 200
-
-
 # Lists.
 
 USER: dict[str, Any] = {"role": "user", "content": "x"}

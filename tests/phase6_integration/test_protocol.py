@@ -132,16 +132,6 @@ def test_fields_that_do_not_go_together(path: str, given: dict[str, Any], param:
     assert (error["param"], error["code"]) == (param, "conflicting_values")
 
 
-@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
-def test_the_other_routes_refuse_alike(path: str) -> None:
-    field = {"/tokenize": "prompt", "/detokenize": "tokens"}[path]
-    wrong: list[dict[str, Any]] = [{}, {field: [], "other": 1}]
-    for body in [*wrong, *({field: value} for value in (5, None, [-1], [4096], ["x"]))]:
-        response = post(path, body)
-        assert response.status_code == 400
-        assert error_of(response)["param"]
-
-
 def test_a_priority_is_not_accepted_and_ignored() -> None:
     async def send(policy: str) -> list[tuple[int, str | None]]:
         found = []
@@ -153,14 +143,3 @@ def test_a_priority_is_not_accepted_and_ignored() -> None:
 
     assert asyncio.run(send("priority")) == [(200, None), (200, None)]
     assert asyncio.run(send("fcfs")) == [(200, None), (400, "priority")]
-
-
-def test_the_user_is_in_the_access_log(caplog: pytest.LogCaptureFixture) -> None:
-    async def send() -> None:
-        async with client(FakeEngine(), SETTINGS) as http:
-            await http.post("/v1/completions", json={"prompt": "x", "user": "someone"})
-
-    with caplog.at_level("INFO"):
-        asyncio.run(send())
-    fields = [record.fields for record in caplog.records if record.name == "nanoserve.access"]  # type: ignore[attr-defined]
-    assert [(line["user"], line["prompt_tokens"]) for line in fields] == [("someone", 1)]

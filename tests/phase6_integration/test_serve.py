@@ -3,10 +3,8 @@
 import errno
 import io
 import json
-import logging
 import os
 import re
-import resource
 import signal
 import socket
 import sys
@@ -20,8 +18,6 @@ import torch
 
 from phase2_prefill_decode.linear import Linear
 from phase6_integration.cli.main import main
-from phase6_integration.serve import more_files
-from phase6_integration.wings.edge.listener import bind
 from tests.phase6_integration.life import PATIENCE, gone, life, scripted, stream, values
 
 # Beginnings.
@@ -40,33 +36,6 @@ def test_a_host_that_is_none_is_one_line_and_exit_code_1() -> None:
     with life("--host", "..") as one:
         assert one.ended() == 1
     assert one.lines == ["nanoserve serve: cannot listen on .. port 0: this is not the name of a host"]
-
-
-def test_at_both_colons_it_listens_to_both_kinds_of_addresses() -> None:
-    try:
-        listener = bind("::", 0)
-    except OSError as error:
-        pytest.skip(f"no IPv6 here: {error}")
-    with listener:
-        for host in ("127.0.0.1", "::1"):
-            with socket.create_connection((host, listener.getsockname()[1]), PATIENCE):
-                listener.accept()[0].close()
-    with bind("127.0.0.1", 0) as one:
-        assert one.family is socket.AF_INET
-
-
-def test_as_many_files_may_be_open_as_the_system_allows(caplog: pytest.LogCaptureFixture) -> None:
-    given = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    few = soft - 1
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
-        with caplog.at_level(logging.DEBUG, "nanoserve"):
-            more_files()
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, given)
-    (line,) = caplog.records
-    assert (line.levelno, vars(line)["fields"]) == (logging.DEBUG, {"before": few, "now": hard})
 
 
 def test_a_device_that_is_not_there_is_one_line_and_exit_code_1(

@@ -13,9 +13,8 @@ import hashlib
 import os
 import pickle
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,23 +34,6 @@ def place(sources: Path) -> Path:
 PLACE = place(Path(__file__).parent)
 
 
-class NotCachedError(LookupError):
-    """A kernel is not in the cache, and was to be loaded from it only."""
-
-
-_ONLY_CACHED = ContextVar("only_cached", default=False)
-
-
-@contextmanager
-def only_cached() -> Iterator[None]:
-    """Compile nothing meanwhile: a kernel that the cache does not hold raises NotCachedError."""
-    before = _ONLY_CACHED.set(True)
-    try:
-        yield
-    finally:
-        _ONLY_CACHED.reset(before)
-
-
 def is_writable() -> bool:
     """Whether kernels are kept at all."""
     with suppress(OSError):
@@ -63,17 +45,17 @@ class Files:
     """The compiled signatures of one function; replaces numba's IndexDataCacheFile."""
 
     def __init__(self, cache_path: str, filename_base: str, source_stamp: Any) -> None:
-        self.folder, self.function = Path(cache_path), filename_base
+        self.folder, self.function = (
+            Path(cache_path).parent,
+            filename_base,
+        )  # numba would add a folder for each checkout
         self.state = numba.__version__, source_stamp
 
     def load(self, key: Any) -> Any:
-        """Load the code of a key (types, processor, closure). If there is none, return None or, in `only_cached`, raise
-        NotCachedError."""
+        """Load the code of a key (types, processor, closure); None if there is none."""
         try:
             return pickle.loads(self._file(key).read_bytes())
         except (FileNotFoundError, EOFError, pickle.UnpicklingError):  # or only the beginning of one was written
-            if _ONLY_CACHED.get():
-                raise NotCachedError(self.function) from None
             return None
 
     def save(self, key: Any, data: Any) -> None:

@@ -2,24 +2,23 @@
 
 numba compiles a kernel at its first call, on one core and without a word. All kernels of a model take half a minute on
 a fast machine and two on a slow one. numba has one lock for all that it compiles, so here each core has a process of
-its own, and the results come through the cache. What the cache holds already is loaded, which takes a moment.
+its own, and the results come through the cache.
 
 How far it is: INFO records of this module's logger, and a bar on a terminal for callers that want one.
 """
 
+import hashlib
 import logging
-import os
-import signal
 import subprocess
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from queue import SimpleQueue
-from selectors import EVENT_READ, DefaultSelector
 from threading import Thread
 from typing import IO, NamedTuple
 
+import numba
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -27,16 +26,16 @@ from tqdm import tqdm
 from phase0_request import safe_path
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
 from phase2_prefill_decode.kernels.cpu.attention import attend
-from phase2_prefill_decode.kernels.cpu.cache import NotCachedError, is_writable, only_cached
+from phase2_prefill_decode.kernels.cpu.cache import PLACE, is_writable
 from phase2_prefill_decode.kernels.cpu.draw import draw
 from phase2_prefill_decode.kernels.cpu.forward import forward_body
+from phase2_prefill_decode.kernels.cpu.matmul import PROCESSOR
 from phase2_prefill_decode.kernels.cpu.pointwise import add_norm, rotate_store, swiglu
-from phase2_prefill_decode.kernels.draw import SamplingTensors
+from phase2_prefill_decode.sampling.inputs import SamplingInputs
 from phase2_prefill_decode.threads import cores
 
 log = logging.getLogger(__name__)
 PROCESSES = 3  # at most: attention alone takes a third of all
-BEAT = 1.0  # seconds between two looks at the clock of the bar
 
 
 def _attention(dtype: torch.dtype) -> Tensor:
@@ -52,7 +51,7 @@ def _rotation(dtype: torch.dtype) -> Tensor:
 
 def _sampling(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     number, integer, key = torch.ones(1), torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
-    return draw(torch.zeros(1, 16, dtype=dtype), SamplingTensors(number, integer, number, number, key, key), 16)
+    return draw(torch.zeros(1, 16, dtype=dtype), SamplingInputs(number, integer, number, number, key, key), 16)
 
 
 # What compiles each, on tensors as small as can be: kernels are compiled for a dtype, not for sizes. The longest first.
@@ -76,15 +75,6 @@ class Kernel(NamedTuple):
         """Compile it in this process, or load it from the cache."""
         KERNELS[self.name](getattr(torch, self.dtype))
 
-    def is_cached(self) -> bool:
-        """Whether it is in the cache; it is loaded if so."""
-        with only_cached():
-            try:
-                self.make()
-            except NotCachedError:
-                return False
-        return True
-
 
 def kernels_of(dtype: torch.dtype, forward: bool) -> list[Kernel]:
     """The kernels of a model in this dtype; `forward`: it is small, and has the one call for a decode. Logits that are
@@ -96,65 +86,46 @@ def kernels_of(dtype: torch.dtype, forward: bool) -> list[Kernel]:
 
 
 def compile_kernels(kernels: Sequence[Kernel], *, progress: bool = False) -> None:
-    """Load these kernels, after those that the cache does not hold have been compiled. `progress` shows a bar."""
-    kept = is_writable()
-    missing = [kernel for kernel in kernels if not (kept and kernel.is_cached())]
-    if not missing:
-        return
-
-    def compiling() -> Iterator[tuple[int, str]]:
-        if kept and cores() > 1:
-            yield from _in_processes(missing)
-        left = [kernel for kernel in missing if not (kept and kernel.is_cached())]
-        for number, name in _here(left):
-            yield len(missing) - len(left) + number, name
-
-    words = "compiling kernels for this CPU, once"
-    with tqdm(total=len(missing), desc=words, leave=False, disable=None if progress else True) as bar:
-        said = -1
-        for done, now in compiling():
-            bar.update(done - bar.n)
-            bar.set_postfix_str(now)
-            if done != said and now:
-                log.info("%s, %d of %d done, now %s", words, done, len(missing), now)
-            said = done
-    for kernel in missing:
+    """Load these kernels; compile them first, unless that has been done on this machine. `progress` shows a bar."""
+    mark = _mark(kernels)
+    if not mark.exists():
+        words, number = "compiling kernels for this CPU, once", 0
+        with tqdm(total=len(kernels), desc=words, leave=False, disable=None if progress else True) as bar:
+            for number, kernel in enumerate(_in_processes(kernels) if is_writable() and cores() > 1 else (), 1):
+                log.info("%s, %d of %d done: %s", words, number, len(kernels), kernel.name)
+                bar.update()
+    for kernel in kernels:
         kernel.make()
+    if is_writable():
+        mark.touch()
 
 
-def _here(kernels: Sequence[Kernel]) -> Iterator[tuple[int, str]]:
-    """Compile in this process. Yields how many are done, and the name of the next."""
-    for number, kernel in enumerate(kernels):
-        yield number, kernel.name
-        kernel.make()
+def _mark(kernels: Sequence[Kernel]) -> Path:
+    """A file that is there if these kernels have been compiled for this processor."""
+    state = repr((numba.__version__, PROCESSOR, sorted(kernels)))
+    return PLACE / f"{hashlib.sha256(state.encode()).hexdigest()[:16]}.compiled"
 
 
-def _in_processes(kernels: Sequence[Kernel]) -> Iterator[tuple[int, str]]:
-    """Compile in other processes. Yields how many are done, and the names of those under way, at each change and each
-    BEAT. A kernel on which a process fails is left to this one."""
-    waiting, under_way, done = deque(kernels), dict[subprocess.Popen[bytes], Kernel](), 0
+def _in_processes(kernels: Sequence[Kernel]) -> Iterator[Kernel]:
+    """Compile in other processes, and yield what is done. A kernel on which a process fails is left to this one."""
+    left, done = iter(kernels), SimpleQueue[Kernel | None]()
 
-    def give(worker: subprocess.Popen[bytes]) -> None:
-        under_way[worker] = kernel = waiting.popleft()
-        with suppress(BrokenPipeError):  # it has failed, and its output ends
-            _pipe(worker.stdin).write(f"{kernel.name} {kernel.dtype}\n".encode())
+    def feed(requests: IO[bytes], answers: IO[bytes]) -> None:
+        with suppress(BrokenPipeError):  # it has failed, and its answers end
+            for kernel in left:  # the threads take turns
+                requests.write(f"{kernel.name} {kernel.dtype}\n".encode())
+                if not answers.readline():
+                    break
+                done.put(kernel)
+        done.put(None)
 
-    with ExitStack() as ends, DefaultSelector() as selector:
-        for _ in range(min(len(kernels), cores(), PROCESSES)):
-            worker = ends.enter_context(_start())
+    with ExitStack() as ends:
+        workers = [ends.enter_context(_start()) for _ in range(min(len(kernels), cores(), PROCESSES))]
+        for worker in workers:
             ends.callback(worker.kill)
-            selector.register(_pipe(worker.stdout), EVENT_READ, worker)
-            give(worker)
-        while under_way:
-            yield done, ", ".join(kernel.name for kernel in under_way.values())
-            for key, _ in selector.select(BEAT):
-                del under_way[key.data]
-                alive = bool(key.data.stdout.readline())
-                done += alive
-                if alive and waiting:
-                    give(key.data)
-                else:
-                    selector.unregister(key.fileobj)
+            Thread(target=feed, args=(worker.stdin, worker.stdout), daemon=True).start()
+        for _ in workers:
+            yield from iter(done.get, None)
 
 
 def _start() -> subprocess.Popen[bytes]:
@@ -168,30 +139,7 @@ def _start() -> subprocess.Popen[bytes]:
     )
 
 
-def _pipe(end: IO[bytes] | None) -> IO[bytes]:
-    assert end is not None
-    return end
-
-
-def main() -> None:
-    """Run such a process: compile what the standard input names, and write a line after each. When the input ends, as
-    it does when the other process ends, this one does at once."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    named: SimpleQueue[Kernel] = SimpleQueue()
-
-    def work() -> None:
-        try:
-            while True:
-                named.get().make()
-                print("done", flush=True)
-        finally:
-            os._exit(1)
-
-    Thread(target=work, daemon=True).start()
+if __name__ == "__main__":  # such a process. It ends when the other one does, which closes its input
     for line in sys.stdin:
-        named.put(Kernel(*line.split()))
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main()
+        Kernel(*line.split()).make()
+        print("done", flush=True)

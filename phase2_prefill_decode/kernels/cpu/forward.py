@@ -28,7 +28,7 @@ from phase2_prefill_decode.kernels.cpu.pointwise import NO_TENSOR, add, check_pl
 from phase2_prefill_decode.kernels.cpu.tiles import TILE as ATTENTION_TILE
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.weights import LayerWeights, Weights
-from phase2_prefill_decode.step.packed import Packed
+from phase2_prefill_decode.step.packed import StepTensors
 
 TOKENS = 4  # of a step, at most
 BYTES = 128 << 20  # of weights, at most: the matrices are kept twice, for these steps and for others
@@ -72,19 +72,19 @@ class Forward:
         return small and config.intermediate_size % TILE == 0 and all(map(fits, _matrices(weights)))
 
     @staticmethod
-    def takes(packed: Packed) -> bool:
-        return packed.metadata.max_seqlen_q == 1 and len(packed.tokens) <= TOKENS
+    def takes(step: StepTensors) -> bool:
+        return step.metadata.max_seqlen_q == 1 and len(step.tokens) <= TOKENS
 
     def __call__(
         self,
         x: Tensor,
         rope: tuple[Tensor, Tensor],
-        packed: Packed,
+        step: StepTensors,
         keys: Sequence[Tensor],
         values: Sequence[Tensor],
     ) -> Tensor:
         """x: [tokens, hidden_size], the embedded tokens. Returns the logits [rows, vocab_size]."""
-        c, tokens, metadata = self.config, len(x), packed.metadata
+        c, tokens, metadata = self.config, len(x), step.metadata
         logits = torch.empty((tokens, c.vocab_size), dtype=x.dtype)
         check_shapes(x.new_empty(0, c.num_attention_heads, c.head_dim), keys[0], values[0])
         with self._lock:  # the call lets other Python threads run
@@ -92,8 +92,8 @@ class Forward:
                 row[-2], row[-1] = k.data_ptr(), v.data_ptr()
             forward_kernel(
                 forward_body(),
-                (x.data_ptr(), rope[0].data_ptr(), rope[1].data_ptr(), packed.positions.data_ptr(),
-                 packed.slots.data_ptr()),
+                (x.data_ptr(), rope[0].data_ptr(), rope[1].data_ptr(), step.positions.data_ptr(),
+                 step.slots.data_ptr()),
                 (metadata.seq_lens.data_ptr(), metadata.page_table.data_ptr(), logits.data_ptr()),
                 (self._table.ctypes.data, self._lm_head, self._norm.data_ptr()),
                 (self._shared.data_ptr(), self._counters.data_ptr(), USLEEP),
@@ -103,7 +103,7 @@ class Forward:
                 torch.get_num_threads() if OPENMP else 1,
                 OPENMP,
             )  # fmt: skip
-        return logits if packed.last is None else logits[packed.last]
+        return logits if step.last is None else logits[step.last]
 
     def _pack(self, weights: Weights) -> list[int]:
         """Pack all matrices into one piece of memory; return their addresses."""

@@ -15,7 +15,8 @@ from numba.extending import intrinsic
 from phase2_prefill_decode.kernels.cpu.intrinsics import compiled
 
 COLUMNS = 16  # of a tile
-FEATURES = cpu_target.target_context.codegen().magic_tuple()[2]  # of the processor that numba compiles for
+PROCESSOR = cpu_target.target_context.codegen().magic_tuple()  # that numba compiles for: its name and features
+FEATURES = PROCESSOR[2]
 ROWS = 8 if "+avx512f" in FEATURES else 4  # sums in eight registers of 512 or 256 bits
 STEP = 4  # bytes
 

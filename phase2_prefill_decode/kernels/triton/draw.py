@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from phase2_prefill_decode.kernels import draw as interface
-from phase2_prefill_decode.kernels.draw import SamplingTensors
+from phase2_prefill_decode.sampling.inputs import SamplingInputs
 
 BLOCK = 256  # tokens that share a maximum
 TILE = 2048  # tokens of a program of maxima and scan
@@ -354,7 +354,7 @@ def numbers_from(x, chosen, first, count, is_chosen: tl.constexpr, tile: tl.cons
 SHIFTS = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}  # lower bits that a number of this type never has
 
 
-def draw(logits: Tensor, params: SamplingTensors, num_tokens: int) -> tuple[Tensor, Tensor]:
+def draw(logits: Tensor, params: SamplingInputs, num_tokens: int) -> tuple[Tensor, Tensor]:
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     rows, stride = len(logits), logits.stride(0)
     blocks, tiles = triton.cdiv(num_tokens, BLOCK), triton.cdiv(num_tokens, TILE)

@@ -1,5 +1,6 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""Prefill attention: many new tokens that share the keys they read.
+"""Prefill attention, the simple version: the server runs phase 3's ragged kernel, `ragged.py`, which is this one with a
+table of blocks.
 
 Each program takes a block of a sequence's new tokens, with all heads of a group, and walks once over the keys that any
 of them sees. What it loads serves up to 128 rows, which keeps the tensor cores busy: prefill is compute-bound. There

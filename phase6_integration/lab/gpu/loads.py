@@ -17,12 +17,12 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from phase0_request.batch import Batch
+from phase0_request.core import Launched, Runner, Step
 from phase0_request.params import SamplingParams
 from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.roofline import Device, predict
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.weights import Weights, random_weights
-from phase5_continuous.core import Launched, PackedBatch, Runner, Step
 from phase6_integration.engine.engine import NanoServingEngine
 from phase6_integration.engine.stats import Gauges
 from phase6_integration.lab.gpu.rows import Day, Row
@@ -34,7 +34,7 @@ WAYS: dict[str, dict[str, Any]] = {  # the one that ships first
 }
 DRY = {"kv_cache_pages": 64, "max_num_seqs": 4, "max_num_batched_tokens": 32, "threads": 1}
 AHEAD = 3  # steps until a change of the load has gone through those in flight
-P = TypeVar("P", bound=PackedBatch)
+P = TypeVar("P")
 
 
 def random_prompts(config: ModelConfig, requests: int, tokens: int, seed: int = 0) -> list[list[int]]:
@@ -208,7 +208,7 @@ def steady(load: Load, decodes: int, context: int, steps: int, chunks: bool, lim
 
 def host_ms(steps: Sequence[Step], launches: Sequence[float]) -> dict[str, float]:
     """Milliseconds of the host in a step, by part. One step ahead, they are spent while the device works."""
-    parts = {part: fmean(getattr(step.spent, part) for step in steps) * 1e3 for part in ("plan", "pack", "commit")}
+    parts = {part: fmean(getattr(step, part) for step in steps) * 1e3 for part in ("plan", "pack", "commit")}
     return {**parts, "launch": fmean(launches) * 1e3}
 
 

@@ -8,10 +8,10 @@ from statistics import median
 
 import torch
 
+from phase0_request.core import Step
 from phase2_prefill_decode.kernels.triton.tuning import Key, Tuning, file_for, write
 from phase2_prefill_decode.lab import tune as tuner
 from phase2_prefill_decode.lab.roofline import Device
-from phase5_continuous.core import Step
 from phase6_integration.lab.gpu.kernels import limits
 from phase6_integration.lab.gpu.loads import WAYS, Engines, Load, ready, steady
 from phase6_integration.lab.gpu.rows import Day, Row

@@ -1,14 +1,12 @@
 """ApiKeys: the keys that are valid now. They come from a file that can be read again, or from flags and environment."""
 
 import hashlib
-import logging
-from collections.abc import Sequence
+import hmac
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from phase0_request.checks import ConfigError
 from phase6_integration.api.settings import check_keys
-
-logger = logging.getLogger("nanoserve")
 
 
 def read_keys(file: str | Path) -> tuple[str, ...]:
@@ -30,22 +28,22 @@ class ApiKeys:
 
     def __init__(self, keys: Sequence[str], file: str | None = None) -> None:
         self.file = file
-        self.replace(keys)
-
-    def replace(self, keys: Sequence[str]) -> None:
-        self.digests = tuple(digest(key.encode()) for key in keys)
+        self.digests = tuple(_digest(key.encode()) for key in keys)
 
     def reload(self) -> None:
-        """Read the file again. If it cannot be read or holds no key, the keys stay as they are."""
-        if self.file is None:
-            return
-        try:
-            self.replace(read_keys(self.file))
-        except ConfigError as error:
-            logger.error("the API keys stay as they were: %s", error)
-        else:
-            logger.info("the API keys were read again", extra={"fields": {"keys": len(self.digests)}})
+        """Read the file again. A ConfigError leaves the keys as they were."""
+        assert self.file is not None
+        self.digests = tuple(_digest(key.encode()) for key in read_keys(self.file))
+
+    def find(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+        """The valid key in the one Authorization header, if there is one. It is compared with all digests, in time that
+        does not depend on them."""
+        given = [value for name, value in headers if name == b"authorization"]
+        scheme, _, key = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
+        key = key.strip()
+        matches = [hmac.compare_digest(_digest(key), digest) for digest in self.digests]
+        return key if scheme.lower() == b"bearer" and any(matches) else None
 
 
-def digest(key: bytes) -> bytes:
+def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()

@@ -1,6 +1,5 @@
 """The listening socket: a TCP port or a Unix socket, and the address under which clients find it."""
 
-import contextlib
 import os
 import socket
 import stat
@@ -8,62 +7,14 @@ from pathlib import Path
 
 from phase6_integration.api.settings import ServerSettings
 
-BACKLOG = 2048  # connections that wait to be accepted
 PROBE = 1.0  # seconds for the server that may still have the Unix socket
 ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # an address of this machine in place of all of them
 
 
-class Listener:
-    """Listens from the start on, until `close`. OSError with the bare reason if that is not possible."""
-
-    def __init__(self, settings: ServerSettings) -> None:
-        self._scheme = "https" if settings.ssl_certfile else "http"
-        self._path = None if settings.uds is None else Path(settings.uds)
-        self.socket = bind(settings.host, settings.port) if self._path is None else bind_unix(self._path)
-        self._file = self._path and _identity(self._path)
-
-    @property
-    def url(self) -> str:
-        """The address in the log."""
-        if self._path is not None:
-            return f"unix:{self._path}"
-        host, port = self.socket.getsockname()[:2]
-        return f"{self._scheme}://{_quoted(host)}:{port}"
-
-    @property
-    def page(self) -> str | None:
-        """The address of the playground for a browser on this machine; None on a Unix socket."""
-        if self._path is not None:
-            return None
-        host, port = self.socket.getsockname()[:2]
-        return f"{self._scheme}://{_quoted(ANY.get(host, host))}:{port}/"
-
-    def close(self) -> None:
-        """Close the socket and remove its file, unless another server has taken its place."""
-        self.socket.close()
-        if self._path is not None:
-            with contextlib.suppress(FileNotFoundError):
-                if _identity(self._path) == self._file:
-                    self._path.unlink()
-
-
-def _identity(file: Path) -> tuple[int, int]:
-    """What tells a file from another of its name. A new one may have the inode of one that is gone."""
-    found = file.stat()
-    return found.st_ino, found.st_mtime_ns
-
-
-def _quoted(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket, on any free port if that is 0; at `::` for IPv4 too. OSError with the bare reason if the
-    address is not available."""
+def listen(settings: ServerSettings) -> socket.socket:
+    """Listen from now on. OSError with the bare reason if the address is not available."""
     try:
-        family, *_, (address, *_) = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        both = address == "::" and socket.has_dualstack_ipv6()
-        return socket.create_server((str(address), port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
+        return _unix(Path(settings.uds)) if settings.uds is not None else _tcp(settings.host, settings.port)
     except UnicodeError:
         raise OSError("this is not the name of a host") from None
     except socket.gaierror as error:
@@ -72,30 +23,50 @@ def bind(host: str, port: int) -> socket.socket:
         raise OSError(os.strerror(error.errno) if error.errno else str(error)) from None
 
 
-def bind_unix(path: Path) -> socket.socket:
-    """A listening Unix socket. The file that a server has left behind is replaced, and nothing else is."""
+def url_of(listener: socket.socket, scheme: str) -> str:
+    """The address for a client on this machine."""
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
+    host, port = listener.getsockname()[:2]
+    host = ANY.get(host, host)
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def withdraw(listener: socket.socket) -> None:
+    """Remove the file of a Unix socket. Before the socket is closed: no other server takes its place meanwhile."""
+    if listener.family == socket.AF_UNIX:
+        Path(listener.getsockname()).unlink(missing_ok=True)
+
+
+def _tcp(host: str, port: int) -> socket.socket:
+    """On any free port if that is 0; at `::` for IPv4 too."""
+    family, *_, (address, *_) = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    both = address == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server((str(address), port), family=family, dualstack_ipv6=both)
+
+
+def _unix(path: Path) -> socket.socket:
+    """The file that a server has left behind is replaced, and nothing else is."""
     listener = socket.socket(socket.AF_UNIX)
     try:
-        if _is_left_behind(path):
+        if path.exists() and stat.S_ISSOCK(path.stat().st_mode) and not _is_in_use(path):
             path.unlink()
         listener.bind(str(path))
-        listener.listen(BACKLOG)
-    except OSError as error:
+        listener.listen()
+    except OSError:
         listener.close()
-        raise OSError(os.strerror(error.errno) if error.errno else str(error)) from None
+        raise
     return listener
 
 
-def _is_left_behind(path: Path) -> bool:
-    """Whether this is a socket on which no server listens."""
-    if not path.exists() or not stat.S_ISSOCK(path.stat().st_mode):
-        return False
+def _is_in_use(path: Path) -> bool:
+    """Whether a server listens on this socket, or may do so."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(PROBE)
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
-            return True
-        except TimeoutError:  # it listens, and has many connections waiting
             return False
-    return False
+        except TimeoutError:  # it has many connections waiting
+            return True
+    return True

@@ -5,18 +5,16 @@ A body takes its own size while it arrives. An answer takes, before any work is 
 answers are free, since connections and queue places bound their number: so a few large ones cannot lock out the others.
 """
 
-from collections.abc import Sequence
-
 from phase6_integration.api.errors import bad_value, overloaded
 from phase6_integration.process.messages import EngineRequest
 
-BODIES = 4  # request bodies may take one part in so many of the whole budget, and answers the rest
-ANSWER = 4  # an answer may take one part in so many of what all answers may take
+BODIES = 4  # all request bodies together may take 1/4 of the whole budget, and answers the rest
+ANSWER = 4  # one answer may take 1/4 of what all answers may take
 SMALL_BODY = 16 << 10  # bytes
 SMALL_ANSWER = 64 << 10
 
 # The most bytes that an answer takes in this process; measured by a test.
-REQUEST = 8 << 10  # for each completion
+REQUEST = 10 << 10  # for each completion
 PROMPT = 96  # for each token of a prompt: its id, and for echo its offset
 MASKS = 4  # for each byte of a list of allowed tokens: it is here, on its way, and in the engine
 TOKEN = 32  # for each output token: its id, offset, time and some text. More text is covered as it comes
@@ -24,20 +22,12 @@ LOGPROBS = 20  # for the logprob of a token, and as much for each alternative
 
 
 class MemoryBudget:
-    """So many bytes, of which requests hold a part. The first `free` bytes of each do not count."""
+    """`limit` bytes, of which requests hold a part. The first `free` bytes of each do not count."""
 
     def __init__(self, limit: int, free: int = 0) -> None:
         self.limit = limit
         self.free = free
         self.used = 0
-
-    @classmethod
-    def for_bodies(cls, limit: int) -> "MemoryBudget":
-        return cls(limit // BODIES, SMALL_BODY)
-
-    @classmethod
-    def for_answers(cls, limit: int) -> "MemoryBudget":
-        return cls(limit - limit // BODIES, SMALL_ANSWER)
 
     def hold(self, size: int = 0) -> "Hold":
         hold = Hold(self)
@@ -53,7 +43,7 @@ class Hold:
         self._held = 0
 
     def cover(self, size: int) -> None:
-        """Hold at least so many bytes. A RequestError if the budget has not as many left."""
+        """Hold at least `size` bytes. A RequestError if the budget has too few left."""
         more = max(size - self._budget.free - self._held, 0)
         if self._budget.used + more > self._budget.limit:
             raise overloaded()
@@ -68,22 +58,17 @@ class Hold:
         self._held = 0
 
 
-def answer_bytes(requests: Sequence[EngineRequest], budget: MemoryBudget, param: str = "max_tokens") -> int:
-    """The most bytes that the answer to these requests takes, which must be a fraction of the budget. A prompt that is
+def answer_bytes(request: EngineRequest, budget: MemoryBudget, param: str = "max_tokens") -> int:
+    """The most bytes that the answer to a request takes, which must be a fraction of the budget. A prompt that is
     completed n times is there once, and so is a list of allowed tokens. `param` is the field of the request that sets
     the length."""
-    prompts = {id(request.prompt): len(request.prompt) for request in requests}
-    allowed = {id(one): MASKS * len(one.bits) for request in requests if (one := request.params.allowed) is not None}
-    size = PROMPT * sum(prompts.values()) + sum(allowed.values()) + sum(map(_completion_bytes, requests))
+    params, lengths = request.params, list(map(len, request.prompts))
+    size = PROMPT * sum(lengths) + (0 if params.allowed is None else MASKS * len(params.allowed.bits))
+    for prompt, tokens in zip(lengths, request.lengths, strict=True):
+        scored = 0 if params.logprobs is None else tokens * (1 + params.logprobs)
+        scored += 0 if params.prompt_logprobs is None else prompt * (1 + params.prompt_logprobs)
+        size += request.n * (REQUEST + TOKEN * tokens + LOGPROBS * scored)
     if size > (most := budget.limit // ANSWER):
         message = f"the answer may take {size} bytes of memory, and this server allows {most}; "
         raise bad_value(param, message + "ask for fewer tokens, choices or logprobs", "answer_too_large")
     return size
-
-
-def _completion_bytes(request: EngineRequest) -> int:
-    params = request.params
-    scored = 0 if params.logprobs is None else params.max_tokens * (1 + params.logprobs)
-    if params.prompt_logprobs is not None:
-        scored += len(request.prompt) * (1 + params.prompt_logprobs)
-    return REQUEST + TOKEN * params.max_tokens + LOGPROBS * scored

@@ -1,46 +1,99 @@
-"""Quotas: what one client may have in progress, and what all answers may take of the memory."""
+"""Quotas: what one client may have in progress and use in a minute, and what all answers may take of the memory."""
 
-from collections.abc import Sequence
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
 
 from fastapi import FastAPI
 
+from phase0_request.request import FinishReason
+from phase6_integration.api.errors import RequestError, conflict
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.api.state import Lease, ServerState
+from phase6_integration.process.async_engine import StepReport
 from phase6_integration.process.messages import EngineRequest
-from phase6_integration.wings.edge.client_limits import ClientLimits
-from phase6_integration.wings.edge.memory_budget import MemoryBudget, answer_bytes
+from phase6_integration.process.outputs import Output
+from phase6_integration.wings.edge.memory_budget import BODIES, SMALL_ANSWER, MemoryBudget, answer_bytes
+
+MINUTE = 60.0
 
 
 class Quotas:
-    """Checks the requests of one body before the engine gets them, and counts them while they are answered."""
+    """Checks the requests of one body before the engine gets them, and counts them until the engine has ended them.
 
-    def __init__(self, settings: ServerSettings) -> None:
-        self.clients = ClientLimits(settings)
-        self.answers = MemoryBudget.for_answers(settings.max_buffered_bytes)
+    The tokens of a client are a bucket that holds a minute's worth and is refilled all the time. How long an answer
+    will be is not known when its request arrives, so a client may overdraw its bucket, and is refused until it has made
+    that good.
+    """
 
-    def lease(self, requests: Sequence[EngineRequest], length_field: str) -> "AnswerLease":
+    def __init__(self, settings: ServerSettings, clock: Callable[[], float] = time.monotonic) -> None:
+        memory = settings.max_buffered_bytes
+        self.answers = MemoryBudget(memory - memory // BODIES, SMALL_ANSWER)
+        self._most_completions, self._tokens_per_minute = settings.max_requests_per_client, settings.tokens_per_minute
+        self._clock = clock
+        self._unfinished = Counter[str]()  # completions, by tenant
+        self._full_at: dict[str, float] = {}  # when the bucket of a tenant is full again
+        self._swept = clock()
+
+    def lease(self, request: EngineRequest, length_field: str) -> "AnswerLease":
         """RequestError if the client is at a limit, or if there is too little memory. `length_field` sets the length
         of the answer."""
-        size = answer_bytes(requests, self.answers, length_field)
-        lease = AnswerLease(self, requests[0].tenant, len(requests), size)
-        try:
-            lease.cover(0)
-            self.clients.check(lease.tenant, lease.completions)
-        except BaseException:
-            lease.__exit__()
-            raise
-        return lease
+        size = answer_bytes(request, self.answers, length_field)
+        self.check(request.tenant, len(request.numbers))
+        return AnswerLease(self, request, size)
+
+    def check(self, tenant: str, completions: int) -> None:
+        """A RequestError if the client may not have so many completions more now."""
+        most, tokens = self._most_completions, self._tokens_per_minute
+        if most is not None and completions > most:
+            raise conflict("n", f"a client may have {most} unfinished completions, got {completions} in one request")
+        if most is not None and self._unfinished[tenant] + completions > most:
+            raise _refused(f"at most {most} completions of a client may be unfinished; try again later", 1)
+        if tokens is not None and (seconds := self._until_full(tenant) - MINUTE) >= 0:
+            raise _refused(f"this client has used its {tokens} tokens a minute; try again later", seconds)
+
+    def begin(self, tenant: str, completions: int, prompt_tokens: int) -> None:
+        """Count the completions of a request that the engine has taken."""
+        self._unfinished[tenant] += completions
+        self._use(tenant, prompt_tokens)
+
+    def finished(self, request: EngineRequest, output: Output, reason: FinishReason) -> None:
+        if unfinished := self._unfinished.pop(request.tenant, 1) - 1:
+            self._unfinished[request.tenant] = unfinished
+        self._use(request.tenant, output.generated)
+
+    def stepped(self, report: StepReport) -> None:
+        """Nothing: tokens are counted when their completion has finished."""
+
+    def _use(self, tenant: str, tokens: int) -> None:
+        if self._tokens_per_minute is None:
+            return
+        now = self._clock()
+        self._full_at[tenant] = now + self._until_full(tenant) + tokens * MINUTE / self._tokens_per_minute
+        if now - self._swept > MINUTE:
+            self._full_at = {name: full_at for name, full_at in self._full_at.items() if full_at > now}
+            self._swept = now
+
+    def _until_full(self, tenant: str) -> float:
+        """Seconds."""
+        return max(self._full_at.get(tenant, 0.0) - self._clock(), 0.0)
+
+
+def _refused(message: str, seconds: float) -> RequestError:
+    headers = {"retry-after": str(max(math.ceil(seconds), 1))}
+    return RequestError(429, message, code="rate_limit_exceeded", headers=headers)
 
 
 class AnswerLease(Lease):
     """The memory of one answer, and its completions in the count of its client."""
 
-    def __init__(self, quotas: Quotas, tenant: str, completions: int, size: int) -> None:
-        self.tenant, self.completions, self._size = tenant, completions, size
-        self._clients, self._memory = quotas.clients, quotas.answers.hold()
+    def __init__(self, quotas: Quotas, request: EngineRequest, size: int) -> None:
+        self._quotas, self._request, self._size = quotas, request, size
+        self._memory = quotas.answers.hold(size)
 
     def begin(self, prompt_tokens: int) -> None:
-        self._clients.begin(self.tenant, self.completions, prompt_tokens)
+        self._quotas.begin(self._request.tenant, len(self._request.numbers), prompt_tokens)
 
     def cover(self, text_bytes: int) -> None:
         self._memory.cover(self._size + text_bytes)
@@ -51,7 +104,6 @@ class AnswerLease(Lease):
 
 def attach(app: FastAPI) -> None:
     server: ServerState = app.state.server
-    quotas = Quotas(server.settings)
+    quotas = app.state.quotas = Quotas(server.settings)
     server.lease = quotas.lease
-    server.engine.observers += (quotas.clients,)
-    app.state.quotas = quotas
+    server.engine.observers += (quotas,)

@@ -18,7 +18,7 @@ from phase6_integration.api.state import Server, ServerState
 from phase6_integration.process.async_engine import AsyncEngine, StepReport
 from phase6_integration.process.health import Health
 from phase6_integration.process.messages import EngineRequest
-from phase6_integration.process.outputs import OutputState
+from phase6_integration.process.outputs import Output
 from phase6_integration.wings.observe.health_routes import reason
 from phase6_integration.wings.observe.logs import dropped_lines
 
@@ -26,6 +26,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # vLLM has none
 
 LABELS = ("model_name", "engine")
 REASON = "finished_reason"
+CACHE = ("block_size", "num_gpu_blocks", "cache_dtype")  # labels
 UP = (Health.READY, Health.DRAINING)
 # Bounds of the buckets: in seconds as vLLM has them, so that dashboards of several servers can be laid over each other.
 TTFT = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75]
@@ -70,12 +71,6 @@ ENGINE: tuple[tuple[type[Any], str, str, Callable[[AsyncEngine], float]], ...] =
     (COUNTER, "nanoserve:engine_restarts", "Engine processes started after a failure.", lambda e: e.restarts),
     (COUNTER, "nanoserve:log_lines_dropped", "Log lines dropped: stderr was not read.", lambda e: dropped_lines()),
 )
-LATENCIES = {
-    "ttft": "time_to_first_token_seconds",
-    "itl": "inter_token_latency_seconds",
-    "e2e": "e2e_request_latency_seconds",
-    "queue": "request_queue_time_seconds",
-}
 router = APIRouter(tags=["server"])
 
 
@@ -112,23 +107,28 @@ class Metrics:
         if tokens := report.prefill_tokens + report.generated:
             self._histograms["iteration_tokens_total"].observe(tokens)
 
-    def finished(self, request: EngineRequest, state: OutputState, reason: FinishReason) -> None:
+    def finished(self, request: EngineRequest, output: Output, reason: FinishReason) -> None:
         """Latencies are of requests that were completed."""
         self._ended[reason].inc()
         if reason not in (FinishReason.STOP, FinishReason.LENGTH):
             return
-        times, gaps = state.times, state.times.itl
+        times, gaps = output.times, output.times.itl
+        prefill = decode = inference = None
+        if times.tokens:
+            decode = times.tokens[-1] - times.tokens[0]
+            if times.admitted is not None:
+                prefill, inference = times.tokens[0] - times.admitted, times.tokens[-1] - times.admitted
         for name, value in (
             ("time_to_first_token_seconds", times.ttft),
             ("e2e_request_latency_seconds", times.e2e),
             ("request_queue_time_seconds", times.queue_time),
-            ("request_prefill_time_seconds", times.prefill),
-            ("request_decode_time_seconds", times.decode),
-            ("request_inference_time_seconds", times.inference),
+            ("request_prefill_time_seconds", prefill),
+            ("request_decode_time_seconds", decode),
+            ("request_inference_time_seconds", inference),
             ("request_time_per_output_token_seconds", sum(gaps) / len(gaps) if gaps else None),
-            ("request_prompt_tokens", len(request.prompt)),
-            ("request_generation_tokens", state.generated),
-            ("request_params_max_tokens", request.params.max_tokens),
+            ("request_prompt_tokens", output.prompt_tokens),
+            ("request_generation_tokens", output.generated),
+            ("request_params_max_tokens", output.max_tokens),
             *(("inter_token_latency_seconds", gap) for gap in gaps),
         ):
             if value is not None:
@@ -136,7 +136,7 @@ class Metrics:
 
     # Called by responses.
 
-    def answered(self, n: int, outputs: Sequence[OutputState]) -> None:
+    def answered(self, n: int, outputs: Sequence[Output]) -> None:
         """All n completions of each prompt of a request have finished."""
         for first in range(0, len(outputs), n):
             longest = max(output.generated for output in outputs[first : first + n])
@@ -156,68 +156,36 @@ class Metrics:
         for why, count in (("capacity", self._engine.gauges.waiting), ("deferred", 0)):
             waiting.add_metric((*self._labels, why), count)
         yield waiting
-        cache = self._cache_config()
-        info = GAUGE("vllm:cache_config_info", "The KV cache, in labels.", labels=(*LABELS, *cache))
-        if cache:
-            info.add_metric((*self._labels, *cache.values()), 1)
+        options = ("enable_prefix_caching", "gpu_memory_utilization")
+        info = GAUGE("vllm:cache_config_info", "The KV cache, in labels.", labels=(*LABELS, *CACHE, *options))
+        if (ready := self._engine.ready_info) is not None:
+            known = (
+                ready.page_size,
+                ready.pages,
+                ready.dtype,
+                *(getattr(self._engine.options, name) for name in options),
+            )
+            info.add_metric((*self._labels, *map(str, known)), 1)
         yield info
 
-    def _cache_config(self) -> dict[str, str]:
-        """The settings of the KV cache under vLLM's names; none until the engine is ready."""
-        ready, options = self._engine.ready_info, self._engine.options
-        if ready is None:
-            return {}
-        return {
-            "block_size": str(ready.page_size),
-            "num_gpu_blocks": str(ready.pages),
-            "cache_dtype": ready.dtype,
-            "enable_prefix_caching": str(options.enable_prefix_caching),
-            "gpu_memory_utilization": str(options.gpu_memory_utilization),
-        }
-
     def stats(self) -> dict[str, Any]:
-        gauges = self._engine.gauges
+        now, counted = self._engine.gauges, self._counters
+        pages = {"total": now.pages_total, "free": now.pages_free, "used": now.pages_used, "cached": now.pages_cached}
+        prefixes = {"query_tokens": now.query_tokens, "hit_tokens": now.hit_tokens}
+        finished = {reason.value: _total(ended) for reason, ended in self._ended.items()}
+        requests = {"running": now.running, "waiting": now.waiting, "preemptions": now.preemptions}
         return {
             "uptime_seconds": round(time.monotonic() - self._start, 3),
-            "requests": {
-                "running": gauges.running,
-                "waiting": gauges.waiting,
-                "preemptions": gauges.preemptions,
-                "finished": {reason.value: _total(ended) for reason, ended in self._ended.items()},
-            },
-            "tokens": {
-                "prompt": _total(self._counters["prompt_tokens"]),
-                "generated": _total(self._counters["generation_tokens"]),
-            },
-            "pages": {
-                "total": gauges.pages_total,
-                "free": gauges.pages_free,
-                "used": gauges.pages_used,
-                "cached": gauges.pages_cached,
-                "usage": round(gauges.usage, 6),
-            },
-            "prefix_cache": {
-                "query_tokens": gauges.query_tokens,
-                "hit_tokens": gauges.hit_tokens,
-                "hit_rate": round(gauges.hit_rate, 6),
-            },
-            "mean_seconds": {name: _mean(self._histograms[histogram]) for name, histogram in LATENCIES.items()},
+            "requests": {**requests, "finished": finished},
+            "tokens": {"prompt": _total(counted["prompt_tokens"]), "generated": _total(counted["generation_tokens"])},
+            "pages": {**pages, "usage": round(now.usage, 6)},
+            "prefix_cache": {**prefixes, "hit_rate": round(now.hit_rate, 6)},
         }
-
-
-def _samples(metric: Counter | Histogram) -> dict[str, float]:
-    """What was counted, by the end of the sample's name: `_total`, or `_sum` and `_count`."""
-    (family,) = metric.collect()
-    return {sample.name.removeprefix(family.name): sample.value for sample in family.samples}
 
 
 def _total(counter: Counter) -> int:
-    return int(_samples(counter)["_total"])
-
-
-def _mean(histogram: Histogram) -> float | None:
-    samples = _samples(histogram)
-    return round(samples["_sum"] / samples["_count"], 6) if samples["_count"] else None
+    (family,) = counter.collect()
+    return int(family.samples[0].value)
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
@@ -229,7 +197,7 @@ async def metrics(request: Request) -> Response:
 
 @router.get("/stats")
 async def stats(server: Server, request: Request) -> dict[str, Any]:
-    """The same as JSON: current values, counts and means since the start."""
+    """The same as JSON: current values, and counts since the start."""
     engine = server.engine
     state = {
         "model": server.settings.model_name,

@@ -7,43 +7,29 @@ connections to this server: model output could do no harm even if it were render
 import base64
 import hashlib
 import re
-from functools import cache
 from pathlib import Path
 
-from fastapi import APIRouter, FastAPI
-from fastapi.responses import Response
+from fastapi import FastAPI, Response
 
 FILE = Path(__file__).with_name("playground.html")
-router = APIRouter()
+POLICY = (
+    "default-src 'none'; script-src {script}; style-src {style}; img-src data:; "  # the icon, which is empty
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 
 
-@cache
-def page() -> tuple[bytes, dict[str, str]]:
-    """The page and its headers."""
+def attach(app: FastAPI) -> None:
     html = FILE.read_text("utf-8")
-    policy = {
-        "default-src": "'none'",
-        "script-src": _hash(html, "script"),
-        "style-src": _hash(html, "style"),
-        "img-src": "data:",  # the icon, which is empty
-        "connect-src": "'self'",
-        "base-uri": "'none'",
-        "form-action": "'none'",
-        "frame-ancestors": "'none'",
-    }
     headers = {
-        "content-security-policy": "; ".join(f"{name} {value}" for name, value in policy.items()),
+        "content-security-policy": POLICY.format(script=_hash(html, "script"), style=_hash(html, "style")),
         "cache-control": "no-cache",
         "referrer-policy": "no-referrer",
         "x-content-type-options": "nosniff",
     }
-    return html.encode(), headers
 
-
-@router.get("/", include_in_schema=False)
-async def playground() -> Response:
-    content, headers = page()
-    return Response(content, headers=headers, media_type="text/html")
+    @app.get("/", include_in_schema=False)
+    async def playground() -> Response:
+        return Response(html, headers=headers, media_type="text/html")
 
 
 def _hash(html: str, tag: str) -> str:
@@ -51,7 +37,3 @@ def _hash(html: str, tag: str) -> str:
     (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
     return f"'sha256-{digest}'"
-
-
-def attach(app: FastAPI) -> None:
-    app.include_router(router)

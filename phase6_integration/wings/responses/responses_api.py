@@ -25,7 +25,6 @@ from phase6_integration.wings.responses.responses_request import (
     NamedTool,
     ReasoningInput,
     ResponsesRequest,
-    SchemaFormat,
 )
 
 router = APIRouter(tags=["model"])
@@ -74,32 +73,32 @@ def chat_body(request: ResponsesRequest) -> dict[str, Any]:
 
 def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
     """The messages of the items. Reasoning, text and calls that follow each other are one message of the assistant."""
-    found: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     if request.instructions:
-        found.append({"role": "system", "content": request.instructions})
+        messages.append({"role": "system", "content": request.instructions})
     if isinstance(request.input, str):
-        return [*found, {"role": "user", "content": request.input}]
+        return [*messages, {"role": "user", "content": request.input}]
     for item in request.input:
-        last = found[-1] if found and found[-1]["role"] == "assistant" else {}
+        last = messages[-1] if messages and messages[-1]["role"] == "assistant" else {}
         match item:
             case ReasoningInput():
                 if text := "".join(part.text for part in item.content or ()):
-                    found.append({"role": "assistant", "content": None, "reasoning_content": text})
+                    messages.append({"role": "assistant", "content": None, "reasoning_content": text})
             case FunctionCallInput():
                 if not last:
-                    found.append(last := {"role": "assistant", "content": None})
+                    messages.append(last := {"role": "assistant", "content": None})
                 function = {"name": item.name, "arguments": item.arguments}
                 last.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
             case FunctionCallOutput():
-                found.append({"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output)})
+                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output)})
             case InputMessage() if item.role == "assistant" and "reasoning_content" in last and _is_open(last):
                 last["content"] = _content(item.content)
             case InputMessage():
-                found.append({"role": item.role, "content": _content(item.content)})
-    messages = [message for message in found if not _is_open(message)]
-    if not messages:
+                messages.append({"role": item.role, "content": _content(item.content)})
+    closed = [message for message in messages if not _is_open(message)]
+    if not closed:
         raise conflict("input", "the input is reasoning alone; a message or a call is needed", "empty_prompt")
-    return messages
+    return closed
 
 
 def _is_open(message: Mapping[str, Any]) -> bool:
@@ -113,9 +112,10 @@ def _content(content: Content) -> str | list[dict[str, Any]]:
 
 def _response_format(request: ResponsesRequest) -> dict[str, Any] | None:
     format = request.text.format if request.text else None
-    if format is None or not isinstance(format, SchemaFormat):
-        return None if format is None else format.model_dump()
-    return {"type": "json_schema", "json_schema": format.model_dump(by_alias=True, exclude_none=True, exclude={"type"})}
+    if format is None:
+        return None
+    schema = format.model_dump(by_alias=True, exclude_none=True, exclude={"type"})
+    return {"type": format.type, **({"json_schema": schema} if schema else {})}
 
 
 def _tool(tool: FunctionTool) -> dict[str, Any]:

@@ -13,13 +13,14 @@ from phase6_integration.api.chat import ChatFormatter
 from phase6_integration.api.errors import RequestError
 from phase6_integration.api.formatter import encode, pieces
 from phase6_integration.api.state import ServerState
-from phase6_integration.wings.responses.responses_items import CallItem, Events, Item, Json, MessageItem, ReasoningItem
+from phase6_integration.wings.responses.responses_items import Events, Item, Json
 from phase6_integration.wings.responses.responses_request import ResponsesRequest
 
 REQUEST = 12 << 10  # bytes that the request and this formatter take beside their text
 TEXTS = 5  # times that the text of a stream is in memory at its end: kept, and in the last events
 ECHOES = 4  # times that fields of the request are: kept, and in the first and the last events
 DEFAULTS = asdict(SamplingParams())
+TEXT_FIELDS = {"reasoning": "reasoning_content", "message": "content"}  # of a chat answer, by the kind of their items
 
 
 class ResponsesFormatter(ChatFormatter):
@@ -48,14 +49,13 @@ class ResponsesFormatter(ChatFormatter):
         choice = self.choice(0, self._unwritten.pop(0))
         self._cut = choice["finish_reason"] == FinishReason.LENGTH
         message = choice["message"]
-        if text := message.get("reasoning_content"):
-            self._add(ReasoningItem).pieces.append(text)
-        if text := message.get("content"):
-            self._add(MessageItem).pieces.append(text)
+        for kind, field in TEXT_FIELDS.items():
+            if text := message.get(field):
+                self._add(kind).pieces.append(text)
         for call in message.get("tool_calls") or ():
-            self._add(CallItem, call).pieces.append(call["function"]["arguments"])
+            self._add("function_call", call).pieces.append(call["function"]["arguments"])
         if not self._items:
-            self._add(MessageItem)
+            self._add("message")
         output = self._output()
         for item in output:
             if item["type"] == "message":
@@ -69,16 +69,15 @@ class ResponsesFormatter(ChatFormatter):
         delta = choice["delta"]
         self._cut = choice["finish_reason"] == FinishReason.LENGTH
         events = self._begin()
-        if text := delta.get("reasoning_content"):
-            events += self._grow(ReasoningItem, text)
-        if text := delta.get("content"):
-            events += self._grow(MessageItem, text, _scores(choice))
+        for kind, field in TEXT_FIELDS.items():
+            if text := delta.get(field):
+                events += self._grow(kind, text, _scores(choice))
         for call in delta.get("tool_calls") or ():
             events += self._grow_call(call)
         return b"".join(events)
 
     def last_chunk(self) -> bytes:
-        events = [] if self._items else self._open(MessageItem)
+        events = [] if self._items else self._open("message")
         events += self._close("incomplete" if self._cut else "completed")
         final = self._answer(self._final, self._output(), self.usage)
         return b"".join((*events, self._event(f"response.{self._final}", {"response": final})))
@@ -99,22 +98,22 @@ class ResponsesFormatter(ChatFormatter):
         answer = self._answer("in_progress", ())
         return [self._event(f"response.{kind}", {"response": answer}) for kind in ("created", "in_progress")]
 
-    def _grow(self, kind: type[Item], text: str, scores: Iterable[Json] = ()) -> list[bytes]:
-        events = [] if self._items and type(self._items[-1]) is kind else self._open(kind)
+    def _grow(self, kind: str, text: str, scores: Iterable[Json] = ()) -> list[bytes]:
+        events = [] if self._items and self._items[-1].kind == kind else self._open(kind)
         grown = self._events(self._items[-1].grown(text, scores))
         self._kept += TEXTS * (getsizeof(text) + (sum(map(len, grown)) if self.logprobs else 0))
         return events + grown
 
     def _grow_call(self, call: Json) -> list[bytes]:
         """The events of a delta of a tool call. The first delta of a call has its id and name."""
-        last = self._items[-1] if self._items else None
-        events = [] if isinstance(last, CallItem) and last.number == call["index"] else self._open(CallItem, call)
+        goes_on = self._items and self._items[-1].number == call["index"]
+        events = [] if goes_on else self._open("function_call", call)
         if text := call["function"].get("arguments"):
-            events += self._grow(CallItem, text)
+            events += self._grow("function_call", text)
         return events
 
-    def _open(self, kind: type[Item], *about: Json) -> list[bytes]:
-        return self._close("completed") + self._events(self._add(kind, *about).added())
+    def _open(self, kind: str, call: Json | None = None) -> list[bytes]:
+        return self._close("completed") + self._events(self._add(kind, call).added())
 
     def _close(self, status: str) -> list[bytes]:
         return self._events(self._items[-1].done(status)) if self._items else []
@@ -132,8 +131,8 @@ class ResponsesFormatter(ChatFormatter):
     def _final(self) -> str:
         return "incomplete" if self._cut else "completed"
 
-    def _add(self, kind: type[Item], *about: Json) -> Item:
-        self._items.append(kind(self.id.removeprefix(self.prefix), len(self._items), *about))
+    def _add(self, kind: str, call: Json | None = None) -> Item:
+        self._items.append(Item(kind, self.id.removeprefix(self.prefix), len(self._items), call))
         return self._items[-1]
 
     def _output(self) -> tuple[Json, ...]:
@@ -197,7 +196,7 @@ def _echo(asked: ResponsesRequest, defaults: Json) -> Json:
         "reasoning": {"effort": asked.reasoning and asked.reasoning.effort, "summary": None},
         **{name: given(name, defaults[name]) for name in sampling},
         "top_logprobs": given("top_logprobs", 0),
-        "text": {"format": format.model_dump(by_alias=True) if format else {"type": "text"}},
+        "text": {"format": format.model_dump(by_alias=True, exclude_none=True) if format else {"type": "text"}},
         "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
         "tools": [tool.model_dump() for tool in asked.tools or ()],
         "user": asked.user,

@@ -9,19 +9,25 @@ from phase6_integration.api.formatter import encode
 
 Json = dict[str, Any]
 Events = Iterator[tuple[str, Json]]  # the type of each, after "response.", and its fields
+KINDS = {  # of items: how an id begins, and what the deltas are of
+    "reasoning": ("rs", "reasoning_text"),
+    "message": ("msg", "output_text"),
+    "function_call": ("fc", "function_call_arguments"),
+}
 
 
 class Item:
-    """An output item. It has one part, and grows by its deltas."""
+    """An output item. It has one part, its text, which for a call is the arguments."""
 
-    type: str
-    prefix: str  # of its id
-    grows: str  # what its deltas are of
-
-    def __init__(self, answer: str, index: int) -> None:
-        self.id = f"{self.prefix}_{answer}_{index}"
+    def __init__(self, kind: str, answer: str, index: int, call: Json | None = None) -> None:
+        prefix, self.grows = KINDS[kind]
+        self.kind = kind
+        self.id = f"{prefix}_{answer}_{index}"
         self.index = index
         self.pieces: list[str] = []
+        self.scores: list[bytes] = []  # the logprobs of a stream, as JSON
+        self.number = call and call.get("index")  # of a call, among the calls
+        self.about = {"call_id": call["id"], "name": call["function"]["name"]} if call else {}
 
     @property
     def text(self) -> str:
@@ -29,88 +35,43 @@ class Item:
 
     @property
     def place(self) -> Json:
-        return {"item_id": self.id, "output_index": self.index, "content_index": 0}
+        place = {"item_id": self.id, "output_index": self.index}
+        return place if self.about else {**place, "content_index": 0}
+
+    @property
+    def logprobs(self) -> Json:
+        scores = msgspec.Raw(b"[" + b",".join(self.scores) + b"]")
+        return {"logprobs": scores} if self.kind == "message" else {}
 
     @property
     def part(self) -> Json:
-        """The content: one part."""
-        return {"type": self.grows, "text": self.text}
+        annotations = {"annotations": ()} if self.kind == "message" else {}
+        return {"type": self.grows, "text": self.text, **annotations, **self.logprobs}
 
     def json(self, status: str) -> Json:
-        content = () if status == "in_progress" else (self.part,)
-        return {"id": self.id, "type": self.type, "status": status, "summary": (), "content": content}
+        item = {"id": self.id, "type": self.kind, "status": status, **self.about}
+        if self.about:
+            return {**item, "arguments": self.text}
+        more = {"role": "assistant"} if self.kind == "message" else {"summary": ()}
+        return {**item, **more, "content": () if status == "in_progress" else (self.part,)}
 
     def added(self) -> Events:
         yield "output_item.added", {"output_index": self.index, "item": self.json("in_progress")}
-        yield "content_part.added", {**self.place, "part": self.part}
+        if not self.about:
+            yield "content_part.added", {**self.place, "part": self.part}
 
     def grown(self, delta: str, logprobs: Iterable[Json]) -> Events:
         self.pieces.append(delta)
-        yield f"{self.grows}.delta", {**self.place, "delta": delta}
+        event = {**self.place, "delta": delta}
+        if self.kind == "message":
+            event["logprobs"] = msgspec.Raw(scores := encode(list(logprobs)))
+            self.scores += [scores[1:-1]] if scores != b"[]" else []
+        yield f"{self.grows}.delta", event
 
     def done(self, status: str) -> Events:
-        yield f"{self.grows}.done", {**self.place, "text": self.text}
-        yield "content_part.done", {**self.place, "part": self.part}
-        yield "output_item.done", {"output_index": self.index, "item": self.json(status)}
-
-
-class ReasoningItem(Item):
-    type, prefix, grows = "reasoning", "rs", "reasoning_text"
-
-
-class MessageItem(Item):
-    """The text of the answer. The logprobs of a stream are kept as JSON."""
-
-    type, prefix, grows = "message", "msg", "output_text"
-
-    def __init__(self, answer: str, index: int) -> None:
-        super().__init__(answer, index)
-        self.scores: list[bytes] = []
-
-    @property
-    def logprobs(self) -> msgspec.Raw:
-        return msgspec.Raw(b"[" + b",".join(self.scores) + b"]")
-
-    @property
-    def part(self) -> Json:
-        return {**super().part, "annotations": (), "logprobs": self.logprobs}
-
-    def json(self, status: str) -> Json:
-        content = () if status == "in_progress" else (self.part,)
-        return {"id": self.id, "type": self.type, "status": status, "role": "assistant", "content": content}
-
-    def grown(self, delta: str, logprobs: Iterable[Json]) -> Events:
-        self.pieces.append(delta)
-        scores = encode(list(logprobs))
-        self.scores += [scores[1:-1]] if scores != b"[]" else []
-        yield "output_text.delta", {**self.place, "delta": delta, "logprobs": msgspec.Raw(scores)}
-
-    def done(self, status: str) -> Events:
-        (_, fields), *others = super().done(status)
-        yield "output_text.done", {**fields, "logprobs": self.logprobs}
-        yield from others
-
-
-class CallItem(Item):
-    """A call of a function. Its text is the arguments."""
-
-    type, prefix, grows = "function_call", "fc", "function_call_arguments"
-
-    def __init__(self, answer: str, index: int, call: Json) -> None:
-        super().__init__(answer, index)
-        self.number = call.get("index")  # among the calls
-        self.about = {"call_id": call["id"], "name": call["function"]["name"]}
-
-    @property
-    def place(self) -> Json:
-        return {"item_id": self.id, "output_index": self.index}
-
-    def json(self, status: str) -> Json:
-        return {"id": self.id, "type": self.type, "status": status, **self.about, "arguments": self.text}
-
-    def added(self) -> Events:
-        yield "output_item.added", {"output_index": self.index, "item": self.json("in_progress")}
-
-    def done(self, status: str) -> Events:
-        yield f"{self.grows}.done", {**self.place, "name": self.about["name"], "arguments": self.text}
+        if self.about:
+            yield f"{self.grows}.done", {**self.place, "name": self.about["name"], "arguments": self.text}
+        else:
+            yield f"{self.grows}.done", {**self.place, "text": self.text, **self.logprobs}
+            yield "content_part.done", {**self.place, "part": self.part}
         yield "output_item.done", {"output_index": self.index, "item": self.json(status)}

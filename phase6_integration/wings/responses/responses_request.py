@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import AliasChoices, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from phase6_integration.api.errors import UNSUPPORTED
@@ -54,32 +54,12 @@ def _kind(default: str = "") -> Discriminator:
 # Input items.
 
 
-class InputText(FromClient):
-    type: Literal["input_text"]
-    text: str
+class ContentPart(FromClient):
+    type: Literal["input_text", "output_text", "refusal"]
+    text: str = Field(validation_alias=AliasChoices("text", "refusal"))
 
 
-class OutputText(FromClient):
-    type: Literal["output_text"]
-    text: str
-
-
-class RefusalPart(FromClient):
-    type: Literal["refusal"]
-    refusal: str
-
-    @property
-    def text(self) -> str:
-        return self.refusal
-
-
-Part = Annotated[
-    Annotated[InputText, Tag("=input_text")]
-    | Annotated[OutputText, Tag("=output_text")]
-    | Annotated[RefusalPart, Tag("=refusal")],
-    _kind(),
-    only("input_text", "output_text", "refusal"),
-]
+Part = Annotated[ContentPart, only("input_text", "output_text", "refusal")]
 Parts = Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True)]
 Content = Annotated[Annotated[str, Tag("=text")] | Annotated[Parts, Tag("=list")], _kind()]
 
@@ -148,32 +128,15 @@ ToolChoice = Annotated[
 
 
 class TextFormat(RequestModel):
-    type: Literal["text"]
-
-
-class ObjectFormat(RequestModel):
-    type: Literal["json_object"]
-
-
-class SchemaFormat(RequestModel):
-    type: Literal["json_schema"]
-    name: str
-    schema_: dict[str, Any] = Field(alias="schema")
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None  # this and the following are for json_schema
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
     description: str | None = None
     strict: bool | None = None
 
 
-Format = Annotated[
-    Annotated[TextFormat, Tag("=text")]
-    | Annotated[ObjectFormat, Tag("=json_object")]
-    | Annotated[SchemaFormat, Tag("=json_schema")],
-    _kind(),
-    only("text", "json_object", "json_schema"),
-]
-
-
 class TextOptions(RequestModel):
-    format: Format | None = None
+    format: Annotated[TextFormat, only("text", "json_object", "json_schema")] | None = None
     verbosity: Hint = None
 
 

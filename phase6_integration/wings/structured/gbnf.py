@@ -32,8 +32,8 @@ def _plain(match: re.Match[str]) -> str:
         case "text":
             return f'"{_CHARACTERS.sub(_written, match["text"])}"'
         case "characters":
-            ranges = _RANGES.finditer(match["characters"])
-            return f"[{match['kind']}{''.join('-'.join(map(_safe, filter(None, one.groups()))) for one in ranges)}]"
+            ranges = _RANGES.findall(match["characters"])
+            return f"[{match['kind']}{''.join('-'.join(map(_safe, filter(None, ends))) for ends in ranges)}]"
         case "any":
             return "[\\x00-\U0010ffff]"
     return match[0]  # a comment, or what has no end

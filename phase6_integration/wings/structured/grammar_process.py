@@ -4,7 +4,7 @@ A grammar is a program that a client sends. It may take seconds to compile, giga
 of llguidance. So it runs in a child, which the kernel ends at a limit of memory or of processor time, and which only
 its client waits for. A child is forked in milliseconds from a parent that has the vocabulary in memory.
 
-    engine -> Open, Take, Ask, Drop -> Constraint (phase 2) -> Follows, Mask -> engine
+    engine -> Batch -> Constraint (phase 2) -> ForcedTokens, Masks -> engine
 """
 
 import contextlib
@@ -15,98 +15,61 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from phase0_request.batch import Forced
+from phase0_request.batch import GRAMMAR_REFUSED, Forced
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase0_request.tokenizer import Tokenizer
 from phase2_prefill_decode.sampling.constraints import Constraint, Grammars, fill_masks
 from phase6_integration.process.messages import CHUNK, Frames, frame
-from phase6_integration.process.tokenizer_process import limit_memory
+from phase6_integration.process.tokenizer_worker import limit_memory
+from phase6_integration.wings.structured.client_grammars import ClientGrammars
 
 MEMORY = 512 << 20  # bytes that a child may allocate beyond what its parent has
-GROWN = 192 << 20  # bytes after which it ends between two messages: another one begins without what this one has kept
-OPENING = 2.0  # seconds of processor time to compile a grammar
+GROWN = 192 << 20  # bytes after which a child is replaced: the next one begins without what this one has kept
+COMPILING = 2.0  # seconds of processor time to compile a grammar
 FOLLOWING, EACH = 0.25, 0.01  # and to follow some: for all, and for each more
 NICENESS = 10  # the model comes first
 
 
-class Open(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """To a child: constrain an output that begins with these tokens. Its answer is the mask of the next one."""
+class Follow(msgspec.Struct, array_like=True, frozen=True):
+    """Forget the output of a request from token `start` on, and follow these tokens there."""
 
     key: int  # of the request, for its life
-    serial: int  # of the message, for its answer
-    params: SamplingParams
+    start: int
     tokens: list[int]
+    forces: bool  # whether the tokens that the last one forces are asked for, and followed too
+    params: SamplingParams | None  # of a request that the child does not know yet
 
 
-class Take(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """To a child: output token `index` was drawn. Its answers are what follows in any case, and the mask after that."""
+class Batch(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """To a child: follow outputs, and make the mask behind each. The answers are a ForcedTokens and a Masks."""
 
-    key: int
-    serial: int
-    index: int
-    token: int
+    follow: list[Follow]
+    ended: list[int]  # requests to be forgotten
 
 
-class Ask(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """To a child: make the mask of output token `index`, and forget what was taken from there on."""
+class ForcedTokens(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """From a child: what follows the tokens of a batch in any case, by request. Steps wait for these."""
 
-    key: int
-    serial: int
-    index: int
+    forced: Mapping[int, Forced]
 
 
-class Drop(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """To a child: the request has ended."""
+class Masks(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """From a child: the masks of a batch. Without any it is a child's first message: it has begun."""
 
-    key: int
-
-
-class ChildReady(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """From a child, first: it is there, and what ends it from now on is a message."""
-
-    pid: int
+    bits: Mapping[int, bytes] = {}  # by request
+    errors: Mapping[int, str] = {}  # why a request has no mask
+    seconds: float = 0.0  # of processor time, for the whole batch
+    leaves: bool = False  # the child has grown too large, and ends
 
 
-class Follows(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """From a child: the tokens that follow the one that was taken in any case, and whether the output ends there."""
-
-    key: int
-    serial: int
-    tokens: list[int]
-    ends: bool
-
-
-class Mask(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """From a child: the mask of output token `index`, or why there is none. Always the answer to the last message about
-    a request."""
-
-    key: int
-    serial: int
-    index: int
-    bits: bytes
-    error: str | None = None
-
-
-class CpuTime(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """From a child, after the answers to some messages: the processor time that they took."""
-
-    seconds: float
-
-
-class Leaving(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """From a child, last: it has grown too large. What it has not answered is to be sent to another one."""
-
-
-ToChild = Open | Take | Ask | Drop
-FromChild = ChildReady | Follows | Mask | CpuTime | Leaving
-to_child: "msgspec.msgpack.Decoder[ToChild]" = msgspec.msgpack.Decoder(ToChild)
-from_child: "msgspec.msgpack.Decoder[FromChild]" = msgspec.msgpack.Decoder(FromChild)
+to_child: "msgspec.msgpack.Decoder[Batch]" = msgspec.msgpack.Decoder(Batch)
+from_child: "msgspec.msgpack.Decoder[ForcedTokens | Masks]" = msgspec.msgpack.Decoder(ForcedTokens | Masks)
 
 
 class Child:
@@ -116,81 +79,65 @@ class Child:
         self._grammars = grammars
         self._vocab_size = vocab_size
         self._constraints: dict[int, Constraint | str] = {}  # or why there is none
+        self._places: dict[int, int] = {}  # of the mask in the output, for each request of the batch
 
-    def answer(self, messages: list[ToChild]) -> tuple[list[FromChild], Callable[[], list[FromChild]]]:
-        """The answers to some messages: what follows the tokens that were taken; and a function that makes the masks of
-        all requests together."""
-        answers: list[FromChild] = []
-        wanted: dict[int, tuple[int, int]] = {}  # the serial and the index of the mask, by key
-        for message in messages:
-            key = message.key
-            match message:
-                case Open(serial=serial, params=params, tokens=tokens):
-                    self._constraints[key] = self._open(params, tokens)
-                    wanted[key] = serial, len(tokens)
-                case Take(serial=serial, index=index, token=token):
-                    constraint = self._constraints[key]
-                    if isinstance(constraint, Constraint):
-                        constraint.take(index, token)
-                        forced = constraint.forced(index) or Forced()
-                        answers.append(Follows(key, serial, [*forced.tokens], forced.ends))
-                        index += len(forced.tokens)
-                    wanted[key] = serial, index + 1
-                case Ask(serial=serial, index=index):
-                    wanted[key] = serial, index
-                case Drop():
-                    self._constraints.pop(key, None)
-                    if key in wanted:
-                        answers.append(Mask(key, *wanted.pop(key), b""))
-        rows = []
-        for key, (serial, index) in wanted.items():
-            constraint = self._constraints[key]
+    def follow(self, batch: Batch) -> ForcedTokens:
+        """Follow the tokens of a batch."""
+        for key in batch.ended:
+            self._constraints.pop(key, None)
+        self._places, forced = {}, {}
+        for message in batch.follow:
+            if message.params is not None:
+                self._constraints[message.key] = self._open(message.params)
+            constraint, place = self._constraints[message.key], message.start + len(message.tokens)
             if isinstance(constraint, Constraint):
-                rows.append((key, serial, index, constraint))
+                constraint.go_to(message.start)
+                for index, token in enumerate(message.tokens, message.start):
+                    constraint.take(index, token)
+                if message.forces:
+                    forced[message.key] = constraint.forced(place - 1) or Forced()
+                    place += len(forced[message.key].tokens)
+            self._places[message.key] = place
+        return ForcedTokens(forced)
+
+    def masks(self) -> Masks:
+        """Make the masks of the batch that was followed."""
+        rows: list[tuple[Constraint, int]] = []
+        errors, keys = {}, []
+        for key, place in self._places.items():
+            constraint = self._constraints[key]
+            if isinstance(constraint, str):
+                errors[key] = constraint
             else:
-                answers.append(Mask(key, serial, index, b"", constraint))
+                keys.append(key)
+                rows.append((constraint, place))
+        filled = fill_masks(rows, self._vocab_size)
+        errors |= {key: error for key, (constraint, _) in zip(keys, rows, strict=True) if (error := constraint.error)}
+        return Masks({key: bits.tobytes() for key, bits in zip(keys, filled, strict=True)}, errors)
 
-        def masks() -> list[FromChild]:
-            made = fill_masks([(constraint, index) for _, _, index, constraint in rows], self._vocab_size)
-            return [
-                Mask(key, serial, index, bits.tobytes(), constraint.error)
-                for (key, serial, index, constraint), bits in zip(rows, made, strict=True)
-            ]
-
-        return answers, masks
-
-    def _open(self, params: SamplingParams, tokens: list[int]) -> Constraint | str:
-        """A constraint that has followed some tokens, of which none counts as committed. Or why there is none."""
+    def _open(self, params: SamplingParams) -> Constraint | str:
         try:
-            constraint = Constraint(Request("", (0,), params), self._vocab_size, self._grammars)
+            return Constraint(Request("", (0,), params), self._vocab_size, self._grammars)
         except ValueError as error:
-            return str(error)[:300]
-        constraint.output = tokens
-        constraint.go_to(len(tokens))
-        constraint.output = ()
-        return constraint
+            return f"{GRAMMAR_REFUSED}: {error}"[:400]
 
 
 def serve(connection: socket.socket, child: Child) -> None:
-    """The child's loop, until the engine closes the connection. The kernel ends the child in messages that take too
+    """The child's loop, until the engine closes the connection. The kernel ends the child in a batch that takes too
     long."""
-    frames, start = Frames(to_child), _resident()
-    connection.sendall(frame(ChildReady(os.getpid())))
+    frames, begin = Frames(to_child), _resident()
+    connection.sendall(frame(Masks()))
     while data := connection.recv(CHUNK):
-        messages: list[ToChild] = [*frames.feed(data)]
-        if not messages:
-            continue
-        limit = FOLLOWING + sum(OPENING if isinstance(message, Open) else EACH for message in messages)
-        signal.setitimer(signal.ITIMER_PROF, limit)
-        before = time.process_time()
-        followed, masks = child.answer(messages)
-        connection.sendall(b"".join(map(frame, followed)))  # steps wait for these
-        answers: list[FromChild] = [*masks(), CpuTime(time.process_time() - before)]
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        connection.sendall(b"".join(map(frame, answers)))
-        if _resident() - start > GROWN:
-            connection.sendall(frame(Leaving()))
-            return
+        for batch in frames.feed(data):
+            new = sum(message.params is not None for message in batch.follow)
+            signal.setitimer(signal.ITIMER_PROF, FOLLOWING + COMPILING * new + EACH * len(batch.follow))
+            before = time.process_time()
+            connection.sendall(frame(child.follow(batch)))
+            masks = child.masks()
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            leaves = _resident() - begin > GROWN
+            seconds = time.process_time() - before
+            connection.sendall(frame(Masks(masks.bits, masks.errors, seconds, leaves)))
 
 
 def _resident() -> int:
@@ -200,14 +147,14 @@ def _resident() -> int:
     return 0
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
     """Read the vocabulary, then fork a child for each socket that arrives, until the engine closes the connection."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children that end leave nothing behind
-    connection = socket.socket(fileno=int(sys.argv[1]))
-    directory, vocab_size, eos_ids = sys.argv[2], int(sys.argv[3]), [*map(int, sys.argv[4:])]
-    grammars = Grammars(Tokenizer.from_pretrained(directory), vocab_size, eos_ids)
+    connection = socket.socket(fileno=int(arguments[0]))
+    directory, vocab_size, eos_ids = arguments[1], int(arguments[2]), [*map(int, arguments[3:])]
+    grammars = ClientGrammars(Tokenizer.from_pretrained(directory), vocab_size, eos_ids)
     assert grammars.vocabulary
     while True:
         _, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
@@ -231,4 +178,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     with contextlib.suppress(EOFError, ConnectionError):  # the engine has gone
-        main()
+        main(sys.argv[1:])

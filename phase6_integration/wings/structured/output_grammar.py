@@ -1,8 +1,9 @@
 """Structured output: the fields that ask for it, in OpenAI's form and in vLLM's, and the grammar that each stands for.
 
-    response_format, structured_outputs.json or guided_json, ... -> the text of a grammar -> GrammarPool -> the engine
+    response_format, structured_outputs.json or guided_json, ... -> the text of a grammar -> the engine
 
-A JSON schema is enforced as it stands, `strict` or not. What llguidance cannot enforce is an error.
+A JSON schema is enforced as it stands, `strict` or not. What llguidance cannot enforce is an error that the engine ends
+the request with.
 """
 
 import json
@@ -10,11 +11,14 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from fastapi import FastAPI
 from llguidance import LLMatcher
 from pydantic_core import from_json
 
 from phase6_integration.api.errors import conflict
 from phase6_integration.api.schemas import ResponseFormat, StructuredFields
+from phase6_integration.api.state import Grammars
+from phase6_integration.process.async_engine import AsyncEngine
 
 MAX_GRAMMAR = 1 << 18  # characters, of a grammar or a schema
 MAX_CHOICES = 10_000
@@ -28,6 +32,32 @@ BLANK = re.compile(r"((\\[nrt]|[ \n\r\t]|\[(\\[nrt]|[ \n\r\t])+\]|[()|])([*+?]|\
 KINDS = {"json": "json_", "regex": "regex", "choice": "choice", "grammar": "grammar", "json_object": "json_object"}
 
 
+class OutputGrammars(Grammars):
+    """The grammars that requests ask for."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._has_tokenizer = engine.tokenizer is not None
+
+    def field(self, body: StructuredFields) -> str | None:
+        return next((given.param for given in _given(body)), None)
+
+    def of(self, body: StructuredFields) -> str | None:
+        given = grammar_of(body)
+        return None if given is None else self.check(given.value, given.param)
+
+    def check(self, grammar: str, param: str) -> str:
+        if not self._has_tokenizer:
+            message = f"{param}: this model has no tokenizer, which structured output needs"
+            raise conflict(param, message, "no_tokenizer")
+        if len(grammar) > MAX_GRAMMAR:
+            message = f"a grammar may have at most {MAX_GRAMMAR} characters, this one has {len(grammar)}"
+            raise conflict(param, f"{param}: {message}")
+        return grammar
+
+    def of_schema(self, schema: Mapping[str, Any]) -> str:
+        return json_grammar(schema)
+
+
 class Given(NamedTuple):
     """A constraint, and the path of its field."""
 
@@ -38,23 +68,18 @@ class Given(NamedTuple):
 
 def grammar_of(body: StructuredFields) -> Given | None:
     """The one constraint of a request: as its `value` the text of a grammar. A RequestError if there are several."""
-    found = [*_given(body)]
-    if len(found) > 1:
-        names = " and ".join(one.param for one in found)
-        raise conflict(found[1].param, f"only one constraint of the output may be given, got {names}")
+    constraints = [*_given(body)]
+    if len(constraints) > 1:
+        names = " and ".join(given.param for given in constraints)
+        raise conflict(constraints[1].param, f"only one constraint of the output may be given, got {names}")
     path, pattern = _whitespace(body)
-    if path is not None and not (found and found[0].kind.startswith("json")):
+    if path is not None and not (constraints and constraints[0].kind.startswith("json")):
         raise conflict(path, f"{path} is for JSON, and no JSON schema is given")
-    if body.structured_outputs is not None and not found:
+    if body.structured_outputs is not None and not constraints:
         raise conflict("structured_outputs", f"structured_outputs: one of {', '.join(KINDS)} is needed")
     if path is not None and pattern is not None and not BLANK.fullmatch(pattern):
         raise conflict(path, rf"{path}: a pattern of JSON's white space is needed, such as [ \n\t]{{0,8}}")
-    return found[0]._replace(value=_text(found[0], pattern)) if found else None
-
-
-def grammar_field(body: StructuredFields) -> str | None:
-    """The path of the field that gives the constraint, if one does."""
-    return next((given.param for given in _given(body)), None)
+    return constraints[0]._replace(value=_text(constraints[0], pattern)) if constraints else None
 
 
 def json_grammar(schema: Mapping[str, Any], whitespace: str | None = WHITESPACE) -> str:
@@ -127,3 +152,7 @@ def _of_schema(param: str, schema: Any, whitespace: str | None) -> str:
         return json_grammar(schema, whitespace)
     except ValueError as error:
         raise conflict(param, f"{param}: {error}") from None
+
+
+def attach(app: FastAPI) -> None:
+    app.state.server.grammars = OutputGrammars(app.state.server.engine)

@@ -9,13 +9,22 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any
 
-from phase6_integration.wings.tools.reasoning import BEGIN, END, Thinking
 from phase6_integration.wings.tools.tool_formats import ToolFormat
+from phase6_integration.wings.tools.tool_reader import BEGIN, END
 
 MAX_CALLS = 64  # in one answer
 TokenId = Callable[[str], int | None]  # of a marker, if it is one token: then a grammar must name it by its id
+
+
+class Thinking(Enum):
+    """What an answer may begin with."""
+
+    MAYBE = auto()  # with reasoning, if the model chooses
+    BEGUN = auto()  # in the middle of it: the prompt has begun it
+    OVER = auto()  # with content
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +65,7 @@ def _calls(calls: Calls, token_id: TokenId) -> list[str]:
     form = calls.format
 
     def literal(text: str) -> str:
-        return _literal(text, form.parser.markers, token_id)
+        return _literal(text, form.markers, token_id)
 
     more = f"({literal(form.between)} call){{0,{MAX_CALLS - 1}}}" if calls.several else ""
     rules = [f"calls: {literal(form.begin)} call {more} {literal(form.end)}"]

@@ -35,20 +35,20 @@ def _closed(schema: dict[str, Any]) -> dict[str, Any]:
     branches = BRANCHES & schema.keys() and (listed or required)
     if branches or COMBINING & schema.keys() or _needs_more(listed, required):
         raise _CombinedError
-    found = {name: _inner(name, value) for name, value in schema.items()}
-    return {"additionalProperties": False, **found} if isinstance(listed, dict) else found
+    result = {name: _inner(name, value) for name, value in schema.items()}
+    return {"additionalProperties": False, **result} if isinstance(listed, dict) else result
 
 
 def _needs_more(listed: Any, required: Any) -> bool:
     """Whether a property is required that is not listed."""
     names = listed if isinstance(listed, dict) else {}
-    return not isinstance(required, list) or any(not isinstance(one, str) or one not in names for one in required)
+    return not isinstance(required, list) or any(not isinstance(name, str) or name not in names for name in required)
 
 
 def _inner(name: str, value: Any) -> Any:
     """The value of a keyword, with the schemas in it closed."""
     if name in MAPS and isinstance(value, dict):
-        return {key: _inner("items", one) for key, one in value.items()}
+        return {key: _inner("items", schema) for key, schema in value.items()}
     if name in LISTS and isinstance(value, list):
-        return [_inner("items", one) for one in value]
+        return [_inner("items", schema) for schema in value]
     return _closed(value) if name in ONE and isinstance(value, dict) else value

@@ -1,31 +1,55 @@
-"""Tool formats: how each model family writes the calls of tools."""
+"""Tool formats: how each model family writes the calls of tools, as data for the grammar and the reader of answers."""
 
 import re
-from dataclasses import dataclass
-
-from phase6_integration.wings.tools.tool_parsers import HermesParser, LlamaParser, MistralParser, ToolParser
+from dataclasses import dataclass, replace
 
 _TOOLS = re.compile(r"\btools\b")
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """What a model writes; NAME and ARGUMENTS stand for those of a function."""
+    """An answer that has to call is `begin`, calls with `between` between two, and `end`. In `call`, NAME and ARGUMENTS
+    stand for those of a function. The fields from `bare` on say what else is read."""
 
-    parser: type[ToolParser]
     call: str
-    between: str  # calls
+    between: str
+    markers: tuple[str, ...]  # that have to be in the text, also where they are control tokens. The first begins calls
     begin: str = ""
     end: str = ""
+    bare: bool = False  # an answer may also begin with a call, without the marker
+    opening: str = ""  # that the calls may be within, with `closing`
+    closing: str = ""
+    separators: str = ""  # of further calls behind one marker
+    named: bool = False  # a call may also be a name and an object
     id_length: int | None = None  # of the id of a call, where the chat template checks it
 
 
-HERMES = ToolFormat(HermesParser, '<tool_call>\n{"name": "NAME", "arguments": ARGUMENTS}\n</tool_call>', "\n")
-LLAMA = ToolFormat(LlamaParser, '{"name": "NAME", "parameters": ARGUMENTS}', "; ")
-MISTRAL = ToolFormat(
-    MistralParser, '{"name": "NAME", "arguments": ARGUMENTS}', ", ", begin="[TOOL_CALLS][", end="]", id_length=9
+HERMES = ToolFormat(
+    '<tool_call>\n{"name": "NAME", "arguments": ARGUMENTS}\n</tool_call>',
+    between="\n",
+    markers=("<tool_call>", "</tool_call>"),
+    closing="</tool_call>",
 )
-MISTRAL_ARGS = ToolFormat(MistralParser, "[TOOL_CALLS]NAME[ARGS]ARGUMENTS", "", id_length=9)
+LLAMA = ToolFormat(
+    '{"name": "NAME", "parameters": ARGUMENTS}',
+    between="; ",
+    markers=("<|python_tag|>",),
+    bare=True,
+    separators=";,{",
+)
+MISTRAL = ToolFormat(
+    '{"name": "NAME", "arguments": ARGUMENTS}',
+    between=", ",
+    markers=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
+    begin="[TOOL_CALLS][",
+    end="]",
+    opening="[",
+    closing="]",
+    separators=",",
+    named=True,
+    id_length=9,
+)
+MISTRAL_ARGS = replace(MISTRAL, call="[TOOL_CALLS]NAME[ARGS]ARGUMENTS", begin="", between="", end="")
 BY_NAME = {"hermes": HERMES, "llama3_json": LLAMA, "mistral": MISTRAL}
 
 

@@ -10,12 +10,12 @@ from phase0_request.tokenizer import Tokenizer
 from phase6_integration.api.errors import conflict
 from phase6_integration.api.schemas import ChatRequest, ChosenTool, Function
 from phase6_integration.api.state import Grammars, ServerState
-from phase6_integration.wings.tools.call_grammar import Calls, answer_grammar
+from phase6_integration.wings.tools.call_grammar import Calls, Thinking, answer_grammar
 from phase6_integration.wings.tools.closed_objects import closed
-from phase6_integration.wings.tools.reasoning import Thinking, ThinkParser, thinking_after, thinks
 from phase6_integration.wings.tools.tool_formats import ToolFormat, tool_format, uses_tools
-from phase6_integration.wings.tools.tool_reader import ToolReader
+from phase6_integration.wings.tools.tool_reader import BEGIN, END, ToolReader
 
+TAIL = 16  # tokens of a prompt that a template ends with a tag of reasoning in
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -46,7 +46,7 @@ class ToolPlan:
             must_call=bool(functions) and choice not in (None, "auto"),
             several=body.parallel_tool_calls is not False and not isinstance(choice, ChosenTool),
             is_named=isinstance(choice, ChosenTool),
-            reasons=thinks(template, settings.reasoning_parser),
+            reasons=END in template if settings.reasoning_parser is None else settings.reasoning_parser != "none",
             include_reasoning=body.include_reasoning is not False,
         )
 
@@ -59,9 +59,10 @@ class ToolPlan:
             calls = Calls(self.format, arguments, self.several)
         content = None if self.must_call else content
         try:
-            return answer_grammar(self._thinking(prompt), calls, content, self.tokenizer.marker)
+            grammar = answer_grammar(self._thinking(prompt), calls, content, self.tokenizer.marker)
         except ValueError as error:
             raise conflict("tools", f"tools: {error}") from None
+        return grammar if grammar in (None, content) else self.grammars.check(grammar, "tools")
 
     @property
     def finish_reason(self) -> str:
@@ -71,20 +72,21 @@ class ToolPlan:
     @property
     def sampling(self) -> dict[str, Any]:
         """Fields of SamplingParams: special tokens that the answers are read by stay in their text."""
-        found = [token for marker in self._markers if (token := self.tokenizer.marker(marker)) is not None]
-        return {} if all(map(self.tokenizer.token_bytes, found)) else {"skip_special_tokens": False}
+        tokens = [token for marker in self._markers if (token := self.tokenizer.marker(marker)) is not None]
+        return {} if all(map(self.tokenizer.token_bytes, tokens)) else {"skip_special_tokens": False}
 
     def reader(self, prompt: Sequence[int]) -> ToolReader | None:
         """A reader of one answer to this prompt; None if an answer is plain content."""
         if not self._markers:
             return None
         return ToolReader(
-            ThinkParser(self._thinking(prompt) is Thinking.BEGUN) if self.reasons else None,
-            self.format.parser(tuple(self.functions)) if self.format else None,
+            self.format,
+            tuple(self.functions),
+            reasons=self.reasons,
+            begun=self._thinking(prompt) is Thinking.BEGUN,
             parallel=self.several,
             must_call=self.must_call,
             include_reasoning=self.include_reasoning,
-            id_length=self.format.id_length if self.format else None,
         )
 
     def _thinking(self, prompt: Sequence[int]) -> Thinking:
@@ -92,7 +94,15 @@ class ToolPlan:
 
     @property
     def _markers(self) -> tuple[str, ...]:
-        return (*(ThinkParser.markers if self.reasons else ()), *(self.format.parser.markers if self.format else ()))
+        return (*((BEGIN, END) if self.reasons else ()), *(self.format.markers if self.format else ()))
+
+
+def thinking_after(prompt: Sequence[int], tokenizer: Tokenizer) -> Thinking:
+    """What the template has written at the end of a prompt: some begin the reasoning, or end it if it is not wanted."""
+    tail = b"".join(tokenizer.token_bytes(token, skip_special_tokens=False) for token in prompt[-TAIL:]).rstrip()
+    if tail.endswith(BEGIN.encode()):
+        return Thinking.BEGUN
+    return Thinking.OVER if tail.endswith(END.encode()) else Thinking.MAYBE
 
 
 def _callable(body: ChatRequest) -> dict[str, dict[str, Any]]:
@@ -113,11 +123,11 @@ def _format(server: ServerState, template: str, auto: bool) -> ToolFormat:
         raise conflict("tools", "the chat template of this model does not use tools; only tool_choice none is possible")
     if auto and not server.settings.enable_auto_tool_choice:
         raise conflict("tool_choice", "this server was started with --no-enable-auto-tool-choice")
-    found = tool_format(template, server.settings.tool_call_parser)
-    if found is None:
+    format = tool_format(template, server.settings.tool_call_parser)
+    if format is None:
         message = "how this model writes the calls of tools is not known; start the server with --tool-call-parser"
         raise conflict("tools", message)
-    return found
+    return format
 
 
 def _schema(function: Function) -> dict[str, Any]:

@@ -39,4 +39,4 @@ def test_without_a_name_the_modules_are_listed(capsys: pytest.CaptureFixture[str
 def test_an_unknown_name_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match=r"^2$"):
         main("phase0_request.lab", ["bnech"])
-    assert "there is no 'bnech' here; it has bench, corpus.generate" in capsys.readouterr().err
+    assert "there is no 'bnech' here; it has bench, demo" in capsys.readouterr().err

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from phase0_request import Batch, Request, SamplingParams, Slice, Tokenizer, reason_to_finish
+from phase0_request import Batch, Request, SamplingParams, Slice, reason_to_finish
 from phase0_request.lab.mock_model import MockModel, StepCost
 from tests.phase0_request.support import run
 
@@ -53,12 +53,6 @@ def test_unsupported_parameters_are_refused_by_name(params: dict[str, Any]) -> N
     model.check(SamplingParams(temperature=0, stop="x", seed=3))
 
 
-def test_a_mock_needs_a_nonempty_answer() -> None:
-    for answers in ({}, {(1,): []}):
-        with pytest.raises(ValueError, match="at least one answer"):
-            MockModel(answers, EOS)
-
-
 def test_step_cost_in_milliseconds(make_request: Callable[..., Request], monkeypatch: pytest.MonkeyPatch) -> None:
     """Prefill grows with the prompt; a decode costs nearly the same for one request as for eight."""
     cost = StepCost(step=20, prefill_token=0.25, decode_token=0.1)
@@ -83,17 +77,3 @@ def test_step_cost_in_milliseconds(make_request: Callable[..., Request], monkeyp
     monkeypatch.setattr(asyncio, "sleep", sleep)
     run(MockModel({(1,): [11]}, EOS, cost).run(Batch((Slice(decoding(), 1, 1),))))
     assert slept == [pytest.approx(0.0201)]
-
-
-def test_an_incomplete_slice_yields_no_token(make_request: Callable[..., Request]) -> None:
-    model = MockModel({(1,): [11]}, EOS, StepCost(0, 0, 0))
-    request = make_request(prompt=4)
-    assert run(model.run(Batch((Slice(request, 0, 3),)))) == [None]
-    assert run(model.run(Batch((Slice(request, 0, 4),)))) == [11]
-
-
-def test_a_mock_from_questions_and_answers_as_text(tokenizer: Tokenizer) -> None:
-    model = MockModel.replaying(tokenizer, [("What is a page?", "A page is caf\u00e9."), ("Why?", "Because.")])
-    prompt = tuple(tokenizer.encode("What is a page?"))
-    request = Request("r", prompt)
-    assert model.next_token(request) == tokenizer.encode("A page is caf\u00e9.")[0]

@@ -32,18 +32,6 @@ def test_every_request_gets_its_own_answer_in_any_batch(tokenizer: Tokenizer) ->
     assert run(scene()) == [(answer, FinishReason.STOP) for answer in list(ANSWERS.values()) * 10]
 
 
-def test_parameters_are_honoured(tokenizer: Tokenizer) -> None:
-    async def scene() -> list[tuple[str, FinishReason | None]]:
-        async with serving(tokenizer) as server:
-            cases = [SamplingParams(max_tokens=3), SamplingParams(stop=", four"), SamplingParams(stop=["zzz", "n"])]
-            return [await read(server.submit("Count.", params)) for params in cases]
-
-    short, stopped, early = run(scene())
-    assert short == (tokenizer.decode(tokenizer.encode(ANSWERS["Count."])[:3]), FinishReason.LENGTH)
-    assert stopped == ("One, two, three", FinishReason.STOP)
-    assert early == ("O", FinishReason.STOP)
-
-
 def test_a_stop_string_ends_the_request_and_frees_its_place_in_the_batch(tokenizer: Tokenizer) -> None:
     async def scene() -> None:
         async with serving(tokenizer, batch_size=1) as server:
@@ -54,78 +42,6 @@ def test_a_stop_string_ends_the_request_and_frees_its_place_in_the_batch(tokeniz
             assert said == "One, two, three, four"
             assert not server.batcher.running
             assert (await read(server.submit("Why pages?")))[1] is FinishReason.STOP
-
-    run(scene())
-
-
-def test_a_stop_string_completed_by_the_last_token_allowed_is_a_stop(tokenizer: Tokenizer) -> None:
-    upto = len(tokenizer.encode("One, two, three"))
-
-    async def scene() -> None:
-        async with serving(tokenizer) as server:
-            stream = server.submit("Count.", SamplingParams(stop=" three", max_tokens=upto))
-            assert await read(stream) == ("One, two,", FinishReason.STOP)
-            assert stream.request.finish_reason is FinishReason.STOP
-
-    run(scene())
-
-
-def test_held_back_text_is_flushed_for_every_finish_reason(tokenizer: Tokenizer) -> None:
-    """The answer ends in the beginning of a stop string: by EOS, by length, by an abort and by an error."""
-    upto = len(tokenizer.encode("One, two"))
-
-    async def scene() -> None:
-        model = Gate(tokenizer)
-        model.open.set()
-        async with MockServer(tokenizer, model) as server:
-            by_eos = server.submit("Count.", SamplingParams(stop=" ten.!"))
-            assert await read(by_eos) == (ANSWERS["Count."], FinishReason.STOP)
-            by_length = server.submit("Count.", SamplingParams(stop=" two!", max_tokens=upto))
-            assert await read(by_length) == ("One, two", FinishReason.LENGTH)
-            aborted = server.submit("Count.", SamplingParams(stop="One, two, three!"))
-            while len(aborted.request.output_tokens) < upto:
-                await asyncio.sleep(0)
-            server.abort(aborted.request)
-            text, reason = await read(aborted)
-            assert reason is FinishReason.ABORT
-            assert text == tokenizer.decode(aborted.request.output_tokens)
-
-    run(scene())
-
-
-def test_a_stop_token_is_not_shown_and_the_first_tokens_are_not_searched(tokenizer: Tokenizer) -> None:
-    (two,) = tokenizer.encode(" two")
-
-    async def scene() -> None:
-        async with serving(tokenizer) as server:
-            stopped = server.submit("Count.", SamplingParams(stop_token_ids=[two]))
-            assert await read(stopped) == ("One,", FinishReason.STOP)
-            assert stopped.request.output_tokens[-1] == two
-            late = server.submit("Count.", SamplingParams(stop=[", "], min_tokens=3))
-            assert await read(late) == ("One, two", FinishReason.STOP)
-
-    run(scene())
-
-
-def test_urgent_requests_pass_waiting_ones(tokenizer: Tokenizer) -> None:
-    async def scene() -> None:
-        model = Gate(tokenizer)
-        async with MockServer(tokenizer, model, batch_size=1) as server:
-            running = server.submit("Count.")
-            await model.entered.wait()
-            patient = server.submit("Why pages?")
-            urgent = server.generate("What is a page?", priority=-1)
-            first = asyncio.ensure_future(anext(urgent))
-            await asyncio.sleep(0)
-            assert [entry.request.priority for entry in server.batcher.waiting] == [-1, 0]
-            model.open.set()
-            await first
-            assert patient.request.state is RequestState.WAITING
-            await urgent.aclose()
-            await asyncio.gather(read(running), read(patient))
-            with pytest.raises(ValueError, match="priority must be an integer"):
-                server.submit("Count.", priority="high")  # type: ignore[arg-type]
-            assert (await read(server.submit("Count.")))[1] is FinishReason.STOP
 
     run(scene())
 

@@ -24,12 +24,6 @@ def test_times_follow_from_the_step_costs() -> None:
     assert summary.seconds == pytest.approx(0.046)
 
 
-def test_a_prefill_delays_the_decode_in_the_same_step() -> None:
-    first, second = at(0.0, prompt=1, answer=3, name="a"), at(0.001, prompt=90, answer=1, name="b")
-    simulate([first, second], MODEL, [EOS], batch_size=2)
-    assert first.times.itl == pytest.approx([0.100, 0.010])  # the first gap carries the other's 90 prompt tokens
-
-
 def test_the_clock_jumps_to_the_next_arrival(make_request: Callable[..., Request]) -> None:
     late = at(100.0, prompt=1, answer=1)
     summary = simulate([late], MODEL, [EOS], batch_size=4)
@@ -39,9 +33,8 @@ def test_the_clock_jumps_to_the_next_arrival(make_request: Callable[..., Request
     assert simulate([], MODEL, [EOS], batch_size=4).requests == 0
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 64])
-def test_the_batch_size_does_not_change_tokens(batch_size: int) -> None:
-    model = MockModel({(n,): list(range(10 * n, 10 * n + n)) for n in range(1, 20)}, EOS)
-    requests = [Request(f"r{n}", (n,)) for n in range(1, 20)]
-    simulate(requests, model, [EOS], batch_size)
-    assert [r.output_tokens for r in requests] == [[*range(10 * n, 10 * n + n), EOS] for n in range(1, 20)]
+def test_requests_that_arrive_together_are_served_in_their_order() -> None:
+    requests = [at(0.0, prompt=1, answer=1, name=name) for name in "abc"]
+    simulate(requests, MODEL, [EOS], batch_size=1)
+    ends = [request.times.finished or 0.0 for request in requests]
+    assert ends == sorted(ends)

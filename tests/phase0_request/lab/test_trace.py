@@ -48,14 +48,3 @@ def test_entering_a_stage_twice_is_one_span_and_leaving_is_final() -> None:
     assert [tuple(span) for span in trace.spans()] == [("a", PipelineStage.RUNNER, 1.0, 3.0)]
     with pytest.raises(ValueError, match="request a has left"):
         trace.enter("a", PipelineStage.API, 4.0)
-
-
-def test_only_the_last_finished_requests_are_kept() -> None:
-    trace = RequestTracer(keep=2)
-    trace.enter("live", PipelineStage.SCHEDULER, 0.0)
-    for n in range(5):
-        trace.enter(str(n), PipelineStage.API, n)
-        trace.leave(str(n), n + 1)
-    assert {span.request_id for span in trace.spans()} == {"3", "4"}
-    trace.leave("live", 9.0)
-    assert {span.request_id for span in trace.spans()} == {"4", "live"}

@@ -1,15 +1,13 @@
 """Kernels compiled ahead of time: their machine code, its analysis, and the report."""
 
 import textwrap
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from phase1_kv_pool.kernels import prepare_triton
 from phase1_kv_pool.lab import report
-from phase1_kv_pool.lab.ahead import ARCHITECTURES, Compiled, Expect, compile_ahead, faults, read
+from phase1_kv_pool.lab.ahead import ARCHITECTURES, Compiled, compile_ahead, read
 
 
 @pytest.fixture(scope="module")
@@ -111,14 +109,6 @@ def test_every_deviation_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
 
 
-def test_a_kernel_that_does_not_compile_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = package(tmp_path, monkeypatch, BAD + "    CATALOG = [KernelSpec('half', copy, {'source': '*i8'}, {})]\n")
-    with pytest.raises(RuntimeError) as caught:
-        report.compiled(name)
-    assert "half takes source, to, stride, block, once each; got types for source and constants" in str(caught.value)
-    assert "This was half for sm_80." in str(caught.value)
-
-
 def test_an_interpreted_kernel_cannot_be_compiled() -> None:
     if not prepare_triton():
         pytest.skip("kernels are compiled here, since there is a GPU")
@@ -151,57 +141,3 @@ def test_instruction_counts_of_a_listing() -> None:
     assert read(LISTING) == {"registers": 32, "stack": 8, **counts}
     with pytest.raises(RuntimeError, match="one kernel expected in the listing, 2 found"):
         read(LISTING * 2)
-
-
-def test_deviations_from_the_expected_resources() -> None:
-    found = {"registers": 64, "stack": 0, "shared": 100, "wide_loads": 1, "wide_stores": 0}
-    found |= {"async_copies": 0, "tensor_cores": 0}
-    assert list(faults(Expect(registers=64, shared=100, wide_loads=True), found)) == []
-    assert list(faults(Expect(registers=63, wide_stores=True), found)) == [
-        "64 registers, at most 63 expected",
-        "no wide stores",
-    ]
-
-
-def test_the_table_groups_equal_architectures(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")  # main takes it away; this puts it back
-    good = [Compiled("copy", arch, 32, 0, 1536, 4, 4, 0, 0, ()) for arch in (80, 90)]
-    bad = Compiled("copy", 100, 255, 16, 0, 0, 0, 0, 0, ("16 bytes of stack",))
-    monkeypatch.setattr(report, "compile_all", lambda catalog: good)
-    assert report.main("phase1_kv_pool.lab", []) == 0
-    row = capsys.readouterr().out.splitlines()[-1]
-    assert row.split() == ["copy", "80", "90", "32", "0", "1.5", "4", "4", "0", "0", "yes"]
-    monkeypatch.setattr(report, "compile_all", lambda catalog: [*good, bad])
-    assert report.main("phase1_kv_pool.lab", []) == 1
-    *_, row, fault = capsys.readouterr().out.splitlines()
-    assert (*row.split()[:4], row.split()[-1]) == ("copy", "100", "255", "16", "no")
-    assert fault.strip() == "16 bytes of stack"
-    assert report.main("phase1_kv_pool.lab", ["--json"]) == 0
-    assert '"faults": ["16 bytes of stack"]' in capsys.readouterr().out
-    assert asdict(bad)["faults"] == ("16 bytes of stack",)
-
-
-def test_the_table_fits_into_80_columns() -> None:
-    name = "decode bf16 x 128, pages of 16, group 4, window 4096"
-    kernels = [Compiled(name, arch, 255, 1000, 233_472, 100, 100, 100, 100, ()) for arch in (90, 100)]
-    console = Console(width=80)
-    with console.capture() as shown:
-        console.print(report.table(kernels, narrow=True))
-    _, _, first, *others = shown.get().splitlines()
-    assert " ".join(first.split()) == "decode bf16 x 128 90 100 255 1000 228.0 100 100 100 100 yes"
-    assert " ".join(" ".join(others).split()) == "pages of 16, group 4, window 4096"
-
-
-def test_kernels_are_chosen_by_the_beginnings_of_their_names(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    chosen: list[str] = []
-    monkeypatch.setattr(report, "compile_all", lambda specs: chosen.extend(spec.name for spec in specs) or [])
-    report.main("phase1_kv_pool.lab", ["store fp16", "store bf16 x 9"])
-    assert chosen == ["store bf16 x 96", "store fp16 x 96"]
-    with pytest.raises(SystemExit):
-        report.main("phase1_kv_pool.lab", ["copy"])
-    assert "no kernel's name begins so; the names are: store bf16 x 128; " in capsys.readouterr().err

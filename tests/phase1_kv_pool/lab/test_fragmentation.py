@@ -1,16 +1,12 @@
-import json
 from collections.abc import Callable
-from dataclasses import astuple
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from phase0_request.request import Request
-from phase1_kv_pool.lab import fragmentation
 from phase1_kv_pool.lab.fragmentation import PAGE_SIZES, SLOTS, Outcome, policies, serve, study
-from phase1_kv_pool.lab.memories import ContiguousMax, ContiguousPow2, KVMemory, PagedMemory
+from phase1_kv_pool.lab.memories import KVMemory, PagedMemory
 from phase1_kv_pool.lab.serving import ServingSimulator, SyntheticTrace, TraceRequest
 
 LONGEST = 16
@@ -29,36 +25,8 @@ def held_slots(memory: KVMemory, requests: list[Request]) -> list[int]:
     return [slot for start, size in spans for slot in range(start, start + size)]
 
 
-def run(simulator: ServingSimulator) -> None:
-    while simulator.unfinished:
-        simulator.step()
-
-
 def room(memory: KVMemory, request: Request) -> int:
     return sum(size for _, size in memory.spans(request))
-
-
-# Against results computed by hand. A has two tokens and ends with four, B has one and ends with three.
-
-A, B = TraceRequest(0, prompt=2, length=4), TraceRequest(1, prompt=1, length=3)
-
-
-@pytest.mark.parametrize(
-    ("memory", "expected"),
-    [
-        # A runs alone for three steps in which B waits: 2, 3, 4 tokens of 4 slots, all reserved.
-        (ContiguousMax(4, 4), Outcome(9 / 12, 9 / 12, 1, 1, 1, 1, 7, 3, 0, 0)),
-        # Both run. A's third token needs B's half: B waits while A has 3 and 4 tokens in a block of 4.
-        (ContiguousPow2(4, 4), Outcome(7 / 8, 7 / 8, 1, 1 / 2, 1, 2, 7, 2, 1, 1)),
-        # As before: A's second page is the one that B had.
-        (PagedMemory(4, 2), Outcome(7 / 8, 7 / 8, 1, 1 / 2, 1, 2, 7, 2, 1, 1)),
-        # A gets its third slot, B does not get its second and is itself the youngest: 3 and then 4 slots, all full.
-        (PagedMemory(4, 1), Outcome(1, 7 / 8, 7 / 8, 0, 1, 2, 7, 2, 1, 1)),
-    ],
-    ids=["contiguous_max", "contiguous_pow2", "pages_2", "pages_1"],
-)
-def test_two_requests_in_four_slots_as_computed_by_hand(memory: KVMemory, expected: Outcome) -> None:
-    assert astuple(serve(memory, [A, B])) == pytest.approx(astuple(expected))
 
 
 def test_the_youngest_is_preempted_and_requests_stay_in_order_of_arrival() -> None:
@@ -80,18 +48,6 @@ def test_the_youngest_is_preempted_and_requests_stay_in_order_of_arrival() -> No
     assert [active.spec.number for active in simulator.done] == [0, 1, 2, 3]
     order = [[*running, *waiting] for running, waiting in seen]  # oldest first; waiting requests are younger
     assert all(numbers == sorted(numbers) for numbers in order)
-
-
-def test_a_block_grows_into_its_free_buddy_or_moves() -> None:
-    memory = ContiguousPow2(16, 8)
-    first, second = Request("r0", (0,)), Request("r1", (0,))
-    assert memory.admit(first, 2)
-    assert memory.admit(second, 2)
-    assert memory.grow(first, 3)
-    assert memory.spans(first) == [(4, 4)]
-    assert memory.grow(second, 3)
-    assert memory.spans(second) == [(0, 4)]
-    assert memory.reserved == 8
 
 
 # Against brute force.
@@ -137,35 +93,6 @@ def test_allocations_never_overlap_and_a_refusal_changes_nothing(
     assert all(memory.admit(request, LONGEST) for request in longest)  # free memory has merged completely
 
 
-@given(actions=st.lists(st.tuples(st.sampled_from(["admit", "grow", "release"]), st.integers(1, LONGEST)), max_size=80))
-def test_buddy_blocks_fit_whenever_an_aligned_block_is_free(actions: list[tuple[str, int]]) -> None:
-    memory = ContiguousPow2(64, LONGEST)
-    lengths: dict[Request, int] = {}
-
-    def a_place_is_free(size: int, but_for: Request | None = None) -> bool:
-        taken = set(held_slots(memory, [request for request in lengths if request is not but_for]))
-        return any(taken.isdisjoint(range(start, start + size)) for start in range(0, 64, size))
-
-    for turn, (action, number) in enumerate(actions):
-        chosen = list(lengths)[number % len(lengths)] if lengths else None
-        if action == "admit":
-            newcomer = Request(f"r{turn}", (0,))
-            size = min(power for power in (1, 2, 4, 8, 16) if power >= number)
-            fits = a_place_is_free(size)
-            assert memory.admit(newcomer, number) == fits
-            if fits:
-                lengths[newcomer] = number
-        elif chosen is not None and action == "release":
-            memory.release(chosen)
-            del lengths[chosen]
-        elif chosen is not None and room(memory, chosen) < LONGEST:
-            full = room(memory, chosen)
-            fits = a_place_is_free(2 * full, but_for=chosen)
-            assert memory.grow(chosen, full + 1) == fits
-            if fits:
-                lengths[chosen] = full + 1
-
-
 traces = st.lists(
     st.tuples(st.integers(1, LONGEST - 1), st.integers(1, LONGEST), st.integers(0, 12)), min_size=1, max_size=20
 ).map(lambda drawn: [TraceRequest(n, p, min(p + a, LONGEST), at) for n, (p, a, at) in enumerate(drawn)])
@@ -195,31 +122,7 @@ def test_every_request_ends_with_its_length_and_no_slot_is_allocated_twice(
     assert all(active.tokens == active.spec.length for active in simulator.done)
 
 
-def test_a_request_larger_than_the_memory_is_refused() -> None:
-    for one in (TraceRequest(7, prompt=5, length=6), TraceRequest(7, prompt=3, length=6)):
-        simulator = ServingSimulator(PagedMemory(4, 1), [one])
-        with pytest.raises(ValueError, match="request r7 with 5 tokens is alone in 4 slots"):
-            run(simulator)
-    with pytest.raises(ValueError, match="request r7 has 9 tokens; a request has 8 at most"):
-        ContiguousMax(64, 8).admit(Request("r7", (0,)), 9)
-
-
 # The trace and the study.
-
-
-def test_the_trace_is_deterministic_and_has_the_stated_lengths() -> None:
-    trace = SyntheticTrace(num_requests=20_000, seed=3)
-    made = trace.requests()
-    assert made == SyntheticTrace(num_requests=20_000, seed=3).requests()
-    assert made != SyntheticTrace(num_requests=20_000, seed=4).requests()
-    uncut = [one for one in made if one.length < 2048]
-    assert len(uncut) > 0.98 * len(made)
-    assert sorted(one.prompt for one in made)[10_000] == pytest.approx(128, rel=0.05)
-    assert sum(one.length - one.prompt for one in made) / len(made) == pytest.approx(200, rel=0.05)
-    assert max(one.length for one in made) == 2048
-    arrivals = [one.arrival for one in SyntheticTrace(num_requests=20_000, arrival_rate=0.5).requests()]
-    assert arrivals == sorted(arrivals)
-    assert arrivals[-1] == pytest.approx(40_000, rel=0.05)
 
 
 @pytest.mark.proof
@@ -244,24 +147,3 @@ def test_waste_is_half_a_page_for_each_request(outcomes: dict[str, Outcome]) -> 
     paged = [outcomes[f"pages_{size}"] for size in PAGE_SIZES]
     assert [o.utilisation for o in paged] == sorted((o.utilisation for o in paged), reverse=True)
     assert [o.mean_running for o in paged] == sorted((o.mean_running for o in paged), reverse=True)
-
-
-def test_more_requests_at_once_need_fewer_steps(outcomes: dict[str, Outcome]) -> None:
-    largest, doubling, paged = (outcomes[name] for name in ("contiguous_max", "contiguous_pow2", "pages_16"))
-    assert largest.max_running == largest.mean_running == SLOTS / 2048
-    assert largest.preemptions == largest.recomputed_tokens == 0
-    assert largest.mean_running < doubling.mean_running < paged.mean_running
-    assert largest.steps > doubling.steps > paged.steps
-    assert doubling.reserved_share < 0.95 < paged.reserved_share  # free, and in pieces too small to use
-
-
-def test_the_command_records_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "figures.json"
-    fragmentation.main(["--num-requests", "40", "--slots", "4096", "--max-context", "1024", "--json", str(file)])
-    figures = json.loads(file.read_text())["figures"]
-    expected = SyntheticTrace(num_requests=40, max_context=1024)
-    assert figures["trace"]["mean_length"] == sum(one.length for one in expected.requests()) / 40
-    assert {name: Outcome(**row) for name, row in figures["policies"].items()} == dict(study(expected, 4096))
-    with pytest.raises(SystemExit):
-        fragmentation.main(["--num-requests", "2"])
-    assert "no request ever waited for one of 65536 slots" in capsys.readouterr().err

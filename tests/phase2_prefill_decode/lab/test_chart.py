@@ -1,11 +1,8 @@
-import matplotlib
 from matplotlib.figure import Figure
 
-from chapters.charts import STYLE
 from phase2_prefill_decode.lab.chart import Mark, roofline
 from phase2_prefill_decode.lab.roofline import Device
 
-DEVICE = Device("a machine", 800e9, 20e9)
 MARKS = [
     Mark("prefill", 200.0, 500.0, 790.0, "512 tokens"),
     Mark("prefill", 900.0, 1700.0, 800.0),  # faster than predicted: drawn as measured
@@ -14,14 +11,11 @@ MARKS = [
 
 
 def test_a_roofline_shows_every_mark_and_both_roofs() -> None:
-    with matplotlib.rc_context(STYLE):
-        axes = Figure(figsize=(8.8, 4.2), layout="constrained").subplots()
-        roofline(axes, DEVICE, MARKS)
-        axes.figure.draw_without_rendering()
+    axes = Figure().subplots()
+    roofline(axes, Device("a machine", 800e9, 20e9), MARKS)
     lines = {str(line.get_label()): line.get_xydata().tolist() for line in axes.lines}
     assert lines["prefill, measured"] == [[200, 500], [900, 1700]]
     assert lines["prefill, predicted"] == [[200, 790], [900, 800]]
-    assert lines["decode, measured"] == [[0.05, 0.4]]
     roof = next(points for points in lines.values() if len(points) == 3)
     assert roof[1] == [40, 800]
     assert all(y == min(800, 20 * x) for x, y in roof)
@@ -29,11 +23,3 @@ def test_a_roofline_shows_every_mark_and_both_roofs() -> None:
     for mark in MARKS:
         assert left < mark.intensity < right
         assert bottom < min(mark.gflops, mark.predicted) <= max(mark.gflops, mark.predicted) < top
-    said = {text.get_text() for text in axes.texts}
-    assert said >= {"memory, 20 GB/s", "arithmetic, 800 GFLOP/s", "ridge at 40", "512 tokens", "1 sequence"}
-
-
-def test_a_phase_that_was_not_measured_is_not_in_the_legend() -> None:
-    axes = Figure().subplots()
-    roofline(axes, DEVICE, MARKS[:2])
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["prefill, predicted", "prefill, measured"]

@@ -18,7 +18,7 @@ from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode import decoder
 from phase2_prefill_decode.kernels.attention import reference
 from phase2_prefill_decode.kernels.pointwise import add_norm_reference, rotate_store_reference, swiglu_reference
-from phase2_prefill_decode.lab.cost import Cost, CostModel, Load, Part, seen
+from phase2_prefill_decode.lab.cost import Cost, CostModel, Part, seen
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.weights import random_weights
 from tests.phase2_prefill_decode.steps import loaded
@@ -207,91 +207,6 @@ def test_the_decoder_multiplies_as_many_rows_as_the_model_counts(monkeypatch: py
         assert weights == cost.linears.weights + cost.head.weights
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
-def test_a_step_reads_every_parameter_once(family: str, tied: bool) -> None:
-    """Except that of the embedding it reads only the rows of its tokens, unless the head is tied to it."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
-
-    sizes = {"vocab_size": 300, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3}
-    heads = {"num_attention_heads": 6, "num_key_value_heads": 2, "tie_word_embeddings": tied}
-    theirs = (
-        Qwen2ForCausalLM(Qwen2Config(**sizes, **heads))
-        if family == "qwen2"
-        else Qwen3ForCausalLM(Qwen3Config(**sizes, **heads, head_dim=16))
-    )
-    config = ModelConfig(
-        vocab_size=300,
-        num_hidden_layers=3,
-        num_attention_heads=6,
-        hidden_size=48,
-        num_key_value_heads=2,
-        head_dim=8 if family == "qwen2" else 16,
-        intermediate_size=80,
-        qkv_bias=family == "qwen2",
-        qk_norm=family == "qwen3",
-        tie_word_embeddings=tied,
-    )
-    parameters = sum(p.numel() for p in theirs.parameters())
-    embedding = 300 * 48
-    for dtype, size in (("bfloat16", 2), ("float32", 4)):
-        for pieces in ([(0, 1)], [(5, 1)] * 8, [(0, 40), (7, 1)]):
-            tokens = sum(length for _, length in pieces)
-            weights = CostModel(config, dtype=dtype).pieces(pieces).total.weights
-            assert weights == size * (parameters - (0 if tied else embedding) + tokens * 48)
-
-
-def test_a_chunk_without_a_token_to_sample_stops_at_the_last_attention() -> None:
-    """No head, and no rows through the last layer behind its attention."""
-    model = CostModel(SMALL)
-    chunk, whole = model.pieces([(0, 32)], yields=0), model.pieces([(0, 32)], yields=32)
-    assert chunk.head == Part()
-    assert chunk.qkv == whole.qkv
-    assert chunk.attention == whole.attention
-    for part in ("out", "gate_up", "down"):
-        once, thrice = chunk.parts[part], whole.parts[part]
-        assert 3 * once.operations == 2 * thrice.operations
-        assert 3 * once.bytes == 2 * thrice.bytes
-
-
-@given(models, st.lists(st.integers(1, 40), min_size=1, max_size=5), st.integers(0, 30))
-def test_chunks_of_a_prefill_do_the_same_operations_and_move_more(model: CostModel, chunks: list[int], at: int) -> None:
-    whole = model.pieces([(at, sum(chunks))])
-    total, start = Cost(), at
-    for number, length in enumerate(chunks):
-        total += model.pieces([(start, length)], yields=int(number == len(chunks) - 1))
-        start += length
-    assert total.operations == whole.operations
-    assert (total.bytes > whole.bytes) == (len(chunks) > 1)
-    assert total.total.kv_write == whole.total.kv_write
-    assert total.total.weights >= whole.total.weights
-
-
-@given(models, st.integers(1, 40), st.integers(0, 60))
-def test_decodes_have_the_pairs_of_the_equivalent_prefill(model: CostModel, steps: int, at: int) -> None:
-    decoded = sum((model.pieces([(at + i, 1)]) for i in range(steps)), Cost())
-    prefilled = model.pieces([(at, steps)], yields=steps)
-    assert {k: p.operations for k, p in decoded.parts.items()} == {k: p.operations for k, p in prefilled.parts.items()}
-    assert decoded.total.activations == prefilled.total.activations
-    assert decoded.total.kv_read >= prefilled.total.kv_read
-
-
-@given(models, st.lists(st.tuples(starts, lengths), min_size=1, max_size=4))
-def test_batching_shares_only_the_weights(model: CostModel, pieces: list[tuple[int, int]]) -> None:
-    alone = sum((model.pieces([piece]) for piece in pieces), Cost())
-    together = model.pieces(pieces)
-    rows = sum(length for _, length in pieces) * SMALL.hidden_size * 2  # of the embedding: each token reads its own
-    assert alone.operations == together.operations
-    assert alone.total.weights - rows == len(pieces) * (together.total.weights - rows)
-    assert alone.bytes - alone.total.weights == together.bytes - together.total.weights
-
-
-@given(models, st.lists(st.tuples(starts, lengths), max_size=4), st.lists(st.tuples(starts, lengths), max_size=4))
-def test_loads_are_additive(model: CostModel, some: list[tuple[int, int]], more: list[tuple[int, int]]) -> None:
-    summed = Load(*(a + b for a, b in zip(model.load(some), model.load(more), strict=True)))
-    assert model.cost(summed) == model.pieces([*some, *more])
-
-
 def test_the_cost_of_a_batch_is_that_of_its_slices() -> None:
     done, part, answering = Request("a", (1,) * 12), Request("b", (1,) * 50), Request("c", (1,) * 9)
     answering.output_tokens = [4, 4]
@@ -301,14 +216,6 @@ def test_the_cost_of_a_batch_is_that_of_its_slices() -> None:
     assert model.step(batch).head.operations == 2 * 2 * 48 * 300
     assert model.step(Batch()) == Cost()
     assert Cost().intensity == 0
-
-
-def test_a_window_bounds_what_decode_reads() -> None:
-    model = CostModel(
-        ModelConfig(vocab_size=9, num_hidden_layers=2, num_attention_heads=2, hidden_size=16, sliding_windows=(16, 16))
-    )
-    assert model.pieces([(5000, 1)]) == model.pieces([(15, 1)])
-    assert model.pieces([(14, 1)]).total.kv_read < model.pieces([(15, 1)]).total.kv_read
 
 
 @pytest.mark.proof
@@ -321,18 +228,3 @@ def test_published_floors_of_a_decode_step(config: ModelConfig, weights_ms: floa
     short, long = model.pieces([(1000, 1)]).total, model.pieces([(2000, 1)]).total
     assert short.weights / bandwidth * 1e3 == pytest.approx(weights_ms, rel=0.01)
     assert (long.bytes - short.bytes) / bandwidth * 1e6 == pytest.approx(us_a_thousand, abs=0.05)
-
-
-def test_decode_has_about_one_operation_a_byte_and_sequence() -> None:
-    """Two operations for each weight of two bytes, and as many times more as sequences share the reading. Attention
-    shares nothing over sequences: only the heads of a group read the same keys."""
-    model = CostModel(QWEN3_8B)
-    for batch in (1, 2, 8):
-        assert model.pieces([(100, 1)] * batch).linears.intensity == pytest.approx(batch, rel=0.01)
-        assert model.pieces([(8000, 1)] * batch).attention.intensity == pytest.approx(4, rel=0.01)
-    assert model.pieces([(0, 4096)]).intensity > 500
-
-
-def test_a_dtype_without_a_size_is_refused() -> None:
-    with pytest.raises(ValueError, match="dtype must be one of float32, bfloat16, float16, got 'int3'"):
-        CostModel(SMALL, kv_dtype="int3")

@@ -1,11 +1,8 @@
 """Replays against a plain list of all prompts and answers, and hit rates by cache size."""
 
-import random
-
 import pytest
 
-from phase4_radix.lab import replay
-from phase4_radix.lab.replay import Chats, Groups, Turn, chats, outcome, play, pressure
+from phase4_radix.lab.replay import Chats, Groups, chats, play, pressure
 from phase4_radix.prefix_cache import PrefixCache
 
 SIZE = 4
@@ -75,17 +72,6 @@ def test_the_shared_prefix_outlives_the_suffixes() -> None:
     turns = list(Groups(groups=1, requests=50).turns_in_order())
     found = [moment.found for moment in play(turns, PrefixCache(32 + 3, 16))]
     assert found == [0] + [512] * 49
-
-
-def test_an_outcome_sums_its_moments() -> None:
-    rng = random.Random(1)
-    turns = [Turn(tuple(rng.choices(range(3), k=9)), (7, 7)) for _ in range(100)]
-    one = outcome(turns, 5, page_size=2)
-    moments = list(play(turns, PrefixCache(5, 2)))
-    assert one.hit_rate == sum(m.found for m in moments) / 900
-    assert one.evictions == sum(m.evicted for m in moments) > 100
-    assert one.evictions_each == one.evictions / 100
-    assert outcome([], 5) == replay.Outcome(5, 0.0, 0, 0.0)
 
 
 @pytest.mark.parametrize("in_turn", [True, False])

@@ -1,8 +1,5 @@
 """The figures of the study that do not depend on the machine, and what it records."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -62,35 +59,3 @@ def test_the_hit_rate_is_the_shared_prefix_in_whole_pages(model: Model, common: 
     one = study.shared(model, common, requests=2)
     assert one.hit_rate == found / study.PROMPT
     assert min(one.ttft_ms, one.plain_ttft_ms) > 0
-
-
-def test_runs_must_be_positive(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        study.main(["--runs", "0"])
-    assert "--runs must be at least 1, got 0" in capsys.readouterr().err
-
-
-def test_it_records_what_it_measured(
-    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(study, "model_of", lambda shape: model)
-    monkeypatch.setattr(study, "load", lambda: model)
-    for name, value in (("COMMONS", (0, 64)), ("PEOPLE", (8,)), ("REQUESTS", 2), ("PAGE_SIZES", (16,))):
-        monkeypatch.setattr(study, name, value)
-    monkeypatch.setattr(study, "chats", lambda people: [study.Outcome(192, 0.5, 7, 0.7)])
-    file = tmp_path / "phase4.json"
-    study.main(["--runs", "1", "--json", str(file)])
-    result = json.loads(file.read_text())
-    assert result["command"] == "python -m phase4_radix.lab study --shape 17m --runs 1"
-    figures = result["figures"]
-    assert set(figures["loop"]) == {"page_16"}
-    assert set(figures["served"]) == {*study.WAYS, "prefill_saved", "ttft_ratio", "later_ttft_ratio"}
-    assert figures["served"]["on"]["prefill_tokens"] == 544 + 32
-    assert figures["served"]["ttft_ratio"] == figures["served"]["off"]["ttft_ms"] / figures["served"]["on"]["ttft_ms"]
-    assert figures["common"]["tokens_64"]["hit_rate"] == 64 / 544
-    assert figures["chats"]["8_people"]["pages_192"] == {
-        "pages": 192, "hit_rate": 0.5, "evictions": 7, "evictions_each": 0.7,
-    }  # fmt: skip
-    assert figures["pressure"]["in_turn"]["pages_40"]["hit_rate"] == 0.0
-    printed = capsys.readouterr().out
-    assert all(word in printed for word in ("The example", "2 requests with 512 of 544", "Chats", "Four groups"))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from phase5_continuous.lab import capstone, contest
-from phase5_continuous.lab.contest import OURS, SHARES, Entry, EntryError, score
+from phase5_continuous.lab.contest import OURS, SHARES, Entry, score
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "phase5_continuous" / "lab" / "example_policy.py"
@@ -63,7 +63,6 @@ def entry(path: Path, text: str) -> str:
     ("text", "message"),
     [
         ("", "mine.py must define at least one of the functions policy, cache, share"),
-        ("policy = 5\n", "mine.py must define at least one"),
         (
             "class Drops(ShortPromptsFirst):\n"
             "    def order(self, first, cache):\n"
@@ -88,14 +87,3 @@ def test_an_entry_that_breaks_a_rule_gets_no_row(
         capstone.main([entry(tmp_path / "mine.py", text), "--leaderboard", str(board)])
     assert message in " ".join(capsys.readouterr().err.split())
     assert not board.exists()
-
-
-def test_a_policy_that_starves_requests_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contest, "LONGEST_WAIT", 1.0)
-    with pytest.raises(EntryError, match=r"a request waited \d+ seconds; at most 1 are allowed"):
-        contest.play(OURS[1], contest.tenants(120, 20.0))
-
-
-def test_an_entry_may_not_take_the_name_of_one_of_ours(tmp_path: Path) -> None:
-    with pytest.raises(EntryError, match="fcfs is one of ours"):
-        capstone.load(Path(entry(tmp_path / "fcfs.py", "policy = ShortPromptsFirst\n")))

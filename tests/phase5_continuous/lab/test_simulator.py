@@ -1,9 +1,7 @@
 import json
 import subprocess
 import sys
-import tracemalloc
-from dataclasses import asdict, replace
-from itertools import islice
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,6 @@ from phase5_continuous.lab.simulator import WAYS, Setting, Simulation, main, sim
 from phase5_continuous.lab.stats import SLO
 from phase5_continuous.lab.traces import Arrival, Trace
 from phase5_continuous.scheduler import Scheduler
-from tests.terminal import after_the_view, on_a_terminal
 
 SMALL = Setting(model="17m", device=DEVICES["L4"], pages=256, max_running=32, chunk=64, budget=128, max_tokens=64)
 TRACE = Trace(requests=120, rate=4000.0, prompt=40, answer=12, max_prompt=400, max_answer=64)
@@ -79,14 +76,6 @@ class TestSchedulesByHand:
             "r2": [6, 7, 8],
         }
 
-    def test_an_idle_simulation_skips_to_the_next_arrival(self) -> None:
-        """To the moment of that arrival and not beyond it."""
-        assert tokens_at([at(0, 2, 2, 7), at(9.5, 2, 1, 8), at(10, 2, 1, 9)], self.setting) == {
-            "r0": [1, 2],
-            "r1": [10.5],
-            "r2": [11.5],
-        }
-
 
 class TestTheSimulation:
     @pytest.mark.parametrize("way", WAYS)
@@ -115,50 +104,11 @@ class TestTheSimulation:
         assert outcome.tokens == sum(one.answer for one in arrivals)
         assert outcome.prompt_tokens == sum(len(one.prompt) for one in arrivals)
 
-    def test_a_small_pool_preempts_and_loses_nothing(self) -> None:
-        outcome = simulate(TRACE.arrivals(), replace(SMALL, pages=40, prefix_cache=False))
-        assert outcome.preemptions > 0
-        assert outcome.prefill_tokens > outcome.prompt_tokens
-        assert (outcome.requests, outcome.failed) == (120, 0)
-        assert outcome.tokens == sum(one.answer for one in TRACE.arrivals())
-
     def test_a_prefix_cache_saves_most_of_a_chats_prefill(self) -> None:
         chat = replace(TRACE, kind="chat", rate=50.0)
         shared, plain = (simulate(chat.arrivals(), replace(SMALL, pages=4096, prefix_cache=on)) for on in (True, False))
         assert plain.prefill_tokens == plain.prompt_tokens == shared.prompt_tokens
         assert shared.prefill_tokens < 0.4 * plain.prefill_tokens
-
-    def test_a_full_queue_refuses_requests(self) -> None:
-        outcome = simulate(TRACE.arrivals(), replace(SMALL, queue_limit=2, max_running=4))
-        assert outcome.refused > 0
-        assert outcome.requests + outcome.refused == 120
-        assert outcome.attainment <= outcome.requests / 120
-
-    def test_a_request_that_can_never_be_served_is_refused(self) -> None:
-        arrivals = [at(0.0, 30, 2, 7), at(0.0, 3, 2, 8)]
-        outcome = simulate(arrivals, replace(SMALL, pages=4, page_size=4))
-        assert (outcome.requests, outcome.refused) == (1, 1)
-
-    def test_memory_does_not_grow_with_the_requests_that_have_ended(self) -> None:
-        """Memory after 100 requests and after 400, at a rate that can be served."""
-        trace = replace(TRACE, requests=400, rate=300.0, prompt=20, answer=6)
-        simulation = Simulation(trace.arrivals(), SMALL)
-        used = []
-        tracemalloc.start()
-        for ended in (100, 400):
-            while simulation.going and simulation.stats.ended < ended:
-                simulation.step()
-            used.append(tracemalloc.get_traced_memory()[0])
-        tracemalloc.stop()
-        assert simulation.outcome().requests == 400
-        assert simulation.runner.answers == {}
-        assert used[1] < used[0] + 100_000
-
-    def test_continuous_batching_serves_a_long_tail_sooner_than_static(self) -> None:
-        trace = replace(TRACE, kind="batch", requests=200, prompt=20)
-        static, continuous = (simulate(trace.arrivals(), replace(SMALL, way=way)) for way in ("static", "fcfs"))
-        assert continuous.tokens_per_second > 1.5 * static.tokens_per_second
-        assert continuous.ttft_p99 < static.ttft_p99
 
     def test_figures_match_the_requests(self) -> None:
         """Against the exact percentiles of phase 0, over all requests of the simulation."""
@@ -185,122 +135,30 @@ class TestTheSimulation:
 
 
 class TestTheCommand:
-    def test_it_prints_one_row_for_each_way_and_writes_figures(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("COLUMNS", "100")
-        file = tmp_path / "figures.json"
-        options = ["-n", "40", "--model", "17m", "--device", "L4", "--rate", "300", "--json", str(file)]
-        main([*options, "--ways", "static", "fcfs"])
-        printed = capsys.readouterr().out
-        assert [line.split()[0] for line in printed.splitlines() if line[:4] in ("stat", "fcfs")] == ["static", "fcfs"]
-        result = json.loads(file.read_text())
-        wanted = "--ways static fcfs --model 17m --device L4 --requests 40 --rate 300.0"
-        assert result["command"] == f"python -m phase5_continuous.lab simulator {wanted}"
-        assert result["figures"]["ways"]["fcfs"]["requests"] == 40
-
-    def test_it_takes_arrivals_from_a_file(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        file = tmp_path / "trace.json"
-        file.write_text(json.dumps([{"time": 0, "prompt": 30, "answer": 20}, {"time": 1, "prompt": 3, "answer": 2}]))
-        main(["--trace", str(file), "--ways", "fcfs"])
-        assert "100%" in capsys.readouterr().out
-
-    def test_the_figures_record_the_trace_file(self, tmp_path: Path) -> None:
-        file, figures = tmp_path / "mine.json", tmp_path / "figures.json"
-        file.write_text(json.dumps([{"time": 0, "prompt": 30, "answer": 20}]))
-        main(["--trace", str(file), "--ways", "fcfs", "--json", str(figures)])
-        result = json.loads(figures.read_text())
-        assert result["figures"]["trace"] == {"file": "mine.json", "requests": 1}
-        assert result["command"] == "python -m phase5_continuous.lab simulator --ways fcfs --trace mine.json"
-
-    @pytest.mark.parametrize("option", ["--rate=7", "--rate=30", "--seed=0", "--max-prompt=9", "--kind=chat"])
-    def test_a_trace_file_excludes_options_for_arrivals(
-        self, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        """Also if the value is the default: the option would do nothing."""
-        file = tmp_path / "trace.json"
-        file.write_text(json.dumps([{"time": 0, "prompt": 30, "answer": 20}]))
-        with pytest.raises(SystemExit) as stopped:
-            main(["--trace", str(file), option])
-        assert stopped.value.code == 2
-        words = f"--trace has all arrivals; it goes without {option.partition('=')[0]}"
-        assert words in capsys.readouterr().err
-
-    def test_launches_cost_what_was_measured_for_the_model(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_launches_cost_what_was_measured_for_the_model(self, tmp_path: Path) -> None:
         file = tmp_path / "host.json"
         file.write_text(json.dumps({"figures": {"17m_mixed": {"host_ms": {"median": 250.0}}}}))
-        ttft = {}
-        for name, options in (("without", []), ("with", ["--host-time", str(file)])):
-            figures = tmp_path / name
-            main([*options, "-n", "5", "--ways", "fcfs", "--model", "17m", "--json", str(figures)])
-            ttft[name] = json.loads(figures.read_text())["figures"]["ways"]["fcfs"]["ttft_p50"]
-        assert ttft["without"] < 0.25 <= ttft["with"]
-        with pytest.raises(SystemExit):
-            main(["-n", "5", "--model", "8b", "--host-time", str(file)])
-        assert "has no mixed step of '8b'" in capsys.readouterr().err
+        assert simulator.launch_seconds(file, "17m") == 0.25
+        with pytest.raises(ValueError, match="has no mixed step of '8b'"):
+            simulator.launch_seconds(file, "8b")
+        arrivals = [at(0.0, 30, 2, 7)]
+        without, slow = (simulate(arrivals, replace(SMALL, launch=launch)).ttft_p50 for launch in (0.0, 0.25))
+        assert without < 0.25 <= slow
 
-    def test_preempted_refused_and_failed_requests_are_counted(self, capsys: pytest.CaptureFixture[str]) -> None:
-        """In a table of their own, without columns of zeros."""
-        main(["--ways", "fcfs", "-n", "60"])
-        assert not {"preemptions", "refused", "failed"} & set(capsys.readouterr().out.split())
-        main(["--ways", "static", "-n", "60", "--queue-limit", "1", "--kind", "batch"])
-        lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-        assert lines[-2:] == [["refused"], ["static", "59"]]
-        main(["--ways", "whole", "fcfs", "-n", "60", "--pages", "12"])
-        lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-        assert lines[-3] == ["preemptions", "refused", "failed"]
-        assert min(int(number) for line in lines[-2:] for number in line[1:]) > 0
-
-    def test_its_tables_fit_eighty_columns(
-        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Also with ten thousand tokens a second and waits of a minute."""
-        monkeypatch.setenv("COLUMNS", "80")
-        outcome = simulate(islice(TRACE.arrivals(), 3), SMALL)
-        rates = replace(outcome, tokens_per_second=16_632.0, goodput=13.9, attainment=0.16, preemptions=41)
-        large = replace(rates, ttft_p50=36.966, ttft_p99=75.944, itl_p50=0.0054, itl_p99=0.0257, queue_max=77.09)
-        monkeypatch.setattr(simulator, "compare", lambda *_: dict.fromkeys(WAYS, large))
-        main([])
-        shown = capsys.readouterr().out
-        assert shown.count("16,632") == shown.count("77,090") == len(WAYS)
-        assert "\u2026" not in shown
-
-    def test_ctrl_c_leaves_a_clean_terminal(self) -> None:
-        command = (sys.executable, "-m", "phase5_continuous.lab", "simulator", "-n", "1000000")
-        status, seen = on_a_terminal(*command, until=b"static")
-        assert status == 130
-        assert after_the_view(seen).endswith(b"Stopped.\r\n")
-        assert b"Traceback" not in seen
-
-    @pytest.mark.parametrize(
-        ("option", "words"),
-        [
-            ("--rate=0", "rate must be above 0 and finite, got 0.0"),
-            ("--pages=0", "num_pages must be an integer from 1, got 0"),
-            ("--budget=1", "max_batched_tokens must be at least 2"),
-            ("--max-running=0", "must be an integer from 1, got 0"),
-            ("--trace=nowhere.json", "No such file"),
-            ("--ttft=nan", "ttft must be a number of seconds above 0, got nan"),
-            ("--gap=-1", "gap must be a number of seconds above 0, got -1.0"),
-        ],
-    )
-    def test_bad_options_are_named(self, option: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit) as stopped:
-            main([option] if option.startswith("--trace") else ["-n", "5", option])
-        assert stopped.value.code == 2
-        assert words in capsys.readouterr().err
-
-    def test_it_loads_no_torch(self) -> None:
+    def test_it_compares_ways_on_arrivals_from_a_file_without_torch(self, tmp_path: Path) -> None:
+        trace, figures = tmp_path / "trace.json", tmp_path / "figures.json"
+        trace.write_text(json.dumps([{"time": 0, "prompt": 30, "answer": 20}, {"time": 1, "prompt": 3, "answer": 2}]))
+        options = ["--trace", str(trace), "--ways", "static", "fcfs", "--json", str(figures)]
         program = (
-            "import sys\nfrom phase5_continuous.lab.simulator import main\nmain(['-n', '20', '--ways', 'fcfs'])\n"
+            "import sys\nfrom phase5_continuous.lab.simulator import main\nmain(sys.argv[1:])\n"
             "assert 'torch' not in sys.modules"
         )
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-        assert (done.returncode, done.stderr) == (0, "")
+        subprocess.run([sys.executable, "-c", program, *options], capture_output=True, check=True, timeout=60)
+        found = json.loads(figures.read_text())["figures"]
+        assert found["trace"] == {"file": "trace.json", "requests": 2}
+        assert {way: row["tokens"] for way, row in found["ways"].items()} == {"static": 22, "fcfs": 22}
 
-
-def test_an_outcome_survives_json() -> None:
-    outcome = simulate(islice(TRACE.arrivals(), 3), SMALL)
-    assert json.loads(json.dumps(asdict(outcome), allow_nan=False)) == asdict(outcome)
+    def test_a_bad_option_is_named(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            main(["-n", "5", "--rate=0"])
+        assert "rate must be above 0 and finite, got 0.0" in capsys.readouterr().err

@@ -1,37 +1,8 @@
-import math
-import random
-
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
-from phase5_continuous.lab.stats import SLO, Histogram, Stats
-
-
-@given(st.lists(st.floats(1e-6, 1e4), min_size=1, max_size=300), st.sampled_from([1, 50, 90, 99, 100]))
-@settings(deadline=None, derandomize=True)
-def test_percentiles_are_exact_to_one_percent(values: list[float], q: float) -> None:
-    histogram = Histogram()
-    for value in values:
-        histogram.add(value)
-    exact = sorted(values)[math.ceil(len(values) * q / 100) - 1]
-    assert exact * 0.989 <= histogram.percentile(q) <= exact * 1.0101
-    assert histogram.most == max(values)
-    assert histogram.mean == pytest.approx(sum(values) / len(values))
-
-
-def test_a_histogram_does_not_grow() -> None:
-    rng, histogram = random.Random(0), Histogram()
-    for _ in range(30_000):
-        histogram.add(rng.lognormvariate(-4, 1))
-    assert len(histogram) < 1000
-    assert histogram.percentile(50) == pytest.approx(math.exp(-4), rel=0.03)
-    assert Histogram().percentile(99) == 0.0
-    zero = Histogram()
-    zero.add(0.0)
-    assert zero.percentile(50) == 0.0
+from phase5_continuous.lab.stats import SLO, Stats
 
 
 def ended(arrival: float, tokens: list[float], reason: FinishReason = FinishReason.STOP) -> Request:
@@ -77,11 +48,3 @@ def test_goodput_is_counted_over_the_time_of_arrivals() -> None:
     together.arrive(0.0)
     together.end(ended(0.0, [0.5]))
     assert together.outcome(4.0, 0).goodput == 1 / 4.0
-
-
-def test_an_empty_step_is_not_counted() -> None:
-    stats = Stats()
-    for slices in (3, 0, 5):
-        stats.step(0, slices, 1)
-    outcome = stats.outcome(1.0, 0)
-    assert (outcome.steps, outcome.mean_batch) == (2, 4.0)

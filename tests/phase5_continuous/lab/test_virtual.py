@@ -5,13 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phase0_request import Batch, Slice
+from phase0_request.core import EngineCore
 from phase1_kv_pool import PagedCache
 from phase2_prefill_decode.lab.cost import CostModel, Load
 from phase2_prefill_decode.lab.roofline import DEVICES, Device, predict
 from phase2_prefill_decode.lab.shapes import SHAPES
-from phase5_continuous.core import EngineCore
 from phase5_continuous.lab.traces import EOS, WORD
-from phase5_continuous.lab.virtual import StepTimes, VirtualClock, VirtualRunner, VirtualStep
+from phase5_continuous.lab.virtual import StepTimes, VirtualClock, VirtualRunner
 from phase5_continuous.scheduler import Scheduler
 from tests.phase5_continuous.support import request
 
@@ -27,7 +27,7 @@ def test_a_prefill_after_a_preemption_yields_a_token_only_with_its_last_chunk() 
         one.output_tokens += [WORD] * 3
         pieces += [Slice(one, 0, 6), Slice(one, 6, 1)]
     step = runner.pack(Batch(tuple(pieces)))
-    assert (step.tokens, step.drawn) == ([None, WORD, None, EOS], [1, 3])
+    assert (step.tokens, step.yields) == ([None, WORD, None, EOS], 2)
 
 
 @given(
@@ -44,7 +44,7 @@ def test_a_step_advances_the_clock_by_the_cost_of_its_batch() -> None:
     model, device, clock = CostModel(SHAPES["17m"]), DEVICES["L4"], VirtualClock()
     runner = VirtualRunner(StepTimes(model, device), clock)
     scheduler = Scheduler(PagedCache(64, 16), [EOS])
-    core: EngineCore[VirtualStep] = EngineCore(scheduler, runner, clock)
+    core = EngineCore(scheduler, runner, clock)
     wanted = 0.0
     plan = scheduler.plan
 
@@ -61,7 +61,7 @@ def test_a_step_advances_the_clock_by_the_cost_of_its_batch() -> None:
         core.submit(one)
     steps = list(core.run())
     assert clock.now == pytest.approx(wanted)
-    assert sum(step.spent.run for step in steps) == pytest.approx(wanted)
+    assert sum(step.run for step in steps) == pytest.approx(wanted)
 
 
 def test_a_step_with_a_prompt_takes_the_host_its_launches_and_a_recorded_step_of_decodes_none() -> None:

@@ -24,5 +24,12 @@ def hurried() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def narrow() -> Iterator[str]:
     """A server with small limits of heads and bodies."""
-    with listening(FakeEngine, ServerSettings(max_body_bytes=1000, max_header_bytes=2000)) as url:
+    with listening(FakeEngine, ServerSettings(max_body_bytes=1000, max_header_bytes=2000, max_headers=20)) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[str]:
+    """A server with a key, that pages of all origins may use."""
+    with listening(FakeEngine, ServerSettings(api_keys=("k",), allowed_origins=("*",))) as url:
         yield url

@@ -52,6 +52,14 @@ def line(url: str) -> Iterator[socket.socket]:
         yield one
 
 
+def exchange(url: str, *parts: bytes) -> bytes:
+    """Send these, and return everything until the server closes the connection."""
+    with line(url) as end:
+        for part in parts:
+            end.sendall(part)
+        return heard(end)
+
+
 def request_of(body: bytes) -> bytes:
     return POST + b"content-length: %d\r\n\r\n" % len(body) + body
 

@@ -17,133 +17,119 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.app import create_app
-from tests.phase6_integration.adversarial.raw import PATIENCE, POST, error_in, heard, line, listening, request_of
+from tests.phase6_integration.adversarial.raw import (
+    PATIENCE,
+    POST,
+    error_in,
+    exchange,
+    heard,
+    line,
+    listening,
+    request_of,
+)
 from tests.phase6_integration.asgi import Call
 from tests.phase6_integration.fake_engine import FakeEngine
 
+GET = b"GET /version HTTP/1.1\r\nhost: x\r\n"
+LAST = GET + b"connection: close\r\n\r\n"
+CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
+BOTH = b"content-length: 4\r\n" + CHUNKED + b"0\r\n\r\n"
+PREFLIGHT = b"OPTIONS / HTTP/1.1\r\nhost: x\r\norigin: http://a\r\naccess-control-request-method: POST\r\n"
 
-def test_a_head_that_does_not_end_is_given_up(hurried: str) -> None:
-    with line(hurried) as one:
-        one.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nx-slow: ")
-        status, error = error_in(heard(one))
-    assert (status, error["code"]) == (408, "request_timeout")
+REFUSED: dict[str, tuple[str, bytes, int, str]] = {  # by what it is: the server, all that is sent, status and code
+    "no HTTP": ("plain", b"HELLO\r\n\r\n", 400, "bad_http"),
+    "a header without a colon": ("plain", b"GET /health HTTP/1.1\r\nbad header\r\n\r\n", 400, "bad_http"),
+    "a target that is not ASCII": ("plain", b"GET /\xff HTTP/1.1\r\n\r\n", 400, "bad_http"),
+    "no host": ("plain", b"GET /health HTTP/1.1\r\n\r\n", 400, "bad_http"),
+    "two hosts": ("plain", b"GET /health HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n", 400, "bad_http"),
+    "two framings": ("plain", POST + BOTH, 400, "bad_http"),
+    "two framings of a preflight": ("guarded", PREFLIGHT + BOTH + LAST, 400, "bad_http"),  # the rest is no request
+    "a negative length": ("plain", POST + b"content-length: -2\r\n\r\n{}", 400, "bad_http"),
+    "two lengths": ("plain", POST + b"content-length: 2\r\ncontent-length: 3\r\n\r\n{}", 400, "bad_http"),
+    "a malformed chunk": ("plain", POST + CHUNKED + b"zz\r\n", 400, "bad_http"),
+    "a key in the trailers": (
+        "guarded",
+        POST + b"connection: close\r\n" + CHUNKED + b"2\r\n{}\r\n0\r\nauthorization: Bearer k\r\n\r\n",
+        401,
+        "invalid_api_key",
+    ),
+    "a head that does not end": ("hurried", GET + b"x-slow: ", 408, "request_timeout"),
+    "a body that does not arrive": ("hurried", POST + b"content-length: 100\r\n\r\n{", 408, "body_timeout"),
+    "a long header": ("narrow", GET + b"x: " + b"a" * 5000, 431, "headers_too_large"),
+    "headers without end": ("narrow", GET + b"a: b\r\n" * 1000, 431, "headers_too_large"),
+    "many headers": ("narrow", GET + b"a: b\r\n" * 30 + b"\r\n", 431, "headers_too_large"),
+}
+
+
+@pytest.mark.parametrize(("server", "sent", "status", "code"), REFUSED.values(), ids=REFUSED)
+def test_what_is_malformed_late_or_large_gets_one_error_and_the_connection_is_closed(
+    request: pytest.FixtureRequest, server: str, sent: bytes, status: int, code: str
+) -> None:
+    found, error = error_in(exchange(request.getfixturevalue(server), sent))
+    assert (found, error["code"]) == (status, code)
 
 
 def test_a_head_that_comes_a_byte_at_a_time_gains_no_time(hurried: str) -> None:
-    with line(hurried) as one:
-        one.settimeout(0.01)
-        one.sendall(b"GET /health HTTP/1.1\r\nx-slow: ")
+    with line(hurried) as end:
+        end.settimeout(0.01)
+        end.sendall(b"GET /health HTTP/1.1\r\nx-slow: ")
         answer = b""
         for _ in range(int(PATIENCE / 0.01)):
-            try:
-                one.sendall(b"a")
-                answer = one.recv(65536)
-            except TimeoutError:
-                continue
-            break
+            with contextlib.suppress(TimeoutError):
+                end.sendall(b"a")
+                answer = end.recv(65536)
+                break
     assert error_in(answer)[0] == 408
 
 
-@pytest.mark.parametrize("tail", [b"a" * 5000, b"a: b\r\n" * 1000])
-def test_a_head_that_grows_without_end_is_refused_before_it_ends(narrow: str, tail: bytes) -> None:
-    with line(narrow) as one:
-        one.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nx: " + tail)
-        assert error_in(heard(one))[0] == 431
+def test_only_the_head_itself_is_counted_as_head(narrow: str) -> None:
+    """Not the requests before it, which come in the same read as its first bytes."""
+    before = request_of(b'{"prompt": "a", "max_tokens": 1%b}' % (b" " * 900)) * 10
+    with line(narrow) as end:
+        end.sendall(before + LAST[:10])
+        answer = b""
+        while answer.count(b"HTTP/1.1 200 OK") < 10:
+            answer += end.recv(65536) or pytest.fail(f"closed after {answer!r}")
+        end.sendall(LAST[10:])
+        assert heard(end).count(b"HTTP/1.1 200 OK") == 1
+    with line(narrow) as end:
+        end.sendall(request_of(b'{"prompt": "a", "max_tokens": 1}') + GET + b"x: ")
+        end.recv(65536)
+        end.sendall(b"a" * 5000)
+        assert error_in(heard(end))[0] == 431
 
 
-def test_a_request_before_a_head_is_not_counted_as_head(narrow: str) -> None:
-    """It comes in the same piece as the first bytes of the next one."""
-    first = request_of(b'{"prompt": "a", "max_tokens": 1%b}' % (b" " * 900)) * 10
-    last = b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
-    with line(narrow) as one:
-        one.sendall(first + last[:10])
-        told = b""
-        while told.count(b"HTTP/1.1 200 OK") < 10:
-            told += one.recv(65536) or pytest.fail(f"closed after {told!r}")
-        one.sendall(last[10:])
-        assert heard(one).count(b"HTTP/1.1 200 OK") == 1
-
-
-def test_a_head_behind_another_request_is_counted_too(narrow: str) -> None:
-    with line(narrow) as one:
-        one.sendall(request_of(b'{"prompt": "a", "max_tokens": 1}') + b"GET /version HTTP/1.1\r\nhost: x\r\nx: ")
-        one.recv(65536)
-        one.sendall(b"a" * 5000)
-        assert error_in(heard(one))[0] == 431
-
-
-def test_line_ends_after_a_request_do_not_keep_the_line() -> None:
-    with listening(FakeEngine, ServerSettings(receive_timeout=1.0)) as url, line(url) as one:
-        one.sendall(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")
-        assert b" 200 OK" in one.recv(65536)
-        one.sendall(b"\r\n")
-        heard(one)
-
-
-def test_empty_lines_before_a_request_are_passed_over(plain: str) -> None:
+def test_empty_lines_before_a_request_are_passed_over_and_keep_no_connection(hurried: str) -> None:
     """Some clients send one after a body."""
-    with line(plain) as one:
-        one.sendall(b"\r\nGET /version HTTP/1.1\r\nhost: x\r\n\r\n")
-        assert b" 200 OK" in one.recv(65536)
-        one.sendall(b"\r\n\r\n")
-        one.sendall(b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-        assert heard(one).count(b"HTTP/1.1 200 OK") == 1
+    with line(hurried) as end:
+        end.sendall(b"\r\n" + GET + b"\r\n")
+        assert b" 200 OK" in end.recv(65536)
+        end.sendall(b"\r\n\r\n" + GET + b"\r\n")
+        assert b" 200 OK" in end.recv(65536)
+        end.sendall(b"\r\n")
+        assert heard(end) == b""
 
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_a_refused_body_that_goes_on_malformed_gets_one_answer(
     plain: str, apart: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    body = b"host: x\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n"
-    with line(plain) as one:
-        one.sendall(b"POST /v1/completions HTTP/1.1\r\n" + body + (b"" if apart else b"zz\r\n"))
+    with line(plain) as end:
+        begun = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n" + CHUNKED + b"2\r\n{}\r\n"
+        end.sendall(begun if apart else begun + b"zz\r\n")
         answer = b""
         if apart:
-            answer = one.recv(65536)
-            one.sendall(b"zz\r\n")
-        answer += heard(one)
+            answer = end.recv(65536)
+            end.sendall(b"zz\r\n")
+        answer += heard(end)
     assert error_in(answer)[0] == (415 if apart else 400)  # and nothing follows it
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
-
-
-def test_a_preflight_with_two_framings_is_refused_too() -> None:
-    asked = b"OPTIONS / HTTP/1.1\r\nhost: x\r\norigin: http://a\r\naccess-control-request-method: POST\r\n"
-    framed = b"content-length: 4\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"
-    with listening(FakeEngine, ServerSettings(allowed_origins=("*",))) as url, line(url) as one:
-        one.sendall(asked + framed + b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")
-        assert error_in(heard(one))[0] == 400  # and what may be its body is no request
-
-
-def test_too_many_headers_are_refused() -> None:
-    with listening(FakeEngine, ServerSettings(max_headers=20)) as url, line(url) as one:
-        one.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * 30 + b"\r\n")
-        assert error_in(heard(one))[0] == 431
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        b"HELLO\r\n\r\n",
-        b"GET /health HTTP/1.1\r\nbad header\r\n\r\n",
-        b"GET /\xff HTTP/1.1\r\n\r\n",
-        POST + b"content-length: 2\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-        POST + b"content-length: -2\r\n\r\n{}",
-        POST + b"content-length: 2\r\ncontent-length: 3\r\n\r\n{}",
-        POST + b"transfer-encoding: chunked\r\n\r\nzz\r\n",
-    ],
-)
-def test_what_is_not_http_is_a_400_in_the_shape_of_all_errors(plain: str, said: bytes) -> None:
-    with line(plain) as one:
-        one.sendall(said)
-        assert error_in(heard(one))[0] == 400
 
 
 @pytest.mark.parametrize(
     ("fault", "status", "code"), [(MemoryError, 503, "overloaded"), (KeyError, 500, "internal_error")]
 )
-@pytest.mark.parametrize(
-    "where", [(h11.Connection, "receive_data"), (h11.Connection, "next_event"), (H11Protocol, "data_received")]
-)
+@pytest.mark.parametrize("where", [(h11.Connection, "next_event"), (H11Protocol, "data_received")])
 def test_a_fault_of_the_server_while_it_reads_a_request_is_not_the_clients(
     plain: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -157,10 +143,10 @@ def test_a_fault_of_the_server_while_it_reads_a_request_is_not_the_clients(
     def fails(*_: object) -> None:
         raise fault("at 0x7f00 in /secret/place.py")
 
-    with line(plain) as one:
+    with line(plain) as end:
         monkeypatch.setattr(*where, fails)
-        one.sendall(request_of(b'{"prompt": "a", "max_tokens": 1}'))
-        answer = heard(one)
+        end.sendall(request_of(b'{"prompt": "a", "max_tokens": 1}'))
+        answer = heard(end)
     found, error = error_in(answer)
     assert (found, error["code"]) == (status, code)
     assert (b"\r\nretry-after: " in answer) == (status == 503)
@@ -181,45 +167,29 @@ def test_the_request_id_of_a_body_is_in_the_log(caplog: pytest.LogCaptureFixture
         asyncio.run(ask("served", 1))
         asyncio.run(ask("refused", 0))
     fields = [vars(record)["fields"] for record in caplog.records]
-    assert [(one["status"], one["request_id"]) for one in fields] == [(200, "served"), (400, "refused")]
-
-
-def test_a_body_that_does_not_arrive_is_given_up(hurried: str) -> None:
-    with line(hurried) as one:
-        one.sendall(POST + b"content-length: 100\r\n\r\n{")
-        status, error = error_in(heard(one))
-    assert (status, error["code"]) == (408, "body_timeout")
+    assert [(line["status"], line["request_id"]) for line in fields] == [(200, "served"), (400, "refused")]
 
 
 def test_a_body_without_end_is_refused_while_it_comes() -> None:
-    settings = ServerSettings(max_body_bytes=1000, receive_timeout=1)
-    with listening(FakeEngine, settings) as url, line(url) as one:
-        one.sendall(POST + b"transfer-encoding: chunked\r\n\r\n" + b"ff\r\n" + b"a" * 255 + b"\r\n")
-        one.sendall((b"ff\r\n" + b"a" * 255 + b"\r\n") * 3)
-        assert error_in(heard(one))[0] == 413  # and the line does not stay open for the rest of it
+    """And the connection does not stay open for the rest of it."""
+    chunk = b"ff\r\n" + b"a" * 255 + b"\r\n"
+    with listening(FakeEngine, ServerSettings(max_body_bytes=1000, receive_timeout=1)) as url:
+        assert error_in(exchange(url, POST + CHUNKED + chunk, chunk * 3))[0] == 413
 
 
 @pytest.mark.parametrize("tail", [b"a: b\r\n" * 100_000, b"a: " + b"b" * 600_000])
 def test_trailers_without_end_are_refused_too(narrow: str, tail: bytes) -> None:
-    """More than one reading takes in. The line may be reset before the answer is read, since more lies there unread."""
-    told = b""
-    with line(narrow) as one, contextlib.suppress(ConnectionError):
-        one.sendall(POST + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n" + tail)
-        told = heard(one)
-    assert not told or error_in(told)[0] == 431
-
-
-def test_trailers_are_no_headers() -> None:
-    with listening(FakeEngine, ServerSettings(api_keys=("k",))) as url, line(url) as one:
-        one.sendall(POST + b"connection: close\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n")
-        one.sendall(b"authorization: Bearer k\r\n\r\n")
-        assert error_in(heard(one))[0] == 401
+    """More than one read takes in. The connection may be reset before the answer is read: more lies there unread."""
+    answer = b""
+    with contextlib.suppress(ConnectionError):
+        answer = exchange(narrow, POST + CHUNKED + b"2\r\n{}\r\n0\r\n" + tail)
+    assert not answer or error_in(answer)[0] == 431
 
 
 BODY = b'{"prompt": "a", "max_tokens": 1}'
 FRAMED = (
     b"content-length: %d\r\n\r\n%b" % (len(BODY), BODY),
-    b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY),
+    CHUNKED + b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY),
 )
 
 
@@ -228,21 +198,15 @@ FRAMED = (
 def test_an_offer_of_another_protocol_is_passed_over_and_its_body_read(plain: str, framed: bytes, size: int) -> None:
     """Clients of Java offer h2c with every request."""
     offer = POST + b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n" + framed
-    last = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: Upgrade, close\r\nupgrade: websocket\r\n\r\n"
-    said = offer + offer + last
-    with line(plain) as one:
-        for start in range(0, len(said), size):
-            one.sendall(said[start : start + size])
-        answer = heard(one)
+    sent = offer + offer + GET + b"connection: Upgrade, close\r\nupgrade: websocket\r\n\r\n"
+    answer = exchange(plain, *(sent[start : start + size] for start in range(0, len(sent), size)))
     assert answer.count(b"HTTP/1.1 200 OK") == 3
     assert answer.count(b'"completion_tokens":1') == 2
 
 
 def test_any_number_of_offers_may_come_together(plain: str) -> None:
-    many = b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n" * 1500
-    with line(plain) as one:
-        one.sendall(many + b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-        assert heard(one).count(b"HTTP/1.1 200 OK") == 1501
+    many = (GET + b"connection: upgrade\r\nupgrade: h2c\r\n\r\n") * 1500
+    assert exchange(plain, many + LAST).count(b"HTTP/1.1 200 OK") == 1501
 
 
 @pytest.mark.parametrize(
@@ -255,6 +219,5 @@ def test_any_number_of_offers_may_come_together(plain: str) -> None:
     ],
 )
 def test_a_target_may_name_the_server(plain: str, target: bytes, status: int) -> None:
-    with line(plain) as one:
-        one.sendall(b"GET %b HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n" % target)
-        assert heard(one).startswith(b"HTTP/1.1 %d " % status)
+    answer = exchange(plain, b"GET %b HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n" % target)
+    assert answer.startswith(b"HTTP/1.1 %d " % status)

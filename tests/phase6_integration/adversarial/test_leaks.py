@@ -5,15 +5,13 @@ in test_middleware: all digests in constant time (CVE-2025-59425, vLLM), on ever
 (CVE-2026-48746, vLLM).
 """
 
-import asyncio
-
 import httpx
 import pytest
 
 from phase0_request.request import FinishReason
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.process.async_engine import Health
-from tests.phase6_integration.adversarial.raw import PATIENCE, error_in, heard, line, listening
+from tests.phase6_integration.adversarial.raw import error_in, heard, line, listening
 from tests.phase6_integration.fake_engine import FakeEngine
 
 SECRET = "hunter2-secret"
@@ -100,21 +98,3 @@ def test_health_says_what_is_wrong_and_not_where(health: Health) -> None:
         assert "secret" not in one.text
         assert "0x" not in one.text
     assert health.value in response.json()["error"]["message"]
-
-
-def test_no_page_of_another_site_may_read_an_answer(plain: str) -> None:
-    response = httpx.get(f"{plain}/v1/models", headers={"origin": "http://elsewhere"})
-    assert not [name for name in response.headers if name.startswith("access-control-")]
-
-
-def test_a_flood_of_bad_requests_leaves_the_server_answering(plain: str) -> None:
-    async def flood() -> list[int]:
-        async with httpx.AsyncClient(base_url=plain, timeout=PATIENCE) as http:
-            headers = {"content-type": "application/json"}
-            sent = [http.post(path, content=body, headers=headers) for _ in range(6) for path, body in BAD]
-            return [response.status_code for response in await asyncio.gather(*sent)]
-
-    statuses = asyncio.run(flood())
-    assert len(statuses) == 6 * len(BAD)
-    assert all(400 <= status < 500 for status in statuses)
-    assert httpx.post(f"{plain}/v1/completions", json={"prompt": "a", "max_tokens": 1}).status_code == 200

@@ -17,14 +17,15 @@ from typing import Any
 import pytest
 
 from phase0_request.params import SamplingParams
+from phase0_request.request import Request
 from phase6_integration.api.application import ErrorResponses, Exchanges
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.app import create_app
-from phase6_integration.process.messages import EngineRequest, frame
+from phase6_integration.process.messages import frame
 from phase6_integration.wings.edge.memory_budget import SMALL_BODY, MemoryBudget
-from phase6_integration.wings.edge.middleware import BodyLimits
+from phase6_integration.wings.edge.middleware import Bodies
 from phase6_integration.wings.observe.access_log import AccessLog
-from tests.phase6_integration.asgi import Call
+from tests.phase6_integration.asgi import Call, awaited
 from tests.phase6_integration.fake_engine import FakeEngine
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -47,7 +48,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), 120))
 
 
-def words(request: EngineRequest) -> list[int]:
+def words(request: Request) -> list[int]:
     """Four tokens of some letters each, again and again."""
     return list(islice(cycle((300, 700, 1200, 2000)), request.params.max_tokens))
 
@@ -66,7 +67,7 @@ def sized(path: str, tokens: int, n: int) -> dict[str, Any]:
 
 def grown(engine: FakeEngine) -> int:
     """The tokens of the shortest live output."""
-    return min((output.state.generated for output, _ in engine._live.values()), default=0)
+    return min((output.generated for output, _ in engine._live.values()), default=0)
 
 
 async def warm(app: Any, path: str) -> None:
@@ -89,115 +90,104 @@ SHAPES = [
 
 @pytest.mark.parametrize(("path", "n", "tokens", "more"), SHAPES)
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_takes_no_more_than_its_lease(
+@awaited
+async def test_an_answer_takes_no_more_than_its_lease(
     path: str, n: int, tokens: int, more: dict[str, Any], stream: bool
 ) -> None:
     """The cost model in bytes, against what the allocator counts once all but the last tokens are there. The stream's
     client reads nothing."""
-
-    async def test() -> None:
-        engine = FakeEngine(words)
-        app = create_app(engine, ServerSettings())
-        budget: MemoryBudget = app.state.quotas.answers
-        budget.free = 0
-        await warm(app, path)
-        tracemalloc.start()
-        asked = {**HELLO[path], **sized(path, tokens, n), "stream": stream, **more}
-        async with Reader(app, path, asked) as call:
-            if stream:
-                call.reads.clear()
-            while grown(engine) < tokens - 1 or len(engine.submitted) <= n:
-                await asyncio.sleep(0)
-            engine.flow.clear()
-            snapshot = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(False, "*/tests/*")])
-            tracemalloc.stop()
-            held = sum(trace.size for trace in snapshot.traces)
-            assert held <= budget.used, "the model is a bound"
-            assert budget.used <= 6 * held, "and not far from the truth"
-            engine.flow.set()
-            call.reads.set()
-        assert (call.status, call.complete) == (200, True)
-        assert budget.used == 0
-
-    run(test)
+    engine = FakeEngine(words)
+    app = create_app(engine, ServerSettings())
+    budget: MemoryBudget = app.state.quotas.answers
+    budget.free = 0
+    await warm(app, path)
+    tracemalloc.start()
+    asked = {**HELLO[path], **sized(path, tokens, n), "stream": stream, **more}
+    async with Reader(app, path, asked) as call:
+        if stream:
+            call.reads.clear()
+        while grown(engine) < tokens - 1 or len(engine.submitted) <= n:
+            await asyncio.sleep(0)
+        engine.flow.clear()
+        snapshot = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(False, "*/tests/*")])
+        tracemalloc.stop()
+        held = sum(trace.size for trace in snapshot.traces)
+        assert held <= budget.used, "the model is a bound"
+        assert budget.used <= 6 * held, "and not far from the truth"
+        engine.flow.set()
+        call.reads.set()
+    assert (call.status, call.complete) == (200, True)
+    assert budget.used == 0
 
 
 @pytest.mark.parametrize(
     ("path", "more"), [(CHAT, {"logprobs": True, "top_logprobs": 20}), (COMPLETIONS, {"logprobs": 20})]
 )
-def test_an_answer_with_logprobs_is_never_whole_in_memory(path: str, more: dict[str, Any]) -> None:
+@awaited
+async def test_an_answer_with_logprobs_is_never_whole_in_memory(path: str, more: dict[str, Any]) -> None:
     """From its first token to its last byte it takes less than 600 bytes a token. It took 2,700 to 5,000. What the
     first answers leave for the next ones does not count: the names of tokens, say."""
 
     n, tokens = 24, 120
     bound = n * tokens * 600
 
-    async def test() -> None:
-        app = create_app(FakeEngine(words), ServerSettings())
-        peaks: list[int] = []
-        while len(peaks) < 4 and min(peaks, default=bound) >= bound:
-            tracemalloc.start()
-            async with Reader(app, path, {**HELLO[path], "max_tokens": tokens, "n": n, **more}) as call:
-                pass
-            peaks.append(tracemalloc.get_traced_memory()[1])
-            tracemalloc.stop()
-            assert (call.status, call.complete) == (200, True)
-        assert min(peaks) < bound
-
-    run(test)
-
-
-def test_an_answer_that_can_never_fit_is_refused_before_any_work() -> None:
-    """128 choices in a context of 32,768 tokens with 20 alternatives each took 17 GB."""
-
-    async def test() -> None:
-        engine = FakeEngine()
-        engine.max_model_len = 32_768
-        app = create_app(engine, ServerSettings())
-        asked = {**HELLO[CHAT], "n": 128, "logprobs": True, "top_logprobs": 20}
-        async with Call(app, CHAT, asked) as call:
+    app = create_app(FakeEngine(words), ServerSettings())
+    peaks: list[int] = []
+    while len(peaks) < 4 and min(peaks, default=bound) >= bound:
+        tracemalloc.start()
+        async with Reader(app, path, {**HELLO[path], "max_tokens": tokens, "n": n, **more}) as call:
             pass
-        error = call.json["error"]
-        assert (call.status, error["code"], error["param"]) == (400, "answer_too_large", "max_tokens")
-        assert error["type"] == "invalid_request_error"
-        assert str(app.state.quotas.answers.limit // 4) in error["message"]
-        assert engine.submitted == []
-        assert app.state.quotas.answers.used == 0
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert (call.status, call.complete) == (200, True)
+    assert min(peaks) < bound
 
-    run(test)
+
+@awaited
+async def test_an_answer_that_can_never_fit_is_refused_before_any_work() -> None:
+    """128 choices in a context of 32,768 tokens with 20 alternatives each took 17 GB."""
+    engine = FakeEngine()
+    engine.max_model_len = 32_768
+    app = create_app(engine, ServerSettings())
+    asked = {**HELLO[CHAT], "n": 128, "logprobs": True, "top_logprobs": 20}
+    async with Call(app, CHAT, asked) as call:
+        pass
+    error = call.json["error"]
+    assert (call.status, error["code"], error["param"]) == (400, "answer_too_large", "max_tokens")
+    assert error["type"] == "invalid_request_error"
+    assert str(app.state.quotas.answers.limit // 4) in error["message"]
+    assert engine.submitted == []
+    assert app.state.quotas.answers.used == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("leaves", [False, True])
-def test_an_answer_that_does_not_fit_now_is_refused_until_another_has_gone(stream: bool, leaves: bool) -> None:
+@awaited
+async def test_an_answer_that_does_not_fit_now_is_refused_until_another_has_gone(stream: bool, leaves: bool) -> None:
     """Whether that one was read to its end, or its client has left."""
-
-    async def test() -> None:
-        engine = FakeEngine(words)
-        app = create_app(engine, ServerSettings(max_buffered_bytes=3 << 20))
-        asked = {**HELLO[COMPLETIONS], "max_tokens": 900, "logprobs": 20, "stream": stream}
-        small = {**HELLO[COMPLETIONS], "max_tokens": 900, "stream": stream}
-        engine.flow.clear()
-        async with AsyncExitStack() as stack:
-            held = [await stack.enter_async_context(Call(app, COMPLETIONS, asked)) for _ in range(6)]
-            while len(engine.submitted) < 6:
-                await asyncio.sleep(0)
-            async with Call(app, COMPLETIONS, asked) as refused:
-                pass
-            assert (refused.status, refused.json["error"]["code"]) == (503, "overloaded")
-            assert int(refused.headers["retry-after"]) > 0
-            assert len(engine.submitted) == 6
-            one = await stack.enter_async_context(Call(app, COMPLETIONS, small))
-            for call in held * leaves:
-                call.leave()
-            engine.flow.set()
-        assert one.status == 200, "a small answer is not locked out"
-        async with Call(app, COMPLETIONS, asked) as again:
+    engine = FakeEngine(words)
+    app = create_app(engine, ServerSettings(max_buffered_bytes=3 << 20))
+    asked = {**HELLO[COMPLETIONS], "max_tokens": 900, "logprobs": 20, "stream": stream}
+    small = {**HELLO[COMPLETIONS], "max_tokens": 900, "stream": stream}
+    engine.flow.clear()
+    async with AsyncExitStack() as stack:
+        held = [await stack.enter_async_context(Call(app, COMPLETIONS, asked)) for _ in range(6)]
+        while len(engine.submitted) < 6:
+            await asyncio.sleep(0)
+        async with Call(app, COMPLETIONS, asked) as refused:
             pass
-        assert again.status == 200
-        assert app.state.quotas.answers.used == 0
-
-    run(test)
+        assert (refused.status, refused.json["error"]["code"]) == (503, "overloaded")
+        assert int(refused.headers["retry-after"]) > 0
+        assert len(engine.submitted) == 6
+        one = await stack.enter_async_context(Call(app, COMPLETIONS, small))
+        for call in held * leaves:
+            call.leave()
+        engine.flow.set()
+    assert one.status == 200, "a small answer is not locked out"
+    async with Call(app, COMPLETIONS, asked) as again:
+        pass
+    assert again.status == 200
+    assert app.state.quotas.answers.used == 0
 
 
 VOCABULARY = 151_936
@@ -212,7 +202,8 @@ SHARED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("more", SHARED.values(), ids=SHARED)
-def test_what_the_completions_of_a_request_share_is_checked_sent_and_counted_once(
+@awaited
+async def test_what_the_completions_of_a_request_share_is_checked_sent_and_counted_once(
     more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All ids of a vocabulary in `allowed_token_ids`, with n=128: the event loop stood still for 10 s and the engine
@@ -229,79 +220,71 @@ def test_what_the_completions_of_a_request_share_is_checked_sent_and_counted_onc
             sent[0] += len(frame(message))
             super()._send(message)
 
-    async def test() -> None:
-        engine = Engine()
-        engine.config = replace(engine.config, vocab_size=VOCABULARY)
-        app = create_app(engine, ServerSettings())
-        app.state.quotas.answers.free = 0
-        await warm(app, COMPLETIONS)
-        monkeypatch.setattr(SamplingParams, "__post_init__", counting)
+    engine = Engine()
+    engine.config = replace(engine.config, vocab_size=VOCABULARY)
+    app = create_app(engine, ServerSettings())
+    app.state.quotas.answers.free = 0
+    await warm(app, COMPLETIONS)
+    monkeypatch.setattr(SamplingParams, "__post_init__", counting)
 
-        async def cost(n: int) -> tuple[int, int, int]:
-            """Params checked, bytes sent and bytes of the budget."""
-            checked[0] = sent[0] = 0
-            engine.room.clear()
-            live = engine.live
-            asked = {**HELLO[COMPLETIONS], **more, "max_tokens": 1, "n": n, "seed": 5}
-            async with Call(app, COMPLETIONS, asked) as call:
-                while engine.live == live and not call.status:
-                    await asyncio.sleep(0)
-                found = checked[0], sent[0], app.state.quotas.answers.used
-                engine.room.set()
-            assert call.status == 200
-            return found
-
-        prompts = 64 if isinstance(more.get("prompt", [0])[0], list) else 1
-        one, many = await cost(1), await cost(128 // prompts)
-        assert many[0] == one[0] <= 2
-        assert many[1] - one[1] < 128 * 200
-        assert many[2] - one[2] < 128 * 9_000
-        assert one[2] >= VOCABULARY // 8 or "allowed_token_ids" not in more
-
-    run(test)
-
-
-def test_text_that_outgrows_the_budget_ends_the_answer() -> None:
-    """The length of a token's text is not known before: a token may be one byte or hundreds."""
-
-    async def test() -> None:
-        engine = FakeEngine()
-        assert engine.tokenizer is not None
-        longest = max(range(300, 4000), key=lambda token: len(engine.tokenizer.token_bytes(token)))  # type: ignore[union-attr]
-        engine.script = lambda request: [longest] * request.params.max_tokens
-        app = create_app(engine, ServerSettings())
-        budget: MemoryBudget = app.state.quotas.answers
-        budget.free = 0
-        with budget.hold(budget.limit - 64_000):  # enough for the tokens, and not for their text
-            async with Call(app, COMPLETIONS, {**HELLO[COMPLETIONS], "max_tokens": 1600}) as call:
-                pass
-        assert (call.status, call.json["error"]["code"]) == (503, "overloaded")
-        assert engine.live == 0
-        assert app.state.quotas.answers.used == 0
-
-    run(test)
-
-
-def test_tokens_without_text_are_held_in_arrays_too() -> None:
-    """Special tokens wait for the text after them, which may never come; they waited as objects."""
-
-    async def test() -> None:
-        engine = FakeEngine(lambda request: [1] * request.params.max_tokens)
-        app = create_app(engine, ServerSettings())
-        await warm(app, COMPLETIONS)
-        tracemalloc.start()
-        async with Reader(app, COMPLETIONS, {**HELLO[COMPLETIONS], "max_tokens": 1500, "logprobs": 20}) as call:
-            while grown(engine) < 1499:
+    async def cost(n: int) -> tuple[int, int, int]:
+        """Params checked, bytes sent and bytes of the budget."""
+        checked[0] = sent[0] = 0
+        engine.room.clear()
+        live = engine.live
+        asked = {**HELLO[COMPLETIONS], **more, "max_tokens": 1, "n": n, "seed": 5}
+        async with Call(app, COMPLETIONS, asked) as call:
+            while engine.live == live and not call.status:
                 await asyncio.sleep(0)
-            held, _ = tracemalloc.get_traced_memory()
-            tracemalloc.stop()
-            assert held < 1500 * 500
+            found = checked[0], sent[0], app.state.quotas.answers.used
+            engine.room.set()
         assert call.status == 200
+        return found
 
-    run(test)
+    prompts = 64 if isinstance(more.get("prompt", [0])[0], list) else 1
+    one, many = await cost(1), await cost(128 // prompts)
+    assert many[0] == one[0] <= 2
+    assert many[1] - one[1] < 128 * 200
+    assert many[2] - one[2] < 128 * 11_000
+    assert one[2] >= VOCABULARY // 8 or "allowed_token_ids" not in more
 
 
-def test_bodies_that_never_end_leave_the_budget_alone_and_small_requests_pass() -> None:
+@awaited
+async def test_text_that_outgrows_the_budget_ends_the_answer() -> None:
+    """The length of a token's text is not known before: a token may be one byte or hundreds."""
+    engine = FakeEngine()
+    assert engine.tokenizer is not None
+    longest = max(range(300, 4000), key=lambda token: len(engine.tokenizer.token_bytes(token)))  # type: ignore[union-attr]
+    engine.script = lambda request: [longest] * request.params.max_tokens
+    app = create_app(engine, ServerSettings())
+    budget: MemoryBudget = app.state.quotas.answers
+    budget.free = 0
+    with budget.hold(budget.limit - 64_000):  # enough for the tokens, and not for their text
+        async with Call(app, COMPLETIONS, {**HELLO[COMPLETIONS], "max_tokens": 1600}) as call:
+            pass
+    assert (call.status, call.json["error"]["code"]) == (503, "overloaded")
+    assert engine.live == 0
+    assert app.state.quotas.answers.used == 0
+
+
+@awaited
+async def test_tokens_without_text_are_held_in_arrays_too() -> None:
+    """Special tokens wait for the text after them, which may never come; they waited as objects."""
+    engine = FakeEngine(lambda request: [1] * request.params.max_tokens)
+    app = create_app(engine, ServerSettings())
+    await warm(app, COMPLETIONS)
+    tracemalloc.start()
+    async with Reader(app, COMPLETIONS, {**HELLO[COMPLETIONS], "max_tokens": 1500, "logprobs": 20}) as call:
+        while grown(engine) < 1499:
+            await asyncio.sleep(0)
+        held, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert held < 1500 * 500
+    assert call.status == 200
+
+
+@awaited
+async def test_bodies_that_never_end_leave_the_budget_alone_and_small_requests_pass() -> None:
     """500 clients send all but the end of the largest body. All of it was kept: 125 MB here, 2 GB with the defaults."""
     size, limit = 256 << 10, 16 << 20
     settings = ServerSettings(max_body_bytes=size, max_buffered_bytes=limit, receive_timeout=60)
@@ -332,25 +315,22 @@ def test_bodies_that_never_end_leave_the_budget_alone_and_small_requests_pass() 
 
         return scope, receive, send
 
-    async def test() -> None:
-        limits = BodyLimits(app, settings)
-        tracemalloc.start()
-        refusing = Exchanges(AccessLog(ErrorResponses(limits)))
-        calls = [asyncio.create_task(refusing(*request(15, whole=False))) for _ in range(500)]
-        refused = 500 - limits.budget.limit // ((15 << 14) - SMALL_BODY)
-        while len(ended) < refused - 1:
-            await asyncio.sleep(0)
-        _, peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        assert set(ended) == {503}
-        assert peak < limits.budget.limit + 500 * 2 * SMALL_BODY
-        await limits(*request(1, whole=True))
-        assert ended[-1] == 200
-        gone.set()
-        await asyncio.gather(*calls)
-        assert limits.budget.used == 0
-
-    run(test)
+    limits = Bodies(app, settings)
+    tracemalloc.start()
+    refusing = Exchanges(AccessLog(ErrorResponses(limits), root=""))
+    calls = [asyncio.create_task(refusing(*request(15, whole=False))) for _ in range(500)]
+    refused = 500 - limits.budget.limit // ((15 << 14) - SMALL_BODY)
+    while len(ended) < refused - 1:
+        await asyncio.sleep(0)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert set(ended) == {503}
+    assert peak < limits.budget.limit + 500 * 2 * SMALL_BODY
+    await limits(*request(1, whole=True))
+    assert ended[-1] == 200
+    gone.set()
+    await asyncio.gather(*calls)
+    assert limits.budget.used == 0
 
 
 def test_a_budget_is_never_overdrawn() -> None:

@@ -4,7 +4,7 @@ Published cases, each of which is a 400 here that names the field: `n` without a
 prompt (CVE-2024-8768, vLLM), negative numbers (CVE-2026-21869, llama.cpp), arguments of the chat template
 (CVE-2025-62426, vLLM) and the template itself (the class of CVE-2024-34359, llama-cpp-python, and CVE-2026-5760,
 SGLang), tools with a pattern (CVE-2025-48944, vLLM), regular expressions and schemas for guided decoding (the same
-class), tensors (CVE-2025-62164, vLLM), images by address (CVE-2025-6242, vLLM: server-side request forgery).
+class: test_grammars), tensors (CVE-2025-62164), images by address (CVE-2025-6242, vLLM: server-side request forgery).
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.app import create_app
 from tests.phase6_integration.adversarial.mutations import edits
-from tests.phase6_integration.asgi import Call
+from tests.phase6_integration.asgi import Call, awaited
 from tests.phase6_integration.fake_engine import FakeEngine
 
 COMPLETIONS, CHAT, TOKENIZE, DETOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"
@@ -99,8 +99,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"prompt": "a", "max_tokens": -5}, "max_tokens"),
     (COMPLETIONS, {"prompt": "a", "logprobs": -1}, "logprobs"),
     (COMPLETIONS, {"prompt": "a", "prompt_embeds": "gASV"}, "prompt_embeds"),
-    (COMPLETIONS, {"prompt": "a", "guided_regex": "a{1000}{1000}"}, "guided_regex"),
-    (COMPLETIONS, {"prompt": "a", "guided_json": {"type": "x", "pattern": "("}}, "guided_json"),
     (CHAT, {"messages": MESSAGES, "chat_template": "{{ cycler.__init__.__globals__ }}"}, "chat_template"),
     (CHAT, {"messages": MESSAGES, "chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs.tokenize"),
     (
@@ -113,27 +111,23 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("path", "body", "field"), REFUSED)
-def test_what_broke_other_servers_is_refused_by_its_name(path: str, body: dict[str, Any], field: str) -> None:
-    async def test() -> None:
-        engine = FakeEngine()
-        async with Call(create_app(engine, ServerSettings()), path, body) as call:
-            pass
-        assert (call.status, call.json["error"]["param"]) == (400, field)
-        assert engine.submitted == []
-
-    asyncio.run(test())
+@awaited
+async def test_what_broke_other_servers_is_refused_by_its_name(path: str, body: dict[str, Any], field: str) -> None:
+    engine = FakeEngine()
+    async with Call(create_app(engine, ServerSettings()), path, body) as call:
+        pass
+    assert (call.status, call.json["error"]["param"]) == (400, field)
+    assert engine.submitted == []
 
 
-def test_an_image_by_address_is_not_fetched() -> None:
+@awaited
+async def test_an_image_by_address_is_not_fetched() -> None:
     part = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest/meta-data"}}
 
-    async def test() -> None:
-        engine = FakeEngine()
-        body = {"messages": [{"role": "user", "content": [part]}]}
-        async with Call(create_app(engine, ServerSettings()), CHAT, body) as call:
-            pass
-        assert call.status == 400
-        assert "169.254" not in call.content.decode()
-        assert engine.submitted == []
-
-    asyncio.run(test())
+    engine = FakeEngine()
+    body = {"messages": [{"role": "user", "content": [part]}]}
+    async with Call(create_app(engine, ServerSettings()), CHAT, body) as call:
+        pass
+    assert call.status == 400
+    assert "169.254" not in call.content.decode()
+    assert engine.submitted == []

@@ -13,16 +13,16 @@ from typing import Any
 import httpx
 import pytest
 
-from phase0_request.request import FinishReason
+from phase0_request.request import FinishReason, Request
 from phase6_integration.api.errors import RequestError
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.api.streaming import KEEP_ALIVE
 from phase6_integration.app import create_app
 from phase6_integration.process.async_engine import AsyncEngine, StepReport
 from phase6_integration.process.messages import EngineRequest
-from phase6_integration.process.outputs import OutputState, OutputStream
-from phase6_integration.wings.edge.client_limits import ClientLimits
-from tests.phase6_integration.asgi import Call
+from phase6_integration.process.outputs import Output, OutputStream
+from phase6_integration.wings.edge.quotas import Quotas
+from tests.phase6_integration.asgi import Call, awaited
 from tests.phase6_integration.fake_engine import FakeEngine
 from tests.phase6_integration.fake_engine import client as client_of_app
 from tests.phase6_integration.real_engine import engine, idle
@@ -95,17 +95,15 @@ def test_keys_share_prefixes_if_the_operator_says_so(on_an_engine: Run) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_cached_tokens_can_be_hidden(stream: bool) -> None:
-    async def test() -> None:
-        made = FakeEngine()
-        made.cached = 1
-        async with client(made, "", ServerSettings(hide_cached_tokens=True)) as http:
-            options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
-            response = await ask(http, **options)
-            assert '"completion_tokens":1' in response.text
-            assert "cached" not in response.text
-
-    run(test())
+@awaited
+async def test_cached_tokens_can_be_hidden(stream: bool) -> None:
+    made = FakeEngine()
+    made.cached = 1
+    async with client(made, "", ServerSettings(hide_cached_tokens=True)) as http:
+        options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+        response = await ask(http, **options)
+        assert '"completion_tokens":1' in response.text
+        assert "cached" not in response.text
 
 
 def test_a_tenant_is_an_opaque_id_that_no_header_changes(caplog: pytest.LogCaptureFixture) -> None:
@@ -150,16 +148,16 @@ class Steps:
         made.observers.append(self)
         made.submit = self.submit  # type: ignore[method-assign]
 
-    def submit(self, requests: Sequence[EngineRequest]) -> OutputStream:
-        self.submitted[requests[0].tenant] = self.count
-        return self._submit(requests)
+    def submit(self, request: EngineRequest) -> OutputStream:
+        self.submitted[request.tenant] = self.count
+        return self._submit(request)
 
     def stepped(self, report: StepReport) -> None:
         self.count += 1
         if report.gauges.waiting >= self._waiting:
             self.crowded.set()
 
-    def finished(self, request: EngineRequest, state: OutputState, reason: FinishReason) -> None:
+    def finished(self, request: EngineRequest, output: Output, reason: FinishReason) -> None:
         """Nothing is counted."""
 
 
@@ -188,63 +186,63 @@ def test_a_one_token_request_does_not_wait_for_a_greedy_client(on_an_engine: Run
     on_an_engine(test)
 
 
-def test_a_client_does_not_hold_all_places_of_the_queue() -> None:
-    async def test() -> None:
-        made = FakeEngine(max_num_queued_reqs=8)
-        made.room.clear()
-        app = create_app(made, KEYS)
-        alice, bob = {"authorization": "Bearer sk-alice"}, {"authorization": "Bearer sk-bob"}
-        async with Call(app, COMPLETIONS, {"prompt": "a", "n": 4, "max_tokens": 1}, alice) as first:
-            await until(lambda: made.live == 4)
-            async with Call(app, COMPLETIONS, {"prompt": "a", "max_tokens": 1}, alice) as second:
-                await second.until(lambda call: call.complete)
-            assert (second.status, second.json["error"]["code"]) == (429, "queue_full")
-            assert second.headers["retry-after"] == "1"
-            async with Call(app, COMPLETIONS, {"prompt": "a", "n": 4, "max_tokens": 1}, bob) as other:
-                await until(lambda: made.live == 8)
-                made.room.set()
-        assert (first.status, other.status) == (200, 200)
-
-    run(test())
-
-
 async def until(holds: Callable[[], bool]) -> None:
     while not holds():
         await asyncio.sleep(0)
 
 
-def test_a_client_has_no_more_unfinished_completions_than_its_limit() -> None:
-    async def test() -> None:
-        made = FakeEngine()
-        made.flow.clear()
-        settings = ServerSettings(api_keys=KEYS.api_keys, max_requests_per_client=3)
-        app = create_app(made, settings)
-        alice, bob = {"authorization": "Bearer sk-alice"}, {"authorization": "Bearer sk-bob"}
-        body = {"prompt": "a", "max_tokens": 1}
-        async with Call(app, COMPLETIONS, {**body, "n": 2}, alice) as first:
-            await until(lambda: made.live == 2)
-            async with Call(app, COMPLETIONS, {**body, "n": 2}, alice) as second:
-                await second.until(lambda call: call.complete)
-            assert (second.status, second.headers["retry-after"]) == (429, "1")
-            error = {"type": "rate_limit_error", "code": "rate_limit_exceeded", "param": None}
-            assert second.json["error"].items() >= error.items()
-            async with Call(app, COMPLETIONS, {**body, "n": 4}, alice) as never:
-                await never.until(lambda call: call.complete)
-            assert (never.status, never.json["error"]["param"]) == (400, "n")
-            async with Call(app, COMPLETIONS, {**body, "n": 3}, bob) as other:
-                await until(lambda: made.live == 5)
-                made.flow.set()
-        assert (first.status, other.status) == (200, 200)
-        async with Call(app, COMPLETIONS, {**body, "n": 3}, alice) as again:  # what has ended counts no more
-            await again.until(lambda call: call.complete)
-        assert again.status == 200
+def of(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer sk-{key}"}
 
-    run(test())
+
+def body(n: int = 1) -> dict[str, Any]:
+    return {"prompt": "a", "n": n, "max_tokens": 1}
+
+
+async def answered(app: Any, key: str, n: int = 1) -> Call:
+    async with Call(app, COMPLETIONS, body(n), of(key)) as call:
+        await call.until(lambda call: call.complete)
+    return call
+
+
+@awaited
+async def test_a_client_does_not_hold_all_places_of_the_queue() -> None:
+    made = FakeEngine(max_num_queued_reqs=8)
+    made.room.clear()
+    app = create_app(made, KEYS)
+    async with Call(app, COMPLETIONS, body(4), of("alice")) as first:
+        await until(lambda: made.live == 4)
+        second = await answered(app, "alice")
+        assert (second.status, second.json["error"]["code"]) == (429, "queue_full")
+        assert second.headers["retry-after"] == "1"
+        async with Call(app, COMPLETIONS, body(4), of("bob")) as other:
+            await until(lambda: made.live == 8)
+            made.room.set()
+    assert (first.status, other.status) == (200, 200)
+
+
+@awaited
+async def test_a_client_has_no_more_unfinished_completions_than_its_limit() -> None:
+    made = FakeEngine()
+    made.flow.clear()
+    app = create_app(made, ServerSettings(api_keys=KEYS.api_keys, max_requests_per_client=3))
+    async with Call(app, COMPLETIONS, body(2), of("alice")) as first:
+        await until(lambda: made.live == 2)
+        second, never = await answered(app, "alice", 2), await answered(app, "alice", 4)
+        assert (second.status, second.headers["retry-after"]) == (429, "1")
+        error = {"type": "rate_limit_error", "code": "rate_limit_exceeded", "param": None}
+        assert second.json["error"].items() >= error.items()
+        assert (never.status, never.json["error"]["param"]) == (400, "n")
+        async with Call(app, COMPLETIONS, body(3), of("bob")) as other:
+            await until(lambda: made.live == 5)
+            made.flow.set()
+    assert (first.status, other.status) == (200, 200)
+    assert (await answered(app, "alice", 3)).status == 200, "what has ended counts no more"
 
 
 def test_tokens_a_minute_are_a_bucket_that_may_be_overdrawn_once() -> None:
     now = [0.0]
-    limits = ClientLimits(ServerSettings(tokens_per_minute=60), lambda: now[0])
+    limits = Quotas(ServerSettings(tokens_per_minute=60), lambda: now[0])
 
     def refused(tenant: str) -> int | None:
         """The seconds after which the client is to come again."""
@@ -280,78 +278,68 @@ def _generated(tokens: int) -> Any:
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, "/v1/chat/completions"])
-def test_a_stream_that_is_queued_gets_its_status_and_comments(path: str) -> None:
+@awaited
+async def test_a_stream_that_is_queued_gets_its_status_and_comments(path: str) -> None:
     """It got no byte for as long as it waited, and proxies and clients gave up."""
-
-    async def test() -> None:
-        made = FakeEngine()
-        made.room.clear()
-        app = create_app(made, ServerSettings(keepalive=0.01))
-        body = {"stream": True, "max_tokens": 2, **_prompt(path)}
-        async with Call(app, path, body) as call:
-            await call.until(lambda call: call.content.count(KEEP_ALIVE) >= 2)
-            assert (call.status, call.content) == (200, KEEP_ALIVE * call.content.count(KEEP_ALIVE))
-            made.room.set()
-        assert call.events[-1] == "[DONE]"
-        assert call.events[-2]["choices"][0]["finish_reason"] == "length"
-
-    run(test())
+    made = FakeEngine()
+    made.room.clear()
+    app = create_app(made, ServerSettings(keepalive=0.01))
+    body = {"stream": True, "max_tokens": 2, **_prompt(path)}
+    async with Call(app, path, body) as call:
+        await call.until(lambda call: call.content.count(KEEP_ALIVE) >= 2)
+        assert (call.status, call.content) == (200, KEEP_ALIVE * call.content.count(KEEP_ALIVE))
+        made.room.set()
+    assert call.events[-1] == "[DONE]"
+    assert call.events[-2]["choices"][0]["finish_reason"] == "length"
 
 
 @pytest.mark.parametrize(
     ("reason", "code"), [(FinishReason.TIMEOUT, "deadline_passed"), (FinishReason.ERROR, "internal_error")]
 )
-def test_an_error_after_that_is_an_event(reason: FinishReason, code: str) -> None:
-    async def test() -> None:
-        def script(_: EngineRequest) -> Sequence[int | FinishReason]:
-            return [reason]
+@awaited
+async def test_an_error_after_that_is_an_event(reason: FinishReason, code: str) -> None:
+    def script(_: Request) -> Sequence[int | FinishReason]:
+        return [reason]
 
-        made = FakeEngine(script)
-        made.room.clear()
-        app = create_app(made, ServerSettings(keepalive=0.01))
-        async with Call(app, COMPLETIONS, {"prompt": "a", "stream": True}) as call:
-            await call.until(lambda call: call.status is not None)
-            made.room.set()
-        error, done = call.events
-        assert (call.status, error["error"]["code"], done) == (200, code, "[DONE]")
-
-    run(test())
+    made = FakeEngine(script)
+    made.room.clear()
+    app = create_app(made, ServerSettings(keepalive=0.01))
+    async with Call(app, COMPLETIONS, {"prompt": "a", "stream": True}) as call:
+        await call.until(lambda call: call.status is not None)
+        made.room.set()
+    error, done = call.events
+    assert (call.status, error["error"]["code"], done) == (200, code, "[DONE]")
 
 
 def _prompt(path: str) -> dict[str, Any]:
     return {"prompt": "a"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "a"}]}
 
 
-def test_requests_have_a_deadline_unless_it_is_turned_off() -> None:
+@awaited
+async def test_requests_have_a_deadline_unless_it_is_turned_off() -> None:
     async def timeout(settings: ServerSettings) -> float | None:
         made = FakeEngine()
         async with client(made, "", settings) as http:
             await ask(http)
-        return made.submitted[0].timeout
+        return made.asked[0].timeout
 
-    async def test() -> None:
-        assert await timeout(ServerSettings()) == 1800
-        assert await timeout(ServerSettings(request_timeout=0)) is None
-
-    run(test())
+    assert await timeout(ServerSettings()) == 1800
+    assert await timeout(ServerSettings(request_timeout=0)) is None
 
 
-def test_clients_take_turns_at_the_tokenizer() -> None:
+@awaited
+async def test_clients_take_turns_at_the_tokenizer() -> None:
     """Fault: the texts of all clients waited in one line, before any limit of a client counted."""
+    async with client_of_app(FakeEngine(), ServerSettings(api_keys=("greedy", "modest"))) as http:
 
-    async def test() -> None:
-        async with client_of_app(FakeEngine(), ServerSettings(api_keys=("greedy", "modest"))) as http:
+        async def tokenize(key: str, text: str) -> float:
+            body, headers = {"prompt": text}, {"authorization": f"Bearer {key}"}
+            assert (await http.post("/tokenize", json=body, headers=headers)).status_code == 200
+            return time.monotonic()
 
-            async def tokenize(key: str, text: str) -> float:
-                body, headers = {"prompt": text}, {"authorization": f"Bearer {key}"}
-                assert (await http.post("/tokenize", json=body, headers=headers)).status_code == 200
-                return time.monotonic()
-
-            await tokenize("modest", "Hello")  # the process is there
-            greedy = [asyncio.create_task(tokenize("greedy", "a page " * 4000)) for _ in range(60)]
-            await asyncio.sleep(0.05)  # its texts are in line
-            modest = await tokenize("modest", "Hello")
-            later = [end for end in await asyncio.gather(*greedy) if end > modest]
-            assert len(later) > 30, "it waited for most of the greedy client's"
-
-    asyncio.run(test())
+        await tokenize("modest", "Hello")  # the process is there
+        greedy = [asyncio.create_task(tokenize("greedy", "a page " * 4000)) for _ in range(60)]
+        await asyncio.sleep(0.05)  # its texts are in line
+        modest = await tokenize("modest", "Hello")
+        later = [end for end in await asyncio.gather(*greedy) if end > modest]
+        assert len(later) > 30, "it waited for most of the greedy client's"

@@ -1,10 +1,10 @@
 """Text that attacks: programs in a model's own files, ids that its tokenizer does not know, penalties that overflow."""
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -16,11 +16,11 @@ import pytest
 from tokenizers import normalizers
 
 from phase0_request.tokenizer import BUNDLED, Tokenizer
+from phase6_integration.api import tokenization
 from phase6_integration.api.settings import ServerSettings
-from phase6_integration.api.tokenization import Processes
-from phase6_integration.process import tokenizer_process
-from phase6_integration.process.tokenizer_process import Encode, Killed, Setup, TokenizerProcess, Tokens, limit_memory
-from tests.phase6_integration.conftest import end
+from phase6_integration.process import tokenizer_worker
+from phase6_integration.process.tokenizer_worker import KilledError, TokenizerWorker, encode
+from tests.phase6_integration.asgi import awaited
 from tests.phase6_integration.fake_engine import FakeEngine, client
 from tests.phase6_integration.life import PATIENCE, ROOT
 
@@ -48,7 +48,8 @@ ARMED = "{% set what = messages[0].content %}" + "".join(
 )
 
 
-def test_template_bombs_are_400s_and_everything_else_is_answered() -> None:
+@awaited
+async def test_template_bombs_are_400s_and_everything_else_is_answered() -> None:
     """A template is a program. It ran in one of four threads, which nothing can stop: it froze the event loop (powers),
     took 4.9 GB (text), or took the threads for ever (loops). The class of CVE-2025-61620 (vLLM)."""
     settings = ServerSettings(template_timeout=LIMIT, chat_template=ARMED + "{{ messages[0].content }}")
@@ -56,38 +57,33 @@ def test_template_bombs_are_400s_and_everything_else_is_answered() -> None:
     def body(content: str) -> dict[str, Any]:
         return {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
 
-    async def attack() -> None:
-        async with client(FakeEngine(), settings) as http:
-            bombs = [asyncio.create_task(http.post(CHAT, json=body(name))) for name in BOMBS]
-            assert (await http.get("/version")).status_code == 200
-            assert not any(bomb.done() for bomb in bombs)
-            beside = await asyncio.gather(*(http.post(CHAT, json=body("Hello")) for _ in BOMBS))
-            assert [answer.status_code for answer in beside] == [200] * len(BOMBS)
-            refused = [await bomb for bomb in bombs]
-            assert {(one.status_code, one.json()["error"]["param"]) for one in refused} == {(400, "messages")}
-            assert "took longer than 1 seconds" in refused[2].text
-            assert "at most 4194304 fit" in refused[3].text
-            text = await http.post("/tokenize", json={"prompt": "Hello"})
-            assert text.json()["tokens"] == Tokenizer.from_pretrained().encode("Hello")
-
-    asyncio.run(attack())
+    async with client(FakeEngine(), settings) as http:
+        bombs = [asyncio.create_task(http.post(CHAT, json=body(name))) for name in BOMBS]
+        assert (await http.get("/version")).status_code == 200
+        assert not any(bomb.done() for bomb in bombs)
+        beside = await asyncio.gather(*(http.post(CHAT, json=body("Hello")) for _ in BOMBS))
+        assert [answer.status_code for answer in beside] == [200] * len(BOMBS)
+        refused = [await bomb for bomb in bombs]
+        assert {(one.status_code, one.json()["error"]["param"]) for one in refused} == {(400, "messages")}
+        assert "took longer than 1 seconds" in refused[2].text
+        assert "at most 4194304 fit" in refused[3].text
+        text = await http.post("/tokenize", json={"prompt": "Hello"})
+        assert text.json()["tokens"] == Tokenizer.from_pretrained().encode("Hello")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("template", ["{{ 9**(9**9) }}", "{{ 'a'*10**9 }}"])
-def test_a_bomb_that_explodes_when_the_template_is_compiled(template: str) -> None:
+@awaited
+async def test_a_bomb_that_explodes_when_the_template_is_compiled(template: str) -> None:
     """Jinja computes constants before it renders anything."""
-
-    async def attack() -> None:
-        async with client(FakeEngine(), ServerSettings(template_timeout=LIMIT, chat_template=template)) as http:
-            for _ in range(2):
-                assert (await http.post(CHAT, json={"messages": HELLO})).status_code == 400
-                assert (await http.post("/tokenize", json={"prompt": "Hello"})).status_code == 200
-
-    asyncio.run(attack())
+    async with client(FakeEngine(), ServerSettings(template_timeout=LIMIT, chat_template=template)) as http:
+        for _ in range(2):
+            assert (await http.post(CHAT, json={"messages": HELLO})).status_code == 400
+            assert (await http.post("/tokenize", json={"prompt": "Hello"})).status_code == 200
 
 
-def test_a_normalizer_that_makes_gigabytes_of_a_letter_ends_alone(tmp_path: Path) -> None:
+@awaited
+async def test_a_normalizer_that_makes_gigabytes_of_a_letter_ends_alone(tmp_path: Path) -> None:
     """The tokenizer.json of a model may replace each letter by ten, nine times over: 6.2 GB in the server's process."""
     directory = model(tmp_path / "model")
     described = json.loads((directory / "tokenizer.json").read_text())
@@ -95,18 +91,15 @@ def test_a_normalizer_that_makes_gigabytes_of_a_letter_ends_alone(tmp_path: Path
     described["normalizer"] = json.loads(steps.__getstate__())
     (directory / "tokenizer.json").write_text(json.dumps(described))
 
-    async def attack() -> None:
-        async with client(FakeEngine(model=str(directory)), ServerSettings(template_timeout=LIMIT)) as http:
-            for path, body in (
-                ("/v1/completions", {"prompt": "z"}),
-                (CHAT, {"messages": [{"role": "user", "content": "z"}]}),
-            ):
-                refused = await http.post(path, json=body)
-                assert refused.status_code == 400, refused.text
-                assert "the tokenizer" in refused.text or "the chat template" in refused.text
-            assert (await http.post("/v1/completions", json={"prompt": "Hello", "max_tokens": 1})).status_code == 200
-
-    asyncio.run(attack())
+    async with client(FakeEngine(model=str(directory)), ServerSettings(template_timeout=LIMIT)) as http:
+        for path, body in (
+            ("/v1/completions", {"prompt": "z"}),
+            (CHAT, {"messages": [{"role": "user", "content": "z"}]}),
+        ):
+            refused = await http.post(path, json=body)
+            assert refused.status_code == 400, refused.text
+            assert "the tokenizer" in refused.text or "the chat template" in refused.text
+        assert (await http.post("/v1/completions", json={"prompt": "Hello", "max_tokens": 1})).status_code == 200
 
 
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}}
@@ -125,7 +118,8 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def test_nothing_is_encoded_on_the_event_loop() -> None:
+@awaited
+async def test_nothing_is_encoded_on_the_event_loop() -> None:
     """The markers of tools were: a normalizer that multiplies `_` stopped the server for 27 s and took 1.3 GB, with one
     ordinary request."""
 
@@ -139,138 +133,106 @@ def test_nothing_is_encoded_on_the_event_loop() -> None:
             assert not name.startswith(("encode", "train", "post_process", "normal")), f"{name} on the event loop"
             return getattr(self._backend, name)
 
-    async def attack() -> None:
-        engine = FakeEngine()
-        assert engine.tokenizer is not None
-        engine.tokenizer._backend = Unable(engine.tokenizer._backend)  # type: ignore[assignment]
-        for parser in (None, "deepseek_r1"):
-            async with client(engine, ServerSettings(template_timeout=60, reasoning_parser=parser)) as http:
-                for path, body in ASKED:
-                    limit = {"max_tokens": 2} if path.endswith("completions") else {}
-                    answer = await http.post(path, json={**body, **limit})
-                    assert answer.status_code == 200, (path, body, answer.text)
-                    assert "server_error" not in answer.text
-
-    asyncio.run(attack())
-
-
-def test_a_child_is_limited_in_memory() -> None:
-    """In a process of its own, since the limit cannot be raised again."""
-    import multiprocessing
-
-    def limited(found: Any) -> None:
-        limit_memory(64 << 20)
-        try:
-            found.put(len(bytes(128 << 20)))
-        except MemoryError:
-            found.put(resource.getrlimit(resource.RLIMIT_CORE)[0])
-
-    context = multiprocessing.get_context("fork")
-    found = context.Queue()
-    process = context.Process(target=limited, args=(found,))
-    process.start()
-    assert found.get(timeout=60) == 0
-    process.join()
+    engine = FakeEngine()
+    assert engine.tokenizer is not None
+    engine.tokenizer._backend = Unable(engine.tokenizer._backend)  # type: ignore[assignment]
+    for parser in (None, "deepseek_r1"):
+        async with client(engine, ServerSettings(template_timeout=60, reasoning_parser=parser)) as http:
+            for path, body in ASKED:
+                limit = {"max_tokens": 2} if path.endswith("completions") else {}
+                answer = await http.post(path, json={**body, **limit})
+                assert answer.status_code == 200, (path, body, answer.text)
+                assert "server_error" not in answer.text
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
-def test_a_tokenizer_process_that_was_killed_is_replaced() -> None:
-    """First its child, while it does nothing; then its parent, and the child by its alarm. One job may fail for each.
-    The results of the others are their own, and not those of a job before."""
-    process, words = TokenizerProcess(Setup(str(BUNDLED), None)), ["page", "cache", "token", "batch"]
-    expected = {word: Tokens([Tokenizer.from_pretrained().encode(word, False)]) for word in words}
+@awaited
+async def test_a_tokenizer_process_that_was_killed_is_replaced() -> None:
+    """While it does nothing, and at its time limit. The results of the others are their own."""
+    expected = {word: [tuple(Tokenizer.from_pretrained().encode(word, False))] for word in ("page", "cache", "token")}
 
-    def run(word: str, seconds: float = 60.0) -> Any:
-        return process.run(Encode([word], False, seconds))
+    worker = TokenizerWorker(str(BUNDLED), None)
 
-    try:
-        assert run("page") == expected["page"]
-        assert process._running is not None
-        parent = process._running[0]
-        (child,) = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
-        os.kill(int(child), signal.SIGKILL)
-        found = [run(word) for word in words]
-        assert found in ([*expected.values()], [Killed(), *[*expected.values()][1:]])
-        parent.kill()
-        process._reaper.join(PATIENCE)
-        assert not Path(f"/proc/{parent.pid}").exists(), "it stayed a zombie until its child ended"
-        assert run("page", seconds=1e-6) == Killed()
-        assert [run(word) for word in words] == [*expected.values()]
-    finally:
-        process.close()
+    async def encoded(seconds: float = 60.0) -> dict[str, Any]:
+        return {word: await worker.run(seconds, encode, [word], False) for word in expected}
+
+    assert await encoded() == expected
+    assert worker._pool is not None
+    (pid,) = worker._pool._processes
+    os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(KilledError):  # of the first job at most
+        await worker.run(60.0, encode, ["page"], False)
+    assert await encoded() == expected
+    with pytest.raises(KilledError) as killed:
+        await encoded(seconds=1e-6)
+    assert killed.value.late
+    assert await encoded() == expected
+    worker.close()
 
 
-def test_a_tokenizer_process_that_cannot_be_started_is_no_fault_of_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+@awaited
+async def test_a_tokenizer_process_that_cannot_be_started_is_no_fault_of_the_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Fault: when the machine had no memory for the process, a sound prompt got a 400."""
 
     def no_memory(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    own: list[Processes] = []  # not shared with other tests: none runs yet
-    make = "phase6_integration.api.tokenization.Processes"
-    monkeypatch.setattr(make, lambda setup: own.append(Processes(setup)) or own[-1])
+    monkeypatch.setattr(tokenization, "TokenizerWorker", TokenizerWorker)  # none that runs already
 
-    async def short() -> None:
-        async with client(FakeEngine()) as http:
-            with monkeypatch.context() as shortage:
-                shortage.setattr(tokenizer_process.subprocess, "Popen", no_memory)
-                refused = await http.post("/tokenize", json={"prompt": "Hello"})
-            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "tokenizer_unavailable")
-            assert int(refused.headers["retry-after"]) > 0
-            assert (await http.post("/tokenize", json={"prompt": "Hello"})).status_code == 200
-
-    asyncio.run(short())
-    end(own[0])
+    async with client(FakeEngine()) as http:
+        with monkeypatch.context() as shortage:
+            shortage.setattr(tokenizer_worker, "ProcessPoolExecutor", no_memory)
+            refused = await http.post("/tokenize", json={"prompt": "Hello"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "tokenizer_unavailable")
+        assert int(refused.headers["retry-after"]) > 0
+        assert (await http.post("/tokenize", json={"prompt": "Hello"})).status_code == 200
 
 
 def test_tokenizer_processes_end_with_a_server_that_is_killed() -> None:
     """They inherit its stdout, which is at its end when none of them is left."""
     program = f"""
-import os
-from phase6_integration.process.tokenizer_process import Encode, Setup, TokenizerProcess
-process = TokenizerProcess(Setup({str(BUNDLED)!r}, "none"))
-print(process.run(Encode(["Hello"], False, 60.0)), flush=True)
+import asyncio, os
+from phase6_integration.process.tokenizer_worker import TokenizerWorker, encode
+worker = TokenizerWorker({str(BUNDLED)!r}, "none")
+print(asyncio.run(worker.run(60.0, encode, ["Hello"], False)), flush=True)
 os.kill(os.getpid(), 9)
 """
     done = subprocess.run(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=ROOT, timeout=PATIENCE, text=True
     )
-    assert "Tokens" in done.stdout
+    assert done.stdout.startswith("[(")
     assert done.returncode == -signal.SIGKILL
 
 
-def test_padded_ids_are_tokens_without_text_everywhere(tmp_path: Path) -> None:
+@awaited
+async def test_padded_ids_are_tokens_without_text_everywhere(tmp_path: Path) -> None:
     """A model's embedding may have more rows than its tokenizer has tokens. A client may ask for such an id by
     logit_bias; /detokenize and echo then refused what the server itself had produced."""
     directory = model(tmp_path / "model", vocab_size=4160)
 
-    async def ask() -> None:
-        async with client(FakeEngine(model=str(directory)), ServerSettings()) as http:
-            text = await http.post("/detokenize", json={"tokens": [300, 4100, 301, 4159]})
-            assert text.json()["prompt"] == Tokenizer.from_pretrained().decode([300, 301])
-            body = {
-                "prompt": [300, 4100, 301],
-                "max_tokens": 3,
-                "echo": True,
-                "logprobs": 1,
-                "logit_bias": {"4100": 100},
-            }
-            answer = (await http.post("/v1/completions", json=body)).json()["choices"][0]
-            assert answer["text"] == 2 * Tokenizer.from_pretrained().decode([300, 301])
-            assert answer["logprobs"]["tokens"][1::3] == ["token_id:4100"] * 2
-            refused = await http.post("/detokenize", json={"tokens": [4160]})
-            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tokens")
-
-    asyncio.run(ask())
+    async with client(FakeEngine(model=str(directory)), ServerSettings()) as http:
+        text = await http.post("/detokenize", json={"tokens": [300, 4100, 301, 4159]})
+        assert text.json()["prompt"] == Tokenizer.from_pretrained().decode([300, 301])
+        body = {
+            "prompt": [300, 4100, 301],
+            "max_tokens": 3,
+            "echo": True,
+            "logprobs": 1,
+            "logit_bias": {"4100": 100},
+        }
+        answer = (await http.post("/v1/completions", json=body)).json()["choices"][0]
+        assert answer["text"] == 2 * Tokenizer.from_pretrained().decode([300, 301])
+        assert answer["logprobs"]["tokens"][1::3] == ["token_id:4100"] * 2
+        refused = await http.post("/detokenize", json={"tokens": [4160]})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tokens")
 
 
-def test_a_repetition_penalty_that_overflows_is_a_400() -> None:
+@awaited
+async def test_a_repetition_penalty_that_overflows_is_a_400() -> None:
     """Logits divided by 1e-45 are infinite: a 500 on demand."""
-
-    async def ask() -> None:
-        async with client(FakeEngine()) as http:
-            for path, body in (("/v1/completions", {"prompt": "Hi"}), (CHAT, {"messages": HELLO})):
-                refused = await http.post(path, json={**body, "repetition_penalty": 1e-45})
-                assert (refused.status_code, refused.json()["error"]["param"]) == (400, "repetition_penalty")
-
-    asyncio.run(ask())
+    async with client(FakeEngine()) as http:
+        for path, body in (("/v1/completions", {"prompt": "Hi"}), (CHAT, {"messages": HELLO})):
+            refused = await http.post(path, json={**body, "repetition_penalty": 1e-45})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "repetition_penalty")

@@ -11,6 +11,7 @@ import pickle
 import struct
 import tracemalloc
 from collections.abc import Callable
+from itertools import product
 
 import msgspec
 import pytest
@@ -91,18 +92,16 @@ def test_nothing_on_the_channel_is_executed(side: Callable[[], Frames]) -> None:
         assert fed(side(), framed(pickle.dumps(Executed(), protocol))) is None
 
 
-@pytest.mark.parametrize("count", [1 << 16, 1 << 27, (1 << 32) - 1])
-@pytest.mark.parametrize(
-    "kind", [b"\xdb", b"\xc6", b"\xdd", b"\xdf", b"\xc9"], ids=["str", "bin", "array", "map", "ext"]
-)
-@pytest.mark.parametrize("at", [b"\xa6prompt", b"\xa7outputs", b"\xa6reason", b"\xa7unknown"])
-def test_a_count_that_is_not_there_allocates_nothing(at: bytes, kind: bytes, count: int) -> None:
+@pytest.mark.parametrize("kind", [0xDB, 0xC6, 0xDD, 0xDF, 0xC9], ids=["str", "bin", "array", "map", "ext"])
+def test_a_count_that_is_not_there_allocates_nothing(kind: int) -> None:
     """Five bytes announce four billion items."""
-    for tag in (b"EngineRequest", b"Update", b"Dead"):
-        body = b"\x82\xa4type" + bytes([0xA0 + len(tag)]) + tag + at + kind + struct.pack(">I", count)
+    for tag, at, count in product(
+        ("EngineRequest", "Update", "Dead"), ("prompts", "outputs", "x"), (1 << 16, (1 << 32) - 1)
+    ):
+        names = [b"\x82", *(bytes([0xA0 + len(name)]) + name.encode() for name in ("type", tag, at))]
         tracemalloc.start()
         for side, _ in SIDES:
-            assert fed(side(), framed(body)) is None
+            assert fed(side(), framed(b"".join(names) + struct.pack(">BI", kind, count))) is None
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert peak < 1 << 20

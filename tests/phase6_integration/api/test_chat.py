@@ -46,16 +46,16 @@ def test_the_engine_gets_the_rendered_template() -> None:
     answer(engine, max_tokens=3)
     answer(engine, max_tokens=3, add_generation_prompt=False)
     asked, without = engine.submitted
-    assert list(asked.prompt) == TOKENIZER.chat(HELLO)
-    assert list(without.prompt) == TOKENIZER.chat(HELLO, add_generation_prompt=False)
-    assert len(without.prompt) < len(asked.prompt)
+    assert list(asked.prompt_tokens) == TOKENIZER.chat(HELLO)
+    assert list(without.prompt_tokens) == TOKENIZER.chat(HELLO, add_generation_prompt=False)
+    assert len(without.prompt_tokens) < len(asked.prompt_tokens)
 
 
 def test_text_parts_are_lines_of_one_text() -> None:
     engine = FakeEngine()
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     answer(engine, messages=[{"role": "user", "content": parts}], max_tokens=3)
-    assert list(engine.submitted[0].prompt) == TOKENIZER.chat([{"role": "user", "content": "one\ntwo"}])
+    assert list(engine.submitted[0].prompt_tokens) == TOKENIZER.chat([{"role": "user", "content": "one\ntwo"}])
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_a_template_of_the_operator_is_the_one_that_counts() -> None:
     settings = ServerSettings(chat_template="{% for m in messages %}<{{ m.content }}>{% endfor %}", template_timeout=60)
     engine = FakeEngine()
     assert post(engine, CHAT, settings, messages=HELLO, max_tokens=2).status_code == 200
-    assert list(engine.submitted[0].prompt) == TOKENIZER.encode("<Hello>", add_special_tokens=False)
+    assert list(engine.submitted[0].prompt_tokens) == TOKENIZER.encode("<Hello>", add_special_tokens=False)
 
 
 REFUSING = """\

@@ -12,7 +12,6 @@ from phase0_request.params import SamplingParams
 from phase0_request.tokenizer import Tokenizer
 from phase6_integration.api.logprobs import TokenNames, prompt_offsets
 from phase6_integration.api.settings import ServerSettings
-from phase6_integration.process.messages import EngineRequest
 from tests.phase6_integration.answer_schemas import CompletionChunk, CompletionResponse
 from tests.phase6_integration.application import create_app
 from tests.phase6_integration.asgi import Call
@@ -66,7 +65,7 @@ def test_every_parameter_reaches_the_engine() -> None:
     (asked,) = engine.submitted
     assert asked.params == SamplingParams(**given, logit_bias={5: -1.5})
     assert (asked.priority, asked.cache_salt) == (-3, "tenant")
-    assert asked.prompt == tuple(TOKENIZER.encode("Hello"))
+    assert asked.prompt_tokens == tuple(TOKENIZER.encode("Hello"))
 
 
 def test_what_is_not_given_is_the_default() -> None:
@@ -74,7 +73,7 @@ def test_what_is_not_given_is_the_default() -> None:
     answer(engine, prompt="Hello")
     (asked,) = engine.submitted
     assert asked.params == SamplingParams(max_tokens=16)
-    assert (asked.priority, asked.cache_salt, asked.timeout) == (0, "", 1800)
+    assert (asked.priority, asked.cache_salt, engine.asked[0].timeout) == (0, "", 1800)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +90,7 @@ def test_the_four_forms_of_a_prompt(prompt: Any, tokens: list[list[int]], n: int
     engine = FakeEngine()
     done = answer(engine, prompt=prompt, n=n, max_tokens=2)
     asked = sorted(engine.submitted, key=lambda one: int(one.id.rpartition("-")[2]))
-    assert [list(one.prompt) for one in asked] == [tokens[i // n] for i in range(len(tokens) * n)]
+    assert [list(one.prompt_tokens) for one in asked] == [tokens[i // n] for i in range(len(tokens) * n)]
     assert [choice.index for choice in done.choices] == list(range(len(tokens) * n))
     assert done.usage.prompt_tokens == sum(map(len, tokens)), "each prompt counts once"
     assert done.usage.completion_tokens == 2 * len(asked)
@@ -331,13 +330,9 @@ def test_a_model_without_a_tokenizer_takes_token_ids() -> None:
 
 def test_no_chunk_is_empty_even_if_tokens_have_no_text() -> None:
     """Special tokens in the middle of an answer, when the end of it is ignored."""
-    end = min(TOKENIZER.eos_ids)
-
-    def script(_: EngineRequest) -> list[int]:
-        return [5, 1, 1, 6, 1]
-
-    assert end != 1
-    pieces = [one.choices[0] for one in chunks(FakeEngine(script), prompt="x", logprobs=0, max_tokens=5)]
+    assert min(TOKENIZER.eos_ids) != 1
+    tokens = FakeEngine(lambda _: [5, 1, 1, 6, 1])
+    pieces = [one.choices[0] for one in chunks(tokens, prompt="x", logprobs=0, max_tokens=5)]
     assert all(piece.text for piece in pieces[:-1])
     assert [token for piece in pieces if piece.logprobs for token in piece.logprobs.tokens][1:3] == ["<|im_start|>"] * 2
     assert pieces[-1].finish_reason == "length"

@@ -81,23 +81,6 @@ def test_a_client_that_does_not_read_is_given_up_on(stream: bool) -> None:
     run(test)
 
 
-def test_a_client_that_stops_reading_in_the_middle_is_given_up_on() -> None:
-    async def test() -> None:
-        engine = FakeEngine()
-        app = create_app(engine, ServerSettings(send_timeout=1.0))  # its first sends must succeed
-        async with Call(app, PATHS[0], body(PATHS[0], stream=True, max_tokens=1000)) as call:
-            await call.until(lambda call: len(call.events) >= 3)
-            call.reads.clear()
-            while not call.waits:
-                await asyncio.sleep(0)
-            engine.flow.clear()
-        assert not call.complete
-        assert engine.live == 0
-        assert len(engine.dropped) == 1, "the engine was told"
-
-    run(test)
-
-
 def test_a_client_that_does_not_even_read_comments_is_given_up_on() -> None:
     async def test() -> None:
         engine = FakeEngine()
@@ -207,20 +190,6 @@ def test_usage_in_every_chunk_grows() -> None:
         assert counts[0] == 0, "the role comes before any token"
         assert counts[-1] == 8
         assert call.events[-2]["choices"] == []
-
-    run(test)
-
-
-def test_what_may_begin_a_stop_string_is_held_back_and_the_stop_is_not_sent() -> None:
-    async def test() -> None:
-        app = create_app(FakeEngine(says("one two three four", end=False)), ServerSettings())
-        asked = body(PATHS[0], stream=True, stop=["two thr", "never"], max_tokens=50)
-        async with Call(app, PATHS[0], asked) as call:
-            pass
-        chunks = call.events[:-1]
-        assert "".join(map(text_of, chunks)) == "one "
-        assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
-        assert chunks[-1]["choices"][0]["stop_reason"] == "two thr"
 
     run(test)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from phase0_request.params import SamplingParams
@@ -186,7 +185,7 @@ def test_a_truncated_prompt_keeps_its_last_tokens(given: Any, keep: int) -> None
     engine = FakeEngine(script(*SAID))
     whole = answer(COMPLETE, {"prompt": given, "truncate_prompt_tokens": keep, "echo": True, "max_tokens": 1}, engine)
     prompts = [LONG[-keep:], LONG[:1]][: len(whole["choices"])]
-    assert [list(one.prompt) for one in engine.submitted] == prompts
+    assert [list(one.prompt_tokens) for one in engine.submitted] == prompts
     said = TOKENIZER.decode(SAID[:1])
     assert [choice["text"] for choice in whole["choices"]] == [TOKENIZER.decode(one) + said for one in prompts]
     assert whole["usage"]["prompt_tokens"] == sum(map(len, prompts))
@@ -258,7 +257,7 @@ def test_special_tokens_around_a_prompt(with_bos: str, path: str, default: bool,
     text = {"prompt": "Hello there"} if path == COMPLETE else {}
     answer(path, {"add_special_tokens": given, **text}, engine)
     added = default if given is None else given
-    assert list(engine.submitted[0].prompt) == [0] * added + PROMPTS[path]
+    assert list(engine.submitted[0].prompt_tokens) == [0] * added + PROMPTS[path]
 
 
 MIXED = [START, *SAID[:2], END, START, *SAID[2:], 4095]
@@ -326,29 +325,3 @@ def test_a_stop_string_may_be_included(stream: bool, echo: bool, stop: Any) -> N
 
 
 # The official client.
-
-
-def test_the_openai_client_finds_the_fields() -> None:
-    async def send() -> tuple[Any, Any, list[Any]]:
-        async with client(FakeEngine(script(*SAID, END)), SETTINGS) as http:
-            made = openai.AsyncOpenAI(base_url="http://front/v1", api_key="none", http_client=http)
-            more = {"return_token_ids": True, "prompt_logprobs": 1}
-            whole = await made.completions.create(model="tiny_chat", prompt="Hello there", extra_body=more)
-            chat: Any = await made.chat.completions.create(model="tiny_chat", messages=HELLO, extra_body=more)  # type: ignore[arg-type]
-            stream = await made.chat.completions.create(
-                model="tiny_chat",
-                messages=HELLO,  # type: ignore[arg-type]
-                stream=True,
-                extra_body={"return_token_ids": True},
-            )
-            return whole, chat, [chunk async for chunk in stream]
-
-    whole, chat, (first, *others) = asyncio.run(send())
-    (choice,) = whole.choices
-    assert choice.prompt_token_ids == PROMPTS[COMPLETE]
-    assert TOKENIZER.decode(choice.token_ids, skip_special_tokens=False) == f"{choice.text}<|im_end|>"
-    assert len(choice.prompt_logprobs) == len(PROMPTS[COMPLETE])
-    assert chat.prompt_token_ids == first.prompt_token_ids == PROMPTS[CHAT]
-    assert len(chat.prompt_logprobs) == len(PROMPTS[CHAT])
-    assert all("prompt_token_ids" not in chunk.model_dump() for chunk in others)
-    assert [token for one in others for token in one.choices[0].token_ids] == chat.choices[0].token_ids

@@ -1,7 +1,5 @@
 """`nanoserve chat`: what it sends, what it shows, and that Ctrl-C stops an answer and not the chat."""
 
-import asyncio
-import contextlib
 import io
 import json
 import os
@@ -11,7 +9,6 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
@@ -19,7 +16,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from phase0_request.lab.corpus.facts import read
+from chapters.tiny_chat.corpus import read
 from phase0_request.params import SamplingParams
 from phase6_integration.cli.chat_command import Chat
 from phase6_integration.cli.chat_models import AnswerError, ChatUsage, LocalModel, Messages, RemoteModel
@@ -84,39 +81,6 @@ def test_a_server_gets_an_openai_request_and_its_stream_is_read_to_the_end() -> 
 def test_a_failed_answer_says_why(response: Said, words: str) -> None:
     with pytest.raises(AnswerError, match=words):
         answer_of(response)
-
-
-def test_closing_an_answer_closes_its_connection() -> None:
-    started, gone = threading.Event(), threading.Event()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        body = b'data: {"choices": [{"delta": {"content": "first"}}]}\n\n'
-        head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
-        writer.write(head + f"{len(body):x}\r\n".encode() + body + b"\r\n")
-        with contextlib.suppress(ConnectionResetError):
-            while await reader.read(1 << 16):
-                pass
-        gone.set()
-        writer.close()
-
-    async def live() -> None:
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        ports.append(server.sockets[0].getsockname()[1])
-        started.set()
-        await asyncio.to_thread(gone.wait, 30)
-        server.close()
-
-    ports: list[int] = []
-    thread = threading.Thread(target=lambda: asyncio.run(live()))
-    thread.start()
-    assert started.wait(30)
-    with closing(RemoteModel(http_settings({"url": f"http://127.0.0.1:{ports[0]}"}), "m")) as model:
-        with closing(model.answer([{"role": "user", "content": "hi"}], GREEDY)) as pieces:
-            assert next(pieces) == "first"
-            assert not gone.is_set()
-        assert gone.wait(30)
-    thread.join(30)
 
 
 # A local model.
@@ -214,13 +178,6 @@ def test_a_failed_question_is_not_kept_in_the_conversation() -> None:
     assert contents == ["first", "one", "third"]
 
 
-def test_an_unknown_command_is_not_sent() -> None:
-    parrot = Parrot()
-    _, shown = chatted(parrot, "/restart now")
-    assert shown.startswith("there is no /restart: /reset starts over")
-    assert parrot.asked == []
-
-
 def test_model_output_cannot_control_the_terminal() -> None:
     _, shown = chatted(Parrot("\x1b[2J\x07[bold]x[/bold]\r \x9b31m\ttab"), "hi")
     assert shown == "\ufffd[2J\ufffd[bold]x[/bold]\ufffd \ufffd31m\ttab\n"
@@ -270,15 +227,6 @@ def test_piped_lines_are_messages_and_answers_are_plain_text() -> None:
     assert "error: 429: the queue is full" in failing.stdout
 
 
-def test_input_that_is_not_utf8_is_one_line() -> None:
-    with in_a_thread(chat_server) as server:
-        command = [*CHAT, "--url", server.url]
-        environment = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}
-        done = subprocess.run(command, input=b"\xff\n", capture_output=True, timeout=60, env=environment)
-    assert (done.returncode, done.stdout) == (1, b"")
-    assert re.fullmatch(rb"nanoserve chat: .*0xff.*\n", done.stderr)
-
-
 def at_a_terminal(command: list[str], *script: tuple[bytes, bytes | signal.Signals]) -> tuple[int, bytes]:
     """Run on a pseudo terminal: wait for each text in turn, then type, or send a signal."""
     ours, theirs = pty.openpty()
@@ -311,17 +259,6 @@ def at_a_terminal(command: list[str], *script: tuple[bytes, bytes | signal.Signa
     return process.wait(30), seen
 
 
-def test_a_terminal_shows_usage_and_quit_leaves() -> None:
-    with in_a_thread(chat_server) as server:
-        status, seen = at_a_terminal(
-            [*CHAT, "--url", server.url], (b"> ", b"hello\n"), (b"tokens cached", b""), (b"> ", b"/quit\n")
-        )
-    assert status == 0
-    assert b"you said hello, message 1" in seen
-    assert b"16 of 21 prompt tokens cached" in seen
-    assert b"tiny" in seen
-
-
 def test_ctrl_c_stops_the_answer_and_not_the_chat() -> None:
     """The server sends the beginning of an answer and then hangs."""
 
@@ -344,18 +281,3 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat() -> None:
         )
     assert status == 0
     assert b"Traceback" not in seen
-
-
-def test_an_unknown_model_is_one_line(tmp_path: Path) -> None:
-    done = subprocess.run([*CHAT, str(tmp_path / "none")], input="hi\n", capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1
-    assert len(done.stderr.splitlines()) == 1
-    assert "there is no directory" in done.stderr
-
-
-def test_the_bundled_model_answers_here() -> None:
-    fact = next(fact for fact in read() if "What is a KV cache?" in fact.questions)
-    lines = f"What is a KV cache?\n/reset\n{fact.questions[0]}\n"
-    done = subprocess.run([*CHAT, "--temperature", "0"], input=lines, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"{fact.answer}\na new conversation\n{fact.answer}\n"

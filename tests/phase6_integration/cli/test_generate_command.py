@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from phase0_request.lab.corpus.facts import read
-from phase0_request.tokenizer import BUNDLED
-from phase6_integration.cli.generate_command import Result, read_prompts
+from chapters.tiny_chat.corpus import read
 from phase6_integration.cli.main import main
 from tests.phase6_integration.scripted import Heard, Said, in_a_thread, said
 
@@ -59,13 +57,6 @@ def test_a_local_model_answers_prompts_in_order(
         assert one["output_tokens"] > 5
 
 
-def test_sampling_flags_reach_the_engine(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # for the tests after this
-    assert main(["generate", "The Sun is", "--max-tokens", "5", "--json", "--stop", "zzz", "--dtype", "float32"]) == 0
-    one = json.loads(capsys.readouterr().out)
-    assert (one["output_tokens"], one["finish_reason"]) == (5, "length")
-
-
 def test_a_server_gets_the_prompts_and_the_sampling_parameters() -> None:
     with in_a_thread(echo) as server:
         done = run(
@@ -97,17 +88,6 @@ def test_a_prompt_that_fails_does_not_fail_the_others() -> None:
     assert shown.stdout == "> good\nGOOD\n\n> fail\nerror: 429: the queue is full\n\n"
 
 
-def test_output_cannot_control_the_terminal() -> None:
-    assert Result(prompt="p", text="\x1b[2Jhi").shown(alone=True) == "\ufffd[2Jhi"
-
-
-def test_prompts_are_arguments_or_lines_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "prompts"
-    file.write_text("one\n  \ntwo \n")
-    assert read_prompts(["a", "b"], None) == ["a", "b"]
-    assert read_prompts([], str(file)) == ["one", "two "]
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -120,17 +100,3 @@ def test_failures_are_one_line(options: list[str], words: str) -> None:
     assert done.returncode == 1
     assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1
-
-
-def test_failures_of_a_local_model_are_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # for the tests after this
-    for file in BUNDLED.glob("*.json"):
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    too_short, without_weights = ["--max-model-len", "9", "--max-tokens", "5"], ["--model", str(tmp_path)]
-    for options, words in ((too_short, "tokens"), (without_weights, "model.safetensors")):
-        assert main(["generate", "a prompt of several words, more than fit into nine tokens at all", *options]) == 1
-        error = capsys.readouterr().err
-        assert words in error
-        assert len(error.splitlines()) == 1

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from phase0_request import Batch, FinishReason, Request, SamplingParams, Slice, StepOutput, TokenLogprobs
+from phase0_request import Batch, FinishReason, Request, SamplingParams, Slice, StepOutput, TokenLogprobs, core
 from phase0_request.batch import Forced
 from phase1_kv_pool import PagedCache
 from phase3_chunked_prefill import TokenBudget
-from phase5_continuous import Scheduler, core
+from phase5_continuous import Scheduler
 from phase6_integration.engine.isolation import (
     BLAMED,
     CALM_STEPS,
@@ -27,13 +27,16 @@ from tests.phase5_continuous.support import PackedBatch
 class Step(PackedBatch):
     runner: "Runner"
 
-    def output(self, numbers: Sequence[int], slices: int) -> StepOutput:
+    def output(self) -> StepOutput:
         self.runner.maybe("output", self.batch)
+        numbers = [n for n, piece in enumerate(self.batch.slices) if piece.completes]
         tokens = [len(piece.request.prompt_tokens) if piece.completes else None for piece in self.batch.slices]
         quiet = {n: "no token can be drawn" for n, p in enumerate(self.batch.slices) if p.request.id == "nan"}
         logprobs = {n: TokenLogprobs(-1.0 * len(self.batch), ()) for n in numbers if n not in quiet}
         forced = {n: Forced((7,)) for n in numbers if self.runner.scores}
-        return StepOutput(tokens, quiet, logprobs, {n: [] for n in range(slices) if self.runner.scores}, forced)
+        return StepOutput(
+            tokens, quiet, logprobs, {n: [] for n in range(len(self.batch)) if self.runner.scores}, forced
+        )
 
 
 def is_probe(piece: Slice) -> bool:
@@ -86,11 +89,10 @@ def outcome(runner: Runner, names: Sequence[str]) -> StepOutput:
     for n, name in enumerate(names):
         request = Request(name, (1,) * (n + 1), SamplingParams(seed=n))
         slices.append(Slice(request, 0, n + 1 if name != "chunk" else n))
-    attempt = isolating.pack(Batch(tuple(slices)))
-    return isolating.launch(attempt).output(attempt.drawn, attempt.slices)
+    return isolating.launch(isolating.pack(Batch(tuple(slices)))).output()
 
 
-EMPTY = core.Step.empty([])
+EMPTY = core.Step()
 STAGES = pytest.mark.parametrize("stage", ["pack", "launch", "output"])
 
 

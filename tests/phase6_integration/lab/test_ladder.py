@@ -1,21 +1,18 @@
 """The ladder: every engine gives the tokens of transformers, and each phase shows in its figures."""
 
-import io
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
-from rich.console import Console
 
 from chapters import charts
 from phase2_prefill_decode.lab.bench import save_random
 from phase2_prefill_decode.lab.shapes import SHAPES
-from phase6_integration.cli.main import main
 from phase6_integration.lab import ladder
 from phase6_integration.lab.gpu.rows import TINY
-from phase6_integration.lab.ladder import FEWEST, MOST, NAMES, Bar, Ladder, Served, Trace, different, table
+from phase6_integration.lab.ladder import FEWEST, MOST, NAMES, Ladder, Served, Trace, different
 
 SMALL = Trace(
     requests=8, rate=1e6, system=32, question=8, answer=8, max_tokens=24, long=96, num_long=1, pages=18, seed=3
@@ -27,9 +24,7 @@ def test_every_rung_gives_the_same_tokens_and_shows_what_its_phase_adds(
 ) -> None:
     monkeypatch.setitem(SHAPES, "17m", TINY)
     save_random("17m", tmp_path)
-    with Bar(Console(file=io.StringIO(), width=99)) as bar:
-        served = Ladder(tmp_path, NAMES, bar).climb(SMALL, runs=1)
-        assert next(iter(bar.tasks)).total == _drawn(bar)
+    served = Ladder(tmp_path, NAMES).climb(SMALL, runs=1)
     rows = {name: asdict(one) for name, one in served.items()}
     _, answers = SMALL.make(TINY.vocab_size, 0.0)
     assert different(rows) == []
@@ -41,7 +36,6 @@ def test_every_rung_gives_the_same_tokens_and_shows_what_its_phase_adds(
 
     rows["phase4"]["answers"] = "others"
     assert different(rows) == ["phase4"]
-    Console(quiet=True).print(table(rows))
     charts.ladder(figure := Figure(), {"figures": {"rungs": rows, "mine": {"phase5": rows["phase5"]}}})
     assert len(figure.axes) == 4
 
@@ -62,23 +56,6 @@ def test_the_trace_is_the_same_for_every_engine_and_has_all_that_the_phases_are_
     assert replace(trace, seed=1).make(8192, 5.0)[0][0].prompt_tokens != requests[0].prompt_tokens
 
 
-def _drawn(bar: Bar) -> float:
-    """How far the bar is when it is drawn."""
-    list(bar.get_renderables())
-    return bar.tasks[0].completed
-
-
-def test_the_bar_moves_with_each_token_of_a_run() -> None:
-    bar = Bar(Console(file=io.StringIO()))
-    requests, _ = SMALL.make(TINY.vocab_size, 0.0)
-    bar.run(requests)
-    assert _drawn(bar) == 0
-    requests[0].output_tokens += [1, 2, 3]
-    assert _drawn(bar) == 3
-    bar.run([])
-    assert _drawn(bar) == 3, "and keeps those of the runs before"
-
-
 @pytest.mark.parametrize(("seconds", "requests"), [(0.6, MOST), (8.0, 48), (16.0, 24), (600.0, FEWEST)])
 def test_a_slow_machine_gets_fewer_requests(
     seconds: float, requests: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -88,15 +65,7 @@ def test_a_slow_machine_gets_fewer_requests(
     monkeypatch.setattr(ladder, "rungs", lambda directory, pages: dict.fromkeys(NAMES))
     tried = Served(8, 1, seconds, *[0.0] * 6, pages=1, hit_rate=0.0, answers="")
     monkeypatch.setattr(Ladder, "measure", lambda *_, runs: tried)
-    made = Ladder(tmp_path, NAMES, Bar(Console(file=io.StringIO()))).fitting(120.0, 16.0)
+    made = Ladder(tmp_path, NAMES).fitting(120.0, 16.0)
     assert made == Trace.of(requests, 16.0)
     assert made.num_long == max(round(requests / 16), 1)
     assert Trace.of(MOST, 16.0) == Trace()
-
-
-def test_mine_without_the_course_says_what_is_missing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(ladder, "find_spec", lambda name: None)
-    assert main(["bench", "ladder", "--mine"]) == 1
-    assert "--mine needs your workspace" in capsys.readouterr().err

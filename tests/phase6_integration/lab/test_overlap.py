@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 
 from chapters import charts
 from phase0_request.batch import Batch
+from phase0_request.core import EngineCore
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
-from phase5_continuous.core import EngineCore
 from phase5_continuous.lab.virtual import VirtualClock, VirtualStep
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.lab import overlap
@@ -31,7 +31,7 @@ class HostAndDevice:
 
     def pack(self, batch: Batch) -> VirtualStep:
         self.clock.now += self.host
-        return VirtualStep(batch, list(range(len(batch))), [1] * len(batch))
+        return VirtualStep(batch, [1] * len(batch), len(batch))
 
     def launch(self, step: VirtualStep) -> Landing:
         return Landing(step, self.device, self.device.launch(self.work))

@@ -1,17 +1,15 @@
 """The load generator: the requests that it sends, and their times."""
 
 import asyncio
-import json
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from phase6_integration.load.client import Load, send_all
+from phase6_integration.load.client import send_all
 from phase6_integration.load.response import Outcome
-from phase6_integration.load.workload import FIRST, LAST, Work, Workload
+from phase6_integration.load.workload import FIRST, LAST, Workload
 from tests.phase6_integration.load.load_parts import Clock
 
 # The requests.
@@ -67,27 +65,6 @@ def test_arrivals_are_poisson() -> None:
     gaps = np.diff([work.time for work in works])
     assert abs(gaps.mean() * 20 - 1) < 0.05
     assert abs(gaps.std() / gaps.mean() - 1) < 0.06  # as an exponential has
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"kind": "random"}, "workload must be one of fixed, long-tail, shared-prefix, got 'random'"),
-        ({"num_prompts": 0}, "num_prompts must be an integer from 1"),
-        ({"request_rate": 0.0}, "request_rate must be above 0"),
-        ({"request_rate": math.nan}, "request_rate must be above 0"),
-        ({"spread": math.inf}, "spread must be a number from 0"),
-    ],
-)
-def test_invalid_workloads_are_refused(options: dict[str, object], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        Workload(**options)  # type: ignore[arg-type]
-
-
-def test_the_body_has_exact_lengths() -> None:
-    body = json.loads(Load(url="http://x", temperature=0.5).body("m", Work(0.0, [7, 8], 3)))
-    assert body["prompt"] == [7, 8]
-    assert (body["max_tokens"], body["temperature"], body["ignore_eos"]) == (3, 0.5, True)
 
 
 # Their times.

@@ -1,22 +1,45 @@
-"""The engine in its process: what it answers, what it refuses, what it reports, and which requests a fault ends."""
+"""The engine in a process of its own: what it answers and refuses, how it begins and how it ends."""
 
 import asyncio
+import os
+import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import psutil
 import pytest
 
 from phase0_request import FinishReason, SamplingParams
-from phase6_integration.process.async_engine import AsyncEngine, StepReport
-from phase6_integration.process.health import Health
+from phase0_request.checks import ConfigError
+from phase2_prefill_decode.lab.shapes import SHAPES
+from phase2_prefill_decode.threads import threads_for
+from phase6_integration.engine.options import EngineOptions, openmp_environment
+from phase6_integration.process.async_engine import AsyncEngine
+from phase6_integration.process.health import Health, UnavailableError
 from phase6_integration.process.messages import EngineRequest
-from phase6_integration.process.outputs import OutputState
-from tests.phase6_integration.faults import NAN, POISON
-from tests.phase6_integration.real_engine import GREEDY, PROMPTS, OnTheEngine, answer, engine, idle, read, shared
+from tests.phase6_integration.faults import POISON
+from tests.phase6_integration.real_engine import (
+    FAULTS,
+    GREEDY,
+    PROMPTS,
+    OnTheEngine,
+    answer,
+    engine,
+    idle,
+    process,
+    read,
+    request,
+    shared,
+)
 from tests.phase6_integration.running import run
 
 OUTSIDE = "token ids of this model run from 0 to .*, got 9999999"
+LONG = SamplingParams(max_tokens=1500, temperature=0, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +61,7 @@ def test_it_answers_as_the_engine_in_this_process(on_the_engine: OnTheEngine, of
 
 
 def test_the_front_needs_no_torch() -> None:
-    program = "import sys, phase6_integration.app\nprint({'torch', 'triton', 'numba'} & set(sys.modules))"
+    program = "import sys, tests.phase6_integration.application\nprint({'torch', 'triton', 'numba'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 
@@ -46,40 +69,22 @@ def test_the_front_needs_no_torch() -> None:
 def test_requests_with_one_prompt_compute_it_once_and_keep_their_outputs_apart(on_the_engine: OnTheEngine) -> None:
     async def test(made: AsyncEngine) -> None:
         prompt, hits = tuple(range(1000, 1080)), made.gauges.hit_tokens
-        asks = [EngineRequest(f"{n}", prompt, SamplingParams(max_tokens=9, seed=n)) for n in range(4)]
-        with made.submit(asks) as reply:
+        with made.submit(request("one", prompt, SamplingParams(max_tokens=9, seed=0), n=4)) as reply:
             await reply.admitted()
             answers = await read(reply)
-        assert [state.generated for state in reply.states] == [9] * 4
+        assert [output.generated for output in reply.outputs] == [9] * 4
         assert len({tuple(token for chunk in chunks for token in chunk.tokens) for chunks in answers}) > 1
         await idle(made)
-        cached = sorted(state.cached_tokens for state in reply.states)
+        cached = sorted(output.cached_tokens for output in reply.outputs)
         assert cached == [0, 64, 64, 64], "three find the pages of the first"
         assert made.gauges.hit_tokens - hits == 192
 
     on_the_engine(test)
 
 
-def test_a_stop_string_finishes_the_request_in_the_engine(on_the_engine: OnTheEngine, offline: list[list[int]]) -> None:
-    async def test(made: AsyncEngine) -> None:
-        assert made.tokenizer is not None
-        text = made.tokenizer.decode(offline[1])
-        stop = text[len(text) // 2 :][:3]
-        params = SamplingParams(max_tokens=1000, temperature=0, ignore_eos=True, stop=stop, logprobs=0)
-        one = await answer(made, PROMPTS[1], params)
-        assert one.finish_reason is FinishReason.STOP
-        assert one.text == text[: text.index(stop)]
-        assert [*one.offsets] == sorted(one.offsets)
-        assert all(offset < len(one.text) for offset in one.offsets), "no token of what is not shown"
-        assert len(one.logprobs or ()) == len(one.tokens)
-
-    on_the_engine(test)
-
-
 def test_an_aborted_stream_frees_its_pages(on_the_engine: OnTheEngine) -> None:
     async def test(made: AsyncEngine) -> None:
-        long = SamplingParams(max_tokens=1500, temperature=0, ignore_eos=True)
-        replies = [made.submit([EngineRequest(f"{n}", PROMPTS[n], long)]) for n in range(6)]
+        replies = [made.submit(request(f"{n}", PROMPTS[n], LONG)) for n in range(6)]
         await replies[0].admitted()
         for reply in replies:
             with reply:
@@ -94,7 +99,7 @@ def test_an_aborted_stream_frees_its_pages(on_the_engine: OnTheEngine) -> None:
 
 def test_a_stream_that_is_not_read_delays_no_other(on_the_engine: OnTheEngine, offline: list[list[int]]) -> None:
     async def test(made: AsyncEngine) -> None:
-        stalled = made.submit([EngineRequest("stalled", PROMPTS[0], GREEDY)])
+        stalled = made.submit(request("stalled", PROMPTS[0]))
         assert list((await answer(made, PROMPTS[1])).tokens) == offline[1]
         await idle(made)
         turns = [chunks async for chunks in stalled]
@@ -104,50 +109,26 @@ def test_a_stream_that_is_not_read_delays_no_other(on_the_engine: OnTheEngine, o
     on_the_engine(test)
 
 
-def test_a_deadline_ends_an_answer(on_the_engine: OnTheEngine) -> None:
-    async def test(made: AsyncEngine) -> None:
-        long = SamplingParams(max_tokens=1900, temperature=0, ignore_eos=True)
-        for timeout, params, reason in (
-            (0.05, long, FinishReason.TIMEOUT),
-            (100.0, GREEDY, FinishReason.LENGTH),
-        ):
-            (chunks,) = await read(made.submit([EngineRequest("r", PROMPTS[0], params, timeout=timeout)]))
-            assert chunks[-1].finish_reason is reason
-
-    on_the_engine(test)
-
-
 def test_what_can_never_be_served_is_refused_at_once() -> None:
     async def test() -> None:
         async with engine("light", kv_cache_pages=8, max_num_queued_reqs=3) as made:
             assert made.max_model_len == 128
             cases: list[tuple[EngineRequest, str]] = [
-                (
-                    EngineRequest("a", (1,) * 120, SamplingParams(max_tokens=9)),
-                    "120 tokens and max_tokens is 9; together .* 128",
-                ),
-                (EngineRequest("a", (), GREEDY), "the prompt is empty"),
-                (EngineRequest("a", (9_999_999,), GREEDY), OUTSIDE),
-                (
-                    EngineRequest("a", (1,), SamplingParams(logit_bias={9_999_999: 1.0})),
-                    OUTSIDE,
-                ),
-                (
-                    EngineRequest("a", (1,), SamplingParams(stop_token_ids=[9_999_999])),
-                    OUTSIDE,
-                ),
-                (EngineRequest("a", (1,), GREEDY, cache_salt="x" * 300), "cache_salt"),
-                (EngineRequest("a", (1,), GREEDY, cache_salt="\ud800"), "surrogates not allowed"),
-                (EngineRequest("a", (1,), GREEDY, timeout=0.0), "timeout must be a number above 0"),
-                (EngineRequest("a", (1,), GREEDY, timeout=float("nan")), "timeout must be a number above 0"),
+                (request("a", (1,) * 120, SamplingParams(max_tokens=9)), "120 tokens and max_tokens is 9; .* 128"),
+                (request("a", ()), "the prompt is empty"),
+                (request("a", (9_999_999,)), OUTSIDE),
+                (request("a", (1,), SamplingParams(logit_bias={9_999_999: 1.0})), OUTSIDE),
+                (request("a", (1,), SamplingParams(stop_token_ids=[9_999_999])), OUTSIDE),
+                (request("a", (1,), cache_salt="x" * 300), "cache_salt"),
+                (request("a", (1,), cache_salt="\ud800"), "surrogates not allowed"),
+                (request("a", (1,), priority=1 << 40), "priority"),
+                (request("a", (1,), timeout=0.0), "timeout must be a number above 0"),
+                (request("a", (1,), timeout=float("nan")), "timeout must be a number above 0"),
+                (request("a", (1,), n=4), "4 completions are requested at once; at most 3 may wait"),
             ]
-            for ask, words in cases:
+            for refused, words in cases:
                 with pytest.raises(ValueError, match=words):
-                    made.submit([EngineRequest("fine", (1,), GREEDY), ask])
-            with pytest.raises(ValueError, match="unique"):
-                made.submit([EngineRequest("a", (1,), GREEDY), EngineRequest("a", (1,), GREEDY)])
-            with pytest.raises(ValueError, match="4 completions are requested at once; at most 3 may wait"):
-                made.submit([EngineRequest(f"{n}", (1,), GREEDY) for n in range(4)])
+                    made.submit(refused)
             assert (await answer(made, (1, 2, 3))).finish_reason is FinishReason.LENGTH, "nothing of them is left"
             await idle(made)
 
@@ -161,101 +142,201 @@ def test_prompts_are_scored(on_the_engine: OnTheEngine, grammar: str | None) -> 
     async def test(made: AsyncEngine) -> None:
         params = SamplingParams(max_tokens=2, temperature=0, prompt_logprobs=2, grammar=grammar)
         for name in ("first", "again"):
-            reply = made.submit([EngineRequest(name, PROMPTS[0], params)])
+            reply = made.submit(request(name, PROMPTS[0], params))
             await read(reply)
-            (state,) = reply.states
-            assert state.prompt_logprobs is not None
-            assert len(state.prompt_logprobs) == len(PROMPTS[0]) - 1
-            assert all(len(found.top) == 2 and found.logprob <= 0 for found in state.prompt_logprobs)
+            scores = reply.outputs[0].prompt_logprobs
+            assert scores is not None
+            assert len(scores) == len(PROMPTS[0]) - 1
+            assert all(score and len(score.top) == 2 and score.logprob <= 0 for score in scores)
 
     on_the_engine(test)
 
 
-def test_observers_see_every_step_and_every_finished_request(on_the_engine: OnTheEngine) -> None:
-    class Recorder:
-        tokens, answered, generated, ends = 0, 0, 0, list[tuple[str, int, FinishReason]]()
+def test_a_fault_of_the_scheduler_ends_the_engine_and_every_request() -> None:
+    async def test() -> None:
+        async with engine("light_scheduler_raises") as made:
+            others = [asyncio.create_task(answer(made, PROMPTS[n], LONG, name=f"{n}")) for n in range(1, 5)]
+            await asyncio.sleep(0)
+            victim = await answer(made, (*PROMPTS[0], POISON, 9), name="victim")
+            for chunk in (victim, *[await other for other in others]):
+                assert chunk.finish_reason is FinishReason.ERROR
+            assert made.health is Health.DEAD
+            assert "a seat is lost" in made.reason
 
-        def stepped(self, report: StepReport) -> None:
-            self.tokens += report.prefill_tokens + report.decode_tokens
-            self.answered, self.generated = self.answered + report.prompt_tokens, self.generated + report.generated
-
-        def finished(self, ask: EngineRequest, state: OutputState, reason: FinishReason) -> None:
-            times = state.times
-            assert times.queue_time is not None
-            assert times.e2e is not None
-            assert 0 <= times.queue_time <= times.e2e
-            self.ends.append((ask.id, state.generated, reason))
-
-    async def test(made: AsyncEngine) -> None:
-        recorder = Recorder()
-        made.observers.append(recorder)
-        prompts = [tuple(token + 2000 for token in prompt) for prompt in PROMPTS[:3]]  # not in the cache
-        await asyncio.gather(*(answer(made, prompt, name=f"{n}") for n, prompt in enumerate(prompts)))
-        await idle(made)
-        made.observers.remove(recorder)
-        assert sorted(recorder.ends) == [(f"{n}", 24, FinishReason.LENGTH) for n in range(3)]
-        assert recorder.tokens == sum(len(prompt) + 23 for prompt in prompts)
-        assert (recorder.answered, recorder.generated) == (sum(map(len, prompts)), 3 * 24)
-
-    on_the_engine(test)
+    run(test())
 
 
-# A request fails.
+# It begins.
 
 
-@pytest.mark.parametrize(
-    ("fault", "victim", "params"),
-    [
-        ("the model raises", (*PROMPTS[0], POISON, 9), GREEDY),
-        ("the model says NaN", (*PROMPTS[0], NAN), GREEDY),
-        ("the sampler raises", PROMPTS[0], SamplingParams(max_tokens=9, top_k=13)),
-    ],
-)
-def test_a_request_that_makes_a_step_fail_fails_alone(
-    fault: str,
-    victim: tuple[int, ...],
-    params: SamplingParams,
-    on_the_engine: OnTheEngine,
-    offline: list[list[int]],
-    caplog: pytest.LogCaptureFixture,
+def test_an_engine_is_started_once() -> None:
+    async def test() -> None:
+        made = AsyncEngine(EngineOptions(), factory=f"{FAULTS}:no_engine")
+        first, second = await asyncio.gather(made.start(), made.start(), return_exceptions=True)
+        assert first is None
+        assert str(second) == "an engine can be started only once"
+        waiting = await asyncio.gather(*(made.ready() for _ in range(3)), return_exceptions=True)
+        assert [type(end) for end in waiting] == [UnavailableError] * 3
+        await made.close()
+        assert process(made).poll() is not None
+        with pytest.raises(RuntimeError, match="once"):
+            await made.start()
+
+    run(test())
+
+
+def test_an_engine_that_cannot_load_says_why() -> None:
+    async def test() -> None:
+        made = AsyncEngine(EngineOptions(), factory=f"{FAULTS}:no_engine")
+        with pytest.raises(UnavailableError, match="no memory is left"):
+            async with made:
+                pass
+        assert made.health is Health.STOPPED
+        with pytest.raises(ConfigError, match=r"there is no directory \./nowhere"):
+            AsyncEngine(EngineOptions(model="./nowhere"))
+
+    run(test())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the line alone tells an engine that its front has gone")
+def test_an_engine_whose_parent_has_died_does_not_start() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        command = [sys.executable, "-m", "phase6_integration.process.engine_process", str(theirs.fileno()), "1"]
+        begun = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        try:
+            assert begun.wait(60) == 0
+        finally:
+            begun.kill()
+            begun.wait()
+
+
+def test_a_small_model_has_one_thread_and_a_large_one_all_that_sleep_while_they_wait(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def test(made: AsyncEngine) -> None:
-        others = [asyncio.create_task(answer(made, PROMPTS[n], name=f"{n}")) for n in range(1, 5)]
-        await asyncio.sleep(0)
-        one = await answer(made, victim, params, name="victim")
-        assert one.finish_reason is FinishReason.ERROR
-        assert [list((await other).tokens) for other in others] == offline[1:5]
-        assert made.health is Health.READY
-        await idle(made)
-        assert list((await answer(made, PROMPTS[5])).tokens) == offline[5]
-        alone = await answer(made, victim, params, name="again")
-        assert alone.finish_reason is FinishReason.ERROR, "alone too, and the engine lives"
-        assert made.health is Health.READY
-
-    on_the_engine(test)
-    said = [record.getMessage() for record in caplog.records if record.name.endswith("engine_process")]
-    assert any("request victim fails alone too" in line for line in said) == ("raises" in fault)
+    for module in ("phase2_prefill_decode.threads", "phase6_integration.engine.options"):
+        monkeypatch.setattr(f"{module}.cores", lambda: 4)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    assert threads_for(SHAPES["17m"]) == 4
+    assert AsyncEngine(EngineOptions()).options.threads == 1
+    assert AsyncEngine(EngineOptions(threads=3)).options.threads == 3
+    assert openmp_environment(4) == {"OMP_WAIT_POLICY": "passive"}
+    assert openmp_environment(3) == {}, "a core is left to the front"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    assert openmp_environment(4) == {}, "a value set by the user is kept"
 
 
-def test_a_request_that_cannot_be_detokenized_fails_alone(
-    on_the_engine: OnTheEngine, offline: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def test(made: AsyncEngine) -> None:
-        tokenizer = made.tokenizer
-        assert tokenizer is not None
-        sound = tokenizer.token_bytes
+# It ends.
 
-        def token_bytes(token: int, skip_special_tokens: bool = True) -> bytes:
-            if token == offline[0][5]:
-                raise RuntimeError("no bytes for this one")
-            return sound(token, skip_special_tokens)
 
-        monkeypatch.setattr(tokenizer, "token_bytes", token_bytes)
-        spared = next(n for n, tokens in enumerate(offline) if offline[0][5] not in tokens)
-        one, other = await asyncio.gather(
-            answer(made, PROMPTS[0], name="one"), answer(made, PROMPTS[spared], name="other")
-        )
-        assert one.finish_reason is FinishReason.ERROR
-        assert list(other.tokens) == offline[spared]
+def test_draining_completes_running_requests_and_refuses_new_ones() -> None:
+    async def test() -> None:
+        async with engine("light") as made:
+            here = asyncio.create_task(answer(made, PROMPTS[0]))
+            await asyncio.sleep(0)
+            draining = asyncio.create_task(made.drain(60))
+            await asyncio.sleep(0)
+            assert made.health is Health.DRAINING
+            with pytest.raises(UnavailableError, match="draining"):
+                made.submit(request("late", (1,)))
+            said = [300 + token for token in 2 * PROMPTS[0]]
+            assert list((await here).tokens) == said[: GREEDY.max_tokens]
+            await draining
 
-    on_the_engine(test)
+    run(test())
+
+
+def test_requests_left_after_the_drain_timeout_end_with_an_error() -> None:
+    async def test() -> None:
+        async with engine("light") as made:
+            here = asyncio.create_task(answer(made, PROMPTS[0], LONG))
+            await asyncio.sleep(0)
+            await made.drain(0.0)
+            assert (await here).finish_reason is FinishReason.ERROR
+            await idle(made)
+
+    run(test())
+
+
+def test_closing_leaves_no_process_and_no_thread() -> None:
+    async def test() -> None:
+        made = AsyncEngine(EngineOptions(kv_cache_pages=64), factory=f"{FAULTS}:light")
+        async with made:
+            child = psutil.Process(process(made).pid)
+            here = asyncio.create_task(answer(made, PROMPTS[0], SamplingParams(max_tokens=1000, ignore_eos=True)))
+            await asyncio.sleep(0)
+        assert (await here).finish_reason is FinishReason.ERROR
+        assert not child.is_running()
+        await made.close()
+
+    run(test())
+
+
+def test_while_it_loads_the_reason_says_how_far_that_is() -> None:
+    async def test() -> None:
+        heard = asyncio.Event()
+
+        class Heard(AsyncEngine):
+            def handle(self, message: Any) -> None:
+                super().handle(message)
+                heard.set()
+
+        made = Heard(EngineOptions(), factory=f"{FAULTS}:never")
+        await made.start()
+        await heard.wait()
+        assert (made.health, made.reason) == (Health.LOADING, "compiling, 1 of 3 done")
+        await made.close()
+
+    run(test())
+
+
+def test_an_engine_that_still_loads_is_killed_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("phase6_integration.process.engine_client.STOP_TIMEOUT", 3600.0)
+
+    async def test() -> None:
+        made = AsyncEngine(EngineOptions(), factory=f"{FAULTS}:never")
+        await made.start()
+        await made.close()
+        assert process(made).returncode == -signal.SIGKILL
+
+    run(test())
+
+
+def test_ctrl_c_in_a_terminal_is_not_for_the_engine() -> None:
+    async def test() -> None:
+        made = AsyncEngine(EngineOptions(), factory=f"{FAULTS}:never")
+        await made.start()
+        assert os.getpgid(process(made).pid) != os.getpgrp()
+        await made.close()
+
+    run(test())
+
+
+def test_a_cancelled_close_leaves_no_process() -> None:
+    async def test() -> None:
+        made = AsyncEngine(EngineOptions(kv_cache_pages=64), factory=f"{FAULTS}:light_hangs")
+        async with made:
+            reply = made.submit(request("one", (POISON,)))
+            closing = asyncio.create_task(made.close())
+            await read(reply)
+            closing.cancel()
+            await asyncio.wait([closing])
+            assert await asyncio.to_thread(process(made).wait, 60) == -signal.SIGKILL
+
+    run(test())
+
+
+def test_closing_does_not_wait_for_threads_of_others() -> None:
+    held = threading.Event()
+
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            async with engine("light"):
+                loop.set_default_executor(ThreadPoolExecutor(1))
+                busy = loop.run_in_executor(None, held.wait)
+            assert not busy.done()
+        finally:
+            held.set()
+
+    run(test())

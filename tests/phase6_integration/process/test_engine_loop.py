@@ -1,16 +1,15 @@
 """The loop of the engine process: when it waits for messages, what it does with them, and what it reports of steps."""
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
 
 from phase0_request import Batch, FinishReason, Request, SamplingParams, StepOutput, TokenLogprobs
+from phase0_request.core import EngineCore
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
-from phase5_continuous.core import EngineCore
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.process.engine_process import Loop
@@ -24,7 +23,7 @@ FIRST = 100  # the tokens of every answer: 100, 101, 102, ...
 class Step(PackedBatch):
     grammars: "Compiled | None" = None
 
-    def output(self, numbers: Sequence[int], slices: int, /) -> StepOutput:
+    def output(self) -> StepOutput:
         tokens = [FIRST + len(piece.request.output_tokens) if piece.completes else None for piece in self.batch]
         scored = [n for n, piece in enumerate(self.batch) if piece.request.params.prompt_logprobs is not None]
         scores = {n: [TokenLogprobs(-1.0, ())] * (self.batch.slices[n].length - 1) for n in scored}
@@ -51,7 +50,7 @@ class Line:
     the HTTP process closes it."""
 
     arrivals: deque[list[Any]]
-    core: EngineCore[Step]
+    core: EngineCore[Scheduler, Step]
     sent: list[Any] = field(default_factory=list)
     waited: int = 0
 
@@ -90,7 +89,7 @@ def run(*arrivals: list[Any], now: float = 1.0) -> tuple[Loop, Line]:
 
 def ask(id: str, prompt: int = 3, max_tokens: int = 3, **more: Any) -> EngineRequest:
     params = SamplingParams(max_tokens=max_tokens, prompt_logprobs=more.pop("prompt_logprobs", None))
-    return EngineRequest(id, tuple(range(5, 5 + prompt)), params, **more)
+    return EngineRequest(id, [tuple(range(5, 5 + prompt))], params, [max_tokens], **more)
 
 
 def updates(line: Line) -> list[Update]:
@@ -98,13 +97,13 @@ def updates(line: Line) -> list[Update]:
 
 
 def tokens(line: Line, id: str) -> list[int]:
-    return [new.token for update in updates(line) for new in update.outputs if new.id == id]
+    return [new.token for update in updates(line) for new in update.outputs if new.id == f"{id}-0"]
 
 
 def ends(line: Line) -> dict[str, FinishReason]:
     ended = [one for update in updates(line) for one in update.ended]
     assert len({one.id for one in ended}) == len(ended), f"a request has ended twice: {ended}"
-    return {one.id: one.reason for one in ended}
+    return {one.id.removesuffix("-0"): one.reason for one in ended}
 
 
 def test_each_step_is_reported_in_one_message_and_each_token_once() -> None:
@@ -112,10 +111,10 @@ def test_each_step_is_reported_in_one_message_and_each_token_once() -> None:
     assert (tokens(line, "a"), tokens(line, "b")) == ([100, 101, 102], [100, 101])
     assert ends(line) == {"a": FinishReason.LENGTH, "b": FinishReason.LENGTH}
     first, second, third = updates(line)
-    assert ([new.id for new in first.outputs], [new.id for new in third.outputs]) == (["a", "b"], ["a"])
+    assert ([new.id for new in first.outputs], [new.id for new in third.outputs]) == (["a-0", "b-0"], ["a-0"])
     assert (first.prefill_tokens, first.decode_tokens, second.prefill_tokens, second.decode_tokens) == (6, 0, 0, 2)
-    assert [new.id for new in second.outputs] == ["a", "b"], "the token that ends a request is reported too"
-    assert second.ended == [Ended("b", FinishReason.LENGTH)]
+    assert [new.id for new in second.outputs] == ["a-0", "b-0"], "the token that ends a request is reported too"
+    assert second.ended == [Ended("b-0", FinishReason.LENGTH)]
     assert (first.gauges.running, third.gauges.running, third.gauges.pages_used) == (2, 0, 0)
     assert line.waited == 2, "it waits for the first message, and again when both requests have ended"
     assert not loop._requests, f"requests that have ended are still known: {[*loop._requests]}"
@@ -124,12 +123,12 @@ def test_each_step_is_reported_in_one_message_and_each_token_once() -> None:
 def test_a_request_is_announced_once_in_the_step_that_admits_it_with_its_cached_tokens() -> None:
     _, line = run([ask("a", prompt=9)], [ask("b", prompt=9, arrival=0.5)])
     started = [(number, one) for number, update in enumerate(updates(line)) for one in update.started]
-    assert started == [(0, Started("a", 1.0, 0)), (1, Started("b", 1.0, 8))], "two full pages of b are cached"
+    assert started == [(0, Started("a-0", 1.0, 0)), (1, Started("b-0", 1.0, 8))], "two full pages of b are cached"
 
 
 def test_messages_are_read_between_two_steps() -> None:
-    finish = Finish("a", FinishReason.STOP)
-    _, line = run([ask("a", max_tokens=20)], [Ping()], [], [finish, Finish("unknown", FinishReason.ABORT)], [finish])
+    finish = Finish("a-0", FinishReason.STOP)
+    _, line = run([ask("a", max_tokens=20)], [Ping()], [], [finish, Finish("unknown-0", FinishReason.ABORT)], [finish])
     assert ends(line) == {"a": FinishReason.STOP}
     assert tokens(line, "a") == [100, 101, 102], "three steps were run before the message came"
     assert line.sent.index(Pong()) == 1, "a ping is answered after the first step, not at the end"
@@ -139,25 +138,25 @@ def test_a_request_that_the_engine_refuses_ends_at_once_and_leaves_nothing() -> 
     loop, line = run([ask("large", prompt=40)], [ask("a", max_tokens=1)])
     refused, served = updates(line)
     (ended,) = refused.ended
-    assert (ended.id, ended.reason) == ("large", FinishReason.ERROR)
+    assert (ended.id, ended.reason) == ("large-0", FinishReason.ERROR)
     assert "can never be served: its prompt has 40 tokens" in str(ended.error)
     assert (refused.outputs, refused.started, refused.seconds) == ([], [], 0.0)
     assert refused.at == 1.0, "the time of a refusal is that of the core's clock"
-    assert [new.id for new in served.outputs] == ["a"]
+    assert [new.id for new in served.outputs] == ["a-0"]
     assert not loop._requests
 
 
 def test_a_deadline_is_that_of_the_request_and_one_that_was_never_admitted_is_not_announced() -> None:
     loop, line = run([ask("late", timeout=5.0), ask("patient", timeout=50.0, max_tokens=1), ask("free")], now=10.0)
     assert ends(line) == {"late": FinishReason.TIMEOUT, "patient": FinishReason.LENGTH, "free": FinishReason.LENGTH}
-    assert {one.id for update in updates(line) for one in update.started} == {"patient", "free"}
+    assert {one.id for update in updates(line) for one in update.started} == {"patient-0", "free-0"}
     assert not loop._unannounced, f"ended requests are still to be announced: {[*loop._unannounced]}"
 
 
 def test_prompt_logprobs_come_with_the_first_token_only() -> None:
     _, line = run([ask("scored", prompt=4, prompt_logprobs=0), ask("plain", prompt=4)])
     found = [(new.id, new.prompt_logprobs) for update in updates(line)[:2] for new in update.outputs]
-    wanted = [("scored", [TokenLogprobs(-1.0, ())] * 3), ("plain", None), ("scored", None), ("plain", None)]
+    wanted = [("scored-0", [TokenLogprobs(-1.0, ())] * 3), ("plain-0", None), ("scored-0", None), ("plain-0", None)]
     assert found == wanted, "a request that has none says None, not []; one that has some says them once"
 
 
@@ -185,7 +184,7 @@ class Compiled:
     def prepare(self, request: Request) -> None:
         self.prepared.append(request.id)
 
-    def receive(self, scheduler: Scheduler) -> None:
+    def receive(self, scheduler: Scheduler, now: float) -> None:
         self.ready = self.ready or self.arrives
 
     def done(self) -> bool:
@@ -193,7 +192,7 @@ class Compiled:
 
 
 def bound(id: str, **more: Any) -> EngineRequest:
-    return EngineRequest(id, (5, 6, 7), SamplingParams(max_tokens=3, grammar="g"), **more)
+    return EngineRequest(id, [(5, 6, 7)], SamplingParams(max_tokens=3, grammar="g"), [3], **more)
 
 
 def with_grammars() -> tuple[Loop, Line, Compiled]:
@@ -206,7 +205,7 @@ def test_a_request_waits_for_its_grammar_and_the_others_go_on() -> None:
     loop, line, grammars = with_grammars()
     for message in (bound("a"), ask("b", max_tokens=9)):
         loop.handle(message)
-    assert grammars.prepared == ["a"], "it is compiled while the prompt is computed"
+    assert grammars.prepared == ["a-0"], "it is compiled while the prompt is computed"
     for _ in range(4):
         loop.turn()
     assert (tokens(line, "a"), len(tokens(line, "b"))) == ([], 4)
@@ -219,7 +218,7 @@ def test_a_request_can_be_ended_while_its_grammar_is_compiled() -> None:
     loop, line, _ = with_grammars()
     loop.handle(bound("a"))
     loop.turn()
-    loop.handle(Finish("a", FinishReason.ABORT))
+    loop.handle(Finish("a-0", FinishReason.ABORT))
     loop.turn()
     assert ends(line) == {"a": FinishReason.ABORT}
     assert not loop.core.has_work

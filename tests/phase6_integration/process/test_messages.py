@@ -27,7 +27,6 @@ from phase6_integration.process.messages import (
     Pong,
     Ready,
     Started,
-    Submit,
     ToEngine,
     ToFront,
     Update,
@@ -35,19 +34,25 @@ from phase6_integration.process.messages import (
 )
 
 REQUEST = EngineRequest(
-    "chatcmpl-1-0",
-    (1, 2, 3),
-    SamplingParams(stop=["\n", "END"], logit_bias={5: -100.0}, seed=-(1 << 63), logprobs=0, prompt_logprobs=20),
+    "chatcmpl-1",
+    [(1, 2, 3), (4,)],
+    SamplingParams(
+        stop=["\n", "END"],
+        logit_bias={5: -100.0},
+        seed=(1 << 63) - 1,
+        logprobs=0,
+        allowed_token_ids=[7],
+        bad_words=[[5]],
+    ),
+    [9, 8],
+    2,
     -3,
-    "tenant",
+    "salt",
+    timeout=3.0,
+    tenant="tenant",
     arrival=12.5,
 )
-ANOTHER = EngineRequest("two", (4,), REQUEST.params.vary(5, None), tenant="other")
-ALLOWED = EngineRequest("three", ANOTHER.prompt, SamplingParams(allowed_token_ids=[7], bad_words=[[5]]), timeout=3.0)
-TO_ENGINE: list[ToEngine] = [
-    *(Load(EngineOptions(seed=1), "a.b:c"), REQUEST, Finish("x", FinishReason.STOP), Ping()),
-    Submit.of([REQUEST, ANOTHER, ALLOWED]),
-]
+TO_ENGINE: list[ToEngine] = [Load(EngineOptions(seed=1), "a.b:c"), REQUEST, Finish("x", FinishReason.STOP), Ping()]
 TO_FRONT: list[ToFront] = [
     Ready(2048, 100, 16, "cpu", "float32"),
     Update(
@@ -79,17 +84,20 @@ def no_wait_for_ever() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
-def test_a_submission_has_what_its_requests_share_once() -> None:
-    (message,) = Frames.for_engine().feed(frame(Submit.of([REQUEST, ANOTHER, ALLOWED])))
-    assert (len(message.prompts), len(message.params)) == (2, 2)
-    one, other, third = message.requests()
-    assert (one, other, third) == (REQUEST, ANOTHER, ALLOWED)
-    assert one.params.logit_bias is other.params.logit_bias
-    assert other.prompt is third.prompt
+def test_a_completion_is_a_sample_of_a_prompt_with_its_length_and_a_seed_of_its_own() -> None:
+    (message,) = Frames.for_engine().feed(frame(REQUEST))
+    made = [message.completion(number) for number in message.numbers]
+    assert [request.id for request in made] == [f"chatcmpl-1-{number}" for number in range(4)]
+    assert [request.prompt_tokens for request in made] == [(1, 2, 3), (1, 2, 3), (4,), (4,)]
+    assert [request.params.max_tokens for request in made] == [9, 9, 8, 8]
+    assert [request.params.seed for request in made] == [(1 << 63) - 1, -(1 << 63)] * 2
+    assert {(one.priority, one.cache_salt, one.tenant, one.arrival) for one in made} == {(-3, "salt", "tenant", 12.5)}
+    assert made[0].params.logit_bias is made[3].params.logit_bias, "what they share is there once"
+    assert list(msgspec.structs.replace(message, only=[2]).numbers) == [2]
 
 
 @pytest.mark.proof
-@given(st.lists(st.integers(0, 4), max_size=6), st.data())
+@given(st.lists(st.integers(0, 3), max_size=6), st.data())
 def test_messages_survive_any_cut(order: list[int], data: st.DataObject) -> None:
     for frames, words in ((Frames.for_engine(), TO_ENGINE), (Frames.for_front(), TO_FRONT)):
         said = [words[n % len(words)] for n in order]

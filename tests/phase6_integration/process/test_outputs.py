@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from phase0_request import Detokenizer, FinishReason, SamplingParams, Tokenizer, TokenLogprobs
 from phase6_integration.process.messages import EngineRequest
-from phase6_integration.process.outputs import Chunk, OutputProcessor
+from phase6_integration.process.outputs import Chunk, Output
 
 TOKENIZER = Tokenizer.from_pretrained()
 EOS = next(iter(TOKENIZER.eos_ids))
@@ -14,12 +14,16 @@ TEXTS = st.text("abc \u00e9\U0001f600\n", max_size=30)
 WORDS = st.lists(st.sampled_from([*range(3, 260), 300, 700, 1200]), max_size=30)  # single bytes, and some words
 
 
+def output(tokenizer: Tokenizer | None, params: SamplingParams) -> Output:
+    return Output(EngineRequest("a", [(1,)], params, [params.max_tokens]), 0, tokenizer)
+
+
 def answered(
     tokens: list[int], last: FinishReason = FinishReason.LENGTH, **params: object
-) -> tuple[OutputProcessor, list[Chunk]]:
+) -> tuple[Output, list[Chunk]]:
     """All chunks of an answer that the engine sends token by token. Log-probabilities are minus its number."""
     asked = SamplingParams(**{"max_tokens": 1000, "logprobs": 0, **params})  # type: ignore[arg-type]
-    answer = OutputProcessor(4, EngineRequest("a", (1,), asked), TOKENIZER)
+    answer = output(TOKENIZER, asked)
     chunks = []
     for number, token in enumerate(tokens):
         reason = last if number + 1 == len(tokens) else None
@@ -34,7 +38,7 @@ def answered(
 @given(st.one_of(WORDS, TEXTS.map(TOKENIZER.encode)).filter(len), st.lists(TEXTS.filter(len), max_size=3))
 def test_chunks_joined_are_the_output(tokens: list[int], stops: list[str]) -> None:
     answer, chunks = answered(tokens, stop=stops)
-    whole = Detokenizer(TOKENIZER, stops)
+    whole = Detokenizer(TOKENIZER, SamplingParams(stop=stops))
     text = whole.push(tokens) + whole.flush()
     assert "".join(chunk.text for chunk in chunks) == text
     assert [chunk.finish_reason is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
@@ -46,7 +50,7 @@ def test_chunks_joined_are_the_output(tokens: list[int], stops: list[str]) -> No
         assert shown == tokens
         assert chunks[-1].finish_reason is FinishReason.LENGTH
     else:
-        assert answer.state.stop_reason == whole.stopped
+        assert answer.stop_reason == whole.stopped
         assert chunks[-1].finish_reason is FinishReason.STOP
     begins = [offset for chunk in chunks for offset in chunk.offsets]
     for number, offset in enumerate(begins):
@@ -67,17 +71,17 @@ def test_a_token_is_out_once_its_text_is(tokens: list[int]) -> None:
 def test_the_token_that_ends_the_output_is_not_part_of_it() -> None:
     answer, chunks = answered([300, 700, EOS], FinishReason.STOP)
     assert [token for chunk in chunks for token in chunk.tokens] == [300, 700]
-    assert (answer.state.generated, answer.state.stop_reason) == (3, None)
+    assert (answer.generated, answer.stop_reason) == (3, None)
     answer, chunks = answered([300, 700], FinishReason.STOP, stop_token_ids=[700])
     assert [token for chunk in chunks for token in chunk.tokens] == [300]
-    assert answer.state.stop_reason == 700
+    assert answer.stop_reason == 700
 
 
 def test_a_stop_token_that_is_included_is_part_of_the_output() -> None:
     answer, chunks = answered([300, 700], FinishReason.STOP, stop_token_ids=[700], include_stop_str_in_output=True)
     assert [token for chunk in chunks for token in chunk.tokens] == [300, 700]
     assert "".join(chunk.text for chunk in chunks) == Detokenizer(TOKENIZER).push([300, 700])
-    assert (list(chunks[-1].ended_by), answer.state.stop_reason) == ([], 700)
+    assert (list(chunks[-1].ended_by), answer.stop_reason) == ([], 700)
 
 
 def test_a_stop_string_within_min_tokens_is_text_like_any_other() -> None:
@@ -85,7 +89,7 @@ def test_a_stop_string_within_min_tokens_is_text_like_any_other() -> None:
     least = len(TOKENIZER.encode("one two"))
     answer, chunks = answered(tokens, stop="two", min_tokens=least)
     assert "".join(chunk.text for chunk in chunks) == "one two one "
-    assert answer.state.stop_reason == "two"
+    assert answer.stop_reason == "two"
 
 
 def test_a_character_in_pieces_comes_whole_with_all_its_tokens() -> None:
@@ -102,7 +106,7 @@ def test_a_character_in_pieces_comes_whole_with_all_its_tokens() -> None:
 
 @pytest.mark.parametrize("reason", [FinishReason.ERROR, FinishReason.TIMEOUT, FinishReason.ABORT])
 def test_finishing_early_sends_the_text_held_back(reason: FinishReason) -> None:
-    answer = OutputProcessor(0, EngineRequest("a", (1,), SamplingParams(stop="quite a long stop")), TOKENIZER)
+    answer = output(TOKENIZER, SamplingParams(stop="quite a long stop"))
     tokens = TOKENIZER.encode("it is quite a")
     chunks = [answer.append(token, None, None, 0.0) for token in tokens]
     shown = "".join(chunk.text for chunk in chunks if chunk is not None)
@@ -113,7 +117,7 @@ def test_finishing_early_sends_the_text_held_back(reason: FinishReason) -> None:
 
 
 def test_without_a_tokenizer_an_answer_is_its_tokens() -> None:
-    answer = OutputProcessor(0, EngineRequest("a", (1,), SamplingParams()), None)
+    answer = output(None, SamplingParams())
     first, second = answer.append(5, None, None, 0.0), answer.append(6, None, FinishReason.LENGTH, 1.0)
     assert first is not None
     assert second is not None

@@ -1,12 +1,10 @@
 """The watchdog, on the event loop of the standard library and on uvloop, by a clock that the test turns."""
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
-import uvloop
 
 from phase6_integration.process import watchdog
 from phase6_integration.process.watchdog import Watchdog
@@ -130,25 +128,3 @@ def test_a_pause_of_this_process_does_not_count_as_silence(scene: Scene, late: f
     if not barks:
         over(scene, LIMIT)
         assert scene.barks == 1, "a whole limit later it is the engine's silence"
-
-
-@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
-@pytest.mark.parametrize("left", [0.0, 1e-5, 4e-4, 2e-3])
-def test_a_timer_that_comes_a_moment_early_is_set_again(
-    monkeypatch: pytest.MonkeyPatch, run: Callable[..., None], left: float
-) -> None:
-    """Event loops count in their own clocks, and what is less than half a millisecond is no timer to uvloop."""
-
-    async def test() -> None:
-        barked, clock = asyncio.Event(), SimpleNamespace(monotonic=lambda: 0.0)
-        monkeypatch.setattr(watchdog, "time", clock)
-        dog = Watchdog(LIMIT, LIMIT, has_work=lambda: True, ping=barked.clear, on_hang=barked.set)
-        dog.start()
-        dog.stop()
-        clock.monotonic = lambda: LIMIT - left
-        dog._check()
-        assert barked.is_set() == (left == 0)
-        clock.monotonic = lambda: LIMIT
-        await asyncio.wait_for(barked.wait(), 10)
-
-    run(test())

@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import re
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,13 +16,19 @@ from tests.phase6_integration.fake_engine import FakeEngine
 from tests.phase6_integration.middleware_app import JSON, KEYS, App, access_lines, call
 from tests.phase6_integration.posting import post
 
+START = {"type": "http.response.start", "status": 200, "headers": []}
+
+
+@pytest.fixture(autouse=True)
+def all_levels(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+
 
 def test_a_fault_of_ours_tells_its_id_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     async def fails(*_: Any) -> None:
         raise RuntimeError("at 0x7f00 in /secret/place.py")
 
-    with caplog.at_level(logging.INFO):
-        response = call(App(fails), headers=[(b"x-request-id", b"it")])
+    response = call(App(fails), headers=[(b"x-request-id", b"it")])
     assert response.status == 500
     assert "it" in response.error["message"]
     assert not re.search("secret|0x|Runtime|place", response.body.decode())
@@ -32,18 +38,15 @@ def test_a_fault_of_ours_tells_its_id_and_nothing_else(caplog: pytest.LogCapture
 
 
 def test_a_fault_in_the_middle_of_an_answer_leaves_it_incomplete(caplog: pytest.LogCaptureFixture) -> None:
-    """It cannot be told any more: the server cuts the connection when a response is left open."""
-    sent = []
+    """The status has been sent: the server cuts the connection when a response is left open."""
 
     async def fails(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send(START)
         await send({"type": "http.response.body", "body": b"half", "more_body": True})
-        sent.append("half")
         raise RuntimeError("mid-stream")
 
-    with caplog.at_level(logging.INFO):
-        response = call(App(fails))
-    assert (response.status, response.body, sent) == (200, b"half", ["half"])
+    response = call(App(fails))
+    assert (response.status, response.body) == (200, b"half")
     assert "mid-stream" in caplog.text
     assert access_lines(caplog)[0]["status"] == 499
 
@@ -52,66 +55,60 @@ def test_a_fault_in_the_middle_of_an_answer_leaves_it_incomplete(caplog: pytest.
 def test_a_request_that_outlasts_the_server_is_one_line(caplog: pytest.LogCaptureFixture, started: bool) -> None:
     async def is_cancelled(scope: Any, receive: Any, send: Any) -> None:
         if started:
-            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send(START)
         raise asyncio.CancelledError
 
-    with caplog.at_level(logging.INFO):
-        response = call(App(is_cancelled))
-    assert response.status == (200 if started else 503)
+    assert call(App(is_cancelled)).status == (200 if started else 503)
     (line,) = (record for record in caplog.records if record.name == "nanoserve")
     assert line.exc_info is None
     assert "end of the server" in line.message
 
 
-@pytest.mark.parametrize("path", ["/health", "/ping", "/load", "/metrics", "/stats"])
-def test_polled_routes_are_logged_only_when_they_fail(caplog: pytest.LogCaptureFixture, path: str) -> None:
+def test_polled_routes_are_logged_only_when_they_fail(caplog: pytest.LogCaptureFixture) -> None:
     async def loads(scope: Any, receive: Any, send: Any) -> None:
         raise unavailable(Health.LOADING)
 
-    with caplog.at_level(logging.DEBUG):
+    for path in ("/health", "/ping", "/load", "/metrics", "/stats"):
+        caplog.clear()
         call(App(), path, method="GET")
         call(App(), f"/llm{path}", method="GET", root_path="/llm")
         call(App(), path, method="GET", max_headers=1, headers=[(b"a", b"b")])
         call(App(loads), path, method="GET")
-    levels = [(r.levelname, vars(r)["fields"]["status"]) for r in caplog.records if r.name == "nanoserve.access"]
-    assert levels == [("DEBUG", 200), ("DEBUG", 200), ("INFO", 431), ("DEBUG", 503)]
+        levels = [(r.levelname, vars(r)["fields"]["status"]) for r in caplog.records if r.name == "nanoserve.access"]
+        assert levels == [("DEBUG", 200), ("DEBUG", 200), ("INFO", 431), ("DEBUG", 503)]
 
 
 def test_the_line_of_a_refused_request_has_its_code_and_field(caplog: pytest.LogCaptureFixture) -> None:
     async def refuses(scope: Any, receive: Any, send: Any) -> None:
         raise bad_value("temperature", "too hot")
 
-    with caplog.at_level(logging.INFO):
-        call(App(refuses))
-        call(App(), max_headers=1, headers=[(b"a", b"b")])
-    codes = [(line["status"], line["code"], line.get("param")) for line in access_lines(caplog)]
-    assert codes == [(400, "invalid_value", "temperature"), (431, "headers_too_large", None)]
+    call(App(refuses))
+    call(App(), max_headers=1, headers=[(b"a", b"b")])
+    call(App(), api_keys=KEYS)
+    call(App(), headers=[JSON, (b"content-length", b"11")], pieces=[], max_body_bytes=10)
+    assert [(line["status"], line["code"], line.get("param")) for line in access_lines(caplog)] == [
+        (400, "invalid_value", "temperature"),
+        (431, "headers_too_large", None),
+        (401, "invalid_api_key", None),
+        (413, "body_too_large", None),
+    ]
 
 
-@dataclass
-class Times:
-    queue_time: float | None = None
-    ttft: float | None = None
-
-
-@dataclass
-class Answer:
-    cached_tokens: int
-    generated: int
-    times: Times
+def output(cached_tokens: int, generated: int, queue_time: float | None = None, ttft: float | None = None) -> Any:
+    times = SimpleNamespace(queue_time=queue_time, ttft=ttft)
+    return SimpleNamespace(cached_tokens=cached_tokens, generated=generated, times=times)
 
 
 def test_one_line_a_request_with_its_tokens_and_times(caplog: pytest.LogCaptureFixture) -> None:
     async def serves(scope: Any, receive: Any, send: Any) -> None:
         account = scope["state"]["account"]
         account.prompt_tokens = 7
-        account.outputs = [Answer(4, 3, Times(0.5, 0.75)), Answer(2, 5, Times(0.25, 1.0)), Answer(0, 0, Times())]
+        account.outputs = [output(4, 3, 0.5, 0.75), output(2, 5, 0.25, 1.0), output(0, 0)]
         account.finish_reasons += ["stop", "length", "stop"]
-        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send(START)
         await send({"type": "http.response.body", "body": b"{}"})
 
-    with caplog.at_level(logging.INFO):
-        call(App(serves), "/v1/completions", headers=[(b"x-request-id", b"me")])
+    call(App(serves), "/v1/completions", headers=[(b"x-request-id", b"me")])
     (line,) = access_lines(caplog)
     assert line.pop("total") >= 0
     assert line == {
@@ -128,25 +125,24 @@ def test_one_line_a_request_with_its_tokens_and_times(caplog: pytest.LogCaptureF
     }
 
 
+def test_the_cached_tokens_of_a_prompt_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    engine = FakeEngine()
+    engine.cached = 1
+    post("/v1/completions", {"prompt": ["Hello there", "Hello you"], "n": 3, "max_tokens": 1}, engine)
+    (logged,) = access_lines(caplog)
+    assert (logged["cached_tokens"], logged["generated_tokens"]) == (2, 6)
+
+
 def test_a_client_that_left_is_a_499_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     async def waits(scope: Any, receive: Any, send: Any) -> None:
         assert (await receive())["type"] == "http.disconnect"
 
-    with caplog.at_level(logging.INFO):
-        assert call(App(waits), leaves=True).status == 0
+    assert call(App(waits), leaves=True).status == 0
     assert access_lines(caplog)[0]["status"] == 499
 
 
-def test_refusals_are_logged_too(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        call(App(), api_keys=KEYS)
-        call(App(), headers=[JSON, (b"content-length", b"11")], pieces=[], max_body_bytes=10)
-    assert [line["status"] for line in access_lines(caplog)] == [401, 413]
-
-
 def test_a_path_begins_no_line_and_shows_no_query(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        call(App(), "/v1/%0AINFO%20forged" + "x" * 500)
+    call(App(), "/v1/%0AINFO%20forged" + "x" * 500)
     (record,) = (record for record in caplog.records if record.name == "nanoserve.access")
     line = HumanFormatter().format(record)
     assert "\n" not in line
@@ -154,29 +150,12 @@ def test_a_path_begins_no_line_and_shows_no_query(caplog: pytest.LogCaptureFixtu
     assert len(line) < 400
 
 
-def record_of(message: str, **fields: Any) -> logging.LogRecord:
-    record = logging.LogRecord("nanoserve", logging.INFO, "", 0, message, None, None)
-    record.fields = fields
-    return record
-
-
-def test_a_line_for_machines_is_one_object() -> None:
-    line = JsonFormatter().format(record_of("request", id="x\ny", status=200, total=0.25))
-    assert "\n" not in line
-    read = json.loads(line)
-    assert (read["message"], read["id"], read["status"], read["total"]) == ("request", "x\ny", 200, 0.25)
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", read["time"])
-
-
-def test_a_line_for_people_is_one_line() -> None:
-    line = HumanFormatter().format(record_of("request", id="x\ny", total=0.25, why="two words"))
-    assert re.fullmatch(r"\d\d:\d\d:\d\d info    request id='x\\ny' total=0.250s why='two words'", line)
-
-
-def test_the_cached_tokens_of_a_prompt_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    engine = FakeEngine()
-    engine.cached = 1
-    with caplog.at_level("INFO"):
-        post("/v1/completions", {"prompt": ["Hello there", "Hello you"], "n": 3, "max_tokens": 1}, engine)
-    (logged,) = access_lines(caplog)
-    assert (logged["cached_tokens"], logged["generated_tokens"]) == (2, 6)
+def test_a_line_is_one_line_for_people_and_one_object_for_machines() -> None:
+    record = logging.LogRecord("nanoserve", logging.INFO, "", 0, "request", None, None)
+    record.fields = {"id": "x\ny", "total": 0.25, "why": "two words"}
+    human, machine = HumanFormatter().format(record), JsonFormatter().format(record)
+    assert re.fullmatch(r"\d\d:\d\d:\d\d info    request id='x\\ny' total=0.250s why='two words'", human)
+    assert "\n" not in machine
+    read = json.loads(machine)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", read.pop("time"))
+    assert read == {"level": "info", "logger": "nanoserve", "message": "request", **record.fields}

@@ -14,53 +14,32 @@ from phase0_request.request import FinishReason
 from phase6_integration.engine.stats import Gauges
 from phase6_integration.process.async_engine import StepReport
 from phase6_integration.process.messages import EngineRequest, Ready
-from phase6_integration.process.outputs import OutputState, OutputTimes
+from phase6_integration.process.outputs import Output
 from phase6_integration.wings.observe.metrics import Metrics, one_two_five
 from tests.phase6_integration.fake_engine import FakeEngine
 
 # The series that the panels of vLLM's dashboard read, and those that the contract adds to them.
-READ_BY_THE_DASHBOARD = {
-    "vllm:e2e_request_latency_seconds_bucket",
-    "vllm:e2e_request_latency_seconds_sum",
-    "vllm:e2e_request_latency_seconds_count",
-    "vllm:prompt_tokens_total",
-    "vllm:generation_tokens_total",
-    "vllm:inter_token_latency_seconds_bucket",
-    "vllm:num_requests_running",
-    "vllm:num_requests_waiting",
-    "vllm:time_to_first_token_seconds_bucket",
-    "vllm:time_to_first_token_seconds_sum",
-    "vllm:kv_cache_usage_perc",
-    "vllm:request_prompt_tokens_bucket",
-    "vllm:request_generation_tokens_bucket",
-    "vllm:request_success_total",
-    "vllm:request_queue_time_seconds_sum",
-    "vllm:request_prefill_time_seconds_sum",
-    "vllm:request_decode_time_seconds_sum",
-    "vllm:request_max_num_generation_tokens_sum",
-}
-CONTRACT = {
-    "vllm:num_preemptions_total",
-    "vllm:prefix_cache_queries_total",
-    "vllm:prefix_cache_hits_total",
-    "vllm:request_time_per_output_token_seconds_bucket",
-    "vllm:iteration_tokens_total_bucket",
-    "vllm:request_params_n_bucket",
-    "vllm:request_params_max_tokens_bucket",
-    "vllm:request_inference_time_seconds_sum",
-    "vllm:num_requests_waiting_by_reason",
-    "vllm:prompt_tokens_cached_total",
-    "vllm:cache_config_info",
-}
+DASHBOARD = """
+e2e_request_latency_seconds_bucket e2e_request_latency_seconds_sum e2e_request_latency_seconds_count prompt_tokens_total
+generation_tokens_total inter_token_latency_seconds_bucket num_requests_running num_requests_waiting
+time_to_first_token_seconds_bucket time_to_first_token_seconds_sum kv_cache_usage_perc request_prompt_tokens_bucket
+request_generation_tokens_bucket request_success_total request_queue_time_seconds_sum request_prefill_time_seconds_sum
+request_decode_time_seconds_sum request_max_num_generation_tokens_sum
+"""
+CONTRACT = """
+num_preemptions_total prefix_cache_queries_total prefix_cache_hits_total request_time_per_output_token_seconds_bucket
+iteration_tokens_total_bucket request_params_n_bucket request_params_max_tokens_bucket cache_config_info
+request_inference_time_seconds_sum num_requests_waiting_by_reason prompt_tokens_cached_total
+"""
 OURS = {"nanoserve:engine_up", "nanoserve:engine_restarts_total", "nanoserve:log_lines_dropped_total"}
-GAUGES = {
-    "vllm:num_requests_running",
-    "vllm:num_requests_waiting",
-    "vllm:kv_cache_usage_perc",
-    "vllm:num_requests_waiting_by_reason",
-    "vllm:cache_config_info",
-    "nanoserve:engine_up",
-}
+GAUGES = {"num_requests_running", "num_requests_waiting", "num_requests_waiting_by_reason", "kv_cache_usage_perc"}
+
+
+def generated(tokens: int, prompt: int = 7) -> tuple[EngineRequest, Output]:
+    request = EngineRequest("x", [(1,) * prompt], SamplingParams(), [20], arrival=10.0)
+    output = Output(request, 0, None)
+    output.generated = tokens
+    return request, output
 
 
 class Observed:
@@ -73,13 +52,13 @@ class Observed:
 
     def answer(self, reason: FinishReason, prompt: int = 7, tokens: int = 3, gap: float = 0.03) -> None:
         """One that waited 0.5 s, prefilled 0.25 s, and then had a token every `gap`."""
-        times = OutputTimes(10.0)
+        request, output = generated(tokens, prompt)
+        times = output.times
         times.admitted = 10.5
         for i in range(tokens):
             times.tokens.append(10.75 + gap * i)
         times.finished = 10.75 + gap * max(tokens - 1, 0)
-        state = OutputState(times, generated=tokens)
-        self.metrics.finished(EngineRequest("x", (1,) * prompt, SamplingParams(max_tokens=20)), state, reason)
+        self.metrics.finished(request, output, reason)
 
     def text(self) -> str:
         return generate_latest(self.metrics.registry).decode()
@@ -101,11 +80,12 @@ def test_every_series_that_dashboards_read_is_there_with_its_type_and_labels_bef
     families = list(read_text(Observed().text()))
     samples = [sample for family in families for sample in family.samples]
     names = {sample.name for sample in samples}
-    assert names >= READ_BY_THE_DASHBOARD | CONTRACT
+    assert names >= {f"vllm:{name}" for name in (DASHBOARD + CONTRACT).split()}
     assert {name for name in names if not name.startswith("vllm:")} == OURS, "vLLM has none of these"
     assert all(sample.labels["model_name"] == "tiny" and sample.labels["engine"] == "0" for sample in samples)
     types = {family.name: family.type for family in families}
-    assert {name for name, kind in types.items() if kind == "gauge"} == GAUGES
+    gauges = {name.removeprefix("vllm:") for name, kind in types.items() if kind == "gauge"}
+    assert gauges == {*GAUGES, "cache_config_info", "nanoserve:engine_up"}
     assert types["vllm:prompt_tokens"] == types["vllm:request_success"] == "counter"
     assert types["vllm:iteration_tokens_total"] == types["vllm:e2e_request_latency_seconds"] == "histogram"
 
@@ -164,7 +144,7 @@ def test_a_completed_answer_is_in_every_histogram() -> None:
 
 def test_the_completions_of_a_prompt_are_one_request() -> None:
     observed = Observed()
-    observed.metrics.answered(2, [OutputState(OutputTimes(0), generated=count) for count in (3, 9, 4, 1)])
+    observed.metrics.answered(2, [generated(count)[1] for count in (3, 9, 4, 1)])
     assert observed.values("request_params_n_sum", "request_params_n_count") == [4, 2]
     longest = "request_max_num_generation_tokens"
     assert observed.values(f"{longest}_sum", f"{longest}_count") == [9 + 4, 2]
@@ -214,9 +194,7 @@ def test_what_is_shown_does_not_grow_with_what_is_served() -> None:
 def test_stats_agree_with_the_metrics() -> None:
     observed = Observed()
     empty = observed.metrics.stats()
-    assert (empty["mean_seconds"]["e2e"], empty["prefix_cache"]["hit_rate"]) == (None, 0), (
-        "and not NaN, which is no JSON"
-    )
+    assert (empty["pages"]["usage"], empty["prefix_cache"]["hit_rate"]) == (0, 0), "and not NaN, which is no JSON"
     observed.engine.gauges = Gauges(1, 2, 100, 60, 30, 10, query_tokens=50, hit_tokens=20)
     observed.metrics.stepped(StepReport(100, 20, 0.01, observed.engine.gauges, prompt_tokens=100, generated=20))
     observed.answer(FinishReason.STOP)
@@ -226,7 +204,6 @@ def test_stats_agree_with_the_metrics() -> None:
     assert stats["tokens"] == {"prompt": 100, "generated": 20}
     assert stats["pages"] == {"total": 100, "free": 60, "used": 30, "cached": 10, "usage": 0.3}
     assert stats["prefix_cache"]["hit_rate"] == 0.4
-    assert stats["mean_seconds"] == {"ttft": 0.75, "itl": 0.03, "e2e": 0.81, "queue": 0.5}
 
 
 def test_lengths_go_by_one_two_five() -> None:

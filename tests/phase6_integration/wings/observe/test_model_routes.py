@@ -1,13 +1,12 @@
 """/tokenize and /detokenize: texts and conversations into tokens, and back."""
 
 import asyncio
-import threading
 from typing import Any
 
 import httpx
 import pytest
 
-from phase6_integration.process.tokenizer_process import TokenizerProcess
+from phase6_integration.process.tokenizer_worker import TokenizerWorker
 from tests.phase6_integration.api.test_chat import HELLO, PATIENT, TOKENIZER, post
 from tests.phase6_integration.fake_engine import FakeEngine, client
 
@@ -43,11 +42,11 @@ def test_a_text_or_a_conversation_but_not_both() -> None:
 
 
 def test_when_too_many_texts_wait_for_the_tokenizer_one_more_is_a_503(monkeypatch: pytest.MonkeyPatch) -> None:
-    refused, real = threading.Event(), TokenizerProcess.run
+    refused, real = asyncio.Event(), TokenizerWorker.run
 
-    def held(process: TokenizerProcess, job: Any) -> Any:
-        refused.wait(60)
-        return real(process, job)
+    async def held(worker: TokenizerWorker, *job: Any) -> Any:
+        await refused.wait()
+        return await real(worker, *job)
 
     async def send() -> tuple[httpx.Response, httpx.Response]:
         async with client(FakeEngine(max_num_queued_reqs=1), PATIENT) as http:
@@ -56,7 +55,7 @@ def test_when_too_many_texts_wait_for_the_tokenizer_one_more_is_a_503(monkeypatc
             refused.set()
             return await first, await second
 
-    monkeypatch.setattr(TokenizerProcess, "run", held)
+    monkeypatch.setattr(TokenizerWorker, "run", held)
     first, second = asyncio.run(send())
     assert (first.status_code, first.json()["error"]["code"]) == (503, "tokenizer_busy")
     assert second.status_code == 200

@@ -15,14 +15,11 @@ import jsonschema
 import numpy as np
 import openai
 import pytest
-from llguidance import LLMatcher
 from pydantic import BaseModel
 
-from phase0_request.grammar import LIMITS
 from phase6_integration.lab.random_schemas import Generator
-from phase6_integration.wings.structured.grammar_checker import GrammarChecker
 from phase6_integration.wings.structured.output_grammar import ANY_OBJECT, json_grammar
-from tests.phase6_integration.cities import CITY, TOKENIZER, allows, schema_format, tokens
+from tests.phase6_integration.cities import CITY, TOKENIZER, allows, grammars, schema_format
 from tests.phase6_integration.fake_engine import FakeEngine, client, events, says, served
 from tests.phase6_integration.posting import BODIES, CHAT, COMPLETE, PROMPT, post
 
@@ -180,7 +177,6 @@ def test_what_cannot_be_enforced_is_refused_by_name(fields: dict[str, Any], para
     error = answer.json()["error"]
     assert error["param"] == param
     assert words in error["message"]
-    assert engine.submitted == []
 
 
 def test_a_model_without_a_tokenizer_has_no_structured_output() -> None:
@@ -236,7 +232,7 @@ def test_openai_parses_an_answer_into_a_model() -> None:
 
 def walk(grammar: str, seed: int, blank: bool = False, most: int = 200) -> tuple[str, bool]:
     """A text by random tokens of the mask, and whether it is finished. `blank`: of white space wherever allowed."""
-    matcher, random = LLMatcher(tokens(), grammar, limits=LIMITS, log_level=0), np.random.default_rng(seed)
+    matcher, random = grammars(TOKENIZER).compile(grammar), np.random.default_rng(seed)
     said: list[int] = []
     while not matcher.is_stopped() and len(said) < most:
         bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
@@ -252,10 +248,10 @@ def walk(grammar: str, seed: int, blank: bool = False, most: int = 200) -> tuple
 
 
 def test_a_finished_text_meets_its_random_schema() -> None:
-    check, generator, finished = GrammarChecker(TOKENIZER), Generator(seed=0), 0
+    generator, finished = Generator(seed=0), 0
     for seed in range(60):
         schema = generator.schema()
-        text, done = walk(check(json_grammar(schema)), seed)
+        text, done = walk(json_grammar(schema), seed)
         finished += done
         if done:
             jsonschema.validate(json.loads(text), schema)

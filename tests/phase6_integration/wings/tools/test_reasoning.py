@@ -9,7 +9,8 @@ import pytest
 
 from phase0_request.tokenizer import Tokenizer
 from phase6_integration.api.settings import ServerSettings
-from phase6_integration.wings.tools.reasoning import Thinking, thinking_after
+from phase6_integration.wings.tools.call_grammar import Thinking
+from phase6_integration.wings.tools.tools import thinking_after
 from tests.phase6_integration.speaker import Speaker, model_of, speaking
 from tests.phase6_integration.wings.tools.test_tools import ARGUMENTS, CALL, TOOLS, allows, deltas
 
@@ -146,7 +147,7 @@ def test_tokenize_renders_the_same_prompt(thinker: Speaker) -> None:
     body = {"messages": HELLO, "tools": TOOLS, "chat_template_kwargs": {"begun": True}}
     found = thinker.client.post("../tokenize", body=body, cast_to=object)
     assert isinstance(found, dict)
-    assert tuple(found["tokens"]) == thinker.engine.submitted[-1].prompt
+    assert tuple(found["tokens"]) == thinker.engine.submitted[-1].prompt_tokens
 
 
 def test_reasoning_is_looked_for_where_the_template_knows_it_or_by_name() -> None:

@@ -248,7 +248,7 @@ def test_nothing_that_a_client_sends_is_a_control_token(bundled: Speaker) -> Non
     result = {"role": "tool", "tool_call_id": forged, "name": forged, "content": forged}
     message = {"role": "assistant", "content": None, "reasoning_content": forged, "tool_calls": [call]}
     choice(bundled, "", tools=[tool], messages=[*HELLO, message, result], extra_body={"documents": [{"text": forged}]})
-    tokens = bundled.engine.submitted[-1].prompt
+    tokens = bundled.engine.submitted[-1].prompt_tokens
     assert (tokens.count(1), tokens.count(2)) == (5, 4)  # system, user, assistant, tool, and the answer's beginning
     assert bundled.prompt.count("<|im_end|>") > 4
 

@@ -1,0 +1,197 @@
+"""The examination of a model trained on the corpus: which questions it answers right, by a fixed rule.
+
+python -m chapters.tiny_chat.judge        # the bundled model
+"""
+
+import argparse
+import random
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from pathlib import Path
+from typing import Any, Literal
+
+from chapters.tiny_chat.corpus import CorpusError, Fact, read, words
+from chapters.tiny_chat.wordings import key
+from phase0_request.lab.record import record
+from phase0_request.params import SamplingParams
+from phase0_request.request import FinishReason
+from phase0_request.tokenizer import BUNDLED
+
+HELD_OUT = Path(__file__).parent / "held_out.toml"
+SETS = ("held_out", "development", "trained")  # the last: the questions the corpus itself lists
+ALIKE = 0.9
+LONGEST_ANSWER = 96  # tokens, the end among them; the longest of the corpus has 53
+BATCH = 64
+SAMPLED = 500  # of the 16,743 trained questions
+SEED = 0
+
+Reason = Literal["right", "did not end", "another kind", "another fact", "no fact", "a name or number"]
+Answerer = Callable[[list[str]], list[tuple[str, bool]]]  # questions to (text, whether the model ended it by itself)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question, the fact that answers it, and the set it is counted in."""
+
+    ask: str
+    fact: Fact
+    set: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether an answer is right, or in what way it is not. `similarity` is to the answer of the right fact, `nearest`
+    the fact with the answer that it resembles most; the right one where another is as close."""
+
+    right: bool
+    why: Reason
+    similarity: float
+    nearest: Fact
+
+
+@dataclass(frozen=True, slots=True)
+class Graded:
+    question: Question
+    text: str
+    verdict: Verdict
+
+
+def judge(text: str, ended: bool, fact: Fact, facts: Sequence[Fact]) -> Verdict:
+    """An answer is right if the model ended it by itself and it says the fact's answer:
+
+    - its words are those of that answer, in order, but for a slip: 2 * matching / (words of both) >= 0.9. In a
+      sentence of twenty words that forgives two wrong words or three lost ones, and no second sentence;
+    - no answer of another fact is closer. No two answers of the corpus are so much alike, so what passes as one of
+      them does not pass as another;
+    - its names and numbers are exactly those of that answer, because there one word is the whole fact: "The capital
+      of France is Berlin, a city on the river Seine" has eleven words of twelve right.
+
+    Punctuation does not count. Meaning is not judged, so a true sentence in other words is refused: the model learned
+    its answers by heart, and one that it made up would be right by luck.
+    """
+    similarity = _similarity(text, fact)
+    nearest = fact if similarity == 1 else _nearest(text, fact, facts)
+    why: Reason
+    if not ended:
+        why = "did not end"
+    elif _similarity(text, nearest) < ALIKE:
+        why = "no fact"
+    elif nearest is not fact:
+        why = "another kind" if nearest.topic and nearest.topic == fact.topic else "another fact"
+    else:
+        why = "right" if _names(text) == _names(fact.answer) else "a name or number"
+    return Verdict(why == "right", why, similarity, nearest)
+
+
+def _similarity(text: str, fact: Fact) -> float:
+    return SequenceMatcher(None, words(fact.answer), words(text), autojunk=False).ratio()
+
+
+def _nearest(text: str, fact: Fact, facts: Sequence[Fact]) -> Fact:
+    """The fact with the most similar answer. The two quick ratios are upper bounds; they pass over nearly all facts."""
+    matcher = SequenceMatcher(None, [], words(text), autojunk=False)  # its second sequence is the one it indexes
+    nearest, best = fact, -1.0
+    for other in (fact, *facts):
+        matcher.set_seq1(words(other.answer))
+        if matcher.real_quick_ratio() > best and matcher.quick_ratio() > best and matcher.ratio() > best:
+            nearest, best = other, matcher.ratio()
+    return nearest
+
+
+def _names(text: str) -> list[str]:
+    """The words written with a capital or a digit, in order."""
+    return [word for word in re.findall(r"\w+", text) if re.search(r"\d", word) or word != word.lower()]
+
+
+def examine(answer: Answerer, questions: Sequence[Question], facts: Sequence[Fact]) -> list[Graded]:
+    """Ask all questions at once, so that the answerer may batch them as it likes, and judge every answer."""
+    answers = answer([question.ask for question in questions])
+    return [
+        Graded(question, text, judge(text, ended, question.fact, facts))
+        for question, (text, ended) in zip(questions, answers, strict=True)
+    ]
+
+
+def figures(graded: Sequence[Graded]) -> dict[str, Any]:
+    """How many answers are right, how many of these word for word, and how often each way to fail was seen."""
+    right = [one.verdict for one in graded if one.verdict.right]
+    return {
+        "asked": len(graded),
+        "right": len(right),
+        "share": round(len(right) / len(graded), 4) if graded else 0.0,
+        "word_for_word": sum(verdict.similarity == 1 for verdict in right),
+        "failures": dict(Counter(one.verdict.why for one in graded if not one.verdict.right).most_common()),
+    }
+
+
+def held_out(facts: Sequence[Fact], file: Path = HELD_OUT) -> tuple[Question, ...]:
+    """The paraphrases of a file. CorpusError names an entry that is no question or has an unknown fact."""
+    known = {key(fact): fact for fact in facts}
+    questions = []
+    for number, entry in enumerate(tomllib.loads(file.read_text(encoding="utf-8")).get("question", []), 1):
+        where = f"{file.name}: question {number} ({entry.get('ask')!r})"
+        if set(entry) != {"set", "ask", "fact"}:
+            raise CorpusError(f"{where}: needs set, ask and fact, got {', '.join(entry)}")
+        if entry["set"] not in SETS[:2]:
+            raise CorpusError(f"{where}: set must be one of {', '.join(SETS[:2])}, got {entry['set']!r}")
+        if entry["fact"] not in known:
+            raise CorpusError(f"{where}: fact must be 'topic: kind' or the first of a pair, got {entry['fact']!r}")
+        questions.append(Question(entry["ask"], known[entry["fact"]], entry["set"]))
+    return tuple(questions)
+
+
+def trained(facts: Iterable[Fact], sampled: int | None = SAMPLED, seed: int = SEED) -> list[Question]:
+    """The questions of the corpus: so many drawn by the seed, or all of them."""
+    questions = [Question(ask, fact, SETS[2]) for fact in facts for ask in fact.questions]
+    return questions if sampled is None else random.Random(seed).sample(questions, min(sampled, len(questions)))
+
+
+def answers_by(directory: Path) -> Answerer:
+    """Greedy answers of a model directory by phase 2's engine in float32, each question a chat of its own."""
+    from phase2_prefill_decode.engine import static
+    from phase2_prefill_decode.loading.model import Model
+
+    model = Model.load(directory, dtype="float32")
+    tokenizer = model.tokenizer
+    if tokenizer is None:
+        raise ValueError(f"{str(directory)!r} has no tokenizer.json")
+    params = SamplingParams(temperature=0, max_tokens=LONGEST_ANSWER)
+
+    def answer(asks: list[str]) -> list[tuple[str, bool]]:
+        prompts = [tokenizer.chat([{"role": "user", "content": ask}]) for ask in asks]
+        done = static(model, batch_size=BATCH).generate(prompts, params, progress=True)
+        return [(one.text, one.finish_reason is FinishReason.STOP) for one in done]
+
+    return answer
+
+
+def main(arguments: list[str] | None = None) -> int:
+    p = argparse.ArgumentParser(prog="python -m chapters.tiny_chat.judge", description=__doc__)
+    p.add_argument("--directory", type=Path, default=BUNDLED, help="the model, with its tokenizer (the bundled one)")
+    p.add_argument("--all", action="store_true", help=f"every trained question, not {SAMPLED} of them")
+    p.add_argument("--seed", type=int, default=SEED, help="which trained questions are asked (%(default)s)")
+    p.add_argument("--show-failures", action="store_true", help="each wrong answer beside the right one")
+    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    options, facts = p.parse_args(arguments), read()
+    questions = [*held_out(facts), *trained(facts, None if options.all else SAMPLED, options.seed)]
+    graded = examine(answers_by(options.directory), questions, facts)
+    by_set = {name: [one for one in graded if one.question.set == name] for name in SETS}
+    for name, some in by_set.items():
+        found = figures(some)
+        print(f"{name}: {found['right']} of {found['asked']} right, {found['word_for_word']} word for word")
+        for one in some if options.show_failures else ():
+            if not one.verdict.right:
+                print(f"\n{one.question.ask}  [{one.verdict.why}, {one.verdict.similarity:.2f}]")
+                print(f"  wanted  {one.question.fact.answer}\n  given   {one.text}")
+    if options.json is not None:
+        command = f"{p.prog} --directory {options.directory} --seed {options.seed}{' --all' * options.all}"
+        record(options.json, command, {name: figures(some) for name, some in by_set.items()})
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,195 @@
+"""EngineCore: the engine's loop. Plan, pack, run and commit a step, again and again.
+
+It knows neither models nor time: a scheduler decides, a runner computes, and a clock tells the time. Every phase runs
+this loop. Phase 0 runs it over a mock model; with phase 2's ModelRunner it is an engine; with a cost model in place of
+runner and clock it is a simulator.
+"""
+
+import heapq
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+from phase0_request.batch import Batch, Event, StepOutput
+from phase0_request.checks import check_number
+from phase0_request.request import FinishReason, Request
+from phase0_request.scheduler import BaseScheduler
+
+
+class Launched(Protocol):
+    """A step that may still be on the device. `output` waits for it."""
+
+    def output(self) -> StepOutput: ...
+
+
+S = TypeVar("S", bound=BaseScheduler[Any])
+P = TypeVar("P")  # a batch as the runner packs it
+
+
+class Runner(Protocol[P]):
+    """Computes steps: phase 2's ModelRunner, for example."""
+
+    def pack(self, batch: Batch) -> P: ...
+
+    def launch(self, step: P) -> Launched: ...
+
+
+@dataclass(slots=True)
+class Step:
+    """What one step did, and the seconds that its parts took. When steps run ahead, the other parts of a step are
+    within the `run` of another. Without a batch, nothing ran: the events come from outside of steps, an abort for
+    example."""
+
+    batch: Batch = field(default_factory=Batch)  # committed: `completes` and `is_decode` of its slices no longer hold
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    pages: int = 0  # held by live requests while it ran
+    start: float = 0.0  # when its plan began
+    plan: float = 0.0
+    pack: float = 0.0
+    run: float = 0.0  # from the launch until the tokens are on the host
+    commit: float = 0.0
+    seconds: float = 0.0  # from the start of its plan, or the end of the step before, to the end of its commit
+    events: list[Event] = field(default_factory=list)
+
+
+class EngineCore(Generic[S, P]):
+    """Serves requests, one step at a time.
+
+    With a scheduler that runs ahead, a step is launched before the previous one has been committed. The runner must
+    then take tokens from the device that the host does not know yet.
+    """
+
+    def __init__(self, scheduler: S, runner: Runner[P], clock: Callable[[], float] = time.perf_counter) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+        self.clock = clock
+        self.steps = 0
+        self._in_flight: deque[tuple[Step, Launched]] = deque()
+        self._ended = -math.inf  # when the last step was committed
+        self._deadlines = Deadlines()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return self.scheduler.has_work
+
+    def submit(self, request: Request, timeout: float | None = None) -> None:
+        """Queue a request, which ends at the latest `timeout` seconds after its arrival. ValueError if it could never
+        be served, QueueFullError if the queue is at its limit."""
+        if timeout is not None:
+            check_number(f"request {request.id}: timeout", timeout, 0, above=True)
+        self.scheduler.submit(request)
+        if timeout is not None:
+            self._deadlines.add(request, request.arrival + timeout)
+
+    def finish(self, request: Request, reason: FinishReason, error: str | None = None) -> bool:
+        """End a request from outside. False if it had ended before."""
+        return self.scheduler.finish(request, reason, self.clock(), error)
+
+    def abort(self, request: Request) -> bool:
+        """End a request after its client has disconnected. Legal at any moment."""
+        return self.finish(request, FinishReason.ABORT)
+
+    def stop(self, request: Request) -> None:
+        """End a request because its text has a stop string. The last token that its length allows may complete one."""
+        if request.finish_reason is FinishReason.LENGTH:
+            request.stop_after_all()
+        else:
+            self.finish(request, FinishReason.STOP)
+
+    # region exercise 0.7
+    def step(self) -> Step | None:
+        """Plan, pack and launch steps until as many are in flight as may be, then wait for the oldest and commit it.
+
+        Returns None if there was nothing to run. If the runner raises, the error is passed on, and what was in flight
+        is planned again by the next call.
+        """
+        try:
+            while len(self._in_flight) <= self.scheduler.ahead and self.launch():
+                pass
+            if self._in_flight:
+                return self.complete()
+        except BaseException:
+            self.discard_in_flight()
+            raise
+        events = self.scheduler.drain()
+        return Step(events=events) if events else None
+
+    def launch(self) -> Step | None:
+        """Plan, pack and launch one step. None if the plan is empty: nothing is launched."""
+        clock, start = self.clock, self.clock()
+        for request in self._deadlines.due(start):
+            self.scheduler.finish(request, FinishReason.TIMEOUT, start)
+        batch = self.scheduler.plan(start)
+        if not batch:
+            return None
+        planned = clock()
+        packed = self.runner.pack(batch)
+        ready = clock()
+        launched = self.runner.launch(packed)
+        prefill, decode = batch.tokens_by_kind
+        step = Step(batch, prefill, decode, self.scheduler.pages_used, start, planned - start, ready - planned)
+        self._in_flight.append((step, launched))
+        return step
+
+    def complete(self) -> Step:
+        """Wait for the oldest step in flight and commit it."""
+        step, launched = self._in_flight.popleft()
+        output = launched.output()
+        done = self.clock()
+        step.events = self.scheduler.commit(step.batch, output, done)
+        self.steps += 1
+        before, self._ended = self._ended, self.clock()
+        step.run, step.commit = done - (step.start + step.plan + step.pack), self._ended - done
+        step.seconds = self._ended - max(step.start, before)
+        return step
+
+    # endregion
+
+    def discard_in_flight(self) -> None:
+        """Forget the steps in flight, because one of them raised. They are planned again."""
+        self._in_flight.clear()
+        self.scheduler.discard_in_flight()
+
+    def drain(self) -> list[Event]:
+        """Return the events since the last step. For a caller that will not take another one."""
+        return self.scheduler.drain()
+
+    def run(self) -> Iterator[Step]:
+        """Step until no request is left. The caller may submit and abort between two steps."""
+        while self.has_work:
+            step = self.step()
+            if step is not None:
+                yield step
+
+
+class Deadlines:
+    """Requests by the time at which they must have ended. Those that have ended before stay in the heap until they
+    surface, or until it has doubled."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Request]] = []  # time, number, request
+        self._added = 0
+        self._swept = 64  # the size of the heap after the last sweep
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, request: Request, deadline: float) -> None:
+        heapq.heappush(self._heap, (deadline, self._added, request))
+        self._added += 1
+        if len(self._heap) > 2 * self._swept:
+            self._heap = [entry for entry in self._heap if not entry[2].finished]
+            heapq.heapify(self._heap)
+            self._swept = max(len(self._heap), 64)
+
+    def due(self, now: float) -> Iterator[Request]:
+        """Remove and yield the live requests past their deadline."""
+        while self._heap and self._heap[0][0] <= now:
+            request = heapq.heappop(self._heap)[2]
+            if not request.finished:
+                yield request

@@ -1,0 +1,176 @@
+"""BaseScheduler: what all schedulers have in common, above all the commit of a step.
+
+Phase 0's batcher, phase 2's StaticScheduler and phase 5's Scheduler derive from it. They differ in which requests they
+plan, and in the memory that these hold.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator
+from typing import Generic, TypeVar
+
+from phase0_request.batch import Batch, Event, Forced, Slice, StepOutput, WaitHandle, reason_to_finish
+from phase0_request.queue import Entry
+from phase0_request.request import FinishReason, Request, RequestState, TokenLogprobs
+
+E = TypeVar("E", bound=Entry)  # what a scheduler notes of a live request
+
+
+class BaseScheduler(ABC, Generic[E]):
+    """Owns every live request, from `submit` to its last event.
+
+    A subclass queues a request (`_enqueue`), plans (`plan`), and frees what a request holds when it has ended
+    (`_release`). The other methods that begin with an underscore are for schedulers with memory, or with steps in
+    flight.
+    """
+
+    ahead = 0  # how many steps may be in flight when another is planned
+
+    def __init__(self, eos_ids: Collection[int] = ()) -> None:
+        self.eos_ids = frozenset(eos_ids)
+        self._live: dict[str, E] = {}  # by request id
+        self._submitted = 0
+        self._events: list[Event] = []
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is a live request, or an event to deliver."""
+        return bool(self._live or self._events)
+
+    @property
+    def pages_used(self) -> int:
+        """The pages that live requests hold."""
+        return 0
+
+    # Requests arrive, and are ended from outside.
+
+    def submit(self, request: Request) -> None:
+        """Queue a new request. ValueError if it could never be served, QueueFullError if the queue is at its limit."""
+        if request.state is not RequestState.WAITING:
+            raise ValueError(f"request {request.id} is {request.state.value}; only a new request can be submitted")
+        if request.id in self._live:
+            raise ValueError(f"request {request.id} is here already; ids are unique until their request has left")
+        self._live[request.id] = self._enqueue(request, self._submitted)
+        self._submitted += 1
+
+    def finish(self, request: Request, reason: FinishReason, now: float, error: str | None = None) -> bool:
+        """End a request from outside: by an abort, a deadline or a stop string, also while its tokens are in flight.
+        False if it had ended before, or is not known here."""
+        entry = self._live.get(request.id)
+        if entry is None or entry.request is not request or request.finished:
+            return False
+        self._end(request, reason, now, error)
+        return True
+
+    def drain(self) -> list[Event]:
+        """Return the events since the last commit or drain. For when there is no step to commit."""
+        events, self._events = self._events, []
+        return events
+
+    # A step is planned, and computed.
+
+    @abstractmethod
+    def plan(self, now: float) -> Batch:
+        """Plan the next step. Empty if no request can take part in one."""
+
+    # region exercise 0.4
+    def commit(self, batch: Batch, output: StepOutput, now: float) -> list[Event]:
+        """Apply the output of a step to its requests. Returns all events since the last commit."""
+        self._check(batch, output)
+        failed, prompt_logprobs, late = output.failed, output.prompt_logprobs, output.late
+        for number in self._landed(batch):
+            part = batch.slices[number]
+            if number in failed:
+                self._end(part.request, FinishReason.ERROR, now, failed[number])
+                continue
+            if number in prompt_logprobs:
+                part.request.add_prompt_logprobs(part.start, prompt_logprobs[number])
+            if number in late:
+                self._postpone(part, late[number])
+            else:
+                self._advance(part, number, output, now)
+        return self.drain()
+
+    def _advance(self, part: Slice, number: int, output: StepOutput, now: float) -> None:
+        """Advance a request by a computed slice, and append its next tokens if the slice completes it."""
+        request, start, length = part
+        request.advance(start, length)
+        self._publish(request, length)
+        token = output.tokens[number]
+        if token is None or request.computed < request.total:
+            return
+        self._append(request, token, now, output.logprobs.get(number))
+        if number in output.forced and not request.finished:
+            self._append_forced(request, output.forced[number], now)
+
+    def _append(
+        self, request: Request, token: int, now: float, logprobs: TokenLogprobs | None = None, forced: bool = False
+    ) -> None:
+        """Append an output token, and end the request if it is the last."""
+        request.append(token, now, forced=forced)
+        reason = reason_to_finish(request, self.eos_ids)
+        self._events.append(Event(request, token, reason, logprobs))
+        if reason is not None:
+            self._close(request, reason, now)
+
+    # endregion
+
+    def _check(self, batch: Batch, output: StepOutput) -> None:
+        """ValueError if the output is not complete. Nothing has changed then."""
+        if len(output.tokens) != len(batch):
+            raise ValueError(f"the step has {len(batch)} slices, and {len(output.tokens)} tokens came of it")
+        if None in output.tokens:
+            for number, (part, token) in enumerate(zip(batch, output.tokens, strict=True)):
+                known = number in output.failed or number in output.late or part.request.finished
+                if token is None and part.completes and not known:
+                    raise ValueError(f"the step gave no token for request {part.request.id}, which it completed")
+
+    def _append_forced(self, request: Request, forced: Forced, now: float) -> None:
+        """Append the tokens that a grammar forces. They are one slice: prefilled together, not decoded one by one."""
+        for token in forced.tokens:
+            if not request.finished:
+                self._append(request, token, now, forced=True)
+        if forced.ends and not request.finished:
+            self._end(request, FinishReason.STOP, now)
+
+    def _end(self, request: Request, reason: FinishReason, now: float, error: str | None = None) -> None:
+        """End a request between two of its tokens, in whichever state it is."""
+        self._close(request, reason, now, error)
+        self._events.append(Event(request, None, reason))
+
+    def _close(self, request: Request, reason: FinishReason, now: float, error: str | None = None) -> None:
+        state = request.state
+        request.finish(reason, now, error)
+        if self._release(self._live[request.id], state):
+            self._forget(request)
+
+    # What a subclass decides.
+
+    @abstractmethod
+    def _enqueue(self, request: Request, number: int) -> E:
+        """Queue a new request, the `number`-th. Returns what the scheduler notes of it."""
+
+    @abstractmethod
+    def _release(self, entry: E, state: RequestState) -> bool:
+        """Take a request that has ended out of the queue of its last state, and free what it holds. False if a step in
+        flight still uses that: then it stays known."""
+
+    def _forget(self, request: Request) -> None:
+        """Forget a request that has ended and is not in flight."""
+        del self._live[request.id]
+
+    def _landed(self, batch: Batch) -> Iterator[int]:
+        """The numbers of the slices whose results count. A request may have ended while its step ran: its result is
+        discarded."""
+        return (number for number, part in enumerate(batch.slices) if not part.request.finished)
+
+    def _publish(self, request: Request, length: int) -> None:
+        """Offer computed tokens to the cache: a request has just computed `length` more."""
+
+    def _postpone(self, part: Slice, pending: WaitHandle) -> None:
+        """Have the last token of a slice computed again, because no token could be drawn after it yet."""
+        if part.start == part.request.computed and part.length > 1:
+            part.request.advance(part.start, part.length - 1)
+            self._publish(part.request, part.length - 1)
+
+    def discard_in_flight(self) -> None:
+        """Forget the steps in flight, because one of them raised: they are planned again. What is committed stands."""

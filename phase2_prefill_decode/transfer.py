@@ -1,0 +1,20 @@
+"""Copies from the host to a device that do not wait for the device's pending work."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def to_device(numbers: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return moved(torch.tensor(numbers, dtype=dtype), device)
+
+
+def moved(numbers: Tensor, device: torch.device) -> Tensor:
+    """Copy to the device; on a CPU the tensor itself."""
+    return pinned(numbers, device).to(device, non_blocking=True)
+
+
+def pinned(numbers: Tensor, device: torch.device) -> Tensor:
+    """In pinned memory, for a GPU to copy from while the host goes on."""
+    return numbers.pin_memory() if device.type == "cuda" else numbers

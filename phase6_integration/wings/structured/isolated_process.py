@@ -1,0 +1,292 @@
+"""IsolatedProcess: the engine's end of a process that follows grammars. IsolatedConstraint: one request there."""
+
+import contextlib
+import logging
+import selectors
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+from weakref import WeakValueDictionary, ref
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from phase0_request.batch import GRAMMAR_FAILED, Forced
+from phase0_request.request import Request
+from phase6_integration.process.messages import CHUNK, Frames, frame
+from phase6_integration.wings.structured.grammar_process import (
+    COMPILING,
+    Batch,
+    Follow,
+    ForcedTokens,
+    Masks,
+    from_child,
+)
+
+log = logging.getLogger(__name__)
+PATIENCE = 0.01  # seconds that a step waits for masks
+STALLED = 30.0  # seconds without an answer after which a process is given up: if it was stopped, no limit ends it
+FAILED_STARTS = 3  # of a process, in a row: then something else is wrong
+TOO_MUCH = f"{GRAMMAR_FAILED}: it took more time or memory than it may use"
+NOT_STARTED = "the process that follows grammars cannot be started"
+
+
+class IsolatedConstraint:
+    """One request's constraint. It knows the output that its process has been asked to follow, and the answers."""
+
+    def __init__(self, key: int, request: Request, process: "IsolatedProcess") -> None:
+        self.key = key
+        self.request = ref(request)
+        self.tenant = request.tenant
+        self.params = request.params
+        self.output: Sequence[int] = request.output_tokens  # committed
+        self.error: str | None = None
+        self._process = process
+        self._followed: list[int] = []  # the output up to the mask: what is drawn, and what that forces
+        self._sent = 0  # tokens of that which the process has been sent
+        self._drawn: tuple[int, int] | None = None  # the last of it, if what it forces is asked for: index and token
+        self._forced: Forced | None = None  # the answer to that
+        self._mask: NDArray[np.uint32] | None = None
+        self._deadline = 0.0  # until when a step waits for the forced tokens
+        self._follow(0, ())
+
+    def take(self, index: int, token: int) -> None:
+        """As Constraint.take."""
+        if index >= len(self.output) and self._drawn != (index, token):
+            self._follow(index, [token], (index, token))
+
+    def forced(self, index: int) -> Forced | None:
+        """As Constraint.forced. None also if the answer has not come in time: then forced tokens are drawn."""
+        if self._drawn is None or self._drawn[0] != index:
+            return None
+        self._process.wait(lambda: self._forced is not None or self.error is not None, self._deadline)
+        return self._forced if self._forced and (self._forced.tokens or self._forced.ends) else None
+
+    def ask(self, index: int) -> bool:
+        """Have the mask of an output token made, unless it is there or will come. False if it cannot be made yet."""
+        known = len(self._followed)
+        if index > max(known, len(self.output)):
+            return False  # it depends on a token that was not drawn
+        if index != known:
+            start = min(index, known)
+            self._follow(start, self.output[start:index])
+        return True
+
+    def mask(self, index: int, started: float) -> NDArray[np.uint32] | None:
+        """The mask of an output token, waited for as long as a step may that began to wait then. None: it is late."""
+        deadline = started + self._process.patience
+        while self.ask(index):
+            self._process.wait(lambda: self._is_ready(len(self._followed)) or len(self._followed) != index, deadline)
+            if self._is_ready(index) or time.monotonic() >= deadline:
+                break
+        return self._mask if self._is_ready(index) else None
+
+    def done(self) -> bool:
+        """Whether the mask of the next token of the output is ready, or will never be."""
+        return self.ask(len(self.output)) and self._is_ready(len(self.output))
+
+    def _is_ready(self, index: int) -> bool:
+        return self.error is not None or (self._mask is not None and len(self._followed) == index)
+
+    def _follow(self, start: int, tokens: Iterable[int], drawn: tuple[int, int] | None = None) -> None:
+        self._followed[start:] = tokens
+        self._sent = min(self._sent, start)
+        self._drawn, self._forced, self._mask = drawn, None, None
+        self._deadline = time.monotonic() + self._process.patience
+        self._process.add(self)
+
+    def message(self, is_new: bool) -> Follow:
+        """What the process does not know yet. `is_new`: it does not know the request."""
+        start, self._sent = 0 if is_new else self._sent, len(self._followed)
+        asks = self._drawn is not None and self._forced is None
+        return Follow(self.key, start, self._followed[start:], asks, self.params if is_new else None)
+
+    def receive_forced(self, forced: Forced) -> None:
+        self._forced = Forced(tuple(forced.tokens), forced.ends)
+        self._followed += forced.tokens
+        self._sent = len(self._followed)
+
+    def receive_mask(self, bits: bytes) -> None:
+        self._mask = np.frombuffer(bits, np.uint32)
+
+    def fail(self, error: str) -> None:
+        self.error, self._mask = error, None
+
+
+class Starter(Protocol):
+    """What starts processes, and waits for all of them."""
+
+    def connect(self) -> socket.socket: ...
+
+    def poll(self, timeout: float) -> None: ...
+
+    def failed(self, constraint: IsolatedConstraint) -> None: ...
+
+    def spent(self, tenant: str, seconds: float) -> None: ...
+
+
+class IsolatedProcess:
+    """The engine's end of one process: one client's, and with too many clients, several clients'.
+
+    It gets a batch when it has answered the one before: either all that waits of requests that it knows, or one request
+    that it does not know, so that it compiles one grammar at a time. A request that has ended meanwhile is in no batch.
+    If a process dies, its successor knows no request, and so gets them one by one: the one that kills it fails.
+    """
+
+    def __init__(self, starter: Starter, selector: selectors.BaseSelector, tenant: str) -> None:
+        self.tenant = tenant  # for which it was made
+        self.patience = PATIENCE  # 0 after masks that took longer than that
+        self._starter = starter
+        self._selector = selector
+        self._requests: WeakValueDictionary[int, IsolatedConstraint] = WeakValueDictionary()
+        self._waiting: list[int] = []  # keys of the requests to be sent
+        self._compiles = False  # the last batch was a request that was new
+        self._failed_starts = 0  # in a row
+        self._connection: socket.socket | None = None
+        self._known: set[int] = set()  # keys of the requests that the process has been sent
+        self._batch: list[int] = []  # keys of the requests that it is to answer
+        self._has_begun = False
+        self._since = 0.0  # when it last answered, or was sent a batch
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def add(self, constraint: IsolatedConstraint) -> None:
+        """Have what is new of a request sent by the next `send`."""
+        self._requests[constraint.key] = constraint
+        if constraint.key not in self._waiting and constraint.error is None:
+            self._waiting.append(constraint.key)
+
+    def wait(self, done: Callable[[], bool], deadline: float) -> None:
+        """Send and receive until `done`, or until the deadline. What has arrived is read in any case."""
+        while not done():
+            left = deadline - time.monotonic()
+            self._starter.poll(max(left, 0.0))
+            if left <= 0:
+                return
+
+    def send(self) -> None:
+        """Send a batch, if the one before is answered."""
+        if self._batch:
+            if time.monotonic() - self._since > STALLED:
+                self._end()
+            return
+        requests = {**self._requests}
+        self._waiting = [key for key in self._waiting if key in requests]
+        ended = self._known - requests.keys()
+        if not (self._waiting or ended) or not self._connect():
+            return
+        self._batch = self._next_batch(requests)
+        follow = [requests[key].message(key not in self._known) for key in self._batch]
+        self._known = (self._known - ended) | {*self._batch}
+        self._waiting = [key for key in self._waiting if key not in self._batch]
+        self._unsent += frame(Batch(follow, [*ended]))
+        self._since = time.monotonic()
+        self.push()
+
+    def _next_batch(self, requests: Mapping[int, IsolatedConstraint]) -> list[int]:
+        """The keys of the next batch. Known requests and new ones take turns, and so do the clients of new ones."""
+        known = [key for key in self._waiting if key in self._known]
+        new = [key for key in self._waiting if key not in self._known]
+        self._compiles = bool(new) and not (known and self._compiles)
+        if not self._compiles:
+            return known
+        tenant = requests[new[0]].tenant
+        self._waiting.sort(key=lambda key: requests[key].tenant == tenant)
+        return new[:1]
+
+    def _connect(self) -> bool:
+        """Connect to a process, unless there is one. False if there is no socket for it: all that wait have failed."""
+        if self._connection is None:
+            try:
+                self._connection = self._starter.connect()
+            except OSError:  # too many open files, say
+                self._fail(dict.fromkeys(self._waiting, NOT_STARTED))
+                return False
+            self._frames, self._unsent, self._has_begun = Frames(from_child), bytearray(), False
+            self._selector.register(self._connection, selectors.EVENT_READ, self)
+        return True
+
+    def push(self) -> None:
+        """Send as much as the socket takes now."""
+        assert self._connection is not None
+        with contextlib.suppress(BlockingIOError, ConnectionError):  # if it has ended, that is read next
+            while self._unsent:
+                del self._unsent[: self._connection.send(self._unsent)]
+        writes = selectors.EVENT_WRITE if self._unsent else 0
+        self._selector.modify(self._connection, selectors.EVENT_READ | writes, self)
+
+    def read(self) -> None:
+        """Read the answers that have come, or that the process has ended."""
+        assert self._connection is not None
+        data = b""
+        with contextlib.suppress(ConnectionError):
+            data = self._connection.recv(CHUNK)
+        try:
+            for message in self._frames.feed(data):
+                self._receive(message)
+        except (msgspec.MsgspecError, ValueError):  # it writes what is no message
+            log.exception("a process that follows grammars is not understood")
+            data = b""
+        if not data:
+            self._end()
+        self.send()
+
+    def _receive(self, message: ForcedTokens | Masks) -> None:
+        """Pass on answers. One to a request that waits again is outdated."""
+        keys = [key for key in self._batch if key not in self._waiting]
+        asked = {key: request for key in keys if (request := self._requests.get(key)) is not None}
+        self._since = time.monotonic()
+        match message:
+            case ForcedTokens(forced=forced):
+                for key in forced.keys() & asked.keys():
+                    asked[key].receive_forced(forced[key])
+            case Masks(bits=bits, errors=errors, seconds=seconds, leaves=leaves):
+                self._has_begun, self._failed_starts = True, 0
+                for key in bits.keys() & asked.keys():
+                    asked[key].receive_mask(bits[key])
+                self._fail(errors)
+                self._charge(seconds)
+                self.patience = 0.0 if seconds > PATIENCE else PATIENCE
+                if bits or errors:
+                    self._batch = []
+                if leaves:
+                    self.close()
+
+    def _end(self) -> None:
+        """The process has ended, or is given up. If it had one request to answer, that is the reason."""
+        batch, has_begun = self._batch, self._has_begun
+        self.close()
+        self._waiting = [*dict.fromkeys([*batch, *self._waiting])]
+        if not has_begun:
+            self._failed_starts += 1
+            if self._failed_starts >= FAILED_STARTS:
+                self._fail(dict.fromkeys(self._waiting, NOT_STARTED))
+        elif batch:
+            self._charge(COMPILING)  # at most: it did not say
+            if len(batch) == 1:
+                log.warning("a grammar ended the process that followed it")
+                self._fail({batch[0]: TOO_MUCH})
+
+    def _fail(self, errors: Mapping[int, str]) -> None:
+        """Have requests end with these errors."""
+        for key, error in errors.items():
+            if (request := self._requests.get(key)) is not None:
+                request.fail(error)
+                self._starter.failed(request)
+        self._waiting = [key for key in self._waiting if key not in errors]
+
+    def _charge(self, seconds: float) -> None:
+        """Charge clients for processor time: each request has an equal share in it."""
+        tenants = [request.tenant for request in self._requests.values()]
+        for tenant in tenants:
+            self._starter.spent(tenant, seconds / len(tenants))
+
+    def close(self) -> None:
+        """End the process, which reads the end of its connection."""
+        if self._connection is not None:
+            self._selector.unregister(self._connection)
+            self._connection.close()
+        self._connection, self._known, self._batch = None, set(), []

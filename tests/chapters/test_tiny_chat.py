@@ -1,0 +1,222 @@
+"""What the bundled model is made of: corpus, tokenizer, lessons, training, and the rule that judges its answers."""
+
+import random
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+
+from chapters.tiny_chat import judge as judging
+from chapters.tiny_chat import tokenizer as tokenizing
+from chapters.tiny_chat.corpus import CorpusError, Fact, documents, read, words
+from chapters.tiny_chat.judge import Question, examine, figures, held_out, judge, trained
+from chapters.tiny_chat.lessons import IGNORED, Lesson, Lessons, batches
+from chapters.tiny_chat.train import train
+from chapters.tiny_chat.wordings import Wordings, key
+from phase0_request.tokenizer import BUNDLED, Tokenizer
+from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.loading.weights import load_weights
+
+FACTS = read()
+TOKENIZER = Tokenizer.from_pretrained()
+LIBRARY = Backend.from_file(str(BUNDLED / "tokenizer.json"))
+QUESTIONS = held_out(FACTS)
+FACT = {key(fact): fact for fact in FACTS}
+PAGE, FRANCE = FACT["page: what"], FACT["What is the capital of France?"]
+ANSWER = "A page is a block of memory that holds a few tokens."
+TOPIC = f'[[topic]]\nname = "page"\narticle = "a"\nwhat = "{ANSWER}"\n'
+PAIR = f'[[pair]]\nask = ["One?", "Two?", "Three?"]\nanswer = "{ANSWER}"\n'
+
+
+# The corpus
+
+
+def test_the_corpus_is_large_enough_and_asks_no_question_twice() -> None:
+    assert Counter(fact.source for fact in FACTS) == {"general": 289, "serving": 714, "smalltalk": 100}
+    asked = Counter(question.casefold() for fact in FACTS for question in fact.questions)
+    assert len(asked) > 10_000
+    assert max(asked.values()) == 1
+    assert {"What is a page?", "what is a page", "what is page", "page"} <= set(PAGE.questions)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[[fact]]\nx = 1\n", r"a\.toml: 'fact' is not allowed here"),
+        (PAIR.replace(', "Two?", "Three?"', ""), r"pair 1 \('One\?'\): ask must hold 3 to 5 questions"),
+        (PAIR.replace("Two", "one"), r"pair 1 \('One\?'\): ask lists a question twice"),
+        (PAIR + "note = 1\n", r"pair 1 \('One\?'\): the keys are ask, answer, kind"),
+        (PAIR + 'kind = "hello"\n', r"pair 1 \('One\?'\): kind must be one of pair, greeting"),
+        (PAIR.replace(ANSWER, "A page."), r"pair 1 \('One\?'\): answer must have 8 to 45 words, got 2"),
+        (PAIR.replace(ANSWER, ANSWER + "  "), r"pair 1 \('One\?'\): answer must be one line of text"),
+        (TOPIC.replace('"a"', '"teh"'), r"topic 1 \('page'\): article must be one of 'a', 'an', 'the', ''"),
+        (TOPIC.replace("what", "why"), r"topic 1 \('page'\): what must be one line of text"),
+        (TOPIC + PAIR.replace("Two?", "what is... a PAGE!"), r"pair 1 .* is also that of a\.toml: topic 1"),
+    ],
+)
+def test_a_fault_is_refused_by_file_and_entry(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "a.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(CorpusError, match=says):
+        read(tmp_path)
+
+
+def test_documents_state_every_fact_but_small_talk_once() -> None:
+    first = documents(FACTS, seed=1)
+    text = "\n".join(first)
+    stated = [fact for fact in FACTS if fact.topic or fact.source != "smalltalk"]
+    assert all(text.count(fact.answer) == 1 for fact in stated)
+    assert documents(FACTS, seed=1) == first != documents(FACTS, seed=2)
+
+
+# The tokenizer
+
+
+def test_training_the_tokenizer_writes_the_bundled_bytes(tmp_path: Path) -> None:
+    tokenizing.write(tokenizing.train(tokenizing.training_texts(FACTS)), tmp_path)
+    for file in tmp_path.iterdir():
+        assert file.read_bytes() == (BUNDLED / file.name).read_bytes(), file.name
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(st.text())
+@example("naïve café, 你好, привет, 🙂 and 👩‍👩‍👧")
+@example("e\u0301 is not composed to \xe9")
+@example("\x00\x01\x7f\u200b\ufeff\ufffd\U0010ffff")
+@example(" leading,  two  blanks,\ttabs \r\n\r\n and trailing  \n")
+@example("<|im_start|>user\nhi<|im_end|>\n")
+def test_text_comes_back_exactly(text: str) -> None:
+    ids = LIBRARY.encode(text).ids
+    assert all(0 <= token < 4096 for token in ids)
+    assert LIBRARY.decode(ids, skip_special_tokens=False) == text
+
+
+def test_words_keep_their_space_and_digits_stand_alone() -> None:
+    assert LIBRARY.encode("What is a KV cache?").tokens == ["What", "Ġis", "Ġa", "ĠKV", "Ġcache", "?"]
+    assert LIBRARY.encode("1024").tokens == ["1", "0", "2", "4"]
+
+
+def test_transformers_renders_the_same_chat() -> None:
+    from transformers import AutoTokenizer, GenerationConfig
+
+    loaded = AutoTokenizer.from_pretrained(BUNDLED)
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi!"},
+        {"role": "assistant", "content": "Hi there!"},
+        {"role": "user", "content": " What is a KV cache?\n"},
+    ]
+    chat = (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi!<|im_end|>\n"
+        "<|im_start|>assistant\nHi there!<|im_end|>\n<|im_start|>user\n What is a KV cache?\n<|im_end|>\n"
+    )
+    assert loaded.apply_chat_template(messages, tokenize=False) == chat
+    ids = loaded.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert ids == TOKENIZER.chat(messages)
+    assert (loaded.eos_token_id, loaded.pad_token_id, loaded.bos_token_id) == (2, 0, None)
+    assert GenerationConfig.from_pretrained(BUNDLED).eos_token_id == [2, 0]
+
+
+# Lessons and training
+
+
+def said(lesson: Lesson) -> list[str]:
+    """The runs of tokens that are learned, as text: in a chat, one a turn."""
+    runs: list[list[int]] = [[]]
+    for token, learned in zip(lesson.tokens, lesson.learned, strict=True):
+        if learned:
+            runs[-1].append(token)
+        elif runs[-1]:
+            runs.append([])
+    return [TOKENIZER.decode(run) for run in runs if run]
+
+
+def test_only_answers_and_their_ends_are_learned_and_every_fact_comes_before_any_comes_twice() -> None:
+    first = list(islice(Lessons(FACTS, TOKENIZER, 3), 1500))
+    answers = {fact.answer for fact in FACTS}
+    chats = [lesson for lesson in first[:300] if lesson.tokens[0] == 1]
+    assert len(chats) > 200
+    for lesson in chats:
+        assert set(said(lesson)) <= answers
+        ends = [token for token, learned in zip(lesson.tokens, lesson.learned, strict=True) if learned]
+        assert ends.count(2) == len(said(lesson))  # <|im_end|>
+    assert {answer for lesson in first for answer in said(lesson)} & answers == answers
+    assert list(islice(Lessons(FACTS, TOKENIZER, 3), 50)) == first[:50]
+
+
+def test_a_batch_is_its_lessons_shifted_by_one_and_padding_is_not_learned() -> None:
+    inputs, targets = next(batches(Lessons(FACTS, TOKENIZER, 3), 2048, 1024))
+    learned = targets != IGNORED
+    assert inputs.numel() <= 2048
+    assert learned.any(1).all()
+    assert torch.equal(targets[:, :-1][learned[:, :-1]], inputs[:, 1:][learned[:, :-1]])
+
+
+def test_no_question_of_the_examination_is_in_what_the_model_is_trained_on() -> None:
+    wordings = Wordings()
+    asked = {" ".join(words(question.ask)) for question in QUESTIONS}
+    known = {" ".join(words(text)) for texts in wordings.by_fact.values() for text in texts}
+    listed = {" ".join(words(text)) for fact in FACTS for text in fact.questions}
+    assert len(asked) == 200
+    assert asked.isdisjoint(known | listed)
+    assert set(wordings.by_fact) <= set(FACT)
+    rng = random.Random(0)
+    assert len({wordings.ask(rng, FACT["KV cache: what"]) for _ in range(500)}) > 250
+
+
+def test_a_short_run_saves_a_model_and_the_same_seed_makes_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chapters.tiny_chat.train.BATCH_TOKENS", 128)
+    monkeypatch.setattr("chapters.tiny_chat.lessons.SORTED_TOGETHER", 16)
+    for name in ("a", "b"):
+        train(2, 7, tmp_path / name)
+    config = ModelConfig.from_pretrained(tmp_path / "a")
+    assert config == ModelConfig.from_pretrained(BUNDLED)
+    first, second = (load_weights(tmp_path / name, config) for name in ("a", "b"))
+    assert torch.equal(first.embed_tokens, second.embed_tokens)
+
+
+# The examination
+
+
+def test_the_exact_answer_of_every_fact_is_right() -> None:
+    for fact in FACTS:
+        assert judge(fact.answer, True, fact, FACTS) == judging.Verdict(True, "right", 1.0, fact)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (PAGE.answer.replace("holds the keys", "holds keys"), "right"),  # a small slip
+        (" ".join(PAGE.answer.split()[:15]), "no fact"),
+        (f"{PAGE.answer} It is good to see you.", "no fact"),
+        ("", "no fact"),
+        (FACT["page: why"].answer, "another kind"),
+        (FRANCE.answer, "another fact"),
+        (PAGE.answer.replace("16", "32"), "a name or number"),
+    ],
+)
+def test_an_answer_is_right_or_wrong_for_a_reason(text: str, why: str) -> None:
+    assert judge(text, True, PAGE, FACTS).why == why
+    assert judge(text, False, PAGE, FACTS).why == "did not end"
+
+
+def test_the_closer_of_two_facts_decides() -> None:
+    ours = Fact("", "x", "pair", ("a?",), "one two three four five six seven eight nine ten eleven twelve")
+    near = Fact("", "x", "pair", ("b?",), "one two three four five six seven eight nine ten eleven thirteen")
+    assert judge(near.answer, True, ours, [ours]).right  # similar enough, were there no other
+    assert judge(near.answer, True, ours, [ours, near]).why == "another fact"
+
+
+def test_figures_count_right_and_wrong_by_reason() -> None:
+    given = {"right": (PAGE.answer, True), "cut": (PAGE.answer, False), "france": (FRANCE.answer, True)}
+    questions = [Question(ask, PAGE, "trained") for ask in given]
+    graded = examine(lambda asks: [given[ask] for ask in asks], questions, FACTS)
+    wrong = {"did not end": 1, "another fact": 1}
+    assert figures(graded) == {"asked": 3, "right": 1, "share": 0.3333, "word_for_word": 1, "failures": wrong}
+    assert trained(FACTS, sampled=50, seed=1) == trained(FACTS, sampled=50, seed=1) != trained(FACTS, 50, seed=2)

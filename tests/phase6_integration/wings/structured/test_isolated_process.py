@@ -1,0 +1,470 @@
+"""Grammars that are followed in other processes: the engine gets the masks of phase 2, waits for none, and outlives all
+that a grammar may do. The oracle is a Constraint in this process."""
+
+import random
+import resource
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from llguidance import LLMatcher
+
+from phase0_request import FinishReason, Request, SamplingParams
+from phase0_request.batch import GRAMMAR_REFUSED
+from phase0_request.tokenizer import BUNDLED
+from phase1_kv_pool import PagedCache
+from phase2_prefill_decode.sampling.constraints import Constraint, StepMasks, fill_masks
+from phase5_continuous import Scheduler
+from phase6_integration.process.messages import Frames, frame
+from phase6_integration.wings.structured import isolated_grammars, isolated_process
+from phase6_integration.wings.structured.grammar_process import COMPILING, MEMORY, Batch, Child, Masks, to_child
+from phase6_integration.wings.structured.isolated_grammars import IsolatedGrammars
+from phase6_integration.wings.structured.isolated_process import IsolatedConstraint
+from tests.phase6_integration.cities import TOKENIZER, grammars
+
+SIZE, EOS = TOKENIZER.vocab_size, TOKENIZER.eos_ids
+GRAMMARS = grammars(TOKENIZER)
+POINT = LLMatcher.grammar_from_json_schema(
+    {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+)
+(BRACE,) = TOKENIZER.encode("{", False)
+
+
+class Process:
+    """The other end of a connection: a child that answers when a test says so."""
+
+    def __init__(self, begins: bool) -> None:
+        self.engine, self.connection = socket.socketpair()
+        self.engine.setblocking(False)
+        self.connection.setblocking(False)
+        self.child = Child(GRAMMARS, SIZE)
+        self.frames = Frames(to_child)
+        self.batches: list[Batch] = []  # that it has read
+        if begins:
+            self.send(Masks())
+
+    def send(self, *messages: Any) -> None:
+        self.connection.sendall(b"".join(map(frame, messages)))
+
+    def answer(self) -> None:
+        """Answer all that has arrived."""
+        for batch in self.read():
+            self.send(self.child.follow(batch), self.child.masks())
+
+    def read(self) -> list[Batch]:
+        try:
+            batches = [*self.frames.feed(self.connection.recv(1 << 20))]
+        except BlockingIOError:
+            return []
+        self.batches += batches
+        return batches
+
+    def dies(self) -> None:
+        self.read()
+        self.connection.close()
+
+
+class Here(IsolatedGrammars):
+    """The processes of a test. With `answers`, they answer whenever the engine waits for them."""
+
+    def __init__(self) -> None:
+        super().__init__(SIZE, str(BUNDLED), EOS)
+        self.made: list[Process] = []
+        self.answers = self.begins = True
+
+    def connect(self) -> socket.socket:
+        self.made.append(Process(self.begins))
+        return self.made[-1].engine
+
+    def poll(self, timeout: float = 0.0) -> None:
+        super().poll(0.0)
+        if timeout and self.answers:
+            for process in self.made:
+                if process.connection.fileno() >= 0:
+                    process.answer()
+            super().poll(0.0)
+
+    def turn(self, number: int = -1) -> None:
+        """A process answers, and the engine reads that."""
+        self.poll()
+        self.made[number].answer()
+        self.poll()
+
+    def die(self, number: int = -1) -> None:
+        self.poll()
+        self.made[number].dies()
+        self.poll()
+
+    def close(self) -> None:
+        super().close()
+        self._selector.close()
+        for process in self.made:
+            process.connection.close()
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
+    """Steps wait as long as it takes, and for nothing if the processes do not answer."""
+    monkeypatch.setattr(isolated_process, "PATIENCE", 60.0)
+    with closing(Here()) as processes:
+        yield processes
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
+    """Processes that answer only when they are told to."""
+    monkeypatch.setattr(isolated_process, "PATIENCE", 0.0)
+    with closing(Here()) as processes:
+        processes.answers = False
+        yield processes
+
+
+def request(name: str = "a", tenant: str = "", **params: Any) -> Request:
+    return Request(name, (1,), SamplingParams(**{"max_tokens": 500, "grammar": POINT, **params}), tenant=tenant)
+
+
+def constraint_of(grammars: IsolatedGrammars, made: Request) -> IsolatedConstraint:
+    found = grammars.of(made)
+    assert isinstance(found, IsolatedConstraint)
+    return found
+
+
+def bits(here: Here, rows: Sequence[tuple[int, Any, int]]) -> tuple[Any, dict[int, Any]]:
+    filled = here.start(StepMasks(rows, torch.zeros(len(rows), dtype=torch.int64)))()
+    return filled.bits.numpy().view(np.uint32), dict(filled.late)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_masks_and_forced_tokens_are_those_of_a_constraint_in_this_process(here: Here, seed: int) -> None:
+    """Along random outputs, with steps that are void, processes that die between two tokens, and lists beside it."""
+    rng = random.Random(seed)
+    params: dict[str, Any] = rng.choice([{}, {"bad_words": [[9], [300, 5]]}, {"logprobs": 0}])
+    made = request(**params)
+    constraint, oracle = constraint_of(here, made), Constraint(made, SIZE, GRAMMARS)
+    output = made.output_tokens
+    while True:
+        index = len(output)
+        (mask,), late = bits(here, [(0, constraint, index)])
+        (expected,) = fill_masks([(oracle, index)], SIZE)
+        assert not late
+        assert (mask == expected).all()
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        token = int(rng.choice(allowed))
+        for follower in (constraint, oracle):
+            follower.take(index, token)
+        forced = constraint.forced(index)
+        assert forced == oracle.forced(index)
+        constraint.take(index, token)
+        assert constraint.forced(index) == forced, "an output may be read twice"
+        if rng.random() < 0.2:
+            continue  # the step is void: the token is drawn again
+        output += [token, *(forced.tokens if forced else ())]
+        if token in EOS or (forced and forced.ends) or len(output) > 60:
+            return
+        if rng.random() < 0.2:
+            here.die()
+
+
+def test_a_mask_that_is_not_ready_is_late_and_nothing_waits_for_it(silent: Here) -> None:
+    made, plain = request(), request("plain", grammar=None, allowed_token_ids=[5])
+    constraint, listed = constraint_of(silent, made), silent.of(plain)
+    (late_bits, other_bits), late = bits(silent, [(3, constraint, 0), (4, listed, 0)])
+    assert [*late] == [3]
+    assert not late_bits.any()
+    assert other_bits.any()
+    assert not constraint.done()
+    silent.turn()
+    assert constraint.done()
+    assert not bits(silent, [(3, constraint, 0)])[1]
+
+
+def test_forced_tokens_that_come_too_late_are_drawn(silent: Here) -> None:
+    made = request(grammar=LLMatcher.grammar_from_regex("abc+d"))
+    constraint, tokens = constraint_of(silent, made), [TOKENIZER.encode(letter, False)[0] for letter in "abc"]
+    silent.turn()
+    constraint.take(0, tokens[0])
+    assert constraint.forced(0) is None
+    made.output_tokens.append(tokens[0])
+    assert bits(silent, [(0, constraint, 1)])[1] == {0: constraint}
+    for _ in range(2):  # the answer behind the forced tokens, then the mask that was asked for
+        silent.turn()
+    (mask,), late = bits(silent, [(0, constraint, 1)])
+    if late:
+        silent.turn()
+        (mask,), late = bits(silent, [(0, constraint, 1)])
+    assert not late
+    assert mask[tokens[1] // 32] == 1 << tokens[1] % 32, "b is the only one, and is drawn"
+
+
+def test_a_token_behind_one_that_was_not_drawn_is_late_too(here: Here) -> None:
+    made = request()
+    constraint = constraint_of(here, made)
+    assert bits(here, [(0, constraint, 1)])[1] == {0: constraint}
+
+
+def test_what_kills_its_process_alone_has_failed_and_the_others_are_followed_on(silent: Here) -> None:
+    made = [request(name) for name in "ab"]
+    first, second = (constraint_of(silent, one) for one in made)
+    silent.turn()
+    assert first.done()
+    silent.die()  # with the second one's grammar
+    assert (first.error, second.error) == (None, isolated_process.TOO_MUCH)
+    first.take(0, BRACE)
+    silent.turn()
+    assert first.done() or first.error is None
+    assert [message.tokens for batch in silent.made[1].batches for message in batch.follow] == [[BRACE]]
+
+
+def three_that_draw_together(silent: Here) -> tuple[list[Request], list[IsolatedConstraint]]:
+    """Requests of which the process has one batch of tokens to answer."""
+    made = [request(str(number)) for number in range(3)]
+    constraints = [constraint_of(silent, one) for one in made]
+    for _ in made:
+        silent.turn()
+    for constraint in constraints:
+        constraint.take(0, BRACE)
+    silent.poll()
+    return made, constraints
+
+
+def test_after_a_death_with_several_requests_each_is_sent_alone_and_one_fails(silent: Here) -> None:
+    made, constraints = three_that_draw_together(silent)
+    silent.die()
+    for _ in range(2):
+        silent.turn()
+    silent.die()
+    assert [one.error for one in constraints] == [None, None, isolated_process.TOO_MUCH]
+    assert [len(batch.follow) for batch in silent.made[1].batches] == [1, 1, 1]
+    for one in made[:2]:
+        one.output_tokens.append(BRACE)
+    assert [one.done() for one in constraints[:2]] == [True, True]
+
+
+def test_a_request_is_not_blamed_for_one_that_has_ended_meanwhile(silent: Here) -> None:
+    made, constraints = three_that_draw_together(silent)
+    del made[:2], constraints[:2]  # their clients have left, and a token of theirs kills the process
+    silent.die()
+    silent.turn()
+    assert constraints[0].error is None
+
+
+def test_a_process_that_does_not_answer_is_given_up(silent: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = request()
+    constraint = constraint_of(silent, made)
+    silent.poll()
+    assert constraint.error is None
+    monkeypatch.setattr(isolated_process, "STALLED", -1.0)
+    silent.poll()
+    assert constraint.error == isolated_process.TOO_MUCH
+
+
+def test_processor_time_is_charged_to_the_clients_that_have_requests_and_a_death_as_the_limit(
+    silent: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isolated_grammars, "PROCESSES", 1)
+    scheduler = Scheduler(PagedCache(64, 4))
+    made = [request(f"{number}", tenant) for number, tenant in enumerate("aab")]
+    for one in made:
+        scheduler.submit(one)
+    constraints = [constraint_of(silent, one) for one in made]
+    served = scheduler.admission.share.served
+    before = dict(served)
+    silent.poll()
+    silent.made[0].send(Masks(seconds=3.0))
+    silent.receive(scheduler, 0.0)
+    assert [served[tenant] - before[tenant] for tenant in "ab"] == pytest.approx([2000.0, 1000.0])
+    silent.die()
+    silent.receive(scheduler, 0.0)
+    assert sum(served.values()) - sum(before.values()) == pytest.approx(1000 * (3 + COMPILING))
+    assert [one.error is None for one in constraints] == [False, True, True]
+    assert made[0].finish_reason is FinishReason.ERROR
+
+
+def test_a_process_that_writes_what_is_no_message_is_replaced(silent: Here) -> None:
+    made = request()
+    constraint = constraint_of(silent, made)
+    silent.poll()
+    silent.made[0].connection.sendall(b"\xff\xff\xff\xff nonsense")
+    silent.poll()
+    assert constraint.error == isolated_process.TOO_MUCH
+
+
+def test_without_a_socket_for_a_process_the_request_fails_and_the_engine_lives(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none() -> socket.socket:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as without:
+        without.setattr(here, "connect", none)
+        made = request()
+        constraint = constraint_of(here, made)
+        here.poll()
+    assert constraint.error == isolated_process.NOT_STARTED
+    later = request("later")
+    assert not bits(here, [(0, constraint_of(here, later), 0)])[1], "the next one has a process again"
+
+
+def test_a_process_that_never_begins_is_not_the_fault_of_a_request(silent: Here) -> None:
+    made, silent.begins = request(), False
+    constraint = constraint_of(silent, made)
+    for _ in range(isolated_process.FAILED_STARTS):
+        assert constraint.error is None
+        silent.die()
+    assert constraint.error == isolated_process.NOT_STARTED
+
+
+def test_a_token_that_replaces_an_unanswered_one_is_sent_when_that_is_answered(silent: Here) -> None:
+    """The answer to the first is about another place of the output."""
+    _, constraints = three_that_draw_together(silent)
+    assert constraints[0].ask(0)
+    silent.turn()
+    assert not constraints[0].done()
+    silent.turn()
+    assert constraints[0].done()
+    (mask,), late = bits(silent, [(0, constraints[0], 0)])
+    assert not late
+    assert mask[BRACE // 32] & 1 << BRACE % 32
+
+
+def test_grammars_of_requests_that_end_while_another_is_compiled_are_never_sent(silent: Here) -> None:
+    first = request("first")
+    opened = constraint_of(silent, first)
+    silent.poll()
+    for number in range(50):
+        constraint_of(silent, request(str(number)))
+    last = request("last")
+    constraint = constraint_of(silent, last)
+    for _ in range(2):
+        silent.turn()
+    assert opened.done()
+    assert constraint.done()
+    assert sum(len(batch.follow) for batch in silent.made[0].batches) == 2
+
+
+def test_clients_that_share_a_process_have_their_grammars_compiled_in_turns(
+    silent: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isolated_grammars, "PROCESSES", 1)
+    made = [request(f"{n}", tenant) for n, tenant in enumerate("aaabbc")]
+    constraints = [constraint_of(silent, one) for one in made]
+    for _ in made:
+        silent.turn()
+    order = [message.key for batch in silent.made[0].batches for message in batch.follow]
+    assert [constraints[key].tenant for key in order] == [*"abcaba"]
+
+
+def test_grammars_are_compiled_in_turns_with_tokens_that_keep_coming(silent: Here) -> None:
+    _, constraints = three_that_draw_together(silent)
+    new = [request(f"new {number}") for number in range(3)]
+    waiting = [constraint_of(silent, one) for one in new]
+    for place in range(4):
+        for constraint in constraints:  # the batch before is not answered
+            constraint.take(0, BRACE) if place % 2 else constraint.ask(0)
+        silent.turn()
+    assert [len(batch.follow) for batch in silent.made[0].batches][3:] == [3, 1, 3, 1]
+    assert [constraint.done() for constraint in waiting] == [True, True, False]
+
+
+def test_a_process_that_has_grown_is_replaced_and_no_request_is_blamed(silent: Here) -> None:
+    made = request()
+    constraint = constraint_of(silent, made)
+    silent.turn()
+    constraint.take(0, BRACE)
+    silent.poll()
+    process = silent.made[0]
+    (batch,) = process.read()
+    forced, masks = process.child.follow(batch), process.child.masks()
+    process.send(forced, Masks(masks.bits, leaves=True))
+    silent.poll()
+    assert (len(silent.made), constraint.error) == (1, None)
+    made.output_tokens += [BRACE, *forced.forced[constraint.key].tokens]
+    assert constraint.done(), "its mask came with the last message"
+    assert constraint.ask(0)
+    silent.turn()
+    assert len(silent.made) == 2
+    assert silent.made[1].batches[0].follow[0].params is not None
+
+
+def test_clients_have_processes_of_their_own_as_long_as_there_are_any(
+    silent: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isolated_grammars, "PROCESSES", 2)
+    made = [request(str(number), tenant=f"{number}") for number in range(3)]
+    constraints = [constraint_of(silent, one) for one in made[:2]]
+    silent.poll()
+    assert len(silent.made) == 2
+    constraints.append(constraint_of(silent, made[2]))
+    silent.poll()
+    assert len(silent.made) == 2, "both have requests: the third shares"
+    made.clear()
+    constraints.clear()
+    made = [request("last", tenant="last")]
+    constraints = [constraint_of(silent, made[0])]
+    silent.poll()
+    assert len(silent.made) == 3, "an idle one is ended for it"
+
+
+def test_a_grammar_that_is_none_ends_its_request_at_once(here: Here) -> None:
+    scheduler, made = Scheduler(PagedCache(64, 4)), request(grammar="start: missing")
+    scheduler.submit(made)
+    constraint = constraint_of(here, made)
+    assert not bits(here, [(0, constraint, 0)])[1]
+    assert (constraint.error or "").startswith(f"{GRAMMAR_REFUSED}: the grammar cannot be used: at 1(8): unknown name")
+    here.receive(scheduler, 0.0)
+    (event,) = scheduler.drain()
+    assert (event.request, event.finish_reason, made.error) == (made, FinishReason.ERROR, constraint.error)
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[IsolatedGrammars]:
+    with closing(IsolatedGrammars(SIZE, str(BUNDLED), EOS)) as constraints:
+        yield constraints
+
+
+def until(constraints: IsolatedGrammars, done: Callable[[], bool]) -> None:
+    for _ in range(200):
+        if done():
+            return
+        constraints.poll(0.1)
+    raise AssertionError("it did not happen")
+
+
+def test_real_processes_follow_and_end_what_takes_too_long(real: IsolatedGrammars) -> None:
+    """An ambiguous grammar with masks of seconds, beside one of another client and one of the same."""
+    ambiguous = "start: /[0-9]{20}/ x\nx: W | x x | x W x\nW: /[a-z]/\n"
+    names = {"bad": "one", "same": "one", "other": "two"}
+    made = {
+        name: request(name, tenant, grammar=ambiguous if name == "bad" else POINT) for name, tenant in names.items()
+    }
+    bad, same, other = (constraint_of(real, one) for one in made.values())
+    until(real, lambda: bad.done() and same.done() and other.done())
+    made["bad"].output_tokens += TOKENIZER.encode("1" * 20, False) + TOKENIZER.encode("a", False) * 400
+    until(real, bad.done)
+    assert bad.error is not None
+    for name in ("same", "other"):
+        made[name].output_tokens += TOKENIZER.encode("{", False)
+    until(real, lambda: same.done() and other.done())
+    assert (same.error, other.error) == (None, None)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit memory")
+def test_the_memory_of_a_real_process_is_limited(real: IsolatedGrammars) -> None:
+    made = request()
+    constraint = constraint_of(real, made)
+    until(real, constraint.done)
+    assert real._parent is not None
+    pid = real._parent[0].pid
+    (child, *_) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    limits = {
+        line[:25].strip(): line[25:].split()[0] for line in Path(f"/proc/{child}/limits").read_text().splitlines()
+    }
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
+    assert 0 <= int(limits["Max address space"]) - pages * resource.getpagesize() <= MEMORY
+    assert limits["Max core file size"] == "0"
