@@ -28,7 +28,7 @@ def idle_tests(source: str) -> list[str]:
     tree = ast.parse(source)
     every = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     tests = [function for function in every if function.name.startswith("test")]
-    others = [one for one in every if one not in tests and isinstance(one, ast.FunctionDef)]
+    others = [function for function in every if function not in tests]
     helpers: frozenset[str] = frozenset()
     while (found := frozenset(other.name for other in others if can_fail(other, helpers))) != helpers:
         helpers = found  # a helper may call another
