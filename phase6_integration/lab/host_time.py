@@ -133,7 +133,8 @@ def timed_launches() -> Iterator[list[float]]:
     """Seconds of each `kernel[grid](...)`: without what a wrapper does before it, such as allocating the result."""
     from phase1_kv_pool.kernels.triton.launch import LaunchedFunction
 
-    run, seconds = LaunchedFunction.run, list[float]()
+    run: Any = LaunchedFunction.run
+    seconds = list[float]()
 
     def timed(self: Any, *args: Any, **options: Any) -> Any:
         start = time.thread_time()
