@@ -7,8 +7,7 @@ import platform
 import re
 import subprocess
 from dataclasses import dataclass
-from importlib.metadata import version
-from importlib.util import find_spec
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
 _PACKAGES = ("torch", "triton", "transformers", "tokenizers", "numpy")
@@ -44,6 +43,7 @@ class Machine:
 def describe() -> Machine:
     """Describe this machine. Does not import torch: the GPU is the first one that `nvidia-smi` lists."""
     gpu, gpu_memory = _gpu()
+    installed = packages_distributions()  # a distribution may have another name: pytorch-triton
     return Machine(
         cpu=_cpu(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
@@ -52,7 +52,7 @@ def describe() -> Machine:
         gpu_memory_bytes=gpu_memory,
         python=platform.python_version(),
         platform=f"{platform.system()} {platform.machine()}",
-        versions={name: version(name) for name in _PACKAGES if find_spec(name)},
+        versions={name: version(installed[name][0]) for name in _PACKAGES if name in installed},
         vectors=vectors(),
     )
 

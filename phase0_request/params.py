@@ -136,8 +136,9 @@ def _stops(value: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _biases(value: Mapping[int, float] | Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    pairs = value if isinstance(value, Mapping) else _listed("logit_bias", value, MAX_BIASES, "pairs, or a mapping")
     try:
-        biases = dict(value)
+        biases = dict(pairs)
     except (TypeError, ValueError):
         raise invalid("logit_bias", "a mapping of token id to bias, or its pairs", value) from None
     if len(biases) > MAX_BIASES:

@@ -134,8 +134,8 @@ class BaseScheduler(ABC, Generic[E]):
 
     def _end(self, request: Request, reason: FinishReason, now: float, error: str | None = None) -> None:
         """End a request between two of its tokens, in whichever state it is."""
-        self._close(request, reason, now, error)
         self._events.append(Event(request, None, reason))
+        self._close(request, reason, now, error)
 
     def _close(self, request: Request, reason: FinishReason, now: float, error: str | None = None) -> None:
         state = request.state
@@ -152,7 +152,7 @@ class BaseScheduler(ABC, Generic[E]):
     @abstractmethod
     def _release(self, entry: E, state: RequestState) -> bool:
         """Take a request that has ended out of the queue of its last state, and free what it holds. False if a step in
-        flight still uses that: then it stays known."""
+        flight still uses that: then it stays known. With the state FINISHED this may have been done already."""
 
     def _forget(self, request: Request) -> None:
         """Forget a request that has ended and is not in flight."""
@@ -173,4 +173,9 @@ class BaseScheduler(ABC, Generic[E]):
             self._publish(part.request, part.length - 1)
 
     def discard_in_flight(self) -> None:
-        """Forget the steps in flight, because one of them raised: they are planned again. What is committed stands."""
+        """Forget the steps in flight, because one of them raised: they are planned again. What is committed stands. A
+        request that has ended is released, if an interrupt came before that."""
+        for entry in [*self._live.values()]:
+            if entry.request.finished:
+                self._release(entry, RequestState.FINISHED)
+                self._forget(entry.request)

@@ -1,6 +1,6 @@
-"""Decoder: the transformer of Llama, Mistral, Qwen2 and Qwen3, over step tokens and paged keys and values.
+"""Decoder: the transformer of Llama, Mistral, Qwen2 and Qwen3, over packed tokens and paged keys and values.
 
-There is one path for prefill and decode. Tokens are step in one row; their keys and values are stored in the slots
+There is one path for prefill and decode. Tokens are packed in one row; their keys and values are stored in the slots
 they are given, and each token attends to the tokens of its own sequence in the pages.
 
 Where a small model decodes few tokens on a CPU, to call the operators takes longer than what they compute. Such a step

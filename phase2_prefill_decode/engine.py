@@ -77,9 +77,9 @@ class Engine(Generic[S]):
                 core.submit(request)
             for step in core.run():
                 for request, token, reason, logprobs in step.events:
-                    transcript = transcripts[request.id]
-                    if transcript.finish_reason is not None:
-                        continue  # a stop string in its text has ended it
+                    transcript = transcripts.get(request.id)
+                    if transcript is None or transcript.finish_reason is not None:
+                        continue  # another caller's request, or a stop string in its text has ended it
                     text = transcript.add(token, reason)
                     if transcript.finish_reason is FinishReason.STOP:
                         core.stop(request)

@@ -92,10 +92,10 @@ class StaticScheduler(PagedScheduler[WaitingRequest]):
         return entry
 
     def _release(self, entry: WaitingRequest, state: RequestState) -> bool:
-        if self.running.pop(entry.request.id, None) is None:
-            self.waiting.remove(entry)
-        else:
+        if self.running.pop(entry.request.id, None) is not None:
             self.cache.release(entry.request)
+        elif entry in self.waiting:
+            self.waiting.remove(entry)
         return True
 
 

@@ -82,8 +82,8 @@ class FairShare:
             self.served = {name: tokens for name, tokens in ahead if name in self._live or tokens > self.virtual_time}
 
     def charge(self, tenant: str, tokens: int) -> None:
-        """Charge the tokens that an admitted request prefills, also when it does so again after a preemption. The
-        scheduler adds those of its answer to `served` one by one, as they are computed."""
+        """Charge the tokens that a request prefills, all of them when it is admitted, and again when it resumes after a
+        preemption. The scheduler adds each token of its output to `served` when that is committed."""
         self.served[tenant] += tokens
         self.virtual_time += tokens / len(self._live)
 

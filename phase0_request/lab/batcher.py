@@ -38,6 +38,6 @@ class Batcher(BaseScheduler[WaitingRequest]):
         return entry
 
     def _release(self, entry: WaitingRequest, state: RequestState) -> bool:
-        if self.running.pop(entry.request.id, None) is None:
+        if self.running.pop(entry.request.id, None) is None and entry in self.waiting:
             self.waiting.remove(entry)
         return True

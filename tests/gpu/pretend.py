@@ -100,11 +100,12 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    from phase1_kv_pool import kernels
-    from phase1_kv_pool.kernels import backends, prepare_triton
+    from phase1_kv_pool.kernels import prepare_triton
 
     prepare_triton()
     from triton.runtime.interpreter import InterpretedFunction
+
+    from tests.phase1_kv_pool import support
 
     run, tensor = InterpretedFunction.run, torch.tensor
 
@@ -118,7 +119,7 @@ def pytest_configure(config: pytest.Config) -> None:
             return run(self, *unwrap(args), grid=grid, warmup=warmup, **unwrap(kwargs))
 
     InterpretedFunction.run = launch
-    kernels.device_of = backends.device_of = lambda name: GPU if name == "triton" else torch.device("cpu")
+    support.device_of = lambda name: GPU if name == "triton" else torch.device("cpu")
     torch.tensor = lambda data, *, device=None, **kind: tensor(data, **kind).to(device or "cpu")  # type: ignore[misc]
     torch.Tensor.pin_memory = lambda self, *_: self  # type: ignore[method-assign, assignment, misc]
     torch.cuda._lazy_init = lambda: None  # type: ignore[attr-defined]

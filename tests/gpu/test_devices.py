@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 FILES = (
     "tests/phase1_kv_pool/test_store.py",
-    *(f"tests/phase2_prefill_decode/test_{name}.py" for name in ("kernels", "mask", "pointwise", "sample")),
+    *(f"tests/phase2_prefill_decode/test_{name}.py" for name in ("kernels", "mask", "pointwise", "draw")),
     "tests/phase3_chunked_prefill/test_kernels.py",
 )
 FEW = (  # of each kernel; all of them pass, and take minutes

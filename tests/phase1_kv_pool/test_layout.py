@@ -94,12 +94,20 @@ def test_layout_from_a_model_configuration(
         assert KVLayout.from_config(source, page_size=64, dtype="float16") == expected
 
 
-def test_wrong_values_are_refused_with_the_field_name() -> None:
+def test_wrong_values_are_refused_with_the_field_name(tmp_path: Path) -> None:
     for field, value in (("layers", 0), ("kv_heads", -1), ("head_dim", 1.5), ("page_size", 0), ("layers", True)):
         with pytest.raises(ValueError, match=f"{field} must be an integer from 1, got "):
             KVLayout(**({"layers": 1, "kv_heads": 1, "head_dim": 8} | {field: value}))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="dtype must be one of float32, bfloat16, float16, got 'int8'"):
         KVLayout(1, 1, 8, dtype="int8")
+    for missing in CONFIG:
+        with pytest.raises(ValueError, match=f"{missing} must be an integer from 1, got None"):
+            KVLayout.from_config({name: value for name, value in CONFIG.items() if name != missing})
+    with pytest.raises(ValueError, match="hidden_size 10 is no multiple of 3 heads"):
+        KVLayout.from_config(CONFIG | {"hidden_size": 10, "num_attention_heads": 3})
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ValueError, match="must hold a JSON object, got list"):
+        KVLayout.from_config(tmp_path)
     with pytest.raises(ValueError, match="latent vector"):
         KVLayout.from_config(CONFIG | {"kv_lora_rank": 512})
     with pytest.raises(ValueError, match="at least 1 token, got 0"):

@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from unittest.mock import MagicMock, Mock
 
 import pytest
 import torch
@@ -33,20 +34,23 @@ def test_kernels_are_compiled_in_other_processes_and_one_that_fails_there_is_lef
     assert not [file.name for file in tmp_path.rglob("*.nbc") if "norm" in file.name]
 
 
-@pytest.mark.parametrize("writable", [True, False])
-def test_kernels_are_compiled_once_and_without_a_writable_cache_in_this_process(
-    writable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("writable", "cores"), [(True, 2), (True, 1), (False, 2)])
+def test_kernels_are_compiled_once_with_a_word_on_how_far_and_without_a_writable_cache_in_each_process(
+    writable: bool, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     made: list[Kernel] = []
     monkeypatch.setattr(Kernel, "make", lambda kernel: made.append(kernel))
     monkeypatch.setattr(compilation, "_in_processes", iter)
-    monkeypatch.setattr(compilation, "cores", lambda: 2)
-    monkeypatch.setattr(compilation, "PLACE", tmp_path)
+    monkeypatch.setattr(compilation, "cores", lambda: cores)
+    unreachable = Mock(exists=Mock(side_effect=PermissionError))
+    monkeypatch.setattr(compilation, "PLACE", tmp_path if writable else MagicMock(__truediv__=lambda *_: unreachable))
     monkeypatch.setattr(compilation, "is_writable", lambda: writable)
     with caplog.at_level(logging.INFO):
         compile_kernels(HERE)
         compile_kernels(HERE)
         compile_kernels(HERE[:1])
-    assert made == [*HERE, *HERE, HERE[0]], "each is loaded"
-    said = [record.message.partition("once, ")[2] for record in caplog.records]
-    assert said == (["1 of 2 done: swiglu", "2 of 2 done: norm", "1 of 1 done: swiglu"] if writable else [])
+    here = not writable or cores == 1  # compiled here, then loaded
+    assert made == [*HERE * (1 + here), *HERE * (1 + (not writable)), *HERE[:1] * (1 + here)], "each is loaded"
+    said = [record.message.partition(", ")[2].partition(", ")[2] for record in caplog.records]
+    both = ["1 of 2 done: swiglu", "2 of 2 done: norm"]
+    assert said == [*both, *([] if writable else both), "1 of 1 done: swiglu"]

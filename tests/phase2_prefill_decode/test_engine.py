@@ -104,6 +104,15 @@ def test_a_closed_stream_aborts_its_requests_and_frees_every_page(model: Model) 
     assert len(engine.generate(PROMPTS, GREEDY)) == 4
 
 
+def test_a_request_of_another_caller_may_arrive_between_two_deltas(model: Model) -> None:
+    engine = static(model, cache=PagedCache(64, 16))
+    wanted = "".join(delta.text for delta in static(model).stream(PROMPTS[:1], GREEDY))
+    stream = engine.stream(PROMPTS[:1], GREEDY)
+    text = next(stream).text
+    engine.core.submit(Request("another", (5, 6), SamplingParams(max_tokens=2)))
+    assert text + "".join(delta.text for delta in stream) == wanted
+
+
 class TestEnds:
     """By length, by EOS, by a stop token, by a stop string, by the end of the context."""
 

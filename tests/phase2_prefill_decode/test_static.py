@@ -1,3 +1,5 @@
+from unittest.mock import Mock
+
 import pytest
 
 from phase0_request import FinishReason, StepOutput
@@ -18,6 +20,24 @@ def test_the_result_of_a_slice_is_discarded_if_its_request_has_ended_meanwhile()
     assert [(event.request.id, event.token) for event in events] == [("a", None), ("b", 8)]
     assert (a.output_tokens, b.output_tokens) == ([], [8])
     assert [piece.request for piece in static.plan(3)] == [b]
+
+
+@pytest.mark.parametrize("interrupted", ["_release", "_forget"])
+def test_a_request_that_ended_as_an_interrupt_came_is_released_and_its_end_delivered(
+    interrupted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for running in (True, False):
+        scheduler, ended = StaticScheduler(PagedCache(20, 4)), request("a")
+        scheduler.submit(ended)
+        if running:
+            scheduler.plan(0)
+        with monkeypatch.context() as patch:
+            patch.setattr(scheduler, interrupted, Mock(side_effect=KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                scheduler.finish(ended, FinishReason.ABORT, 1)
+        scheduler.discard_in_flight()
+        assert [(event.token, event.finish_reason) for event in scheduler.drain()] == [(None, FinishReason.ABORT)]
+        assert (scheduler.has_work, scheduler.pages_used, len(scheduler.plan(2))) == (False, 0, 0)
 
 
 def test_pages_are_reserved_to_the_end_and_no_request_is_admitted_before_the_batch_has_ended() -> None:

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from queue import SimpleQueue
@@ -87,16 +87,17 @@ def kernels_of(dtype: torch.dtype, forward: bool) -> list[Kernel]:
 
 def compile_kernels(kernels: Sequence[Kernel], *, progress: bool = False) -> None:
     """Load these kernels; compile them first, unless that has been done on this machine. `progress` shows a bar."""
-    mark = _mark(kernels)
-    if not mark.exists():
-        words, number = "compiling kernels for this CPU, once", 0
+    mark, kept = _mark(kernels), is_writable()
+    if not (kept and mark.exists()):
+        words = "compiling kernels for this CPU, once" if kept else "compiling kernels for this CPU, in each process"
         with tqdm(total=len(kernels), desc=words, leave=False, disable=None if progress else True) as bar:
-            for number, kernel in enumerate(_in_processes(kernels) if is_writable() and cores() > 1 else (), 1):
+            made = _in_processes(kernels) if kept and cores() > 1 else _here(kernels)
+            for number, kernel in enumerate(made, 1):
                 log.info("%s, %d of %d done: %s", words, number, len(kernels), kernel.name)
                 bar.update()
     for kernel in kernels:
         kernel.make()
-    if is_writable():
+    if kept:
         mark.touch()
 
 
@@ -104,6 +105,13 @@ def _mark(kernels: Sequence[Kernel]) -> Path:
     """A file that is there if these kernels have been compiled for this processor."""
     state = repr((numba.__version__, PROCESSOR, sorted(kernels)))
     return PLACE / f"{hashlib.sha256(state.encode()).hexdigest()[:16]}.compiled"
+
+
+def _here(kernels: Iterable[Kernel]) -> Iterator[Kernel]:
+    """Compile in this process, and yield what is done."""
+    for kernel in kernels:
+        kernel.make()
+        yield kernel
 
 
 def _in_processes(kernels: Sequence[Kernel]) -> Iterator[Kernel]:

@@ -29,6 +29,11 @@ def test_this_machine() -> None:
     assert platform.node() not in machine.platform.split()
 
 
+def test_a_package_whose_distribution_has_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("phase0_request.machine.packages_distributions", lambda: {"triton": ["tokenizers"]})
+    assert describe().versions == {"triton": version("tokenizers")}
+
+
 @pytest.mark.parametrize(
     ("flags", "held", "words"),
     [

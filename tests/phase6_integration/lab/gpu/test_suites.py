@@ -39,7 +39,7 @@ def test_the_cases_of_every_triton_kernel_are_run() -> None:
         f"{two}/test_kernels.py::test_any_split_size_gives_the_same_result": 3,
         f"{two}/test_attention.py::test_paged_attention_matches_contiguous_attention": 70,
         f"{two}/test_pointwise.py::test_q_and_k_are_normed_and_rotated_and_k_and_v_stored": 50,
-        f"{two}/test_sample.py::test_every_backend_draws_the_same_tokens": 2,
+        f"{two}/test_draw.py::test_every_backend_draws_the_same_tokens": 2,
         f"{two}/test_mask.py::test_excluded_tokens_get_minus_infinity_and_the_others_stay_as_they_are": 10,
         "tests/phase1_kv_pool/test_store.py::test_tokens_are_stored_in_their_slots_and_nothing_else_changes": 50,
     }
