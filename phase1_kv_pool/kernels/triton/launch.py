@@ -39,7 +39,7 @@ class LaunchedFunction(JITFunction):
                 return kernel
         kernel = super().run(*args, grid=grid, warmup=warmup, **constants)
         pointers = tuple(number for number, arg in enumerate(args) if isinstance(arg, Tensor) and self._aligned(number))
-        if not warmup and all_aligned(args, pointers):
+        if kernel is not None and not warmup and all_aligned(args, pointers):  # None: a hook does not compile it
             rest = tuple(constants.get(param.name, param.default) for param in self.params[len(args) :])
             self._variants[key] = kernel, rest, pointers
         return kernel
