@@ -108,7 +108,8 @@ def test_the_grammar_of_tools_has_its_limit(bundled: Speaker) -> None:
 def test_a_number_beyond_all_floats_in_a_tool_is_refused_by_its_field(bundled: Speaker) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"const": 5}}}}}
     body = json.dumps({"messages": HELLO, "tools": [tool], "tool_choice": "required"}).replace("5}", "1e999}")
-    answer = httpx.post(f"{bundled.url}/v1/chat/completions", content=body)
+    headers = {"content-type": "application/json"}
+    answer = httpx.post(f"{bundled.url}/v1/chat/completions", content=body, headers=headers)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == "tools"
 
