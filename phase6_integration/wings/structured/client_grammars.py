@@ -46,7 +46,11 @@ class ClientGrammars(Grammars):
 def as_lark(grammar: str) -> str:
     """GBNF becomes Lark, all else stays. ValueError for what is neither, or has a number that would be changed."""
     if grammar.lstrip().startswith("{"):  # llguidance's own form
-        return _checked(grammar)
+        return _own_form(grammar)
+    return _text_as_lark(grammar)
+
+
+def _text_as_lark(grammar: str) -> str:
     if ":" not in grammar:
         raise ValueError(f"the grammar has no rule; {ACCEPTED}")
     if is_gbnf(grammar):
@@ -64,15 +68,17 @@ def _from_gbnf(grammar: str) -> str:
         raise ValueError(f"the grammar cannot be read: {error}; {ACCEPTED}") from None
 
 
-def _checked(grammar: str) -> str:
-    """A grammar in llguidance's own form, of which all numbers are kept."""
+def _own_form(grammar: str) -> str:
+    """A grammar in llguidance's own form, whose parts may be GBNF too."""
     try:
-        for part in json.loads(grammar)["grammars"]:
+        whole = json.loads(grammar)
+        for part in whole["grammars"]:
             check_numbers(part.get("json_schema"))
-            _check_embedded(part.get("lark_grammar") or "")
+            if "lark_grammar" in part:
+                part["lark_grammar"] = _text_as_lark(part["lark_grammar"])
     except (TypeError, KeyError, AttributeError):
         raise ValueError("the grammar is not in llguidance's form") from None
-    return grammar
+    return json.dumps(whole)
 
 
 def _check_embedded(lark: str) -> None:

@@ -3,6 +3,7 @@
 {"const": 1234567890123456789} would allow 1234567890123456768 and nothing else: a 400; as a string it is kept.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any
@@ -49,6 +50,8 @@ def _numbers(value: Any) -> Iterator[float]:
 
 def _is_kept(number: float, keyword: str) -> bool:
     """Whether a number survives a conversion to a float that multiplies digits by a power of ten."""
+    if not math.isfinite(number):
+        return False
     if isinstance(number, float):
         digits, exponent = Decimal(repr(number)).as_tuple()[1:]
         return int("".join(map(str, digits))) <= EXACT and abs(int(exponent)) <= POWERS

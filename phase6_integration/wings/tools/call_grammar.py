@@ -37,7 +37,8 @@ class Calls:
 
 
 def answer_grammar(thinking: Thinking, calls: Calls | None, content: str | None, token_id: TokenId) -> str | None:
-    """A grammar of an answer that is `calls` or `content`, whichever is given; None if neither is."""
+    """A grammar of an answer that is `calls` or `content`, whichever is given; None if neither is. ValueError if that
+    of the content cannot be a part of it."""
     if calls is None and (content is None or thinking is Thinking.OVER):
         return content
     rules, parts, either = _reasoning(thinking, token_id), [], []
@@ -83,10 +84,15 @@ def _literal(text: str, markers: tuple[str, ...], token_id: TokenId) -> str:
 
 
 def _part(name: str, grammar: str) -> dict[str, Any]:
-    """A grammar, in llguidance's JSON or in Lark, under a name."""
-    if grammar.startswith("{"):
+    """A grammar, in llguidance's JSON, in Lark or in GBNF, under a name."""
+    if not grammar.lstrip().startswith("{"):
+        return {"name": name, "lark_grammar": grammar}
+    try:
         grammars = json.loads(grammar)["grammars"]
-        if len(grammars) != 1:
-            raise ValueError("a grammar of several parts cannot stand beside tools or reasoning")
-        return {**grammars[0], "name": name}
-    return {"name": name, "lark_grammar": grammar}
+        if len(grammars) == 1:
+            return {**grammars[0], "name": name}
+    except RecursionError:
+        raise ValueError("the grammar is nested too deeply") from None
+    except (KeyError, TypeError):
+        raise ValueError("the grammar is not in llguidance's form") from None
+    raise ValueError("a grammar of several parts cannot stand beside tools or reasoning")

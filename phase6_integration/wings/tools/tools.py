@@ -25,6 +25,7 @@ class ToolPlan:
 
     tokenizer: Tokenizer
     grammars: Grammars
+    content_field: str | None  # that constrains the content
     format: ToolFormat | None  # None: no calls are looked for
     functions: Mapping[str, dict[str, Any]]  # that may be called: the schema of the arguments of each
     must_call: bool
@@ -41,6 +42,7 @@ class ToolPlan:
         return cls(
             server.tokenizers.tokenizer,
             server.grammars,
+            server.grammars.field(body),
             _format(server, template, auto=choice in (None, "auto")) if functions else None,
             functions,
             must_call=bool(functions) and choice not in (None, "auto"),
@@ -55,13 +57,16 @@ class ToolPlan:
         `content`, with calls as an alternative. The reasoning before them is free."""
         calls = None
         if self.format is not None and (self.must_call or content is not None):
-            arguments = {name: self.grammars.of_schema(schema) for name, schema in self.functions.items()}
+            try:
+                arguments = {name: self.grammars.of_schema(schema) for name, schema in self.functions.items()}
+            except ValueError as error:
+                raise conflict("tools", f"tools: {error}") from None
             calls = Calls(self.format, arguments, self.several)
         content = None if self.must_call else content
         try:
             grammar = answer_grammar(self._thinking(prompt), calls, content, self.tokenizer.marker)
         except ValueError as error:
-            raise conflict("tools", f"tools: {error}") from None
+            raise conflict(self.content_field, f"{self.content_field}: {error}") from None
         return grammar if grammar in (None, content) else self.grammars.check(grammar, "tools")
 
     @property

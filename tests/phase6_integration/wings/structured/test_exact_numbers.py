@@ -83,6 +83,11 @@ def test_a_long_bound_that_excludes_what_it_should_stays(keyword: str, bound: in
         jsonschema.validate(json.loads(text), schema)
 
 
+@pytest.mark.parametrize("number", ["1e999", "-1e999"])
+def test_a_number_beyond_all_floats_is_refused_by_its_keyword(number: str) -> None:
+    assert "const: " in (refused(TOKENIZER, f'start: %json {{"const": {number}}}') or "")
+
+
 @pytest.mark.parametrize("form", ["[]", '{"grammars": 5}', '{"grammars": [5]}', '{"grammar": []}'])
 def test_what_is_not_in_llguidances_form_is_refused(form: str) -> None:
     assert refused(TOKENIZER, form) is not None

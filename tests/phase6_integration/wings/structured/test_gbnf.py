@@ -1,5 +1,7 @@
 """GBNF as llama.cpp's guide to it has it, and Lark: which one a grammar is, and the texts that it allows."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,6 +53,13 @@ def test_an_escape_that_gbnf_does_not_have_is_refused(escape: str) -> None:
 def test_lark_stays_as_it_is(lark: str) -> None:
     assert as_lark(lark) == lark
     assert allows(lark, "a")
+
+
+def test_a_part_of_a_grammar_in_llguidances_form_may_be_gbnf() -> None:
+    parts = [{"lark_grammar": 'start: "a" @end'}, {"name": "end", "lark_grammar": 'root ::= "b" | "\\u00e9"'}]
+    grammar = json.dumps({"grammars": parts})
+    assert allows(grammar, "aé")
+    assert not allows(grammar, "a")
 
 
 def test_what_is_neither_is_refused_with_what_is_accepted() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import jsonschema
 import openai
 import pytest
@@ -15,6 +16,7 @@ from pydantic import BaseModel
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.process.async_engine import AsyncEngine
+from tests.phase6_integration import cities
 from tests.phase6_integration.application import ENGINE
 from tests.phase6_integration.fake_engine import served
 from tests.phase6_integration.speaker import Speaker, model_of, speaking
@@ -101,6 +103,15 @@ def test_the_grammar_of_tools_has_its_limit(bundled: Speaker) -> None:
     refused = refusal(bundled, tools=[tool], tool_choice="required", extra_body={"truncate_prompt_tokens": 20})
     assert refused.param == "tools"
     assert "a grammar may have at most 262144 characters" in refused.message
+
+
+def test_a_number_beyond_all_floats_in_a_tool_is_refused_by_its_field(bundled: Speaker) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"const": 5}}}}}
+    body = json.dumps({"messages": HELLO, "tools": [tool], "tool_choice": "required"}).replace("5}", "1e999}")
+    headers = {"content-type": "application/json"}
+    answer = httpx.post(f"{bundled.url}/v1/chat/completions", content=body, headers=headers)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == "tools"
 
 
 def test_arguments_may_be_nested_as_deeply_as_json_can_be_read(bundled: Speaker) -> None:
@@ -320,6 +331,27 @@ def test_required_and_named_allow_calls_alone(bundled: Speaker, given: Any, seve
     assert not allows(bundled, f"Let me see. {call}")
     assert allows(bundled, OTHER) is other
     assert allows(bundled, f"{call}\n{call}") is several
+
+
+def test_a_grammar_of_the_content_may_be_gbnf_beside_tools(bundled: Speaker) -> None:
+    choice(bundled, "yes", extra_body={"guided_grammar": 'root ::= "yes" | "\\u0066ine"'})
+    grammar = bundled.engine.submitted[-1].params.grammar
+    assert grammar is not None
+    assert all(cities.allows(grammar, text) for text in ("fine", OTHER))
+    assert not cities.allows(grammar, "no")
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        *('{"a": 1}', '{"grammars": 5}', '{"grammars": [1]}', '{"grammars": {"a": 1}}', "{bad", ' \n{"grammars": []}'),
+        pytest.param('{"a": ' + "[" * 60_000, id="deep"),
+    ],
+)
+def test_a_grammar_that_cannot_stand_beside_tools_is_refused_by_its_field(bundled: Speaker, form: str) -> None:
+    error = refusal(bundled, extra_body={"guided_grammar": form})
+    assert error.param == "guided_grammar"
+    assert error.message.partition("guided_grammar: ")[2]
 
 
 FAMILIES = {
