@@ -42,6 +42,8 @@ class KVPool:
         self.layout = layout  # with the dtype of the pool, so that its byte counts are those of the tensors
         self.num_pages = num_pages
         self.dtype: torch.dtype = getattr(torch, layout.dtype)
+        if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+            raise ValueError(f"device {str(device)!r} needs a GPU, and torch {torch.__version__} sees none")
         self.device = torch.empty(0, device=device).device  # with its index: "cuda" becomes "cuda:0"
         _check_memory(layout, num_pages, self.device)
         shape = num_pages, layout.kv_heads, layout.page_size, layout.head_dim

@@ -34,7 +34,7 @@ from phase6_integration.process.async_engine import AsyncEngine
 from phase6_integration.process.health import UnavailableError
 from phase6_integration.wings.edge import tls
 from phase6_integration.wings.edge.api_keys import ApiKeys
-from phase6_integration.wings.edge.listener import listen, url_of, withdraw
+from phase6_integration.wings.edge.listener import file_of, listen, url_of, withdraw
 from phase6_integration.wings.observe import logs
 
 ENGINE = "phase6_integration.wings.structured.isolated_grammars:isolating_engine"
@@ -66,7 +66,7 @@ def serve(options: EngineOptions, settings: ServerSettings, warnings: Sequence[s
             settings.generation_config, Path(engine.options.model), settings.override_generation_config
         )
     except (OSError, ValueError) as error:
-        withdraw(listener)
+        withdraw(listener, file_of(listener))
         return _failed(error)
     if defaults:
         fields = {name: str(value) for name, value in defaults.items()}
@@ -104,6 +104,7 @@ class _Lifecycle:
         self.context = context
         self.keys = ApiKeys(settings.api_keys, settings.api_key_file)
         self.url = url_of(listener, "http" if context is None else "https")
+        self._socket_file = file_of(listener)
         self.received: list[int] = []  # signals to stop
 
     async def run(self) -> int:
@@ -129,15 +130,14 @@ class _Lifecycle:
 
     def _reload(self) -> None:
         """Read the files again that may change while the server runs."""
-        try:
-            if self.keys.file is not None:
+        if self.keys.file is not None:
+            with _what_is_in_use_stays():
                 self.keys.reload()
                 self._log("the API keys were read again", keys=len(self.keys.digests))
-            if self.context is not None:
+        if self.context is not None:
+            with _what_is_in_use_stays():
                 tls.reload(self.context, self.settings)
                 self._log("the certificate was read again")
-        except ConfigError as error:
-            logger.error("what is in use stays: %s", error)
 
     async def _serve(self) -> str | None:
         """Serve connections until a signal. Returns the reason if the engine has failed for good before."""
@@ -154,7 +154,8 @@ class _Lifecycle:
             except asyncio.CancelledError:
                 self._log("draining", at_most=float(self.settings.shutdown_timeout))
                 await self.engine.drain(self.settings.shutdown_timeout)
-            withdraw(self.listener)
+            finally:
+                withdraw(self.listener, self._socket_file)
             if server is not None:
                 server.should_exit = True
         return failure
@@ -200,6 +201,14 @@ class _Lifecycle:
 
     def _log(self, what: str, **fields: object) -> None:
         logger.info(what, extra={"fields": fields})
+
+
+@contextlib.contextmanager
+def _what_is_in_use_stays() -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        logger.error("what is in use stays: %s", error)
 
 
 def max_open_files() -> float:

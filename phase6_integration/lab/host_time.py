@@ -131,9 +131,10 @@ def cases_of(name: str, layers: int | None) -> Iterator[tuple[str, Case]]:
 @contextmanager
 def timed_launches() -> Iterator[list[float]]:
     """Seconds of each `kernel[grid](...)`: without what a wrapper does before it, such as allocating the result."""
-    from triton.runtime.jit import JITFunction
+    from phase1_kv_pool.kernels.triton.launch import LaunchedFunction
 
-    run, seconds = JITFunction.run, list[float]()
+    run: Any = LaunchedFunction.run
+    seconds = list[float]()
 
     def timed(self: Any, *args: Any, **options: Any) -> Any:
         start = time.thread_time()
@@ -141,7 +142,7 @@ def timed_launches() -> Iterator[list[float]]:
         seconds.append(time.thread_time() - start)
         return result
 
-    with patch.object(JITFunction, "run", timed):
+    with patch.object(LaunchedFunction, "run", timed):
         yield seconds
 
 

@@ -305,7 +305,7 @@ class AsyncEngine:
         if restart:
             live = {id: self._live[id] for id in self._waiting}
             waiting = {id for id, (output, stream) in live.items() if stream.sent < SENT and not output.done}
-        self._end_all(health, spare=waiting)
+        self._end_all(health, reason, spare=waiting)
         if restart:
             self._failures += 1
             self.restarts += 1
@@ -326,11 +326,11 @@ class AsyncEngine:
         except Exception as error:  # of any kind: else clients would wait for an engine that never comes
             self._process_failed(Health.DEAD, f"its process cannot be started: {error}")
 
-    def _end_all(self, health: Health, spare: Set[str] = frozenset()) -> None:
+    def _end_all(self, health: Health, reason: str, spare: Set[str] = frozenset()) -> None:
         """End live requests with an error, except some."""
         now = time.monotonic()
         for id in [id for id in self._live if id not in spare]:
-            self._end(id, FinishReason.ERROR, now, UnavailableError(health, self.reason))
+            self._end(id, FinishReason.ERROR, now, UnavailableError(health, reason))
         self.gauges = replace(self.gauges, running=0, waiting=len(spare), pages_used=0)
 
     async def drain(self, timeout: float) -> None:
@@ -355,7 +355,7 @@ class AsyncEngine:
         if self.health is not Health.STOPPED:
             self.health, self.reason = Health.STOPPED, "it was closed"
         self._load_ended.set()
-        self._end_all(Health.STOPPED)
+        self._end_all(Health.STOPPED, self.reason)
         if self._restarting is not None:
             self._restarting.cancel()
         if self._client is not None:

@@ -2,7 +2,8 @@
 
 A model's template is a program, and its tokenizer.json may describe a normalizer that makes gigabytes of a sentence.
 Each can run for ever or fill the memory, inside C code that no exception reaches. So they run in a process that the
-kernel ends. Its successor is forked from one that has imported what both need, which takes milliseconds.
+kernel ends. A parent loads the tokenizer once and forks a child to do the work; when a limit ends the child, the parent
+says so in its place and forks another, which takes milliseconds.
 """
 
 import asyncio
@@ -11,16 +12,16 @@ import json
 import os
 import resource
 import signal
+import socket
+import struct
+import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context, parent_process
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing.connection import Connection
 from pathlib import Path
-from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 from jinja2 import TemplateError
 
@@ -29,14 +30,14 @@ from phase0_request.params import MAX_TOKENS
 from phase0_request.tokenizer import Tokenizer
 
 MEMORY = 1 << 30  # bytes that a job may allocate beyond what the process has loaded
-IMPORTED = ["phase0_request.tokenizer", "transformers.utils.chat_template_utils"]
-QUIET = {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore:resource_tracker"}
+LOADING = 120.0  # seconds to load a tokenizer
+GRACE = 10.0  # seconds after its time limit in which a child has been replaced, or something else is wrong
+QUIET = {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1"}
+UNKNOWN = 0  # the number of a job that ended its child
 
 Tokens = list[tuple[int, ...]]
 Job = Callable[..., Tokens]  # its first argument is the tokenizer; a ValueError is for the client
-T = TypeVar("T")
-_starting = threading.Lock()
-_tokenizer: Tokenizer  # in the other process
+Result = Tokens | str | bool  # or what is wrong, for the client; or that the child was ended, and whether for time
 
 
 class KilledError(RuntimeError):
@@ -53,56 +54,75 @@ class TokenizerWorker:
 
     def __init__(self, directory: str, chat_template: str | None) -> None:
         self._setup = directory, chat_template
-        self._pool: ProcessPoolExecutor | None = None
+        self._thread = ThreadPoolExecutor(1, "tokenizer")  # waits for the process
+        self._running: tuple[subprocess.Popen[bytes], Connection] | None = None
+        self._jobs = 0  # so far
 
     async def run(self, seconds: float, job: Job, *arguments: Any) -> Tokens:
         """The result of a job. OSError if no process can be started."""
-        begin = time.monotonic()
-        try:
-            return await asyncio.wrap_future(self.submit(seconds, job, *arguments))
-        except (BrokenProcessPool, MemoryError):
-            self.close()
-            raise KilledError(late=time.monotonic() - begin >= seconds) from None
-        except OSError:
-            self.close()
-            raise
+        return await asyncio.wrap_future(self.submit(seconds, job, *arguments))
 
     def submit(self, seconds: float, job: Job, *arguments: Any) -> "Future[Tokens]":
         """Start a job, and the process if there is none."""
-        if self._pool is None:
-            self._pool = _start(self._setup)
-        return self._pool.submit(_limited, seconds, job, arguments)
+        return self._thread.submit(self._run, seconds, job, arguments)
+
+    def _run(self, seconds: float, job: Job, arguments: Sequence[Any]) -> Tokens:
+        connection = self._running[1] if self._running is not None else self._start()
+        self._jobs += 1
+        try:
+            connection.send((self._jobs, seconds, job, arguments))
+            number, result = _received(connection, seconds + GRACE)
+            while number not in (self._jobs, UNKNOWN):  # of a job whose child was thought to have ended
+                number, result = _received(connection, seconds + GRACE)
+        except (OSError, EOFError):
+            self.close()
+            raise KilledError(late=False) from None
+        if isinstance(result, bool):
+            raise KilledError(late=result)
+        if isinstance(result, str):
+            raise ValueError(result)
+        return result
+
+    def _start(self) -> Connection:
+        """Start the parent, and wait until it has loaded the tokenizer."""
+        ours, theirs = socket.socketpair()
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):  # a message is not read, or not sent whole
+            ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(GRACE), 0))
+        connection = Connection(ours.detach())
+        try:
+            with theirs:
+                process = subprocess.Popen(
+                    [sys.executable, "-c", f"from {__name__} import main; main()", str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    process_group=0,  # so that Ctrl-C reaches the server only
+                    env={**safe_path.environment(), **QUIET},
+                )
+            self._running = process, connection
+            threading.Thread(target=process.wait, daemon=True).start()  # killed, it is no zombie
+            connection.send(self._setup)
+            _received(connection, LOADING)
+        except (OSError, EOFError) as error:
+            self.close()
+            connection.close()
+            raise OSError(f"{type(error).__name__}: {error}") from error
+        return connection
 
     def close(self) -> None:
-        """End the process once its job has ended."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False)
-            self._pool = None
+        """End the process. The child reads the end of the connection, or ends at its time limit."""
+        if self._running is not None:
+            process, connection = self._running
+            self._running = None
+            connection.close()
+            process.kill()
+            process.wait()
 
 
-def _start(setup: tuple[str, str | None]) -> ProcessPoolExecutor:
-    """Start a process. It imports from where this one does, and does not run this program's main module again."""
-    context = get_context("forkserver")
-    context.set_forkserver_preload(IMPORTED)
-    silent = {"PYTHONWARNINGS": "ignore"}  # the tracker of multiprocessing cleans up after a server that is at its end
-    environment, main = {**safe_path.environment(), **QUIET, **silent}, {"__main__": ModuleType("__main__")}
-    with _starting, _replaced(os.environ, environment), _replaced(sys.modules, main):
-        pool = ProcessPoolExecutor(1, context, _load, setup)
-        pool.submit(os.getpid)
-    return pool
-
-
-@contextlib.contextmanager
-def _replaced(mapping: MutableMapping[str, T], values: Mapping[str, T]) -> Iterator[None]:
-    """Change these values during the body."""
-    before = {name: mapping[name] for name in values if name in mapping}
-    mapping.update(values)
-    try:
-        yield
-    finally:
-        for name in values:
-            del mapping[name]
-        mapping.update(before)
+def _received(connection: Connection, seconds: float) -> tuple[int, Result]:
+    if not connection.poll(seconds):
+        raise EOFError(f"no answer within {seconds:g} s")
+    answer: tuple[int, Result] = connection.recv()
+    return answer
 
 
 # In the other process.
@@ -127,36 +147,27 @@ def encode_chat(tokenizer: Tokenizer, conversation: bytes, max_chars: int, add_s
     return [tuple(tokenizer.wrap(tokens) if add_special_tokens else tokens)]
 
 
-def _limited(seconds: float, job: Job, arguments: Sequence[Any]) -> Tokens:
+def _limited(tokenizer: Tokenizer, seconds: float, job: Job, arguments: Sequence[Any]) -> Result:
     """Do a job. The kernel's alarm ends the process if that takes too long."""
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        tokens = job(_tokenizer, *arguments)
+        tokens = job(tokenizer, *arguments)
     except ValueError as error:
-        raise ValueError(str(error)[:300]) from None
+        return str(error)[:300]
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
     if sum(map(len, tokens)) > MAX_TOKENS:
-        raise ValueError(f"these are more than {MAX_TOKENS} tokens")
+        return f"these are more than {MAX_TOKENS} tokens"
     return tokens
 
 
-def _load(directory: str, chat_template: str | None) -> None:
-    """Load the tokenizer, then limit the memory. The process ends with the server, and ignores its signals."""
-    global _tokenizer
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    os.environ.update(QUIET)
-    threading.Thread(target=_end_with_the_server, daemon=True).start()
-    _tokenizer = Tokenizer.from_pretrained(directory, chat_template)
+def _serve(connection: Connection, tokenizer: Tokenizer) -> None:
+    """The child's loop, until the server closes the connection. What a job raises ends the child."""
     limit_memory(MEMORY)
-
-
-def _end_with_the_server() -> None:
-    server = parent_process()
-    assert server is not None
-    server.join()
-    os._exit(0)
+    with contextlib.suppress(EOFError, ConnectionError):
+        while True:
+            number, *limited = connection.recv()
+            connection.send((number, _limited(tokenizer, *limited)))
 
 
 def limit_memory(more: int) -> None:
@@ -165,3 +176,29 @@ def limit_memory(more: int) -> None:
     with contextlib.suppress(OSError, ValueError):  # macOS has neither the file nor the limit
         mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (mapped + more, mapped + more))
+
+
+def main() -> None:
+    """Load the tokenizer, then keep a child alive until the server closes the connection."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    connection = Connection(int(sys.argv[1]))
+    with contextlib.suppress(EOFError, ConnectionError):  # the server has gone
+        tokenizer = Tokenizer.from_pretrained(*connection.recv())
+        if tokenizer.chat_template is not None:
+            import transformers.utils.chat_template_utils  # noqa: F401  # once, instead of in every child
+        connection.send((UNKNOWN, []))
+        while (status := _forked(connection, tokenizer)) != 0:
+            connection.send((UNKNOWN, os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM))
+
+
+def _forked(connection: Connection, tokenizer: Tokenizer) -> int:
+    """Have a child do the work until it ends. Returns its status."""
+    child = os.fork()
+    if child == 0:
+        try:
+            _serve(connection, tokenizer)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(child, 0)[1]

@@ -24,6 +24,12 @@ def rows(tokens: int, device: str = "cpu", dtype: torch.dtype = torch.float32) -
     return k, v
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_pool_on_a_gpu_that_is_not_there_is_refused_in_words() -> None:
+    with pytest.raises(ValueError, match=r"device 'cuda:1' needs a GPU, and torch \S+ sees none"):
+        KVPool(LAYOUT, 1, "cuda:1")
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [None, torch.float32, torch.float16, torch.bfloat16])
 def test_each_layer_has_zeroed_key_and_value_pages(device: str, dtype: torch.dtype | None) -> None:

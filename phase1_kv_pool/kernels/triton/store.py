@@ -6,10 +6,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from phase1_kv_pool.kernels.triton.launch import jit
+
 BYTES = 4096  # of K, and as many of V, per program: two 16-byte accesses for each of 128 threads
 
 
-@triton.jit(do_not_specialize=["tokens", "k_token_eights", "k_head_eights", "v_token_eights", "v_head_eights"])
+@jit(do_not_specialize=["tokens", "k_token_eights", "k_head_eights", "v_token_eights", "v_head_eights"])
 def store_kernel(
     keys,
     values,

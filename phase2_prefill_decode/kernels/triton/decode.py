@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from phase1_kv_pool.kernels.triton.launch import jit
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
 from phase2_prefill_decode.kernels.triton.splits import Splits, splits_of
 from phase2_prefill_decode.kernels.triton.tiles import (
@@ -39,7 +40,7 @@ REGISTERS = 65536  # of a multiprocessor, on every GPU of today
 
 
 # region exercise 2.8
-@triton.jit(
+@jit(
     do_not_specialize=["sequences", "table_width"],
     do_not_specialize_on_alignment=["cu_seqlens_q", "seq_lens", "page_table"],  # views of one buffer, at any offset
 )
@@ -111,7 +112,7 @@ def decode_kernel(
 
 
 # region exercise 2.10
-@triton.jit(do_not_specialize_on_alignment=["cu_seqlens_q"])
+@jit(do_not_specialize_on_alignment=["cu_seqlens_q"])
 def join_kernel(
     result,
     parts,

@@ -4,6 +4,7 @@
 They round to the dtype where the references do, and compute in float32 in between.
 """
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -11,12 +12,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from phase1_kv_pool.kernels.triton.launch import jit
+
 BYTES = 4096  # of K or V or q that a program of rotate_store takes; whole heads of one token at least
 INNER = 1024  # numbers of a row that a program of swiglu makes
 
 
 # region add_norm
-@triton.jit
+@jit()
 def add_norm_kernel(
     x,  # [tokens, width]
     residual,  # [tokens, width], or None
@@ -46,7 +49,7 @@ def add_norm_kernel(
 
 
 # region rotate_store
-@triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["positions", "slots"])
+@jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["positions", "slots"])
 def rotate_store_kernel(
     qkv,  # [tokens, heads + 2 * kv_heads, head_dim], rows `stride` apart
     stride,
@@ -114,7 +117,7 @@ def weighted(x, weight):
 
 
 # region swiglu
-@triton.jit
+@jit()
 def swiglu_kernel(
     gate_up,  # [tokens, 2 * inner]
     result,  # [tokens, inner]
@@ -135,10 +138,12 @@ def swiglu_kernel(
 # endregion
 
 
+@cache
 def add_norm_constants(width: int) -> dict[str, int]:
     return {"width": width, "block_width": triton.next_power_of_2(width)}
 
 
+@cache
 def add_norm_options(width: int) -> dict[str, int]:
     """Sixteen numbers per thread, up to 16 warps."""
     return {"num_warps": min(max(triton.next_power_of_2(width) // 512, 1), 16)}
@@ -157,6 +162,7 @@ def add_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> 
     return normed, total
 
 
+@cache
 def rotate_store_constants(heads: int, kv_heads: int, page_size: int, head_dim: int, itemsize: int) -> dict[str, Any]:
     block_half = triton.next_power_of_2(head_dim // 2)
     return {
@@ -190,7 +196,7 @@ def rotate_store(
     query = qkv.new_empty(tokens, heads, head_dim)
     if tokens > 0:
         shape = rotate_store_constants(heads, kv_heads, page_size, head_dim, qkv.element_size())
-        grid = triton.cdiv(tokens, shape["block_tokens"]), heads + 2 * kv_heads
+        grid = -(-tokens // shape["block_tokens"]), heads + 2 * kv_heads
         norm = norms or (None, None)
         with torch.cuda.device(qkv.get_device()):
             rotate_store_kernel[grid](
@@ -204,6 +210,6 @@ def swiglu(gate_up: Tensor) -> Tensor:
     result = gate_up.new_empty(tokens, inner)
     if tokens > 0:
         with torch.cuda.device(gate_up.get_device()):
-            grid = tokens, triton.cdiv(inner, INNER)
+            grid = tokens, -(-inner // INNER)
             swiglu_kernel[grid](gate_up.contiguous(), result, inner=inner, block_inner=INNER)
     return result

@@ -11,6 +11,8 @@ full speed. The grid has as many blocks for each sequence as the longest query n
 at once. That costs little for prompts of similar lengths. Phase 3 does better for one long chunk among decodes.
 """
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -95,6 +97,7 @@ def prefill_kernel(
 # endregion
 
 
+@cache
 def tiling(head_dim: int, itemsize: int, group: int) -> Tiling:
     """The tiling of a block, with rows for at least one new token."""
     if itemsize == 4:  # float32 products take more registers and no tensor cores
@@ -106,6 +109,7 @@ def tiling(head_dim: int, itemsize: int, group: int) -> Tiling:
     return tiles._replace(rows=max(tiles.rows, block(group)))
 
 
+@cache
 def constants(
     heads: int, kv_heads: int, page_size: int, head_dim: int, tiles: Tiling, window: int | None
 ) -> dict[str, int | None]:

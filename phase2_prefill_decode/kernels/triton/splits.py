@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from phase1_kv_pool.kernels.triton.launch import jit
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
 
 PROGRAMS = 256  # splits x KV heads of a sequence, at most: alone, it still fills a GPU of over a hundred processors
@@ -23,7 +24,7 @@ AT_ONCE = 1024  # sequences that splits_kernel loads at once
 
 
 # region exercise 2.9
-@triton.jit(do_not_specialize_on_alignment=["cu_seqlens_q", "seq_lens"])
+@jit(do_not_specialize_on_alignment=["cu_seqlens_q", "seq_lens"])
 def splits_kernel(
     work,  # [most splits, 4]: a sequence, the first key of the split, the key after its last, the sequence's splits
     cu_splits,  # [sequences + 1]: the splits of sequence i are rows cu_splits[i] to cu_splits[i + 1] of `work`

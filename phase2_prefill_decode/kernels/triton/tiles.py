@@ -65,5 +65,5 @@ class Tiling(NamedTuple):
 
 def block(size: int) -> int:
     """The next power of two, and at least the 16 of a tensor-core instruction."""
-    power: int = triton.next_power_of_2(size)
+    power: int = 1 << (size - 1).bit_length()
     return max(power, 16)

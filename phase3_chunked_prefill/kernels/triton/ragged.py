@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from phase1_kv_pool.kernels.triton.launch import jit
 from phase2_prefill_decode.kernels.attention import AttentionMetadata, check_shapes
 from phase2_prefill_decode.kernels.triton.decode import decode
 from phase2_prefill_decode.kernels.triton.prefill import constants, tiling
@@ -26,7 +27,7 @@ from phase3_chunked_prefill.kernels.plan import FEW, plan
 
 
 # region exercise 3.5
-@triton.jit(
+@jit(
     do_not_specialize=["table_width"],
     do_not_specialize_on_alignment=["cu_seqlens_q", "seq_lens", "page_table", "blocks"],  # views at any offset
 )

@@ -18,7 +18,6 @@ from tokenizers import normalizers
 from phase0_request.tokenizer import BUNDLED, Tokenizer
 from phase6_integration.api import tokenization
 from phase6_integration.api.settings import ServerSettings
-from phase6_integration.process import tokenizer_worker
 from phase6_integration.process.tokenizer_worker import KilledError, TokenizerWorker, encode
 from tests.phase6_integration.asgi import awaited
 from tests.phase6_integration.fake_engine import FakeEngine, client
@@ -157,12 +156,15 @@ async def test_a_tokenizer_process_that_was_killed_is_replaced() -> None:
         return {word: await worker.run(seconds, encode, [word], False) for word in expected}
 
     assert await encoded() == expected
-    assert worker._pool is not None
-    (pid,) = worker._pool._processes
-    os.kill(pid, signal.SIGKILL)
-    with contextlib.suppress(KilledError):  # of the first job at most
-        await worker.run(60.0, encode, ["page"], False)
-    assert await encoded() == expected
+    assert worker._running is not None
+    parent = worker._running[0].pid
+    children = Path(f"/proc/{parent}/task/{parent}/children")
+    for killed_too in ([], [parent]):
+        for pid in [*killed_too, int(children.read_text())]:
+            os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(KilledError):  # of the first job at most
+            await worker.run(60.0, encode, ["page"], False)
+        assert await encoded() == expected
     with pytest.raises(KilledError) as killed:
         await encoded(seconds=1e-6)
     assert killed.value.late
@@ -183,7 +185,7 @@ async def test_a_tokenizer_process_that_cannot_be_started_is_no_fault_of_the_cli
 
     async with client(FakeEngine()) as http:
         with monkeypatch.context() as shortage:
-            shortage.setattr(tokenizer_worker, "ProcessPoolExecutor", no_memory)
+            shortage.setattr("subprocess.Popen", no_memory)
             refused = await http.post("/tokenize", json={"prompt": "Hello"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "tokenizer_unavailable")
         assert int(refused.headers["retry-after"]) > 0
