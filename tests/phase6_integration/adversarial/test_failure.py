@@ -131,11 +131,11 @@ async def test_a_restart_that_fails_is_a_failure_like_any_other(
 
 async def is_noticed(made: AsyncEngine, busy: bool) -> None:
     """Fault: SIGSTOP of an idle engine was not noticed before a request had waited for the whole hang timeout."""
-    running = [submit(made, "running")] * busy
+    running = [submit(made, "running") for _ in range(busy)]
     for outputs in running:
         await outputs.admitted()
     process(made).send_signal(signal.SIGSTOP)
-    late = [submit(made, "late")] * busy
+    late = [submit(made, "late") for _ in range(busy)]
     await made.failed.wait()
     assert made.health is Health.HUNG
     assert "it has sent nothing for" in made.reason
