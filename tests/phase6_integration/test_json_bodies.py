@@ -95,7 +95,7 @@ def test_a_long_list_is_refused_with_the_first_that_is_wrong_in_it(path: str, bo
             {**PROMPT, "logit_bias": dict.fromkeys(map(str, range(1025)), 1)},
             "logit_bias: at most 1024 are allowed, got more",
         ),
-        (CHAT, {"messages": [USER] * 5}, "messages: at most 4 are allowed, got 5"),
+        (CHAT, {"messages": [USER] * 5000}, "messages: at most 4096 are allowed, got 5000"),
         (COMPLETE, {"prompt": ""}, "prompt: String should have at least 1 character, got 0"),
         (COMPLETE, {**PROMPT, "user": "x" * 300}, "user: String should have at most 256 characters, got 300"),
     ],

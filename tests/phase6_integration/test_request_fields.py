@@ -55,7 +55,7 @@ WRONG: dict[str, list[Any]] = {  # of both kinds of completion
     "priority": ["1", 1.5, (1 << 31) + 1, True],
     "cache_salt": ["", 5, "x" * 257],
     "user": [5, "x" * 257],
-    "allowed_token_ids": [[], 5, ["5"], [-1], [4096], [True], [5] * 4097],
+    "allowed_token_ids": [[], 5, ["5"], [-1], [4096], [True]],
     "bad_words": ["x", [5], [""], ["x" * 257], ["x"] * 65, ["\U0001f600" * 200]],
     "include_stop_str_in_output": [1, "true"],
     "skip_special_tokens": [0, "false"],
@@ -115,7 +115,7 @@ WRONG_CHAT: dict[str, list[Any]] = {
             [{"role": "assistant", "tool_calls": calls}]
             for calls in (5, {}, [5], [{}], [{"type": "custom", "id": "a"}])
         ],
-        [{"role": "user", "content": "x"}] * 5,
+        [{"role": "user", "content": "x"}] * 4097,
     ],
 }
 TABLES = {COMPLETE: (CompletionRequest, WRONG_COMPLETION), CHAT: (ChatRequest, WRONG_CHAT)}
