@@ -40,7 +40,7 @@ from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase2_prefill_decode.sampling.sampler import Sampler
-from phase3_chunked_prefill.kernels.attention import ATTEND
+from phase2_prefill_decode.kernels.attention import ATTEND
 from phase6_integration.engine.warmup import long_step
 from tests.gpu.test_warmup import serving, warming
 
@@ -134,7 +134,7 @@ def test_serving_requests_no_kernel_that_warm_up_has_not_and_no_larger_results_o
     for shape, line in zip(SHAPES, done.stdout.splitlines(), strict=True):
         (warmed, profiled), (served, parts) = json.loads(line)
         warmed, served = set(warmed), set(served)
-        assert {kernel.split()[0] for kernel in served} >= {"decode_kernel", "join_kernel", "ragged_kernel"}, shape
+        assert {kernel.split()[0] for kernel in served} >= {"decode_kernel", "join_kernel", "prefill_kernel"}, shape
         assert [kernel[:200] for kernel in sorted(served - warmed)] == [], shape
         assert parts <= profiled, f"{shape}: the results of splits take more memory than in the profile"
 

@@ -7,7 +7,6 @@ from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
-from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase3_chunked_prefill.lab.stall import WHOLE, Outcome, Played, Scene, Stage, judge
 
 SMALL = ModelConfig(
@@ -21,7 +20,7 @@ SCENE = Scene(decodes=3, context=5, answer=30, arrives=4, prompt=200)
 @pytest.fixture(scope="module")
 def stage() -> Stage:
     cpu = torch.device("cpu")
-    return Stage(Model.random(SMALL, device=cpu, attend=ATTEND.on(cpu)), SCENE)
+    return Stage(Model.random(SMALL, device=cpu), SCENE)
 
 
 def tokens_of(played: Played) -> list[tuple[int, int]]:
