@@ -20,22 +20,15 @@ from tests.phase1_kv_pool.support import needs_gpu
 
 ROOT = Path(__file__).parents[2]
 
-# All shapes have layers with a window. The second has as many KV heads as heads: up to 16 new tokens of a sequence
-# then share a tile. The splits of the third are as long as they may be tuned. A shape is heads, KV heads, head_dim,
-# page_size and chunk.
-SHAPES = [
-    (4, 2, 64, 16, 128),
-    (2, 2, 128, 64, 128),
-    (4, 2, 64, 16, 2048),
-]  # heads, KV heads, head_dim, page_size, chunk
+# Heads, KV heads, head_dim and page_size; all shapes have layers with a window. The second has as many KV heads as
+# heads: up to 16 new tokens of a sequence then share a tile. The splits of the third are as long as they may be.
+SHAPES = [(4, 2, 64, 16), (2, 2, 128, 64), (16, 2, 16, 16)]
 
 UNLAUNCHED = """
 from tests.gpu.unlaunched import requested  # first
 import json, random, sys
 import torch
 from phase1_kv_pool.pool import KVPool
-from phase2_prefill_decode.kernels.triton import decode
-from phase2_prefill_decode.kernels.triton.tuning import Tuning
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.step.runner import ModelRunner
@@ -67,8 +60,7 @@ def run(model, page_size, cache, batches, longest=0):
     parts.clear()
     return found
 
-for heads, kv_heads, head_dim, page_size, chunk in json.loads(sys.argv[1]):
-    decode.tuned = lambda *_: Tuning(chunk)
+for heads, kv_heads, head_dim, page_size in json.loads(sys.argv[1]):
     config = ModelConfig(
         vocab_size=64, num_hidden_layers=3, hidden_size=32, intermediate_size=32, num_attention_heads=heads,
         num_key_value_heads=kv_heads, head_dim=head_dim, qk_norm=True, max_position_embeddings=8192,

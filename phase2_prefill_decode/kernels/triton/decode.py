@@ -24,7 +24,7 @@ from phase1_kv_pool.kernels.triton.launch import jit
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
 from phase2_prefill_decode.kernels.triton.splits import Splits, splits_of
 from phase2_prefill_decode.kernels.triton.tiles import LOG2_E, LOWEST, Tiling, block, constants, walk
-from phase2_prefill_decode.kernels.triton.tuning import Key, Tuning, tuned
+from phase2_prefill_decode.kernels.triton.tuning import Tuning, default
 
 JOINED = 512  # numbers of the result that a program of join_kernel computes, at most
 AT_ONCE = 8  # splits that it loads at once
@@ -199,7 +199,7 @@ def decode_plan_of(
     if key not in metadata.plans:
         (_, kv_heads, page_size, head_dim), itemsize = keys.shape, keys.element_size()
         group, queries = heads // kv_heads, triton.next_power_of_2(max(metadata.max_seqlen_q, 1))
-        tuning = tuning or tuned(keys.device, Key(head_dim, group, page_size), itemsize)
+        tuning = tuning or default(group)
         tiles = tiling(head_dim, itemsize, queries * group, tuning)
         splits = splits_of(metadata, kv_heads, queries, tuning.chunk, tiles.tile, window)
         programs = max(programs_at_once(keys.device, tiles, head_dim, itemsize) // kv_heads, 1)
