@@ -11,8 +11,7 @@ from phase0_request.request import FinishReason
 from phase6_integration.api.errors import RequestError, conflict
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.api.state import Lease, ServerState
-from phase6_integration.process.async_engine import StepReport
-from phase6_integration.process.messages import EngineRequest
+from phase6_integration.process.messages import EngineRequest, Update
 from phase6_integration.process.outputs import Output
 from phase6_integration.wings.edge.memory_budget import BODIES, SMALL_ANSWER, MemoryBudget, answer_bytes
 
@@ -63,7 +62,7 @@ class Quotas:
             self._unfinished[request.tenant] = unfinished
         self._use(request.tenant, output.generated)
 
-    def stepped(self, report: StepReport) -> None:
+    def stepped(self, update: Update, prompt_tokens: int, cached_tokens: int) -> None:
         """Nothing: tokens are counted when their completion has finished."""
 
     def _use(self, tenant: str, tokens: int) -> None:

@@ -18,8 +18,8 @@ from phase6_integration.api.errors import RequestError
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.api.streaming import KEEP_ALIVE
 from phase6_integration.app import create_app
-from phase6_integration.process.async_engine import AsyncEngine, StepReport
-from phase6_integration.process.messages import EngineRequest
+from phase6_integration.process.async_engine import AsyncEngine
+from phase6_integration.process.messages import EngineRequest, Update
 from phase6_integration.process.outputs import Output, OutputStream
 from phase6_integration.wings.edge.quotas import Quotas
 from tests.phase6_integration.asgi import Call, awaited
@@ -152,9 +152,9 @@ class Steps:
         self.submitted[request.tenant] = self.count
         return self._submit(request)
 
-    def stepped(self, report: StepReport) -> None:
+    def stepped(self, update: Update, prompt_tokens: int, cached_tokens: int) -> None:
         self.count += 1
-        if report.gauges.waiting >= self._waiting:
+        if update.gauges.waiting >= self._waiting:
             self.crowded.set()
 
     def finished(self, request: EngineRequest, output: Output, reason: FinishReason) -> None:
