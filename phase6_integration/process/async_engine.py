@@ -9,7 +9,6 @@ import logging
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -32,13 +31,20 @@ MAX_RESTART_DELAY = 30.0
 STABLE = 600.0  # seconds after which an engine that ran so long counts as sound, and its restarts as none
 
 
-class Observer(Protocol):
-    """Called after every step and every finished request; metrics are one."""
+class Observer:
+    """Called for every request that is submitted, every step, and every completion that has finished."""
+
+    def submitted(self, request: EngineRequest) -> None:
+        """The engine has taken a request."""
 
     def stepped(self, update: Update, prompt_tokens: int, cached_tokens: int) -> None:
-        """A step has run. The tokens are those of prompts that got their first token in it."""
+        """The engine has run a step. The tokens are those of prompts that got their first token in it."""
 
-    def finished(self, request: EngineRequest, output: Output, reason: FinishReason) -> None: ...
+    def stepped(self, report: StepReport) -> None:
+        """The engine has run a step."""
+
+    def finished(self, stream: OutputStream, output: Output, reason: FinishReason) -> None:
+        """A completion, one of the outputs of its stream, has finished."""
 
 
 class AsyncEngine:
@@ -143,6 +149,8 @@ class AsyncEngine:
                 self._client.watchdog.work_begins()
         self._live |= live
         self._waiting |= live.keys()
+        for observer in self.observers:
+            observer.submitted(request)
         self._send(request)
         return stream
 
@@ -198,7 +206,6 @@ class AsyncEngine:
             if progress.admitted is not None:
                 output.times.admitted, output.cached_tokens = progress.admitted, progress.cached
                 self._waiting.discard(progress.id)
-                stream.mark_admitted()
             if progress.token is not None and not output.done:
                 if not output.generated:
                     prompt_tokens += output.prompt_tokens
@@ -233,7 +240,7 @@ class AsyncEngine:
         if not output.done:
             stream.put(output.finish(reason, error))
         for observer in self.observers:
-            observer.finished(stream.request, output, output.reason or reason)
+            observer.finished(stream, output, output.reason or reason)
         if not self._live:
             self._idle.set()
 

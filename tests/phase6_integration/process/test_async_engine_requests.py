@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from phase0_request import FinishReason, QueueFullError, SamplingParams, TokenLogprobs
+from phase6_integration.process.async_engine import Observer
 from phase6_integration.process.engine_client import EngineClient
 from phase6_integration.process.health import Health, UnavailableError
 from phase6_integration.process.messages import EngineRequest, Finish, Progress, Ready, Update
@@ -62,7 +63,6 @@ async def test_completions_are_sent_in_one_message_and_live_until_the_engine_end
     (message,) = engine.sent
     assert (message.id, list(message.numbers), message.arrival > 0) == ("a", [0, 1], True)
     engine.tell(Progress("a-0", admitted=5.0, cached=2))
-    assert await outputs.admitted(0)
     assert [output.cached_tokens for output in outputs.outputs] == [2, 0]
     assert outputs.outputs[0].times.admitted == 5.0
     assert (engine.live, engine.unfinished) == (2, 1)
@@ -262,12 +262,16 @@ async def test_prompt_logprobs_are_kept(engine: FakeEngine) -> None:
 async def test_observers_get_each_step_and_each_end_with_the_reason_of_the_client(engine: FakeEngine) -> None:
     steps: list[tuple[int, int, int]] = []
     ends: list[tuple[str, FinishReason]] = []
+    submitted: list[str] = []
 
-    class Recorder:
+    class Recorder(Observer):
+        def submitted(self, request: EngineRequest) -> None:
+            submitted.append(request.id)
+
         def stepped(self, update: Update, prompt_tokens: int, cached_tokens: int) -> None:
             steps.append((prompt_tokens, cached_tokens, len(update.progress)))
 
-        def finished(self, request: EngineRequest, output: Output, reason: FinishReason) -> None:
+        def finished(self, stream: OutputStream, output: Output, reason: FinishReason) -> None:
             ends.append((output.id, reason))
 
     engine.observers.append(Recorder())
@@ -278,7 +282,7 @@ async def test_observers_get_each_step_and_each_end_with_the_reason_of_the_clien
     engine.tell(Progress("a-0", 300, finish_reason=LENGTH), Progress("a-1", two))
     engine.tell(ended("a-1", ABORT))
     assert steps == [(3, 2, 1), (3, 0, 2), (0, 0, 1)], "the prompt of a completion counts with its first token"
-    assert ends == [("a-0", LENGTH), ("a-1", STOP)]
+    assert (submitted, ends) == (["a"], [("a-0", LENGTH), ("a-1", STOP)])
 
 
 # The engine becomes ready, or the server drains.
