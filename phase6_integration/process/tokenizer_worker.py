@@ -25,7 +25,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from phase0_request import safe_path
+from phase0_request import entry
 from phase0_request.params import MAX_TOKENS
 from phase0_request.tokenizer import Tokenizer
 
@@ -96,7 +96,7 @@ class TokenizerWorker:
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     process_group=0,  # so that Ctrl-C reaches the server only
-                    env={**safe_path.environment(), **QUIET},
+                    env={**entry.environment(), **QUIET},
                 )
             self._running = process, connection
             threading.Thread(target=process.wait, daemon=True).start()  # killed, it is no zombie

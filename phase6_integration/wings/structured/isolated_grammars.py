@@ -17,7 +17,7 @@ from itertools import count
 import numpy as np
 import torch
 
-from phase0_request import safe_path
+from phase0_request import entry
 from phase0_request.batch import WaitHandle
 from phase0_request.request import FinishReason, Request
 from phase2_prefill_decode.sampling.constraints import (
@@ -167,7 +167,7 @@ class IsolatedGrammars(Constraints):
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     process_group=0,  # so that Ctrl-C reaches the server only
-                    env={**safe_path.environment(), **ENVIRONMENT},
+                    env={**entry.environment(), **ENVIRONMENT},
                 )
             self._parent = process, ours
         return self._parent[1]
