@@ -1,5 +1,5 @@
-"""The server with a mock model: answers, and every way in which a request, a step or the server can end early. No client
-may wait for ever."""
+"""The server with a mock model: answers, and every way in which a request, a step or the server can end early.
+No client may wait for ever."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
