@@ -1,4 +1,7 @@
-"""Entry points: run a command's `main`. Ctrl-C ends it with exit code 130 and no traceback.
+"""Entry points: run a command's `main`, which imports from the installation and never from the working directory.
+
+`python -m` and `python -c` put the working directory first on `sys.path`, in the processes that a program starts too.
+A `json.py` beside a downloaded model would then run with the rights of the server.
 
 `__main__` modules import only this module and name their `main` as a string. So the working directory is off the path
 before anything else is imported, and an interrupt is also caught during imports, which take seconds if they load torch.
@@ -10,12 +13,15 @@ import sys
 from importlib import import_module
 from typing import NoReturn
 
-from phase0_request import safe_path
+INSTALLATION = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # where the phases are
 
 
 def run(main: str, *arguments: str) -> NoReturn:
-    """Import and call "module:function", then exit with the code it returns."""
-    safe_path.restrict()
+    """Import and call "module:function", then exit with the code it returns. Ctrl-C ends it with exit code 130 and no
+    traceback."""
+    here, kept = os.path.realpath(""), os.path.realpath(INSTALLATION)
+    sys.path[:] = [place for place in sys.path if os.path.realpath(place) != here or here == kept]
+    os.environ["PYTHONSAFEPATH"] = "1"  # for the Python processes that it starts
     module, _, function = main.partition(":")
     try:
         code = getattr(import_module(module), function)(*arguments)
@@ -27,3 +33,11 @@ def run(main: str, *arguments: str) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail again
         code = 128 + signal.SIGPIPE
     sys.exit(code)
+
+
+def environment() -> dict[str, str]:
+    """The environment of a Python process that imports from where this one does, and not from its working directory."""
+    path = list(filter(None, sys.path))
+    if INSTALLATION not in path:  # it is there as "": before other installations
+        path.insert(0, INSTALLATION)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}

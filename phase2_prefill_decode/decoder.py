@@ -21,7 +21,6 @@ from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.weights import LayerWeights, Weights
 from phase2_prefill_decode.rope import tables
 from phase2_prefill_decode.step.packed import StepTensors
-from phase2_prefill_decode.threads import FREE_CORES
 
 if TYPE_CHECKING:
     from phase2_prefill_decode.kernels.cpu.forward import Forward
@@ -179,8 +178,6 @@ class Decoder:
 
     def _inputs(self, step: StepTensors) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The embeddings of a step's tokens, and tables of cos and sin that reach to its last position."""
-        if self._on_cpu:
-            FREE_CORES.follow()
         return embedding(step.tokens, self.embed_tokens), self.rope(step.metadata.max_seqlen_k)
 
 

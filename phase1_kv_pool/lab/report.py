@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from phase0_request import safe_path
+from phase0_request import entry
 from phase1_kv_pool.lab.ahead import INSTRUCTIONS, Compiled, compile_all
 
 
@@ -52,7 +52,7 @@ def main(package: str, arguments: Sequence[str] | None = None) -> int:
 def compiled(package: str, *options: str) -> list[Compiled]:
     """The result of `python -m package kernels --json`, in a subprocess: here kernels may be interpreted."""
     command = [sys.executable, "-m", package, "kernels", "--json", *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=safe_path.environment())
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=entry.environment())
     if done.returncode != 0:
         raise RuntimeError(f"python -m {package} kernels --json failed with {done.returncode}:\n{_error(done.stderr)}")
     return [Compiled(**{**kernel, "faults": tuple(kernel["faults"])}) for kernel in json.loads(done.stdout)]

@@ -21,9 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phase0_request.batch import GRAMMAR_FAILED, Forced, WaitHandle
-from phase0_request.params import SamplingParams
+from phase0_request.params import SamplingParams, TokenSet
 from phase0_request.request import Request
-from phase0_request.token_set import TokenSet
 from phase0_request.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # the processes that follow the grammars of a server need no torch
@@ -46,7 +45,7 @@ class Grammars:
     @cached_property
     def vocabulary(self) -> "LLTokenizer":
         """The tokens as llguidance needs them: a second's work for a large vocabulary, at the first grammar."""
-        from phase0_request.grammar import vocabulary
+        from phase2_prefill_decode.sampling.grammar import vocabulary
 
         return vocabulary(self._tokenizer, self._vocab_size, self._eos_ids)
 
@@ -66,7 +65,7 @@ class Grammars:
     def _compile(self, grammar: str) -> "LLMatcher":
         from llguidance import LLMatcher
 
-        from phase0_request.grammar import LIMITS
+        from phase2_prefill_decode.sampling.grammar import LIMITS
 
         compiled = LLMatcher(self.vocabulary, grammar, limits=LIMITS, log_level=0)
         if compiled.is_error():

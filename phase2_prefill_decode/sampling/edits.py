@@ -15,7 +15,7 @@ from torch import Tensor
 
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
-from phase2_prefill_decode.transfer import moved, to_device
+from phase2_prefill_decode.transfer import moved
 
 
 class Edits(NamedTuple):
@@ -110,17 +110,6 @@ def pack_edits(rows: Sequence[tuple[int, RequestEdits, int]], device: torch.devi
     return Edits(numbers.long(), tokens.long(), bias.float(), scale.float(), minus.float())
 
 
-def pack_padding(requests: Sequence[Request], num_tokens: int, device: torch.device) -> Tensor | None:
-    """The (row, token) of padding, ids from num_tokens on, that requests raise by a positive logit_bias: [2, n]."""
-    raised = [
-        (row, token)
-        for row, request in enumerate(requests)
-        for token, bias in dict(request.params.logit_bias).items()
-        if token >= num_tokens and bias > 0
-    ]
-    return to_device(list(zip(*raised, strict=True)), torch.int64, device) if raised else None
-
-
 def wants_edits(params: SamplingParams, index: int = 0) -> bool:
     """Whether the logits of output token `index` may be changed."""
     return bool(params.logit_bias or index < params.min_tokens or _penalizes(params))
@@ -140,15 +129,6 @@ def edit(logits: Tensor, edits: Edits) -> Tensor:
 def penalized(x: Tensor, scale: Tensor, minus: Tensor) -> Tensor:
     """Logits with the penalties of tokens that have occurred."""
     return torch.where(x > 0, x / scale, x * scale) - minus
-
-
-def without_padding(logits: Tensor, num_tokens: int, allowed: Tensor) -> Tensor:
-    """Exclude padded ids from sampling, except `allowed` [2, n], the (row, token) that stay."""
-    masked = logits.clone()
-    masked[:, num_tokens:] = -torch.inf
-    rows, tokens = allowed.unbind()
-    masked[rows, tokens] = logits[rows, tokens]
-    return masked
 
 
 # endregion

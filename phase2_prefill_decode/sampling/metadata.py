@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from phase0_request.params import SamplingParams
 from phase2_prefill_decode.sampling.constraints import StepMasks, is_constrained
@@ -21,7 +20,6 @@ class SamplingMetadata:
     edits: Sequence[tuple[int, RequestEdits, int]] = ()  # row, the changes of its logits, which output token it draws
     masks: StepMasks | None = None
     logprobs: Sequence[tuple[int, int]] = ()  # (row, number of alternatives)
-    padding: Tensor | None = None  # [2, n] int64; (row, padded token) that a positive logit_bias makes drawable
 
     @property
     def is_plain(self) -> bool:

@@ -6,7 +6,7 @@ Masks come from grammars and lists of tokens (`constraints`). The kernel applies
 Log-probabilities are those of the model's own logits.
 
 Models often have more rows in lm_head than their tokenizer has tokens: the vocabulary is padded to a round size. Padded
-ids are never drawn, unless a request raises one with a positive logit_bias.
+ids are never drawn.
 """
 
 import secrets
@@ -25,14 +25,7 @@ from phase2_prefill_decode.kernels.draw import DRAW
 from phase2_prefill_decode.kernels.mask import APPLY_MASK
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.sampling.constraints import Constraints, Follower, Grammars, StepMasks, is_constrained
-from phase2_prefill_decode.sampling.edits import (
-    RequestEdits,
-    edit,
-    pack_edits,
-    pack_padding,
-    wants_edits,
-    without_padding,
-)
+from phase2_prefill_decode.sampling.edits import RequestEdits, edit, pack_edits, wants_edits
 from phase2_prefill_decode.sampling.inputs import SamplingInputs, key_of, move_inputs, pack_inputs
 from phase2_prefill_decode.sampling.logprobs import Logprobs, logprobs_of
 from phase2_prefill_decode.sampling.metadata import SamplingMetadata, asks_for_more
@@ -114,7 +107,6 @@ class Sampler:
             [(row, self._edits_of(req), index) for row, req, index in drawn if wants_edits(req.params, index)],
             self._masks(constrained, len(requests)) if constrained else None,
             [(row, req.params.logprobs) for row, req, _ in drawn if req.params.logprobs is not None],
-            pack_padding(requests, self.num_tokens, self.device) if self.num_tokens < self.vocab_size else None,
         )
 
     def draw(self, logits: Tensor, inputs: SamplingInputs) -> Sampled:
@@ -134,15 +126,13 @@ class Sampler:
         if logits.shape != (sampling.rows, self.vocab_size):
             wanted = f"[{sampling.rows}, {self.vocab_size}]"
             raise ValueError(f"logits must be {wanted} for {sampling.rows} requests, got {list(logits.shape)}")
-        edits, num_tokens = pack_edits(sampling.edits, self.device) if sampling.edits else None, self.num_tokens
+        edits = pack_edits(sampling.edits, self.device) if sampling.edits else None
         edited = logits if edits is None else edit(logits, edits)
         if sampling.masks is not None:
             bits = moved(self.constraints.fill(sampling.masks).bits if bits is None else bits, self.device)
             edited = self._apply_mask(edited, bits, sampling.masks.numbers)
-        if sampling.padding is not None:
-            edited, num_tokens = without_padding(edited, num_tokens, sampling.padding), self.vocab_size
         inputs = inputs or SamplingInputs.read(moved(torch.from_numpy(sampling.words), self.device))
-        tokens, peaks = self._draw(edited, inputs, num_tokens)
+        tokens, peaks = self._draw(edited, inputs, self.num_tokens)
         if not sampling.logprobs:
             return Sampled(tokens, peaks)
         asked, alternatives = zip(*sampling.logprobs, strict=True)

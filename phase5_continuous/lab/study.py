@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from phase0_request import safe_path
+from phase0_request import entry
 from phase0_request.lab.metrics import percentile, summarize
 from phase0_request.lab.report import finish, parser, table
 from phase0_request.params import SamplingParams
@@ -132,7 +132,7 @@ def many(requests: int) -> dict[str, float]:
     simulator = [sys.executable, "-m", "phase5_continuous.lab", "simulator", "--ways", "fcfs", "--rate", "150"]
     launch = [sys.executable, "-c", LAUNCH, *simulator, "-n", str(requests)]
     start = time.perf_counter()
-    peak = int(subprocess.run(launch, check=True, stdout=subprocess.PIPE, env=safe_path.environment()).stdout)  # in KiB
+    peak = int(subprocess.run(launch, check=True, stdout=subprocess.PIPE, env=entry.environment()).stdout)  # in KiB
     seconds = time.perf_counter() - start
     return {"requests": requests, "seconds": seconds, "minutes": seconds / 60, "peak_mib": peak / 1024}
 

@@ -27,9 +27,9 @@ from phase0_request.params import (
     MAX_TOKEN_ID,
     MAX_TOKENS,
     REPETITION_PENALTY,
+    TokenSet,
 )
 from phase0_request.request import MAX_PRIORITY, MAX_SALT
-from phase0_request.token_set import TokenSet
 from phase6_integration.api.field_bounds import NAMED, AtMost, FewItems, Hint, InVocabulary, RequestModel, Unsupported
 
 MAX_PARTS = 1024  # text parts of all messages together

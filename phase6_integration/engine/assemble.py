@@ -25,7 +25,6 @@ from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.graphs import batch_sizes
 from phase2_prefill_decode.step.packed import PackedStep
 from phase2_prefill_decode.step.runner import ModelRunner
-from phase2_prefill_decode.threads import set_threads
 from phase3_chunked_prefill.engine import load
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.policies import policy
@@ -57,7 +56,7 @@ def assemble(options: EngineOptions, loaded: Model | None = None, stats: Stats |
     """Load the model unless it is given, profile the largest step, size the KV pool, and connect the parts. Steps are
     counted in `stats` if it is given."""
     if options.threads is not None:
-        set_threads(options.threads)
+        torch.set_num_threads(options.threads)
     model = loaded or load_model(options)
     device, on_gpu = model.decoder.device, model.decoder.device.type == "cuda"
     if on_gpu:

@@ -18,7 +18,7 @@ import uvloop
 from rich.console import Console
 from rich.progress import track
 
-from phase0_request import safe_path
+from phase0_request import entry
 from phase0_request.lab.report import finish, parser, table
 from phase0_request.params import SamplingParams
 from phase0_request.tokenizer import BUNDLED
@@ -67,7 +67,7 @@ class Bench:
         flags = [self.model, "--port", "0", "--threads", f"{self.threads}", "--max-num-seqs", f"{self.running}"]
         with tempfile.TemporaryFile("w+") as log:
             command = [sys.executable, "-m", "phase6_integration.cli", "serve", *flags, "--no-enable-prefix-caching"]
-            server = subprocess.Popen(command, stderr=log, stdout=log, env=safe_path.environment())
+            server = subprocess.Popen(command, stderr=log, stdout=log, env=entry.environment())
             try:
                 yield _address(server, log)
             finally:

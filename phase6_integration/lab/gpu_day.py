@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
-from phase0_request import safe_path
+from phase0_request import entry
 from phase0_request.lab.record import record
 from phase6_integration.lab.gpu import packing
 from phase6_integration.lab.gpu.rows import Day, Rows
@@ -34,7 +34,7 @@ Results = dict[str, Any]
 
 def run_process(command: list[str], log: Path, seconds: float) -> str:
     """Run a command that writes to the log, and end it with all that it started after so many seconds."""
-    environment = {**safe_path.environment(), "TRITON_CACHE_DIR": str(packing.CACHE), "PYTHONUNBUFFERED": "1"}
+    environment = {**entry.environment(), "TRITON_CACHE_DIR": str(packing.CACHE), "PYTHONUNBUFFERED": "1"}
     with log.open("ab") as file:
         child = subprocess.Popen(
             command, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True

@@ -20,7 +20,7 @@ import uvicorn
 import uvloop
 from rich.console import Console
 
-from phase0_request import safe_path
+from phase0_request import entry
 from phase0_request.lab.metrics import percentile
 from phase0_request.lab.report import finish, parser, table
 from phase6_integration.api.settings import ServerSettings
@@ -121,7 +121,7 @@ def load(port: int, clients: int, requests: int) -> dict[str, float]:
         file = Path(directory) / "report.json"
         flags = ["--url", f"http://127.0.0.1:{port}", "--concurrency", f"{clients}", "--num-prompts", f"{requests}"]
         command = [sys.executable, "-m", "phase6_integration.cli", "bench", *flags, "--json", str(file)]
-        subprocess.run(command, check=True, capture_output=True, env=safe_path.environment())
+        subprocess.run(command, check=True, capture_output=True, env=entry.environment())
         found: dict[str, float] = json.loads(file.read_text())
         return found
 

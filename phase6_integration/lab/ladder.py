@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from phase0_request import safe_path
+from phase0_request import entry
 from phase0_request.lab.metrics import percentile, summarize
 from phase0_request.lab.record import record
 from phase0_request.lab.report import table
@@ -186,7 +186,7 @@ def in_the_workspace(arguments: Sequence[str], console: Console) -> dict[str, di
         file = Path(folder) / "mine.json"
         command = [sys.executable, "-m", "chapters", "mine", "ladder"]
         console.print("Now with your own phases.")
-        done = subprocess.run([*command, *arguments, "--json", str(file)], env=safe_path.environment())
+        done = subprocess.run([*command, *arguments, "--json", str(file)], env=entry.environment())
         if not file.exists():
             raise RuntimeError(f"the ladder with your workspace ended with {done.returncode}; see above")
         found: dict[str, dict[str, Any]] = json.loads(file.read_text("utf-8"))["figures"]["rungs"]

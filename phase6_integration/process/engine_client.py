@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from phase0_request import safe_path
+from phase0_request import entry
 from phase6_integration.engine.options import EngineOptions, openmp_environment
 from phase6_integration.process.health import Health
 from phase6_integration.process.messages import (
@@ -92,7 +92,7 @@ class EngineClient:
                 pass_fds=[end.fileno()],
                 stdin=subprocess.DEVNULL,
                 process_group=0,  # so that Ctrl-C reaches this process only
-                env={**safe_path.environment(), **openmp_environment(self.options.threads or 1)},
+                env={**entry.environment(), **openmp_environment(self.options.threads or 1)},
             )
 
     def send(self, message: ToEngine) -> None:

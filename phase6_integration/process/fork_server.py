@@ -19,7 +19,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from phase0_request import safe_path
+from phase0_request import entry
 
 # Threads of libraries do not survive a fork. The arenas of malloc, 64 MB of addresses for each thread, would count as
 # memory that a child has taken.
@@ -61,7 +61,7 @@ class ForkServer:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.PIPE,
                 process_group=0,  # so that Ctrl-C reaches the owner only
-                env={**safe_path.environment(), **ENVIRONMENT},
+                env={**entry.environment(), **ENVIRONMENT},
             )
         self._running = process, ours
         assert process.stdin is not None

@@ -165,7 +165,7 @@ def standalone(course: Course) -> Course:
     """The same with the tool inside, so that `python -m chapters` runs there as in the real checkout."""
     copied = [
         *(HOME / "chapters").rglob("*.py"),
-        *(HOME / "phase0_request" / f"{n}.py" for n in ("entry", "safe_path")),
+        HOME / "phase0_request" / "entry.py",
     ]
     for path in copied:
         copy = course.root / path.relative_to(HOME)

@@ -18,7 +18,6 @@ from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.loading.weights import random_weights
 from phase2_prefill_decode.rope import tables
 from phase2_prefill_decode.step.packed import StepTensors
-from phase2_prefill_decode.threads import FREE_CORES
 from tests.phase2_prefill_decode.models import saved, variant
 from tests.phase2_prefill_decode.steps import loaded
 
@@ -88,9 +87,7 @@ class OneCall:
         return torch.full((1, 300), 7.0)
 
 
-def test_a_step_that_the_kernel_for_small_steps_takes_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks: list[int] = []
-    monkeypatch.setattr(FREE_CORES, "follow", lambda: looks.append(1))
+def test_a_step_that_the_kernel_for_small_steps_takes_is_one_call() -> None:
     weights = random_weights(SMALL, dtype=torch.float32)
     decoder = Decoder(SMALL, weights, attend=reference)
     packed, pool = small_step(decoder)
@@ -110,7 +107,6 @@ def test_a_step_that_the_kernel_for_small_steps_takes_is_one_call(monkeypatch: p
             assert torch.equal(found, by_layers)
         hidden = decoder.hidden(packed, pool.keys, pool.values)
         assert torch.equal(decoder.lm_head(hidden), by_layers), "by layers: the kernel has no hidden states to give"
-    assert len(looks) == 5, "before each step on a CPU, FREE_CORES.follow() looks which cores are free"
 
 
 def test_the_rotary_tables_grow_with_the_longest_sequence() -> None:

@@ -19,7 +19,6 @@ from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.loading.weights import random_weights
 from phase2_prefill_decode.sampling.inputs import WORDS, SamplingInputs
 from phase2_prefill_decode.step.packed import StepTensors
-from phase2_prefill_decode.threads import FREE_CORES
 from tests.phase2_prefill_decode.models import FAMILIES, VARIANTS, saved, tiny_model
 from tests.phase2_prefill_decode.test_identity import logits, prompts
 
@@ -41,9 +40,8 @@ KINDS = (
 
 
 @pytest.fixture(params=[1, 2])
-def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
     before = torch.get_num_threads()
-    monkeypatch.setattr(FREE_CORES, "follow", lambda: None)
     torch.set_num_threads(request.param)
     yield
     torch.set_num_threads(before)

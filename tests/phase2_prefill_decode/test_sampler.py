@@ -275,29 +275,12 @@ def padded_logits() -> Tensor:
     "params", [{"temperature": 0}, {"seed": 3}, {"seed": 3, "top_k": 21, "top_p": 0.9, "min_p": 0.01}]
 )
 def test_a_padded_id_is_drawn_as_if_it_had_no_row(params: dict[str, Any]) -> None:
-    """Also where a penalty applies to it, and next to a request that raises one."""
-    logits = padded_logits()
-    requests = [request_of(f"{n}", prompt=(1, 21), **params, repetition_penalty=1.5 if n % 2 else 1) for n in range(6)]
+    """Also where a penalty applies to it, and where its bias raises it."""
+    logits, bias = padded_logits(), [{}, {22: 100.0}]
+    requests = [
+        request_of(f"{n}", prompt=(1, 21), **params, repetition_penalty=1.5 if n % 2 else 1, logit_bias=bias[n // 3])
+        for n in range(6)
+    ]
     without = [request_of(f"{n}", prompt=(1, 1), **params, repetition_penalty=1.5 if n % 2 else 1) for n in range(6)]
     wanted = run(Sampler((), 20, seed=0), logits[:, :20], without).tokens
-    sampler = Sampler((), 24, seed=0, num_tokens=20)
-    assert run(sampler, logits, requests).tokens == wanted
-    beside = [*requests[:5], request_of("5", logit_bias={22: 1.0}, **params)]
-    found = run(sampler, logits, beside)
-    assert found.tokens[:5] == wanted[:5]
-    assert found.tokens[5] == 22
-
-
-def test_only_a_positive_bias_makes_a_padded_id_drawable() -> None:
-    sampler = Sampler((), 24, num_tokens=20)
-    requests = [request_of(f"{n}", temperature=0, logit_bias={23: bias}) for n, bias in enumerate((-1.0, 0.0, 100.0))]
-    tokens = run(sampler, padded_logits()[:3], requests).tokens
-    assert [token is not None and token < 20 for token in tokens] == [True, True, False]
-    assert tokens[2] == 23
-
-
-def test_the_logprob_of_a_padded_id_is_the_models_own() -> None:
-    logits = padded_logits()[:1]
-    request = request_of(temperature=0, logprobs=1, logit_bias={23: 100.0})
-    found = run(Sampler((), 24, num_tokens=20), logits, [request]).logprobs[0]
-    assert found.logprob == pytest.approx(float(logits.log_softmax(-1)[0, 23]))
+    assert run(Sampler((), 24, seed=0, num_tokens=20), logits, requests).tokens == wanted

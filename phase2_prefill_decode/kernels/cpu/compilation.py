@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from phase0_request import safe_path
+from phase0_request import entry
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
 from phase2_prefill_decode.kernels.cpu.attention import attend
 from phase2_prefill_decode.kernels.cpu.cache import PLACE, is_writable
@@ -143,7 +143,7 @@ def _start() -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env=safe_path.environment(),
+        env=entry.environment(),
     )
 
 

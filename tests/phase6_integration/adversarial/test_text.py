@@ -210,20 +210,14 @@ os.kill(os.getpid(), 9)
 
 @awaited
 async def test_padded_ids_are_tokens_without_text_everywhere(tmp_path: Path) -> None:
-    """A model's embedding may have more rows than its tokenizer has tokens. A client may ask for such an id by
-    logit_bias; /detokenize and echo then refused what the server itself had produced."""
+    """A model's embedding may have more rows than its tokenizer has tokens. A client may send such ids
+    in a prompt; /detokenize and echo refused them."""
     directory = model(tmp_path / "model", vocab_size=4160)
 
     async with client(FakeEngine(model=str(directory)), ServerSettings()) as http:
         text = await http.post("/detokenize", json={"tokens": [300, 4100, 301, 4159]})
         assert text.json()["prompt"] == Tokenizer.from_pretrained().decode([300, 301])
-        body = {
-            "prompt": [300, 4100, 301],
-            "max_tokens": 3,
-            "echo": True,
-            "logprobs": 1,
-            "logit_bias": {"4100": 100},
-        }
+        body = {"prompt": [300, 4100, 301], "max_tokens": 3, "echo": True, "logprobs": 1}
         answer = (await http.post("/v1/completions", json=body)).json()["choices"][0]
         assert answer["text"] == 2 * Tokenizer.from_pretrained().decode([300, 301])
         assert answer["logprobs"]["tokens"][1::3] == ["token_id:4100"] * 2

@@ -14,7 +14,7 @@ from phase0_request.checks import ConfigError
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase6_integration.engine.engine import NanoServingEngine
 from phase6_integration.engine.options import EngineOptions
-from tests.phase2_prefill_decode.models import FAMILIES, padded_bundle, saved, variant
+from tests.phase2_prefill_decode.models import FAMILIES, saved, variant
 from tests.phase2_prefill_decode.test_identity import follows, prompts
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
@@ -214,12 +214,3 @@ with NanoServingEngine.from_pretrained(kv_cache_pages=16, max_num_seqs=2) as eng
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-
-
-def test_a_padded_id_is_generated_only_if_a_positive_logit_bias_asks_for_it(tmp_path: Path) -> None:
-    with NanoServingEngine.from_pretrained(padded_bundle(tmp_path), kv_cache_pages=64) as padded:
-        answers = padded.generate(["What is a KV cache?", "Hello!"], GREEDY)
-        assert all(token < 4096 for answer in answers for token in answer.output_tokens)
-        asked = SamplingParams(max_tokens=3, temperature=0, logit_bias={4100: 100.0})
-        (answer,) = padded.generate("Hello!", asked)
-    assert (answer.output_tokens, answer.text) == ([4100] * 3, "")
