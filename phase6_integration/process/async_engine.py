@@ -40,9 +40,6 @@ class Observer:
     def stepped(self, update: Update, prompt_tokens: int, cached_tokens: int) -> None:
         """The engine has run a step. The tokens are those of prompts that got their first token in it."""
 
-    def stepped(self, report: StepReport) -> None:
-        """The engine has run a step."""
-
     def finished(self, stream: OutputStream, output: Output, reason: FinishReason) -> None:
         """A completion, one of the outputs of its stream, has finished."""
 
