@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Set
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
@@ -49,12 +49,17 @@ class StepReport(NamedTuple):
     cached_tokens: int = 0  # of these prompts, found in the prefix cache
 
 
-class Observer(Protocol):
-    """Called after every step and every finished request; metrics are one."""
+class Observer:
+    """Called for every request that is submitted, every step, and every completion that has finished."""
 
-    def stepped(self, report: StepReport) -> None: ...
+    def submitted(self, request: EngineRequest) -> None:
+        """The engine has taken a request."""
 
-    def finished(self, request: EngineRequest, output: Output, reason: FinishReason) -> None: ...
+    def stepped(self, report: StepReport) -> None:
+        """The engine has run a step."""
+
+    def finished(self, stream: OutputStream, output: Output, reason: FinishReason) -> None:
+        """A completion, one of the outputs of its stream, has finished."""
 
 
 class AsyncEngine:
@@ -174,6 +179,8 @@ class AsyncEngine:
         self._live |= live
         self._waiting |= live.keys()
         stream.sent += 1
+        for observer in self.observers:
+            observer.submitted(request)
         self._send(request)
         return stream
 
@@ -236,7 +243,6 @@ class AsyncEngine:
             output, stream = self._live[started.id]
             output.times.admitted, output.cached_tokens = started.admitted, started.cached
             self._waiting.discard(started.id)
-            stream.mark_admitted()
         ended = {end.id for end in update.ended}
         prompt_tokens = cached_tokens = 0
         for new in update.outputs:
@@ -275,7 +281,7 @@ class AsyncEngine:
         if not output.done:
             stream.put(output.finish(reason, error))
         for observer in self.observers:
-            observer.finished(stream.request, output, output.reason or reason)
+            observer.finished(stream, output, output.reason or reason)
         if not self._live:
             self._idle.set()
 

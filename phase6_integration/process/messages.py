@@ -4,6 +4,7 @@ The two processes are joined by a pair of sockets. Messages are msgpack, with fo
 that decode to none of these types are refused.
 """
 
+import contextlib
 import selectors
 import socket
 from collections.abc import Iterator, Sequence
@@ -205,29 +206,27 @@ class Frames:
 
 
 class Channel:
-    """The engine's end of the socket pair. Sending never blocks: what the socket does not take is buffered and goes out
-    with the next message. An idle engine sleeps in `receive` until a message arrives."""
+    """The engine's end of a socket pair. Sending never blocks: what the socket does not take is buffered and goes out
+    with the next call. An idle engine sleeps in `receive` until a message arrives."""
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket, decoder: msgspec.msgpack.Decoder[Any] = _to_engine) -> None:
         end.setblocking(False)
         self._socket = end
         self._selector = selectors.DefaultSelector()  # `select` would refuse descriptors from 1024 on
         self._selector.register(end, selectors.EVENT_READ)
-        self._frames = Frames.for_engine()
+        self._frames = Frames(decoder)
         self._unsent = bytearray()
 
     # region exercise 6.1
-    def send(self, message: ToFront) -> None:
+    def send(self, message: msgspec.Struct) -> None:
         """Append a message to what is unsent, and send as much of that as the socket takes now."""
         self._unsent += frame(message)
         self._push()
 
-    def receive(self, wait: bool, timeout: float | None = None) -> list[ToEngine]:
+    def receive(self, wait: bool, timeout: float | None = None) -> list[Any]:
         """The whole messages that have arrived; with `wait`, sleep until there is something to read, here or at what is
         watched, or until the timeout. EOFError once the HTTP process has closed."""
         while True:
-            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
-            self._selector.modify(self._socket, wanted)
             found = {key.fd: events for key, events in self._selector.select(timeout if wait else 0)}
             own = found.get(self._socket.fileno(), 0)
             if own & selectors.EVENT_WRITE:
@@ -241,15 +240,23 @@ class Channel:
         """Wake up in `receive` when another descriptor is readable, too."""
         self._selector.register(descriptor, selectors.EVENT_READ)
 
+    def fileno(self) -> int:
+        """A descriptor that is readable when `receive` has something to do."""
+        return self._selector.fileno()
+
+    def close(self) -> None:
+        self._selector.close()
+        self._socket.close()
+
     def flush(self) -> None:
         """Block until all messages are sent: the last thing an engine does."""
         self._socket.setblocking(True)
         self._socket.sendall(self._unsent)
         self._unsent.clear()
 
-    def _read(self) -> list[ToEngine]:
+    def _read(self) -> list[Any]:
         """Read what is there, CHUNK bytes at a time, and return the messages that are whole. None may be."""
-        messages: list[ToEngine] = []
+        messages: list[Any] = []
         while True:
             try:
                 data = self._socket.recv(CHUNK)
@@ -263,10 +270,9 @@ class Channel:
 
     def _push(self) -> None:
         """Send from the start of what is unsent until it is empty or the socket would block."""
-        try:
+        with contextlib.suppress(BlockingIOError):
             while self._unsent:
                 del self._unsent[: self._socket.send(self._unsent)]
-        except BlockingIOError:
-            return
+        self._selector.modify(self._socket, selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0))
 
     # endregion

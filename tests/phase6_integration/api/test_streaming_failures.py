@@ -97,7 +97,7 @@ def test_an_engine_that_dies_is_unavailable_not_a_fault_of_the_request(stream: b
     async def test() -> None:
         engine = FakeEngine()
         engine.flow.clear()
-        app = create_app(engine, ServerSettings())
+        app = create_app(engine, ServerSettings(keepalive=0.001))
         async with Call(app, "/v1/completions", body("", stream=stream)) as call:
             while not engine.submitted:
                 await asyncio.sleep(0)

@@ -8,11 +8,11 @@ from typing import cast
 import pytest
 
 from phase0_request import FinishReason, QueueFullError, TokenLogprobs
-from phase6_integration.process.async_engine import StepReport
+from phase6_integration.process.async_engine import Observer, StepReport
 from phase6_integration.process.engine_client import EngineClient
 from phase6_integration.process.health import Health, UnavailableError
 from phase6_integration.process.messages import Ended, EngineRequest, Finish, Output, Ready, Started, Update
-from phase6_integration.process.outputs import JOINED
+from phase6_integration.process.outputs import JOINED, OutputStream
 from phase6_integration.process.outputs import Output as Completion
 from tests.phase6_integration.fake_engine import FakeEngine
 from tests.phase6_integration.real_engine import read
@@ -32,7 +32,6 @@ def test_completions_are_sent_in_one_message_and_live_until_the_engine_ends_them
         (message,) = made.sent
         assert (message.id, list(message.numbers), message.arrival > 0) == ("a", [0, 1], True)
         made._tell(started=[Started("a-0", 5.0, 2)])
-        assert await reply.admitted(0)
         assert [output.cached_tokens for output in reply.outputs] == [2, 0]
         assert reply.outputs[0].times.admitted == 5.0
         assert (made.live, made.unfinished) == (2, 1)
@@ -276,15 +275,19 @@ def test_prompt_logprobs_are_kept() -> None:
 
 
 def test_observers_get_each_step_and_each_end_with_the_reason_of_the_client() -> None:
-    class Recorder:
+    class Recorder(Observer):
         def __init__(self) -> None:
+            self.requests: list[str] = []
             self.steps: list[tuple[int, int]] = []
             self.ends: list[tuple[str, FinishReason]] = []
+
+        def submitted(self, request: EngineRequest) -> None:
+            self.requests.append(request.id)
 
         def stepped(self, report: StepReport) -> None:
             self.steps.append((report.prompt_tokens, report.generated))
 
-        def finished(self, request: EngineRequest, output: Completion, reason: FinishReason) -> None:
+        def finished(self, stream: OutputStream, output: Completion, reason: FinishReason) -> None:
             self.ends.append((output.id, reason))
 
     async def test() -> None:
@@ -296,6 +299,7 @@ def test_observers_get_each_step_and_each_end_with_the_reason_of_the_client() ->
         (two,) = made.tokenizer.encode(" two")
         made._tell(outputs=[Output("a-0", 300), Output("a-1", two)], ended=[Ended("a-0", FinishReason.LENGTH)])
         made._tell(ended=[Ended("a-1", FinishReason.ABORT)])
+        assert seen.requests == ["a"]
         assert seen.steps == [(3, 1), (3, 2), (0, 0)], "the prompt of a completion counts with its first token"
         assert seen.ends == [("a-0", FinishReason.LENGTH), ("a-1", FinishReason.STOP)]
 

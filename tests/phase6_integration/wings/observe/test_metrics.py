@@ -14,7 +14,7 @@ from phase0_request.request import FinishReason
 from phase6_integration.engine.stats import Gauges
 from phase6_integration.process.async_engine import StepReport
 from phase6_integration.process.messages import EngineRequest, Ready
-from phase6_integration.process.outputs import Output
+from phase6_integration.process.outputs import OutputStream
 from phase6_integration.wings.observe.metrics import Metrics, one_two_five
 from tests.phase6_integration.fake_engine import FakeEngine
 
@@ -35,11 +35,9 @@ OURS = {"nanoserve:engine_up", "nanoserve:engine_restarts_total", "nanoserve:log
 GAUGES = {"num_requests_running", "num_requests_waiting", "num_requests_waiting_by_reason", "kv_cache_usage_perc"}
 
 
-def generated(tokens: int, prompt: int = 7) -> tuple[EngineRequest, Output]:
-    request = EngineRequest("x", [(1,) * prompt], SamplingParams(), [20], arrival=10.0)
-    output = Output(request, 0, None)
-    output.generated = tokens
-    return request, output
+def stream_of(prompt: int = 7, prompts: int = 1, n: int = 1) -> OutputStream:
+    request = EngineRequest("x", [(1,) * prompt] * prompts, SamplingParams(), [20] * prompts, n, arrival=10.0)
+    return OutputStream(request, None, lambda _: None)
 
 
 class Observed:
@@ -52,13 +50,14 @@ class Observed:
 
     def answer(self, reason: FinishReason, prompt: int = 7, tokens: int = 3, gap: float = 0.03) -> None:
         """One that waited 0.5 s, prefilled 0.25 s, and then had a token every `gap`."""
-        request, output = generated(tokens, prompt)
-        times = output.times
+        stream = stream_of(prompt)
+        (output,) = stream.outputs
+        output.generated, times = tokens, output.times
         times.admitted = 10.5
         for i in range(tokens):
             times.tokens.append(10.75 + gap * i)
         times.finished = 10.75 + gap * max(tokens - 1, 0)
-        self.metrics.finished(request, output, reason)
+        self.metrics.finished(stream, output, reason)
 
     def text(self) -> str:
         return generate_latest(self.metrics.registry).decode()
@@ -144,7 +143,10 @@ def test_a_completed_answer_is_in_every_histogram() -> None:
 
 def test_the_completions_of_a_prompt_are_one_request() -> None:
     observed = Observed()
-    observed.metrics.answered(2, [generated(count)[1] for count in (3, 9, 4, 1)])
+    stream = stream_of(prompts=2, n=2)
+    for output, tokens in zip(stream.outputs, (3, 9, 4, 1), strict=True):
+        output.generated, output.times.finished = tokens, 11.0
+        observed.metrics.finished(stream, output, FinishReason.STOP)
     assert observed.values("request_params_n_sum", "request_params_n_count") == [4, 2]
     longest = "request_max_num_generation_tokens"
     assert observed.values(f"{longest}_sum", f"{longest}_count") == [9 + 4, 2]
