@@ -15,13 +15,18 @@ NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_t
 
 def eos_ids(directory: Path, token_to_id: Callable[[str], int | None]) -> frozenset[int]:
     """All end-of-sequence token ids. A model may list several, in up to three files; the union is used."""
-    ids: set[int] = set()
-    for file in (directory / "generation_config.json", directory / "config.json"):
-        with naming(file):
-            ids.update(eos_ids_in(_optional(file)))
     name = named_tokens(directory).get("eos_token")
     eos = token_to_id(name) if name is not None else None
-    return frozenset(ids if eos is None else ids | {eos})
+    return frozenset(model_eos_ids(directory)) | (frozenset() if eos is None else {eos})
+
+
+def model_eos_ids(directory: Path) -> list[int]:
+    """The end-of-sequence token ids that config.json and generation_config.json name."""
+    ids: list[int] = []
+    for file in (directory / "config.json", directory / "generation_config.json"):
+        with naming(file):
+            ids += eos_ids_in(_optional(file))
+    return ids
 
 
 def eos_ids_in(config: Mapping[str, Any]) -> list[int]:
@@ -77,7 +82,7 @@ def naming(file: Path) -> Iterator[None]:
 
 
 def _optional(file: Path) -> dict[str, Any]:
-    return read_object(file) if file.is_file() else {}
+    return read_object(file) if file.exists() else {}
 
 
 def _read_text(file: Path) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from phase0_request.checks import ConfigError, check_bool, check_choice, check_int, check_number
-from phase0_request.model_files import eos_ids_in, naming, read_object
+from phase0_request.model_files import model_eos_ids, naming, read_object
 from phase1_kv_pool.layout import DTYPE_BYTES, KVLayout
 from phase2_prefill_decode.loading.families import FAMILIES, MAX_LENGTH, read
 
@@ -162,15 +162,11 @@ class ModelConfig:
     def from_pretrained(cls, directory: str | Path, dtype: str | None = None) -> "ModelConfig":
         """From a model directory. End-of-sequence tokens of config.json and of generation_config.json both count.
         `dtype` replaces the one of the file."""
-        file, generation = Path(directory) / "config.json", Path(directory) / "generation_config.json"
-        config = read_object(file) | ({} if dtype is None else {"dtype": dtype})
+        file = Path(directory) / "config.json"
+        config, ends = read_object(file), model_eos_ids(Path(directory))
+        replaced = {"dtype": dtype, "eos_token_id": ends or None}
         with naming(file):
-            ends = eos_ids_in(config)
-        more = read_object(generation) if generation.exists() else {}
-        with naming(generation):
-            ends += eos_ids_in(more)
-        with naming(file):
-            return cls.from_dict(config | ({"eos_token_id": ends} if ends else {}))
+            return cls.from_dict(config | {name: value for name, value in replaced.items() if value is not None})
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> "ModelConfig":

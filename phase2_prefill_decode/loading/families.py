@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from phase0_request.checks import ConfigError, check_bool, check_int
+from phase0_request.checks import ConfigError, check_bool, check_choice, check_int
 from phase0_request.model_files import eos_ids_in
 
 MAX_LENGTH = 1 << 24  # tokens; longer than any context in use
@@ -17,7 +17,6 @@ MAX_LENGTH = 1 << 24  # tokens; longer than any context in use
 class Family:
     """How a model type differs from the others. The keys are those of a config.json."""
 
-    architecture: str
     absent: Mapping[str, Any]  # values of keys that the file does not have: the defaults of transformers
     ignored: Mapping[str, Any]  # values of keys that count for nothing here, whatever the file says
     qkv_bias: bool = False  # biases of q, k and v also without attention_bias
@@ -28,12 +27,10 @@ class Family:
 _QWEN = {"num_key_value_heads": 32, "max_position_embeddings": 32_768, "max_window_layers": 28, "sliding_window": 4096}
 FAMILIES = {
     "llama": Family(
-        architecture="LlamaForCausalLM",
         absent={"num_key_value_heads": None, "max_position_embeddings": 2048, "eos_token_id": 2},
         ignored={"use_sliding_window": False, "max_window_layers": 0},
     ),
     "mistral": Family(
-        architecture="MistralForCausalLM",
         absent={
             "num_key_value_heads": 8, "max_position_embeddings": 131_072, "eos_token_id": 2, "sliding_window": 4096
         },
@@ -42,14 +39,12 @@ FAMILIES = {
         },
     ),
     "qwen2": Family(
-        architecture="Qwen2ForCausalLM",
         absent=_QWEN,
         ignored={"attention_bias": False, "mlp_bias": False},
         qkv_bias=True,
         mixes_windows=True,
     ),
     "qwen3": Family(
-        architecture="Qwen3ForCausalLM",
         absent={**_QWEN, "head_dim": 128},
         ignored={"mlp_bias": False},
         qk_norm=True,
@@ -75,7 +70,7 @@ def read(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a ModelConfig, from the content of a config.json. `rope_parameters` is a dict."""
     if not isinstance(config, Mapping):
         raise ConfigError(f"a model's configuration must be a JSON object, got {type(config).__name__}")
-    model_type = _model_type(config)
+    model_type = check_choice("model_type", config.get("model_type"), FAMILIES)
     family = FAMILIES[model_type]
     if missing := [name for name in _REQUIRED if config.get(name) is None]:
         raise ConfigError(f"the model's configuration lacks {', '.join(missing)}")
@@ -97,20 +92,6 @@ def read(config: Mapping[str, Any]) -> dict[str, Any]:
         "eos_token_id": tuple(dict.fromkeys(eos_ids_in(config))),
         "dtype": str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch."),
     }
-
-
-def _model_type(config: Mapping[str, Any]) -> str:
-    """The family that model_type or architectures name. If both are given, they must agree."""
-    types = {family.architecture: name for name, family in FAMILIES.items()}
-    given = config.get("architectures") or []
-    architectures = [str(name) for name in (given if isinstance(given, list) else [given])]
-    model_type = config.get("model_type") or (types.get(architectures[0]) if len(architectures) == 1 else None)
-    if model_type not in FAMILIES or (architectures and [types.get(name) for name in architectures] != [model_type]):
-        raise ConfigError(
-            f"this model is {', '.join(architectures) or 'of no named architecture'} (model_type "
-            f"{config.get('model_type')!r}); supported are {', '.join(types)} (model_type {', '.join(FAMILIES)})"
-        )
-    return str(model_type)
 
 
 def _refuse_unsupported(config: Mapping[str, Any]) -> None:

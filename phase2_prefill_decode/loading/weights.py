@@ -15,11 +15,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from phase0_request.checks import ConfigError
-from phase2_prefill_decode.loading.checkpoint import Checkpoint, InMemory, listed
+from phase2_prefill_decode.loading.checkpoint import Checkpoint, InMemory
 from phase2_prefill_decode.loading.config import ModelConfig
 
 READABLE = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")  # plain numbers; other formats need a scale
 HARMLESS = ("rotary_emb.inv_freq",)  # saved by earlier versions of transformers, and not needed
+MAX_FAULTS = 20  # that one error lists
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -52,45 +53,28 @@ class Weights:
 
 
 def load_weights(
-    directory: str | Path,
+    source: str | Path | Mapping[str, Tensor],
     config: ModelConfig,
     device: str | torch.device = "cpu",
     dtype: torch.dtype | None = None,
     *,
     progress: bool = False,
 ) -> Weights:
-    """Load from a directory in Hugging Face layout, in `dtype` or the configuration's.
+    """Load from a directory in Hugging Face layout, or from tensors in memory that have the names of one, in `dtype` or
+    the configuration's.
 
     Missing, unexpected or misshapen tensors raise one ConfigError that lists them, before memory is allocated.
     `progress` shows a bar on a terminal.
     """
-    return _fill(Checkpoint(directory), config, device, dtype, progress)
-
-
-def weights_from(
-    tensors: Mapping[str, Tensor],
-    config: ModelConfig,
-    device: str | torch.device = "cpu",
-    dtype: torch.dtype | None = None,
-) -> Weights:
-    """Make weights from tensors in memory that have the names of a checkpoint."""
-    return _fill(InMemory(tensors), config, device, dtype, progress=False)
-
-
-def _fill(
-    checkpoint: Checkpoint | InMemory,
-    config: ModelConfig,
-    device: str | torch.device,
-    dtype: torch.dtype | None,
-    progress: bool,
-) -> Weights:
+    checkpoint = InMemory(source) if isinstance(source, Mapping) else Checkpoint(source)
     layers = {name.split(".")[2] for name in checkpoint.stored if name.startswith("model.layers.")}
     if config.num_hidden_layers > len(layers):  # first, because a layer costs memory even without data
         raise ConfigError(f"{checkpoint.directory} has {len(layers)} of {config.num_hidden_layers} layers")
     wanted = places(empty_weights(config, "meta", dtype), config)  # shapes without memory
-    faults = _faults(wanted, checkpoint, config)
-    if faults:
-        raise ConfigError(listed(f"{checkpoint.directory} does not hold the weights of its configuration", faults))
+    if faults := _faults(wanted, checkpoint, config):
+        more = [f"and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
+        what = f"{checkpoint.directory} does not hold the weights of its configuration:"
+        raise ConfigError("\n  ".join([what, *faults[:MAX_FAULTS], *more]))
     weights = empty_weights(config, device, dtype)
     into = places(weights, config)
     total = sum(place.nbytes for place in into.values())

@@ -17,7 +17,7 @@ from phase2_prefill_decode.engine import Engine, Params
 from phase2_prefill_decode.generation import Completion, Delta, Prompt, make_request
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.loading.weights import Weights, weights_from
+from phase2_prefill_decode.loading.weights import Weights, load_weights
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.assemble import Assembled, assemble
 from phase6_integration.engine.options import EngineOptions
@@ -39,7 +39,7 @@ class NanoServingEngine:
     ) -> None:
         """From a model in memory; `weights` may be a checkpoint's tensors by name. `options` are those of
         EngineOptions."""
-        loaded = weights if isinstance(weights, Weights) else weights_from(weights, config)
+        loaded = weights if isinstance(weights, Weights) else load_weights(weights, config)
         decoder = Decoder(config, loaded)
         self._open(EngineOptions(**options), Model(config, decoder, tokenizer))
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from phase0_request.checks import ConfigError
 from phase0_request.params import SamplingParams
@@ -77,7 +78,6 @@ BOMBS: dict[str, dict[str, Any]] = {
     "types of layers": {"layer_types": ["full_attention"] * 200_000},
     "text for a number": {"hidden_size": "9" * 5_000_000},
     "long name": {"model_type": "x" * 5_000_000},
-    "many names": {"architectures": ["X" * 50] * 50_000},
     "rope": {"rope_parameters": {"rope_type": "default", "rope_theta": ["x"] * 100_000}},
     "end tokens": {"eos_token_id": [[5] * 100_000]},
 }
@@ -98,12 +98,11 @@ def test_sizes_that_the_weights_do_not_have_are_a_short_error_before_memory_is_a
         tracemalloc.stop()
 
 
-def test_an_index_of_many_tensors_is_a_short_error(spoilt: Callable[..., Path]) -> None:
+def test_a_file_of_many_tensors_is_a_short_error(spoilt: Callable[..., Path]) -> None:
     directory = spoilt()
-    (directory / "model.safetensors").rename(directory / "part.safetensors")
-    names = {f"model.layers.{number}.x": "part.safetensors" for number in range(20_000)}
-    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
-    with pytest.raises(ValueError, match=r"and 200\d\d more$") as caught:
+    (directory / "model.safetensors").unlink()
+    save_file({f"model.layers.{number}.x": torch.zeros(1) for number in range(5000)}, directory / "model.safetensors")
+    with pytest.raises(ValueError, match=r"and 50\d\d more$") as caught:
         load_weights(directory, ModelConfig.from_pretrained(directory))
     assert len(str(caught.value)) < SHORT
 
