@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol, TypeVar
 
@@ -20,6 +21,9 @@ from phase6_integration.process.outputs import Output
 
 MANY = 1000  # errors of one body, beyond which not even the first is formatted: that takes as long as all of them
 M = TypeVar("M", bound=BaseModel)
+# Holds memory for the answer to a request until the end of a `with`. Its value holds more, for unsent text. Either is a
+# RequestError if there is too little. The other argument is the field of the request that sets the length.
+Lease = Callable[[EngineRequest, str], AbstractContextManager[Callable[[int], None]]]
 log = logging.getLogger("nanoserve")
 
 
@@ -112,22 +116,6 @@ class PlainAnswers:
         return None
 
 
-class Lease:
-    """What one request holds of the server while its answer is made. Here nothing is counted."""
-
-    def begin(self, prompt_tokens: int) -> None:
-        """The engine has taken the requests."""
-
-    def cover(self, text_bytes: int) -> None:
-        """Hold memory for this much unsent text. A RequestError if there is too little."""
-
-    def __enter__(self) -> "Lease":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Give back what is held."""
-
-
 def _missing(param: str, what: str) -> RequestError:
     return conflict(param, f"{param}: this server is without {what}", UNSUPPORTED)
 
@@ -146,8 +134,7 @@ class ServerState:
     names: TokenNames
     grammars: Grammars = field(default_factory=Grammars)
     plan: "Callable[[ServerState, ChatRequest], AnswerPlan]" = PlainAnswers
-    lease: Callable[[EngineRequest, str], Lease] = lambda request, length_field: Lease()
-    answered: list[Callable[[int, Sequence[Output]], None]] = field(default_factory=list)  # with n and outputs
+    lease: Lease = lambda request, length_field: nullcontext(lambda text_bytes: None)
     warned: set[str] = field(default_factory=set)  # unknown fields that the log has
 
     @classmethod

@@ -202,20 +202,11 @@ class OutputStream:
     ) -> None:
         self.request = request
         self.outputs = [Output(request, number, tokenizer) for number in request.numbers]
-        self.sent = 0  # times that an engine was sent the request
         self._abort = abort
         self._chunks: list[Chunk] = []
         self._newest: dict[int, Chunk] = {}  # of each output, its last unread chunk
         self._unfinished = len(self.outputs)  # completions without their last chunk
         self._arrived = asyncio.Event()
-        self._admitted = asyncio.Event()
-
-    async def admitted(self, seconds: float | None = None) -> bool:
-        """Wait until the first request is admitted or has finished. False if that takes longer than so many seconds."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._admitted.wait()
-        return self._admitted.is_set()
 
     def abort(self) -> None:
         """Abort every completion that has not finished. May be called repeatedly."""
@@ -227,23 +218,22 @@ class OutputStream:
     def __exit__(self, *_: object) -> None:
         self.abort()
 
+    def __aiter__(self) -> AsyncIterator[list[Chunk]]:
+        return self.turns()
+
     # region exercise 6.4
-    async def __aiter__(self) -> AsyncIterator[list[Chunk]]:
-        """Yield every chunk since the last turn, until the last chunk of every request has been yielded."""
+    async def turns(self, silence: float | None = None) -> AsyncIterator[list[Chunk]]:
+        """Yield every chunk since the last turn, until the last chunk of every request has been yielded. When none has
+        come for `silence` seconds, yield an empty list."""
         while self._unfinished or self._chunks:
-            await self._arrived.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(silence):
+                    await self._arrived.wait()
             self._arrived.clear()
             chunks, self._chunks, self._newest = self._chunks, [], {}
-            if chunks:
-                yield chunks
+            yield chunks
 
     # endregion
-
-    def mark_admitted(self) -> None:
-        """The engine has admitted a completion. One with a grammar counts with its first token: until then the grammar
-        may turn out to be none."""
-        if self.request.params.grammar is None:
-            self._admitted.set()
 
     # region exercise 6.4
     def put(self, chunk: Chunk) -> None:
@@ -257,6 +247,5 @@ class OutputStream:
             self._newest[chunk.index] = chunk
         self._unfinished -= chunk.finish_reason is not None
         self._arrived.set()
-        self._admitted.set()
 
     # endregion

@@ -56,6 +56,12 @@ def process(made: AsyncEngine) -> "subprocess.Popen[bytes]":
     return made._client.process
 
 
+async def admitted(reply: OutputStream) -> None:
+    """Wait until the engine has begun with a completion, or has ended it."""
+    while not any(output.times.admitted or output.done for output in reply.outputs):
+        await asyncio.sleep(0.001)
+
+
 async def read(reply: OutputStream) -> list[list[Chunk]]:
     """All chunks of each answer."""
     answers: list[list[Chunk]] = [[] for _ in reply.outputs]

@@ -3,23 +3,24 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from fastapi import FastAPI
 
 from phase0_request.request import FinishReason
 from phase6_integration.api.errors import RequestError, conflict
 from phase6_integration.api.settings import ServerSettings
-from phase6_integration.api.state import Lease, ServerState
-from phase6_integration.process.async_engine import StepReport
+from phase6_integration.api.state import ServerState
+from phase6_integration.process.async_engine import Observer
 from phase6_integration.process.messages import EngineRequest
-from phase6_integration.process.outputs import Output
+from phase6_integration.process.outputs import Output, OutputStream
 from phase6_integration.wings.edge.memory_budget import BODIES, SMALL_ANSWER, MemoryBudget, answer_bytes
 
 MINUTE = 60.0
 
 
-class Quotas:
+class Quotas(Observer):
     """Checks the requests of one body before the engine gets them, and counts them until the engine has ended them.
 
     The tokens of a client are a bucket that holds a minute's worth and is refilled all the time. How long an answer
@@ -36,12 +37,13 @@ class Quotas:
         self._full_at: dict[str, float] = {}  # when the bucket of a tenant is full again
         self._swept = clock()
 
-    def lease(self, request: EngineRequest, length_field: str) -> "AnswerLease":
-        """RequestError if the client is at a limit, or if there is too little memory. `length_field` sets the length
-        of the answer."""
+    @contextmanager
+    def lease(self, request: EngineRequest, length_field: str) -> Iterator[Callable[[int], None]]:
+        """Hold memory for the answer. RequestError if the client is at a limit, or if there is too little."""
         size = answer_bytes(request, self.answers, length_field)
         self.check(request.tenant, len(request.numbers))
-        return AnswerLease(self, request, size)
+        with self.answers.hold(size) as hold:
+            yield lambda text_bytes: hold.cover(size + text_bytes)
 
     def check(self, tenant: str, completions: int) -> None:
         """A RequestError if the client may not have so many completions more now."""
@@ -53,18 +55,15 @@ class Quotas:
         if tokens is not None and (seconds := self._until_full(tenant) - MINUTE) >= 0:
             raise _refused(f"this client has used its {tokens} tokens a minute; try again later", seconds)
 
-    def begin(self, tenant: str, completions: int, prompt_tokens: int) -> None:
-        """Count the completions of a request that the engine has taken."""
-        self._unfinished[tenant] += completions
-        self._use(tenant, prompt_tokens)
+    def submitted(self, request: EngineRequest) -> None:
+        self._unfinished[request.tenant] += len(request.numbers)
+        self._use(request.tenant, sum(map(len, request.prompts)))
 
-    def finished(self, request: EngineRequest, output: Output, reason: FinishReason) -> None:
-        if unfinished := self._unfinished.pop(request.tenant, 1) - 1:
-            self._unfinished[request.tenant] = unfinished
-        self._use(request.tenant, output.generated)
-
-    def stepped(self, report: StepReport) -> None:
-        """Nothing: tokens are counted when their completion has finished."""
+    def finished(self, stream: OutputStream, output: Output, reason: FinishReason) -> None:
+        tenant = stream.request.tenant
+        if unfinished := self._unfinished.pop(tenant, 1) - 1:
+            self._unfinished[tenant] = unfinished
+        self._use(tenant, output.generated)
 
     def _use(self, tenant: str, tokens: int) -> None:
         if self._tokens_per_minute is None:
@@ -83,23 +82,6 @@ class Quotas:
 def _refused(message: str, seconds: float) -> RequestError:
     headers = {"retry-after": str(max(math.ceil(seconds), 1))}
     return RequestError(429, message, code="rate_limit_exceeded", headers=headers)
-
-
-class AnswerLease(Lease):
-    """The memory of one answer, and its completions in the count of its client."""
-
-    def __init__(self, quotas: Quotas, request: EngineRequest, size: int) -> None:
-        self._quotas, self._request, self._size = quotas, request, size
-        self._memory = quotas.answers.hold(size)
-
-    def begin(self, prompt_tokens: int) -> None:
-        self._quotas.begin(self._request.tenant, len(self._request.numbers), prompt_tokens)
-
-    def cover(self, text_bytes: int) -> None:
-        self._memory.cover(self._size + text_bytes)
-
-    def __exit__(self, *_: object) -> None:
-        self._memory.__exit__()
 
 
 def attach(app: FastAPI) -> None:

@@ -28,6 +28,8 @@ from phase6_integration.wings.edge.middleware import headers_too_large
 logger = logging.getLogger("nanoserve")
 
 NO_LINGER = struct.pack("ii", 1, 0)
+LEAST_READ = 4096  # bytes that a client must read in `send_timeout`, unless it reads all
+FULL = "more connections than %g are open: %d were refused since the last such line"
 
 
 def transport_config(
@@ -36,7 +38,7 @@ def transport_config(
     """The configuration of uvicorn, with this module's connections."""
     return uvicorn.Config(
         app,
-        http=cast(type[asyncio.Protocol], partial(Connection, settings, max_connections)),
+        http=cast(type[asyncio.Protocol], partial(Connection, settings, Refusals(max_connections))),
         h11_max_incomplete_event_size=settings.max_header_bytes,
         timeout_keep_alive=round(settings.idle_timeout),
         ws="none",
@@ -49,13 +51,28 @@ def transport_config(
     )
 
 
+class Refusals:
+    """Counts the connections of a server that are refused, and logs the count, once a minute at most."""
+
+    def __init__(self, max_connections: float) -> None:
+        self.max_connections = max_connections
+        self.count = 0
+        self._next_line = 0.0
+
+    def add(self, now: float) -> None:
+        self.count += 1
+        if now >= self._next_line:
+            logger.warning(FULL, self.max_connections, self.count)
+            self.count, self._next_line = 0, now + 60
+
+
 class Connection(H11Protocol):
     """One connection, which is ended where a limit is exceeded."""
 
-    def __init__(self, settings: ServerSettings, max_connections: float, **given: Any) -> None:
+    def __init__(self, settings: ServerSettings, refusals: Refusals, **given: Any) -> None:
         super().__init__(**given)
         self.settings = settings
-        self.max_connections = max_connections
+        self.refusals = refusals
         self._arrival: asyncio.TimerHandle | None = None  # ends a request that arrives too slowly
         self._stalled: asyncio.TimerHandle | None = None  # closes the connection of a client that does not read
 
@@ -65,9 +82,10 @@ class Connection(H11Protocol):
         # With high=0 a TLS transport would pause with nothing to send.
         transport.set_write_buffer_limits(high=1, low=0)
         self._limit_arrival()
-        if len(self.connections) > self.max_connections:
+        if len(self.connections) > self.refusals.max_connections:
+            self.refusals.add(self.loop.time())
             headers = {"retry-after": "5"}
-            self._refuse(RequestError(503, "too many connections are open", code="overloaded", headers=headers))
+            self._respond(RequestError(503, "too many connections are open", code="overloaded", headers=headers))
 
     def connection_lost(self, exc: Exception | None) -> None:
         for timer in filter(None, (self._arrival, self._stalled)):
@@ -118,11 +136,15 @@ class Connection(H11Protocol):
         self._refuse(headers_too_large(self.settings) if large else malformed)
 
     def _refuse(self, error: RequestError) -> None:
-        """Send an error in place of a response, and close the connection."""
-        answering = self.conn.our_state is h11.SEND_RESPONSE
-        name = request_id(self.headers if answering else ())
+        """Log an error and send it in place of a response."""
+        name = request_id(self.headers if self.conn.our_state is h11.SEND_RESPONSE else ())
         fields = {"id": name, "status": error.status}
         logger.info("refused before it was a request: %s", error.message, extra={"fields": fields})
+        self._respond(error, name)
+
+    def _respond(self, error: RequestError, name: str = "") -> None:
+        """Send an error in place of a response, and close the connection."""
+        answering = self.conn.our_state is h11.SEND_RESPONSE
         if answering:  # its application must not answer any more
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -130,7 +152,7 @@ class Connection(H11Protocol):
             return self._drop()  # an error would end up in the middle of another response
         if answering or self.conn.our_state is h11.IDLE:  # else the response has been sent: there is no second one
             head = {"content-type": "application/json", "content-length": str(len(error.content))}
-            head |= {**(error.headers or {}), REQUEST_ID.decode(): name, "connection": "close"}
+            head |= {**(error.headers or {}), REQUEST_ID.decode(): name or request_id(()), "connection": "close"}
             lines = "".join(f"{key}: {value}\r\n" for key, value in head.items())
             status = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n"
             self.transport.write(f"{status}{lines}\r\n".encode() + error.content)
@@ -153,9 +175,9 @@ class Connection(H11Protocol):
         self._stalled = self.loop.call_later(self.settings.send_timeout, self._close_stalled, unread)
 
     def _close_stalled(self, unread: int) -> None:
-        if self.transport.get_write_buffer_size() < unread:
+        if self.transport.get_write_buffer_size() <= unread - LEAST_READ:
             return self._watch_reader()  # it reads, but slowly
-        logger.info("a client read nothing for %g seconds: its connection is closed", self.settings.send_timeout)
+        logger.info("a client left sent data unread for %g seconds: it is cut off", self.settings.send_timeout)
         return self._drop()
 
     def _drop(self) -> None:

@@ -5,7 +5,7 @@ demand. No label takes a value from a client, so memory does not grow with the n
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -15,10 +15,10 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 
 from phase0_request.request import FinishReason
 from phase6_integration.api.state import Server, ServerState
-from phase6_integration.process.async_engine import AsyncEngine, StepReport
+from phase6_integration.process.async_engine import AsyncEngine, Observer
 from phase6_integration.process.health import Health
-from phase6_integration.process.messages import EngineRequest
-from phase6_integration.process.outputs import Output
+from phase6_integration.process.messages import Update
+from phase6_integration.process.outputs import Output, OutputStream
 from phase6_integration.wings.observe.health_routes import reason
 from phase6_integration.wings.observe.logs import dropped_lines
 
@@ -80,7 +80,7 @@ def one_two_five(most: int) -> list[float]:
     return [step for step in steps if step <= most]
 
 
-class Metrics:
+class Metrics(Observer):
     """Counts what an engine does, in Prometheus' own objects."""
 
     def __init__(self, engine: AsyncEngine, model_name: str) -> None:
@@ -100,14 +100,15 @@ class Metrics:
 
     # Called by the engine.
 
-    def stepped(self, report: StepReport) -> None:
-        self._counters["prompt_tokens"].inc(report.prompt_tokens)
-        self._counters["prompt_tokens_cached"].inc(report.cached_tokens)
-        self._counters["generation_tokens"].inc(report.generated)
-        if tokens := report.prefill_tokens + report.generated:
+    def stepped(self, update: Update, prompt_tokens: int, cached_tokens: int) -> None:
+        generated = sum(progress.token is not None for progress in update.progress)
+        self._counters["prompt_tokens"].inc(prompt_tokens)
+        self._counters["prompt_tokens_cached"].inc(cached_tokens)
+        self._counters["generation_tokens"].inc(generated)
+        if tokens := update.prefill_tokens + generated:
             self._histograms["iteration_tokens_total"].observe(tokens)
 
-    def finished(self, request: EngineRequest, output: Output, reason: FinishReason) -> None:
+    def finished(self, stream: OutputStream, output: Output, reason: FinishReason) -> None:
         """Latencies are of requests that were completed."""
         self._ended[reason].inc()
         if reason not in (FinishReason.STOP, FinishReason.LENGTH):
@@ -133,15 +134,11 @@ class Metrics:
         ):
             if value is not None:
                 self._histograms[name].observe(value)
-
-    # Called by responses.
-
-    def answered(self, n: int, outputs: Sequence[Output]) -> None:
-        """All n completions of each prompt of a request have finished."""
-        for first in range(0, len(outputs), n):
-            longest = max(output.generated for output in outputs[first : first + n])
+        n = stream.request.n
+        answers = stream.outputs[output.index // n * n :][:n]  # to the same prompt
+        if all(answer.times.finished is not None for answer in answers):
             self._histograms["request_params_n"].observe(n)
-            self._histograms["request_max_num_generation_tokens"].observe(longest)
+            self._histograms["request_max_num_generation_tokens"].observe(max(answer.generated for answer in answers))
 
     # Read by clients.
 
@@ -210,9 +207,7 @@ async def stats(server: Server, request: Request) -> dict[str, Any]:
 
 
 def attach(app: FastAPI) -> None:
-    """Observe the engine, and the answers as they are sent."""
     server: ServerState = app.state.server
     metrics = app.state.metrics = Metrics(server.engine, server.settings.model_name)
     server.engine.observers += (metrics,)
-    server.answered.append(metrics.answered)
     app.include_router(router)

@@ -3,22 +3,10 @@
 import pytest
 import torch
 
-from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
 from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase4_radix.lab import study
-
-TINY = ModelConfig(
-    model_type="llama",
-    vocab_size=64,
-    num_hidden_layers=1,
-    hidden_size=16,
-    intermediate_size=16,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=8,
-    max_position_embeddings=1024,
-)
+from tests.phase2_prefill_decode.tiny import TINY
 
 
 @pytest.fixture(scope="module")

@@ -8,19 +8,20 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
+from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase6_integration.api.errors import RequestError
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.api.streaming import KEEP_ALIVE
 from phase6_integration.app import create_app
-from phase6_integration.process.async_engine import AsyncEngine, StepReport
-from phase6_integration.process.messages import EngineRequest
-from phase6_integration.process.outputs import Output, OutputStream
+from phase6_integration.process.async_engine import AsyncEngine, Observer
+from phase6_integration.process.messages import EngineRequest, Update
 from phase6_integration.wings.edge.quotas import Quotas
 from tests.phase6_integration.asgi import Call, awaited
 from tests.phase6_integration.fake_engine import FakeEngine
@@ -137,28 +138,23 @@ def test_a_tenant_is_an_opaque_id_that_no_header_changes(caplog: pytest.LogCaptu
 # What one leaves for the others.
 
 
-class Steps:
+class Steps(Observer):
     """Counts steps, notes when so many requests wait, and at which step each tenant last submitted."""
 
     def __init__(self, made: AsyncEngine, waiting: int) -> None:
         self.count = 0
-        self.submitted: dict[str, int] = {}
+        self.last: dict[str, int] = {}
         self.crowded = asyncio.Event()
-        self._waiting, self._submit = waiting, made.submit
+        self._waiting = waiting
         made.observers.append(self)
-        made.submit = self.submit  # type: ignore[method-assign]
 
-    def submit(self, request: EngineRequest) -> OutputStream:
-        self.submitted[request.tenant] = self.count
-        return self._submit(request)
+    def submitted(self, request: EngineRequest) -> None:
+        self.last[request.tenant] = self.count
 
-    def stepped(self, report: StepReport) -> None:
+    def stepped(self, update: Update, prompt_tokens: int, cached_tokens: int) -> None:
         self.count += 1
-        if report.gauges.waiting >= self._waiting:
+        if update.gauges.waiting >= self._waiting:
             self.crowded.set()
-
-    def finished(self, request: EngineRequest, output: Output, reason: FinishReason) -> None:
-        """Nothing is counted."""
 
 
 def test_a_one_token_request_does_not_wait_for_a_greedy_client(on_an_engine: Run) -> None:
@@ -172,7 +168,7 @@ def test_a_one_token_request_does_not_wait_for_a_greedy_client(on_an_engine: Run
             flood = [asyncio.create_task(ask(greedy, n=128, max_tokens=200)) for _ in range(16)]
             await steps.crowded.wait()
             assert (await ask(modest)).status_code == 200
-            *_, submitted = steps.submitted.values()
+            *_, submitted = steps.last.values()
             assert steps.count - submitted <= 12
             ends = asyncio.as_completed(flood)
             refused = [(await next(ends)).json()["error"]["code"] for _ in range(8)]
@@ -253,7 +249,7 @@ def test_tokens_a_minute_are_a_bucket_that_may_be_overdrawn_once() -> None:
         return None
 
     assert refused("t") is None
-    limits.begin("t", 1, 50)
+    limits.submitted(EngineRequest("a", [(1,) * 50], SamplingParams(), [1], tenant="t"))
     assert refused("t") is None
     limits.finished(_of("t"), _generated(40), FinishReason.LENGTH)
     assert (refused("t"), refused("other")) == (30, None)
@@ -262,12 +258,12 @@ def test_tokens_a_minute_are_a_bucket_that_may_be_overdrawn_once() -> None:
     now[0] += 1.5
     assert refused("t") is None
     now[0] += 1e6
-    limits.begin("t", 1, 60)
+    limits.submitted(EngineRequest("b", [(1,) * 60], SamplingParams(), [1], tenant="t"))
     assert refused("t") == 1  # a bucket holds no more than a minute's worth
 
 
 def _of(tenant: str) -> Any:
-    return type("Request", (), {"tenant": tenant})
+    return SimpleNamespace(request=SimpleNamespace(tenant=tenant))
 
 
 def _generated(tokens: int) -> Any:

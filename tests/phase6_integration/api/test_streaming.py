@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from phase6_integration.api.settings import ServerSettings
+from phase6_integration.api.streaming import PIECE, ResponseWriter
 from tests.phase6_integration.application import create_app
 from tests.phase6_integration.asgi import Call
 from tests.phase6_integration.fake_engine import FakeEngine, says
@@ -65,36 +66,6 @@ def test_a_disconnect_aborts_a_waiting_request() -> None:
     run(test)
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_does_not_read_is_given_up_on(stream: bool) -> None:
-    async def test() -> None:
-        engine = FakeEngine()
-        app = create_app(engine, ServerSettings(send_timeout=0.01))
-        async with Call(app, PATHS[0], body(PATHS[0], stream=stream, user="u")) as call:
-            call.reads.clear()
-        assert not call.complete
-        assert engine.live == 0
-        account = call.scope["state"]["account"]
-        found = account.user, account.error
-        assert found == ("u", "the client left what it was sent unread for 0.01 seconds"), "the account of the request"
-
-    run(test)
-
-
-def test_a_client_that_does_not_even_read_comments_is_given_up_on() -> None:
-    async def test() -> None:
-        engine = FakeEngine()
-        engine.flow.clear()
-        app = create_app(engine, ServerSettings(send_timeout=1.0, keepalive=0.001))
-        async with Call(app, PATHS[0], body(PATHS[0], stream=True)) as call:
-            await call.until(lambda call: b": keep-alive" in call.content)
-            call.reads.clear()
-        assert not call.complete
-        assert engine.live == 0
-
-    run(test)
-
-
 def test_silence_is_filled_with_comments() -> None:
     async def test() -> None:
         engine = FakeEngine()
@@ -115,6 +86,25 @@ def test_no_comment_is_sent_where_there_is_no_silence() -> None:
         async with Call(app, PATHS[0], body(PATHS[0], stream=True)) as call:
             pass
         assert b": keep-alive" not in call.content
+
+    run(test)
+
+
+def test_other_streams_have_a_turn_after_a_large_event() -> None:
+    async def test() -> None:
+        ticks = 0
+
+        async def send(_: object) -> None:
+            nonlocal ticks
+            ticks += 1
+
+        writer = ResponseWriter(send, ())
+        turns: list[int] = []
+        asyncio.get_running_loop().call_soon(lambda: turns.append(ticks))
+        for size in (PIECE + 1, 1):
+            await writer.add(b"x" * size)
+        await writer.send()
+        assert (turns, ticks) == ([2], 3), "after the status and the large event, before the small one"
 
     run(test)
 

@@ -28,6 +28,7 @@ from tests.phase6_integration.real_engine import (
     GREEDY,
     PROMPTS,
     OnTheEngine,
+    admitted,
     answer,
     engine,
     idle,
@@ -70,7 +71,7 @@ def test_requests_with_one_prompt_compute_it_once_and_keep_their_outputs_apart(o
     async def test(made: AsyncEngine) -> None:
         prompt, hits = tuple(range(1000, 1080)), made.gauges.hit_tokens
         with made.submit(request("one", prompt, SamplingParams(max_tokens=9, seed=0), n=4)) as reply:
-            await reply.admitted()
+            await admitted(reply)
             answers = await read(reply)
         assert [output.generated for output in reply.outputs] == [9] * 4
         assert len({tuple(token for chunk in chunks for token in chunk.tokens) for chunks in answers}) > 1
@@ -85,7 +86,7 @@ def test_requests_with_one_prompt_compute_it_once_and_keep_their_outputs_apart(o
 def test_an_aborted_stream_frees_its_pages(on_the_engine: OnTheEngine) -> None:
     async def test(made: AsyncEngine) -> None:
         replies = [made.submit(request(f"{n}", PROMPTS[n], LONG)) for n in range(6)]
-        await replies[0].admitted()
+        await admitted(replies[0])
         for reply in replies:
             with reply:
                 pass

@@ -240,7 +240,7 @@ def test_a_stream_without_memory_left_fails() -> None:
         budget = app.state.quotas.answers
         budget.free = 0
         async with Call(app, PATH, {"input": "Hello", "stream": True, "max_output_tokens": 400}) as call:
-            await call.until(lambda call: call.status is not None)
+            await call.until(lambda call: call.content)
             budget.limit = budget.used
         *_, error, failed = events_of(call)
         assert (error["code"], failed["type"]) == ("overloaded", "response.failed")
