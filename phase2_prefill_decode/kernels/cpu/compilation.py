@@ -50,7 +50,7 @@ def _rotation(dtype: torch.dtype) -> Tensor:
 
 def _sampling(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     number, integer, key = torch.ones(1), torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
-    return draw(torch.zeros(1, 16, dtype=dtype), SamplingInputs(number, integer, number, number, key, key), 16)
+    return draw(torch.zeros(1, 16, dtype=dtype), SamplingInputs(key, key, integer, number, number, number), 16)
 
 
 # What compiles each, on tensors as small as can be: kernels are compiled for a dtype, not for sizes. The longest first.

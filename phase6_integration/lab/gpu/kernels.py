@@ -183,5 +183,5 @@ def draw(day: Day, rows: int, make: Callable[[int, int, torch.device], Tensor], 
     vocabulary = day.some((151_936,), (500,))[0]
     sampler = Sampler((), vocabulary, day.device, 0)
     requests = [Request(f"{number}", (1,), params) for number in range(rows)]
-    tensors = SamplingInputs.read(moved(torch.from_numpy(sampler.pack(requests).words), day.device))
+    tensors = SamplingInputs(*(moved(torch.from_numpy(c), day.device) for c in sampler.pack(requests).columns))
     return {"us": day.seconds(partial(sampler.draw, make(rows, vocabulary, day.device), tensors)) * 1e6}
