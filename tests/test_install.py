@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_house import PHASES, imports, modules, named_as_text, of_the_lab
+from tests.test_house import PHASES, modules, of_the_lab, reachable
 
 ROOT = Path(__file__).parent.parent
 
@@ -46,29 +46,24 @@ def test_it_holds_the_phases_and_neither_the_course_nor_its_notebooks(installed:
 
 
 def test_the_command_answers_outside_the_checkout(installed: Path) -> None:
+    """The bundled model travels in the wheel."""
     entry = next(installed.glob("*.dist-info/entry_points.txt")).read_text()
     assert "nanoserve = phase6_integration.cli:main" in entry
     program = (
-        "import sys, phase6_integration.cli as c; print(c.__file__); sys.argv[0] = 'nanoserve'; sys.exit(c.main())"
+        "import sys, phase0_request, phase6_integration.cli as c; print(c.__file__)\n"
+        "assert phase0_request.Tokenizer.from_pretrained().eos_ids; sys.exit(c.main())"
     )
     done = run(installed, "-c", program, "--help")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(str(installed))
     assert "serve" in done.stdout
+    assert all((package / "py.typed").is_file() for package in installed.glob("phase*"))
 
 
 def test_it_holds_the_engine_and_of_the_labs_what_the_commands_import(installed: Path) -> None:
     """Nothing more: demos, studies, corpora and training run from a checkout."""
-    todo = [
-        name for name in modules() if not of_the_lab(name) and name.startswith(tuple(PHASES)) and not is_a_demo(name)
-    ]
-    needed = set[str]()
-    while todo:
-        name = todo.pop()
-        if name not in needed:
-            needed.add(name)
-            others = (*(other for other, _ in imports(name)), *named_as_text(name), name.rpartition(".")[0])
-            todo += [other for other in others if other in modules() and other.startswith(tuple(PHASES))]
+    engine = (name for name in modules() if not of_the_lab(name) and name.startswith(tuple(PHASES)))
+    needed = reachable((name for name in engine if not is_a_demo(name)), labs=True)
     held = {file.relative_to(installed).with_suffix("") for file in installed.rglob("*.py")}
     assert {".".join(file.parts).removesuffix(".__init__") for file in held} == needed
     data = {file.suffix for file in installed.glob("phase*/**/*") if file.is_file() and "tiny_chat" not in file.parts}
@@ -80,23 +75,11 @@ def is_a_demo(name: str) -> bool:
     return name.count(".") == 1 and name.endswith(".__main__")
 
 
-def test_it_says_that_it_is_typed(installed: Path) -> None:
-    assert "Classifier: Typing :: Typed" in next(installed.glob("*.dist-info/METADATA")).read_text()
-    assert all((package / "py.typed").is_file() for package in installed.glob("phase*"))
-
-
 def test_the_page_of_the_package_index_has_no_link_into_the_repository(installed: Path) -> None:
     head, _, page = next(installed.glob("*.dist-info/METADATA")).read_text().partition("\n\n")
     assert "Description-Content-Type: text/markdown" in head
     assert len(page) > 500
     assert [target for target in re.findall(r"\]\(([^)]*)\)", page) if "://" not in target] == []
-
-
-def test_the_engine_answers_outside_the_checkout(installed: Path) -> None:
-    """The bundled model travels in the wheel."""
-    program = "import phase0_request as p; print(p.__file__, p.Tokenizer.from_pretrained().eos_ids)"
-    done = run(installed, "-c", program)
-    assert done.stdout.startswith(str(installed)), done.stderr
 
 
 # The pins.
@@ -146,19 +129,11 @@ def empty(tmp_path: Path) -> Path:
     return tmp_path / "venv"
 
 
-@pytest.fixture
-def empty_but_for_pip(empty: Path) -> Path:
-    """The same with what passes for pip: the installation asks for its version, and is to stop before it uses it."""
-    (packages,) = empty.glob("lib/python*/site-packages")
-    (packages / "pip.py").touch()
-    return empty
-
-
 def test_torch_system_is_the_torch_that_is_there(empty: Path) -> None:
     done = install_torch(sys.executable, empty, "system")
     assert done.returncode == 0, done.stderr
     where = "from importlib.metadata import distribution as d; print(d('torch').version, d('torch').locate_file(''))"
-    commands = ([python, "-c", where] for python in (sys.executable, str(empty / "bin/python")))
+    commands = ([each, "-c", where] for each in (sys.executable, str(empty / "bin/python")))
     ours, theirs = (subprocess.run(command, capture_output=True, text=True).stdout.split() for command in commands)
     assert theirs == ours
     assert f"Using torch {ours[0]} " in done.stdout
@@ -167,31 +142,38 @@ def test_torch_system_is_the_torch_that_is_there(empty: Path) -> None:
     assert pip.returncode == 0, "an environment without pip is repaired"
 
 
-def test_a_system_torch_below_the_range_is_an_error(empty_but_for_pip: Path, tmp_path: Path) -> None:
-    """pip would put a newer one, gigabytes of it, beside it."""
+def python(folder: Path, script: str) -> str:
+    """A Python that answers as the script says."""
+    file = folder / "python"
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(0o755)
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        ("system", "which has none"),
+        ("old", "has torch 2.10.0, and 2.11 is the oldest"),  # pip would put a newer one, gigabytes of it, beside it
+        ("rocm", "auto, cpu, cuda or system, not"),
+    ],
+)
+def test_a_torch_that_cannot_be_had_is_an_error(empty: Path, tmp_path: Path, choice: str, said: str) -> None:
+    (packages,) = empty.glob("lib/python*/site-packages")
+    (packages / "pip.py").touch()  # passes for pip: the installation asks for its version, and stops before it uses it
     info = tmp_path / "old" / "torch-2.10.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.10.0\n")
-    old = tmp_path / "python"
-    old.write_text(f'#!/bin/sh\nPYTHONPATH={info.parent} exec {sys.executable} "$@"\n')
-    old.chmod(0o755)
-    done = install_torch(str(old), empty_but_for_pip, "system")
-    assert done.returncode != 0
-    assert "has torch 2.10.0, and 2.11 is the oldest" in done.stderr
-
-
-@pytest.mark.parametrize(("choice", "said"), [("system", "which has none"), ("rocm", "auto, cpu, cuda or system, not")])
-def test_a_torch_that_cannot_be_had_is_an_error(empty_but_for_pip: Path, choice: str, said: str) -> None:
-    done = install_torch(str(empty_but_for_pip / "bin/python"), empty_but_for_pip, choice)
+    old = python(tmp_path, f'PYTHONPATH={info.parent} exec {sys.executable} "$@"')
+    given = (old, "system") if choice == "old" else (str(empty / "bin/python"), choice)
+    done = install_torch(given[0], empty, given[1])
     assert done.returncode != 0
     assert said in done.stderr
 
 
 def test_a_python_that_is_too_old_is_named_and_leaves_no_environment(tmp_path: Path) -> None:
-    old = tmp_path / "python"
-    old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.10.13 || exit 1\n')
-    old.chmod(0o755)
-    done = install_torch(str(old), tmp_path / "venv", "auto")
+    old = python(tmp_path, '[ "$1" = --version ] && echo Python 3.10.13 || exit 1')
+    done = install_torch(old, tmp_path / "venv", "auto")
     assert done.returncode == 2
     assert "Python 3.11 to 3.14 is needed" in done.stderr
     assert "3.10.13" in done.stderr

@@ -1,4 +1,4 @@
-"""Each benchmark, made small, still writes the figures that the book quotes from chapters/results."""
+"""Each command of a lab, made small, runs and writes the figures that the book quotes from chapters/results."""
 
 import json
 import re
@@ -9,12 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
+from chapters.charts import CHARTS
+from phase0_request.lab.commands import contents, main
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase4_radix.lab import replay
+from phase5_continuous.lab import fairness
+from phase5_continuous.lab.simulator import Setting
 from tests.phase2_prefill_decode.tiny import TINY
 
-RESULTS = Path(__file__).parent.parent / "chapters" / "results"
+CHAPTERS = Path(__file__).parent.parent / "chapters"
 CEILINGS = {
     "phase1_kv_pool.lab.timing.SECONDS": 0.0,
     "phase2_prefill_decode.lab.ceilings.SIZES": {"cpu": (32,)},
@@ -64,21 +69,44 @@ BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
         [],
         {"NODES": (100,), "LEAVES": (100,), "ROUNDS": 2, "RUNNING": 4},
     ),
-    "phase5.json": ("phase5_continuous.lab.bench", [], {"RUNNING": (1, 4), "LIVES": 20, "PROFILED_STEPS": 5}),
+    "phase5.json": ("phase5_continuous.lab.bench", [], {"RUNNING": (1, 4), "PROFILED_STEPS": 5}),
+    "phase5_fairness.json": (
+        "phase5_continuous.lab.fairness",
+        [],
+        {
+            "Setting": lambda: Setting(max_running=8),
+            "QUESTIONS": 3,
+            "BURSTS": 8,
+            "N": 8,
+            "FLOODS": {name: (20, *size) for name, (_, *size) in fairness.FLOODS.items()},
+        },
+    ),
     "phase5_goodput.json": ("phase5_continuous.lab.goodput", ["--seconds", "1"], {"RATES": (5, 10)}),
     "phase5_study.json": (
         "phase5_continuous.lab.study",
         ["-n", "2", "--runs", "1", "--many", "20"],
         {"MOST": 8, "PAGES": 64},
     ),
+    "phase6_overlap.json": ("phase6_integration.lab.overlap", ["--batches", "256", "--steps", "6"], {"CONTEXT": 32}),
 }
 
 
 def paths(figures: Any, path: str = "") -> Iterator[str]:
     """The keys of nested figures, with # for numbers: "points.decode_#_#.ms"."""
     for key, value in figures.items():
-        here = f"{path}.{re.sub('[0-9]+', '#', key) if path != '.profile' else 'function'}"
-        yield from paths(value, here) if isinstance(value, dict) else (here,)
+        here = f"{path}.{key}" if path else key
+        yield from paths(value, here) if isinstance(value, dict) else (pattern(here),)
+
+
+def pattern(path: str) -> str:
+    return "profile" if path.startswith("profile.") else re.sub("[0-9]+", "#", path)
+
+
+def quoted(result: str) -> set[str]:
+    """The figures of a result that the book's pages quote."""
+    pages = "".join(page.read_text("utf-8") for page in CHAPTERS.glob("*.md"))
+    names = re.findall(rf"<!-- measured: {re.escape(result)}#(\S+) ", pages)
+    return set(map(pattern, names))
 
 
 @pytest.mark.parametrize("result", BENCHMARKS)
@@ -91,10 +119,28 @@ def test_a_benchmark_writes_what_the_book_quotes(
     for name, value in small.items():
         monkeypatch.setattr(name if "." in name else f"{module}.{name}", value)
     file = tmp_path / result
-    import_module(module).main([*options, "--json", str(file)])
-    written, quoted = (json.loads(one.read_text()) for one in (file, RESULTS / result))
-    assert set(paths(written["figures"])) == set(paths(quoted["figures"]))
-    command = f"python -m {module.replace('.lab.', '.lab ')}"
-    assert written["command"].startswith(command)
-    assert quoted["command"].startswith(command)
+    assert import_module(module).main([*options, "--json", str(file)]) == 0
+    written = json.loads(file.read_text())
+    known = set(paths(json.loads((CHAPTERS / "results" / result).read_text())["figures"]))
+    assert quoted(result) <= set(paths(written["figures"])) <= known, "the result, measured anew, has other figures"
+    assert written["command"].startswith(f"python -m {module.replace('.lab.', '.lab ')}")
     assert capsys.readouterr().out
+    for source, _, paint in CHARTS.values():
+        if source == result:
+            paint(Figure(), written)
+
+
+@pytest.mark.parametrize("phase", [file.parent.name for file in sorted(CHAPTERS.parent.glob("phase?_*/lab"))])
+def test_every_command_of_a_lab_is_listed_and_runs_by_its_name(phase: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lab = f"{phase}.lab"
+    assert main(lab, []) == 0
+    shown = capsys.readouterr().out
+    assert [line.split()[0] for line in shown.splitlines()[2:]] == [*contents(lab)]
+    for name in contents(lab):
+        with pytest.raises(SystemExit, match=r"^0$"):
+            main(lab, [name, "--help"])
+        command = f"python -m {phase}" if name == "demo" else f"python -m {lab} {name}"
+        assert capsys.readouterr().out.startswith(f"usage: {command} ")
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(lab, ["bnech"])
+    assert "there is no 'bnech' here; it has" in capsys.readouterr().err

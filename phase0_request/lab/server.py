@@ -225,5 +225,5 @@ class MockServer:
 
     def _close(self, request: Request, token: int | None, text: str) -> None:
         """Send the last item of a stream, with the finish reason."""
-        self.trace.leave(request.id, self._clock())
+        self.trace.enter(request.id, None, self._clock())
         self._streams.pop(request.id).put(StreamedToken(token, text, request.finish_reason))

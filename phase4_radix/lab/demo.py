@@ -12,8 +12,8 @@ from phase0_request.lab import palette
 from phase0_request.lab.viewer import Recording
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
+from phase1_kv_pool.lab.serving import contiguous_runs
 from phase4_radix.engine import cached
-from phase4_radix.lab.draw import counted, draw, where
 from phase4_radix.prefix_cache import PrefixCache
 from phase4_radix.radix_tree import NodeView
 
@@ -36,9 +36,11 @@ class TreeDemo:
     """Phase 4's engine over a small cache, on the bundled model."""
 
     def __init__(self, pages: int, page_size: int = 4) -> None:
-        from phase3_chunked_prefill.engine import load  # torch and numba load here, after the options were checked
+        from phase2_prefill_decode.loading.model import (
+            Model,  # torch and numba load here, after the options were checked
+        )
 
-        self.model = load(progress=True)
+        self.model = Model.load(progress=True)
         assert self.model.tokenizer is not None
         self.tokenizer = self.model.tokenizer
         self.engine = cached(self.model, num_pages=pages, page_size=page_size)
@@ -83,8 +85,14 @@ class TreeDemo:
         console.print(self.tree(), "", sep="\n")
 
     def tree(self) -> Tree:
-        """The tree with the text of each node."""
-        return draw(self.cache.tree, self._describe)
+        """The tree, a line for each node with its pages, its locks and its text."""
+        tree = self.cache.tree
+        head = f"{tree.num_pages} pages in {len(tree)} nodes, {tree.num_locked} locked"
+        path = [Tree(Text(head, "bold"), guide_style="dim")]
+        for node in tree.nodes():  # parents before children
+            del path[node.depth :]
+            path.append(path[-1].add(self._describe(node)))
+        return path[0]
 
     def _step(self) -> None:
         step = self.engine.core.step()
@@ -92,12 +100,15 @@ class TreeDemo:
             self.recording.add(step)
 
     def _describe(self, node: NodeView) -> Text:
+        pages = " ".join(
+            f"{first}-{first + n - 1}" if n > 1 else f"{first}" for first, n in contiguous_runs(node.pages)
+        )
+        locks = f"{node.ref_count} lock{'s' * (node.ref_count > 1)} " if node.ref_count else ""
+        salt = f"[{node.salt}] " if node.salt else ""
         text = self.tokenizer.decode(node.tokens).replace("\n", "\u21b5")
-        locks = f"{counted(node.ref_count, 'lock')} " if node.ref_count else ""
+        parts = ((f"pages {pages} ", "dim"), (locks, palette.IN_USE), (salt, palette.SALT))
         style = palette.IN_USE if node.ref_count else "default"
-        salt = (f"[{node.salt}] " if node.salt else "", palette.SALT)
-        parts = ((f"{where(node.pages)} ", "dim"), (locks, palette.IN_USE), salt, (text, style))
-        return Text.assemble(*parts, no_wrap=True, overflow="ellipsis")
+        return Text.assemble(*parts, (text, style), no_wrap=True, overflow="ellipsis")
 
 
 def typed() -> Iterator[str]:

@@ -4,9 +4,10 @@ The two processes are joined by a pair of sockets. Messages are msgpack, with fo
 that decode to none of these types are refused.
 """
 
+import contextlib
 import selectors
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -46,12 +47,11 @@ class EngineRequest(msgspec.Struct, tag=True, frozen=True):
     timeout: float | None = None  # seconds from arrival; None: no limit
     tenant: str = ""  # the client that it is from, by an opaque id
     arrival: float = 0.0  # set by AsyncEngine, on the monotonic clock, which all processes of a machine share
-    only: list[int] | None = None  # the completions that a restarted engine generates; None: all
 
     @property
-    def numbers(self) -> Sequence[int]:
+    def numbers(self) -> range:
         """The numbers of its completions."""
-        return range(len(self.prompts) * self.n) if self.only is None else self.only
+        return range(len(self.prompts) * self.n)
 
     def name(self, number: int) -> str:
         """The id of a completion."""
@@ -99,43 +99,28 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
     linear: str = ""  # how the linear layers compute
 
 
-class Output(msgspec.Struct, array_like=True, frozen=True):
-    """One new token of one request, with the finish reason if it is the last. The first one carries the prompt's
-    logprobs, if the request has asked for them."""
+class Progress(msgspec.Struct, array_like=True, frozen=True):
+    """What a step has done for one completion: admitted it, drawn a token, ended it, or more than one of these. Each
+    completion is admitted at most once and ends exactly once: nothing is said of it behind its finish reason."""
 
     id: str
-    token: int
+    token: int | None = None
     logprobs: TokenLogprobs | None = None
-    prompt_logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None  # with the first token, if they were asked for
     finish_reason: FinishReason | None = None
-
-
-class Started(msgspec.Struct, array_like=True, frozen=True):
-    """A request was admitted; `cached` tokens of its prompt were found in the prefix cache."""
-
-    id: str
-    admitted: float
-    cached: int
-
-
-class Ended(msgspec.Struct, array_like=True, frozen=True):
-    """The last message about a request: exactly one for each that was submitted."""
-
-    id: str
-    reason: FinishReason
     error: str | None = None
+    admitted: float | None = None  # when
+    cached: int = 0  # tokens of its prompt that the prefix cache had when it was admitted
 
 
 class Update(msgspec.Struct, tag=True, frozen=True):
-    """From the engine, after each step: what has happened since the previous update."""
+    """From the engine, after each step: what has happened since the previous update, in order."""
 
     at: float
     seconds: float  # duration of the step
     prefill_tokens: int
     decode_tokens: int
-    started: list[Started]
-    outputs: list[Output]
-    ended: list[Ended]
+    progress: list[Progress]
     gauges: Gauges
 
 
@@ -205,29 +190,27 @@ class Frames:
 
 
 class Channel:
-    """The engine's end of the socket pair. Sending never blocks: what the socket does not take is buffered and goes out
-    with the next message. An idle engine sleeps in `receive` until a message arrives."""
+    """The engine's end of a socket pair. Sending never blocks: what the socket does not take is buffered and goes out
+    with the next call. An idle engine sleeps in `receive` until a message arrives."""
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket, decoder: msgspec.msgpack.Decoder[Any] = _to_engine) -> None:
         end.setblocking(False)
         self._socket = end
         self._selector = selectors.DefaultSelector()  # `select` would refuse descriptors from 1024 on
         self._selector.register(end, selectors.EVENT_READ)
-        self._frames = Frames.for_engine()
+        self._frames = Frames(decoder)
         self._unsent = bytearray()
 
     # region exercise 6.1
-    def send(self, message: ToFront) -> None:
+    def send(self, message: msgspec.Struct) -> None:
         """Append a message to what is unsent, and send as much of that as the socket takes now."""
         self._unsent += frame(message)
         self._push()
 
-    def receive(self, wait: bool, timeout: float | None = None) -> list[ToEngine]:
+    def receive(self, wait: bool, timeout: float | None = None) -> list[Any]:
         """The whole messages that have arrived; with `wait`, sleep until there is something to read, here or at what is
         watched, or until the timeout. EOFError once the HTTP process has closed."""
         while True:
-            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
-            self._selector.modify(self._socket, wanted)
             found = {key.fd: events for key, events in self._selector.select(timeout if wait else 0)}
             own = found.get(self._socket.fileno(), 0)
             if own & selectors.EVENT_WRITE:
@@ -241,15 +224,23 @@ class Channel:
         """Wake up in `receive` when another descriptor is readable, too."""
         self._selector.register(descriptor, selectors.EVENT_READ)
 
+    def fileno(self) -> int:
+        """A descriptor that is readable when `receive` has something to do."""
+        return self._selector.fileno()
+
+    def close(self) -> None:
+        self._selector.close()
+        self._socket.close()
+
     def flush(self) -> None:
         """Block until all messages are sent: the last thing an engine does."""
         self._socket.setblocking(True)
         self._socket.sendall(self._unsent)
         self._unsent.clear()
 
-    def _read(self) -> list[ToEngine]:
+    def _read(self) -> list[Any]:
         """Read what is there, CHUNK bytes at a time, and return the messages that are whole. None may be."""
-        messages: list[ToEngine] = []
+        messages: list[Any] = []
         while True:
             try:
                 data = self._socket.recv(CHUNK)
@@ -263,10 +254,9 @@ class Channel:
 
     def _push(self) -> None:
         """Send from the start of what is unsent until it is empty or the socket would block."""
-        try:
+        with contextlib.suppress(BlockingIOError):
             while self._unsent:
                 del self._unsent[: self._socket.send(self._unsent)]
-        except BlockingIOError:
-            return
+        self._selector.modify(self._socket, selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0))
 
     # endregion

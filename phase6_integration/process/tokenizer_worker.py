@@ -1,43 +1,35 @@
 """TokenizerWorker: renders chat templates and encodes text in another process, with limits of time and memory.
 
 A model's template is a program, and its tokenizer.json may describe a normalizer that makes gigabytes of a sentence.
-Each can run for ever or fill the memory, inside C code that no exception reaches. So they run in a process that the
-kernel ends. A parent loads the tokenizer once and forks a child to do the work; when a limit ends the child, the parent
-says so in its place and forks another, which takes milliseconds.
+Each can run for ever or fill the memory, inside C code that no exception reaches. So they run in a child of a fork
+server that has the tokenizer. When a limit has ended the child, the next job gets another.
 """
 
 import asyncio
 import contextlib
 import json
-import os
-import resource
 import signal
 import socket
 import struct
-import subprocess
-import sys
-import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
 
-from phase0_request import entry
 from phase0_request.params import MAX_TOKENS
 from phase0_request.tokenizer import Tokenizer
+from phase6_integration.process.fork_server import ForkServer, limit_memory
 
 MEMORY = 1 << 30  # bytes that a job may allocate beyond what the process has loaded
 LOADING = 120.0  # seconds to load a tokenizer
-GRACE = 10.0  # seconds after its time limit in which a child has been replaced, or something else is wrong
-QUIET = {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1"}
-UNKNOWN = 0  # the number of a job that ended its child
+GRACE = 10.0  # seconds after its time limit in which a job has ended, or something else is wrong
 
 Tokens = list[tuple[int, ...]]
 Job = Callable[..., Tokens]  # its first argument is the tokenizer; a ValueError is for the client
-Result = Tokens | str | bool  # or what is wrong, for the client; or that the child was ended, and whether for time
+Result = Tokens | str  # or what is wrong, for the client
 
 
 class KilledError(RuntimeError):
@@ -49,14 +41,12 @@ class KilledError(RuntimeError):
 
 
 class TokenizerWorker:
-    """The process as the server sees it: one job at a time. It is started by the first job, and again if it was
-    ended."""
+    """A process as the server sees it: one job at a time. It is started by the first job, and again if it was ended."""
 
     def __init__(self, directory: str, chat_template: str | None) -> None:
-        self._setup = directory, chat_template
+        self.server = ForkServer(f"{__name__}:load", directory, chat_template)
         self._thread = ThreadPoolExecutor(1, "tokenizer")  # waits for the process
-        self._running: tuple[subprocess.Popen[bytes], Connection] | None = None
-        self._jobs = 0  # so far
+        self._connection: Connection | None = None
 
     async def run(self, seconds: float, job: Job, *arguments: Any) -> Tokens:
         """The result of a job. OSError if no process can be started."""
@@ -67,62 +57,48 @@ class TokenizerWorker:
         return self._thread.submit(self._run, seconds, job, arguments)
 
     def _run(self, seconds: float, job: Job, arguments: Sequence[Any]) -> Tokens:
-        connection = self._running[1] if self._running is not None else self._start()
-        self._jobs += 1
+        if self._connection is not None and self._connection.poll():  # it has ended meanwhile
+            self._disconnect()
+        connection, begun = self._connection or self._start(), time.monotonic()
         try:
-            connection.send((self._jobs, seconds, job, arguments))
-            number, result = _received(connection, seconds + GRACE)
-            while number not in (self._jobs, UNKNOWN):  # of a job whose child was thought to have ended
-                number, result = _received(connection, seconds + GRACE)
+            connection.send((seconds, job, arguments))
+            result: Result = _received(connection, seconds + GRACE)
         except (OSError, EOFError):
-            self.close()
-            raise KilledError(late=False) from None
-        if isinstance(result, bool):
-            raise KilledError(late=result)
+            self._disconnect()
+            raise KilledError(late=time.monotonic() - begun >= seconds) from None
         if isinstance(result, str):
             raise ValueError(result)
         return result
 
     def _start(self) -> Connection:
-        """Start the parent, and wait until it has loaded the tokenizer."""
-        ours, theirs = socket.socketpair()
+        """Start a process, and wait until it has the tokenizer."""
+        ours = self.server.connect()
         for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):  # a message is not read, or not sent whole
             ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(GRACE), 0))
-        connection = Connection(ours.detach())
+        self._connection = Connection(ours.detach())
         try:
-            with theirs:
-                process = subprocess.Popen(
-                    [sys.executable, "-c", f"from {__name__} import main; main()", str(theirs.fileno())],
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    process_group=0,  # so that Ctrl-C reaches the server only
-                    env={**entry.environment(), **QUIET},
-                )
-            self._running = process, connection
-            threading.Thread(target=process.wait, daemon=True).start()  # killed, it is no zombie
-            connection.send(self._setup)
-            _received(connection, LOADING)
+            _received(self._connection, LOADING)
         except (OSError, EOFError) as error:
             self.close()
-            connection.close()
             raise OSError(f"{type(error).__name__}: {error}") from error
-        return connection
+        return self._connection
+
+    def _disconnect(self) -> None:
+        """The child reads the end of the connection, or ends at its time limit."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def close(self) -> None:
-        """End the process. The child reads the end of the connection, or ends at its time limit."""
-        if self._running is not None:
-            process, connection = self._running
-            self._running = None
-            connection.close()
-            process.kill()
-            process.wait()
+        """End the processes."""
+        self._disconnect()
+        self.server.close()
 
 
-def _received(connection: Connection, seconds: float) -> tuple[int, Result]:
+def _received(connection: Connection, seconds: float) -> Any:
     if not connection.poll(seconds):
         raise EOFError(f"no answer within {seconds:g} s")
-    answer: tuple[int, Result] = connection.recv()
-    return answer
+    return connection.recv()
 
 
 # In the other process.
@@ -162,43 +138,17 @@ def _limited(tokenizer: Tokenizer, seconds: float, job: Job, arguments: Sequence
 
 
 def _serve(connection: Connection, tokenizer: Tokenizer) -> None:
-    """The child's loop, until the server closes the connection. What a job raises ends the child."""
+    """The child's loop, until the server closes the connection. What else a job raises ends the child."""
     limit_memory(MEMORY)
-    with contextlib.suppress(EOFError, ConnectionError):
+    with contextlib.suppress(EOFError, MemoryError):
+        connection.send("begun")
         while True:
-            number, *limited = connection.recv()
-            connection.send((number, _limited(tokenizer, *limited)))
+            connection.send(_limited(tokenizer, *connection.recv()))
 
 
-def limit_memory(more: int) -> None:
-    """Limit the address space to what is mapped now and `more` bytes, where the system can; no core is dumped."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with contextlib.suppress(OSError, ValueError):  # macOS has neither the file nor the limit
-        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (mapped + more, mapped + more))
-
-
-def main() -> None:
-    """Load the tokenizer, then keep a child alive until the server closes the connection."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    connection = Connection(int(sys.argv[1]))
-    with contextlib.suppress(EOFError, ConnectionError):  # the server has gone
-        tokenizer = Tokenizer.from_pretrained(*connection.recv())
-        if tokenizer.chat_template is not None:
-            import transformers.utils.chat_template_utils  # noqa: F401  # once, instead of in every child
-        connection.send((UNKNOWN, []))
-        while (status := _forked(connection, tokenizer)) != 0:
-            connection.send((UNKNOWN, os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM))
-
-
-def _forked(connection: Connection, tokenizer: Tokenizer) -> int:
-    """Have a child do the work until it ends. Returns its status."""
-    child = os.fork()
-    if child == 0:
-        try:
-            _serve(connection, tokenizer)
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
-    return os.waitpid(child, 0)[1]
+def load(directory: str, chat_template: str | None) -> Callable[[socket.socket], None]:
+    """Load the tokenizer in the fork server. Returns what a child does."""
+    tokenizer = Tokenizer.from_pretrained(directory, chat_template)
+    if tokenizer.chat_template is not None:
+        import transformers.utils.chat_template_utils  # noqa: F401  # once, instead of in every child
+    return lambda connection: _serve(Connection(connection.detach()), tokenizer)

@@ -5,11 +5,7 @@ no step until the mask is there. A process that dies fails one request: the one 
 """
 
 import selectors
-import socket
-import subprocess
-import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable, Collection
 from functools import partial
 from itertools import count
@@ -17,7 +13,6 @@ from itertools import count
 import numpy as np
 import torch
 
-from phase0_request import entry
 from phase0_request.batch import WaitHandle
 from phase0_request.request import FinishReason, Request
 from phase2_prefill_decode.sampling.constraints import (
@@ -25,7 +20,7 @@ from phase2_prefill_decode.sampling.constraints import (
     Constraints,
     Filled,
     Follower,
-    StepMasks,
+    Rows,
     fill_masks,
     words,
 )
@@ -33,14 +28,13 @@ from phase2_prefill_decode.sampling.sampler import Sampler
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.hub import directory_of
 from phase6_integration.engine.options import EngineOptions
-from phase6_integration.process.engine_process import Made, bundled_engine
+from phase6_integration.process.engine_process import LoadedEngine, bundled_engine
+from phase6_integration.process.fork_server import ForkServer
 from phase6_integration.wings.structured import grammar_process
 from phase6_integration.wings.structured.isolated_process import IsolatedConstraint, IsolatedProcess
 
 TOKENS_PER_SECOND = 1000  # that a tenant is charged with for the processor time of its grammars
 PROCESSES = 8  # at a time; with more tenants than that, some share one
-# The arenas of malloc, 64 MB of addresses for each thread, would count as memory that a process has taken.
-ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
 
 
 class IsolatedGrammars(Constraints):
@@ -49,13 +43,10 @@ class IsolatedGrammars(Constraints):
 
     def __init__(self, vocab_size: int, directory: str, eos_ids: Collection[int]) -> None:
         super().__init__(vocab_size, None)
-        self._arguments = [directory, str(vocab_size), *map(str, sorted(eos_ids))]
-        self._parent: tuple[subprocess.Popen[bytes], socket.socket] | None = None
+        self.server = ForkServer(f"{grammar_process.__name__}:load", directory, vocab_size, sorted(eos_ids))
         self._selector = selectors.DefaultSelector()
-        self._processes: list[IsolatedProcess] = []  # the latest used last
+        self._processes: dict[str, IsolatedProcess] = {}  # by the tenant that each was started for
         self._keys = count()
-        self._failed: list[IsolatedConstraint] = []
-        self._seconds = defaultdict[str, float](float)  # that grammars have taken, by tenant, not charged yet
         self.prepare = self.of
 
     @classmethod
@@ -72,19 +63,30 @@ class IsolatedGrammars(Constraints):
             return super().of(request)
         return IsolatedConstraint(next(self._keys), request, self._process_of(request.tenant))
 
-    def start(self, masks: StepMasks) -> Callable[[], Filled]:
+    def _process_of(self, tenant: str) -> IsolatedProcess:
+        """The process of a tenant. With too many of them, those without requests are ended, or one is shared."""
+        if tenant not in self._processes and len(self._processes) >= PROCESSES:
+            for idle in [name for name, process in self._processes.items() if not len(process)]:
+                self._processes.pop(idle).close()
+        if tenant not in self._processes:
+            if len(self._processes) >= PROCESSES:
+                return min(self._processes.values(), key=len)
+            self._processes[tenant] = IsolatedProcess(self.server, self._selector, self.poll)
+        return self._processes[tenant]
+
+    def start(self, rows: Rows) -> Callable[[], Filled]:
         """Have the masks made. Mostly they are on their way since the token before was taken."""
-        for _, constraint, index in masks.rows:
+        for _, constraint, index in rows:
             if isinstance(constraint, IsolatedConstraint):
                 constraint.ask(index)
-        return partial(self.fill, masks)
+        return partial(self.fill, rows)
 
-    def fill(self, masks: StepMasks) -> Filled:
+    def fill(self, rows: Rows) -> Filled:
         """The masks that are ready, and the rows without one, which have no bits. Those of lists are filled here."""
         started = time.monotonic()
-        self.start(masks)
-        bits, late = np.zeros((len(masks.rows), words(self.vocab_size)), np.uint32), dict[int, WaitHandle]()
-        for number, (row, constraint, index) in enumerate(masks.rows):
+        self.start(rows)
+        bits, late = np.zeros((len(rows), words(self.vocab_size)), np.uint32), dict[int, WaitHandle]()
+        for number, (row, constraint, index) in enumerate(rows):
             if isinstance(constraint, Constraint):
                 bits[number] = fill_masks([(constraint, index)], self.vocab_size)[0]
             elif isinstance(constraint, IsolatedConstraint):
@@ -102,92 +104,30 @@ class IsolatedGrammars(Constraints):
     def receive(self, scheduler: Scheduler, now: float) -> None:
         """Read the answers that have come, end the requests whose grammars have failed, and charge tenants."""
         self.poll(0)
-        failed, self._failed = self._failed, []
-        for constraint in failed:
-            if (request := constraint.request()) is not None:
-                scheduler.finish(request, FinishReason.ERROR, now, constraint.error)
-        seconds, self._seconds = self._seconds, defaultdict(float)
-        for tenant, taken in seconds.items():
-            scheduler.charge(tenant, taken * TOKENS_PER_SECOND)
+        for process in self._processes.values():
+            while process.failed:
+                constraint = process.failed.pop()
+                if (request := constraint.request()) is not None:
+                    scheduler.finish(request, FinishReason.ERROR, now, constraint.error)
+            while process.seconds:
+                tenant, seconds = process.seconds.popitem()
+                scheduler.charge(tenant, seconds * TOKENS_PER_SECOND)
 
     def poll(self, timeout: float) -> None:
         """Send what waits and read answers; wait for these so many seconds if there is none."""
-        for process in self._processes:
+        for process in self._processes.values():
             process.send()
-        for key, events in self._selector.select(timeout):
-            if events & selectors.EVENT_WRITE:
-                key.data.push()
-            if events & selectors.EVENT_READ:
-                key.data.read()
-
-    def failed(self, constraint: IsolatedConstraint) -> None:
-        self._failed.append(constraint)
-
-    def spent(self, tenant: str, seconds: float) -> None:
-        self._seconds[tenant] += seconds
-
-    # Processes.
-
-    def _process_of(self, tenant: str) -> IsolatedProcess:
-        """The process of a tenant. With too many of them, the one that has been idle for longest is ended for it, or
-        one is shared."""
-        processes = self._processes
-        process = next((process for process in processes if process.tenant == tenant), None)
-        if process is None and len(processes) >= PROCESSES:
-            idle = next((process for process in processes if not len(process)), None)
-            if idle is None:
-                return min(processes, key=len)
-            idle.close()
-            processes.remove(idle)
-        if process is None:
-            process = IsolatedProcess(self, self._selector, tenant)
-        else:
-            processes.remove(process)
-        processes.append(process)
-        return process
-
-    def connect(self) -> socket.socket:
-        """Have a child forked, and connect to it."""
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        with theirs:
-            try:
-                socket.send_fds(self._connection(), [b"\0"], [theirs.fileno()])
-            except OSError:  # the parent has ended: the next one is started for the next child
-                self._stop()
-        return ours
-
-    def _connection(self) -> socket.socket:
-        if self._parent is None:
-            ours, theirs = socket.socketpair()
-            with theirs:
-                command = [sys.executable, "-m", grammar_process.__name__, str(theirs.fileno())]
-                process = subprocess.Popen(
-                    [*command, *self._arguments],
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    process_group=0,  # so that Ctrl-C reaches the server only
-                    env={**entry.environment(), **ENVIRONMENT},
-                )
-            self._parent = process, ours
-        return self._parent[1]
+        for key, _ in self._selector.select(timeout):
+            key.data.read()
 
     def close(self) -> None:
         """End all processes."""
-        for process in self._processes:
+        for process in self._processes.values():
             process.close()
-        self._stop()
-
-    def _stop(self) -> None:
-        """End the parent of the processes, which forks no more."""
-        if self._parent is not None:
-            process, connection = self._parent
-            self._parent = None
-            connection.close()
-            process.kill()
-            process.wait()
+        self.server.close()
+        self._selector.close()
 
 
-def isolating_engine(options: EngineOptions) -> Made:
+def isolating_engine(options: EngineOptions) -> LoadedEngine:
     """The bundled engine, with the grammars of clients in processes of their own: a factory for AsyncEngine."""
     return bundled_engine(options, IsolatedGrammars.install)

@@ -3,10 +3,9 @@
 import contextlib
 import logging
 import selectors
-import socket
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
 from weakref import WeakValueDictionary, ref
 
 import msgspec
@@ -15,15 +14,9 @@ from numpy.typing import NDArray
 
 from phase0_request.batch import GRAMMAR_FAILED, Forced
 from phase0_request.request import Request
-from phase6_integration.process.messages import CHUNK, Frames, frame
-from phase6_integration.wings.structured.grammar_process import (
-    COMPILING,
-    Batch,
-    Follow,
-    ForcedTokens,
-    Masks,
-    from_child,
-)
+from phase6_integration.process.fork_server import ForkServer
+from phase6_integration.process.messages import Channel
+from phase6_integration.wings.structured.grammar_process import COMPILING, Answers, Batch, Follow, from_child
 
 log = logging.getLogger(__name__)
 PATIENCE = 0.01  # seconds that a step waits for masks
@@ -77,10 +70,7 @@ class IsolatedConstraint:
     def mask(self, index: int, started: float) -> NDArray[np.uint32] | None:
         """The mask of an output token, waited for as long as a step may that began to wait then. None: it is late."""
         deadline = started + self._process.patience
-        while self.ask(index):
-            self._process.wait(lambda: self._is_ready(len(self._followed)) or len(self._followed) != index, deadline)
-            if self._is_ready(index) or time.monotonic() >= deadline:
-                break
+        self._process.wait(lambda: not self.ask(index) or self._is_ready(index), deadline)
         return self._mask if self._is_ready(index) else None
 
     def done(self) -> bool:
@@ -96,6 +86,8 @@ class IsolatedConstraint:
         self._drawn, self._forced, self._mask = drawn, None, None
         self._deadline = time.monotonic() + self._process.patience
         self._process.add(self)
+
+    # What the process is sent, and what it answers.
 
     def message(self, is_new: bool) -> Follow:
         """What the process does not know yet. `is_new`: it does not know the request."""
@@ -115,18 +107,6 @@ class IsolatedConstraint:
         self.error, self._mask = error, None
 
 
-class Starter(Protocol):
-    """What starts processes, and waits for all of them."""
-
-    def connect(self) -> socket.socket: ...
-
-    def poll(self, timeout: float) -> None: ...
-
-    def failed(self, constraint: IsolatedConstraint) -> None: ...
-
-    def spent(self, tenant: str, seconds: float) -> None: ...
-
-
 class IsolatedProcess:
     """The engine's end of one process: one client's, and with too many clients, several clients'.
 
@@ -135,16 +115,17 @@ class IsolatedProcess:
     If a process dies, its successor knows no request, and so gets them one by one: the one that kills it fails.
     """
 
-    def __init__(self, starter: Starter, selector: selectors.BaseSelector, tenant: str) -> None:
-        self.tenant = tenant  # for which it was made
+    def __init__(self, server: ForkServer, selector: selectors.BaseSelector, poll: Callable[[float], None]) -> None:
+        """`poll` waits for answers at `selector`, so many seconds, and has them read."""
         self.patience = PATIENCE  # 0 after masks that took longer than that
-        self._starter = starter
-        self._selector = selector
+        self.failed: list[IsolatedConstraint] = []  # whose requests are to be ended
+        self.seconds = defaultdict[str, float](float)  # of processor time, by tenant, not charged yet
+        self._server, self._selector, self._poll = server, selector, poll
         self._requests: WeakValueDictionary[int, IsolatedConstraint] = WeakValueDictionary()
         self._waiting: list[int] = []  # keys of the requests to be sent
         self._compiles = False  # the last batch was a request that was new
         self._failed_starts = 0  # in a row
-        self._connection: socket.socket | None = None
+        self._channel: Channel | None = None
         self._known: set[int] = set()  # keys of the requests that the process has been sent
         self._batch: list[int] = []  # keys of the requests that it is to answer
         self._has_begun = False
@@ -163,7 +144,7 @@ class IsolatedProcess:
         """Send and receive until `done`, or until the deadline. What has arrived is read in any case."""
         while not done():
             left = deadline - time.monotonic()
-            self._starter.poll(max(left, 0.0))
+            self._poll(max(left, 0.0))
             if left <= 0:
                 return
 
@@ -176,15 +157,20 @@ class IsolatedProcess:
         requests = {**self._requests}
         self._waiting = [key for key in self._waiting if key in requests]
         ended = self._known - requests.keys()
-        if not (self._waiting or ended) or not self._connect():
+        if not (self._waiting or ended):
+            return
+        try:
+            channel = self._connected()
+        except OSError:  # too many open files, say
+            self._end()
             return
         self._batch = self._next_batch(requests)
         follow = [requests[key].message(key not in self._known) for key in self._batch]
         self._known = (self._known - ended) | {*self._batch}
         self._waiting = [key for key in self._waiting if key not in self._batch]
-        self._unsent += frame(Batch(follow, [*ended]))
         self._since = time.monotonic()
-        self.push()
+        with contextlib.suppress(ConnectionError):  # it has ended: that is read next
+            channel.send(Batch(follow, [*ended]))
 
     def _next_batch(self, requests: Mapping[int, IsolatedConstraint]) -> list[int]:
         """The keys of the next batch. Known requests and new ones take turns, and so do the clients of new ones."""
@@ -197,66 +183,43 @@ class IsolatedProcess:
         self._waiting.sort(key=lambda key: requests[key].tenant == tenant)
         return new[:1]
 
-    def _connect(self) -> bool:
-        """Connect to a process, unless there is one. False if there is no socket for it: all that wait have failed."""
-        if self._connection is None:
-            try:
-                self._connection = self._starter.connect()
-            except OSError:  # too many open files, say
-                self._fail(dict.fromkeys(self._waiting, NOT_STARTED))
-                return False
-            self._frames, self._unsent, self._has_begun = Frames(from_child), bytearray(), False
-            self._selector.register(self._connection, selectors.EVENT_READ, self)
-        return True
-
-    def push(self) -> None:
-        """Send as much as the socket takes now."""
-        assert self._connection is not None
-        with contextlib.suppress(BlockingIOError, ConnectionError):  # if it has ended, that is read next
-            while self._unsent:
-                del self._unsent[: self._connection.send(self._unsent)]
-        writes = selectors.EVENT_WRITE if self._unsent else 0
-        self._selector.modify(self._connection, selectors.EVENT_READ | writes, self)
+    def _connected(self) -> Channel:
+        if self._channel is None:
+            self._channel, self._has_begun = Channel(self._server.connect(), from_child), False
+            self._selector.register(self._channel, selectors.EVENT_READ, self)
+        return self._channel
 
     def read(self) -> None:
         """Read the answers that have come, or that the process has ended."""
-        assert self._connection is not None
-        data = b""
-        with contextlib.suppress(ConnectionError):
-            data = self._connection.recv(CHUNK)
+        assert self._channel is not None
         try:
-            for message in self._frames.feed(data):
-                self._receive(message)
-        except (msgspec.MsgspecError, ValueError):  # it writes what is no message
-            log.exception("a process that follows grammars is not understood")
-            data = b""
-        if not data:
+            for answers in self._channel.receive(wait=False):
+                self._receive(answers)
+        except (EOFError, OSError, ValueError, msgspec.MsgspecError):  # it has ended, or writes what is no message
             self._end()
         self.send()
 
-    def _receive(self, message: ForcedTokens | Masks) -> None:
+    def _receive(self, answers: Answers) -> None:
         """Pass on answers. One to a request that waits again is outdated."""
-        keys = [key for key in self._batch if key not in self._waiting]
-        asked = {key: request for key in keys if (request := self._requests.get(key)) is not None}
-        self._since = time.monotonic()
-        match message:
-            case ForcedTokens(forced=forced):
-                for key in forced.keys() & asked.keys():
-                    asked[key].receive_forced(forced[key])
-            case Masks(bits=bits, errors=errors, seconds=seconds, leaves=leaves):
-                self._has_begun, self._failed_starts = True, 0
-                for key in bits.keys() & asked.keys():
-                    asked[key].receive_mask(bits[key])
-                self._fail(errors)
-                self._charge(seconds)
-                self.patience = 0.0 if seconds > PATIENCE else PATIENCE
-                if bits or errors:
-                    self._batch = []
-                if leaves:
-                    self.close()
+        self._since, self._has_begun, self._failed_starts = time.monotonic(), True, 0
+        for key in self._batch:
+            if (request := self._requests.get(key)) is not None and key not in self._waiting:
+                if key in answers.forced:
+                    request.receive_forced(answers.forced[key])
+                if key in answers.masks:
+                    request.receive_mask(answers.masks[key])
+        self._fail(answers.errors)
+        if answers.seconds:
+            self._charge(answers.seconds)
+            self.patience = 0.0 if answers.seconds > PATIENCE else PATIENCE
+        if answers.masks or answers.errors:
+            self._batch = []
+        if answers.leaves:
+            self.close()
 
     def _end(self) -> None:
-        """The process has ended, or is given up. If it had one request to answer, that is the reason."""
+        """The process has ended, is given up, or cannot be started. If it had one request to answer, that is the
+        reason."""
         batch, has_begun = self._batch, self._has_begun
         self.close()
         self._waiting = [*dict.fromkeys([*batch, *self._waiting])]
@@ -275,18 +238,18 @@ class IsolatedProcess:
         for key, error in errors.items():
             if (request := self._requests.get(key)) is not None:
                 request.fail(error)
-                self._starter.failed(request)
+                self.failed.append(request)
         self._waiting = [key for key in self._waiting if key not in errors]
 
     def _charge(self, seconds: float) -> None:
         """Charge clients for processor time: each request has an equal share in it."""
-        tenants = [request.tenant for request in self._requests.values()]
-        for tenant in tenants:
-            self._starter.spent(tenant, seconds / len(tenants))
+        requests = [*self._requests.values()]
+        for request in requests:
+            self.seconds[request.tenant] += seconds / len(requests)
 
     def close(self) -> None:
         """End the process, which reads the end of its connection."""
-        if self._connection is not None:
-            self._selector.unregister(self._connection)
-            self._connection.close()
-        self._connection, self._known, self._batch = None, set(), []
+        if self._channel is not None:
+            self._selector.unregister(self._channel)
+            self._channel.close()
+        self._channel, self._has_begun, self._known, self._batch = None, False, set(), []

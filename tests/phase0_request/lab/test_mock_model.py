@@ -1,4 +1,3 @@
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -6,7 +5,6 @@ import pytest
 
 from phase0_request import Batch, Request, SamplingParams, Slice, reason_to_finish
 from phase0_request.lab.mock_model import MockModel, StepCost
-from tests.phase0_request.support import run
 
 EOS = 0
 
@@ -21,31 +19,18 @@ def generate(model: MockModel, prompt: tuple[int, ...], **params: Any) -> list[i
             return request.output_tokens
 
 
-def test_a_known_prompt_gets_its_answer_then_eos() -> None:
-    model = MockModel({(1, 2): [11, 12], (3,): [13]}, EOS)
-    assert generate(model, (1, 2)) == [11, 12, EOS]
-    assert generate(model, (3,)) == [13, EOS]
-
-
-def test_an_unknown_prompt_always_gets_the_same_answer() -> None:
-    model = MockModel({(n,): [n + 10] for n in range(50)}, EOS)
-    first = generate(model, (7, 7, 7))
-    assert first == generate(model, (7, 7, 7))
-    assert {tuple(generate(model, (7, 7, 7), seed=seed)) for seed in range(20)} > {tuple(first)}
-
-
-def test_accepted_parameters_are_honoured() -> None:
-    model = MockModel({(1,): [11, 12]}, EOS)
+def test_a_prompt_always_gets_the_same_answer_then_eos() -> None:
+    model = MockModel({(n,): [n + 10, n + 11] for n in range(50)}, EOS)
+    assert generate(model, (1,)) == [11, 12, EOS]
     assert generate(model, (1,), max_tokens=1) == [11]
     assert generate(model, (1,), ignore_eos=True, max_tokens=5) == [11, 12, 11, 12, 11]
     assert generate(model, (1,), min_tokens=3) == [11, 12, 11, EOS]
+    unknown = generate(model, (7, 7, 7))
+    assert unknown == generate(model, (7, 7, 7))
+    assert {tuple(generate(model, (7, 7, 7), seed=seed)) for seed in range(20)} > {tuple(unknown)}
 
 
-@pytest.mark.parametrize(
-    "params",
-    [{"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.5}, {"logprobs": 2}, {"logit_bias": {1: 1.0}}],
-    ids=lambda p: next(iter(p)),
-)
+@pytest.mark.parametrize("params", [{"temperature": 0.7}, {"top_k": 5}, {"logit_bias": {1: 1.0}}], ids=str)
 def test_unsupported_parameters_are_refused_by_name(params: dict[str, Any]) -> None:
     model = MockModel({(1,): [11]}, EOS)
     with pytest.raises(ValueError, match=f"^{next(iter(params))}=.* is not supported by the mock"):
@@ -53,7 +38,7 @@ def test_unsupported_parameters_are_refused_by_name(params: dict[str, Any]) -> N
     model.check(SamplingParams(temperature=0, stop="x", seed=3))
 
 
-def test_step_cost_in_milliseconds(make_request: Callable[..., Request], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_cost_in_milliseconds(make_request: Callable[..., Request]) -> None:
     """Prefill grows with the prompt; a decode costs nearly the same for one request as for eight."""
     cost = StepCost(step=20, prefill_token=0.25, decode_token=0.1)
 
@@ -64,16 +49,6 @@ def test_step_cost_in_milliseconds(make_request: Callable[..., Request], monkeyp
         request.append(5, 0.0)
         return request
 
-    assert cost.of(Batch((Slice(make_request(prompt=100), 0, 100),))) == 45
     assert cost.of(Batch((Slice(make_request(prompt=400), 0, 400),))) == 120
     assert cost.of(Batch(tuple(Slice(decoding(), 1, 1) for _ in range(8)))) == pytest.approx(20.8)
     assert cost.of(Batch()) == 0
-
-    slept = []
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-
-    monkeypatch.setattr(asyncio, "sleep", sleep)
-    run(MockModel({(1,): [11]}, EOS, cost).run(Batch((Slice(decoding(), 1, 1),))))
-    assert slept == [pytest.approx(0.0201)]

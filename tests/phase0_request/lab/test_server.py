@@ -1,139 +1,211 @@
+"""The server with a mock model: answers, and every way in which a request, a step or the server can end early.
+No client may wait for ever."""
+
 import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing
+from typing import Any
 
 import pytest
 
-from phase0_request import FinishReason, QueueFullError, RequestState, SamplingParams, Tokenizer
-from phase0_request.lab.server import MockServer, StreamedToken
+from phase0_request import Batch, FinishReason, QueueFullError, SamplingParams, Tokenizer
+from phase0_request.lab.mock_model import MockModel, StepCost
+from phase0_request.lab.server import MockServer, TokenStream
 from phase0_request.lab.trace import PipelineStage
-from tests.phase0_request.lab.serving import ANSWERS, Gate, instant, read, serving
 from tests.phase0_request.support import run
+
+ANSWERS = {
+    "What is a page?": "A page is a block of sixteen tokens, caf\u00e9 and \u4f60\u597d included.",
+    "Why pages?": "Because nobody knows in advance how long an answer will be.",
+    "Count.": "One, two, three, four, five, six, seven, eight, nine, ten.",
+}
+FREE = StepCost(0, 0, 0)
+Scene = Callable[[MockServer], Coroutine[Any, Any, None]]
+
+
+class Gate(MockModel):
+    """A mock with steps that wait for `open`, so that a test can act in the middle of a step."""
+
+    def __init__(self, answers: dict[tuple[int, ...], list[int]], eos: int) -> None:
+        super().__init__(answers, eos, FREE)
+        self.entered, self.open = asyncio.Event(), asyncio.Event()
+
+    async def run(self, batch: Batch) -> list[int | None]:
+        self.entered.set()
+        await self.open.wait()
+        return await super().run(batch)
+
+
+async def read(stream: TokenStream) -> tuple[str, FinishReason | None]:
+    items = [item async for item in stream]
+    assert all(item.finish_reason is None for item in items[:-1])
+    return "".join(item.text for item in items), items[-1].finish_reason
+
+
+def answers(tokenizer: Tokenizer) -> dict[tuple[int, ...], list[int]]:
+    return {tuple(tokenizer.encode(question)): tokenizer.encode(answer) for question, answer in ANSWERS.items()}
+
+
+def play(tokenizer: Tokenizer, scene: Scene, model: MockModel | None = None, **options: int) -> None:
+    async def whole() -> None:
+        served = model or MockModel(answers(tokenizer), min(tokenizer.eos_ids), FREE)
+        async with MockServer(tokenizer, served, **options) as server:
+            await scene(server)
+
+    run(whole())
+
+
+def gated(tokenizer: Tokenizer) -> Gate:
+    return Gate(answers(tokenizer), min(tokenizer.eos_ids))
 
 
 @pytest.mark.proof
-def test_an_answer_streams_token_by_token(tokenizer: Tokenizer) -> None:
-    async def scene() -> list[StreamedToken]:
-        async with serving(tokenizer) as server:
-            return [item async for item in server.generate("What is a page?")]
+def test_an_answer_streams_token_by_token_and_its_trace_has_every_stage(tokenizer: Tokenizer) -> None:
+    async def scene(server: MockServer) -> None:
+        stream = server.submit("What is a page?")
+        items = [item async for item in stream]
+        assert [item.token for item in items[:-1]] == tokenizer.encode(ANSWERS["What is a page?"])
+        assert items[-1].token in tokenizer.eos_ids
+        assert items[-1].finish_reason is FinishReason.STOP
+        assert "".join(item.text for item in items) == ANSWERS["What is a page?"]
+        spans = list(server.trace.spans(stream.request.id))
+        rounds = [PipelineStage.SCHEDULER, PipelineStage.RUNNER, PipelineStage.DETOKENIZER] * len(items)
+        assert [span.stage for span in spans] == [PipelineStage.API, PipelineStage.TOKENIZER, *rounds]
+        arrival = stream.request.times.arrival
+        assert spans[0].start == arrival
+        total = sum(server.trace.seconds_by_stage(stream.request.id).values())
+        assert total == pytest.approx(spans[-1].stop - arrival)
 
-    items = run(scene())
-    expected = tokenizer.encode(ANSWERS["What is a page?"])
-    assert [d.token for d in items[:-1]] == expected
-    assert items[-1].token in tokenizer.eos_ids
-    assert items[-1].finish_reason is FinishReason.STOP
-    assert "".join(d.text for d in items) == ANSWERS["What is a page?"]
+    play(tokenizer, scene)
 
 
 def test_every_request_gets_its_own_answer_in_any_batch(tokenizer: Tokenizer) -> None:
-    async def scene() -> list[tuple[str, FinishReason | None]]:
-        async with serving(tokenizer, batch_size=3, queue_limit=100) as server:
-            streams = [server.submit(question) for question in list(ANSWERS) * 10]
-            return await asyncio.gather(*map(read, streams))
+    async def scene(server: MockServer) -> None:
+        streams = [server.submit(question) for question in list(ANSWERS) * 10]
+        found = await asyncio.gather(*map(read, streams))
+        assert found == [(answer, FinishReason.STOP) for answer in list(ANSWERS.values()) * 10]
+        assert not server.core.has_work
+        assert not server._streams
 
-    assert run(scene()) == [(answer, FinishReason.STOP) for answer in list(ANSWERS.values()) * 10]
+    play(tokenizer, scene, batch_size=3, queue_limit=100)
 
 
 def test_a_stop_string_ends_the_request_and_frees_its_place_in_the_batch(tokenizer: Tokenizer) -> None:
-    async def scene() -> None:
-        async with serving(tokenizer, batch_size=1) as server:
-            stream = server.submit("Count.", SamplingParams(stop=", four"))
-            assert await read(stream) == ("One, two, three", FinishReason.STOP)
-            assert stream.request.finish_reason is FinishReason.STOP
-            said = tokenizer.decode(stream.request.output_tokens)
-            assert said == "One, two, three, four"
-            assert not server.batcher.running
-            assert (await read(server.submit("Why pages?")))[1] is FinishReason.STOP
+    async def scene(server: MockServer) -> None:
+        stream = server.submit("Count.", SamplingParams(stop=", four"))
+        assert await read(stream) == ("One, two, three", FinishReason.STOP)
+        assert stream.request.finish_reason is FinishReason.STOP
+        assert tokenizer.decode(stream.request.output_tokens) == "One, two, three, four"
+        assert not server.batcher.running
+        assert (await read(server.submit("Why pages?")))[1] is FinishReason.STOP
 
-    run(scene())
+    play(tokenizer, scene, batch_size=1)
 
 
-def test_finished_requests_leave_no_state_behind(tokenizer: Tokenizer) -> None:
-    async def scene() -> None:
-        model = Gate(tokenizer)
-        async with MockServer(tokenizer, model, batch_size=2) as server:
-            streams = [server.submit("Count.", SamplingParams(max_tokens=n)) for n in (1, 2, 30, 40)]
-            await model.entered.wait()
-            server.abort(streams[0].request)
-            server.abort(streams[3].request)
-            model.open.set()
-            await asyncio.gather(*map(read, streams))
-            assert not server._streams
-            assert not server.batcher.running
-            assert not server.batcher.waiting
-            assert {span.request_id for span in server.trace.spans()} == {s.request.id for s in streams}
+def test_refused_requests_change_nothing_for_the_others(tokenizer: Tokenizer) -> None:
+    model = gated(tokenizer)
 
-    run(scene())
+    async def scene(server: MockServer) -> None:
+        with pytest.raises(ValueError, match="prompt must be a text"):
+            server.submit("")
+        with pytest.raises(ValueError, match="top_k=3 is not supported"):
+            await anext(server.generate("Count.", SamplingParams(top_k=3)))
+        first = server.submit("Count.")
+        await model.entered.wait()
+        waiting = [server.submit("Count."), server.submit("Why pages?")]
+        with pytest.raises(QueueFullError, match="2 requests wait already"):
+            server.submit("Count.")
+        model.open.set()
+        texts = [text for text, _ in await asyncio.gather(*map(read, [first, *waiting]))]
+        assert texts == [ANSWERS["Count."], ANSWERS["Count."], ANSWERS["Why pages?"]]
+
+    play(tokenizer, scene, model, batch_size=1, queue_limit=2)
 
 
-def test_streams_and_aborts_work_with_a_model_that_never_awaits(tokenizer: Tokenizer) -> None:
-    async def scene() -> None:
-        async with MockServer(tokenizer, instant(tokenizer)) as server:
-            stream = server.submit("Count.", SamplingParams(max_tokens=10_000, ignore_eos=True))
+def test_closing_the_generator_aborts_the_request_also_if_the_model_never_awaits(tokenizer: Tokenizer) -> None:
+    class Instant(MockModel):
+        async def run(self, batch: Batch) -> list[int | None]:
+            return self.step(batch)
+
+    async def scene(server: MockServer) -> None:
+        endless = SamplingParams(max_tokens=10_000, ignore_eos=True)
+        async with aclosing(server.generate("Count.", endless)) as answer:
             for _ in range(3):
-                await anext(stream)
-            assert len(stream.request.output_tokens) <= 4
-            server.abort(stream.request)
-            assert (await read(stream))[1] is FinishReason.ABORT
+                await anext(answer)
+            (request,) = server.batcher.running.values()
+        assert len(request.output_tokens) <= 4
+        assert request.finish_reason is FinishReason.ABORT
+        assert not server.batcher.running
+        assert await read(server.submit("Why pages?")) == (ANSWERS["Why pages?"], FinishReason.STOP)
 
-    run(scene())
-
-
-def test_invalid_requests_are_refused_and_the_others_are_served(tokenizer: Tokenizer) -> None:
-    async def scene() -> None:
-        async with serving(tokenizer) as server:
-            for prompt in ("", None, 5, b"bytes"):
-                with pytest.raises(ValueError, match="prompt must be a text"):
-                    server.submit(prompt)  # type: ignore[arg-type]
-            with pytest.raises(ValueError, match="top_k=3 is not supported"):
-                await anext(server.generate("Count.", SamplingParams(top_k=3)))
-            assert await read(server.submit("Count.")) == (ANSWERS["Count."], FinishReason.STOP)
-
-    run(scene())
+    play(tokenizer, scene, Instant(answers(tokenizer), min(tokenizer.eos_ids), FREE), batch_size=1)
 
 
-def test_a_full_queue_refuses_new_requests_and_keeps_the_waiting_ones(tokenizer: Tokenizer) -> None:
-    async def scene() -> None:
-        model = Gate(tokenizer)
-        async with MockServer(tokenizer, model, batch_size=1, queue_limit=2) as server:
-            first = server.submit("Count.")
-            await model.entered.wait()
-            waiting = [server.submit("Count."), server.submit("Why pages?")]
-            with pytest.raises(QueueFullError, match="2 requests wait already"):
-                server.submit("Count.")
+@pytest.mark.parametrize("moment", ["waiting", "in a step", "finished"])
+def test_abort_is_legal_in_every_state(tokenizer: Tokenizer, moment: str) -> None:
+    model = gated(tokenizer)
+
+    async def scene(server: MockServer) -> None:
+        running, queued = server.submit("Count."), server.submit("Why pages?")
+        await model.entered.wait()
+        victim, other = (queued, running) if moment == "waiting" else (running, queued)
+        if moment == "finished":
             model.open.set()
-            texts = [text for text, _ in await asyncio.gather(*map(read, [first, *waiting]))]
-            assert texts == [ANSWERS["Count."], ANSWERS["Count."], ANSWERS["Why pages?"]]
-            assert await read(server.submit("Count.")) == (ANSWERS["Count."], FinishReason.STOP)
+            await read(victim)
+        assert server.abort(victim.request) == (moment != "finished")
+        assert not server.abort(victim.request)
+        model.open.set()
+        if moment != "finished":
+            assert await read(victim) == ("", FinishReason.ABORT)
+            assert victim.request.output_tokens == []
+        assert (await read(other))[1] is FinishReason.STOP
 
-    run(scene())
+    play(tokenizer, scene, model, batch_size=1)
 
 
-def test_a_late_request_joins_a_running_batch(tokenizer: Tokenizer) -> None:
+def test_a_failed_step_ends_only_its_requests(tokenizer: Tokenizer) -> None:
+    class Flaky(MockModel):
+        failures = 2
+
+        async def run(self, batch: Batch) -> list[int | None]:
+            self.failures -= 1
+            if self.failures == 1:
+                raise RuntimeError("the device fell over")
+            if self.failures == 0:
+                raise asyncio.CancelledError  # a task inside the model was cancelled, not the server
+            return await super().run(batch)
+
+    async def scene(server: MockServer) -> None:
+        failed, other, waiting = (server.submit(question) for question in ("Count.", "Count.", "Why pages?"))
+        assert await read(failed) == ("", FinishReason.ERROR)
+        assert await read(other) == ("", FinishReason.ERROR)
+        assert failed.request.error == "the model failed: RuntimeError('the device fell over')"
+        assert await read(waiting) == (ANSWERS["Why pages?"], FinishReason.STOP)
+
+    play(tokenizer, scene, Flaky(answers(tokenizer), min(tokenizer.eos_ids), FREE), batch_size=1)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 9], ids=["as its last token", "in the middle"])
+def test_an_invalid_token_ends_only_its_request(tokenizer: Tokenizer, max_tokens: int) -> None:
+    async def scene(server: MockServer) -> None:
+        failed = server.submit("Count.", SamplingParams(max_tokens=max_tokens))
+        other = server.submit("Why pages?")
+        assert (await read(failed))[1] is FinishReason.ERROR
+        assert "got -1" in (failed.request.error or "")
+        assert await read(other) == (ANSWERS["Why pages?"], FinishReason.STOP)
+
+    bad = answers(tokenizer) | {tuple(tokenizer.encode("Count.")): [-1]}
+    play(tokenizer, scene, MockModel(bad, min(tokenizer.eos_ids), FREE), batch_size=2)
+
+
+def test_stopping_the_server_aborts_unfinished_requests(tokenizer: Tokenizer) -> None:
     async def scene() -> None:
-        async with serving(tokenizer) as server:
-            early = server.submit("Count.")
-            await anext(early)
-            late = server.submit("Why pages?")
-            await anext(late)
-            assert early.request.state is RequestState.RUNNING
-            assert late.request.state is RequestState.RUNNING
-            assert len(early.request.output_tokens) < len(tokenizer.encode(ANSWERS["Count."]))
-
-    run(scene())
-
-
-def test_the_trace_has_every_stage(tokenizer: Tokenizer) -> None:
-    async def scene() -> None:
-        async with serving(tokenizer) as server:
-            stream = server.submit("Count.")
-            await read(stream)
-        spans = list(server.trace.spans(stream.request.id))
-        tokens = len(stream.request.output_tokens)
-        assert [s.stage for s in spans[:3]] == [PipelineStage.API, PipelineStage.TOKENIZER, PipelineStage.SCHEDULER]
-        rounds = [PipelineStage.SCHEDULER, PipelineStage.RUNNER, PipelineStage.DETOKENIZER] * tokens
-        assert [s.stage for s in spans[2:]] == rounds
-        times = stream.request.times
-        assert spans[0].start == times.arrival
-        assert times.finished is not None
-        assert sum(s.seconds for s in spans) == pytest.approx(spans[-1].stop - times.arrival)
+        model = gated(tokenizer)
+        async with MockServer(tokenizer, model, batch_size=1) as server:
+            streams = [server.submit("Count."), server.submit("Why pages?")]
+            await model.entered.wait()
+        assert [await read(stream) for stream in streams] == [("", FinishReason.ABORT)] * 2
+        with pytest.raises(RuntimeError, match="not running"):
+            server.submit("Count.")
 
     run(scene())

@@ -5,19 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phase0_request.request import Request
-from phase1_kv_pool.lab.fragmentation import PAGE_SIZES, SLOTS, Outcome, policies, serve, study
+from phase1_kv_pool.lab.fragmentation import PAGE_SIZES, SLOTS, policies, study
 from phase1_kv_pool.lab.memories import KVMemory, PagedMemory
 from phase1_kv_pool.lab.serving import ServingSimulator, SyntheticTrace, TraceRequest
 
 LONGEST = 16
-REQUESTS = 600
 SMALL = policies(64, LONGEST, page_sizes=(1, 2, 4, 16))
-
-
-@pytest.fixture(scope="module")
-def outcomes() -> dict[str, Outcome]:
-    """The study with 600 requests of its default trace: memory is full for most of its steps."""
-    return dict(study(SyntheticTrace(num_requests=REQUESTS)))
 
 
 def held_slots(memory: KVMemory, requests: list[Request]) -> list[int]:
@@ -48,9 +41,6 @@ def test_the_youngest_is_preempted_and_requests_stay_in_order_of_arrival() -> No
     assert [active.spec.number for active in simulator.done] == [0, 1, 2, 3]
     order = [[*running, *waiting] for running, waiting in seen]  # oldest first; waiting requests are younger
     assert all(numbers == sorted(numbers) for numbers in order)
-
-
-# Against brute force.
 
 
 @pytest.mark.parametrize("make", SMALL.values(), ids=SMALL)
@@ -122,28 +112,19 @@ def test_every_request_ends_with_its_length_and_no_slot_is_allocated_twice(
     assert all(active.tokens == active.spec.length for active in simulator.done)
 
 
-# The trace and the study.
-
-
 @pytest.mark.proof
-def test_pages_of_16_hold_at_least_96_percent_tokens_and_contiguous_memory_far_less(
-    outcomes: dict[str, Outcome],
-) -> None:
-    """In the study, and with another seed."""
-    trace = SyntheticTrace(num_requests=REQUESTS, seed=1)
-    ways = policies(SLOTS, trace.max_context, page_sizes=[16])
-    for found in (outcomes, {name: serve(make(), trace.requests()) for name, make in ways.items()}):
-        assert found["pages_16"].utilisation >= 0.96
-        assert found["contiguous_pow2"].utilisation < 0.75
-        assert found["contiguous_max"].utilisation < 0.25
-
-
-def test_waste_is_half_a_page_for_each_request(outcomes: dict[str, Outcome]) -> None:
+def test_pages_waste_half_a_page_for_each_request_and_contiguous_memory_far_more() -> None:
+    """The study with 600 requests of its default trace: memory is full for most of its steps."""
+    outcomes = dict(study(SyntheticTrace(num_requests=600)))
     for size in PAGE_SIZES:
         outcome = outcomes[f"pages_{size}"]
         assert outcome.waste_per_request == pytest.approx((size - 1) / 2, rel=0.02)
         tokens = outcome.memory_share * SLOTS / outcome.mean_running
         assert outcome.utilisation == pytest.approx(tokens / (tokens + outcome.waste_per_request))
     paged = [outcomes[f"pages_{size}"] for size in PAGE_SIZES]
-    assert [o.utilisation for o in paged] == sorted((o.utilisation for o in paged), reverse=True)
-    assert [o.mean_running for o in paged] == sorted((o.mean_running for o in paged), reverse=True)
+    for measure in ("utilisation", "mean_running"):
+        values = [getattr(outcome, measure) for outcome in paged]
+        assert values == sorted(values, reverse=True)
+    assert outcomes["pages_16"].utilisation >= 0.96
+    assert outcomes["contiguous_pow2"].utilisation < 0.75
+    assert outcomes["contiguous_max"].utilisation < 0.25

@@ -8,23 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phase2_prefill_decode.lab.attention_tiles import accumulate, join, tiled
-from tests.phase2_prefill_decode.attention_cases import EDGES, TOLERANCE, Case, decodes
+from tests.phase2_prefill_decode.attention_cases import Case, decodes
 from tests.phase2_prefill_decode.test_attention import cases
-
-
-@pytest.mark.parametrize("case", EDGES.values(), ids=EDGES)
-def test_tiles_and_splits_do_not_change_the_result(case: Case) -> None:
-    inputs = case.inputs("reference", torch.float32)
-    for chunk, tile in ((512, 64), (128, 1024)):
-        found = case.run(partial(tiled, chunk=chunk, tile=tile), inputs)
-        torch.testing.assert_close(
-            found.double(), case.oracle(inputs), atol=TOLERANCE[torch.float32], rtol=TOLERANCE[torch.float32]
-        )
 
 
 @settings(max_examples=60)
 @given(case=cases(), chunk=st.integers(1, 80), tile=st.integers(1, 80))
-def test_the_sizes_of_tiles_and_splits_do_not_change_the_result(case: Case, chunk: int, tile: int) -> None:
+def test_tiles_and_splits_do_not_change_the_result(case: Case, chunk: int, tile: int) -> None:
     inputs = case.inputs("reference", torch.float32)
     found = case.run(partial(tiled, chunk=chunk, tile=tile), inputs)
     torch.testing.assert_close(found.double(), case.oracle(inputs), atol=1e-5, rtol=1e-5)

@@ -4,18 +4,8 @@ from hypothesis import strategies as st
 
 from phase2_prefill_decode.lab.cost import Cost, CostModel, Part
 from phase2_prefill_decode.lab.roofline import DEVICES, Device, crossover, named, predict
-from phase2_prefill_decode.loading.config import ModelConfig
+from tests.phase2_prefill_decode.lab.test_cost import QWEN3_8B
 
-QWEN3_8B = ModelConfig(
-    vocab_size=151936,
-    num_hidden_layers=36,
-    num_attention_heads=32,
-    hidden_size=4096,
-    num_key_value_heads=8,
-    head_dim=128,
-    intermediate_size=12288,
-    qk_norm=True,
-)
 TEN = Device("ten operations a byte", 1000.0, 100.0, overhead=0.5)
 
 
@@ -51,17 +41,8 @@ def test_no_part_is_faster_than_its_roof(name: str, pieces: list[tuple[int, int]
 def test_prefill_is_bound_by_arithmetic_and_decode_by_memory(name: str) -> None:
     device, model = named(name), CostModel(QWEN3_8B)
     prefill, decode = predict(model.pieces([(0, 4096)]), device), predict(model.pieces([(4096, 1)] * 8), device)
-    assert prefill.bound == "compute"
-    assert {part: time.bound for part, time in prefill.parts.items()} == {
-        "qkv": "compute",
-        "attention": "compute",
-        "out": "compute",
-        "gate_up": "compute",
-        "down": "compute",
-        "head": "memory",  # one row of 4,096
-        "pointwise": "memory",
-    }
-    assert decode.bound == "memory"
+    assert (prefill.bound, decode.bound) == ("compute", "memory")
+    assert {part for part, time in prefill.parts.items() if time.bound == "memory"} == {"head", "pointwise"}
     assert {time.bound for time in decode.parts.values()} == {"memory"}
 
 
@@ -77,12 +58,3 @@ def test_the_crossover_is_the_first_batch_with_compute_bound_linears(name: str) 
 
     assert [arithmetic_takes_longer(batch + i) for i in (-2, -1, 0, 1)] == [False, False, True, True]
     assert device.ridge < batch < 1.5 * device.ridge
-
-
-def test_an_h200_is_predicted_as_its_datasheet_says() -> None:
-    """A decode step of Qwen3-8B: 3.15 ms for weights and 30.7 us for each thousand cached tokens, and little more."""
-    model, device = CostModel(QWEN3_8B), named("H200")
-    for batch, context in ((1, 1000), (16, 4000), (64, 2000)):
-        floor = 3.15e-3 + 30.7e-6 * batch * context / 1000
-        predicted = predict(model.pieces([(context, 1)] * batch), device).seconds
-        assert floor * 0.999 < predicted < floor * 1.05

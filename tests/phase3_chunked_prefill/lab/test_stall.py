@@ -5,36 +5,28 @@ import torch
 
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
-from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
-from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase3_chunked_prefill.lab.stall import WHOLE, Outcome, Played, Scene, Stage, judge
+from tests.phase2_prefill_decode.tiny import TINY
 
-SMALL = ModelConfig(
-    model_type="qwen3", vocab_size=97, num_hidden_layers=2, hidden_size=32, intermediate_size=48,
-    num_attention_heads=4, num_key_value_heads=2, head_dim=16, qk_norm=True,
-    tie_word_embeddings=True, max_position_embeddings=256, dtype="float32",
-)  # fmt: skip
 SCENE = Scene(decodes=3, context=5, answer=30, arrives=4, prompt=200)
 
 
 @pytest.fixture(scope="module")
 def stage() -> Stage:
     cpu = torch.device("cpu")
-    return Stage(Model.random(SMALL, device=cpu, attend=ATTEND.on(cpu)), SCENE)
+    return Stage(Model.random(TINY, device=cpu), SCENE)
 
 
 def tokens_of(played: Played) -> list[tuple[int, int]]:
     return [(step.prefill_tokens, step.decode_tokens) for step in played.steps]
 
 
-def test_a_whole_prompt_is_one_step_with_all_decodes(stage: Stage) -> None:
-    # An answer of 30 tokens: one of the step before the scene, 29 of the steps in it.
-    assert tokens_of(stage.play(WHOLE)) == [(0, 3)] * 4 + [(200, 3)] + [(0, 3)] * 24
-
-
-@pytest.mark.parametrize(("chunk", "pieces"), [(64, [64, 64, 64, 8]), (40, [32] * 5 + [40]), (16, [16] * 12 + [8])])
+@pytest.mark.parametrize(
+    ("chunk", "pieces"), [(WHOLE, [200]), (64, [64, 64, 64, 8]), (40, [32] * 5 + [40]), (16, [16] * 12 + [8])]
+)
 def test_decodes_advance_with_every_chunk(stage: Stage, chunk: int, pieces: list[int]) -> None:
+    """An answer of 30 tokens: one of the step before the scene, 29 of the steps in it."""
     calm, after = [(0, 3)] * 4, [(0, 3)] * (25 - len(pieces))
     assert tokens_of(stage.play(chunk)) == calm + [(piece, 3) for piece in pieces] + after
 

@@ -1,7 +1,5 @@
 """Replays against a plain list of all prompts and answers, and hit rates by cache size."""
 
-import pytest
-
 from phase4_radix.lab.replay import Chats, Groups, chats, play, pressure
 from phase4_radix.prefix_cache import PrefixCache
 
@@ -33,17 +31,11 @@ def test_a_large_cache_finds_everything_that_was_computed() -> None:
 def test_every_turn_repeats_the_conversation_so_far() -> None:
     turns = list(Chats(people=5, requests=200).turns_in_order())
     ends = {turn.prompt + turn.answer for turn in turns}
-    lengths = [len(turn.prompt) + len(turn.answer) for turn in turns]
     begun = [turn for turn in turns if not any(turn.prompt[: len(end)] == end for end in ends)]
     assert len({turn.prompt[:256] for turn in turns}) == 4
     assert all(256 + 16 <= len(turn.prompt) <= 256 + 48 for turn in begun)
     assert 20 < len(begun) < 60  # of some six turns each
-    assert max(lengths) <= 256 + 11 * (48 + 144)
-    assert (
-        turns
-        == list(Chats(people=5, requests=200).turns_in_order())
-        != list(Chats(people=5, requests=200).turns_in_order(seed=1))
-    )
+    assert turns == list(Chats(people=5, requests=200).turns_in_order())
 
 
 def test_hit_rate_grows_with_the_cache_until_all_conversations_fit() -> None:
@@ -62,9 +54,6 @@ def test_lru_finds_nothing_in_a_loop_that_does_not_fit() -> None:
     assert [one.hit_rate for one in in_turn[:2]] == [0.0, 0.0]
     assert 0.4 < at_random[0].hit_rate < at_random[1].hit_rate < 0.7
     assert in_turn[2].hit_rate > 0.93
-    assert [one.pages for one in in_turn] == [*sizes]
-    assert in_turn[0].evictions_each > 33
-    assert in_turn[2].evictions_each < 2
 
 
 def test_the_shared_prefix_outlives_the_suffixes() -> None:
@@ -72,12 +61,3 @@ def test_the_shared_prefix_outlives_the_suffixes() -> None:
     turns = list(Groups(groups=1, requests=50).turns_in_order())
     found = [moment.found for moment in play(turns, PrefixCache(32 + 3, 16))]
     assert found == [0] + [512] * 49
-
-
-@pytest.mark.parametrize("in_turn", [True, False])
-def test_requests_of_a_group_share_a_prefix_and_nothing_else(in_turn: bool) -> None:
-    turns = list(Groups(groups=3, requests=30, common=20, own=5, in_turn=in_turn).turns_in_order())
-    prefixes = [turn.prompt[:20] for turn in turns]
-    assert len(set(prefixes)) == 3
-    assert len({turn.prompt[20:] for turn in turns}) == 30
-    assert (prefixes == prefixes[:3] * 10) is in_turn

@@ -1,29 +1,15 @@
 """The figures of the study that do not depend on the machine, and what it records."""
 
 import pytest
-import torch
 
-from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
-from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase4_radix.lab import study
-
-TINY = ModelConfig(
-    model_type="llama",
-    vocab_size=64,
-    num_hidden_layers=1,
-    hidden_size=16,
-    intermediate_size=16,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=8,
-    max_position_embeddings=1024,
-)
+from tests.phase2_prefill_decode.tiny import TINY
 
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    return Model.random(TINY, device="cpu", dtype="float32", attend=ATTEND.on(torch.device("cpu")))
+    return Model.random(TINY, device="cpu", dtype="float32")
 
 
 @pytest.mark.proof

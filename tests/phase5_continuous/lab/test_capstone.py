@@ -49,13 +49,7 @@ def test_an_entry_is_scored_and_takes_its_place_in_the_leaderboard(
     row = rows["example_policy"]
     assert row == score(capstone.load(EXAMPLE))
     assert row["score"] == pytest.approx(100 * sum(row[name] for name in SHARES) / 6, abs=0.01)
-    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [line[0] for line in printed if line and line[0] in rows] == ["example_policy", "fcfs"]
-
-
-def entry(path: Path, text: str) -> str:
-    path.write_text("from phase5_continuous.lab.example_policy import ShortPromptsFirst\n" + text)
-    return str(path)
+    assert "example_policy" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("small")
@@ -64,17 +58,11 @@ def entry(path: Path, text: str) -> str:
     [
         ("", "mine.py must define at least one of the functions policy, cache, share"),
         (
-            "class Drops(ShortPromptsFirst):\n"
-            "    def order(self, first, cache):\n"
-            "        return first[1:] or first\n"
-            "policy = Drops\n",
+            "policy = type('Drops', (ShortPromptsFirst,), {'order': lambda self, first, cache: first[1:] or first})\n",
             "order must return each of the requests it was given once",
         ),
         (
-            "class Unknown(ShortPromptsFirst):\n"
-            "    def rank(self, request):\n"
-            "        return float('nan')\n"
-            "policy = Unknown\n",
+            "policy = type('Unknown', (ShortPromptsFirst,), {'rank': lambda self, request: float('nan')})\n",
             "rank must return a finite number, got nan for request r0",
         ),
     ],
@@ -82,8 +70,9 @@ def entry(path: Path, text: str) -> str:
 def test_an_entry_that_breaks_a_rule_gets_no_row(
     text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    board = tmp_path / "board.json"
+    board, mine = tmp_path / "board.json", tmp_path / "mine.py"
+    mine.write_text("from phase5_continuous.lab.example_policy import ShortPromptsFirst\n" + text)
     with pytest.raises(SystemExit):
-        capstone.main([entry(tmp_path / "mine.py", text), "--leaderboard", str(board)])
+        capstone.main([str(mine), "--leaderboard", str(board)])
     assert message in " ".join(capsys.readouterr().err.split())
     assert not board.exists()

@@ -11,8 +11,7 @@ from phase0_request.request import FinishReason, Request
 from phase2_prefill_decode.lab.cost import Load
 from phase2_prefill_decode.lab.roofline import DEVICES
 from phase5_continuous.invariants import check
-from phase5_continuous.lab import simulator
-from phase5_continuous.lab.simulator import WAYS, Setting, Simulation, main, simulate
+from phase5_continuous.lab.simulator import WAYS, Setting, Simulation, launch_seconds, simulate
 from phase5_continuous.lab.stats import SLO
 from phase5_continuous.lab.traces import Arrival, Trace
 from phase5_continuous.scheduler import Scheduler
@@ -45,120 +44,96 @@ def tokens_at(arrivals: list[Arrival], setting: Setting) -> dict[str, list[float
     return times
 
 
-class TestSchedulesByHand:
-    """Prompt and output tokens: r0 6 and 4, r1 (at 0.5 s) 10 and 2, r2 (at 1.5 s) 2 and 3. A step takes a second."""
-
-    arrivals = (at(0, 6, 4, 7), at(0.5, 10, 2, 8), at(1.5, 2, 3, 9))
+@pytest.mark.parametrize(
+    ("way", "times"),
+    [
+        # r0 runs alone until it has ended; r1 and r2 arrive meanwhile and are the next batch.
+        ("static", {"r0": [1, 2, 3, 4], "r1": [5, 6], "r2": [5, 6, 7]}),
+        # r1 is admitted in the second step, r2 when a place is free: in the fourth.
+        ("whole", {"r0": [1, 2, 3, 4], "r1": [2, 3], "r2": [4, 5, 6]}),
+        # r0 in chunks of 4 and 2; r1, beside it, of 4, 4 and 2; r2 is admitted when r1 has ended, in the sixth step.
+        ("fcfs", {"r0": [2, 3, 4, 5], "r1": [4, 5], "r2": [6, 7, 8]}),
+    ],
+)
+def test_schedules_are_those_made_by_hand(way: str, times: dict[str, list[float]]) -> None:
+    """Prompt and output tokens: r0 6 and 4, r1 (at 0.5 s) 10 and 2, r2 (at 1.5 s) 2 and 3. Two may run; a step takes
+    a second."""
+    arrivals = [at(0, 6, 4, 7), at(0.5, 10, 2, 8), at(1.5, 2, 3, 9)]
     setting = Setting(pages=32, page_size=4, max_running=2, chunk=4, budget=8, prefix_cache=False, max_tokens=8)
-
-    def test_static(self) -> None:
-        """r0 runs alone until it has ended; r1 and r2 arrive meanwhile and are the next batch."""
-        assert tokens_at([*self.arrivals], replace(self.setting, way="static")) == {
-            "r0": [1, 2, 3, 4],
-            "r1": [5, 6],
-            "r2": [5, 6, 7],
-        }
-
-    def test_whole_prompts(self) -> None:
-        """r1 is admitted in the second step, r2 when a place is free: in the fourth."""
-        assert tokens_at([*self.arrivals], replace(self.setting, way="whole")) == {
-            "r0": [1, 2, 3, 4],
-            "r1": [2, 3],
-            "r2": [4, 5, 6],
-        }
-
-    def test_chunks(self) -> None:
-        """r0 in chunks of 4 and 2; r1, beside it, of 4, 4 and 2. Two may run, so r2 is admitted when r1 has ended, in
-        the sixth step."""
-        assert tokens_at([*self.arrivals], replace(self.setting, way="fcfs")) == {
-            "r0": [2, 3, 4, 5],
-            "r1": [4, 5],
-            "r2": [6, 7, 8],
-        }
+    assert tokens_at(arrivals, replace(setting, way=way)) == times
 
 
-class TestTheSimulation:
-    @pytest.mark.parametrize("way", WAYS)
-    def test_the_same_seed_gives_the_same_outcome(self, way: str) -> None:
-        setting = replace(SMALL, way=way)
-        first, again = (simulate(TRACE.arrivals(), setting) for _ in range(2))
-        assert first == again
-        assert first != simulate(replace(TRACE, seed=1).arrivals(), setting)
-
-    @pytest.mark.parametrize("kind", ["poisson", "bursty", "chat"])
-    @pytest.mark.parametrize("way", WAYS)
-    def test_every_request_has_as_many_tokens_as_the_trace_says(self, way: str, kind: str) -> None:
-        arrivals = list(replace(TRACE, kind=kind, requests=30).arrivals())
-        simulation, lengths = Simulation(arrivals, replace(SMALL, way=way)), dict[str, int]()
-        while simulation.going:
-            step = simulation.step()
-            if isinstance(simulation.scheduler, Scheduler):
-                check(simulation.scheduler)
-            for event in step.events if step else ():
-                if event.finish_reason is not None:
-                    assert event.finish_reason is FinishReason.STOP
-                    lengths[event.request.id] = len(event.request.output_tokens)
-        assert lengths == {f"r{number}": one.answer for number, one in enumerate(arrivals)}
-        assert simulation.scheduler.cache.usage.referenced == 0
-        outcome = simulation.outcome()
-        assert outcome.tokens == sum(one.answer for one in arrivals)
-        assert outcome.prompt_tokens == sum(len(one.prompt) for one in arrivals)
-
-    def test_a_prefix_cache_saves_most_of_a_chats_prefill(self) -> None:
-        chat = replace(TRACE, kind="chat", rate=50.0)
-        shared, plain = (simulate(chat.arrivals(), replace(SMALL, pages=4096, prefix_cache=on)) for on in (True, False))
-        assert plain.prefill_tokens == plain.prompt_tokens == shared.prompt_tokens
-        assert shared.prefill_tokens < 0.4 * plain.prefill_tokens
-
-    def test_figures_match_the_requests(self) -> None:
-        """Against the exact percentiles of phase 0, over all requests of the simulation."""
-        slo = SLO(ttft=0.0005)
-        simulation, requests = Simulation(TRACE.arrivals(), SMALL, slo), list[Request]()
-        while simulation.going:
-            step = simulation.step()
-            requests += [event.request for event in (step.events if step else ()) if event.finish_reason]
-        outcome = simulation.outcome()
-        gaps = [gap for request in requests for gap in request.times.itl]
-        ttft = [request.times.ttft or 0.0 for request in requests]
-        for found, values, q in (
-            (outcome.ttft_p50, ttft, 50),
-            (outcome.ttft_p99, ttft, 99),
-            (outcome.itl_p50, gaps, 50),
-            (outcome.itl_p99, gaps, 99),
-        ):
-            assert found == pytest.approx(percentile(values, q), rel=0.05)
-        assert outcome.queue_max == max(request.times.queue_time or 0.0 for request in requests)
-        met = sum(slo.met(request) for request in requests)
-        assert 0 < met < len(requests) == 120
-        assert outcome.attainment == met / 120
-        assert outcome.goodput == pytest.approx(met / max(request.arrival for request in requests))
+@pytest.mark.parametrize("kind", ["poisson", "bursty", "chat"])
+@pytest.mark.parametrize("way", WAYS)
+def test_every_request_has_as_many_tokens_as_the_trace_says(way: str, kind: str) -> None:
+    arrivals = list(replace(TRACE, kind=kind, requests=30).arrivals())
+    simulation, lengths = Simulation(arrivals, replace(SMALL, way=way)), dict[str, int]()
+    while simulation.going:
+        step = simulation.step()
+        if isinstance(simulation.scheduler, Scheduler):
+            check(simulation.scheduler)
+        for event in step.events if step else ():
+            if event.finish_reason is not None:
+                assert event.finish_reason is FinishReason.STOP
+                lengths[event.request.id] = len(event.request.output_tokens)
+    assert lengths == {f"r{number}": one.answer for number, one in enumerate(arrivals)}
+    assert simulation.scheduler.cache.usage.referenced == 0
+    outcome = simulation.outcome()
+    assert outcome.tokens == sum(one.answer for one in arrivals)
+    assert outcome.prompt_tokens == sum(len(one.prompt) for one in arrivals)
 
 
-class TestTheCommand:
-    def test_launches_cost_what_was_measured_for_the_model(self, tmp_path: Path) -> None:
-        file = tmp_path / "host.json"
-        file.write_text(json.dumps({"figures": {"17m_mixed": {"host_ms": {"median": 250.0}}}}))
-        assert simulator.launch_seconds(file, "17m") == 0.25
-        with pytest.raises(ValueError, match="has no mixed step of '8b'"):
-            simulator.launch_seconds(file, "8b")
-        arrivals = [at(0.0, 30, 2, 7)]
-        without, slow = (simulate(arrivals, replace(SMALL, launch=launch)).ttft_p50 for launch in (0.0, 0.25))
-        assert without < 0.25 <= slow
+def test_a_prefix_cache_saves_most_of_a_chats_prefill() -> None:
+    chat = replace(TRACE, kind="chat", rate=50.0)
+    shared, plain = (simulate(chat.arrivals(), replace(SMALL, pages=4096, prefix_cache=on)) for on in (True, False))
+    assert plain.prefill_tokens == plain.prompt_tokens == shared.prompt_tokens
+    assert shared.prefill_tokens < 0.4 * plain.prefill_tokens
 
-    def test_it_compares_ways_on_arrivals_from_a_file_without_torch(self, tmp_path: Path) -> None:
-        trace, figures = tmp_path / "trace.json", tmp_path / "figures.json"
-        trace.write_text(json.dumps([{"time": 0, "prompt": 30, "answer": 20}, {"time": 1, "prompt": 3, "answer": 2}]))
-        options = ["--trace", str(trace), "--ways", "static", "fcfs", "--json", str(figures)]
-        program = (
-            "import sys\nfrom phase5_continuous.lab.simulator import main\nmain(sys.argv[1:])\n"
-            "assert 'torch' not in sys.modules"
-        )
-        subprocess.run([sys.executable, "-c", program, *options], capture_output=True, check=True, timeout=60)
-        found = json.loads(figures.read_text())["figures"]
-        assert found["trace"] == {"file": "trace.json", "requests": 2}
-        assert {way: row["tokens"] for way, row in found["ways"].items()} == {"static": 22, "fcfs": 22}
 
-    def test_a_bad_option_is_named(self, capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit):
-            main(["-n", "5", "--rate=0"])
-        assert "rate must be above 0 and finite, got 0.0" in capsys.readouterr().err
+def test_figures_match_the_requests() -> None:
+    """Against the exact percentiles of phase 0, over all requests of the simulation."""
+    slo = SLO(ttft=0.0005)
+    simulation, requests = Simulation(TRACE.arrivals(), SMALL, slo), list[Request]()
+    while simulation.going:
+        step = simulation.step()
+        requests += [event.request for event in (step.events if step else ()) if event.finish_reason]
+    outcome = simulation.outcome()
+    gaps = [gap for request in requests for gap in request.times.itl]
+    ttft = [request.times.ttft or 0.0 for request in requests]
+    for found, values, q in (
+        (outcome.ttft_p50, ttft, 50),
+        (outcome.ttft_p99, ttft, 99),
+        (outcome.itl_p50, gaps, 50),
+        (outcome.itl_p99, gaps, 99),
+    ):
+        assert found == pytest.approx(percentile(values, q), rel=0.05)
+    assert outcome.queue_max == max(request.times.queue_time or 0.0 for request in requests)
+    met = sum(slo.met(request) for request in requests)
+    assert 0 < met < len(requests) == 120
+    assert outcome.attainment == met / 120
+    assert outcome.goodput == pytest.approx(met / max(request.arrival for request in requests))
+
+
+def test_launches_cost_what_was_measured_for_the_model(tmp_path: Path) -> None:
+    file = tmp_path / "host.json"
+    file.write_text(json.dumps({"figures": {"17m_mixed": {"host_ms": {"median": 250.0}}}}))
+    assert launch_seconds(file, "17m") == 0.25
+    with pytest.raises(ValueError, match="has no mixed step of '8b'"):
+        launch_seconds(file, "8b")
+    arrivals = [at(0.0, 30, 2, 7)]
+    without, slow = (simulate(arrivals, replace(SMALL, launch=launch)).ttft_p50 for launch in (0.0, 0.25))
+    assert without < 0.25 <= slow
+
+
+def test_the_command_compares_ways_on_arrivals_from_a_file_without_torch(tmp_path: Path) -> None:
+    trace, figures = tmp_path / "trace.json", tmp_path / "figures.json"
+    trace.write_text(json.dumps([{"time": 0, "prompt": 30, "answer": 20}, {"time": 1, "prompt": 3, "answer": 2}]))
+    options = ["--trace", str(trace), "--ways", "static", "fcfs", "--json", str(figures)]
+    program = (
+        "import sys\nfrom phase5_continuous.lab.simulator import main\nmain(sys.argv[1:])\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program, *options], capture_output=True, check=True, timeout=60)
+    found = json.loads(figures.read_text())["figures"]
+    assert found["trace"] == {"file": "trace.json", "requests": 2}
+    assert {way: row["tokens"] for way, row in found["ways"].items()} == {"static": 22, "fcfs": 22}

@@ -43,42 +43,32 @@ def test_step_times_are_what_the_roofline_predicts(model: CostModel, device: Dev
 def test_a_step_advances_the_clock_by_the_cost_of_its_batch() -> None:
     model, device, clock = CostModel(SHAPES["17m"]), DEVICES["L4"], VirtualClock()
     runner = VirtualRunner(StepTimes(model, device), clock)
-    scheduler = Scheduler(PagedCache(64, 16), [EOS])
-    core = EngineCore(scheduler, runner, clock)
-    wanted = 0.0
-    plan = scheduler.plan
-
-    def watched(now: float) -> object:
-        nonlocal wanted
-        batch = plan(now)
-        wanted += predict(model.step(batch), device).seconds
-        return batch
-
-    scheduler.plan = watched  # type: ignore[method-assign, assignment]
+    core = EngineCore(Scheduler(PagedCache(64, 16), [EOS]), runner, clock)
     for number in range(3):
         one = request(f"r{number}", 300 + number, 9, ignore_eos=False)
         runner.answers[one.id] = 3 + number
         core.submit(one)
-    steps = list(core.run())
+    wanted = 0.0
+    while core.has_work:
+        if step := core.launch():
+            wanted += predict(model.step(step.batch), device).seconds
+            core.complete()
+        core.scheduler.drain()
     assert clock.now == pytest.approx(wanted)
-    assert sum(step.run for step in steps) == pytest.approx(wanted)
 
 
 def test_a_step_with_a_prompt_takes_the_host_its_launches_and_a_recorded_step_of_decodes_none() -> None:
     times, clock = StepTimes(CostModel(SHAPES["17m"]), DEVICES["L4"]), VirtualClock()
-    runner = VirtualRunner(times, clock, launch=0.5)
-    runner.answers = {"a": 5, "b": 5}
     decoding, prefilling = request("a", 4), request("b", 4)
     decoding.output_tokens.append(WORD)
-    for slices, takes in (
-        ([Slice(decoding, 4, 1)], times.seconds(times.load([(4, 1)], 1))),
-        ([Slice(decoding, 4, 1), Slice(prefilling, 0, 4)], 0.5),
-        ([Slice(prefilling, 0, 3)], 0.5),
-    ):
+    decode, mixed = [Slice(decoding, 4, 1)], [Slice(decoding, 4, 1), Slice(prefilling, 0, 4)]
+    decode_seconds, mixed_seconds = (
+        times.seconds(times.load([(4, 1)], 1)),
+        times.seconds(times.load([(4, 1), (0, 4)], 2)),
+    )
+    for launch, slices, takes in ((0.5, decode, decode_seconds), (0.5, mixed, 0.5), (1e-9, mixed, mixed_seconds)):
+        runner = VirtualRunner(times, clock, launch)
+        runner.answers = {"a": 5, "b": 5}
         start = clock.now
         runner.launch(runner.pack(Batch(tuple(slices))))
         assert clock.now - start == pytest.approx(takes)
-    runner.launch_seconds = 1e-9  # the device takes longer
-    start = clock.now
-    runner.launch(runner.pack(Batch((Slice(prefilling, 0, 3),))))
-    assert clock.now - start == pytest.approx(times.seconds(times.load([(0, 3)], 0)))

@@ -156,11 +156,11 @@ async def test_a_tokenizer_process_that_was_killed_is_replaced() -> None:
         return {word: await worker.run(seconds, encode, [word], False) for word in expected}
 
     assert await encoded() == expected
-    assert worker._running is not None
-    parent = worker._running[0].pid
+    assert worker.server._running is not None
+    parent = worker.server._running[0].pid
     children = Path(f"/proc/{parent}/task/{parent}/children")
     for killed_too in ([], [parent]):
-        for pid in [*killed_too, int(children.read_text())]:
+        for pid in [int(children.read_text()), *killed_too]:
             os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(KilledError):  # of the first job at most
             await worker.run(60.0, encode, ["page"], False)

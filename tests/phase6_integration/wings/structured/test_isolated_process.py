@@ -12,18 +12,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from llguidance import LLMatcher
 
 from phase0_request import FinishReason, Request, SamplingParams
 from phase0_request.batch import GRAMMAR_REFUSED
 from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool import PagedCache
-from phase2_prefill_decode.sampling.constraints import Constraint, StepMasks, fill_masks
+from phase2_prefill_decode.sampling.constraints import Constraint, fill_masks
 from phase5_continuous import Scheduler
 from phase6_integration.process.messages import Frames, frame
 from phase6_integration.wings.structured import isolated_grammars, isolated_process
-from phase6_integration.wings.structured.grammar_process import COMPILING, MEMORY, Batch, Child, Masks, to_child
+from phase6_integration.wings.structured.grammar_process import COMPILING, MEMORY, Answers, Batch, Child, to_child
 from phase6_integration.wings.structured.isolated_grammars import IsolatedGrammars
 from phase6_integration.wings.structured.isolated_process import IsolatedConstraint
 from tests.phase6_integration.cities import TOKENIZER, grammars
@@ -41,13 +40,12 @@ class Process:
 
     def __init__(self, begins: bool) -> None:
         self.engine, self.connection = socket.socketpair()
-        self.engine.setblocking(False)
         self.connection.setblocking(False)
         self.child = Child(GRAMMARS, SIZE)
         self.frames = Frames(to_child)
         self.batches: list[Batch] = []  # that it has read
         if begins:
-            self.send(Masks())
+            self.send(Answers())
 
     def send(self, *messages: Any) -> None:
         self.connection.sendall(b"".join(map(frame, messages)))
@@ -75,6 +73,7 @@ class Here(IsolatedGrammars):
 
     def __init__(self) -> None:
         super().__init__(SIZE, str(BUNDLED), EOS)
+        self.server = self  # type: ignore[assignment]
         self.made: list[Process] = []
         self.answers = self.begins = True
 
@@ -102,7 +101,8 @@ class Here(IsolatedGrammars):
         self.poll()
 
     def close(self) -> None:
-        super().close()
+        for process in self._processes.values():
+            process.close()
         self._selector.close()
         for process in self.made:
             process.connection.close()
@@ -136,7 +136,7 @@ def constraint_of(grammars: IsolatedGrammars, made: Request) -> IsolatedConstrai
 
 
 def bits(here: Here, rows: Sequence[tuple[int, Any, int]]) -> tuple[Any, dict[int, Any]]:
-    filled = here.start(StepMasks(rows, torch.zeros(len(rows), dtype=torch.int64)))()
+    filled = here.start(rows)()
     return filled.bits.numpy().view(np.uint32), dict(filled.late)
 
 
@@ -276,7 +276,7 @@ def test_processor_time_is_charged_to_the_clients_that_have_requests_and_a_death
     served = scheduler.admission.share.served
     before = dict(served)
     silent.poll()
-    silent.made[0].send(Masks(seconds=3.0))
+    silent.made[0].send(Answers(seconds=3.0))
     silent.receive(scheduler, 0.0)
     assert [served[tenant] - before[tenant] for tenant in "ab"] == pytest.approx([2000.0, 1000.0])
     silent.die()
@@ -305,7 +305,9 @@ def test_without_a_socket_for_a_process_the_request_fails_and_the_engine_lives(
         without.setattr(here, "connect", none)
         made = request()
         constraint = constraint_of(here, made)
-        here.poll()
+        for _ in range(isolated_process.FAILED_STARTS):
+            assert constraint.error is None
+            here.poll()
     assert constraint.error == isolated_process.NOT_STARTED
     later = request("later")
     assert not bits(here, [(0, constraint_of(here, later), 0)])[1], "the next one has a process again"
@@ -381,7 +383,7 @@ def test_a_process_that_has_grown_is_replaced_and_no_request_is_blamed(silent: H
     process = silent.made[0]
     (batch,) = process.read()
     forced, masks = process.child.follow(batch), process.child.masks()
-    process.send(forced, Masks(masks.bits, leaves=True))
+    process.send(forced, Answers(masks=masks.masks, leaves=True))
     silent.poll()
     assert (len(silent.made), constraint.error) == (1, None)
     made.output_tokens += [BRACE, *forced.forced[constraint.key].tokens]
@@ -459,8 +461,8 @@ def test_the_memory_of_a_real_process_is_limited(real: IsolatedGrammars) -> None
     made = request()
     constraint = constraint_of(real, made)
     until(real, constraint.done)
-    assert real._parent is not None
-    pid = real._parent[0].pid
+    assert real.server._running is not None
+    pid = real.server._running[0].pid
     (child, *_) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     limits = {
         line[:25].strip(): line[25:].split()[0] for line in Path(f"/proc/{child}/limits").read_text().splitlines()
