@@ -113,7 +113,7 @@ def test_results_of_tools_go_back(chat: ChatOpenAI) -> None:
 
 @pytest.mark.parametrize("strategy", [ToolStrategy, ProviderStrategy])
 def test_agent_with_structured_output(chat: ChatOpenAI, strategy: Any) -> None:
-    agent = create_agent(chat, tools=[weather], response_format=strategy(Report))
+    agent = create_agent(chat, tools=[], response_format=strategy(Report))
     assert isinstance(agent.invoke({"messages": [HumanMessage(QUESTION)]})["structured_response"], Report)
 
 
@@ -152,6 +152,5 @@ def test_embeddings_are_refused_clearly(server: Server) -> None:
     embeddings = OpenAIEmbeddings(
         base_url=server.url, api_key=server.key, model=server.model, check_embedding_ctx_length=False, max_retries=0
     )
-    with pytest.raises(openai.APIStatusError, match="embeddings") as refusal:
+    with pytest.raises(openai.NotFoundError):
         embeddings.embed_query("Hello")
-    assert refusal.value.status_code in (400, 404, 501)

@@ -16,16 +16,18 @@ from phase6_integration.engine.options import EngineOptions
 from phase6_integration.engine.stats import ObservedCore
 from phase6_integration.process.engine_process import Made
 from phase6_integration.process.messages import Ready
-from tests.phase6_integration.application import ENGINE
 
-_engine: Callable[[EngineOptions], Made] = resolve_name(ENGINE)
 POISON = 7  # a token of a prompt that the model cannot bear
 NAN = 8  # a token after which the model says NaN
 
 
 def _with(change: Callable[[Any, Any], None]) -> Callable[[EngineOptions], Made]:
     def factory(options: EngineOptions) -> Made:
-        made = _engine(dataclasses.replace(options, threads=1))
+        from tests.phase6_integration.application import (
+            ENGINE,  # torch and the server: not for an engine without a model
+        )
+
+        made: Made = resolve_name(ENGINE)(dataclasses.replace(options, threads=1))
         change(made.core, made.scheduler)
         return made
 
