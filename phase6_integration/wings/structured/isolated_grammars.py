@@ -28,7 +28,7 @@ from phase2_prefill_decode.sampling.sampler import Sampler
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.hub import directory_of
 from phase6_integration.engine.options import EngineOptions
-from phase6_integration.process.engine_process import Made, bundled_engine
+from phase6_integration.process.engine_process import LoadedEngine, bundled_engine
 from phase6_integration.process.fork_server import ForkServer
 from phase6_integration.wings.structured import grammar_process
 from phase6_integration.wings.structured.isolated_process import IsolatedConstraint, IsolatedProcess
@@ -128,6 +128,6 @@ class IsolatedGrammars(Constraints):
         self._selector.close()
 
 
-def isolating_engine(options: EngineOptions) -> Made:
+def isolating_engine(options: EngineOptions) -> LoadedEngine:
     """The bundled engine, with the grammars of clients in processes of their own: a factory for AsyncEngine."""
     return bundled_engine(options, IsolatedGrammars.install)

@@ -19,8 +19,8 @@ from phase6_integration.api.errors import RequestError
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.api.streaming import KEEP_ALIVE
 from phase6_integration.app import create_app
-from phase6_integration.process.async_engine import AsyncEngine, Observer, StepReport
-from phase6_integration.process.messages import EngineRequest
+from phase6_integration.process.async_engine import AsyncEngine, Observer
+from phase6_integration.process.messages import EngineRequest, Update
 from phase6_integration.wings.edge.quotas import Quotas
 from tests.phase6_integration.asgi import Call, awaited
 from tests.phase6_integration.fake_engine import FakeEngine
@@ -132,9 +132,9 @@ class Steps(Observer):
     def submitted(self, request: EngineRequest) -> None:
         self.last[request.tenant] = self.count
 
-    def stepped(self, report: StepReport) -> None:
+    def stepped(self, update: Update, prompt_tokens: int, cached_tokens: int) -> None:
         self.count += 1
-        if report.gauges.waiting >= self._waiting:
+        if update.gauges.waiting >= self._waiting:
             self.crowded.set()
 
 
