@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -9,7 +10,7 @@ from fastapi import FastAPI
 from phase0_request.tokenizer import Tokenizer
 from phase6_integration.api.errors import conflict
 from phase6_integration.api.schemas import ChatRequest, ChosenTool, Function
-from phase6_integration.api.state import Grammars, ServerState
+from phase6_integration.api.state import AnswerPlan, Grammars, ServerState
 from phase6_integration.wings.tools.call_grammar import Calls, Thinking, answer_grammar
 from phase6_integration.wings.tools.closed_objects import closed
 from phase6_integration.wings.tools.tool_formats import ToolFormat, tool_format, uses_tools
@@ -76,20 +77,13 @@ class ToolPlan:
         return None if self.format is None or self.content_field is None else (self.content_field, "tools")
 
     @property
-    def finish_reason(self) -> str:
-        """As in OpenAI's API, a call that the request has chosen is no news."""
-        return "stop" if self.is_named else "tool_calls"
-
-    @property
     def sampling(self) -> dict[str, Any]:
         """Fields of SamplingParams: special tokens that the answers are read by stay in their text."""
-        tokens = [token for marker in self._markers if (token := self.tokenizer.marker(marker)) is not None]
+        tokens = [token for marker in self.markers if (token := self.tokenizer.marker(marker)) is not None]
         return {} if all(map(self.tokenizer.token_bytes, tokens)) else {"skip_special_tokens": False}
 
-    def reader(self, prompt: Sequence[int]) -> ToolReader | None:
-        """A reader of one answer to this prompt; None if an answer is plain content."""
-        if not self._markers:
-            return None
+    def reader(self, prompt: Sequence[int]) -> ToolReader:
+        """A reader of one answer to this prompt."""
         return ToolReader(
             self.format,
             tuple(self.functions),
@@ -104,7 +98,8 @@ class ToolPlan:
         return thinking_after(prompt, self.tokenizer) if self.reasons else Thinking.OVER
 
     @property
-    def _markers(self) -> tuple[str, ...]:
+    def markers(self) -> tuple[str, ...]:
+        """What the answers are read by; without any, an answer is plain content."""
         return (*((BEGIN, END) if self.reasons else ()), *(self.format.markers if self.format else ()))
 
 
@@ -149,5 +144,16 @@ def _schema(function: Function) -> dict[str, Any]:
     return closed({**schema, "type": "object"})
 
 
+def answer_plan(server: ServerState, body: ChatRequest, prompt: Sequence[int], content: str | None) -> AnswerPlan:
+    tools = ToolPlan.of(server, body)
+    return AnswerPlan(
+        grammar=tools.grammar(prompt, content),
+        grammar_fields=tools.grammar_fields,
+        sampling=tools.sampling,
+        finish_reason="stop" if tools.is_named else "tool_calls",  # a call that the request has chosen is no news
+        reader=partial(tools.reader, prompt) if tools.markers else None,
+    )
+
+
 def attach(app: FastAPI) -> None:
-    app.state.server.plan = ToolPlan.of
+    app.state.server.plan = answer_plan
