@@ -19,7 +19,7 @@ from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.engine import static
 from phase2_prefill_decode.loading.model import Model, default_device
 from phase3_chunked_prefill.budget import TokenBudget
-from phase3_chunked_prefill.engine import chunked, load
+from phase3_chunked_prefill.engine import chunked
 from phase4_radix.engine import cached
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.engine import continuous
@@ -123,15 +123,14 @@ Build = Callable[[Answers], Rung]
 
 def rungs(directory: Path, pages: int) -> dict[str, Build]:
     """A function for each rung that makes its engine, all of the same weights in float32 and of the same pool."""
-    dense = Model.load(directory, dtype="float32")
-    ragged = load(directory, dtype="float32")
+    model = Model.load(directory, dtype="float32")
 
     def transformers(answers: Answers) -> Rung:
         from transformers import AutoModelForCausalLM
 
-        model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-        model.generation_config.eos_token_id = None
-        return TransformersRung(model.to(default_device()).eval(), pages * PAGE_SIZE, answers)
+        theirs: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+        theirs.generation_config.eos_token_id = None
+        return TransformersRung(theirs.to(default_device()).eval(), pages * PAGE_SIZE, answers)
 
     def phase6() -> EngineCore[Any, Any]:
         return NanoServingEngine.from_pretrained(
@@ -143,10 +142,10 @@ def rungs(directory: Path, pages: int) -> dict[str, Build]:
         return PagedCache(pages, PAGE_SIZE)
 
     cores: dict[str, Callable[[], EngineCore[Any, Any]]] = {
-        "phase2": lambda: static(dense, cache=plain(), batch_size=BATCH).core,
-        "phase3": lambda: chunked(ragged, BUDGET, cache=plain(), batch_size=BATCH).core,
-        "phase4": lambda: cached(ragged, BUDGET, num_pages=pages, batch_size=BATCH).core,
-        "phase5": lambda: continuous(ragged, BUDGET, cache=PrefixCache(pages, PAGE_SIZE), max_running=BATCH).core,
+        "phase2": lambda: static(model, cache=plain(), batch_size=BATCH).core,
+        "phase3": lambda: chunked(model, BUDGET, cache=plain(), batch_size=BATCH).core,
+        "phase4": lambda: cached(model, BUDGET, num_pages=pages, batch_size=BATCH).core,
+        "phase5": lambda: continuous(model, BUDGET, cache=PrefixCache(pages, PAGE_SIZE), max_running=BATCH).core,
         "phase6": phase6,
     }
     engines: dict[str, Build] = {

@@ -2,10 +2,8 @@
 reason under /health, and nothing of what the exceptions said."""
 
 import asyncio
+import itertools
 import json
-import select
-import signal
-import socket
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
@@ -21,7 +19,6 @@ from tests.phase6_integration.application import ENGINE
 from tests.phase6_integration.cities import TOKENIZER
 from tests.phase6_integration.fake_engine import FakeEngine, served
 from tests.phase6_integration.faults import NAN, POISON
-from tests.phase6_integration.life import PATIENCE, gone
 from tests.phase6_integration.running import (
     Answer,
     Response,
@@ -34,7 +31,6 @@ from tests.phase6_integration.running import (
     parsed,
     request,
     run,
-    serving,
 )
 
 CHAT = "/v1/chat/completions"
@@ -67,8 +63,8 @@ def failing(fault: str = "", **options: Any) -> Callable[[], AsyncEngine]:
     return make
 
 
-def on_a_server(make: Callable[[], AsyncEngine], test: TEST, buffer: int | None = None, **settings: Any) -> None:
-    with served(make, ServerSettings(**settings), buffer=buffer) as url:
+def on_a_server(make: Callable[[], AsyncEngine], test: TEST, **settings: Any) -> None:
+    with served(make, ServerSettings(**settings)) as url:
         run(test(url))
 
 
@@ -143,23 +139,23 @@ def wanted(faulty: str) -> list[Answer]:
 # One request fails.
 
 
-@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     "victim",
     [body([*PROMPTS[0], POISON, 9]), body([*PROMPTS[0], NAN]), body(top_k=13, temperature=1.0)],
     ids=["the model raises", "the model says NaN", "the sampler raises"],
 )
 def test_a_request_that_makes_a_step_fail_gets_a_500_alone(
-    victim: dict[str, Any], stream: bool, faulty: str, wanted: list[Answer]
+    victim: dict[str, Any], faulty: str, wanted: list[Answer]
 ) -> None:
     async def test(url: str) -> None:
         begun, before = asyncio.Semaphore(0), await ends(url)
         beside = asyncio.create_task(begins(url, NEIGHBOUR, begun))
         await begun.acquire()  # from here on there is no step without it
-        refused(await ask(url, victim | {"stream": stream}), 500, "internal_error")
+        for stream in (False, True):
+            refused(await ask(url, victim | {"stream": stream}), 500, "internal_error")
         assert [*await others(url), answer(await beside)] == wanted
         assert (await get(url, "/health")).status == 200
-        assert (await ends(url)) - before == {"error": 1, "length": len(PROMPTS) + 1}
+        assert (await ends(url)) - before == {"error": 2, "length": len(PROMPTS) + 1}
 
     run(test(faulty))
 
@@ -177,16 +173,16 @@ IMPOSSIBLE: list[tuple[dict[str, Any], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("fields", "names"), IMPOSSIBLE, ids=[str(i) for i in range(len(IMPOSSIBLE))])
+@pytest.mark.parametrize(("fields", "names"), IMPOSSIBLE)
 def test_fields_that_leave_no_token_are_a_400_that_names_them(
-    fields: dict[str, Any], names: list[str], stream: bool, faulty: str
+    fields: dict[str, Any], names: list[str], faulty: str
 ) -> None:
     async def test(url: str) -> None:
-        response = await ask(url, body("Hello", stream=stream, **fields))
-        refused(response, 400, "no_token_left")
-        assert response.error["type"] == "invalid_request_error"
-        assert all(name in response.error["message"] for name in [*names, "after 0 tokens"])
+        for stream in (False, True):
+            response = await ask(url, body("Hello", stream=stream, **fields))
+            refused(response, 400, "no_token_left")
+            assert response.error["type"] == "invalid_request_error"
+            assert all(name in response.error["message"] for name in [*names, "after 0 tokens"])
 
     run(test(faulty))
 
@@ -241,76 +237,37 @@ def test_of_several_choices_that_fail_together_a_client_hears_once(faulty: str) 
     run(test(faulty))
 
 
-# What the front has of a model fails.
+# The HTTP process fails.
 
 
 def raises(*_: object) -> Any:
     raise RuntimeError("secret: no words")
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "asked"),
-    [
-        ("encode", "/v1/completions", {"prompt": "Hello", "stream": True}),
-        ("chat", CHAT, {"messages": [{"role": "user", "content": "Hello"}]}),
-        ("decode", "/detokenize", {"tokens": [5]}),
-    ],
-)
-def test_a_tokenizer_that_fails_is_a_500(
-    method: str, path: str, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(TokenizerPool, method, raises)
+def test_a_fault_before_an_answer_is_a_500_and_a_fault_within_it_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the tokenizer, and of what writes an answer down."""
+    calls = itertools.count()
+
+    def sixth_raises(*arguments: Any) -> Any:
+        return for_completion(*arguments) if next(calls) < 5 else raises()
 
     async def test(url: str) -> None:
-        refused(await ask(url, asked, path), 500, "internal_error")
-        assert answer(await ask(url, body())).finish_reason == "length"
-
-    on_a_server(FakeEngine, test)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_that_has_no_words_fails_alone(stream: bool) -> None:
-    """The text of one token cannot be made; what was said before it has been delivered."""
-    engines: list[FakeEngine] = []
-
-    def make() -> FakeEngine:
-        engines.append(engine := FakeEngine())  # which says the prompt again
-        assert engine.tokenizer is not None
-        sound = engine.tokenizer.token_bytes
-        engine.tokenizer.token_bytes = (  # type: ignore[method-assign]
-            lambda token, skip=True: raises() if token == POISON else sound(token, skip)
-        )
-        return engine
-
-    async def test(url: str) -> None:
-        victim = body([300] * 150 + [POISON], max_tokens=200, stream=stream)
-        failed, found = await asyncio.gather(ask(url, victim), others(url))
-        if stream:
-            assert "".join(choice["text"] for choice in broken_off(failed, "internal_error"))
-        else:
-            refused(failed, 500, "internal_error")
-        assert {one.finish_reason for one in found} == {"length"}
-        assert len(engines[0].dropped) == 1, "the engine does not go on without a client"
-        assert engines[0].live == 0
-
-    on_a_server(make, test)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_fault_in_writing_an_answer_down_ends_it_as_any_other(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = iter(range(1000))
-
-    def poisoned(*of: Any) -> Any:
-        return for_completion(*of) if stream and next(calls) < 5 else raises()
-
-    monkeypatch.setattr("phase6_integration.api.completions.for_completion", poisoned)
-
-    async def test(url: str) -> None:
-        failed = await ask(url, body(logprobs=1, max_tokens=LONG if stream else 3, stream=stream))
-        if stream:
-            assert len(broken_off(failed, "internal_error")) == 5
-        else:
-            refused(failed, 500, "internal_error")
+        for method, path, asked in (
+            ("encode", "/v1/completions", {"prompt": "Hello", "stream": True}),
+            ("chat", CHAT, {"messages": [{"role": "user", "content": "Hello"}]}),
+            ("decode", "/detokenize", {"tokens": [5]}),
+        ):
+            with monkeypatch.context() as fault:
+                fault.setattr(TokenizerPool, method, raises)
+                refused(await ask(url, asked, path), 500, "internal_error")
+        for writes, stream in ((raises, False), (sixth_raises, True)):
+            with monkeypatch.context() as fault:
+                fault.setattr("phase6_integration.api.completions.for_completion", writes)
+                failed = await ask(url, body(logprobs=1, max_tokens=LONG if stream else 3, stream=stream))
+            if stream:
+                assert len(broken_off(failed, "internal_error")) == 5
+            else:
+                refused(failed, 500, "internal_error")
         assert answer(await ask(url, body())).finish_reason == "length"
 
     on_a_server(FakeEngine, test)
@@ -352,98 +309,3 @@ def test_when_the_engine_fails_every_request_gets_an_error(fault: str, code: str
         assert (await get(url, "/metrics")).status == 200
 
     on_a_server(failing(fault, hang_timeout=1.0), test)
-
-
-# A client fails.
-
-
-def test_a_client_that_never_reads_is_disconnected_and_delays_no_other() -> None:
-    """It asks for megabytes: a long prompt with all that is known of each token, four times over."""
-    much = body([n % 4000 + 3 for n in range(1000)], echo=True, logprobs=20, n=4)
-
-    def never_reads(url: str, stream: bool) -> bool:
-        """Whether it was cut off, once the answer was on its way and was not read."""
-        host, port = url.removeprefix("http://").split(":")
-        with socket.socket() as one:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            one.connect((host, int(port)))
-            one.sendall(request(much | {"stream": stream}))
-            watch = select.poll()
-            watch.register(one, select.POLLIN)
-            watch.poll(PATIENCE * 1000)
-            watch.modify(one, select.POLLHUP | select.POLLERR)
-            return bool(watch.poll(PATIENCE * 1000))
-
-    async def test(url: str) -> None:
-        wanted = await others(url)
-        assert {one.finish_reason for one in wanted} == {"length"}
-        for stream in (False, True):
-            cut = asyncio.create_task(asyncio.to_thread(never_reads, url, stream))
-            while not cut.done():
-                assert await others(url) == wanted
-            assert await cut
-        while (now := json.loads((await get(url, "/stats")).body)["requests"])["running"] or now["waiting"]:
-            pass
-        ended = Counter(now["finished"])
-        assert ended["length"] + ended["abort"] == ended.total() > 0
-
-    on_a_server(FakeEngine, test, buffer=4096, send_timeout=0.5)
-
-
-def test_a_deadline_that_passes_is_a_408() -> None:
-    async def test(url: str) -> None:
-        refused(await ask(url, body(max_tokens=LONG)), 408, "deadline_passed")
-        assert (await idle(url))["requests"]["finished"]["timeout"] == 1
-
-    on_a_server(failing("light"), test, request_timeout=0.1)
-
-
-# SIGTERM.
-
-STREAMS, TOKENS = 12, 250
-
-
-async def under_load(url: str, tokens: int, stop: Callable[[], None]) -> list[Response]:
-    """Many streams, all of which have begun before SIGTERM."""
-    begun = asyncio.Semaphore(0)
-
-    asked = [body(PROMPTS[number % len(PROMPTS)], max_tokens=tokens) for number in range(STREAMS)]
-    streaming = [asyncio.create_task(begins(url, one, begun)) for one in asked]
-    for _ in streaming:
-        await begun.acquire()
-    await asyncio.to_thread(stop)
-    return await asyncio.gather(*streaming)
-
-
-def test_running_requests_are_completed_during_shutdown() -> None:
-    with serving("--shutdown-timeout", "100", stop=False, factory="faults:light") as (server, url):
-        (engine,) = server.engines()
-
-        def stop() -> None:
-            server.signal(signal.SIGTERM)
-            server.until("draining")
-
-        async def test() -> None:
-            alone = await asyncio.gather(*(ask(url, body(prompt, max_tokens=TOKENS)) for prompt in PROMPTS))
-            wanted = [answer(response) for response in alone]
-            late: list[Response] = []
-
-            def stop_and_ask() -> None:
-                stop()
-                late.append(asyncio.run(ask(url, body())))
-
-            found = await under_load(url, TOKENS, stop_and_ask)
-            refused(late[0], 503, "draining")
-            for number, response in enumerate(found):
-                assert answer(response) == wanted[number % len(PROMPTS)]
-
-        run(test())
-    assert gone(engine)
-
-
-def test_without_time_to_finish_every_stream_ends_in_an_error() -> None:
-    with serving("--shutdown-timeout", "0", stop=False, factory="faults:light") as (server, url):
-        (engine,) = server.engines()
-        found = run(under_load(url, LONG, lambda: server.signal(signal.SIGTERM)))
-        assert [broken_off(response, "draining") != [] for response in found] == [True] * STREAMS
-    assert gone(engine)

@@ -23,28 +23,26 @@ from tests.phase6_integration.life import PATIENCE, gone, life, scripted, stream
 # Beginnings.
 
 
-def test_a_port_in_use_is_one_line_and_exit_code_1() -> None:
+def refusal(*arguments: str) -> list[str]:
+    """What a server that cannot start says before it exits with 1."""
+    with life(*arguments) as server:
+        assert server.ended() == 1
+    assert not [line for line in server.lines if "Traceback" in line]
+    return server.lines
+
+
+def test_what_prevents_a_start_is_one_line_and_exit_code_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with life("--port", str(port)) as one:
-            assert one.ended() == 1
-    why = os.strerror(errno.EADDRINUSE)
-    assert one.lines == [f"nanoserve serve: cannot listen on 127.0.0.1 port {port}: {why}"]
-
-
-def test_a_host_that_is_none_is_one_line_and_exit_code_1() -> None:
-    with life("--host", "..") as one:
-        assert one.ended() == 1
-    assert one.lines == ["nanoserve serve: cannot listen on .. port 0: this is not the name of a host"]
-
-
-def test_a_device_that_is_not_there_is_one_line_and_exit_code_1(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with life("--device", "cuda") as one:
-        assert one.ended() == 1
-    assert one.lines[-1].startswith("nanoserve serve: device ")
-    assert not [line for line in one.lines if "Traceback" in line]
+        why = f"cannot listen on 127.0.0.1 port {port}: {os.strerror(errno.EADDRINUSE)}"
+        assert refusal("--port", str(port)) == [f"nanoserve serve: {why}"]
+    assert refusal("--host", "..") == ["nanoserve serve: cannot listen on .. port 0: this is not the name of a host"]
+    source, error = refusal(str(tmp_path))
+    assert "the model is a directory" in source
+    assert error.startswith("nanoserve serve: ")
+    assert refusal("--device", "cuda")[-1].startswith("nanoserve serve: device ")
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     for command in (["generate", "Hello"], ["chat"]):
         assert main([*command, "--device", "cuda:99"]) == 1
@@ -62,14 +60,6 @@ def test_ctrl_c_is_one_line_and_exit_code_130(
         monkeypatch.setattr(f"phase6_integration.{place}", interrupted)
     assert main([command]) == 130
     assert capsys.readouterr().err == f"nanoserve {command}: stopped\n"
-
-
-def test_a_directory_without_a_model_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
-    with life(str(tmp_path)) as one:
-        assert one.ended() == 1
-    source, error = one.lines
-    assert "the model is a directory" in source
-    assert error.startswith("nanoserve serve: ")
 
 
 def test_while_it_loads_it_answers_503() -> None:
@@ -173,42 +163,24 @@ def test_a_second_signal_ends_it_at_once() -> None:
 # Logs.
 
 
-def test_json_logs_are_json_to_the_last_line() -> None:
-    with scripted("--log-format", "json") as (one, url):
-        httpx.get(f"{url}/version", headers={"x-request-id": "mine"})
+def test_json_logs_are_json_to_the_last_line_and_a_key_of_the_environment_is_in_none() -> None:
+    with scripted("--log-format", "json", NANOSERVE_API_KEY="sk-hidden") as (server, url):
+        keys = ({}, {"authorization": "Bearer sk-wrong"}, {"authorization": "Bearer sk-hidden"})
+        asked = [httpx.get(f"{url}/v1/models", headers={**key, "x-request-id": "mine"}) for key in keys]
+        assert httpx.get(f"{url}/stats", headers=keys[2]).status_code == 200
+        assert [response.status_code for response in asked] == [401, 401, 200]
         with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as bad:
             bad.sendall(b"GARBAGE\r\n\r\n")
             assert bad.recv(65536)
-        one.signal(signal.SIGTERM)
-        assert one.ended() == 0
-    read = [json.loads(line) for line in one.lines]
+        server.signal(signal.SIGTERM)
+        assert server.ended() == 0
+    read = [json.loads(line) for line in server.lines]
     assert all({"time", "level", "message"} <= line.keys() for line in read)
-    (line,) = [line for line in read if line.get("id") == "mine"]
-    assert (line["path"], line["status"], line["method"]) == ("/version", 200, "GET")
-    assert [line.get("status") for line in read if "HTTP" in line["message"]] == [400]  # once, and with an id
-
-
-def test_the_log_says_how_the_products_of_the_model_are_computed() -> None:
-    with life("--kv-cache-pages", "64", "--log-format", "json") as one:
-        one.until('"ready"')
-        one.signal(signal.SIGTERM)
-        assert one.ended() == 0
-    (ready,) = [line for line in map(json.loads, one.lines) if line["message"] == "ready"]
-    assert ready["dtype"] == "bfloat16"
-    assert ready["linear"] == Linear(torch.ones(16, 16, dtype=torch.bfloat16)).kernel
-
-
-def test_a_key_from_the_environment_is_accepted_and_never_shown() -> None:
-    with scripted(NANOSERVE_API_KEY="sk-hidden") as (one, url):
-        key = {"authorization": "Bearer sk-hidden"}
-        assert httpx.get(f"{url}/v1/models").status_code == 401
-        assert httpx.get(f"{url}/v1/models", headers={"authorization": "Bearer sk-wrong"}).status_code == 401
-        assert httpx.get(f"{url}/v1/models", headers=key).status_code == 200
-        assert httpx.get(f"{url}/stats", headers=key).status_code == 200
-        one.signal(signal.SIGTERM)
-        assert one.ended() == 0
-    assert values(one.lines, "status") == ["401", "401", "200"], "what a playground polls is logged only if it fails"
-    assert not [line for line in one.lines if "sk-hidden" in line or "sk-wrong" in line]
+    mine = [(line["method"], line["path"], line["status"]) for line in read if line.get("id") == "mine"]
+    assert mine == [("GET", "/v1/models", status) for status in (401, 401, 200)]
+    answered = [line["status"] for line in read if "status" in line]
+    assert answered == [401, 401, 200, 400], "what a playground polls is logged only if it fails, a bad request once"
+    assert not [line for line in server.lines if "sk-hidden" in line or "sk-wrong" in line]
 
 
 # With an engine process.
@@ -216,9 +188,11 @@ def test_a_key_from_the_environment_is_accepted_and_never_shown() -> None:
 
 def test_the_bundled_model_serves_under_load_until_a_signal_and_leaves_nothing_behind() -> None:
     """Every one of many streams comes to an orderly end, whichever: its own, or the server's."""
-    with life("--shutdown-timeout", "0.1", "--check-invariants") as one:
+    with life("--shutdown-timeout", "0.1", "--check-invariants", "--log-format", "json") as one:
         url = one.listening()
-        one.until("ready")
+        ready = json.loads(one.until(r'.*"message": "ready".*')[0])
+        assert ready["dtype"] == "bfloat16"
+        assert ready["linear"] == Linear(torch.ones(16, 16, dtype=torch.bfloat16)).kernel
         (engine,) = one.engines()
         ends: list[list[str]] = []
         begun = threading.Barrier(9)

@@ -216,8 +216,14 @@ def test_any_number_of_offers_may_come_together(plain: str) -> None:
         (b"HTTPS://x:1/version?a=b", 200),
         (b"http://x", 200),
         (b"http://x/http://x/version", 404),
+        (b"/../../etc/passwd", 404),
+        (b"/%2e%2e/%2e%2e/etc/passwd", 404),
+        (b"/playground.html", 404),
+        (b"//etc/passwd", 404),
+        (b"/v1/models/..%2f..%2fetc%2fpasswd", 404),
     ],
 )
-def test_a_target_may_name_the_server(plain: str, target: bytes, status: int) -> None:
+def test_a_target_may_name_the_server_and_no_path_leads_to_a_file(plain: str, target: bytes, status: int) -> None:
     answer = exchange(plain, b"GET %b HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n" % target)
     assert answer.startswith(b"HTTP/1.1 %d " % status)
+    assert status == 200 or error_in(answer)
