@@ -66,7 +66,8 @@ def _is_free(name: str) -> str:
     return name
 
 
-def _kind(value: Any) -> str | None:
+def form_of(value: Any) -> str | None:
+    """The tag of a value in a union: a text, a list or an object."""
     tags: dict[type, str] = {str: "=text", list: "=list", dict: "=tool"}
     return tags.get(type(value))
 
@@ -214,7 +215,7 @@ class SamplingFields(StructuredFields):
         Annotated[
             Annotated[Stop, Tag("=text")] | Annotated[list[Stop], Field(max_length=MAX_STOPS), Tag("=list")],
             Discriminator(
-                _kind,
+                form_of,
                 custom_error_type="stop",
                 custom_error_message=f"stop is a string or a list of up to {MAX_STOPS} strings",
             ),
@@ -294,7 +295,7 @@ Content = Annotated[
     Annotated[str, Tag("=text")]
     | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True), Tag("=list")],
     Discriminator(
-        _kind,
+        form_of,
         custom_error_type="content",
         custom_error_message="the content of a message is a string or a list of text parts",
     ),
@@ -367,7 +368,7 @@ class ChatRequest(SamplingFields, ConversationFields):
         Annotated[
             Annotated[Literal["none", "auto", "required"], Tag("=text")] | Annotated[ChosenTool, Tag("=tool")],
             Discriminator(
-                _kind,
+                form_of,
                 custom_error_type="tool_choice",
                 custom_error_message="tool_choice is none, auto, required or "
                 '{"type": "function", "function": {"name": ...}}',
