@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from phase0_request.batch import Batch, Event, StepOutput
 from phase0_request.checks import check_number
@@ -25,7 +25,7 @@ class Launched(Protocol):
     def output(self) -> StepOutput: ...
 
 
-S = TypeVar("S", bound=BaseScheduler[Any])
+S = TypeVar("S", bound=BaseScheduler)
 P = TypeVar("P")  # a batch as the runner packs it
 
 

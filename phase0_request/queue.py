@@ -1,10 +1,11 @@
-"""RequestQueue: requests in the order in which they are served. A request may leave from any place, at any time."""
+"""SequenceState: what a scheduler notes of a request. RequestQueue: requests in the order in which they are served."""
 
 import bisect
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from phase0_request.batch import WaitHandle
 from phase0_request.request import Request
 
 Key = tuple[float, int]
@@ -13,24 +14,46 @@ Key = tuple[float, int]
 _KEY = attrgetter("key")
 
 
-class Entry(Protocol):
-    """What a queue holds: a request, and the key that says where it stands."""
+@dataclass(slots=True, eq=False)
+class SequenceState:
+    """What a scheduler knows of a live request, from submission until it has ended and nothing of it is in flight.
 
-    @property
-    def key(self) -> Key: ...
+    A slice counts here as soon as it is scheduled, in the request itself when it is committed. So a step can be planned
+    while another is on the device:
 
-    @property
-    def request(self) -> Request: ...
+        request.computed <= num_scheduled <= num_tokens     computed; computed or in flight; to be computed
 
+    `num_tokens` counts a token that a step in flight will yield as if it were known: computing it is the next slice. It
+    never counts the last token that a request may have, since no step computes that one. A scheduler with one step at a
+    time needs no more than the request and the key.
+    """
 
-E = TypeVar("E", bound=Entry)
-
-
-class WaitingRequest(NamedTuple):
-    """A request and its place in the queue."""
-
-    key: Key
     request: Request
+    key: Key = (0, 0)  # the order of admission and preemption, fixed for life
+    num_tokens: int = field(init=False)
+    num_scheduled: int = field(init=False)
+    in_flight: int = field(init=False)  # slices scheduled and not committed
+    capacity: int = field(init=False)  # tokens for which it has pages; 0 while it takes part in no step
+    late: WaitHandle | None = field(init=False)  # it could draw no token, and takes part in no step until this is done
+    waiting_on: "tuple[SequenceState, int] | None" = None  # which computes a prefix for both, and the prefix's length
+
+    def __post_init__(self) -> None:
+        self.reset()
+
+    def reset(self, capacity: int = 0) -> None:
+        """Count again from what the request has computed: nothing is in flight."""
+        request = self.request
+        self.num_scheduled, self.num_tokens, self.in_flight = request.computed, request.total, 0
+        self.late = None
+        self.capacity = capacity
+
+    def schedule(self, length: int) -> None:
+        """Count a slice of `length` tokens as in flight."""
+        request = self.request
+        self.in_flight += 1
+        self.num_scheduled += length
+        if self.num_scheduled == self.num_tokens < len(request.prompt_tokens) + request.params.max_tokens - 1:
+            self.num_tokens += 1
 
 
 class QueueFullError(RuntimeError):
@@ -40,30 +63,30 @@ class QueueFullError(RuntimeError):
         super().__init__(f"the queue is full: {limit} requests wait already; try again later")
 
 
-class RequestQueue(Generic[E]):
-    """A list that is kept sorted by key. Adding and removing take a binary search, O(log n) comparisons; moving the
-    pointers behind that place is one `memmove`."""
+class RequestQueue:
+    """A list that is kept sorted by key. A request may leave from any place, at any time. Adding and removing take a
+    binary search, O(log n) comparisons; moving the pointers behind that place is one `memmove`."""
 
     def __init__(self, limit: int | None = None) -> None:
         if limit is not None and limit < 1:
             raise ValueError(f"limit must be at least 1 or None, got {limit}")
         self.limit = limit
-        self._entries: list[E] = []
+        self._entries: list[SequenceState] = []
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __iter__(self) -> Iterator[E]:
+    def __iter__(self) -> Iterator[SequenceState]:
         return iter(self._entries)
 
     # region exercise 0.5
-    def add(self, entry: E) -> None:
+    def add(self, entry: SequenceState) -> None:
         """Insert an entry at the place of its key. QueueFullError if the queue is at its limit."""
         if self.limit is not None and len(self._entries) >= self.limit:
             raise QueueFullError(self.limit)
         bisect.insort(self._entries, entry, key=_KEY)
 
-    def remove(self, entry: E) -> None:
+    def remove(self, entry: SequenceState) -> None:
         """Take an entry out, wherever it stands. ValueError if it is not in the queue."""
         place = bisect.bisect_left(self._entries, entry.key, key=_KEY)
         if place == len(self._entries) or self._entries[place] is not entry:
@@ -72,6 +95,6 @@ class RequestQueue(Generic[E]):
 
     # endregion
 
-    def pop(self) -> E:
+    def pop(self) -> SequenceState:
         """Take the first entry out. IndexError if the queue is empty."""
         return self._entries.pop(0)

@@ -6,16 +6,13 @@ plan, and in the memory that these hold.
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
-from typing import Generic, TypeVar
 
 from phase0_request.batch import Batch, Event, Forced, Slice, StepOutput, WaitHandle, reason_to_finish
-from phase0_request.queue import Entry
+from phase0_request.queue import SequenceState
 from phase0_request.request import FinishReason, Request, RequestState, TokenLogprobs
 
-E = TypeVar("E", bound=Entry)  # what a scheduler notes of a live request
 
-
-class BaseScheduler(ABC, Generic[E]):
+class BaseScheduler(ABC):
     """Owns every live request, from `submit` to its last event.
 
     A subclass queues a request (`_enqueue`), plans (`plan`), and frees what a request holds when it has ended
@@ -27,7 +24,7 @@ class BaseScheduler(ABC, Generic[E]):
 
     def __init__(self, eos_ids: Collection[int] = ()) -> None:
         self.eos_ids = frozenset(eos_ids)
-        self._live: dict[str, E] = {}  # by request id
+        self._live: dict[str, SequenceState] = {}  # by request id
         self._submitted = 0
         self._events: list[Event] = []
 
@@ -55,8 +52,8 @@ class BaseScheduler(ABC, Generic[E]):
     def finish(self, request: Request, reason: FinishReason, now: float, error: str | None = None) -> bool:
         """End a request from outside: by an abort, a deadline or a stop string, also while its tokens are in flight.
         False if it had ended before, or is not known here."""
-        entry = self._live.get(request.id)
-        if entry is None or entry.request is not request or request.finished:
+        sequence = self._live.get(request.id)
+        if sequence is None or sequence.request is not request or request.finished:
             return False
         self._end(request, reason, now, error)
         return True
@@ -138,21 +135,21 @@ class BaseScheduler(ABC, Generic[E]):
         self._close(request, reason, now, error)
 
     def _close(self, request: Request, reason: FinishReason, now: float, error: str | None = None) -> None:
-        state = request.state
+        sequence = self._live[request.id]
         request.finish(reason, now, error)
-        if self._release(self._live[request.id], state):
+        self._release(sequence)
+        if not sequence.in_flight:
             self._forget(request)
 
     # What a subclass decides.
 
     @abstractmethod
-    def _enqueue(self, request: Request, number: int) -> E:
-        """Queue a new request, the `number`-th. Returns what the scheduler notes of it."""
+    def _enqueue(self, request: Request, number: int) -> SequenceState:
+        """Queue a new request, the `number`-th."""
 
     @abstractmethod
-    def _release(self, entry: E, state: RequestState) -> bool:
-        """Take a request that has ended out of the queue of its last state, and free what it holds. False if a step in
-        flight still uses that: then it stays known. With the state FINISHED this may have been done already."""
+    def _release(self, sequence: SequenceState) -> None:
+        """Take a request that has ended out of its queue, and free what it holds, unless a step in flight uses that."""
 
     def _forget(self, request: Request) -> None:
         """Forget a request that has ended and is not in flight."""
@@ -163,19 +160,17 @@ class BaseScheduler(ABC, Generic[E]):
         discarded."""
         return (number for number, part in enumerate(batch.slices) if not part.request.finished)
 
-    def _publish(self, request: Request, length: int) -> None:
+    def _publish(self, request: Request, length: int) -> None:  # noqa: B027 not abstract: there may be no cache
         """Offer computed tokens to the cache: a request has just computed `length` more."""
 
-    def _postpone(self, part: Slice, pending: WaitHandle) -> None:
+    def _postpone(self, part: Slice, late: WaitHandle) -> None:
         """Have the last token of a slice computed again, because no token could be drawn after it yet."""
         if part.start == part.request.computed and part.length > 1:
             part.request.advance(part.start, part.length - 1)
             self._publish(part.request, part.length - 1)
 
     def discard_in_flight(self) -> None:
-        """Forget the steps in flight, because one of them raised: they are planned again. What is committed stands. A
-        request that has ended is released, if an interrupt came before that."""
-        for entry in [*self._live.values()]:
-            if entry.request.finished:
-                self._release(entry, RequestState.FINISHED)
-                self._forget(entry.request)
+        """Forget the steps in flight, because one of them raised: they are planned again. What is committed stands."""
+        for sequence in [*self._live.values()]:
+            if sequence.request.finished:
+                self._forget(sequence.request)

@@ -90,6 +90,9 @@ class PagedCache:
             return [table[start // size] * size + start % size]
         return [table[position // size] * size + position % size for position in range(start, stop)]
 
+    def has_table(self, request: Request) -> bool:
+        return request.id in self._tables
+
     def table(self, request: Request) -> list[int]:
         """The page table of a request: its pages in the order of its tokens."""
         try:

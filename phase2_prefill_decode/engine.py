@@ -25,7 +25,7 @@ from phase2_prefill_decode.static import PagedScheduler, StaticScheduler
 from phase2_prefill_decode.step.runner import ModelRunner
 
 Params = SamplingParams | Sequence[SamplingParams] | None
-S = TypeVar("S", bound=PagedScheduler[Any])
+S = TypeVar("S", bound=PagedScheduler)
 
 
 class Engine(Generic[S]):

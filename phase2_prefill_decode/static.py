@@ -1,19 +1,17 @@
 """StaticScheduler: static batching, the simplest scheduler over a KV cache. The server runs phase 5's."""
 
-from collections.abc import Callable, Collection, Sequence
-from typing import TypeVar
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from phase0_request.batch import Batch, Slice
 from phase0_request.checks import check_int
-from phase0_request.queue import Entry, RequestQueue, WaitingRequest
+from phase0_request.queue import RequestQueue, SequenceState
 from phase0_request.request import Request, RequestState
 from phase0_request.scheduler import BaseScheduler
 from phase1_kv_pool.cache import PagedCache
 
-E = TypeVar("E", bound=Entry)
 
-
-class PagedScheduler(BaseScheduler[E]):
+class PagedScheduler(BaseScheduler):
     """A scheduler whose requests hold pages of a KV cache: phase 2's and phase 5's."""
 
     def __init__(self, cache: PagedCache, eos_ids: Collection[int] = ()) -> None:
@@ -28,13 +26,40 @@ class PagedScheduler(BaseScheduler[E]):
         if request.computed % self.cache.page_size < length:  # a page has become full
             self.cache.publish(request)
 
+    def discard_in_flight(self) -> None:
+        """Forget the steps in flight. An interrupt may have come in any line of a plan or a commit. So the queues are
+        filled anew, by what the requests know: one that was about to start, to leave or to get its token is preempted.
+        """
+        live, ran = [*self._live.values()], {*self._empty_queues()}
+        for sequence in live:
+            request, cache = sequence.request, self.cache
+            if request.state is RequestState.RUNNING and sequence in ran and request.computed < request.total:
+                sequence.reset(len(cache.table(request)) * cache.page_size)
+            else:
+                if cache.has_table(request):
+                    cache.release(request)
+                if request.state is RequestState.RUNNING:
+                    request.preempt()
+                sequence.reset()
+            if not request.finished:
+                self._queue_again(sequence)
+        super().discard_in_flight()
+
+    @abstractmethod
+    def _empty_queues(self) -> Iterable[SequenceState]:
+        """Take all requests out of their queues. Returns those that ran."""
+
+    @abstractmethod
+    def _queue_again(self, sequence: SequenceState) -> None:
+        """Put a request into the queue of its state."""
+
 
 def together(running: Sequence[Request]) -> Batch:
     """Plan a step in which every request computes all its pending tokens: its prompt, or its newest token."""
     return Batch(tuple(Slice(r, r.computed, r.total - r.computed) for r in running))
 
 
-class StaticScheduler(PagedScheduler[WaitingRequest]):
+class StaticScheduler(PagedScheduler):
     """Forms a batch of waiting requests, and runs it until the last of them has ended. Then it forms the next one.
 
     A request is admitted with pages for the longest output that it may have. So none is ever preempted, and most of
@@ -53,22 +78,23 @@ class StaticScheduler(PagedScheduler[WaitingRequest]):
         super().__init__(cache, eos_ids)
         self.plan_step = plan_step
         self.batch_size = check_int("batch_size", batch_size, 1)
-        self.waiting: RequestQueue[WaitingRequest] = RequestQueue(queue_limit)
-        self.running: dict[str, Request] = {}  # by id, in order of admission
+        self.waiting = RequestQueue(queue_limit)
+        self.running: list[SequenceState] = []  # in order of admission
 
     # region plan
     def plan(self, now: float) -> Batch:
         """Form a batch if none is running, then plan a step for it."""
         if not self.running:
             self.admit(now)
-        return self.plan_step(list(self.running.values()))
+        return self.plan_step([sequence.request for sequence in self.running])
 
     def admit(self, now: float) -> None:
         """Start waiting requests in order, while there are places, and pages for all tokens that each may have. Those
         that the cache holds count as computed."""
         cache = self.cache
         while self.waiting and len(self.running) < self.batch_size:
-            request = next(iter(self.waiting)).request
+            sequence = next(iter(self.waiting))
+            request = sequence.request
             computed = cache.attach(request)
             if not cache.can_grow(request, longest(request)):
                 cache.release(request)
@@ -77,26 +103,36 @@ class StaticScheduler(PagedScheduler[WaitingRequest]):
             request.admit(now)
             if computed:
                 request.advance(0, computed)
-            self.running[request.id] = self.waiting.pop().request
+            self.running.append(self.waiting.pop())
 
     # endregion
 
-    def _enqueue(self, request: Request, number: int) -> WaitingRequest:
+    def _enqueue(self, request: Request, number: int) -> SequenceState:
         if longest(request) > self.cache.max_tokens:
             raise ValueError(
                 f"{request.id} may grow to {longest(request)} tokens, and the pool has room for "
                 f"{self.cache.max_tokens}; give the engine a larger cache or the request a smaller max_tokens"
             )
-        entry = WaitingRequest((0, number), request)
-        self.waiting.add(entry)
-        return entry
+        sequence = SequenceState(request, (0, number))
+        self.waiting.add(sequence)
+        return sequence
 
-    def _release(self, entry: WaitingRequest, state: RequestState) -> bool:
-        if self.running.pop(entry.request.id, None) is not None:
-            self.cache.release(entry.request)
-        elif entry in self.waiting:
-            self.waiting.remove(entry)
-        return True
+    def _release(self, sequence: SequenceState) -> None:
+        if sequence in self.running:
+            self.running.remove(sequence)
+            self.cache.release(sequence.request)
+        else:
+            self.waiting.remove(sequence)
+
+    def _empty_queues(self) -> Iterable[SequenceState]:
+        ran, self.running, self.waiting = self.running, [], RequestQueue(self.waiting.limit)
+        return ran
+
+    def _queue_again(self, sequence: SequenceState) -> None:
+        if sequence.request.state is RequestState.RUNNING:
+            self.running.append(sequence)
+        else:
+            self.waiting.add(sequence)
 
 
 def longest(request: Request) -> int:

@@ -2,48 +2,24 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from phase0_request.batch import Batch, Slice
 from phase0_request.checks import check_int
+from phase0_request.queue import SequenceState
 from phase0_request.request import Request
 from phase3_chunked_prefill.budget import StepBudget, TokenBudget
 
 
-class Schedulable(Protocol):
-    """A running request as the chunker sees it. It is a decode if one token is pending, a prompt if more are."""
-
-    @property
-    def request(self) -> Request: ...
-
-    @property
-    def num_tokens(self) -> int: ...  # prompt and output tokens
-
-    @property
-    def num_scheduled(self) -> int: ...  # those that are computed or in flight; the others are pending
-
-
-class Running(NamedTuple):
-    """A request with nothing in flight."""
-
-    request: Request
-    num_tokens: int
-    num_scheduled: int
-
-
-S = TypeVar("S", bound=Schedulable)
-
-
 @dataclass(slots=True)
-class StepPlan(Generic[S]):
+class StepPlan:
     """The step that is being planned: its slices so far, the sequence of each, and what is left of its budget."""
 
     budget: StepBudget
     slices: list[Slice]
-    sequences: list[S]
+    sequences: list[SequenceState]
 
     # region exercise 3.3
-    def add_prompt(self, sequence: S) -> None:
+    def add_prompt(self, sequence: SequenceState) -> None:
         """Schedule as much of a prompt as fits; nothing if nothing does."""
         pending = sequence.num_tokens - sequence.num_scheduled
         length = self.budget.fit(sequence.num_scheduled, pending)
@@ -78,18 +54,18 @@ class Chunker:
     # region exercise 3.3
     def schedule(
         self,
-        running: Iterable[S],
+        running: Iterable[SequenceState],
         waiting: Iterable[int] = (),
-        allocate_slots: Callable[[Sequence[S]], Sequence[S]] = list,
-    ) -> StepPlan[S]:
+        allocate_slots: Callable[[Sequence[SequenceState]], Sequence[SequenceState]] = list,
+    ) -> StepPlan:
         """Plan a step for the running sequences, in their order.
 
         `waiting` are the pending tokens of requests that may be admitted to this step after it: the budget is split
         with them in mind. `allocate_slots` makes sure that the next tokens of sequences have slots in memory, and
         returns those of which that is true.
         """
-        decodes: list[S] = []
-        prompts: list[S] = []
+        decodes: list[SequenceState] = []
+        prompts: list[SequenceState] = []
         for sequence in running:
             pending = sequence.num_tokens - sequence.num_scheduled
             if pending == 1:
@@ -100,7 +76,7 @@ class Chunker:
         pending_lengths += waiting
         budget = StepBudget.of_step(self.budget, self.page_size, len(decodes), pending_lengths)
         ready = allocate_slots([*self.rotate_decodes(decodes, budget.decodes), *prompts])
-        first = [one for one in ready if one.num_tokens - one.num_scheduled == 1] if prompts else [*ready]
+        first = [each for each in ready if each.num_tokens - each.num_scheduled == 1] if prompts else [*ready]
         step = StepPlan(budget, [Slice(decode.request, decode.num_scheduled, 1) for decode in first], first)
         for sequence in ready[len(first) :]:
             step.add_prompt(sequence)
@@ -108,10 +84,9 @@ class Chunker:
 
     def plan(self, running: Iterable[Request]) -> Batch:
         """Plan a step for a fixed set of requests that have nothing in flight."""
-        step = self.schedule([Running(request, request.total, request.computed) for request in running])
-        return Batch(tuple(step.slices))
+        return Batch(tuple(self.schedule([SequenceState(request) for request in running]).slices))
 
-    def rotate_decodes(self, decodes: Sequence[S], room: int) -> Sequence[S]:
+    def rotate_decodes(self, decodes: Sequence[SequenceState], room: int) -> Sequence[SequenceState]:
         """Choose the decodes that run if `room` of them fit, in their own order. Called once a step."""
         if len(decodes) <= room:
             self._skipped = []

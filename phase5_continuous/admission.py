@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
-from phase0_request.queue import RequestQueue
+from phase0_request.queue import RequestQueue, SequenceState
 from phase0_request.request import RequestState
 from phase1_kv_pool.cache import PagedCache
 from phase3_chunked_prefill.chunker import StepPlan
 from phase5_continuous.fairness import FairQueue, FairShare
 from phase5_continuous.policies import Policy
-from phase5_continuous.running import RunningSet, SequenceState
+from phase5_continuous.running import RunningSet
 
 CANDIDATES = 8  # requests that are considered in one round: each costs a lookup in the cache
 SEARCHED = 256  # and how far down the queue they are looked for, so that a step costs the same however long it is
@@ -31,7 +31,7 @@ class Admission:
     running_set: RunningSet
     max_running: int
     max_chunk_size: int  # a prompt with more tokens is long, cached or not: only admission looks it up
-    waiting: FairQueue[SequenceState]
+    waiting: FairQueue
     share: FairShare = field(default_factory=FairShare)
     prefixes: "PrefixesInProgress" = field(init=False)
 
@@ -48,7 +48,7 @@ class Admission:
     def is_open(self) -> bool:
         """Whether a request waits, and there is a place for it and a chance of pages."""
         running_set = self.running_set
-        if running_set.pool_full and (running_set.running or running_set.finished_in_flight):
+        if running_set.pool_full and (running_set.running or running_set.leaving):
             return False
         return len(running_set.running) < self.max_running and bool(running_set.preempted or self.waiting)
 
@@ -60,7 +60,7 @@ class Admission:
         candidates = self._candidates(long=False) or self._candidates(long=True)
         return [sequence.num_tokens for sequence in candidates]
 
-    def admit(self, step: StepPlan[SequenceState], now: float) -> None:
+    def admit(self, step: StepPlan, now: float) -> None:
         """Add requests to a step in order, as long as there are places, pages and tokens left."""
         admitted = True
         while admitted and self.is_open and step.budget.left:
@@ -70,7 +70,7 @@ class Admission:
                     return
                 if not step.budget.fit(0, sequence.num_tokens) or self.prefixes.in_progress(sequence):
                     continue
-                queue = self.queue_of(sequence.request.state)
+                queue = self.queue_of(sequence)
                 if self.running_set.allocate(sequence, now):
                     queue.remove(sequence)
                     self.share.charge(sequence.request.tenant, sequence.num_tokens - sequence.num_scheduled)
@@ -86,28 +86,28 @@ class Admission:
         fewer, has had fewer tokens, and could not be admitted. One that waits to draw its next token gives its place to
         any request of such a tenant."""
         running_set = self.running_set
-        if self.is_open or running_set.pending_preemption or running_set.finished_in_flight or not self._queues:
+        if self.is_open or running_set.leaving or not self._queues:
             return
         victim = running_set.victim
-        for sequence in self._candidates(long=True)[:1] if victim.pending is None else self._first_of_each():
+        for sequence in self._candidates(long=True)[:1] if victim.late is None else self._first_of_each():
             tenant, other = sequence.request.tenant, victim.request.tenant
             fewer = running_set.places[tenant] + 1 < running_set.places[other]
-            if fewer and (victim.pending is not None or self.share.served[tenant] < self.share.served[other]):
-                running_set.preempt(victim)
+            if fewer and (victim.late is not None or self.share.served[tenant] < self.share.served[other]):
+                running_set.remove(victim)
                 return
 
     # endregion
 
-    def queue_of(self, state: RequestState) -> FairQueue[SequenceState]:
-        """The queue of requests that do not run, in this state."""
-        return self.running_set.preempted if state is RequestState.PREEMPTED else self.waiting
+    def queue_of(self, sequence: SequenceState) -> FairQueue:
+        """The queue of a request that does not run."""
+        return self.waiting if sequence.request.times.admitted is None else self.running_set.preempted
 
     def in_turn(self) -> Iterator[SequenceState]:
         """All requests that do not run, in turn: of a tenant's, those that wait only if none is preempted."""
         return self.share.in_turn(self._queues)
 
     @property
-    def _queues(self) -> dict[str, RequestQueue[SequenceState]]:
+    def _queues(self) -> dict[str, RequestQueue]:
         return self.waiting.by_tenant | self.running_set.preempted.by_tenant  # the preempted ones replace the others
 
     def _first_of_each(self) -> list[SequenceState]:
@@ -170,10 +170,10 @@ class PrefixesInProgress:
 
     def known_in_progress(self, sequence: SequenceState) -> bool:
         """The same as far as it was noted before, without a lookup."""
-        other = sequence.waiting_on
-        return other is not None and _will_compute(other, sequence.waiting_until)
+        return sequence.waiting_on is not None and _will_compute(*sequence.waiting_on)
 
-    def _computed_by(self, sequence: SequenceState) -> SequenceState | None:
+    def _computed_by(self, sequence: SequenceState) -> tuple[SequenceState, int] | None:
+        """The running request that computes the next page of prompt for this one, and the length of what both have."""
         request, page = sequence.request, self.cache.page_size
         prompt, first_page = request.prompt_tokens, request.prompt_tokens[:page]
         alike = [
@@ -190,11 +190,10 @@ class PrefixesInProgress:
             if until <= usable and _will_compute(other, until) and theirs[:until] == prompt[:until]:
                 while until + page <= usable and theirs[until : until + page] == prompt[until : until + page]:
                     until += page
-                sequence.waiting_until = until
-                return other
+                return other, until
         return None
 
 
 def _will_compute(sequence: SequenceState, until: int) -> bool:
     """Whether a request runs, and has not computed its first `until` tokens yet."""
-    return sequence.schedulable and sequence.pending is None and sequence.request.computed < until
+    return sequence.capacity > 0 and sequence.late is None and sequence.request.computed < until

@@ -5,43 +5,32 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 from itertools import chain
-from typing import Generic, Protocol, TypeVar
 
-from phase0_request.queue import Entry, QueueFullError, RequestQueue
-
-
-class Pending(Entry, Protocol):
-    """A request that waits, as fair queueing sees it."""
-
-    @property
-    def num_tokens(self) -> int: ...
+from phase0_request.queue import QueueFullError, RequestQueue, SequenceState
 
 
-P = TypeVar("P", bound=Pending)
-
-
-class FairQueue(Generic[P]):
+class FairQueue:
     """Requests that wait: a queue for each tenant that has one here, in the order of their keys."""
 
     def __init__(self, limit: int | None = None) -> None:
         self.limit = limit
-        self.by_tenant: dict[str, RequestQueue[P]] = {}
+        self.by_tenant: dict[str, RequestQueue] = {}
         self._length = 0
 
     def __len__(self) -> int:
         return self._length
 
-    def __iter__(self) -> Iterator[P]:
+    def __iter__(self) -> Iterator[SequenceState]:
         return chain.from_iterable(self.by_tenant.values())
 
-    def add(self, entry: P) -> None:
+    def add(self, entry: SequenceState) -> None:
         """Insert an entry into the queue of its tenant. QueueFullError if all of them together are at the limit."""
         if self.limit is not None and self._length >= self.limit:
             raise QueueFullError(self.limit)
         self.by_tenant.setdefault(entry.request.tenant, RequestQueue()).add(entry)
         self._length += 1
 
-    def remove(self, entry: P) -> None:
+    def remove(self, entry: SequenceState) -> None:
         """Take an entry out. KeyError or ValueError if it is not here."""
         queue = self.by_tenant[entry.request.tenant]
         queue.remove(entry)
@@ -87,7 +76,7 @@ class FairShare:
         self.served[tenant] += tokens
         self.virtual_time += tokens / len(self._live)
 
-    def in_turn(self, queues: Mapping[str, Iterable[P]]) -> Iterator[P]:
+    def in_turn(self, queues: Mapping[str, Iterable[SequenceState]]) -> Iterator[SequenceState]:
         """The requests of all queues, by tenant, in the order in which they are to be admitted: always the next one of
         the tenant with the fewest tokens, with those of its requests before it counted."""
         heap = [(self.served[tenant], number, iter(queue)) for number, (tenant, queue) in enumerate(queues.items())]

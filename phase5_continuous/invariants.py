@@ -2,9 +2,8 @@
 
 from collections import Counter
 
-from phase0_request.queue import RequestQueue
+from phase0_request.queue import RequestQueue, SequenceState
 from phase0_request.request import RequestState
-from phase5_continuous.running import SequenceState
 from phase5_continuous.scheduler import Scheduler
 
 
@@ -26,19 +25,21 @@ def check(scheduler: Scheduler) -> None:
             _check_queue(state, queue)
             mixed = len(queue) == 0 or any(sequence.request.tenant != tenant for sequence in queue)
             _hold(not mixed, f"a queue of the {state.value} is empty, or of more than one tenant")
-    queued = [*running_set.running, *running_set.preempted, *scheduler.admission.waiting]
-    finished = [sequence for sequence in scheduler.sequences if sequence.request.finished]
-    counted = running_set.finished_in_flight
-    _hold(counted == len(finished), f"{counted} are counted as finished in flight, and {len(finished)} are")
-    _hold({*queued, *finished} == {*scheduler.sequences}, "the queues and the sequences are not of the same requests")
-    _hold(len(queued) + len(finished) == len(scheduler.sequences), "a request is in two queues")
+    queued = [*running_set.running, *running_set.leaving, *running_set.preempted, *scheduler.admission.waiting]
+    _hold({*queued} == {*scheduler.sequences}, "the queues and the sequences are not of the same requests")
+    _hold(len(queued) == len(scheduler.sequences), "a request is in two queues")
     _hold(len(running_set.running) <= scheduler.admission.max_running, f"{len(running_set.running)} are running")
     _check_tenants(scheduler)
     for sequence in running_set.running:
         _check_running(scheduler, sequence)
-    for sequence in finished:
-        _hold(sequence.in_flight > 0, f"request {sequence.request.id} has ended, is not in flight, and is still here")
-    if not running_set.running and not finished:
+    for sequence in running_set.leaving:
+        request = sequence.request
+        _hold(sequence.in_flight > 0, f"request {request.id} is leaving, is not in flight, and is still here")
+        has_left = request.state in (RequestState.RUNNING, RequestState.FINISHED) and not sequence.capacity
+        _hold(has_left, f"request {request.id} is leaving, and is {request.state.value} or takes part in steps")
+    to_be_preempted = [sequence for sequence in running_set.leaving if not sequence.request.finished]
+    _hold(len(to_be_preempted) <= 1, f"{len(to_be_preempted)} requests are to be preempted at once")
+    if not running_set.running and not running_set.leaving:
         _hold(usage.referenced == 0, f"no request runs, and {usage.referenced} pages are referenced")
 
 
@@ -51,28 +52,27 @@ def _check_tenants(scheduler: Scheduler) -> None:
     _hold(bool(live) or not share.served, "no request is live, and a tenant is ahead of others")
 
 
-def _check_queue(state: RequestState, queue: RequestQueue[SequenceState]) -> None:
+def _check_queue(state: RequestState, queue: RequestQueue) -> None:
     sequences = list(queue)
     _hold(sequences == sorted(sequences, key=lambda sequence: sequence.key), f"the {state.value} are out of order")
     for sequence in sequences:
         request = sequence.request
         _hold(request.state is state, f"request {request.id} is {request.state.value} among the {state.value}")
         if state is not RequestState.RUNNING:
-            idle = not (sequence.schedulable or sequence.in_flight or sequence.num_scheduled or request.computed)
+            idle = not (sequence.capacity or sequence.in_flight or sequence.num_scheduled or request.computed)
             _hold(idle, f"request {request.id} is {state.value} and takes part in steps")
 
 
 def _check_running(scheduler: Scheduler, sequence: SequenceState) -> None:
-    request, running_set, page_size = sequence.request, scheduler.running_set, scheduler.cache.page_size
+    request, page_size = sequence.request, scheduler.cache.page_size
     num_scheduled, num_tokens, capacity = sequence.num_scheduled, sequence.num_tokens, sequence.capacity
     counts = f"request {request.id}: computed {request.computed}, scheduled {num_scheduled}, of {num_tokens}"
     _hold(request.computed <= num_scheduled <= num_tokens <= request.total + sequence.in_flight, counts)
     _hold(sequence.in_flight > 0 or num_scheduled == request.computed, counts)
     pages = len(scheduler.cache.table(request))
     _hold(num_scheduled <= capacity == pages * page_size, f"{counts}, capacity {capacity}")
-    _hold(capacity < sequence.max_total_tokens + page_size, f"{counts}: it holds pages that it can never need")
-    pending = running_set.pending_preemption is sequence
-    _hold(sequence.schedulable != pending, f"request {request.id} is schedulable and to be preempted, or neither")
+    longest = len(request.prompt_tokens) + request.params.max_tokens
+    _hold(capacity < longest + page_size, f"{counts}: it holds pages that it can never need")
 
 
 def _hold(condition: bool, otherwise: str) -> None:

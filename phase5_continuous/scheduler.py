@@ -1,11 +1,12 @@
 """Scheduler: plans the tokens of the next step, and commits the results of the last. Integers over a PagedCache."""
 
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
 
 from phase0_request.batch import Batch, Event, Forced, Slice, StepOutput, WaitHandle
 from phase0_request.checks import check_int, check_number
+from phase0_request.queue import RequestQueue, SequenceState
 from phase0_request.request import FinishReason, Request, RequestState
 from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.static import PagedScheduler
@@ -14,10 +15,10 @@ from phase3_chunked_prefill.chunker import Chunker
 from phase5_continuous.admission import Admission
 from phase5_continuous.fairness import FairQueue
 from phase5_continuous.policies import FirstComeFirstServed, Policy
-from phase5_continuous.running import RunningSet, SequenceState
+from phase5_continuous.running import RunningSet
 
 
-class Scheduler(PagedScheduler[SequenceState]):
+class Scheduler(PagedScheduler):
     """Owns every live request. Running ones are scheduled first, then preempted ones resume, then waiting ones start.
 
     - Running requests share a step as the Chunker splits it: decodes, then prompts, in the order of the policy's ranks.
@@ -78,11 +79,11 @@ class Scheduler(PagedScheduler[SequenceState]):
     @property
     def is_waiting(self) -> bool:
         """Whether a running request can take part in no step yet, because it could draw no token."""
-        return any(sequence.pending is not None for sequence in self.running_set.running)
+        return any(sequence.late is not None for sequence in self.running_set.running)
 
     @property
     def sequences(self) -> Collection[SequenceState]:
-        """All live requests: waiting, running, preempted, or finished in flight."""
+        """All live requests: waiting, running, preempted, or leaving."""
         return self._live.values()
 
     def _enqueue(self, request: Request, number: int) -> SequenceState:
@@ -90,8 +91,7 @@ class Scheduler(PagedScheduler[SequenceState]):
         if total > self.cache.max_tokens:
             room = f"the whole cache has room for {self.cache.max_tokens}"
             raise ValueError(f"request {request.id} can never be served: its prompt has {total} tokens, and {room}")
-        key = (self.admission.policy.rank(request), number)
-        sequence = SequenceState(request, key, total, total + request.params.max_tokens)
+        sequence = SequenceState(request, (self.admission.policy.rank(request), number))
         self.admission.add(sequence)
         return sequence
 
@@ -108,8 +108,8 @@ class Scheduler(PagedScheduler[SequenceState]):
         if len(self._in_flight) > self.ahead:
             raise RuntimeError(f"{len(self._in_flight)} steps are in flight; commit the oldest before planning another")
         for sequence in self.running_set.running:
-            if sequence.pending is not None and not sequence.in_flight and sequence.pending.done():
-                sequence.pending = None
+            if sequence.late is not None and not sequence.in_flight and sequence.late.done():
+                sequence.late = None
         preemptions = self.running_set.num_preemptions
         batch = self._schedule(now)
         while self._live and not self._in_flight and not self.is_waiting:  # nothing could be scheduled
@@ -124,7 +124,7 @@ class Scheduler(PagedScheduler[SequenceState]):
         running_set, admission = self.running_set, self.admission
         admission.make_room()
         waiting = admission.pending_lengths()
-        ready = [sequence for sequence in running_set.running if sequence.pending is None]
+        ready = [sequence for sequence in running_set.running if sequence.late is None]
         step = self.chunker.schedule(ready, waiting, running_set.allocate_slots)
         admission.admit(step, now)
         batch = Batch(tuple(step.slices))
@@ -149,7 +149,9 @@ class Scheduler(PagedScheduler[SequenceState]):
     def commit(self, batch: Batch, output: StepOutput, now: float) -> list[Event]:
         """Apply the output of the oldest step in flight. Returns all events since the last commit."""
         events = super().commit(batch, output, now)
-        self.running_set.preempt_pending()
+        for sequence in self.running_set.flush():
+            if sequence.request.finished:
+                self._forget(sequence.request)
         served = self.admission.share.served
         for request, token, _, _ in events:
             if token is not None and request.tenant in served:
@@ -165,17 +167,14 @@ class Scheduler(PagedScheduler[SequenceState]):
             raise ValueError("only the oldest step in flight can be committed, and only once")
         for number, sequence in enumerate(self._in_flight.popleft()[1]):
             sequence.in_flight -= 1
-            if sequence.request.state is not RequestState.FINISHED:
+            if not sequence.request.finished:  # else it ended in flight: its result is discarded
                 yield number
-            elif not sequence.in_flight:  # it ended in flight: its result is discarded
-                self.running_set.flush(sequence)
-                self._forget(sequence.request)
 
-    def _postpone(self, part: Slice, pending: WaitHandle) -> None:
+    def _postpone(self, part: Slice, late: WaitHandle) -> None:
         """A slice behind it that is in flight too is postponed as well: it has no token to compute."""
-        super()._postpone(part, pending)
+        super()._postpone(part, late)
         request, sequence = part.request, self._live[part.request.id]
-        sequence.pending = pending
+        sequence.late = late
         sequence.num_scheduled, sequence.num_tokens = request.computed, request.total
 
     def _append_forced(self, request: Request, forced: Forced, now: float) -> None:
@@ -183,32 +182,31 @@ class Scheduler(PagedScheduler[SequenceState]):
         super()._append_forced(request, forced, now)
         sequence.num_tokens = max(sequence.num_tokens, request.total)
 
-    def discard_in_flight(self) -> None:
-        """Forget the steps in flight, because one of them raised: they are planned again. What is committed stands.
-
-        Every running request is reset, also if its slice is in no step: an interrupt may have come in the middle of a
-        plan or of a commit.
-        """
-        self._in_flight.clear()
-        for sequence in [*self._live.values()]:
-            if sequence.request.finished:
-                sequence.in_flight = 0
-                self.running_set.flush(sequence)
-                self._forget(sequence.request)
-            elif sequence.request.state is RequestState.RUNNING:
-                sequence.reset(capacity=len(self.cache.table(sequence.request)) * self.cache.page_size)
-        self.running_set.preempt_pending()
-
-    def _release(self, entry: SequenceState, state: RequestState) -> bool:
-        running_set = self.running_set
-        if state is RequestState.RUNNING:
-            return running_set.finish(entry)  # else it stays known until nothing of it is in flight
-        self.admission.queue_of(state).remove(entry)
-        running_set.pool_full = False  # it may have been the one that did not fit
-        return True
+    def _release(self, sequence: SequenceState) -> None:
+        if self.cache.has_table(sequence.request):
+            self.running_set.remove(sequence)
+        else:
+            self.admission.queue_of(sequence).remove(sequence)
+            self.running_set.pool_full = False  # it may have been the one that did not fit
 
     def _forget(self, request: Request) -> None:
         super()._forget(request)
         self.admission.share.leave(request.tenant)
 
     # endregion
+
+    def _empty_queues(self) -> Iterable[SequenceState]:
+        self._in_flight.clear()
+        running_set, admission = self.running_set, self.admission
+        ran = running_set.running
+        running_set.running, running_set.leaving, running_set.preempted = RequestQueue(), [], FairQueue()
+        running_set.places.clear()
+        running_set.pool_full = False
+        admission.waiting = FairQueue(admission.waiting.limit)
+        return ran
+
+    def _queue_again(self, sequence: SequenceState) -> None:
+        if sequence.request.state is RequestState.RUNNING:
+            self.running_set.add(sequence)
+        else:
+            self.admission.queue_of(sequence).add(sequence)

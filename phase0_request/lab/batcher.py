@@ -8,18 +8,18 @@ from collections.abc import Collection
 
 from phase0_request.batch import Batch, Slice
 from phase0_request.checks import check_int
-from phase0_request.queue import RequestQueue, WaitingRequest
-from phase0_request.request import Request, RequestState
+from phase0_request.queue import RequestQueue, SequenceState
+from phase0_request.request import Request
 from phase0_request.scheduler import BaseScheduler
 
 
-class Batcher(BaseScheduler[WaitingRequest]):
+class Batcher(BaseScheduler):
     """Continuous batching without memory management. Each live request is waiting or running."""
 
     def __init__(self, eos_ids: Collection[int], batch_size: int = 4, queue_limit: int | None = None) -> None:
         super().__init__(eos_ids)
         self.batch_size = check_int("batch_size", batch_size, 1)
-        self.waiting: RequestQueue[WaitingRequest] = RequestQueue(queue_limit)
+        self.waiting = RequestQueue(queue_limit)
         self.running: dict[str, Request] = {}  # by id, in order of admission
 
     def plan(self, now: float) -> Batch:
@@ -32,12 +32,11 @@ class Batcher(BaseScheduler[WaitingRequest]):
         return Batch(tuple(Slice(r, r.computed, r.total - r.computed) for r in self.running.values()))
         # endregion
 
-    def _enqueue(self, request: Request, number: int) -> WaitingRequest:
-        entry = WaitingRequest((request.priority, number), request)
-        self.waiting.add(entry)
-        return entry
+    def _enqueue(self, request: Request, number: int) -> SequenceState:
+        sequence = SequenceState(request, (request.priority, number))
+        self.waiting.add(sequence)
+        return sequence
 
-    def _release(self, entry: WaitingRequest, state: RequestState) -> bool:
-        if self.running.pop(entry.request.id, None) is None and entry in self.waiting:
-            self.waiting.remove(entry)
-        return True
+    def _release(self, sequence: SequenceState) -> None:
+        if self.running.pop(sequence.request.id, None) is None:
+            self.waiting.remove(sequence)

@@ -13,7 +13,6 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -254,27 +253,23 @@ def fill_masks(rows: Sequence[tuple[Constraint, int]], vocab_size: int) -> NDArr
 # endregion
 
 
+Rows = Sequence[tuple[int, Follower, int]]  # row of the logits, its constraint, which output token it draws
+
+
+# region exercise 2.21
+def in_flight(rows: Rows) -> bool:
+    """Whether the step before must end first: it draws a token that one of the masks depends on."""
+    return any(index > len(constraint.output) for _, constraint, index in rows)
+
+
+# endregion
+
+
 class Filled(NamedTuple):
     """The masks of a step."""
 
     bits: "Tensor"  # [masks, words] int32
     late: Mapping[int, WaitHandle] = {}  # by row of the logits: those that are not ready, and draw nothing
-
-
-@dataclass(frozen=True, slots=True)
-class StepMasks:
-    """The constrained rows of a step."""
-
-    rows: Sequence[tuple[int, Follower, int]]  # row, its constraint, which output token it draws
-    numbers: "Tensor"  # [all rows] int64: of each row's mask, -1 for none
-
-    # region exercise 2.21
-    @property
-    def in_flight(self) -> bool:
-        """Whether the step before must end first: it draws a token that one of the masks depends on."""
-        return any(index > len(constraint.output) for _, constraint, index in self.rows)
-
-    # endregion
 
 
 class Constraints:
@@ -288,13 +283,13 @@ class Constraints:
         """A request's constraint, at the beginning of its output. ValueError if its grammar is invalid."""
         return Constraint(request, self.vocab_size, self.grammars)
 
-    def start(self, masks: StepMasks) -> Callable[[], Filled]:
+    def start(self, rows: Rows) -> Callable[[], Filled]:
         """Fill the masks in a thread, while the caller has the model run. Returns what waits for them."""
-        return _thread().submit(self.fill, masks).result
+        return _thread().submit(self.fill, rows).result
 
-    def fill(self, masks: StepMasks) -> Filled:
+    def fill(self, rows: Rows) -> Filled:
         """Fill the masks of a step now."""
         import torch
 
-        rows: Any = [(constraint, index) for _, constraint, index in masks.rows]  # all are Constraints
-        return Filled(torch.from_numpy(fill_masks(rows, self.vocab_size).view(np.int32)))
+        constraints: Any = [(constraint, index) for _, constraint, index in rows]  # all are Constraints
+        return Filled(torch.from_numpy(fill_masks(constraints, self.vocab_size).view(np.int32)))

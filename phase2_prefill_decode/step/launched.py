@@ -64,10 +64,10 @@ class LaunchedStep:
             token = output.tokens[step.drawn[row]]
             if token is not None:
                 edits.take(index, token)
-        if sampling.masks is None:
+        if not sampling.masks:
             return output
         failed, late, followed = dict(output.failed), dict[int, WaitHandle](), []
-        for row, constraint, index in sampling.masks.rows:
+        for row, constraint, index in sampling.masks:
             number = step.drawn[row]
             token = output.tokens[number]
             if row in self._late and failed.get(number) == NO_TOKEN_LEFT:  # its mask is empty

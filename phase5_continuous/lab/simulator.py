@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import track
@@ -73,7 +72,7 @@ class Setting:
     def cache(self) -> PagedCache:
         return (PrefixCache if self.prefix_cache else PagedCache)(self.pages, self.page_size)
 
-    def scheduler(self) -> PagedScheduler[Any]:
+    def scheduler(self) -> PagedScheduler:
         if self.way == "static":
             return StaticScheduler(self.cache(), [EOS], batch_size=self.max_running, queue_limit=self.queue_limit)
         whole = self.way == "whole"
@@ -103,7 +102,7 @@ class Simulation:
         self.clock = VirtualClock()
         self.runner = VirtualRunner(setting.times(), self.clock, setting.launch)
         self.scheduler = setting.scheduler()
-        self.core: EngineCore[PagedScheduler[Any], VirtualStep] = EngineCore(self.scheduler, self.runner, self.clock)
+        self.core: EngineCore[PagedScheduler, VirtualStep] = EngineCore(self.scheduler, self.runner, self.clock)
         self.stats = Stats(slo or SLO())
         self._arrivals: Iterator[Arrival] = iter(arrivals)
         self._next = next(self._arrivals, None)

@@ -1,9 +1,13 @@
 """Find a model's files: in a local directory, or downloaded from the Hugging Face hub into its cache."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 from phase0_request.checks import ConfigError
+from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.threads import threads_for
+from phase6_integration.engine.options import EngineOptions
 
 log = logging.getLogger(__name__)
 PATTERNS = ["*.json", "*.safetensors", "*.jinja"]  # no code, no pickles
@@ -38,3 +42,13 @@ def directory_of(model: str, revision: str | None = None, download_dir: str | No
     fields = {"repository": model, "revision": revision or "main", "commit": found.name}
     log.info("the %s is a repository on the hub, since no directory here has its name", what, extra={"fields": fields})
     return found
+
+
+def located(options: EngineOptions) -> tuple[EngineOptions, ModelConfig]:
+    """The options with directories in place of names, and as many threads as suit the model; and its config."""
+    directory = directory_of(options.model, options.revision, options.download_dir)
+    config, tokenizer = ModelConfig.from_pretrained(directory), options.tokenizer
+    if tokenizer is not None:
+        tokenizer = str(directory_of(tokenizer, None, options.download_dir, "tokenizer"))
+    threads = options.threads or threads_for(config)
+    return replace(options, model=str(directory), revision=None, tokenizer=tokenizer, threads=threads), config

@@ -149,12 +149,7 @@ class EngineOptions:
     )
     enforce_eager: bool = option(False, "launch kernels one by one, without CUDA graphs", check=check_bool)
     check_invariants: bool = option(False, "check the scheduler's invariants after every step; slow", check=check_bool)
-    load_timeout: float = option(
-        600.0,
-        "an engine may take to load its model; restarted, four times the last time, at least 30",
-        "SECONDS",
-        positive,
-    )
+    load_timeout: float = option(600.0, "an engine may take to load its model", "SECONDS", positive)
     hang_timeout: float = option(300.0, "of silence before a busy engine counts as hung", "SECONDS", positive)
     heartbeat_timeout: float = option(15.0, "an idle engine may take to answer a ping", "SECONDS", positive)
     max_engine_restarts: int = option(

@@ -7,9 +7,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Set
 from dataclasses import replace
-from typing import NamedTuple
+from pathlib import Path
 
 import msgspec
 
@@ -17,36 +16,19 @@ from phase0_request.checks import check_number
 from phase0_request.queue import QueueFullError
 from phase0_request.request import FinishReason
 from phase0_request.tokenizer import Tokenizer
-from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.threads import threads_for
-from phase6_integration.engine.hub import directory_of
+from phase6_integration.engine.hub import located
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.engine.stats import Gauges
 from phase6_integration.process.engine_client import STOP_TIMEOUT, EngineClient
 from phase6_integration.process.health import Health, UnavailableError
-from phase6_integration.process.messages import EngineRequest, Finish, Logged, Ready, ToEngine, Update
+from phase6_integration.process.messages import EngineRequest, Finish, Logged, Progress, Ready, ToEngine, Update
 from phase6_integration.process.outputs import LogprobArrays, Output, OutputStream
 
 log = logging.getLogger(__name__)
 BUNDLED_ENGINE = "phase6_integration.process.engine_process:bundled_engine"
 RESTART_DELAY = 1.0  # seconds before the first restart; each further one doubles it
 MAX_RESTART_DELAY = 30.0
-RELOAD = 4  # times as long as the longest load so far may a restarted process take, and twice that after each failure
-MIN_RELOAD = 30.0  # seconds that it may take in any case
-SENT = 3  # times at most that a request is sent to an engine
 STABLE = 600.0  # seconds after which an engine that ran so long counts as sound, and its restarts as none
-
-
-class StepReport(NamedTuple):
-    """Statistics of one step."""
-
-    prefill_tokens: int
-    decode_tokens: int
-    seconds: float
-    gauges: Gauges
-    prompt_tokens: int = 0  # lengths of the prompts that got their first token
-    generated: int = 0  # tokens
-    cached_tokens: int = 0  # of these prompts, found in the prefix cache
 
 
 class Observer:
@@ -55,8 +37,8 @@ class Observer:
     def submitted(self, request: EngineRequest) -> None:
         """The engine has taken a request."""
 
-    def stepped(self, report: StepReport) -> None:
-        """The engine has run a step."""
+    def stepped(self, update: Update, prompt_tokens: int, cached_tokens: int) -> None:
+        """The engine has run a step. The tokens are those of prompts that got their first token in it."""
 
     def finished(self, stream: OutputStream, output: Output, reason: FinishReason) -> None:
         """A completion, one of the outputs of its stream, has finished."""
@@ -69,19 +51,13 @@ class AsyncEngine:
 
     def __init__(self, options: EngineOptions | None = None, *, factory: str = BUNDLED_ENGINE) -> None:
         """Read the model's config and tokenizer. `factory`, a `module:name`, builds the engine in its process."""
-        options = options or EngineOptions()
-        directory = directory_of(options.model, options.revision, options.download_dir)
-        self.config = ModelConfig.from_pretrained(directory)
-        threads = options.threads or threads_for(self.config)
-        self.options = replace(options, model=str(directory), revision=None, threads=threads)
-        if options.tokenizer is not None:
-            other = directory_of(options.tokenizer, None, options.download_dir, "tokenizer")
-            self.options = replace(self.options, tokenizer=str(other))
-            self.tokenizer: Tokenizer | None = Tokenizer.from_pretrained(other)
-        else:
-            self.tokenizer = Tokenizer.from_pretrained(directory) if (directory / "tokenizer.json").exists() else None
+        self.options, self.config = located(options or EngineOptions())
+        directory = Path(self.options.tokenizer or self.options.model)
+        self.tokenizer: Tokenizer | None = None  # of a model without one, clients send and get token ids
+        if self.options.tokenizer is not None or (directory / "tokenizer.json").exists():
+            self.tokenizer = Tokenizer.from_pretrained(directory)
         claimed = self.config.max_position_embeddings
-        self.max_model_len = min(claimed, options.context(claimed))
+        self.max_model_len = min(claimed, self.options.context(claimed))
         self.health = Health.STOPPED
         self.reason = "it has not been started"
         self.gauges = Gauges()
@@ -92,11 +68,9 @@ class AsyncEngine:
         self._factory = factory
         self._client: EngineClient | None = None  # of the current process
         self._load_ended = asyncio.Event()  # ready, or failed
-        self._started_at = self._ready_at = 0.0
-        self._load_timeout = options.load_timeout
-        self._longest_load = 0.0  # seconds
+        self._ready_at = 0.0
         self._failures = 0  # in succession: a process that ran for STABLE seconds ends the row
-        self._restarting: asyncio.Task[None] | None = None  # until the next process is ready
+        self._restarting: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
         self._live: dict[str, tuple[Output, OutputStream]] = {}  # by id, until the engine reports the end
         self._waiting: set[str] = set()  # ids of live completions that are not admitted yet
@@ -111,14 +85,8 @@ class AsyncEngine:
         await self._start_process()
 
     async def _start_process(self) -> None:
-        if self._ready_at > self._started_at:
-            self._longest_load = max(self._longest_load, self._ready_at - self._started_at)
-        if self._longest_load:
-            limit = max(RELOAD * self._longest_load, MIN_RELOAD) * 2 ** (self._failures - 1)
-            self._load_timeout = min(limit, self.options.load_timeout)
-        self._started_at = time.monotonic()
         self._client = self.client_type(
-            replace(self.options, load_timeout=self._load_timeout),
+            self.options,
             self._factory,
             on_message=self.handle,
             on_failure=self._process_failed,
@@ -178,7 +146,6 @@ class AsyncEngine:
                 self._client.watchdog.work_begins()
         self._live |= live
         self._waiting |= live.keys()
-        stream.sent += 1
         for observer in self.observers:
             observer.submitted(request)
         self._send(request)
@@ -194,8 +161,6 @@ class AsyncEngine:
         if not output.done:
             self._live[output.id][1].put(output.finish(reason, error))
             self._send(Finish(output.id, FinishReason.ABORT))
-            if self._restarting is not None:  # no engine will report its end
-                self._end(output.id, reason, time.monotonic())
 
     # endregion
 
@@ -221,57 +186,48 @@ class AsyncEngine:
 
     # region exercise 6.3
     def _process_ready(self, ready: Ready) -> None:
-        """Take requests. A restarted engine gets those that its predecessor had not admitted."""
-        self.ready_info = ready
+        """Take requests from now on."""
+        self.ready_info, self._ready_at = ready, time.monotonic()
         self.max_model_len = ready.max_model_len
         self.gauges = Gauges(pages_total=ready.pages, pages_free=ready.pages)
         if self.health is Health.LOADING:
             self.health, self.reason = Health.READY, "ready"
-        self._ready_at, self._restarting = time.monotonic(), None
-        waiting: dict[OutputStream, list[int]] = {}
-        for output, stream in self._live.values():
-            waiting.setdefault(stream, []).append(output.index)
-        for stream, numbers in waiting.items():
-            stream.sent += 1
-            self._send(msgspec.structs.replace(stream.request, only=numbers))
         self._load_ended.set()
 
     def _update(self, update: Update) -> None:
-        """Pass the results of a step to their streams. A stop string is found here, and then the engine is notified."""
+        """Pass the results of a step to their streams."""
         self.gauges = update.gauges
-        for started in update.started:
-            output, stream = self._live[started.id]
-            output.times.admitted, output.cached_tokens = started.admitted, started.cached
-            self._waiting.discard(started.id)
-        ended = {end.id for end in update.ended}
         prompt_tokens = cached_tokens = 0
-        for new in update.outputs:
-            output, stream = self._live[new.id]
-            if output.done:
-                continue
-            if not output.generated:
-                prompt_tokens += output.prompt_tokens
-                cached_tokens += output.cached_tokens
-            if new.prompt_logprobs is not None:
-                output.prompt_logprobs = LogprobArrays(new.prompt_logprobs)
-            try:
-                chunk = output.append(new.token, new.logprobs, new.finish_reason, update.at)
-            except Exception:
-                log.exception("detokenizing request %s failed", new.id)
-                chunk = output.finish(FinishReason.ERROR, "its text cannot be made")
-            if chunk is None:
-                continue
-            stream.put(chunk)
-            if chunk.finish_reason is not None and new.id not in ended:
-                stopped = chunk.finish_reason is FinishReason.STOP
-                self._send(Finish(new.id, FinishReason.STOP if stopped else FinishReason.ABORT))
-        for end in update.ended:
-            self._end(end.id, end.reason, update.at, end.error)
-        tokens = update.prefill_tokens, update.decode_tokens
-        generated = len(update.outputs)
-        report = StepReport(*tokens, update.seconds, update.gauges, prompt_tokens, generated, cached_tokens)
+        for progress in update.progress:
+            output, stream = self._live[progress.id]
+            if progress.admitted is not None:
+                output.times.admitted, output.cached_tokens = progress.admitted, progress.cached
+                self._waiting.discard(progress.id)
+            if progress.token is not None and not output.done:
+                if not output.generated:
+                    prompt_tokens += output.prompt_tokens
+                    cached_tokens += output.cached_tokens
+                self._add_token(output, stream, progress, progress.token, update.at)
+            if progress.finish_reason is not None:
+                self._end(progress.id, progress.finish_reason, update.at, progress.error)
         for observer in self.observers:
-            observer.stepped(report)
+            observer.stepped(update, prompt_tokens, cached_tokens)
+
+    def _add_token(self, output: Output, stream: OutputStream, progress: Progress, token: int, at: float) -> None:
+        """Make text of a token. A stop string is found here, and then the engine is notified."""
+        if progress.prompt_logprobs is not None:
+            output.prompt_logprobs = LogprobArrays(progress.prompt_logprobs)
+        try:
+            chunk = output.append(token, progress.logprobs, progress.finish_reason, at)
+        except Exception:
+            log.exception("detokenizing request %s failed", output.id)
+            chunk = output.finish(FinishReason.ERROR, "its text cannot be made")
+        if chunk is None:
+            return
+        stream.put(chunk)
+        if chunk.finish_reason is not None and progress.finish_reason is None:
+            stopped = chunk.finish_reason is FinishReason.STOP
+            self._send(Finish(output.id, FinishReason.STOP if stopped else FinishReason.ABORT))
 
     def _end(self, id: str, reason: FinishReason, at: float, error: str | UnavailableError | None = None) -> None:
         """Remove a completion after the engine's last message about it, or because its engine has failed."""
@@ -294,25 +250,14 @@ class AsyncEngine:
     # Failure and shutdown.
 
     def _process_failed(self, health: Health, reason: str) -> None:
-        """End the requests that the process had begun, and start another one, up to `max_engine_restarts` in a row.
-
-        Requests that wait are sent to the next one, SENT times in all: one of them may be the cause. A process that
-        fails to load the first time is not followed by another: that would fail as well.
-        """
+        """End all requests, and start another process, up to `max_engine_restarts` in a row. One that fails to load the
+        first time is not followed by another: that would fail as well."""
         log.error("the engine is %s: %s", health.value, reason)
         if self.health is Health.READY and time.monotonic() - self._ready_at > STABLE:
             self._failures = 0
-        restart = (
-            self.ready_info is not None
-            and self.health in (Health.READY, Health.LOADING)
-            and self._failures < self.options.max_engine_restarts
-        )
-        waiting = set()
-        if restart:
-            live = {id: self._live[id] for id in self._waiting}
-            waiting = {id for id, (output, stream) in live.items() if stream.sent < SENT and not output.done}
-        self._end_all(health, reason, spare=waiting)
-        if restart:
+        may_restart = self.ready_info is not None and self.health in (Health.READY, Health.LOADING)
+        self._end_all(health, reason)
+        if may_restart and self._failures < self.options.max_engine_restarts:
             self._failures += 1
             self.restarts += 1
             self.health, self.reason = Health.LOADING, f"it was {health.value} and is started again: {reason}"
@@ -332,12 +277,12 @@ class AsyncEngine:
         except Exception as error:  # of any kind: else clients would wait for an engine that never comes
             self._process_failed(Health.DEAD, f"its process cannot be started: {error}")
 
-    def _end_all(self, health: Health, reason: str, spare: Set[str] = frozenset()) -> None:
-        """End live requests with an error, except some."""
+    def _end_all(self, health: Health, reason: str) -> None:
+        """End live requests with an error."""
         now = time.monotonic()
-        for id in [id for id in self._live if id not in spare]:
+        for id in list(self._live):
             self._end(id, FinishReason.ERROR, now, UnavailableError(health, reason))
-        self.gauges = replace(self.gauges, running=0, waiting=len(spare), pages_used=0)
+        self.gauges = replace(self.gauges, running=0, waiting=0, pages_used=0)
 
     async def drain(self, timeout: float) -> None:
         """Refuse new requests and wait for the live ones. Those that remain after `timeout` end with an error."""

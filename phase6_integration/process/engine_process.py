@@ -13,7 +13,7 @@ import socket
 import sys
 from collections.abc import Callable
 from pkgutil import resolve_name
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from phase0_request.core import EngineCore, Step
 from phase0_request.request import FinishReason, Request
@@ -26,16 +26,14 @@ from phase6_integration.process.log_stream import LogStream
 from phase6_integration.process.messages import (
     Channel,
     Dead,
-    Ended,
     EngineRequest,
     Finish,
     Load,
     Logged,
-    Output,
     Ping,
     Pong,
+    Progress,
     Ready,
-    Started,
     ToEngine,
     Update,
 )
@@ -62,12 +60,11 @@ class Loop:
         self,
         channel: Channel,
         core: EngineCore[Scheduler, Any],
-        scheduler: Scheduler,
         grammars: GrammarWork | None = None,
     ) -> None:
         self.channel = channel
         self.core = core
-        self.scheduler = scheduler
+        self.scheduler = core.scheduler
         self.grammars = grammars
         self._all_wait = False  # each request that runs waits for its grammar
         self._requests: dict[str, Request] = {}  # the end of each is not sent yet
@@ -75,7 +72,7 @@ class Loop:
         self._unscored: set[str] = set()  # the prompt logprobs of each are not sent yet
 
     # region exercise 6.2
-    def run(self) -> None:
+    def run(self) -> NoReturn:
         """Read messages and run steps until the HTTP process closes the channel."""
         while True:
             wait, timeout = self._all_wait or not self.core.has_work, DEADLINES if self._all_wait else None
@@ -114,8 +111,8 @@ class Loop:
         except ValueError as error:  # AsyncEngine should have refused it
             log.error("request %s is refused: %s", request.id, error)
             request.finish(FinishReason.ERROR, self.core.clock(), str(error))
-            ended = [Ended(request.id, FinishReason.ERROR, request.error)]
-            self.channel.send(Update(self.core.clock(), 0.0, 0, 0, [], [], ended, Gauges.read(self.scheduler)))
+            refused = Progress(request.id, finish_reason=FinishReason.ERROR, error=request.error)
+            self.channel.send(Update(self.core.clock(), 0.0, 0, 0, [refused], Gauges.read(self.scheduler)))
             return
         self._requests[request.id] = self._unannounced[request.id] = request
         if request.params.grammar is not None and self.grammars is not None:
@@ -124,48 +121,44 @@ class Loop:
             self._unscored.add(request.id)
 
     def _update(self, step: Step) -> Update:
-        """The message about a step: requests that started, tokens, requests that ended, and the gauges."""
-        started = self._started(step)
-        outputs, ended = [], []
+        """The message about a step: requests that were admitted, tokens, requests that ended, and the gauges."""
+        progress = self._admitted(step)
         for request, token, reason, logprobs in step.events:
-            if token is not None:
-                scores = request.prompt_logprobs if request.id in self._unscored else None
+            scores = None
+            if token is not None and request.id in self._unscored:
                 self._unscored.discard(request.id)
-                outputs.append(Output(request.id, token, logprobs, scores or None, reason))
+                scores = request.prompt_logprobs or None
+            error = None if reason is None else request.error
+            progress.append(Progress(request.id, token, logprobs, scores, reason, error))
             if reason is not None:
-                ended.append(Ended(request.id, reason, request.error))
                 self._requests.pop(request.id, None)
                 self._unannounced.pop(request.id, None)
                 self._unscored.discard(request.id)
-        now = Gauges.read(self.scheduler)
-        seconds = step.seconds
-        return Update(self.core.clock(), seconds, step.prefill_tokens, step.decode_tokens, started, outputs, ended, now)
+        tokens = step.prefill_tokens, step.decode_tokens
+        return Update(self.core.clock(), step.seconds, *tokens, progress, Gauges.read(self.scheduler))
 
-    def _started(self, step: Step) -> list[Started]:
+    def _admitted(self, step: Step) -> list[Progress]:
         """Requests that were admitted in this step. The first slice starts after the cached part of the prompt."""
-        if not self._unannounced:
-            return []
-        started = []
-        for request, start, _ in step.batch:
+        admitted = []
+        for request, start, _ in step.batch if self._unannounced else ():
             if self._unannounced.pop(request.id, None) is not None:
-                started.append(Started(request.id, request.times.admitted or 0.0, start))
-        return started
+                admitted.append(Progress(request.id, admitted=request.times.admitted or 0.0, cached=start))
+        return admitted
 
     # endregion
 
 
-class Made(NamedTuple):
+class LoadedEngine(NamedTuple):
     """What a factory returns: an engine, ready to run."""
 
     core: EngineCore[Scheduler, Any]
-    scheduler: Scheduler
     ready: Ready
     grammars: GrammarWork | None = None
 
 
 def bundled_engine(
     options: EngineOptions, grammar_work: Callable[[Any, EngineOptions], GrammarWork] | None = None
-) -> Made:
+) -> LoadedEngine:
     """The default factory: the engine of these options. `grammar_work` follows grammars elsewhere; without it they are
     followed in this process, which is for clients that are trusted."""
     from phase6_integration.engine.assemble import assemble
@@ -177,7 +170,7 @@ def bundled_engine(
     decoder, cache = parts.model.decoder, parts.scheduler.cache
     context, dtype = parts.model.config.max_position_embeddings, str(decoder.dtype).removeprefix("torch.")
     ready = Ready(context, cache.usage.total, cache.page_size, str(decoder.device), dtype, decoder.lm_head.kernel)
-    return Made(parts.core, parts.scheduler, ready, grammars)
+    return LoadedEngine(parts.core, ready, grammars)
 
 
 class ChannelHandler(logging.Handler):
@@ -193,33 +186,23 @@ class ChannelHandler(logging.Handler):
             self._channel.send(Logged(record.levelno, text))
 
 
-def _build(load: Load, channel: Channel) -> Made | None:
-    """Build the engine. A missing file or too little memory is reported without a traceback."""
-    try:
-        factory: Callable[[EngineOptions], Made] = resolve_name(load.factory)
-        return factory(load.options)
-    except (ValueError, OSError, MemoryError) as error:
-        channel.send(Dead(str(error)))
-        channel.flush()
-        return None
-
-
 def serve(channel: Channel) -> int:
     """Load the model that the first message names, then serve. A failure is reported before this process exits."""
     try:
         while not (arrived := channel.receive(wait=True)):  # half a message
             continue
-        first, *others = arrived
-        if not isinstance(first, Load):
-            raise ValueError(f"the first message must be Load, got {type(first).__name__}")
-        with gc_freeze():
-            made = _build(first, channel)
-        if made is None:
-            return 1
-        channel.send(made.ready)
-        if made.grammars is not None:
-            channel.watch(made.grammars.fileno())
-        loop = Loop(channel, made.core, made.scheduler, made.grammars)
+        load, *others = arrived
+        if not isinstance(load, Load):
+            raise ValueError(f"the first message must be Load, got {type(load).__name__}")
+        try:
+            with gc_freeze():
+                engine: LoadedEngine = resolve_name(load.factory)(load.options)
+        except (ValueError, OSError, MemoryError) as error:  # a missing file, or too little memory
+            return _failed(channel, str(error))
+        channel.send(engine.ready)
+        if engine.grammars is not None:
+            channel.watch(engine.grammars.fileno())
+        loop = Loop(channel, engine.core, engine.grammars)
         for message in others:
             loop.handle(message)
         loop.run()
@@ -227,10 +210,13 @@ def serve(channel: Channel) -> int:
         return 0
     except Exception as error:
         log.exception("the engine has failed")
-        channel.send(Dead(str(error) if isinstance(error, BrokenError) else f"{type(error).__name__}: {error}"))
-        channel.flush()
-        return 1
-    return 0
+        return _failed(channel, str(error) if isinstance(error, BrokenError) else f"{type(error).__name__}: {error}")
+
+
+def _failed(channel: Channel, reason: str) -> int:
+    channel.send(Dead(reason))
+    channel.flush()
+    return 1
 
 
 def main() -> int:

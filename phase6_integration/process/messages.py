@@ -7,7 +7,7 @@ that decode to none of these types are refused.
 import contextlib
 import selectors
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -47,12 +47,11 @@ class EngineRequest(msgspec.Struct, tag=True, frozen=True):
     timeout: float | None = None  # seconds from arrival; None: no limit
     tenant: str = ""  # the client that it is from, by an opaque id
     arrival: float = 0.0  # set by AsyncEngine, on the monotonic clock, which all processes of a machine share
-    only: list[int] | None = None  # the completions that a restarted engine generates; None: all
 
     @property
-    def numbers(self) -> Sequence[int]:
+    def numbers(self) -> range:
         """The numbers of its completions."""
-        return range(len(self.prompts) * self.n) if self.only is None else self.only
+        return range(len(self.prompts) * self.n)
 
     def name(self, number: int) -> str:
         """The id of a completion."""
@@ -100,43 +99,28 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
     linear: str = ""  # how the linear layers compute
 
 
-class Output(msgspec.Struct, array_like=True, frozen=True):
-    """One new token of one request, with the finish reason if it is the last. The first one carries the prompt's
-    logprobs, if the request has asked for them."""
+class Progress(msgspec.Struct, array_like=True, frozen=True):
+    """What a step has done for one completion: admitted it, drawn a token, ended it, or more than one of these. Each
+    completion is admitted at most once and ends exactly once: nothing is said of it behind its finish reason."""
 
     id: str
-    token: int
+    token: int | None = None
     logprobs: TokenLogprobs | None = None
-    prompt_logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None  # with the first token, if they were asked for
     finish_reason: FinishReason | None = None
-
-
-class Started(msgspec.Struct, array_like=True, frozen=True):
-    """A request was admitted; `cached` tokens of its prompt were found in the prefix cache."""
-
-    id: str
-    admitted: float
-    cached: int
-
-
-class Ended(msgspec.Struct, array_like=True, frozen=True):
-    """The last message about a request: exactly one for each that was submitted."""
-
-    id: str
-    reason: FinishReason
     error: str | None = None
+    admitted: float | None = None  # when
+    cached: int = 0  # tokens of its prompt that the prefix cache had when it was admitted
 
 
 class Update(msgspec.Struct, tag=True, frozen=True):
-    """From the engine, after each step: what has happened since the previous update."""
+    """From the engine, after each step: what has happened since the previous update, in order."""
 
     at: float
     seconds: float  # duration of the step
     prefill_tokens: int
     decode_tokens: int
-    started: list[Started]
-    outputs: list[Output]
-    ended: list[Ended]
+    progress: list[Progress]
     gauges: Gauges
 
 

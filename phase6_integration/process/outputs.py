@@ -202,7 +202,6 @@ class OutputStream:
     ) -> None:
         self.request = request
         self.outputs = [Output(request, number, tokenizer) for number in request.numbers]
-        self.sent = 0  # times that an engine was sent the request
         self._abort = abort
         self._chunks: list[Chunk] = []
         self._newest: dict[int, Chunk] = {}  # of each output, its last unread chunk

@@ -7,22 +7,22 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from phase0_request import QueueFullError, Request, RequestQueue
-from phase0_request.lab.batcher import WaitingRequest
+from phase0_request.queue import SequenceState
 
 
-def names(queue: RequestQueue[WaitingRequest]) -> list[str]:
+def names(queue: RequestQueue) -> list[str]:
     return [entry.request.id for entry in queue]
 
 
 @pytest.fixture
-def make_entry(make_request: Callable[..., Request]) -> Callable[..., WaitingRequest]:
+def make_entry(make_request: Callable[..., Request]) -> Callable[..., SequenceState]:
     numbers = itertools.count()
-    return lambda rank=0: WaitingRequest((rank, next(numbers)), make_request())
+    return lambda rank=0: SequenceState(make_request(), (rank, next(numbers)))
 
 
 @pytest.mark.proof
-def test_first_in_first_out_within_a_rank(make_entry: Callable[..., WaitingRequest]) -> None:
-    queue = RequestQueue[WaitingRequest]()
+def test_first_in_first_out_within_a_rank(make_entry: Callable[..., SequenceState]) -> None:
+    queue = RequestQueue()
     for rank in (5, 0, 5, -1, 0):
         queue.add(make_entry(rank))
     assert names(queue) == ["r4", "r2", "r5", "r1", "r3"]
@@ -31,8 +31,8 @@ def test_first_in_first_out_within_a_rank(make_entry: Callable[..., WaitingReque
         queue.pop()
 
 
-def test_a_request_at_the_limit_is_refused_and_nothing_changes(make_entry: Callable[..., WaitingRequest]) -> None:
-    queue = RequestQueue[WaitingRequest](limit=2)
+def test_a_request_at_the_limit_is_refused_and_nothing_changes(make_entry: Callable[..., SequenceState]) -> None:
+    queue = RequestQueue(limit=2)
     queue.add(make_entry())
     queue.add(make_entry())
     with pytest.raises(QueueFullError, match="2 requests wait already"):
@@ -45,12 +45,12 @@ def test_a_request_at_the_limit_is_refused_and_nothing_changes(make_entry: Calla
         RequestQueue(limit=0)
 
 
-def test_only_a_request_that_is_queued_can_be_removed(make_entry: Callable[..., WaitingRequest]) -> None:
+def test_only_a_request_that_is_queued_can_be_removed(make_entry: Callable[..., SequenceState]) -> None:
     """One that ranks before all, one after all, and another one with the key of one that is queued."""
-    queue = RequestQueue[WaitingRequest]()
+    queue = RequestQueue()
     entry = make_entry()
     queue.add(entry)
-    for stranger in (make_entry(-1), make_entry(1), WaitingRequest(entry.key, Request("same key", (1,)))):
+    for stranger in (make_entry(-1), make_entry(1), SequenceState(Request("same key", (1,)), entry.key)):
         with pytest.raises(ValueError, match=f"request {stranger.request.id} is not in this queue"):
             queue.remove(stranger)
     assert names(queue) == ["r1"]
@@ -77,8 +77,8 @@ class Counted(int):
 
 def test_no_operation_searches_the_whole_queue(make_request: Callable[..., Request]) -> None:
     """Counted in comparisons, not seconds: among 4,096 requests, adding or removing one compares some dozens."""
-    queue, request = RequestQueue[WaitingRequest](), make_request()
-    entries = [WaitingRequest((Counted(n * 2654435761 % 4096), n), request) for n in range(4096)]
+    queue, request = RequestQueue(), make_request()
+    entries = [SequenceState(request, (Counted(n * 2654435761 % 4096), n)) for n in range(4096)]
     for entry in entries:
         queue.add(entry)
     Counted.comparisons = 0
@@ -95,14 +95,14 @@ class AgainstASortedList(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue = RequestQueue[WaitingRequest]()
-        self.model: list[WaitingRequest] = []
+        self.queue = RequestQueue()
+        self.model: list[SequenceState] = []
         self.made = 0
 
     @rule(rank=st.integers(-2, 2))
     def add(self, rank: int) -> None:
         self.made += 1
-        entry = WaitingRequest((rank, self.made), Request(f"r{self.made}", (1,)))
+        entry = SequenceState(Request(f"r{self.made}", (1,)), (rank, self.made))
         self.queue.add(entry)
         self.model.append(entry)
         self.model.sort(key=lambda e: e.key)

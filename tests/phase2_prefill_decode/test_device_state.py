@@ -10,10 +10,9 @@ from phase0_request.batch import Batch, Slice
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
-from phase2_prefill_decode.sampling.inputs import WORDS
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.graphs import DecodeGraphs, batch_sizes
-from phase2_prefill_decode.step.packed import PackedStep, StepTensors, pack
+from phase2_prefill_decode.step.packed import PackedStep, StepTensors, join, pack
 from phase4_radix.prefix_cache import PrefixCache
 from tests.phase2_prefill_decode.steps import NothingWaits
 
@@ -93,12 +92,12 @@ def test_a_step_is_completed_without_waiting_for_the_device() -> None:
     request.advance(0, 2)
     state.reserve(cache)
     step = pack(Batch((Slice(request, 2, 2),)), cache, state.width)
-    lists = step.to(CPU)
+    parts = step.to(CPU)
     with NothingWaits():
-        packed = state.load(step, lists, 4)
+        packed = state.load(step, parts, 4)
     assert packed.last is not None
     state.newest[0] = 9
-    assert state.load(step, lists, 4).tokens.tolist() == [7, 9], "the token in flight is read when the step is loaded"
+    assert state.load(step, parts, 4).tokens.tolist() == [7, 9], "the token in flight is read when the step is loaded"
     assert packed.metadata.page_table.tolist() == [cache.table(request)[:1]], "4 tokens are one page"
 
 
@@ -138,11 +137,11 @@ def test_padding_reads_and_writes_nothing_of_a_request() -> None:
     assert padded.rows == [0, 4, 4, 4], "row 4 is scratch"
     assert torch.equal(state.page_table[1:4], before[1:4]), "padding changes no page table of a request"
     assert state.page_table[0, 0] == cache.table(request)[0]
-    assert torch.equal(whole.array(), pack(Batch((Slice(request, 2, 1),)), cache, state.width).array()), "a copy"
+    again = pack(Batch((Slice(request, 2, 1),)), cache, state.width)
+    assert torch.equal(join(whole.parts), join(again.parts)), "a copy"
     empty = graphs.pad(PackedStep.empty(), 4)
-    for mine, others in zip(padded.parts, empty.parts, strict=True):
-        assert [len(part) for part in mine] == [len(part) for part in others], "every padded step has lists of one size"
-    assert len(padded.sampling.words) == len(empty.sampling.words) == WORDS * 4
+    sizes = [[len(part) for part in step.to(CPU)] for step in (padded, empty)]
+    assert sizes[0] == sizes[1], "every padded step has parts of one size"
     assert padded.all_logits
 
 

@@ -282,9 +282,6 @@ def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"{", "is not JSON"),
-        (b"\xff", "is not JSON"),
-        (b"[]", "must hold a JSON object, got list"),
         (b"{}", "must hold a weight_map"),
         (b'{"weight_map": {}}', "must hold a weight_map"),
     ],

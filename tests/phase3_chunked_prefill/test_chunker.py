@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from phase0_request.queue import SequenceState
 from phase3_chunked_prefill.budget import TokenBudget
-from phase3_chunked_prefill.chunker import Chunker, Running
+from phase3_chunked_prefill.chunker import Chunker
 from tests.phase3_chunked_prefill.support import lengths, request, run
 
 
@@ -28,7 +29,10 @@ def test_sequences_with_tokens_in_flight_are_planned_behind_those() -> None:
     """A sequence says what is scheduled; the request knows only what is computed. What is in flight is not planned."""
     chunker = Chunker(TokenBudget(64, 100))
     decode, prompt, nothing = (request(name, 9, computed=5) for name in ("decode", "prompt", "nothing"))
-    step = chunker.schedule([Running(prompt, 9, 7), Running(nothing, 9, 9), Running(decode, 10, 9)])
+    sequences = [SequenceState(prompt), SequenceState(nothing), SequenceState(decode)]
+    for sequence, (tokens, scheduled) in zip(sequences, ((9, 7), (9, 9), (10, 9)), strict=True):
+        sequence.num_tokens, sequence.num_scheduled = tokens, scheduled
+    step = chunker.schedule(sequences)
     found = [(piece.request.id, piece.start, piece.length) for piece in step.slices]
     assert found == [("decode", 9, 1), ("prompt", 7, 2)], "slices begin at num_scheduled and end at num_tokens"
     assert [one.request.id for one in step.sequences] == ["decode", "prompt"], "the sequence of each slice"
@@ -37,9 +41,9 @@ def test_sequences_with_tokens_in_flight_are_planned_behind_those() -> None:
 
 def test_the_budget_is_split_with_waiting_requests_in_mind() -> None:
     chunker = Chunker(TokenBudget(64, 64))
-    long = [Running(request("long", 1000), 1000, 0)]
+    long = [SequenceState(request("long", 1000))]
     assert [piece.length for piece in chunker.schedule(long, waiting=[20]).slices] == [44], "20 for a request to come"
-    decodes = [Running(request(f"d{n}", 1), 1, 0) for n in range(70)]
+    decodes = [SequenceState(request(f"d{n}", 1)) for n in range(70)]
     step = chunker.schedule(decodes, waiting=iter([30]))
     assert (len(step.slices), step.budget.left) == (56, 8), "decodes leave prompt_floor to a request to come"
 
@@ -47,13 +51,13 @@ def test_the_budget_is_split_with_waiting_requests_in_mind() -> None:
 def test_only_sequences_with_slots_for_their_tokens_are_scheduled() -> None:
     asked: list[list[str]] = []
 
-    def allocate_slots(sequences: Sequence[Running]) -> list[Running]:
+    def allocate_slots(sequences: Sequence[SequenceState]) -> list[SequenceState]:
         asked.append([one.request.id for one in sequences])
         return [one for one in sequences if one.request.id not in ("d1", "p0")]
 
     chunker = Chunker(TokenBudget(6, 12))
-    running = [Running(request("p0", 9), 9, 0), *(Running(request(f"d{n}", 1), 1, 0) for n in range(13))]
-    running.append(Running(request("p1", 9), 9, 0))
+    running = [SequenceState(request("p0", 9)), *(SequenceState(request(f"d{n}", 1)) for n in range(13))]
+    running.append(SequenceState(request("p1", 9)))
     step = chunker.schedule(running, allocate_slots=allocate_slots)
     assert asked == [[*(f"d{n}" for n in range(11)), "p0", "p1"]], "the decodes that run, then all prompts, at once"
     found = [(piece.request.id, piece.length) for piece in step.slices]
@@ -106,24 +110,24 @@ def test_decodes_rotate_when_they_exceed_the_budget() -> None:
     assert seen == wanted, "which of 10 decodes run in each of 5 steps with room for 4"
 
 
-def rotated(chunker: Chunker, numbers: list[int], decodes: dict[int, Running], room: int) -> list[int]:
+def rotated(chunker: Chunker, numbers: list[int], decodes: dict[int, SequenceState], room: int) -> list[int]:
     """The numbers of the decodes that run, out of these."""
     for n in numbers:
         if n not in decodes:
-            decodes[n] = Running(request(f"d{n}", 1), 1, 0)
+            decodes[n] = SequenceState(request(f"d{n}", 1))
     chosen = chunker.rotate_decodes([decodes[n] for n in numbers], room)
     return [int(decode.request.id[1:]) for decode in chosen]
 
 
 def test_rotation_restarts_once_all_decodes_fit() -> None:
-    chunker, decodes = Chunker(TokenBudget(1, 8)), dict[int, Running]()
+    chunker, decodes = Chunker(TokenBudget(1, 8)), dict[int, SequenceState]()
     steps = [rotated(chunker, numbers, decodes, 2) for numbers in ([0, 1, 2], [1, 2], [0, 1, 2])]
     assert steps == [[0, 1], [1, 2], [0, 1]], "no decode was skipped in the second step: the third begins anew"
 
 
 @given(data=st.data(), room=st.integers(1, 6))
 def test_no_decode_waits_longer_than_one_rotation_while_others_start_and_end(data: st.DataObject, room: int) -> None:
-    chunker, known = Chunker(TokenBudget(1, 8)), dict[int, Running]()
+    chunker, known = Chunker(TokenBudget(1, 8)), dict[int, SequenceState]()
     decodes = list(range(data.draw(st.integers(1, 12))))
     waits: dict[int, tuple[int, int]] = {}  # steps missed, and how many decodes there were at the first
     for step in range(30):

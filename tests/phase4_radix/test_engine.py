@@ -12,7 +12,7 @@ from phase2_prefill_decode.engine import Engine
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.static import StaticScheduler
 from phase3_chunked_prefill.budget import TokenBudget
-from phase3_chunked_prefill.engine import chunked, load
+from phase3_chunked_prefill.engine import chunked
 from phase4_radix.engine import cached
 from phase4_radix.prefix_cache import PrefixCache
 from tests.phase2_prefill_decode.models import saved, variant
@@ -46,7 +46,7 @@ def sharing(vocabulary: int, lengths: Sequence[tuple[int, int]]) -> list[list[in
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     """Lengths around page borders; one prompt is a prefix of others, two are equal."""
     oracle = variant(request.param)
-    model = load(saved(oracle, tmp_path_factory.mktemp("model")), device="cpu", dtype="float32")
+    model = Model.load(saved(oracle, tmp_path_factory.mktemp("model")), device="cpu", dtype="float32")
     prompts = sharing(
         oracle.config.vocab_size, [(48, 0), (48, 0), (48, 9), (31, 20), (32, 1), (17, 30), (0, 40), (1, 0)]
     )
@@ -152,7 +152,7 @@ def test_the_bundled_model_finds_its_own_answer_in_the_next_turn() -> None:
 
     from phase0_request.tokenizer import BUNDLED
 
-    model = load(device="cpu", dtype="float32")
+    model = Model.load(device="cpu", dtype="float32")
     assert model.tokenizer is not None
     engine = cached(model)
     prompt = model.tokenizer.chat([{"role": "user", "content": "What is a KV cache?"}])

@@ -3,10 +3,10 @@
 from typing import Any
 
 from phase0_request import Batch
+from phase0_request.queue import SequenceState
 from phase1_kv_pool import PagedCache
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
-from phase5_continuous.running import SequenceState
 from phase5_continuous.scheduler import Scheduler
 from tests.phase5_continuous.support import EOS, Engine, request
 
@@ -57,12 +57,12 @@ def preempted(one: Engine) -> None:
 
 
 def preemption_pending(one: Engine) -> SequenceState:
-    """Returns the request with a pending preemption: a token of it is in flight."""
+    """Returns the request that is to be preempted: a token of it is in flight."""
     waiting(one)
-    while one.scheduler.running_set.pending_preemption is None:
+    while not one.scheduler.running_set.leaving:
         one.step()
         if len(one.in_flight) < 2:
             one.plan()
-        if one.scheduler.running_set.pending_preemption is None:
+        if not one.scheduler.running_set.leaving:
             one.commit()
-    return one.scheduler.running_set.pending_preemption
+    return one.scheduler.running_set.leaving[0]

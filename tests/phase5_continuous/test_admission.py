@@ -1,6 +1,7 @@
 """Admission by itself: what a tenant is charged, and when room is made for another."""
 
 from phase0_request import Request
+from phase0_request.queue import SequenceState
 from phase1_kv_pool import PagedCache
 from phase3_chunked_prefill.budget import StepBudget, TokenBudget
 from phase3_chunked_prefill.chunker import StepPlan
@@ -8,12 +9,12 @@ from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.admission import Admission
 from phase5_continuous.fairness import FairQueue
 from phase5_continuous.policies import FirstComeFirstServed
-from phase5_continuous.running import RunningSet, SequenceState
+from phase5_continuous.running import RunningSet
 from tests.phase5_continuous.support import request
 
 
 def state(one: Request, number: int) -> SequenceState:
-    return SequenceState(one, (0.0, number), one.total, one.total + 9)
+    return SequenceState(one, (0.0, number))
 
 
 def admission(
@@ -35,7 +36,7 @@ def admission(
 def admitted(one: Admission, tokens: int = 64, chunk: int = 32) -> dict[str, int]:
     """The requests that enter a step of so many tokens, and the lengths of their slices."""
     budget = StepBudget.of_step(TokenBudget(chunk, tokens), 4, 0, one.pending_lengths())
-    step: StepPlan[SequenceState] = StepPlan(budget, [], [])
+    step: StepPlan = StepPlan(budget, [], [])
     one.admit(step, now=0.0)
     assert [sequence.request for sequence in step.sequences] == [piece.request for piece in step.slices]
     return {piece.request.id: piece.length for piece in step.slices}
@@ -55,14 +56,12 @@ def test_a_tenant_is_charged_for_what_is_not_cached() -> None:
 def test_room_is_made_for_another_tenant_unless_pages_are_about_to_be_freed() -> None:
     one, (first, _) = admission(8, 8, max_running=2)
     admitted(one)
-    one.add(SequenceState(request("modest", 8, tenant="modest"), (0.0, 9), 8, 17))
+    one.add(state(request("modest", 8, tenant="modest"), 9))
     one.share.served["modest"] = 0.0
-    one.running_set.finished_in_flight = 1
-    one.make_room()
-    one.running_set.finished_in_flight, one.running_set.pending_preemption = 0, first
+    one.running_set.leaving.append(first)
     one.make_room()
     assert one.running_set.num_preemptions == 0, "the next commit frees pages, and a request was preempted for some"
-    one.running_set.pending_preemption = None
+    one.running_set.leaving.clear()
     one.make_room()
     assert one.running_set.num_preemptions == 1
     assert admitted(one) == {"modest": 8}
@@ -71,7 +70,7 @@ def test_room_is_made_for_another_tenant_unless_pages_are_about_to_be_freed() ->
 def test_room_is_made_for_a_long_prompt_too() -> None:
     one, _ = admission(8, 8, max_running=2)
     admitted(one)
-    one.add(SequenceState(request("modest", 40, tenant="modest"), (0.0, 9), 40, 49))
+    one.add(state(request("modest", 40, tenant="modest"), 9))
     one.share.served["modest"] = 0.0
     one.make_room()
     assert one.running_set.num_preemptions == 1, "the next in turn is a long prompt of another tenant: it gets a place"

@@ -24,7 +24,6 @@ from phase2_prefill_decode.step.graphs import Computed, Replay
 from phase2_prefill_decode.step.packed import PackedStep
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase3_chunked_prefill.budget import TokenBudget
-from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.engine import continuous
 from phase5_continuous.invariants import check
@@ -97,12 +96,12 @@ def oracle() -> Any:
 @pytest.fixture(scope="module")
 def small(oracle: Any, tmp_path_factory: pytest.TempPathFactory) -> Model:
     directory: Path = saved(oracle, tmp_path_factory.mktemp("model"))
-    return Model.load(directory, device="cpu", dtype="float32", attend=ATTEND.on(torch.device("cpu")))
+    return Model.load(directory, device="cpu", dtype="float32")
 
 
 @pytest.fixture(scope="module")
 def chatty() -> Model:
-    return Model.load(device="cpu", dtype="float32", attend=ATTEND.on(torch.device("cpu")))
+    return Model.load(device="cpu", dtype="float32")
 
 
 def alone(oracle: Any, prompt: tuple[int, ...], answer: list[int]) -> list[int]:

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from phase0_request.queue import SequenceState
 from phase1_kv_pool import PagedCache
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.fairness import FairShare
 from phase5_continuous.policies import ByPriority, LongestPrefixFirst
-from phase5_continuous.running import SequenceState
 from phase5_continuous.scheduler import Scheduler
 from tests.phase5_continuous.support import EOS, Engine, request
 
@@ -244,7 +244,7 @@ def test_a_policy_orders_the_requests_of_a_tenant_and_not_the_tenants(policy: By
 
 
 def sequence(name: str, number: int, tenant: str, tokens: int = 4) -> SequenceState:
-    return SequenceState(request(name, tokens, tenant=tenant), (0.0, number), tokens, tokens + 5)
+    return SequenceState(request(name, tokens, tenant=tenant), (0.0, number))
 
 
 def test_a_tenant_that_is_ahead_keeps_its_count_while_it_has_no_requests() -> None:

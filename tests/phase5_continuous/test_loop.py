@@ -11,12 +11,13 @@ import pytest
 
 from phase0_request import Batch, FinishReason, Request, StepOutput
 from phase0_request.core import EngineCore
-from phase0_request.scheduler import BaseScheduler
 from phase1_kv_pool import PagedCache
+from phase2_prefill_decode.static import PagedScheduler, StaticScheduler
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.chunker import Chunker
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.invariants import check
+from phase5_continuous.running import RunningSet
 from phase5_continuous.scheduler import Scheduler
 from tests.phase5_continuous.support import EOS, Device, PackedBatch, alone, request
 
@@ -126,41 +127,51 @@ def test_an_abort_without_a_step_is_reported_and_then_there_is_nothing_to_do() -
 
 
 def interrupting(line: int) -> Callable[[FrameType, str, object], object]:
-    """A trace function that raises Ctrl-C at the n-th line that a plan or a commit runs."""
+    """A trace function that raises Ctrl-C at the n-th line that a plan or a commit runs in schedulers and chunker."""
     lines = itertools.count()
-    functions = Scheduler.plan, Scheduler._schedule, Chunker.schedule, Scheduler.commit, BaseScheduler.commit
-    here = [function.__code__ for function in (*functions, Scheduler._landed)]
+    modules = {sys.modules[part.__module__].__file__ for part in (Scheduler, StaticScheduler, RunningSet, Chunker)}
 
     def trace(frame: FrameType, event: str, argument: object) -> object:
         if event == "line" and next(lines) == line:
             raise KeyboardInterrupt
-        return trace if frame.f_code in here else None
+        return trace if frame.f_code.co_filename in modules else None
 
     return trace
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
-def test_every_request_continues_after_an_interrupt_in_any_line_of_a_plan_or_commit(ahead: int) -> None:
-    for line in range(2000):
-        cache = PrefixCache(20, 4)
-        scheduler = Scheduler(cache, EOS, TokenBudget(8, 16), watermark=0, ahead=ahead)
-        runner = Runner(Device(cache), "never")
+def static_scheduler(cache: PagedCache) -> StaticScheduler:
+    return StaticScheduler(cache, EOS, batch_size=2)
+
+
+def scheduler_with(ahead: int) -> Callable[[PagedCache], Scheduler]:
+    return lambda cache: Scheduler(cache, EOS, TokenBudget(8, 16), watermark=0, ahead=ahead)
+
+
+@pytest.mark.parametrize("make", [scheduler_with(0), scheduler_with(1), static_scheduler], ids=["0", "1", "static"])
+def test_every_request_continues_after_an_interrupt_in_any_line_of_a_plan_or_commit(
+    make: Callable[[PagedCache], PagedScheduler],
+) -> None:
+    """In a pool in which requests are preempted, and end in flight."""
+    for line in itertools.count(0, 7):
+        cache = PrefixCache(14, 4)
+        scheduler, runner = make(cache), Runner(Device(cache), "never")
         loop = EngineCore(scheduler, runner)
-        requests = [request(f"r{n}", 3 + 6 * n, 6) for n in range(4)]
+        requests = [request(f"r{n}", 3 + 6 * n, 12, ignore_eos=n % 2 == 0) for n in range(4)]
         for one in requests:
             loop.submit(one)
         sys.settrace(interrupting(line))
         try:
-            for _ in range(4):
-                loop.step()
+            for _ in loop.run():
+                pass
             break
         except KeyboardInterrupt:
             runner.device.steps.clear()
         finally:
             sys.settrace(None)
-        check(scheduler)
-        for _ in loop.run():
+        if isinstance(scheduler, Scheduler):
             check(scheduler)
+        for _ in loop.run():
+            cache.check()
         assert [one.output_tokens for one in requests] == [alone(one, EOS)[0] for one in requests]
         assert cache.usage.referenced == 0
-    assert 100 < line < 1999
+    assert line > 300

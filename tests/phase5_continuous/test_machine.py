@@ -165,7 +165,7 @@ class Anything(RuleBasedStateMachine):
             one = data.draw(st.sampled_from(running))
             scheduler.finish(one, reason, engine.now, "its text is broken" if reason is FinishReason.ERROR else None)
             assert one.finished
-            assert scheduler.running_set.finished_in_flight
+            assert one in [sequence.request for sequence in scheduler.running_set.leaving]
             Anything.seen["ended in flight"] += 1
 
     @rule(turns=st.integers(0, 8))
@@ -205,7 +205,7 @@ class Anything(RuleBasedStateMachine):
             for page in self.engine.device.pages_in_flight:
                 assert self.cache.allocator.count(page) > 0, f"page {page} is free, and a step in flight reads it"
         running_set = self.engine.scheduler.running_set
-        Anything.seen += Counter(finished_in_flight=running_set.finished_in_flight, pool_full=running_set.pool_full)
+        Anything.seen += Counter(leaving=len(running_set.leaving), pool_full=running_set.pool_full)
 
     def teardown(self) -> None:
         if hasattr(self, "engine"):
@@ -230,7 +230,7 @@ def run_machine(cache_type: type[PagedCache], ahead: int, examples: int, rarely:
     )
     rare = [
         "preempted",
-        "finished_in_flight",
+        "leaving",
         "pool_full",
         "ended in flight",
         "stop",

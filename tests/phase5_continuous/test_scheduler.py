@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from phase0_request import FinishReason, QueueFullError, RequestState
+from phase0_request.queue import SequenceState
 from phase1_kv_pool import PagedCache
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.invariants import SchedulerError, check
-from phase5_continuous.running import SequenceState
 from phase5_continuous.scheduler import Scheduler
 from tests.phase5_continuous.moments import engine, lengths, names
 from tests.phase5_continuous.support import EOS, alone, request
@@ -219,11 +219,7 @@ def first_running(scheduler: Scheduler) -> SequenceState:
         (lambda s: s.running_set.running.remove(first_running(s)), "not of the same requests"),
         (lambda s: setattr(first_running(s), "num_scheduled", 3), "computed 4, scheduled 3, of 5"),
         (lambda s: setattr(first_running(s), "capacity", 16), "capacity 16"),
-        (lambda s: setattr(s.running_set, "finished_in_flight", 1), "1 are counted as finished in flight, and 0 are"),
-        (
-            lambda s: setattr(first_running(s), "schedulable", False),
-            "to be preempted, or neither",
-        ),
+        (lambda s: s.running_set.leaving.append(first_running(s)), "a request is in two queues"),
         (lambda s: setattr(s.admission, "max_running", 0), "1 are running"),
     ],
 )

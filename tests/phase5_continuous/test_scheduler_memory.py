@@ -148,7 +148,7 @@ def test_no_request_is_preempted_for_pages_that_the_next_commit_frees() -> None:
     while one.requests["grows"].total < 8 or not one.in_flight:
         one.step()
     one.scheduler.finish(one.requests["ends"], FinishReason.ABORT, one.now)
-    assert (one.scheduler.running_set.finished_in_flight, one.scheduler.cache.usage.free) == (1, 0)
+    assert (len(one.scheduler.running_set.leaving), one.scheduler.cache.usage.free) == (1, 0)
     one.run().check_the_end()
     assert one.scheduler.running_set.num_preemptions == 0
 

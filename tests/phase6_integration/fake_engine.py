@@ -1,8 +1,4 @@
-"""An engine without a model: the real front's side of one, and behind it a script instead of a process.
-
-By itself it says the tokens of the prompt again, from the first on, as many as it may. It can be told to say something
-else, to make no room, to stop in the middle, to fail, and it keeps what it was asked and what it was told to drop.
-"""
+"""An engine without a model: the HTTP process's side of the real one, and behind it a script instead of a process."""
 
 import asyncio
 import socket
@@ -14,7 +10,6 @@ from itertools import cycle, islice
 from typing import Any
 
 import httpx
-import msgspec
 import uvicorn
 import uvloop
 
@@ -23,14 +18,15 @@ from phase6_integration.api.settings import ServerSettings
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.process.async_engine import AsyncEngine
 from phase6_integration.process.health import Health
-from phase6_integration.process.messages import Ended, EngineRequest, Finish, Output, Started, Update
+from phase6_integration.process.messages import EngineRequest, Finish, Progress, Update
 from tests.phase6_integration.application import create_app, transport_config
 
 Script = Callable[[Request], Sequence[int | FinishReason]]
 
 
-def echo(submit: Request) -> Sequence[int | FinishReason]:
-    return list(islice(cycle(submit.prompt_tokens), submit.params.max_tokens))
+def echo(request: Request) -> Sequence[int | FinishReason]:
+    """The tokens of the prompt again and again, up to max_tokens."""
+    return list(islice(cycle(request.prompt_tokens), request.params.max_tokens))
 
 
 def scores(asked: int | None, token: int) -> TokenLogprobs | None:
@@ -40,18 +36,21 @@ def scores(asked: int | None, token: int) -> TokenLogprobs | None:
     return TokenLogprobs(-1.0, tuple((token + i, -1.0 - i) for i in range(asked)))
 
 
-class FakeEngine(AsyncEngine):
-    """`room` cleared: no request is admitted. `flow` cleared: no more tokens come. `cached`: of every prompt."""
+def ended(id: str, reason: FinishReason, error: str | None = None) -> Progress:
+    return Progress(id, finish_reason=reason, error=error)
 
-    def __init__(self, script: Script = echo, factory: str = "", **options: Any) -> None:
+
+class FakeEngine(AsyncEngine):
+    """Answers by a script; without one, only as the test says (`tell`). `room` cleared: no request is admitted. `flow`
+    cleared: no more tokens come. `cached`: of every prompt. `sent` has the messages to the engine."""
+
+    def __init__(self, script: Script | None = echo, factory: str = "", **options: Any) -> None:
         super().__init__(EngineOptions(**options))
         self.script = script
-        self.asked: list[EngineRequest] = []
-        self.submitted: list[Request] = []  # its completions
-        self.dropped: list[str] = []
+        self.sent: list[Any] = []
+        self.submitted: list[Request] = []  # completions
         self.cached = 0
-        self.room = asyncio.Event()
-        self.flow = asyncio.Event()
+        self.room, self.flow = asyncio.Event(), asyncio.Event()
         self.room.set()
         self.flow.set()
         self.health, self.reason = Health.READY, "ready"
@@ -63,76 +62,90 @@ class FakeEngine(AsyncEngine):
     async def start(self) -> None:
         self.health, self.reason = Health.READY, "ready"
 
-    def _send(self, message: object) -> None:
-        if isinstance(message, EngineRequest):
-            self.asked.append(message)
-            for request in map(message.completion, message.numbers):
-                self.submitted.append(request)
-                self._tasks[request.id] = asyncio.get_running_loop().create_task(self._answer(request))
-        elif isinstance(message, Finish):
-            self.dropped.append(message.id)
-            if (task := self._tasks.pop(message.id, None)) is not None:
-                task.cancel()
-                self._tell(ended=[Ended(message.id, message.reason)])
-
-    async def _answer(self, submit: Request) -> None:
-        said = list(self.script(submit))
-        if (error := self._refused(submit)) is not None:
-            return self._tell(ended=[Ended(submit.id, FinishReason.ERROR, error)])
-        await self.room.wait()
-        if submit.id not in self._live:  # the front has shut down meanwhile
-            return None
-        if not isinstance(said[0], FinishReason):  # else it ends while it waits
-            self._tell(started=[Started(submit.id, time.monotonic(), self.cached)])
-        for i, one in enumerate(said):
-            await asyncio.sleep(0)
-            await self.flow.wait()
-            if submit.id not in self._live:
-                return None
-            if isinstance(one, FinishReason):
-                return self._give_up(submit, one)
-            last = i + 1 >= len(said) or i + 1 >= submit.params.max_tokens
-            reason = (
-                FinishReason.STOP if one in self.config.eos_token_id or one in submit.params.stop_token_ids else None
-            )
-            if reason is None and last:
-                reason = FinishReason.LENGTH
-            self._tell(
-                outputs=[self._output(submit, one, first=i == 0)], ended=[Ended(submit.id, reason)] if reason else []
-            )
-            if reason is not None:
-                self._tasks.pop(submit.id, None)
-                return None
-        return None
-
-    def _refused(self, submit: Request) -> str | None:
-        """Why the engine's processes would refuse the grammar of a request. Here it is compiled in this one."""
-        if submit.params.grammar is None or self.tokenizer is None:
-            return None
-        from tests.phase6_integration.cities import refused
-
-        return refused(self.tokenizer, submit.params.grammar)
-
-    def _output(self, submit: Request, token: int, first: bool) -> Output:
-        asked = submit.params.prompt_logprobs
-        prompt = [scores(asked, t) for t in submit.prompt_tokens[1:]] if first and asked is not None else None
-        return Output(submit.id, token, scores(submit.params.logprobs, token), prompt)
-
-    def _give_up(self, submit: Request, reason: FinishReason) -> None:
-        self._tasks.pop(submit.id, None)
-        error = "a reason that no client may see" if reason is FinishReason.ERROR else None
-        self._tell(ended=[Ended(submit.id, reason, error)])
-
-    def _tell(self, **what: Any) -> None:
-        """As the engine does after a step: an output of a request that ends has the reason, too."""
-        whole = {"started": [], "outputs": [], "ended": [], **what}
-        reasons = {one.id: one.reason for one in whole["ended"]}
-        whole["outputs"] = [msgspec.structs.replace(one, finish_reason=reasons.get(one.id)) for one in whole["outputs"]]
-        self.handle(Update(time.monotonic(), 0.001, 0, len(whole["outputs"]), **whole, gauges=self.gauges))
-
     @property
     def live(self) -> int:
         return len(self._live)
+
+    @property
+    def asked(self) -> list[EngineRequest]:
+        return [message for message in self.sent if isinstance(message, EngineRequest)]
+
+    @property
+    def dropped(self) -> list[str]:
+        """The ids of completions that the engine was to finish."""
+        return [message.id for message in self.sent if isinstance(message, Finish)]
+
+    def tell(self, *progress: Progress) -> None:
+        """Act as the engine after a step."""
+        self.handle(Update(time.monotonic(), 0.001, 0, len(progress), list(progress), self.gauges))
+
+    def say(self, id: str, *tokens: int, reason: FinishReason | None = None) -> None:
+        """These tokens of a completion, a step each; the last one with the reason."""
+        for number, token in enumerate(tokens, 1):
+            self.tell(Progress(id, token, finish_reason=reason if number == len(tokens) else None))
+
+    def write(self, id: str, text: str, reason: FinishReason | None = None) -> None:
+        """The tokens of a text, a step each."""
+        assert self.tokenizer is not None
+        self.say(id, *self.tokenizer.encode(text), reason=reason)
+
+    def _send(self, message: object) -> None:
+        self.sent.append(message)
+        if isinstance(message, EngineRequest):
+            for request in map(message.completion, message.numbers):
+                self.submitted.append(request)
+                if self.script is not None:
+                    answer = self._answer(request, self.script)
+                    self._tasks[request.id] = asyncio.get_running_loop().create_task(answer)
+        elif isinstance(message, Finish) and (task := self._tasks.pop(message.id, None)) is not None:
+            task.cancel()
+            self.tell(ended(message.id, message.reason))
+
+    async def _answer(self, request: Request, script: Script) -> None:
+        said = list(script(request))
+        if (error := self._refused(request)) is not None:
+            return self.tell(ended(request.id, FinishReason.ERROR, error))
+        await self.room.wait()
+        if request.id not in self._live:  # the server has shut down meanwhile
+            return None
+        if not isinstance(said[0], FinishReason):  # else it ends while it waits
+            self.tell(Progress(request.id, admitted=time.monotonic(), cached=self.cached))
+        for number, token in enumerate(said, 1):
+            await asyncio.sleep(0)
+            await self.flow.wait()
+            if request.id not in self._live:
+                return None
+            if isinstance(token, FinishReason):
+                error = "a reason that no client may see" if token is FinishReason.ERROR else None
+                progress = ended(request.id, token, error)
+            else:
+                progress = self._token(request, token, number, last=number == len(said))
+            if progress.finish_reason is not None:
+                self._tasks.pop(request.id, None)
+            self.tell(progress)
+            if progress.finish_reason is not None:
+                return None
+        return None
+
+    def _token(self, request: Request, token: int, number: int, last: bool) -> Progress:
+        params, reason = request.params, None
+        if token in self.config.eos_token_id or token in params.stop_token_ids:
+            reason = FinishReason.STOP
+        elif last or number >= params.max_tokens:
+            reason = FinishReason.LENGTH
+        asked = params.prompt_logprobs
+        prompt = None
+        if number == 1 and asked is not None:
+            prompt = [score for prompt_token in request.prompt_tokens[1:] if (score := scores(asked, prompt_token))]
+        return Progress(request.id, token, scores(params.logprobs, token), prompt, reason)
+
+    def _refused(self, request: Request) -> str | None:
+        """Why the engine's processes would refuse the grammar of a request. Here it is compiled in this one."""
+        if request.params.grammar is None or self.tokenizer is None:
+            return None
+        from tests.phase6_integration.cities import refused
+
+        return refused(self.tokenizer, request.params.grammar)
 
 
 def says(text: str, engine: AsyncEngine | None = None, end: bool = True) -> Script:

@@ -14,19 +14,19 @@ from phase5_continuous import Scheduler
 from phase6_integration.engine.isolation import Attempt, IsolatingRunner, LoadShedding
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.engine.stats import ObservedCore
-from phase6_integration.process.engine_process import Made
+from phase6_integration.process.engine_process import LoadedEngine
 from phase6_integration.process.messages import Ready
-from tests.phase6_integration.application import ENGINE
 
-_engine: Callable[[EngineOptions], Made] = resolve_name(ENGINE)
 POISON = 7  # a token of a prompt that the model cannot bear
 NAN = 8  # a token after which the model says NaN
 
 
-def _with(change: Callable[[Any, Any], None]) -> Callable[[EngineOptions], Made]:
-    def factory(options: EngineOptions) -> Made:
-        made = _engine(dataclasses.replace(options, threads=1))
-        change(made.core, made.scheduler)
+def _with(change: Callable[[Any, Any], None]) -> Callable[[EngineOptions], LoadedEngine]:
+    def factory(options: EngineOptions) -> LoadedEngine:
+        from tests.phase6_integration.application import ENGINE  # with all of the server: not for a light engine
+
+        made: LoadedEngine = resolve_name(ENGINE)(dataclasses.replace(options, threads=1))
+        change(made.core, made.core.scheduler)
         return made
 
     return factory
@@ -150,25 +150,25 @@ def _poisoned(batch: Batch) -> bool:
     return any(POISON in piece.request.prompt_tokens for piece in batch)
 
 
-def _light(options: EngineOptions, fault: Callable[[Batch], None]) -> Made:
+def _light(options: EngineOptions, fault: Callable[[Batch], None]) -> LoadedEngine:
     """The engine process, its loop, its scheduler and what isolates requests, without a model: it is up in a moment."""
     pages = options.kv_cache_pages or 1024
     scheduler = Scheduler(PagedCache(pages, options.page_size), max_running=options.running(on_gpu=False))
     runner = IsolatingRunner(_NoModel(fault), LoadShedding(scheduler))
     core = ObservedCore(scheduler, runner, time.monotonic, check_invariants=options.check_invariants)
-    return Made(core, scheduler, Ready(min(2048, pages * options.page_size), pages, options.page_size, "", ""))
+    return LoadedEngine(core, Ready(min(2048, pages * options.page_size), pages, options.page_size, "", ""))
 
 
-def light(options: EngineOptions) -> Made:
+def light(options: EngineOptions) -> LoadedEngine:
     """Poison kills it."""
     return _light(options, lambda batch: _die(batch) if _poisoned(batch) else None)
 
 
-def light_hangs(options: EngineOptions) -> Made:
+def light_hangs(options: EngineOptions) -> LoadedEngine:
     return _light(options, lambda batch: _hang(batch) if _poisoned(batch) else None)
 
 
-def light_breaks(options: EngineOptions) -> Made:
+def light_breaks(options: EngineOptions) -> LoadedEngine:
     """The first poison breaks it for good."""
     broken: list[Batch] = []
 
@@ -180,17 +180,17 @@ def light_breaks(options: EngineOptions) -> Made:
     return _light(options, fault)
 
 
-def light_scheduler_raises(options: EngineOptions) -> Made:
+def light_scheduler_raises(options: EngineOptions) -> LoadedEngine:
     made = _light(options, lambda _: None)
-    _bad_scheduler(made.core, made.scheduler)
+    _bad_scheduler(made.core, made.core.scheduler)
     return made
 
 
-def no_engine(options: EngineOptions) -> Made:
+def no_engine(options: EngineOptions) -> LoadedEngine:
     raise MemoryError("no memory is left for keys and values")
 
 
-def never(options: EngineOptions) -> Made:
+def never(options: EngineOptions) -> LoadedEngine:
     logging.getLogger("phase2_prefill_decode.kernels").info("compiling, 1 of 3 done")
     time.sleep(3600)
     raise MemoryError("it is late")

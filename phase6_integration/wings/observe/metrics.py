@@ -15,8 +15,9 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 
 from phase0_request.request import FinishReason
 from phase6_integration.api.state import Server, ServerState
-from phase6_integration.process.async_engine import AsyncEngine, Observer, StepReport
+from phase6_integration.process.async_engine import AsyncEngine, Observer
 from phase6_integration.process.health import Health
+from phase6_integration.process.messages import Update
 from phase6_integration.process.outputs import Output, OutputStream
 from phase6_integration.wings.observe.health_routes import reason
 from phase6_integration.wings.observe.logs import dropped_lines
@@ -99,11 +100,12 @@ class Metrics(Observer):
 
     # Called by the engine.
 
-    def stepped(self, report: StepReport) -> None:
-        self._counters["prompt_tokens"].inc(report.prompt_tokens)
-        self._counters["prompt_tokens_cached"].inc(report.cached_tokens)
-        self._counters["generation_tokens"].inc(report.generated)
-        if tokens := report.prefill_tokens + report.generated:
+    def stepped(self, update: Update, prompt_tokens: int, cached_tokens: int) -> None:
+        generated = sum(progress.token is not None for progress in update.progress)
+        self._counters["prompt_tokens"].inc(prompt_tokens)
+        self._counters["prompt_tokens_cached"].inc(cached_tokens)
+        self._counters["generation_tokens"].inc(generated)
+        if tokens := update.prefill_tokens + generated:
             self._histograms["iteration_tokens_total"].observe(tokens)
 
     def finished(self, stream: OutputStream, output: Output, reason: FinishReason) -> None:

@@ -16,7 +16,7 @@ from phase6_integration.api.state import ServerState
 from phase6_integration.wings.responses.responses_items import Events, Item, Json
 from phase6_integration.wings.responses.responses_request import ResponsesRequest
 
-REQUEST = 12 << 10  # bytes that the request and this formatter take beside their text
+REQUEST = 14 << 10  # bytes that the request and this formatter take beside their text
 TEXTS = 5  # times that the text of a stream is in memory at its end: kept, and in the last events
 ECHOES = 4  # times that fields of the request are: kept, and in the first and the last events
 DEFAULTS = asdict(SamplingParams())

@@ -4,27 +4,25 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, Discriminator, Field, Tag
 
-from phase6_integration.api.field_bounds import FewItems, Hint, RequestModel, Unsupported
 from phase6_integration.api.schemas import (
+    MAX_MESSAGES,
     MAX_PARTS,
     MAX_TOOLS,
     FromClient,
     FunctionName,
+    Hint,
     OutputLength,
+    RequestModel,
     SamplingFields,
     StreamOptions,
     TemplateVariables,
     TopLogprobs,
-    form_of,
+    Unsupported,
+    by_kind,
 )
 
 MAX_METADATA = 16  # pairs
 LOGPROBS = "message.output_text.logprobs"  # of `include`
-
-
-def _form(message: str) -> Discriminator:
-    """A union of forms that `form_of` tells apart."""
-    return Discriminator(form_of, custom_error_type="form", custom_error_message=message)
 
 
 def _type_of_item(value: Any) -> str | None:
@@ -41,7 +39,8 @@ class ContentPart(FromClient):
 
 Parts = Annotated[list[ContentPart], Field(max_length=MAX_PARTS, fail_fast=True)]
 Content = Annotated[
-    Annotated[str, Tag("=text")] | Annotated[Parts, Tag("=list")], _form("content is a string or a list of text parts")
+    Annotated[str, Tag("=text")] | Annotated[Parts, Tag("=list")],
+    by_kind("content is a string or a list of text parts"),
 ]
 
 
@@ -85,7 +84,7 @@ Item = Annotated[
         custom_error_message="an item is a message, a function_call, a function_call_output or a reasoning",
     ),
 ]
-Items = Annotated[list[Item], Field(min_length=1, fail_fast=True), FewItems("messages")]
+Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
 # The request.
@@ -106,7 +105,7 @@ class NamedTool(FromClient):
 
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("=text")] | Annotated[NamedTool, Tag("=tool")],
-    _form("tool_choice is none, auto, required or a function with a name"),
+    by_kind("tool_choice is none, auto, required or a function with a name"),
 ]
 
 
@@ -152,7 +151,8 @@ class ResponsesRequest(SamplingFields):
     """The fields of OpenAI's Responses API, and this server's sampling fields."""
 
     input: Annotated[
-        Annotated[str, Tag("=text")] | Annotated[Items, Tag("=list")], _form("the input is a string or a list of items")
+        Annotated[str, Tag("=text")] | Annotated[Items, Tag("=list")],
+        by_kind("the input is a string or a list of items"),
     ]
     instructions: str | None = None
     max_output_tokens: OutputLength | None = None

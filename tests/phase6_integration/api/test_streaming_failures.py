@@ -7,7 +7,7 @@ import pytest
 from phase0_request.request import FinishReason
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.process.health import Health
-from phase6_integration.process.messages import Ended, EngineRequest, Started
+from phase6_integration.process.messages import EngineRequest, Progress
 from tests.phase6_integration.application import create_app
 from tests.phase6_integration.asgi import Call
 from tests.phase6_integration.fake_engine import FakeEngine
@@ -45,8 +45,8 @@ def test_what_fails_in_its_first_step_has_a_status_too(reason: FinishReason, sta
         def _send(self, message: object) -> None:
             if isinstance(message, EngineRequest):
                 error = "why" if reason is FinishReason.ERROR else None
-                told = {"started": [Started(message.name(0), 0.0, 0)], "ended": [Ended(message.name(0), reason, error)]}
-                asyncio.get_running_loop().call_soon(lambda: self._tell(**told))
+                failed = Progress(message.name(0), finish_reason=reason, error=error, admitted=0.0)
+                asyncio.get_running_loop().call_soon(lambda: self.tell(failed))
 
     async def test() -> None:
         async with Call(create_app(AtOnce(), ServerSettings()), PATHS[0], body(PATHS[0], stream=True)) as call:

@@ -13,7 +13,7 @@ from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.process.engine_process import Loop
-from phase6_integration.process.messages import Channel, Ended, EngineRequest, Finish, Load, Ping, Pong, Started, Update
+from phase6_integration.process.messages import Channel, EngineRequest, Finish, Load, Ping, Pong, Progress, Update
 from tests.phase5_continuous.support import PackedBatch
 
 FIRST = 100  # the tokens of every answer: 100, 101, 102, ...
@@ -68,20 +68,18 @@ class Line:
         self.sent.append(message)
 
 
-def idle_loop(grammars: "Compiled | None" = None) -> tuple[Loop, Line]:
+def idle_loop(grammars: "Compiled | None" = None, now: float = 1.0) -> tuple[Loop, Line]:
     """A loop that has had no messages yet."""
     scheduler = Scheduler(PrefixCache(8, 4), budget=TokenBudget(32, 32))
-    core = EngineCore(scheduler, Runner(grammars), clock=lambda: 1.0)
+    core = EngineCore(scheduler, Runner(grammars), clock=lambda: now)
     line = Line(deque(), core)
-    return Loop(cast(Channel, line), core, scheduler, grammars), line
+    return Loop(cast(Channel, line), core, grammars), line
 
 
 def run(*arrivals: list[Any], now: float = 1.0) -> tuple[Loop, Line]:
     """Run the loop until it is idle and all messages have come: one list at each time that it looks."""
-    scheduler = Scheduler(PrefixCache(8, 4), budget=TokenBudget(32, 32))
-    core = EngineCore(scheduler, Runner(), clock=lambda: now)
-    line = Line(deque(arrivals), core)
-    loop = Loop(cast(Channel, line), core, scheduler)
+    loop, line = idle_loop(now=now)
+    line.arrivals.extend(arrivals)
     with pytest.raises(EOFError):
         loop.run()
     return loop, line
@@ -96,14 +94,22 @@ def updates(line: Line) -> list[Update]:
     return [message for message in line.sent if isinstance(message, Update)]
 
 
+def progress(line: Line) -> list[Progress]:
+    return [progress for update in updates(line) for progress in update.progress]
+
+
 def tokens(line: Line, id: str) -> list[int]:
-    return [new.token for update in updates(line) for new in update.outputs if new.id == f"{id}-0"]
+    return [new.token for new in progress(line) if new.id == f"{id}-0" and new.token is not None]
 
 
 def ends(line: Line) -> dict[str, FinishReason]:
-    ended = [one for update in updates(line) for one in update.ended]
-    assert len({one.id for one in ended}) == len(ended), f"a request has ended twice: {ended}"
-    return {one.id.removesuffix("-0"): one.reason for one in ended}
+    ended = [(new.id, new.finish_reason) for new in progress(line) if new.finish_reason is not None]
+    assert len(dict(ended)) == len(ended), f"a request has ended twice: {ended}"
+    return {id.removesuffix("-0"): reason for id, reason in ended}
+
+
+def admitted(line: Line) -> list[tuple[str, float, int]]:
+    return [(new.id, new.admitted, new.cached) for new in progress(line) if new.admitted is not None]
 
 
 def test_each_step_is_reported_in_one_message_and_each_token_once() -> None:
@@ -111,10 +117,10 @@ def test_each_step_is_reported_in_one_message_and_each_token_once() -> None:
     assert (tokens(line, "a"), tokens(line, "b")) == ([100, 101, 102], [100, 101])
     assert ends(line) == {"a": FinishReason.LENGTH, "b": FinishReason.LENGTH}
     first, second, third = updates(line)
-    assert ([new.id for new in first.outputs], [new.id for new in third.outputs]) == (["a-0", "b-0"], ["a-0"])
+    ids = [[new.id for new in update.progress if new.token is not None] for update in (first, second, third)]
+    assert ids == [["a-0", "b-0"], ["a-0", "b-0"], ["a-0"]], "the token that ends a request is reported too"
     assert (first.prefill_tokens, first.decode_tokens, second.prefill_tokens, second.decode_tokens) == (6, 0, 0, 2)
-    assert [new.id for new in second.outputs] == ["a-0", "b-0"], "the token that ends a request is reported too"
-    assert second.ended == [Ended("b-0", FinishReason.LENGTH)]
+    assert [new.finish_reason for new in second.progress] == [None, FinishReason.LENGTH]
     assert (first.gauges.running, third.gauges.running, third.gauges.pages_used) == (2, 0, 0)
     assert line.waited == 2, "it waits for the first message, and again when both requests have ended"
     assert not loop._requests, f"requests that have ended are still known: {[*loop._requests]}"
@@ -122,8 +128,9 @@ def test_each_step_is_reported_in_one_message_and_each_token_once() -> None:
 
 def test_a_request_is_announced_once_in_the_step_that_admits_it_with_its_cached_tokens() -> None:
     _, line = run([ask("a", prompt=9)], [ask("b", prompt=9, arrival=0.5)])
-    started = [(number, one) for number, update in enumerate(updates(line)) for one in update.started]
-    assert started == [(0, Started("a-0", 1.0, 0)), (1, Started("b-0", 1.0, 8))], "two full pages of b are cached"
+    assert admitted(line) == [("a-0", 1.0, 0), ("b-0", 1.0, 8)], "two full pages of b are cached"
+    first, second, *_ = updates(line)
+    assert (first.progress[0].admitted, second.progress[0].admitted) == (1.0, 1.0), "ahead of its first token"
 
 
 def test_messages_are_read_between_two_steps() -> None:
@@ -137,34 +144,31 @@ def test_messages_are_read_between_two_steps() -> None:
 def test_a_request_that_the_engine_refuses_ends_at_once_and_leaves_nothing() -> None:
     loop, line = run([ask("large", prompt=40)], [ask("a", max_tokens=1)])
     refused, served = updates(line)
-    (ended,) = refused.ended
-    assert (ended.id, ended.reason) == ("large-0", FinishReason.ERROR)
+    (ended,) = refused.progress
+    assert (ended.id, ended.finish_reason, ended.token) == ("large-0", FinishReason.ERROR, None)
     assert "can never be served: its prompt has 40 tokens" in str(ended.error)
-    assert (refused.outputs, refused.started, refused.seconds) == ([], [], 0.0)
-    assert refused.at == 1.0, "the time of a refusal is that of the core's clock"
-    assert [new.id for new in served.outputs] == ["a-0"]
+    assert (refused.at, refused.seconds) == (1.0, 0.0), "the time of a refusal is that of the core's clock"
+    assert {new.id for new in served.progress} == {"a-0"}
     assert not loop._requests
 
 
 def test_a_deadline_is_that_of_the_request_and_one_that_was_never_admitted_is_not_announced() -> None:
     loop, line = run([ask("late", timeout=5.0), ask("patient", timeout=50.0, max_tokens=1), ask("free")], now=10.0)
     assert ends(line) == {"late": FinishReason.TIMEOUT, "patient": FinishReason.LENGTH, "free": FinishReason.LENGTH}
-    assert {one.id for update in updates(line) for one in update.started} == {"patient-0", "free-0"}
+    assert [id for id, *_ in admitted(line)] == ["patient-0", "free-0"]
     assert not loop._unannounced, f"ended requests are still to be announced: {[*loop._unannounced]}"
 
 
 def test_prompt_logprobs_come_with_the_first_token_only() -> None:
     _, line = run([ask("scored", prompt=4, prompt_logprobs=0), ask("plain", prompt=4)])
-    found = [(new.id, new.prompt_logprobs) for update in updates(line)[:2] for new in update.outputs]
+    found = [(new.id, new.prompt_logprobs) for new in progress(line) if new.token is not None][:4]
     wanted = [("scored-0", [TokenLogprobs(-1.0, ())] * 3), ("plain-0", None), ("scored-0", None), ("plain-0", None)]
     assert found == wanted, "a request that has none says None, not []; one that has some says them once"
 
 
 def test_an_engine_is_loaded_once() -> None:
-    scheduler = Scheduler(PrefixCache(8, 4))
-    loop = Loop(cast(Channel, None), EngineCore(scheduler, Runner()), scheduler)
     with pytest.raises(ValueError, match="an engine can be loaded only once"):
-        loop.handle(Load(EngineOptions(), "a:b"))
+        idle_loop()[0].handle(Load(EngineOptions(), "a:b"))
 
 
 # Requests that wait for their grammars, and what is done for these beside the steps.

@@ -12,8 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason
 from phase6_integration.engine.stats import Gauges
-from phase6_integration.process.async_engine import StepReport
-from phase6_integration.process.messages import EngineRequest, Ready
+from phase6_integration.process.messages import EngineRequest, Progress, Ready, Update
 from phase6_integration.process.outputs import OutputStream
 from phase6_integration.wings.observe.metrics import Metrics, one_two_five
 from tests.phase6_integration.fake_engine import FakeEngine
@@ -38,6 +37,10 @@ GAUGES = {"num_requests_running", "num_requests_waiting", "num_requests_waiting_
 def stream_of(prompt: int = 7, prompts: int = 1, n: int = 1) -> OutputStream:
     request = EngineRequest("x", [(1,) * prompt] * prompts, SamplingParams(), [20] * prompts, n, arrival=10.0)
     return OutputStream(request, None, lambda _: None)
+
+
+def step(generated: int, prefill: int, gauges: Gauges) -> Update:
+    return Update(0.0, 0.01, prefill, generated, [Progress("x", 300)] * generated, gauges)
 
 
 class Observed:
@@ -172,10 +175,8 @@ def test_ends_are_counted_by_their_reason_and_only_good_ones_have_latencies(reas
 def test_tokens_are_counted_as_they_come_and_idle_steps_are_not() -> None:
     """A step's tokens are the prompt tokens that it computed and those that it generated."""
     observed, gauges = Observed(), Gauges()
-    observed.metrics.stepped(
-        StepReport(100, 27, 0.01, gauges, prompt_tokens=104, generated=28, cached_tokens=4),
-    )
-    observed.metrics.stepped(StepReport(0, 0, 0.0, gauges))
+    observed.metrics.stepped(step(28, 100, gauges), prompt_tokens=104, cached_tokens=4)
+    observed.metrics.stepped(step(0, 0, gauges), prompt_tokens=0, cached_tokens=0)
     observed.answer(FinishReason.STOP)
     assert observed.values("prompt_tokens_total", "prompt_tokens_cached_total") == [104, 4]
     assert observed.values("generation_tokens_total") == [28]
@@ -198,7 +199,7 @@ def test_stats_agree_with_the_metrics() -> None:
     empty = observed.metrics.stats()
     assert (empty["pages"]["usage"], empty["prefix_cache"]["hit_rate"]) == (0, 0), "and not NaN, which is no JSON"
     observed.engine.gauges = Gauges(1, 2, 100, 60, 30, 10, query_tokens=50, hit_tokens=20)
-    observed.metrics.stepped(StepReport(100, 20, 0.01, observed.engine.gauges, prompt_tokens=100, generated=20))
+    observed.metrics.stepped(step(20, 100, observed.engine.gauges), prompt_tokens=100, cached_tokens=0)
     observed.answer(FinishReason.STOP)
     stats = observed.metrics.stats()
     assert (stats["requests"]["running"], stats["requests"]["waiting"]) == (1, 2)
