@@ -17,12 +17,11 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
-from phase2_prefill_decode.kernels.attention import AttentionMetadata
+from phase2_prefill_decode.kernels.attention import ATTEND, AttentionMetadata
 from phase2_prefill_decode.lab import ceilings
 from phase2_prefill_decode.sampling.inputs import SamplingInputs
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.transfer import moved
-from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase6_integration.lab.gpu.rows import Day, Row
 
 GROUPS, PAGE_SIZES = (4, 8), (16, 64)  # that of 8B first, and the page size that ships

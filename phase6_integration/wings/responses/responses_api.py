@@ -44,7 +44,7 @@ async def create_response(
 ) -> Response:
     """A conversation of input items, continued by the assistant. Nothing is stored: the input is the whole of it."""
     try:
-        chat = ChatRequest.model_validate(chat_body(body), context=server.bounds)
+        chat = ChatRequest.model_validate(chat_body(body))
         return await continue_chat(chat, request, server, partial(ResponsesFormatter, asked=body))
     except ValidationError as error:
         raise invalid([_renamed(detail) for detail in error.errors(include_url=False)]) from None

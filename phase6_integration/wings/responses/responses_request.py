@@ -7,17 +7,20 @@ from pydantic import AliasChoices, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from phase6_integration.api.errors import UNSUPPORTED
-from phase6_integration.api.field_bounds import FewItems, Hint, RequestModel, Unsupported
 from phase6_integration.api.schemas import (
+    MAX_MESSAGES,
     MAX_PARTS,
     MAX_TOOLS,
     FromClient,
     FunctionName,
+    Hint,
     OutputLength,
+    RequestModel,
     SamplingFields,
     StreamOptions,
     TemplateVariables,
     TopLogprobs,
+    Unsupported,
 )
 
 MAX_METADATA = 16  # pairs
@@ -101,7 +104,7 @@ Item = Annotated[
     _kind("message"),
     only("message", "function_call", "function_call_output", "reasoning"),
 ]
-Items = Annotated[list[Item], Field(min_length=1, fail_fast=True), FewItems("messages")]
+Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
 # The request.
