@@ -1,7 +1,6 @@
 """`nanoserve chat`: what it sends, what it shows, and that Ctrl-C stops an answer and not the chat."""
 
 import io
-import json
 import os
 import pty
 import re
@@ -11,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Generator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -181,23 +179,6 @@ def test_a_failed_question_is_not_kept_in_the_conversation() -> None:
 def test_model_output_cannot_control_the_terminal() -> None:
     _, shown = chatted(Parrot("\x1b[2J\x07[bold]x[/bold]\r \x9b31m\ttab"), "hi")
     assert shown == "\ufffd[2J\ufffd[bold]x[/bold]\ufffd \ufffd31m\ttab\n"
-
-
-def test_a_saved_conversation_is_the_body_of_a_chat_request(tmp_path: Path) -> None:
-    file = tmp_path / "chat.json"
-    _, shown = chatted(Parrot("caf\u00e9"), "hi", f"/save {file}", f"/save {tmp_path}", "/save", system="be brief")
-    assert json.loads(file.read_text("utf-8")) == {
-        "model": "parrot",
-        "messages": [
-            {"role": "system", "content": "be brief"},
-            {"role": "user", "content": "hi"},
-            {"role": "assistant", "content": "caf\u00e9"},
-        ],
-    }
-    done, directory, nothing = shown.splitlines()[1:]
-    assert done == f"3 messages are in {file}"
-    assert directory.startswith(f"cannot write {tmp_path}: ")
-    assert nothing == "/save needs the name of a file"
 
 
 # The command.
