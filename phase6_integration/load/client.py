@@ -86,7 +86,7 @@ async def run(
         seconds = max((outcome.ended for outcome in outcomes), default=start) - start
         return report(outcomes, seconds, load.slo, model, load.workload, load.concurrency)
     finally:
-        pool.close()
+        await pool.close()
 
 
 async def send_all(

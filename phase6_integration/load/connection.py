@@ -146,10 +146,11 @@ class Pool:
         await connection.exchange(request, response)
         self._keep(connection)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         for connection in self._idle:
             connection.close()
         self._idle.clear()
+        await asyncio.sleep(0)  # the event loop closes them in its next turn
 
     def _keep(self, connection: Connection) -> None:
         if connection.open:

@@ -20,7 +20,7 @@ from phase6_integration.cli.chat_command import Chat
 from phase6_integration.cli.chat_models import AnswerError, ChatUsage, LocalModel, Messages, RemoteModel
 from phase6_integration.cli.common import http_settings
 from phase6_integration.engine.options import EngineOptions
-from tests.phase6_integration.scripted import Body, Heard, Said, in_a_thread, said, stream
+from tests.phase6_integration.scripted import Body, Heard, Said, said, scripted, stream
 
 CHAT = [sys.executable, "-m", "phase6_integration.cli", "chat"]
 USAGE: Body = {"prompt_tokens": 21, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 16}}
@@ -41,7 +41,7 @@ def speech(*texts: str, reason: str = "stop") -> Said:
 
 def answer_of(response: Said, params: SamplingParams = GREEDY) -> tuple[list[str | ChatUsage], Heard]:
     """What `RemoteModel` makes of a response, and what it sent."""
-    with in_a_thread(lambda heard: response if heard.method == "POST" else None) as server:
+    with scripted(lambda heard: response if heard.method == "POST" else None) as server:
         settings = http_settings({"url": server.url + "/v1", "api_key": "key-1"})
         with closing(RemoteModel(settings, None)) as model:
             return list(model.answer([{"role": "user", "content": "hi"}], params)), server.asked[-1]
@@ -194,7 +194,7 @@ def chat_server(heard: Heard) -> Said | None:
 
 
 def test_piped_lines_are_messages_and_answers_are_plain_text() -> None:
-    with in_a_thread(chat_server) as server:
+    with scripted(chat_server) as server:
         lines = "hello\n\n again \n/reset\nanew\n/quit\nnever\n"
         command = [*CHAT, "--url", server.url, "--system", "s"]
         done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=60)
@@ -250,7 +250,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat() -> None:
             )
         return chat_server(heard)
 
-    with in_a_thread(answer) as server:
+    with scripted(answer) as server:
         status, seen = at_a_terminal(
             [*CHAT, "--url", server.url],
             (b"> ", b"long\n"),
