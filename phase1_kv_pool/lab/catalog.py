@@ -17,12 +17,13 @@ HEAD_DIMS = (64, 80, 96, 128, 256)
 
 def store_spec(dtype: str, head_dim: int, kv_heads: int = 8, page_size: int = 16) -> KernelSpec:
     pages = dict.fromkeys(("keys", "values", "k", "v"), f"*{dtype}")
-    strides = dict.fromkeys(("k_token_eights", "k_head_eights", "v_token_eights", "v_head_eights"), "i32")
+    strides = dict.fromkeys(("k_token_stride", "k_head_stride", "v_token_stride", "v_head_stride"), "i32")
     return KernelSpec(
         name=f"store {dtype} x {head_dim}",
         function=store_kernel,
         signature={**pages, "slots": "*i64", "tokens": "i32", **strides},
         constants=constants(kv_heads, page_size, head_dim, TYPES[dtype]),
+        sixteens=tuple(strides),
         expect=Expect(registers=40, wide_loads=True, wide_stores=True),
     )
 

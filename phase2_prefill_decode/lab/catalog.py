@@ -12,7 +12,8 @@ from typing import Any
 from phase1_kv_pool.lab.ahead import Expect, KernelSpec
 from phase1_kv_pool.lab.catalog import HEAD_DIMS, TYPES, on
 from phase2_prefill_decode.kernels.triton import decode, draw, mask, pointwise, prefill, splits
-from phase2_prefill_decode.kernels.triton.tiles import Tiling
+from phase2_prefill_decode.kernels.triton.plan import FEW, ROWS
+from phase2_prefill_decode.kernels.triton.tiles import Tiling, constants
 from phase2_prefill_decode.kernels.triton.tuning import Tuning, default
 from phase2_prefill_decode.lab import tune
 
@@ -56,9 +57,9 @@ def decode_spec(
     tuning: Tuning | None = None,
 ) -> KernelSpec:
     tiles = decode.tiling(head_dim, TYPES[dtype], queries * group, tuning or default(group))
-    constants = decode.constants(KV_HEADS * group, KV_HEADS, page_size, head_dim, queries, tiles, window)
+    shape = constants(KV_HEADS * group, KV_HEADS, page_size, head_dim, tiles, window) | {"queries": queries}
     pointers = {"parts": "*fp32", "lse": "*fp32", "work": "*i32", "cu_splits": "*i32"}
-    spec = attention_spec("decode", decode.decode_kernel, dtype, tiles, constants, pointers | {"sequences": "i32"})
+    spec = attention_spec("decode", decode.decode_kernel, dtype, tiles, shape, pointers | {"sequences": "i32"})
     name = spec.name if queries == 1 else f"{spec.name}, {queries} new"
     return replace(spec, name=name if tuning is None else f"{name}, {tiles.tile}/{tiles.num_warps}/{tiles.num_stages}")
 
@@ -78,8 +79,8 @@ def prefill_spec(
     dtype: str, head_dim: int, page_size: int = 16, group: int = 4, window: int | None = None
 ) -> KernelSpec:
     tiles = prefill.tiling(head_dim, TYPES[dtype], group)
-    constants = prefill.constants(KV_HEADS * group, KV_HEADS, page_size, head_dim, tiles, window)
-    return attention_spec("prefill", prefill.prefill_kernel, dtype, tiles, constants, {})
+    shape = constants(KV_HEADS * group, KV_HEADS, page_size, head_dim, tiles, window)
+    return attention_spec("prefill", prefill.prefill_kernel, dtype, tiles, shape, {"blocks": "*i32"})
 
 
 def join_spec(dtype: str, head_dim: int, queries: int = 1) -> KernelSpec:
@@ -191,11 +192,17 @@ CATALOG = [
     on(80, decode_spec("bf16", 128, window=WINDOW)),
     on(80, decode_spec("fp32", 128)),
     on(90, decode_spec("fp32", 256)),
+    *(on(80, decode_spec("bf16", 128, 64, group, queries=ROWS // group)) for group in (1, 8)),
+    on(90, decode_spec("bf16", 128, 64, 8, queries=FEW)),
+    on(80, decode_spec("bf16", 128, 16, 16, queries=FEW)),
+    on(100, decode_spec("bf16", 256, 16, 8, queries=FEW)),
+    *(on(90, decode_spec("fp32", head_dim, 16, 8, queries=FEW)) for head_dim in (80, 256)),
+    on(90, decode_spec("bf16", 256, window=WINDOW, queries=FEW)),
     on(90, join_spec("bf16", 128)),
     on(80, splits_spec()),
     on(90, splits_spec(window=WINDOW)),
     prefill_spec("bf16", 128),
-    *(on(architecture, prefill_spec("bf16", head_dim)) for architecture, head_dim in OTHER_HEADS[::2]),
+    *(on(architecture, prefill_spec("bf16", head_dim)) for architecture, head_dim in OTHER_HEADS),
     *(on(90, prefill_spec("bf16", 128, 64, group)) for group in (1, 8)),
     on(80, prefill_spec("bf16", 128, window=WINDOW)),
     on(80, prefill_spec("fp32", 128)),
@@ -213,8 +220,11 @@ def everything() -> Iterator[KernelSpec]:
     for dtype, head_dim in product(TYPES, HEAD_DIMS):
         for page_size, group in product(PAGE_SIZES, GROUPS):
             yield decode_spec(dtype, head_dim, page_size, group)
+            yield decode_spec(dtype, head_dim, page_size, group, queries=ROWS // group)
+            yield decode_spec(dtype, head_dim, page_size, group, queries=FEW)
             yield prefill_spec(dtype, head_dim, page_size, group)
         yield decode_spec(dtype, head_dim, window=WINDOW)
+        yield decode_spec(dtype, head_dim, window=WINDOW, queries=FEW)
         yield prefill_spec(dtype, head_dim, window=WINDOW)
         yield join_spec(dtype, head_dim)
         yield join_spec(dtype, head_dim, 4)

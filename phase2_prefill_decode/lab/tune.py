@@ -1,31 +1,41 @@
-"""`python -m phase2_prefill_decode.lab tune`: time splits and tiles of the decode kernel on a GPU, keep the best."""
+"""`python -m phase2_prefill_decode.lab tune`: time splits and tiles of the decode kernel on a GPU, show the best."""
 
 import argparse
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from pathlib import Path
 
 import torch
 from rich.console import Console
 
 from phase1_kv_pool.lab.timing import replay_seconds
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
-from phase2_prefill_decode.kernels.triton.tuning import Key, Tuning, default, file_for, write
+from phase2_prefill_decode.kernels.triton.tuning import Tuning, default
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the best tuning may depend on, beside the device."""
+
+    head_dim: int
+    group: int  # query heads per KV head
+    page_size: int
+
 
 KV_HEADS = 8
-SHAPES = [Key(128, group, page_size) for group, page_size in product((4, 8), (16, 64))]
+SHAPES = [Shape(128, group, page_size) for group, page_size in product((4, 8), (16, 64))]
 BATCHES = ((1, 1024), (1, 32768), (16, 4096), (64, 2048), (256, 1536))  # sequences, tokens of each
 CHUNKS = (128, 256, 512)
 TILES = ((64, 4, 3), (64, 4, 2), (32, 4, 4), (32, 2, 3), (128, 4, 2), (128, 8, 2))  # tile, warps, stages
 BYTES = 1 << 28  # of keys and values that one timing reads, at least: more than a cache holds
 
-Timer = Callable[[Key, Tuning, tuple[int, int]], float]
+Timer = Callable[[Shape, Tuning, tuple[int, int]], float]
 
 
 # region search
-def best(shape: Key, seconds: Timer) -> tuple[Tuning, float]:
+def best(shape: Shape, seconds: Timer) -> tuple[Tuning, float]:
     """Time every candidate on every batch. Returns the one with the least geometric mean of its times, and how many
     times faster than the default that is. A batch so counts by the ratio, whether it takes long or not."""
     means: dict[Tuning, float] = {}
@@ -40,7 +50,7 @@ def best(shape: Key, seconds: Timer) -> tuple[Tuning, float]:
 # endregion
 
 
-def on_gpu(shape: Key, tuning: Tuning, batch: tuple[int, int]) -> float:
+def on_gpu(shape: Shape, tuning: Tuning, batch: tuple[int, int]) -> float:
     """Seconds of a decode launch with its table and join, in a graph, over pages that no cache holds. Infinite for a
     candidate that takes more shared memory or registers than there are."""
     from triton.runtime.errors import OutOfResources
@@ -66,15 +76,10 @@ def on_gpu(shape: Key, tuning: Tuning, batch: tuple[int, int]) -> float:
 
 def main(arguments: list[str] | None = None) -> int:
     p = argparse.ArgumentParser(prog="python -m phase2_prefill_decode.lab tune", description=__doc__)
-    p.add_argument("--output", type=Path, metavar="FILE", help="write here, not where the engine reads it")
-    options = p.parse_args(arguments)
+    p.parse_args(arguments)
     if not torch.cuda.is_available():
         p.error("this needs a GPU, and torch sees none")
-    console, device, tunings = Console(), torch.cuda.get_device_name(), {}
     for shape in SHAPES:
-        tunings[shape], gain = best(shape, on_gpu)
-        console.print(f"{shape}: {tunings[shape]}, {gain:.2f} times as fast as the default")
-    file = options.output or file_for(device)
-    write(file, device, tunings)
-    console.print(f"written to {file}")
+        tuning, gain = best(shape, on_gpu)
+        Console().print(f"{shape}: {tuning}, {gain:.2f} times as fast as the default")
     return 0

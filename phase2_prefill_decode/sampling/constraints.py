@@ -10,10 +10,8 @@ late (`phase6_integration.wings.structured.isolated_grammars`).
 """
 
 import os
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -40,7 +38,7 @@ class Grammars:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_ids = sorted(eos_ids)
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._compiled = lru_cache(KEPT)(self._compile)
 
     @cached_property
     def vocabulary(self) -> "LLTokenizer":
@@ -51,16 +49,12 @@ class Grammars:
 
     def compile(self, grammar: str) -> "LLMatcher":
         """A matcher at the beginning of a grammar. ValueError if the grammar is invalid."""
-        compiled = self._compiled.pop(grammar, None) or self._compile(grammar)
-        self._compiled[grammar] = compiled
-        if len(self._compiled) > KEPT:
-            self._compiled.popitem(last=False)
-        return compiled.deep_copy()
+        return self._compiled(grammar).deep_copy()
 
-    def forget(self, grammar: str) -> None:
-        """Compile a grammar anew when it is next needed. Copies share what llguidance has found out about a grammar so
-        far: if that has reached its limit, all copies fail."""
-        self._compiled.pop(grammar, None)
+    def forget(self) -> None:
+        """Compile grammars anew when they are next needed. Copies share what llguidance has found out about a grammar
+        so far: if that has reached its limit, all copies fail."""
+        self._compiled.cache_clear()
 
     def _compile(self, grammar: str) -> "LLMatcher":
         from llguidance import LLMatcher
@@ -213,7 +207,7 @@ class Constraint:
         if self._renewed or self._grammars is None or self._grammar is None:
             return False
         self._renewed = True
-        self._grammars.forget(self._grammar)
+        self._grammars.forget()
         self.matcher = self._grammars.compile(self._grammar)
         self.matcher.consume_tokens([*self._followed])
         return not self.matcher.is_error()
@@ -254,27 +248,23 @@ def fill_masks(rows: Sequence[tuple[Constraint, int]], vocab_size: int) -> NDArr
 # endregion
 
 
+Rows = Sequence[tuple[int, Follower, int]]  # row of the logits, its constraint, which output token it draws
+
+
+# region exercise 2.21
+def in_flight(rows: Rows) -> bool:
+    """Whether the step before must end first: it draws a token that one of the masks depends on."""
+    return any(index > len(constraint.output) for _, constraint, index in rows)
+
+
+# endregion
+
+
 class Filled(NamedTuple):
     """The masks of a step."""
 
     bits: "Tensor"  # [masks, words] int32
     late: Mapping[int, WaitHandle] = {}  # by row of the logits: those that are not ready, and draw nothing
-
-
-@dataclass(frozen=True, slots=True)
-class StepMasks:
-    """The constrained rows of a step."""
-
-    rows: Sequence[tuple[int, Follower, int]]  # row, its constraint, which output token it draws
-    numbers: "Tensor"  # [all rows] int64: of each row's mask, -1 for none
-
-    # region exercise 2.21
-    @property
-    def in_flight(self) -> bool:
-        """Whether the step before must end first: it draws a token that one of the masks depends on."""
-        return any(index > len(constraint.output) for _, constraint, index in self.rows)
-
-    # endregion
 
 
 class Constraints:
@@ -288,13 +278,13 @@ class Constraints:
         """A request's constraint, at the beginning of its output. ValueError if its grammar is invalid."""
         return Constraint(request, self.vocab_size, self.grammars)
 
-    def start(self, masks: StepMasks) -> Callable[[], Filled]:
+    def start(self, rows: Rows) -> Callable[[], Filled]:
         """Fill the masks in a thread, while the caller has the model run. Returns what waits for them."""
-        return _thread().submit(self.fill, masks).result
+        return _thread().submit(self.fill, rows).result
 
-    def fill(self, masks: StepMasks) -> Filled:
+    def fill(self, rows: Rows) -> Filled:
         """Fill the masks of a step now."""
         import torch
 
-        rows: Any = [(constraint, index) for _, constraint, index in masks.rows]  # all are Constraints
-        return Filled(torch.from_numpy(fill_masks(rows, self.vocab_size).view(np.int32)))
+        constraints: Any = [(constraint, index) for _, constraint, index in rows]  # all are Constraints
+        return Filled(torch.from_numpy(fill_masks(constraints, self.vocab_size).view(np.int32)))

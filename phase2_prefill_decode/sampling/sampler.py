@@ -11,42 +11,40 @@ ids are never drawn.
 
 import secrets
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from phase0_request.checks import check_int
 from phase0_request.request import Request
 from phase2_prefill_decode.kernels.draw import DRAW
 from phase2_prefill_decode.kernels.mask import APPLY_MASK
 from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.sampling.constraints import Constraints, Follower, Grammars, StepMasks, is_constrained
+from phase2_prefill_decode.sampling.constraints import Constraints, Follower, Grammars, is_constrained
 from phase2_prefill_decode.sampling.edits import RequestEdits, edit, pack_edits, wants_edits
-from phase2_prefill_decode.sampling.inputs import SamplingInputs, key_of, move_inputs, pack_inputs
+from phase2_prefill_decode.sampling.inputs import Columns, SamplingInputs, key_of, pack_columns
 from phase2_prefill_decode.sampling.logprobs import Logprobs, logprobs_of
 from phase2_prefill_decode.sampling.metadata import SamplingMetadata, asks_for_more
-from phase2_prefill_decode.transfer import moved, to_device
+from phase2_prefill_decode.transfer import moved, to_device, to_host
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The result of a step, on the device."""
+    """The result of a step."""
 
     tokens: Tensor  # [rows] int64; 0 in a failed row
     peaks: Tensor  # [rows] float32; the largest logit after all edits. If it is not finite, the row failed
     logprobs: Logprobs | None = None  # of the rows that ask for them
     prompt_logprobs: Sequence[Logprobs] = ()  # of all prompt tokens that the step scores
-    whole: Tensor | None = None  # [all numbers] float64, see `gather`
 
-    def gather(self) -> "Sampled":
-        """Gather all of it in one tensor. float64 holds token ids exactly."""
-        blocks = [*([self.logprobs] if self.logprobs else ()), *self.prompt_logprobs]
-        tensors = [self.tokens, self.peaks, *(tensor for block in blocks for tensor in block.tensors)]
-        return replace(self, whole=torch.cat([tensor.flatten().double() for tensor in tensors]))
+    def to_host(self) -> "Sampled":
+        """Start to copy it to the host."""
+        logprobs = None if self.logprobs is None else self.logprobs.to_host()
+        return Sampled(
+            to_host(self.tokens), to_host(self.peaks), logprobs, [block.to_host() for block in self.prompt_logprobs]
+        )
 
 
 class Sampler:
@@ -67,14 +65,14 @@ class Sampler:
         Without `grammars`, a request with a grammar raises ValueError. A request without a seed derives one from `seed`
         and its id. None: from fresh entropy."""
         self.eos_ids = frozenset(eos_ids)
-        self.vocab_size = check_int("vocab_size", vocab_size, 1)
+        self.vocab_size = vocab_size
         self.num_tokens = vocab_size if num_tokens is None else num_tokens
         self.device = torch.device(device)
         self.constraints = Constraints(vocab_size, grammars)
         self._draw = DRAW.on(self.device)
         self._apply_mask = APPLY_MASK.on(self.device)
         self._packed: list[ref[Request]] = []
-        self._words = np.empty(0, np.int32)  # theirs
+        self._columns = pack_columns((), (), self._key)  # theirs
         self._asks_for_more = False  # one of them
         self._edits: WeakKeyDictionary[Request, RequestEdits] = WeakKeyDictionary()
         self._constraints: WeakKeyDictionary[Request, Follower] = WeakKeyDictionary()
@@ -91,21 +89,18 @@ class Sampler:
         """What these requests ask for; row i of the logits belongs to requests[i]. `totals` are their tokens, those in
         flight included; None: nothing is in flight."""
         totals = [request.total for request in requests] if totals is None else totals
-        words = self._pack_words(requests, totals)
+        columns = self._pack_columns(requests, totals)
         if not self._asks_for_more:
-            return SamplingMetadata(len(requests), words)
+            return SamplingMetadata(len(requests), columns)
         drawn = [
             (row, request, total - len(request.prompt_tokens))
             for row, (request, total) in enumerate(zip(requests, totals, strict=True))
         ]
-        constrained = [
-            (row, self.constraint_of(request), index) for row, request, index in drawn if is_constrained(request.params)
-        ]
         return SamplingMetadata(
             len(requests),
-            words,
+            columns,
             [(row, self._edits_of(req), index) for row, req, index in drawn if wants_edits(req.params, index)],
-            self._masks(constrained, len(requests)) if constrained else None,
+            [(row, self.constraint_of(req), index) for row, req, index in drawn if is_constrained(req.params)],
             [(row, req.params.logprobs) for row, req, _ in drawn if req.params.logprobs is not None],
         )
 
@@ -128,10 +123,13 @@ class Sampler:
             raise ValueError(f"logits must be {wanted} for {sampling.rows} requests, got {list(logits.shape)}")
         edits = pack_edits(sampling.edits, self.device) if sampling.edits else None
         edited = logits if edits is None else edit(logits, edits)
-        if sampling.masks is not None:
+        if sampling.masks:
             bits = moved(self.constraints.fill(sampling.masks).bits if bits is None else bits, self.device)
-            edited = self._apply_mask(edited, bits, sampling.masks.numbers)
-        inputs = inputs or SamplingInputs.read(moved(torch.from_numpy(sampling.words), self.device))
+            numbers = {row: number for number, (row, _, _) in enumerate(sampling.masks)}  # of each row's mask
+            of_rows = [numbers.get(row, -1) for row in range(sampling.rows)]
+            edited = self._apply_mask(edited, bits, to_device(of_rows, torch.int64, self.device))
+        if inputs is None:
+            inputs = SamplingInputs(*(moved(torch.from_numpy(column), self.device) for column in sampling.columns))
         tokens, peaks = self._draw(edited, inputs, self.num_tokens)
         if not sampling.logprobs:
             return Sampled(tokens, peaks)
@@ -144,7 +142,7 @@ class Sampler:
     def _edits_of(self, request: Request) -> RequestEdits:
         edits = self._edits.get(request)
         if edits is None:
-            edits = self._edits[request] = RequestEdits(request, self.eos_ids, self.vocab_size)
+            edits = self._edits[request] = RequestEdits(request, self.eos_ids)
         return edits
 
     def constraint_of(self, request: Request) -> Follower:
@@ -154,19 +152,14 @@ class Sampler:
             constraint = self._constraints[request] = self.constraints.of(request)
         return constraint
 
-    def _masks(self, constrained: Sequence[tuple[int, Follower, int]], rows: int) -> StepMasks:
-        numbers = [-1] * rows
-        for number, (row, _, _) in enumerate(constrained):
-            numbers[row] = number
-        return StepMasks(constrained, to_device(numbers, torch.int64, self.device))
-
-    def _pack_words(self, requests: Sequence[Request], totals: Sequence[int]) -> NDArray[np.int32]:
-        """The words of the last step again, if it had the same requests: only the positions are new."""
+    def _pack_columns(self, requests: Sequence[Request], totals: Sequence[int]) -> Columns:
+        """The columns of the last step again, if it had the same requests: only the positions are new."""
         known = len(requests) == len(self._packed)
-        if not known or not all(one() is request for one, request in zip(self._packed, requests, strict=True)):
-            self._packed, self._words = [*map(ref, requests)], pack_inputs(requests, totals, self._key)
+        if not known or not all(packed() is request for packed, request in zip(self._packed, requests, strict=True)):
+            self._packed, self._columns = [*map(ref, requests)], pack_columns(requests, totals, self._key)
             self._asks_for_more = any(asks_for_more(request.params) for request in requests)
-        return move_inputs(self._words, totals)
+        keys, _, *others = self._columns
+        return keys, np.array(totals, np.int64), *others
 
     def _key(self, request: Request) -> int:
         seed = request.params.seed

@@ -51,9 +51,10 @@ class DeviceState:
         self.page_table = pad(self.page_table, (0, more_pages, 0, more_rows))
         self.newest = pad(self.newest, (0, more_rows))
 
-    def load(self, step: PackedStep, lists: Sequence[Tensor], page_size: int) -> StepTensors:
-        """Complete a step, given its lists on the device: what it changes is stored, what it lacks is added."""
-        tokens, positions, slots, last, drawn_rows, changed, cu_seqlens_q, seq_lens, rows, pages, words = lists
+    def load(self, step: PackedStep, parts: Sequence[Tensor], page_size: int) -> StepTensors:
+        """Complete a step, given its parts on the device: what it changes is stored, what it lacks is added."""
+        tokens, positions, slots, last, drawn_rows, changed, keys, drawn_at, *narrow = parts
+        cu_seqlens_q, seq_lens, rows, pages, *filters = narrow
         if step.changed:
             self.page_table.view(-1).index_copy_(0, changed, pages)
         if step.in_flight:
@@ -61,6 +62,7 @@ class DeviceState:
         table = self.page_table[:, : -(-step.max_seqlen_k // page_size)].index_select(0, rows)
         metadata = AttentionMetadata(cu_seqlens_q, seq_lens, table, step.max_seqlen_q, step.max_seqlen_k, step.sizes)
         last_rows = None if step.all_logits else last
-        return StepTensors(tokens, positions, slots, metadata, last_rows, drawn_rows, SamplingInputs.read(words))
+        inputs = SamplingInputs(keys, drawn_at, *filters)
+        return StepTensors(tokens, positions, slots, metadata, last_rows, drawn_rows, inputs)
 
     # endregion

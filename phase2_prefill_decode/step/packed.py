@@ -6,22 +6,23 @@ what is there already: page tables, and tokens that no step has shown to the hos
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from phase0_request.batch import Batch, Slice
 from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
-from phase2_prefill_decode.sampling.inputs import SamplingInputs, pad_inputs
+from phase2_prefill_decode.sampling.inputs import SamplingInputs, pack_columns
 from phase2_prefill_decode.sampling.logprobs import PromptTargets
 from phase2_prefill_decode.sampling.metadata import SamplingMetadata
 from phase2_prefill_decode.transfer import moved
 
 CHANGES = 2  # entries of page tables that may change in a captured step, for each slice
-NO_SAMPLING = SamplingMetadata(0, np.empty(0, np.int32))
+NO_SAMPLING = SamplingMetadata(0, pack_columns((), (), hash))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,36 +73,25 @@ class PackedStep:
         return not self.sizes or any(self.tokens[row] < 0 for row in self.last)
 
     @property
-    def parts(self) -> tuple[tuple[list[int], ...], tuple[list[int], ...]]:
-        """The lists of 64-bit and of 32-bit integers."""
+    def parts(self) -> list[NDArray[Any]]:
+        """What goes to the device, those of 64 bits first. The columns of the sampling inputs are with the others."""
         wide = self.tokens, self.positions, self.slots, self.last, self.drawn_rows, self.changed
-        return wide, (self.cu_seqlens_q, self.seq_lens, self.rows, self.pages)
+        narrow = self.cu_seqlens_q, self.seq_lens, self.rows, self.pages
+        keys, positions, *filters = self.sampling.columns
+        wide_parts, narrow_parts = [np.array(p, np.int64) for p in wide], [np.array(p, np.int32) for p in narrow]
+        return [*wide_parts, keys, positions, *narrow_parts, *filters]
 
-    def array(self) -> Tensor:
-        """All lists one after the other, those of 64 bits first: [numbers] int32."""
-        wide, narrow = (chain.from_iterable(part) for part in self.parts)
-        integers = np.fromiter(wide, np.int64).view(np.int32), np.fromiter(narrow, np.int32)
-        return torch.from_numpy(np.concatenate((integers[0], self.sampling.words, integers[1])))
-
-    def split(self, array: Tensor) -> Sequence[Tensor]:
-        """The lists as views of that array, then the words of the sampling inputs."""
-        wide, narrow = ([len(part) for part in parts] for parts in self.parts)
-        integers, words, rest = array.split_with_sizes([2 * sum(wide), len(self.sampling.words), sum(narrow)])
-        return [*integers.view(torch.int64).split_with_sizes(wide), *rest.split_with_sizes(narrow), words]
-
-    def to(self, device: torch.device) -> Sequence[Tensor]:
-        """The lists as tensors, by one copy to the device. On a CPU there is none, and each is made by itself."""
-        if device.type == "cpu":
-            wide, narrow = self.parts
-            arrays = [np.array(part, np.int64) for part in wide] + [np.array(part, np.int32) for part in narrow]
-            return [torch.from_numpy(array) for array in (*arrays, self.sampling.words)]
-        return self.split(moved(self.array(), device))
+    def to(self, device: torch.device) -> list[Tensor]:
+        """The parts as tensors, by one copy to the device. On a CPU there is none."""
+        parts = self.parts
+        return [*map(torch.from_numpy, parts)] if device.type == "cpu" else split(moved(join(parts), device), parts)
 
     # region exercise 2.16
     def padded(self, size: int, scratch_row: int, scratch_entry: int, context: int) -> "PackedStep":
         """A step of decodes with slices added that read and write nothing, up to `size`. Whatever the sequences, all
         that the host knows of it is the same, as a captured step needs."""
         more, changes = size - len(self.tokens), CHANGES * size - len(self.changed)
+        columns = tuple(np.concatenate((c, np.zeros(size - len(c), c.dtype))) for c in self.sampling.columns)
         return replace(
             self,
             tokens=self.tokens + [0] * more,
@@ -116,11 +106,22 @@ class PackedStep:
             pages=self.pages + [0] * changes,
             sizes=(),
             max_seqlen_k=context,
-            sampling=replace(self.sampling, words=pad_inputs(self.sampling.words, size)),
+            sampling=replace(self.sampling, columns=columns),
             graph_size=size,
         )
 
     # endregion
+
+
+def join(parts: Sequence[NDArray[Any]]) -> Tensor:
+    """The parts of a step one after the other: [numbers] int32."""
+    return torch.from_numpy(np.concatenate([part.view(np.int32) for part in parts]))
+
+
+def split(array: Tensor, parts: Sequence[NDArray[Any]]) -> list[Tensor]:
+    """The parts as views of that array."""
+    pieces = array.split_with_sizes([part.nbytes // 4 for part in parts])
+    return [piece.view(getattr(torch, part.dtype.name)) for piece, part in zip(pieces, parts, strict=True)]
 
 
 # region exercise 2.2

@@ -59,11 +59,11 @@ class ModelRunner:
         logits = torch.empty(shape, dtype=self.decoder.dtype, device=self.pool.device)  # one for all graphs
         self._rope = self.decoder.rope(context)  # whose addresses the graphs hold: the model's may be replaced
 
-        def compute(step: PackedStep, lists: Sequence[Tensor]) -> Computed:
-            computed = self.compute(step, lists, logits[: len(step.drawn_rows)])
+        def compute(step: PackedStep, parts: Sequence[Tensor]) -> Computed:
+            computed = self.compute(step, parts, logits[: len(step.drawn_rows)])
             sampled = self.sampler.draw(computed.logits, computed.inputs)
             self.state.newest.index_copy_(0, computed.drawn_rows, sampled.tokens)
-            return replace(computed, sampled=sampled.gather())
+            return replace(computed, sampled=sampled)
 
         self.graphs = DecodeGraphs(self.state, self.cache.page_size, context)
         self.graphs.record(compute, sizes, record)
@@ -72,8 +72,9 @@ class ModelRunner:
     def launch(self, step: PackedStep) -> LaunchedStep:
         """Run the model and sample. On a GPU this returns before the work is done. If masks or penalties depend on a
         token in flight, it waits for the step before, while the device runs this one."""
-        masks, constraints, filled, late = step.sampling.masks, self.sampler.constraints, None, None
-        filling = constraints.start(masks) if masks is not None and not masks.in_flight else None
+        masks, in_flight, constraints = step.sampling.masks, step.sampling.in_flight, self.sampler.constraints
+        filling = constraints.start(masks) if masks and not in_flight else None
+        filled = late = None
         try:
             computed = self._forward(step)
         except BaseException:
@@ -82,9 +83,9 @@ class ModelRunner:
                     filling()
             raise
         self.cache.changed.clear()
-        if step.sampling.in_flight and self._latest is not None:
+        if in_flight and self._latest is not None:
             self._latest.output()
-        if masks is not None:
+        if masks:
             filled, late = constraints.fill(masks) if filling is None else filling()
         sampled = computed.sampled if step.sampling.is_plain else None
         self._latest = LaunchedStep(step, sampled or self.sample(step, computed, filled), late)
@@ -95,9 +96,9 @@ class ModelRunner:
             return self.graphs.replay(step)
         return self.compute(step, step.to(self.pool.device))
 
-    def compute(self, step: PackedStep, lists: Sequence[Tensor], out: Tensor | None = None) -> Computed:
-        """Run the model on a step, given its lists on the device. A recorded step writes its logits to `out`."""
-        tensors = self.state.load(step, lists, self.cache.page_size)
+    def compute(self, step: PackedStep, parts: Sequence[Tensor], out: Tensor | None = None) -> Computed:
+        """Run the model on a step, given its parts on the device. A recorded step writes its logits to `out`."""
+        tensors = self.state.load(step, parts, self.cache.page_size)
         keys, values, drawn = self.pool.keys, self.pool.values, len(step.drawn_rows)
         scored = None
         if out is not None:

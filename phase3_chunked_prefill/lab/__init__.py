@@ -1,1 +1,1 @@
-"""The lab of this phase: the demo, the measurement of stalls, and ahead-of-time compilation of the kernels."""
+"""The lab of this phase: the demo, and the measurement of stalls."""

@@ -18,13 +18,15 @@ def main(arguments: list[str] | None = None) -> int:
     options, console = p.parse_args(arguments), Console(highlight=False)
     if options.chunk < 16:
         p.error(f"chunk must be at least a page of 16 tokens, got {options.chunk}")
-    from phase3_chunked_prefill.engine import load  # torch and numba load here, after the options have been checked
+    from phase2_prefill_decode.loading.model import (
+        Model,  # torch and numba load here, after the options have been checked
+    )
     from phase3_chunked_prefill.lab.stall import WHOLE, Scene, Stage, judge
 
     pieces = -(-options.prompt // (options.chunk // 16 * 16))
     try:
         scene = Scene(options.decodes, answer=ARRIVES + pieces + 6, arrives=ARRIVES, prompt=options.prompt)
-        stage = Stage(load(progress=True), scene)
+        stage = Stage(Model.load(progress=True), scene)
     except ValueError as error:
         p.error(str(error))
     stage.play(options.chunk, prompt=min(2 * options.chunk, options.prompt))  # warms up

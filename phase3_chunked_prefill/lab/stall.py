@@ -26,7 +26,6 @@ from phase2_prefill_decode.static import StaticScheduler
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.chunker import Chunker
-from phase3_chunked_prefill.kernels.attention import ATTEND
 
 WHOLE = 0  # a chunk size: prompts are never cut
 CHUNKS = (WHOLE, 1024, 512, 256, 128, 64)
@@ -172,7 +171,7 @@ def main(arguments: list[str] | None = None) -> int:
     longest = SHAPES[options.shape].max_position_embeddings - 1
     try:
         scene = Scene(prompt=longest if options.prompt is None else options.prompt)
-        stage = Stage(Model.random(SHAPES[options.shape], device=device, attend=ATTEND.on(device)), scene)
+        stage = Stage(Model.random(SHAPES[options.shape], device=device), scene)
     except ValueError as error:
         p.error(str(error))
     stage.play(128, prompt=min(256, scene.prompt))  # warm-up

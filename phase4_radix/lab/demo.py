@@ -36,9 +36,11 @@ class TreeDemo:
     """Phase 4's engine over a small cache, on the bundled model."""
 
     def __init__(self, pages: int, page_size: int = 4) -> None:
-        from phase3_chunked_prefill.engine import load  # torch and numba load here, after the options were checked
+        from phase2_prefill_decode.loading.model import (
+            Model,  # torch and numba load here, after the options were checked
+        )
 
-        self.model = load(progress=True)
+        self.model = Model.load(progress=True)
         assert self.model.tokenizer is not None
         self.tokenizer = self.model.tokenizer
         self.engine = cached(self.model, num_pages=pages, page_size=page_size)

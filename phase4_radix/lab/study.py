@@ -19,8 +19,7 @@ from phase2_prefill_decode.generation import Completion
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.loading.model import Model, default_device
 from phase2_prefill_decode.static import StaticScheduler
-from phase3_chunked_prefill.engine import chunked, load
-from phase3_chunked_prefill.kernels.attention import ATTEND
+from phase3_chunked_prefill.engine import chunked
 from phase4_radix.engine import cached
 from phase4_radix.lab.replay import chats, pressure
 from phase4_radix.prefix_cache import Counts, PrefixCache
@@ -69,7 +68,7 @@ class Shared:
 def model_of(shape: str) -> Model:
     """A model of one of SHAPES, with random weights."""
     device = default_device()
-    model = Model.random(SHAPES[shape], device=device, attend=ATTEND.on(device))
+    model = Model.random(SHAPES[shape], device=device)
     model.decoder.compile_kernels(progress=True)
     return model
 
@@ -174,7 +173,7 @@ def main(arguments: list[str] | None = None) -> int:
     p.add_argument("--shape", choices=SHAPES, default="17m", help="(%(default)s)")
     p.add_argument("--runs", type=int, default=3, help="the fastest of so many counts (%(default)s)")
     options = p.parse_args(arguments)
-    console, model, small = Console(highlight=False), model_of(options.shape), load()
+    console, model, small = Console(highlight=False), model_of(options.shape), Model.load()
 
     loops = [loop(small, page_size) for page_size in PAGE_SIZES]
     names: tuple[str, ...] = ("page size", "turns", "queries", "prompt tokens", "hit rate")

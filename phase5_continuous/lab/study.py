@@ -27,7 +27,6 @@ from phase2_prefill_decode.engine import static
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.loading.model import Model, default_device
 from phase3_chunked_prefill.budget import TokenBudget
-from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase5_continuous.engine import continuous
 
 PAGES, PAGE_SIZE = 512, 16
@@ -58,7 +57,7 @@ class Measured:
 
 def model_of(shape: str) -> Model:
     device = default_device()
-    return Model.random(SHAPES[shape], device=device, attend=ATTEND.on(device))
+    return Model.random(SHAPES[shape], device=device)
 
 
 def workload(vocabulary: int, count: int, seed: int = 0) -> tuple[list[list[int]], list[SamplingParams]]:

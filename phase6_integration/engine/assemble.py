@@ -25,7 +25,6 @@ from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.graphs import batch_sizes
 from phase2_prefill_decode.step.packed import PackedStep
 from phase2_prefill_decode.step.runner import ModelRunner
-from phase3_chunked_prefill.engine import load
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.policies import policy
 from phase5_continuous.scheduler import Scheduler
@@ -96,7 +95,7 @@ def assemble(options: EngineOptions, loaded: Model | None = None, stats: Stats |
 def load_model(options: EngineOptions) -> Model:
     device = default_device() if options.device is None else torch.device(options.device)
     directory = directory_of(options.model, options.revision, options.download_dir)
-    model = load(directory, device=device, dtype=options.dtype)
+    model = Model.load(directory, device=device, dtype=options.dtype)
     if options.tokenizer is None:
         return model
     named = directory_of(options.tokenizer, None, options.download_dir, "tokenizer")

@@ -18,7 +18,6 @@ from phase2_prefill_decode.generation import Completion, Delta, Prompt, make_req
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.loading.weights import Weights, load_weights
-from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.assemble import Assembled, assemble
 from phase6_integration.engine.options import EngineOptions
@@ -41,7 +40,7 @@ class NanoServingEngine:
         """From a model in memory; `weights` may be a checkpoint's tensors by name. `options` are those of
         EngineOptions."""
         loaded = weights if isinstance(weights, Weights) else load_weights(weights, config)
-        decoder = Decoder(config, loaded, attend=ATTEND.on(loaded.embed_tokens.device))
+        decoder = Decoder(config, loaded)
         self._open(EngineOptions(**options), Model(config, decoder, tokenizer))
 
     @classmethod

@@ -12,15 +12,15 @@ from phase0_request.batch import Batch, Slice
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
-from phase2_prefill_decode.kernels.triton.tuning import ALLOWED
+from phase2_prefill_decode.kernels.triton.plan import FEW, ROWS
+from phase2_prefill_decode.kernels.triton.tuning import LONGEST
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.packed import PackedStep
-from phase3_chunked_prefill.kernels.plan import FEW, ROWS
 
 NEW = (1, 2, 4, 8, 16)  # new tokens of a sequence: the decode kernel is compiled for each
 CHUNK = 64  # new tokens: too many for the decode kernel
-CONTEXT = max(ALLOWED["chunk"]) + 64  # tokens: two splits of the decode kernel, as long as `tune` makes them
+CONTEXT = LONGEST + 64  # tokens: two splits of the decode kernel
 
 KINDS = (
     SamplingParams(temperature=0),

@@ -3,7 +3,7 @@
 Each stage is a process of its own, with a share of the call's seconds. All that it finds is in --out as it is found:
 rows.jsonl, a row at a time; day.log, what stages print; after each stage day.json. A call with the folder of an earlier
 one goes on: it measures the rows that are not there or failed. It ends by packing into the folder, in files of at most
-15 MiB, the reports (the tests' JUnit XML, profiles, the tuned table) and Triton's cache; a fresh machine unpacks them.
+15 MiB, the reports (the tests' JUnit XML, profiles) and Triton's cache; a fresh machine unpacks them.
 It needs torch, pytest, rich and the phases, no network and no package of the server.
 """
 

@@ -30,14 +30,14 @@ from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.kernels.attention import ATTEND
 from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.roofline import named
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.graphs import Computed
-from phase2_prefill_decode.step.packed import PackedStep
+from phase2_prefill_decode.step.packed import PackedStep, join, split
 from phase2_prefill_decode.step.runner import ModelRunner
-from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase5_continuous.lab.simulator import MODELS
 from phase5_continuous.lab.virtual import StepTimes
 from phase6_integration.engine.gc_freeze import freeze
@@ -69,10 +69,11 @@ class NoProduct:
 
 
 class OneArrayRunner(ModelRunner):
-    """Brings the lists of a step in one array, as for a GPU."""
+    """Brings the parts of a step in one array, as for a GPU."""
 
     def _forward(self, step: PackedStep) -> Computed:
-        return self.compute(step, step.split(step.array()))
+        parts = step.parts
+        return self.compute(step, split(join(parts), parts))
 
 
 class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]

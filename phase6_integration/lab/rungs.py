@@ -19,7 +19,7 @@ from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.engine import static
 from phase2_prefill_decode.loading.model import Model, default_device
 from phase3_chunked_prefill.budget import TokenBudget
-from phase3_chunked_prefill.engine import chunked, load
+from phase3_chunked_prefill.engine import chunked
 from phase4_radix.engine import cached
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.engine import continuous
@@ -153,15 +153,14 @@ Build = Callable[[Mapping[str, int]], Rung]  # from the length of each answer, w
 
 def rungs(directory: Path, pages: int) -> dict[str, Build]:
     """A function for each rung that makes its engine, all of the same weights in float32 and of the same pool."""
-    dense = Model.load(directory, dtype="float32")
-    ragged = load(directory, dtype="float32")
+    model = Model.load(directory, dtype="float32")
 
     def transformers(answers: Mapping[str, int]) -> Rung:
         from transformers import AutoModelForCausalLM
 
-        model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-        model.generation_config.eos_token_id = None
-        return TransformersRung(model.to(default_device()).eval(), pages * PAGE_SIZE, answers)
+        theirs: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+        theirs.generation_config.eos_token_id = None
+        return TransformersRung(theirs.to(default_device()).eval(), pages * PAGE_SIZE, answers)
 
     def phase6(_: object) -> Rung:
         engine = NanoServingEngine.from_pretrained(
@@ -172,13 +171,13 @@ def rungs(directory: Path, pages: int) -> dict[str, Build]:
 
     return {
         "transformers": transformers,
-        "phase2": lambda _: EngineRung(static(dense, cache=PagedCache(pages, PAGE_SIZE), batch_size=BATCH).core),
+        "phase2": lambda _: EngineRung(static(model, cache=PagedCache(pages, PAGE_SIZE), batch_size=BATCH).core),
         "phase3": lambda _: EngineRung(
-            chunked(ragged, BUDGET, cache=PagedCache(pages, PAGE_SIZE), batch_size=BATCH).core
+            chunked(model, BUDGET, cache=PagedCache(pages, PAGE_SIZE), batch_size=BATCH).core
         ),
-        "phase4": lambda _: EngineRung(cached(ragged, BUDGET, num_pages=pages, batch_size=BATCH).core),
+        "phase4": lambda _: EngineRung(cached(model, BUDGET, num_pages=pages, batch_size=BATCH).core),
         "phase5": lambda _: EngineRung(
-            continuous(ragged, BUDGET, cache=PrefixCache(pages, PAGE_SIZE), max_running=BATCH).core
+            continuous(model, BUDGET, cache=PrefixCache(pages, PAGE_SIZE), max_running=BATCH).core
         ),
         "phase6": phase6,
     }

@@ -7,13 +7,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 FILES = (
     "tests/phase1_kv_pool/test_store.py",
-    *(f"tests/phase2_prefill_decode/test_{name}.py" for name in ("kernels", "mask", "pointwise", "draw")),
-    "tests/phase3_chunked_prefill/test_kernels.py",
+    *(f"tests/phase2_prefill_decode/test_{name}.py" for name in ("attention", "kernels", "mask", "pointwise", "draw")),
 )
 FEW = (  # of each kernel; all of them pass, and take minutes
-    "table_of_splits_has_every or table_of_more_sequences or two_programs or a_block_writes or mask_of_zeros"
+    "table_of_splits_has_every or table_of_more_sequences or two_programs or mask_of_zeros"
     " or (triton and float32 and (padding_between or norm_is_that_of or swiglu or slots_and_nothing))"
-    " or threshold_of_a_filter or float32-behind_16"
+    " or threshold_of_a_filter or triton-float32-chunks_behind_16"
 )
 
 

@@ -20,27 +20,20 @@ from tests.phase1_kv_pool.support import needs_gpu
 
 ROOT = Path(__file__).parents[2]
 
-# All shapes have layers with a window. The second has as many KV heads as heads: up to 16 new tokens of a sequence
-# then share a tile. The splits of the third are as long as they may be tuned. A shape is heads, KV heads, head_dim,
-# page_size and chunk.
-SHAPES = [
-    (4, 2, 64, 16, 128),
-    (2, 2, 128, 64, 128),
-    (4, 2, 64, 16, 2048),
-]  # heads, KV heads, head_dim, page_size, chunk
+# Heads, KV heads, head_dim and page_size; all shapes have layers with a window. The second has as many KV heads as
+# heads: up to 16 new tokens of a sequence then share a tile. The splits of the third are as long as they may be.
+SHAPES = [(4, 2, 64, 16), (2, 2, 128, 64), (16, 2, 16, 16)]
 
 UNLAUNCHED = """
 from tests.gpu.unlaunched import requested  # first
 import json, random, sys
 import torch
 from phase1_kv_pool.pool import KVPool
-from phase2_prefill_decode.kernels.triton import decode
-from phase2_prefill_decode.kernels.triton.tuning import Tuning
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase2_prefill_decode.sampling.sampler import Sampler
-from phase3_chunked_prefill.kernels.attention import ATTEND
+from phase2_prefill_decode.kernels.attention import ATTEND
 from phase6_integration.engine.warmup import long_step
 from tests.gpu.test_warmup import serving, warming
 
@@ -67,8 +60,7 @@ def run(model, page_size, cache, batches, longest=0):
     parts.clear()
     return found
 
-for heads, kv_heads, head_dim, page_size, chunk in json.loads(sys.argv[1]):
-    decode.tuned = lambda *_: Tuning(chunk)
+for heads, kv_heads, head_dim, page_size in json.loads(sys.argv[1]):
     config = ModelConfig(
         vocab_size=64, num_hidden_layers=3, hidden_size=32, intermediate_size=32, num_attention_heads=heads,
         num_key_value_heads=kv_heads, head_dim=head_dim, qk_norm=True, max_position_embeddings=8192,
@@ -134,7 +126,7 @@ def test_serving_requests_no_kernel_that_warm_up_has_not_and_no_larger_results_o
     for shape, line in zip(SHAPES, done.stdout.splitlines(), strict=True):
         (warmed, profiled), (served, parts) = json.loads(line)
         warmed, served = set(warmed), set(served)
-        assert {kernel.split()[0] for kernel in served} >= {"decode_kernel", "join_kernel", "ragged_kernel"}, shape
+        assert {kernel.split()[0] for kernel in served} >= {"decode_kernel", "join_kernel", "prefill_kernel"}, shape
         assert [kernel[:200] for kernel in sorted(served - warmed)] == [], shape
         assert parts <= profiled, f"{shape}: the results of splits take more memory than in the profile"
 

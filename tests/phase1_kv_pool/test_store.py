@@ -1,6 +1,5 @@
 """Every implementation of the store, over its edge cases, against an oracle that sees the pool as a row of slots."""
 
-import re
 from dataclasses import dataclass
 
 import pytest
@@ -133,30 +132,12 @@ def test_a_pool_may_have_more_than_two_to_the_31_numbers(backend: str) -> None:
     assert keys[0].isnan().sum() == keys[pages - 1].isnan().sum() == 2 * 15 * 64
 
 
-@pytest.mark.parametrize(
-    ("strides", "offset"), [((80, 40, 1), 1), ((84, 40, 1), 0), ((80, 36, 1), 0), ((80, 40, 2), 0)]
-)
-def test_the_triton_store_refuses_rows_that_do_not_start_on_16_bytes(
-    strides: tuple[int, int, int], offset: int
-) -> None:
+@pytest.mark.parametrize(("strides", "offset"), [((80, 40, 1), 1), ((84, 36, 1), 0), ((80, 40, 2), 0)])
+def test_rows_of_any_strides_are_stored(strides: tuple[int, int, int], offset: int) -> None:
+    """On a GPU another variant is compiled for rows that do not start on 16 bytes."""
     device = device_of("triton")
-    keys = torch.zeros(2, 2, 4, 16, device=device)
-    wrong = torch.randn(200, device=device).as_strided((2, 2, 16), strides, offset)
-    right = torch.randn(wrong.shape, device=device)
-    slots = torch.arange(len(wrong), device=device)
-    for name, k, v in (("k", wrong, right), ("v", right, wrong)):
-        said = f"{name} has strides {strides} and starts {4 * offset} bytes past. Pass a contiguous copy"
-        with pytest.raises(ValueError, match=re.escape(said)):
-            STORE.load("triton")(keys, keys, slots, k, v)
-    with pytest.raises(ValueError, match="a multiple of 8 numbers, got 12"):
-        STORE.load("triton")(keys[..., :12], keys[..., :12], slots, right[..., :12], right[..., :12])
-    assert not keys.any()
-
-
-def test_the_stride_of_a_single_token_or_head_does_not_matter() -> None:
-    device = device_of("triton")
-    keys = torch.zeros(2, 1, 4, 16, device=device)
-    odd = torch.randn(1, 1, 33, device=device)[:, :, :16]
-    assert odd.stride() == (33, 33, 1)
-    STORE.load("triton")(keys, keys, torch.tensor([5], device=device), odd, odd)
-    assert torch.equal(keys[1, 0, 1], odd[0, 0])
+    k = torch.randn(200, device=device).as_strided((2, 2, 16), strides, offset)
+    keys, values = torch.zeros(2, 2, 2, 4, 16, device=device)
+    STORE.load("triton")(keys, values, torch.tensor([5, 0], device=device), k, k)
+    for side in (keys, values):
+        assert torch.equal(torch.stack((side[1, :, 1], side[0, :, 0])), k)

@@ -4,7 +4,8 @@ The oracle is torch's own attention in float64, sequence by sequence, on keys an
 they cut into pages, by plain indexing, in a pool that is NaN wherever no live token lies.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -73,8 +74,23 @@ class Case:
             page_table=pages.to(device),
             max_seqlen_q=max(self.new),
             max_seqlen_k=max(self.lengths),
+            sizes=tuple(zip(self.new, self.lengths, strict=True)),
         )
         return Inputs(query.to(device), keys.to(device), values.to(device), metadata, k, v, tables)
+
+    def alone(self, inputs: Inputs) -> Iterator[tuple["Case", Inputs]]:
+        """Each sequence as a batch of its own, in the same pool."""
+        queries = inputs.query.split(self.new)
+        for number, (length, new) in enumerate(zip(self.lengths, self.new, strict=True)):
+            metadata = AttentionMetadata(
+                torch.tensor([0, new], dtype=torch.int32, device=inputs.query.device),
+                inputs.metadata.seq_lens[number : number + 1],
+                inputs.metadata.page_table[number : number + 1],
+                new,
+                length,
+                ((new, length),),
+            )
+            yield replace(self, lengths=[length], new=[new]), replace(inputs, query=queries[number], metadata=metadata)
 
     def run(self, attend: Attend, inputs: Inputs) -> Tensor:
         """The result of `attend`, on the CPU. It must not change its arguments."""
@@ -145,12 +161,22 @@ EDGES = {
     "a_long_prompt": prompts(300, **ONE_KV_HEAD),
     "many_rows_in_a_tile": prompts(100, 65, 49, heads=1, kv_heads=1, head_dim=16),
     "a_request_without_tokens": prompts(7, 0, 20),
-    "a_chunk": Case([50], [20]),
+    # the last token before a chunk is one short of a page or of a tile, at its end, or one past it
+    **{
+        f"chunks_behind_{n}": Case([n + 20, n + 33, n + 1], [20, 33, 1], **ONE_KV_HEAD)
+        for n in (0, 1, 15, 16, 17, 63, 64, 65, 128)
+    },
+    **{
+        f"chunks_of_{n}": Case([100 + n, 7 + n, n, 300], [n, n, n, 1], **ONE_KV_HEAD)
+        for n in (8, 9, 31, 32, 33, 64, 65)
+    },
     "a_last_token_of_many_chunks": Case([40, 65], [3, 1]),
-    "chunks_around_a_page": Case([48, 33, 47], [16, 17, 15]),
+    "a_chunk_with_drafts": Case([40, 70, 33, 200, 530], [4, 3, 2, 60, 1]),
+    "only_drafts": Case([40, 70, 530], [5, 8, 1]),
+    "a_chunk_alone": Case([90], [70]),
+    "a_chunk_with_nothing_new": Case([40, 70, 33], [0, 50, 0]),
     "prompts_and_decodes": Case([20, 70, 33, 1, 600], [20, 1, 33, 1, 1]),
     "all_kinds": Case([130, 33, 200, 64, 9], [100, 1, 2, 64, 5]),
-    "nothing_new": Case([20, 40, 33], [1, 0, 5]),
     "a_long_chunk_late": Case([700], [90], **ONE_KV_HEAD),
     **{f"decodes_gqa_{n}": decodes(40, 17, heads=2 * n, kv_heads=2) for n in (1, 3, 8)},
     **{f"prompts_gqa_{n}": prompts(20, 17, heads=2 * n, kv_heads=2) for n in (3, 8)},
@@ -159,10 +185,16 @@ EDGES = {
     **{f"decodes_in_pages_of_{n}": decodes(1, 63, 64, 65, 150, page_size=n) for n in (1, 5, 64)},
     "splits_in_pages_of_64": decodes(700, 1, 257, page_size=64, window=600),
     **{f"prompts_in_pages_of_{n}": prompts(1, 63, 65, page_size=n) for n in (1, 5, 64)},
-    **{f"mixture_in_pages_of_{n}": Case([63, 65, 90], [63, 1, 30], page_size=n) for n in (1, 64)},
+    **{f"mixture_in_pages_of_{n}": Case([64, 63, 129, 200], [30, 63, 65, 1], page_size=n) for n in (1, 64)},
+    **{f"mixture_gqa_{n}": Case([90, 40, 33], [50, 1, 33], heads=2 * n, kv_heads=2) for n in (1, 3, 7, 8)},
+    "mixture_of_many_heads": Case([90, 40], [50, 1], heads=40, kv_heads=1),
+    **{f"mixture_of_heads_of_{n}": Case([90, 40, 33], [50, 1, 33], head_dim=n) for n in (80, 96, 128, 256)},
     **{f"decodes_window_{n}": decodes(1, 7, 33, 150, 600, window=n, **ONE_KV_HEAD) for n in (1, 40, 520, 4096)},
     **{f"prompts_window_{n}": prompts(1, 7, 33, 150, window=n, **ONE_KV_HEAD) for n in (1, 5, 4096)},
-    **{f"mixture_window_{n}": Case([100, 33, 700, 90], [40, 33, 1, 5], window=n) for n in (1, 5, 40, 4096)},
+    **{
+        f"mixture_window_{n}": Case([100, 33, 700, 90], [40, 33, 1, 5], window=n)
+        for n in (1, 5, 16, 33, 40, 64, 100, 4096)
+    },
     "another_scale": decodes(50, 3, scale=0.37),
     "another_scale_for_prompts": prompts(50, 3, scale=0.37),
 }

@@ -10,7 +10,7 @@ import torch
 from phase2_prefill_decode.kernels.cpu import compilation
 from phase2_prefill_decode.kernels.cpu.compilation import KERNELS, Kernel, compile_kernels, kernels_of
 
-HERE = Kernel("swiglu", "float32"), Kernel("norm", "float32")
+HERE = Kernel("sampling", "float32"), Kernel("rotation", "float32")
 
 
 def test_only_the_kernels_of_a_model_are_compiled() -> None:
@@ -28,10 +28,10 @@ def test_kernels_are_compiled_in_other_processes_and_one_that_fails_there_is_lef
 ) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(compilation, "cores", lambda: 2)
-    done = list(compilation._in_processes([Kernel("swiglu", "float32"), Kernel("norm", "complex64")]))
-    assert done == [Kernel("swiglu", "float32")]
-    assert [file.name for file in tmp_path.rglob("*.nbc") if "swiglu" in file.name]
-    assert not [file.name for file in tmp_path.rglob("*.nbc") if "norm" in file.name]
+    done = list(compilation._in_processes([Kernel("rotation", "float32"), Kernel("sampling", "complex64")]))
+    assert done == [Kernel("rotation", "float32")]
+    assert [file.name for file in tmp_path.rglob("*.nbc") if "rotate_store" in file.name]
+    assert not [file.name for file in tmp_path.rglob("*.nbc") if "draw" in file.name]
 
 
 @pytest.mark.parametrize(("writable", "cores"), [(True, 2), (True, 1), (False, 2)])
@@ -52,5 +52,5 @@ def test_kernels_are_compiled_once_with_a_word_on_how_far_and_without_a_writable
     here = not writable or cores == 1  # compiled here, then loaded
     assert made == [*HERE * (1 + here), *HERE * (1 + (not writable)), *HERE[:1] * (1 + here)], "each is loaded"
     said = [record.message.partition(", ")[2].partition(", ")[2] for record in caplog.records]
-    both = ["1 of 2 done: swiglu", "2 of 2 done: norm"]
-    assert said == [*both, *([] if writable else both), "1 of 1 done: swiglu"]
+    both = ["1 of 2 done: sampling", "2 of 2 done: rotation"]
+    assert said == [*both, *([] if writable else both), "1 of 1 done: sampling"]

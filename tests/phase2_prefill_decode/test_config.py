@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from phase0_request.checks import ConfigError
 from phase1_kv_pool.layout import KVLayout
 from phase2_prefill_decode.loading.config import ModelConfig, RopeParameters
-from tests.phase2_prefill_decode.models import FAMILIES, SIZES, VARIANTS, saved, tiny_model, variant
+from tests.phase2_prefill_decode.models import FAMILIES, SIZES, VARIANTS, saved, variant
 
 FOUR: dict[str, Any] = {"vocab_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}
 OPTIONAL = "num_key_value_heads", "max_position_embeddings", "eos_token_id"
@@ -134,37 +134,6 @@ def test_well_known_models_have_their_published_number_of_parameters(parameters:
     assert config.rope_parameters.rope_theta == PUBLISHED[parameters]["rope_theta"]
 
 
-@settings(max_examples=25)
-@given(st.data())
-def test_the_number_of_parameters_is_that_of_transformers(data: st.DataObject) -> None:
-    def size(top: int) -> int:
-        return data.draw(st.integers(1, top))
-
-    def choice() -> bool:
-        return data.draw(st.booleans())
-
-    kv_heads = size(3)
-    sizes = {
-        "vocab_size": size(99),
-        "num_hidden_layers": size(3),
-        "num_key_value_heads": kv_heads,
-        "num_attention_heads": (heads := kv_heads * size(3)),
-        "hidden_size": heads * 8 * size(3),
-        "intermediate_size": size(99),
-        "tie_word_embeddings": choice(),
-        "eos_token_id": None,
-    }
-    options = {
-        "llama": {"attention_bias": choice(), "mlp_bias": choice(), "head_dim": 8 * size(4)},
-        "mistral": {"head_dim": 8 * size(4)},
-        "qwen2": {},
-        "qwen3": {"attention_bias": choice(), "head_dim": 8 * size(4)},
-    }
-    family = data.draw(st.sampled_from(FAMILIES))
-    config = ModelConfig.from_dict({"model_type": family, **sizes, **options[family]})
-    assert config.parameters == counted(AutoConfig.for_model(family, **sizes, **options[family]))
-
-
 @given(
     st.sampled_from(["qwen2", "qwen3"]),
     st.booleans(),
@@ -195,22 +164,26 @@ def test_qwens_first_layers_have_no_window_if_the_file_does_not_name_them(family
     assert ModelConfig.from_dict({"model_type": family, **written}).sliding_windows == (None,) * 28 + (4096,) * 2
 
 
-def test_eos_ids_are_those_of_both_files(tmp_path: Path) -> None:
-    saved(tiny_model("llama", eos_token_id=[3, 9]), tmp_path)
-    generation = tmp_path / "generation_config.json"
-    for named, wanted in ((9, (3, 9)), ([7, 3], (3, 9, 7)), (None, (3, 9))):
-        generation.write_text(json.dumps({"eos_token_id": named}))
-        assert ModelConfig.from_pretrained(tmp_path).eos_token_id == wanted
-    generation.unlink()
-    assert ModelConfig.from_pretrained(tmp_path).eos_token_id == (3, 9)
-
-
-def test_the_default_eos_id_applies_only_if_no_file_names_one(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **BARE}))
-    assert ModelConfig.from_pretrained(tmp_path).eos_token_id == (2,)
-    for generation, ends in (({}, (2,)), ({"eos_token_id": 11}, (11,))):
-        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
-        assert ModelConfig.from_pretrained(tmp_path).eos_token_id == ends
+@pytest.mark.parametrize(
+    ("config", "generation", "ends"),
+    [
+        ([3, 9], 9, (3, 9)),
+        ([3, 9], [7, 3], (3, 9, 7)),
+        ([3, 9], None, (3, 9)),
+        ([3, 9], "no file", (3, 9)),
+        ("default", "no file", (2,)),
+        ("default", None, (2,)),
+        ("default", 11, (11,)),
+    ],
+)
+def test_eos_ids_are_those_of_both_files_and_else_the_default(
+    config: Any, generation: Any, ends: tuple[int, ...], tmp_path: Path
+) -> None:
+    own = {} if config == "default" else {"eos_token_id": config}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **BARE, **own}))
+    if generation != "no file":
+        (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
+    assert ModelConfig.from_pretrained(tmp_path).eos_token_id == ends
 
 
 @pytest.mark.parametrize(
@@ -288,19 +261,13 @@ def test_four_sizes_make_a_config() -> None:
         ({"num_hidden_layers": True}, "num_hidden_layers must be an integer from 1 to .*, got True"),
         ({"num_attention_heads": 2.0}, "num_attention_heads must be an integer from 1 to .*, got 2.0"),
         ({"hidden_size": -64}, "hidden_size must be an integer from 1 to .*, got -64"),
-        ({"hidden_size": 65}, "hidden_size 65 is no multiple of its 4 heads, and head_dim is not given"),
-        ({"num_key_value_heads": 3}, "num_attention_heads must be a multiple of num_key_value_heads, got 4 and 3"),
         ({"num_key_value_heads": 8}, "num_attention_heads must be a multiple of num_key_value_heads, got 4 and 8"),
-        ({"hidden_size": 16}, "head_dim must be a multiple of 8 from 8 to 256, got 4"),
         ({"intermediate_size": -1}, "intermediate_size must be an integer from 0 to .*, got -1"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be a number from 0, got nan"),
-        ({"rms_norm_eps": "1e-6"}, "rms_norm_eps must be a number from 0, got '1e-6'"),
         ({"max_position_embeddings": 0}, "max_position_embeddings must be an integer from 1 to .*, got 0"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings must be true or false, got 1"),
         ({"sliding_windows": (7,)}, "sliding_windows must be one for each of 2 layers, got 1"),
         ({"sliding_windows": (7, 0)}, "sliding_window must be an integer from 1 to .*, got 0"),
-        ({"eos_token_id": (256,)}, "eos_token_id must be an integer from 0 to 255, got 256"),
-        ({"dtype": "int8"}, "dtype must be one of float32, bfloat16, float16, got 'int8'"),
         ({"model_type": "gpt2"}, "model_type must be one of llama, mistral, qwen2, qwen3, got 'gpt2'"),
     ],
 )

@@ -22,7 +22,7 @@ from transformers.generation.logits_process import (
 
 from phase0_request import Request, SamplingParams
 from phase2_prefill_decode.kernels.draw import DRAW, arrivals, keep, numbers, reference, weigh
-from phase2_prefill_decode.sampling.inputs import SamplingInputs, pack_inputs
+from phase2_prefill_decode.sampling.inputs import SamplingInputs, pack_columns
 from tests.phase1_kv_pool.support import bits, device_of, every_backend, every_backend_and_dtype, needs_gpu
 from tests.phase2_prefill_decode.test_sampler_draws import z_of_chi_square
 
@@ -45,15 +45,15 @@ def tensors(*asked: SamplingParams, device: str | torch.device = "cpu") -> Sampl
     """The parameters of one row for each, with keys and positions of their own."""
     requests = [Request("r", (1,) * (1 + row), one) for row, one in enumerate(asked)]
     totals = [request.total for request in requests]
-    words = pack_inputs(requests, totals, lambda request: hash(request.total))
-    return SamplingInputs.read(torch.from_numpy(words).to(device))
+    columns = pack_columns(requests, totals, lambda request: hash(request.total))
+    return SamplingInputs(*(torch.from_numpy(column).to(device) for column in columns))
 
 
 def repeated(params: SamplingParams, rows: int) -> SamplingInputs:
     """So many rows that differ in their keys."""
     one = tensors(params)
-    columns = one.temperatures, one.top_p, one.min_p, one.top_k
-    return SamplingInputs(*(of.repeat(rows) for of in columns), torch.arange(rows), torch.ones(rows, dtype=torch.int64))
+    columns = one.top_k, one.temperatures, one.top_p, one.min_p
+    return SamplingInputs(torch.arange(rows), torch.ones(rows, dtype=torch.int64), *(of.repeat(rows) for of in columns))
 
 
 def exact(logits: np.ndarray, params: SamplingParams) -> np.ndarray:

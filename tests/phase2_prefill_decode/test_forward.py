@@ -17,7 +17,7 @@ from phase2_prefill_decode.kernels.cpu.forward import TOKENS, Forward
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.loading.weights import random_weights
-from phase2_prefill_decode.sampling.inputs import WORDS, SamplingInputs
+from phase2_prefill_decode.sampling.inputs import SamplingInputs, pack_columns
 from phase2_prefill_decode.step.packed import StepTensors
 from tests.phase2_prefill_decode.models import FAMILIES, VARIANTS, saved, tiny_model
 from tests.phase2_prefill_decode.test_identity import logits, prompts
@@ -77,7 +77,7 @@ def packed(lengths: tuple[int, ...], new: int = 1) -> StepTensors:
     slots = table[rows, positions // 16].long() * 16 + positions % 16
     ends = torch.arange(0, len(positions) + 1, new, dtype=torch.int32)
     metadata = AttentionMetadata(ends, total, table, new, max(lengths), tuple((new, length) for length in lengths))
-    params = SamplingInputs.read(torch.zeros(WORDS * len(lengths), dtype=torch.int32))
+    params = SamplingInputs(*map(torch.from_numpy, pack_columns((), (), hash)))
     return StepTensors(torch.arange(len(positions)) + 7, positions, slots, metadata, None, rows, params)
 
 

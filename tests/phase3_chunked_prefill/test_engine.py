@@ -14,8 +14,9 @@ from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool.cache import PagedCache
+from phase2_prefill_decode.loading.model import Model
 from phase3_chunked_prefill.budget import TokenBudget
-from phase3_chunked_prefill.engine import chunked, load
+from phase3_chunked_prefill.engine import chunked
 from tests.phase2_prefill_decode.models import saved, variant
 from tests.phase2_prefill_decode.test_identity import follows, prompts, theirs
 
@@ -34,7 +35,7 @@ class Known:
 
     def __init__(self, name: str, directory: Path) -> None:
         oracle = variant(name)
-        self.model = load(saved(oracle, directory), device="cpu", dtype="float32")
+        self.model = Model.load(saved(oracle, directory), device="cpu", dtype="float32")
         self.prompts = prompts(oracle.config.vocab_size, LENGTHS)
         self.answers = [theirs(oracle, prompt, ANSWER) for prompt in self.prompts]
 
@@ -112,7 +113,7 @@ def test_a_stream_closed_in_the_middle_of_a_prompt_frees_every_page(qwen3: Known
 @pytest.mark.proof
 def test_a_question_batched_with_long_prompts_has_the_tokens_of_transformers() -> None:
     oracle = AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32)
-    model = load(device="cpu", dtype="float32")
+    model = Model.load(device="cpu", dtype="float32")
     assert model.tokenizer is not None
     question = model.tokenizer.chat([{"role": "user", "content": "What is a KV cache?"}])
     given = [*prompts(4096, [300, 2]), question, *prompts(4096, [515])]

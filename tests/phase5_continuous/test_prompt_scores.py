@@ -12,7 +12,6 @@ from phase1_kv_pool import PagedCache
 from phase2_prefill_decode.engine import static
 from phase2_prefill_decode.loading.model import Model
 from phase3_chunked_prefill.budget import TokenBudget
-from phase3_chunked_prefill.engine import load
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.engine import continuous
 from tests.phase2_prefill_decode.models import saved, variant
@@ -26,7 +25,7 @@ def oracle() -> Any:
 @pytest.fixture(scope="module")
 def model(oracle: Any, tmp_path_factory: pytest.TempPathFactory) -> Model:
     directory: Path = saved(oracle, tmp_path_factory.mktemp("small"))
-    return load(directory, device="cpu", dtype="float32")
+    return Model.load(directory, device="cpu", dtype="float32")
 
 
 def prompt(length: int, seed: int = 0) -> tuple[int, ...]:

@@ -16,16 +16,16 @@ from phase6_integration.engine.options import EngineOptions
 from phase6_integration.engine.stats import ObservedCore
 from phase6_integration.process.engine_process import LoadedEngine
 from phase6_integration.process.messages import Ready
-from tests.phase6_integration.application import ENGINE
 
-_engine: Callable[[EngineOptions], LoadedEngine] = resolve_name(ENGINE)
 POISON = 7  # a token of a prompt that the model cannot bear
 NAN = 8  # a token after which the model says NaN
 
 
 def _with(change: Callable[[Any, Any], None]) -> Callable[[EngineOptions], LoadedEngine]:
     def factory(options: EngineOptions) -> LoadedEngine:
-        made = _engine(dataclasses.replace(options, threads=1))
+        from tests.phase6_integration.application import ENGINE  # with all of the server: not for a light engine
+
+        made: LoadedEngine = resolve_name(ENGINE)(dataclasses.replace(options, threads=1))
         change(made.core, made.core.scheduler)
         return made
 

@@ -1,5 +1,6 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""Store keys and values in pages: the Triton kernel, and its launch."""
+"""Store keys and values in pages on a GPU, the simple version: the model stores with phase 2's `rotate_store_kernel`,
+which also norms and rotates what it stores."""
 
 import torch
 import triton
@@ -11,7 +12,7 @@ from phase1_kv_pool.kernels.triton.launch import jit
 BYTES = 4096  # of K, and as many of V, per program: two 16-byte accesses for each of 128 threads
 
 
-@jit(do_not_specialize=["tokens", "k_token_eights", "k_head_eights", "v_token_eights", "v_head_eights"])
+@jit(do_not_specialize=["tokens"])
 def store_kernel(
     keys,
     values,
@@ -19,10 +20,10 @@ def store_kernel(
     k,
     v,
     tokens,
-    k_token_eights,  # strides in units of eight numbers, which tells the compiler that rows are aligned to 16 bytes
-    k_head_eights,
-    v_token_eights,
-    v_head_eights,
+    k_token_stride,
+    k_head_stride,
+    v_token_stride,
+    v_head_stride,
     kv_heads: tl.constexpr,
     page_size: tl.constexpr,
     head_dim: tl.constexpr,
@@ -38,10 +39,8 @@ def store_kernel(
     row = (slot // page_size * kv_heads + head) * page_size + slot % page_size
     offsets = row[:, None] * head_dim + dim[None, :]
     stored = (slot >= 0)[:, None] & (dim < head_dim)[None, :]
-    k_offsets = (token * k_token_eights + head * k_head_eights)[:, None] * 8 + dim[None, :]
-    v_offsets = (token * v_token_eights + head * v_head_eights)[:, None] * 8 + dim[None, :]
-    key = tl.load(k + k_offsets, mask=stored)
-    value = tl.load(v + v_offsets, mask=stored)
+    key = tl.load(k + (token * k_token_stride + head * k_head_stride)[:, None] + dim[None, :], mask=stored)
+    value = tl.load(v + (token * v_token_stride + head * v_head_stride)[:, None] + dim[None, :], mask=stored)
     tl.store(keys + offsets, key, mask=stored)
     tl.store(values + offsets, value, mask=stored)
     # endregion
@@ -60,27 +59,13 @@ def constants(kv_heads: int, page_size: int, head_dim: int, itemsize: int) -> di
 
 
 def store(keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
-    """Store K and V in one launch. Strided views are read in place if their rows are aligned to 16 bytes."""
+    """Store K and V in one launch. Strided views are read in place if the numbers of a head are consecutive."""
     _, kv_heads, page_size, head_dim = keys.shape
-    if head_dim % 8:
-        raise ValueError(f"the Triton store takes heads of a multiple of 8 numbers, got {head_dim}")
-    strides = *_eights("k", k), *_eights("v", v)
+    k, v = (side if side.stride(2) == 1 else side.contiguous() for side in (k, v))
     tokens = len(slots)
     if tokens == 0:
         return
     shape = constants(kv_heads, page_size, head_dim, keys.element_size())
     grid = (triton.cdiv(tokens, shape["block_tokens"]), kv_heads)
     with torch.cuda.device(keys.get_device()):  # the pool's GPU need not be the current one; -1, a CPU, changes nothing
-        store_kernel[grid](keys, values, slots, k, v, tokens, *strides, **shape)
-
-
-def _eights(name: str, rows: Tensor) -> tuple[int, int]:
-    """Strides of tokens and heads in units of eight numbers. The stride of a dimension of size 1 is irrelevant."""
-    tokens, heads, stride = rows.stride()
-    tokens, heads = tokens * (rows.shape[0] > 1), heads * (rows.shape[1] > 1)
-    if stride != 1 or tokens % 8 or heads % 8 or rows.data_ptr() % 16:
-        raise ValueError(
-            f"the Triton store reads rows that start on 16 bytes, by strides in multiples of 8 and a last one of 1; "
-            f"{name} has strides {rows.stride()} and starts {rows.data_ptr() % 16} bytes past. Pass a contiguous copy"
-        )
-    return tokens // 8, heads // 8
+        store_kernel[grid](keys, values, slots, k, v, tokens, *k.stride()[:2], *v.stride()[:2], **shape)

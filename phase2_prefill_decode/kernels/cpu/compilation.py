@@ -9,14 +9,13 @@ How far it is: INFO records of this module's logger, and a bar on a terminal for
 
 import hashlib
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Thread
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 import numba
 import torch
@@ -30,7 +29,7 @@ from phase2_prefill_decode.kernels.cpu.cache import PLACE, is_writable
 from phase2_prefill_decode.kernels.cpu.draw import draw
 from phase2_prefill_decode.kernels.cpu.forward import forward_body
 from phase2_prefill_decode.kernels.cpu.matmul import PROCESSOR
-from phase2_prefill_decode.kernels.cpu.pointwise import add_norm, rotate_store, swiglu
+from phase2_prefill_decode.kernels.cpu.pointwise import rotate_store
 from phase2_prefill_decode.sampling.inputs import SamplingInputs
 from phase2_prefill_decode.threads import cores
 
@@ -51,7 +50,7 @@ def _rotation(dtype: torch.dtype) -> Tensor:
 
 def _sampling(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     number, integer, key = torch.ones(1), torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
-    return draw(torch.zeros(1, 16, dtype=dtype), SamplingInputs(number, integer, number, number, key, key), 16)
+    return draw(torch.zeros(1, 16, dtype=dtype), SamplingInputs(key, key, integer, number, number, number), 16)
 
 
 # What compiles each, on tensors as small as can be: kernels are compiled for a dtype, not for sizes. The longest first.
@@ -60,8 +59,6 @@ KERNELS: dict[str, Callable[[torch.dtype], object]] = {
     "forward": lambda _: forward_body(),
     "sampling": _sampling,
     "rotation": _rotation,
-    "norm": lambda dtype: add_norm(torch.zeros(1, 16, dtype=dtype), None, torch.zeros(16, dtype=dtype), 1e-6),
-    "swiglu": lambda dtype: swiglu(torch.zeros(1, 16, dtype=dtype)),
 }
 
 
@@ -115,39 +112,22 @@ def _here(kernels: Iterable[Kernel]) -> Iterator[Kernel]:
 
 
 def _in_processes(kernels: Sequence[Kernel]) -> Iterator[Kernel]:
-    """Compile in other processes, and yield what is done. A kernel on which a process fails is left to this one."""
-    left, done = iter(kernels), SimpleQueue[Kernel | None]()
-
-    def feed(requests: IO[bytes], answers: IO[bytes]) -> None:
-        with suppress(BrokenPipeError):  # it has failed, and its answers end
-            for kernel in left:  # the threads take turns
-                requests.write(f"{kernel.name} {kernel.dtype}\n".encode())
-                if not answers.readline():
-                    break
-                done.put(kernel)
-        done.put(None)
-
-    with ExitStack() as ends:
-        workers = [ends.enter_context(_start()) for _ in range(min(len(kernels), cores(), PROCESSES))]
-        for worker in workers:
-            ends.callback(worker.kill)
-            Thread(target=feed, args=(worker.stdin, worker.stdout), daemon=True).start()
-        for _ in workers:
-            yield from iter(done.get, None)
+    """Compile in other processes, and yield what is done. What a process fails on is left to this one."""
+    count = min(len(kernels), cores(), PROCESSES)
+    end, pipe = os.pipe()
+    with open(end) as done, ExitStack() as workers:
+        with open(pipe, "wb") as output:
+            for number in range(count):
+                share = [f"{kernel.name}:{kernel.dtype}" for kernel in kernels[number::count]]
+                command = [sys.executable, "-m", __name__, *share]
+                worker = subprocess.Popen(command, stdout=output, stderr=subprocess.DEVNULL, env=entry.environment())
+                workers.enter_context(worker)
+                workers.callback(worker.kill)
+        for line in done:
+            yield Kernel(*line.strip().split(":"))
 
 
-def _start() -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "phase2_prefill_decode.kernels.cpu.compilation"],
-        bufsize=0,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=entry.environment(),
-    )
-
-
-if __name__ == "__main__":  # such a process. It ends when the other one does, which closes its input
-    for line in sys.stdin:
-        Kernel(*line.split()).make()
-        print("done", flush=True)
+if __name__ == "__main__":  # such a process
+    for argument in sys.argv[1:]:
+        Kernel(*argument.split(":")).make()
+        print(argument, flush=True)

@@ -1,8 +1,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""The operations between the matrix products on a CPU: each one pass over memory, rounded where the reference rounds.
+"""The operations between the matrix products on a CPU, rounded where the references round.
 
-A body computes blocks of rows. The one row of a small decode runs on the calling thread; the rows of a prompt are
-shared between threads.
+`rotate_store` takes blocks of rows. The one row of a small decode runs on the calling thread; the rows of a prompt are
+shared between threads. The other functions are parts of the one-call step, see `forward`: by themselves, torch's
+operators are about as fast.
 """
 
 import math
@@ -14,46 +15,12 @@ from numba.np.unsafe.ndarray import to_fixed_tuple
 from torch import Tensor
 
 from phase2_prefill_decode.kernels.cpu.intrinsics import TAGS, array, compiled, exp2, kernel, narrow, widen
-from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, launch, on_each_thread, spread, take, threads_for
+from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, on_each_thread, spread, take, threads_for
 
 BLOCK = 16  # rows
 FLOAT32, INT64 = np.dtype(np.float32), np.dtype(np.int64)
 NO_TENSOR = 0
 LOG2_E = np.float32(math.log2(math.e))
-
-
-# region add_norm
-def add_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    x = x.contiguous()
-    normed = torch.empty_like(x)
-    total, adding = x, NO_TENSOR
-    if residual is not None:
-        total, adding = torch.empty_like(x), residual.contiguous().data_ptr()
-    tokens, width = x.shape
-    arguments = x.data_ptr(), adding, weight.data_ptr(), normed.data_ptr(), total.data_ptr(), tokens, width
-    launch(add_norm_body(x.dtype), arguments, eps, threads_for(tokens * width / 4e3), OPENMP)
-    return normed, total
-
-
-@cache
-def add_norm_body(dtype: torch.dtype) -> int:
-    like = TAGS[dtype]
-
-    def body(work):
-        _, x, residual, weight, normed, total, tokens, width, eps = to_fixed_tuple(array(work, (9,), INT64), 9)
-        shape, eps = (tokens, width), np.float32(np.int64(eps).view(np.float64))
-        adding = residual != NO_TENSOR
-        x, residual, weight = array(x, shape, like), array(residual, shape, like), array(weight, (width,), like)
-        normed, total = array(normed, shape, like), array(total, shape, like)
-        block = take(work)
-        while block * BLOCK < tokens:
-            for row in range(block * BLOCK, min((block + 1) * BLOCK, tokens)):
-                if adding:
-                    add(x[row], residual[row], total[row])
-                norm(total[row], weight, eps, normed[row])
-            block = take(work)
-
-    return on_each_thread(body)
 
 
 @compiled()
@@ -71,9 +38,6 @@ def norm(x, weight, eps, normed):
     for i in range(len(x)):
         one = narrow(widen(x[i]) * factor, x[i])
         normed[i] = narrow(widen(one) * widen(weight[i]), x[i])
-
-
-# endregion
 
 
 # region rotate_store
@@ -184,32 +148,6 @@ def rotate(x, angles, turned):
 # endregion
 
 
-# region swiglu
-def swiglu(gate_up: Tensor) -> Tensor:
-    gate_up = gate_up.contiguous()
-    tokens, inner = gate_up.shape[0], gate_up.shape[1] // 2
-    result = torch.empty((tokens, inner), dtype=gate_up.dtype)
-    arguments = gate_up.data_ptr(), result.data_ptr(), tokens, inner
-    launch(swiglu_body(gate_up.dtype), arguments, 0.0, threads_for(tokens * inner / 2e3), OPENMP)
-    return result
-
-
-@cache
-def swiglu_body(dtype: torch.dtype) -> int:
-    like = TAGS[dtype]
-
-    def body(work):
-        _, gate_up, result, tokens, inner, _ = to_fixed_tuple(array(work, (6,), INT64), 6)
-        gate_up, result = array(gate_up, (tokens, 2, inner), like), array(result, (tokens, inner), like)
-        block = take(work)
-        while block * BLOCK < tokens:
-            for row in range(block * BLOCK, min((block + 1) * BLOCK, tokens)):
-                gate(gate_up[row, 0], gate_up[row, 1], result[row])
-            block = take(work)
-
-    return on_each_thread(body)
-
-
 @compiled()
 def gate(opening, up, result):
     """silu(opening) * up."""
@@ -217,6 +155,3 @@ def gate(opening, up, result):
         x = widen(opening[i])
         opened = narrow(x / (np.float32(1) + exp2(-x * LOG2_E)), opening[i])
         result[i] = narrow(widen(opened) * widen(up[i]), opening[i])
-
-
-# endregion

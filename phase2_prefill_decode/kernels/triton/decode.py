@@ -23,16 +23,8 @@ from torch import Tensor
 from phase1_kv_pool.kernels.triton.launch import jit
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
 from phase2_prefill_decode.kernels.triton.splits import Splits, splits_of
-from phase2_prefill_decode.kernels.triton.tiles import (
-    LOG2_E,
-    LOWEST,
-    PRECISION,
-    Tiling,
-    accumulate,
-    block,
-    lookup_pages,
-)
-from phase2_prefill_decode.kernels.triton.tuning import Key, Tuning, tuned
+from phase2_prefill_decode.kernels.triton.tiles import LOG2_E, LOWEST, Tiling, block, constants, walk
+from phase2_prefill_decode.kernels.triton.tuning import Tuning, default
 
 JOINED = 512  # numbers of the result that a program of join_kernel computes, at most
 AT_ONCE = 8  # splits that it loads at once
@@ -82,22 +74,13 @@ def decode_kernel(
         first_row = start.to(tl.int64) * kv_heads * group
         q = tl.load(query + (first_row + q_offsets)[:, None] * head_dim + dim, mask=q_mask, other=0.0)
         table = page_table + sequence.to(tl.int64) * table_width
-        page = lookup_pages(table, begin, length, page_size, tile)
         m_i = tl.full([rows], LOWEST, tl.float32)
         l_i = tl.zeros([rows], tl.float32)
         acc = tl.zeros([rows, block_dim], tl.float32)
-        for first in range(begin, end, tile):
-            token = first + tl.arange(0, tile)
-            kv_offsets = ((page * kv_heads + kv_head) * page_size + token % page_size)[:, None] * head_dim + dim
-            kv_mask = (token < length)[:, None] & (dim < head_dim)
-            key = tl.load(keys + kv_offsets, mask=kv_mask, other=0.0)
-            value = tl.load(values + kv_offsets, mask=kv_mask, other=0.0)  # 0: a weight of 0 times NaN would be NaN
-            page = lookup_pages(table, first + tile, length, page_size, tile)  # of the next tile, while this one loads
-            seen = token <= position[:, None]
-            if window is not None:
-                seen &= token > position[:, None] - window
-            scores = tl.dot(q, tl.trans(key), input_precision=PRECISION) * scale
-            m_i, l_i, acc = accumulate(tl.where(seen, scores, -float("inf")), value, m_i, l_i, acc)
+        m_i, l_i, acc = walk(
+            begin, end, q, keys, values, table, position, length, scale, m_i, l_i, acc,
+            kv_head, kv_heads, head_dim, block_dim, page_size, tile, window, True,
+        )  # fmt: skip
         acc /= tl.where(l_i == 0, 1.0, l_i)[:, None]  # a row without visible keys is 0
         if splits == 1:  # nothing to join
             out = (first_row + q_offsets)[:, None] * head_dim + dim
@@ -174,23 +157,6 @@ def tiling(head_dim: int, itemsize: int, rows: int, tuning: Tuning) -> Tiling:
     return Tiling(block(rows), 32 if wide else 64, 4, 3)
 
 
-def constants(
-    heads: int, kv_heads: int, page_size: int, head_dim: int, queries: int, tiles: Tiling, window: int | None
-) -> dict[str, int | None]:
-    """The constants that decode_kernel is compiled for."""
-    return {
-        "kv_heads": kv_heads,
-        "group": heads // kv_heads,
-        "head_dim": head_dim,
-        "block_dim": block(head_dim),
-        "page_size": page_size,
-        "queries": queries,
-        "rows": tiles.rows,
-        "tile": tiles.tile,
-        "window": window,
-    }
-
-
 def join_constants(heads: int, head_dim: int, queries: int) -> dict[str, int]:
     """The constants that join_kernel is compiled for. `rows` divides the number of heads."""
     shape = {"heads": heads, "head_dim": head_dim, "block_dim": block(head_dim), "queries": queries}
@@ -233,7 +199,7 @@ def decode_plan_of(
     if key not in metadata.plans:
         (_, kv_heads, page_size, head_dim), itemsize = keys.shape, keys.element_size()
         group, queries = heads // kv_heads, triton.next_power_of_2(max(metadata.max_seqlen_q, 1))
-        tuning = tuning or tuned(keys.device, Key(head_dim, group, page_size), itemsize)
+        tuning = tuning or default(group)
         tiles = tiling(head_dim, itemsize, queries * group, tuning)
         splits = splits_of(metadata, kv_heads, queries, tuning.chunk, tiles.tile, window)
         programs = max(programs_at_once(keys.device, tiles, head_dim, itemsize) // kv_heads, 1)
@@ -242,7 +208,7 @@ def decode_plan_of(
             splits,
             queries,
             (kv_heads, min(programs, splits.most)),
-            constants(heads, kv_heads, page_size, head_dim, queries, tiles, window) | tiles.options,
+            constants(heads, kv_heads, page_size, head_dim, tiles, window) | tiles.options | {"queries": queries},
             (len(metadata.seq_lens), queries, heads // join["rows"]),
             join,
         )

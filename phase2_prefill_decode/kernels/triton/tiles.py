@@ -1,11 +1,12 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""Shared by the attention kernels: looking up the pages of a tile of keys, and one step of the online softmax.
+"""Shared by the attention kernels: the walk over keys and values, with one step of the online softmax for each tile.
 
 A program holds a tile of query rows and walks over keys and values, `tile` tokens at a time. A query row is one head of
 one new token. The heads of a group read the same keys, so they are adjacent rows of the tile, token after token:
 row r is head r % group of new token r // group.
 """
 
+from functools import cache
 from typing import NamedTuple
 
 import triton
@@ -24,6 +25,40 @@ def lookup_pages(table, first, length, page_size: tl.constexpr, tile: tl.constex
     """
     token = first if page_size % tile == 0 else first + tl.arange(0, tile)
     return tl.load(table + token // page_size, mask=token < length, other=0).to(tl.int64)
+
+
+@triton.jit
+def walk(
+    begin, end, q, keys, values, table, position, length, scale, m_i, l_i, acc,
+    kv_head, kv_heads: tl.constexpr, head_dim: tl.constexpr, block_dim: tl.constexpr, page_size: tl.constexpr,
+    tile: tl.constexpr, window: tl.constexpr, masked: tl.constexpr,
+):  # fmt: skip
+    """Attend to the keys from `begin`, a multiple of `tile`, to `end`. Return m_i, l_i and acc, see `accumulate`.
+
+    Unmasked, every key exists and every row sees it.
+    """
+    # region exercise 2.7
+    dim = tl.arange(0, block_dim)
+    page = lookup_pages(table, begin, length, page_size, tile)
+    for first in range(begin, end, tile):
+        token = first + tl.arange(0, tile)
+        kv_offsets = ((page * kv_heads + kv_head) * page_size + token % page_size)[:, None] * head_dim + dim
+        kv_mask = (dim < head_dim)[None, :]
+        if masked:
+            kv_mask = (token < length)[:, None] & kv_mask
+        key = tl.load(keys + kv_offsets, mask=kv_mask, other=0.0)
+        value = tl.load(values + kv_offsets, mask=kv_mask, other=0.0)  # 0: a weight of 0 times NaN would be NaN
+        page = lookup_pages(table, first + tile, length, page_size, tile)  # of the next tile, while this one loads
+        if masked:
+            seen = token <= position[:, None]
+            if window is not None:
+                seen &= token > position[:, None] - window
+        scores = tl.dot(q, tl.trans(key), input_precision=PRECISION) * scale
+        if masked:
+            scores = tl.where(seen, scores, -float("inf"))
+        m_i, l_i, acc = accumulate(scores, value, m_i, l_i, acc)
+    return m_i, l_i, acc
+    # endregion
 
 
 @triton.jit
@@ -61,6 +96,23 @@ class Tiling(NamedTuple):
     def buffers(self, head_dim: int, itemsize: int) -> int:
         """Bytes of shared memory for keys and values."""
         return 2 * (self.num_stages - 1) * self.tile * block(head_dim) * itemsize
+
+
+@cache
+def constants(
+    heads: int, kv_heads: int, page_size: int, head_dim: int, tiles: Tiling, window: int | None
+) -> dict[str, int | None]:
+    """The constants that both kernels are compiled for."""
+    return {
+        "kv_heads": kv_heads,
+        "group": heads // kv_heads,  # query heads per KV head
+        "head_dim": head_dim,
+        "block_dim": block(head_dim),
+        "page_size": page_size,
+        "rows": tiles.rows,
+        "tile": tiles.tile,
+        "window": window,
+    }
 
 
 def block(size: int) -> int:

@@ -14,8 +14,7 @@ import torch
 
 from phase0_request.machine import describe
 from phase0_request.params import SamplingParams
-from phase2_prefill_decode.kernels.attention import AttentionMetadata
-from phase3_chunked_prefill.kernels.attention import ATTEND
+from phase2_prefill_decode.kernels.attention import ATTEND, AttentionMetadata
 from phase6_integration.lab.gpu.rows import Day, Row
 
 PACKAGES = (
@@ -88,7 +87,7 @@ def one_token(day: Day) -> int:
 
 
 def racecheck(day: Day) -> None:
-    """One launch of the decode kernel and one of the ragged kernel under compute-sanitizer, where that is installed."""
+    """One launch of the decode and one of the prefill kernel under compute-sanitizer, where that is installed."""
     launch = f"from {__name__} import launch; launch({day.device.type!r})"
     day.add(lambda: launched(day.device.type), tool="none")  # also compiles what the tools are to look at
     for tool in TOOLS:

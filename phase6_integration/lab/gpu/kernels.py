@@ -17,12 +17,11 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
-from phase2_prefill_decode.kernels.attention import AttentionMetadata
+from phase2_prefill_decode.kernels.attention import ATTEND, AttentionMetadata
 from phase2_prefill_decode.lab import ceilings
 from phase2_prefill_decode.sampling.inputs import SamplingInputs
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.transfer import moved
-from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase6_integration.lab.gpu.rows import Day, Row
 
 GROUPS, PAGE_SIZES = (4, 8), (16, 64)  # that of 8B first, and the page size that ships
@@ -184,5 +183,5 @@ def draw(day: Day, rows: int, make: Callable[[int, int, torch.device], Tensor], 
     vocabulary = day.some((151_936,), (500,))[0]
     sampler = Sampler((), vocabulary, day.device, 0)
     requests = [Request(f"{number}", (1,), params) for number in range(rows)]
-    tensors = SamplingInputs.read(moved(torch.from_numpy(sampler.pack(requests).words), day.device))
+    tensors = SamplingInputs(*(moved(torch.from_numpy(c), day.device) for c in sampler.pack(requests).columns))
     return {"us": day.seconds(partial(sampler.draw, make(rows, vocabulary, day.device), tensors)) * 1e6}

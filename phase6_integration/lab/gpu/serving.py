@@ -3,17 +3,15 @@
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 import torch
 
-from phase2_prefill_decode.kernels.triton.tuning import Key, file_for, tuned
 from phase2_prefill_decode.lab.bench import peer_config, random_peer
-from phase6_integration.lab.gpu.loads import Engines, Load, random_prompts, ready, served
+from phase6_integration.lab.gpu.loads import Engines, random_prompts, ready, served
 from phase6_integration.lab.gpu.rows import Day, Row
-from phase6_integration.lab.gpu.steps import device_name, large, timed, use_table_of
+from phase6_integration.lab.gpu.steps import large, timed
 
 # No top-p: random weights give flat logits, and a nucleus of these is the worst case of the sampler.
 GREEDY, BOTH = {"greedy": 0.0}, {"greedy": 0.0, "temperature": 1.0}
@@ -26,16 +24,6 @@ def serve_8b(day: Day) -> None:
     engines = Engines(day, large(day))
     for way, kinds in {"ahead": BOTH, "graphs": GREEDY, "eager": GREEDY}.items():
         serve(day, engines, way, kinds)
-
-
-def serve_tuned(day: Day) -> None:
-    """The same with the table that `tune` has left, with pages of 64 tokens and of 16."""
-    use_table_of(day)
-    if not file_for(device_name(day)).exists():
-        raise RuntimeError("there is no table of the decode kernel: the stage `tune` comes first")
-    engines = Engines(day, large(day))
-    for page_size in (64, 16):
-        serve(day, engines, "ahead", GREEDY, page_size)
 
 
 def serve_small(day: Day) -> None:
@@ -51,18 +39,9 @@ def serve(day: Day, engines: Engines, way: str, kinds: Mapping[str, float], page
     with engines.open(way, page_size=page_size) as engine:
         key = {"model": engines.model, "way": way, "page_size": page_size}
         for kind, temperature in kinds.items():
-            measure = engine.measure(with_table, *day.some(SERVED, (3, 20, 4)), temperature)
+            measure = engine.measure(partial(served, temperature=temperature), *day.some(SERVED, (3, 20, 4)))
             day.add(measure, what="serve", **key, kind=kind)
         day.add(engine.measure(ready), what="ready", **key)
-
-
-def with_table(load: Load, requests: int, prompt: int, answer: int, temperature: float) -> Row:
-    """The figures of requests, and the tuning of the decode kernel that they were served with."""
-    config, decoder = load.engine.parts.model.config, load.engine.parts.model.decoder
-    group = config.num_attention_heads // config.num_key_value_heads
-    key = Key(config.head_dim, group, load.engine.parts.scheduler.cache.page_size)
-    tuning = asdict(tuned(decoder.device, key, decoder.dtype.itemsize))
-    return served(load, requests, prompt, answer, temperature=temperature) | {"tuning": tuning}
 
 
 # Other engines, on the same workload.

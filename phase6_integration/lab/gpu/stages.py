@@ -37,7 +37,6 @@ STAGES: Mapping[str, Stage] = {
     "tune": Stage("steps:tune", 100),
     "profiles": Stage("steps:profiles", 90),
     "serve": Stage("serving:serve_8b", 160),
-    "tuned": Stage("serving:serve_tuned", 100),
     "mixed": Stage("steps:mixed", 80),
     "small": Stage("serving:serve_small", 70),
     "beside": Stage("serving:beside", 90, needs="transformers"),
@@ -47,5 +46,5 @@ STAGES: Mapping[str, Stage] = {
 CALLS: Mapping[int, tuple[str, ...]] = {  # `vllm` is asked for by name: it takes most of a call
     1: ("versions", "smoke", "tests", "suites", "racecheck", "pack"),
     2: ("kernels", "sampling", "steps", "tune", "profiles", "pack"),
-    3: ("serve", "tuned", "mixed", "small", "beside", "pack"),
+    3: ("serve", "mixed", "small", "beside", "pack"),
 }

@@ -1,15 +1,11 @@
 """Stages of `gpu_day`: steps beside the roofline, a profile of them, and the tuning of the decode kernel."""
 
-import os
 from collections.abc import Iterable
 from dataclasses import asdict
 from functools import partial
 from statistics import median
 
-import torch
-
 from phase0_request.core import Step
-from phase2_prefill_decode.kernels.triton.tuning import Key, Tuning, file_for, write
 from phase2_prefill_decode.lab import tune as tuner
 from phase2_prefill_decode.lab.roofline import Device
 from phase6_integration.lab.gpu.kernels import limits
@@ -19,7 +15,9 @@ from phase6_integration.lab.gpu.trace import busy, idle_share, profiled, time_pe
 
 DECODES = (256, 1, 64)  # requests that decode together: the two ends first
 MIXED = (64, 192)  # the same, beside chunks of prompts
-SHAPES = [Key(128, group, page_size) for group in (4, 8) for page_size in (64, 16)]  # to tune; what 8B needs first
+SHAPES = [
+    tuner.Shape(128, group, page_size) for group in (4, 8) for page_size in (64, 16)
+]  # to tune; what 8B needs first
 
 
 def large(day: Day) -> str:
@@ -88,29 +86,13 @@ def profile(load: Load, day: Day, name: str, decodes: int, context: int, steps: 
 
 
 def tune(day: Day) -> None:
-    """The decode kernel's table, as `python -m phase2_prefill_decode.lab tune` makes it. It stays among the
-    reports of the day, so that what is served without it is what ships."""
-    use_table_of(day)
-    name, tunings = device_name(day), dict[Key, Tuning]()
-    for shape in SHAPES:
-        row = day.add(partial(best, day, shape), **asdict(shape))
-        if row is not None:
-            tunings[shape] = Tuning(row["chunk"], row["tile"], row["num_warps"], row["num_stages"])
-            write(file_for(name), name, tunings)
+    """The best splits and tiles of the decode kernel, as `python -m phase2_prefill_decode.lab tune` finds them."""
+    for shape in tuner.SHAPES:
+        day.add(partial(best, day, shape), **asdict(shape))
 
 
-def best(day: Day, shape: Key) -> Row:
+def best(day: Day, shape: tuner.Shape) -> Row:
     """The best splits and tiles of a shape."""
     seconds: tuner.Timer = (lambda shape, tuning, batch: 1 / tuning.chunk) if day.dry else tuner.on_gpu
     tuning, gain = tuner.best(shape, seconds)
     return asdict(tuning) | {"times_as_fast": gain}
-
-
-def use_table_of(day: Day) -> None:
-    """Let this process find the day's table where an engine looks for it."""
-    os.environ["XDG_CACHE_HOME"] = str(day.work / "tuned")
-
-
-def device_name(day: Day) -> str:
-    """The name that the table is kept under."""
-    return "cpu" if day.dry else torch.cuda.get_device_name(day.device)

@@ -20,7 +20,7 @@ from phase2_prefill_decode.sampling.constraints import (
     Constraints,
     Filled,
     Follower,
-    StepMasks,
+    Rows,
     fill_masks,
     words,
 )
@@ -74,19 +74,19 @@ class IsolatedGrammars(Constraints):
             self._processes[tenant] = IsolatedProcess(self.server, self._selector, self.poll)
         return self._processes[tenant]
 
-    def start(self, masks: StepMasks) -> Callable[[], Filled]:
+    def start(self, rows: Rows) -> Callable[[], Filled]:
         """Have the masks made. Mostly they are on their way since the token before was taken."""
-        for _, constraint, index in masks.rows:
+        for _, constraint, index in rows:
             if isinstance(constraint, IsolatedConstraint):
                 constraint.ask(index)
-        return partial(self.fill, masks)
+        return partial(self.fill, rows)
 
-    def fill(self, masks: StepMasks) -> Filled:
+    def fill(self, rows: Rows) -> Filled:
         """The masks that are ready, and the rows without one, which have no bits. Those of lists are filled here."""
         started = time.monotonic()
-        self.start(masks)
-        bits, late = np.zeros((len(masks.rows), words(self.vocab_size)), np.uint32), dict[int, WaitHandle]()
-        for number, (row, constraint, index) in enumerate(masks.rows):
+        self.start(rows)
+        bits, late = np.zeros((len(rows), words(self.vocab_size)), np.uint32), dict[int, WaitHandle]()
+        for number, (row, constraint, index) in enumerate(rows):
             if isinstance(constraint, Constraint):
                 bits[number] = fill_masks([(constraint, index)], self.vocab_size)[0]
             elif isinstance(constraint, IsolatedConstraint):

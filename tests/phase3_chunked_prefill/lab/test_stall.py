@@ -6,7 +6,6 @@ import torch
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase2_prefill_decode.loading.model import Model
-from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase3_chunked_prefill.lab.stall import WHOLE, Outcome, Played, Scene, Stage, judge
 from tests.phase2_prefill_decode.tiny import TINY
 
@@ -16,7 +15,7 @@ SCENE = Scene(decodes=3, context=5, answer=30, arrives=4, prompt=200)
 @pytest.fixture(scope="module")
 def stage() -> Stage:
     cpu = torch.device("cpu")
-    return Stage(Model.random(TINY, device=cpu, attend=ATTEND.on(cpu)), SCENE)
+    return Stage(Model.random(TINY, device=cpu), SCENE)
 
 
 def tokens_of(played: Played) -> list[tuple[int, int]]:

@@ -1,17 +1,15 @@
 """The figures of the study that do not depend on the machine, and what it records."""
 
 import pytest
-import torch
 
 from phase2_prefill_decode.loading.model import Model
-from phase3_chunked_prefill.kernels.attention import ATTEND
 from phase4_radix.lab import study
 from tests.phase2_prefill_decode.tiny import TINY
 
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    return Model.random(TINY, device="cpu", dtype="float32", attend=ATTEND.on(torch.device("cpu")))
+    return Model.random(TINY, device="cpu", dtype="float32")
 
 
 @pytest.mark.proof

@@ -39,7 +39,7 @@ def cache(tmp_path: Path) -> Path:
     (put(tmp_path, "someone/whole", "try") / "README.md").write_text("a later branch, which is not the one served")
     config(put(tmp_path, "someone/no-weights"))
     other = put(tmp_path, "another/kind")
-    config(other, architectures=["GPT2LMHeadModel"], model_type="gpt2")
+    config(other, model_type="gpt2")
     sharded = put(tmp_path, "someone/half-there")
     config(sharded)
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors", "c": "model-2.safetensors"}}
@@ -73,7 +73,7 @@ def test_each_cached_model_is_listed_with_the_reason_if_it_cannot_be_served(cach
     }  # fmt: skip
     reasons = {name: entry["why"] for name, entry in found.items() if not entry["supported"]}
     assert len(reasons) == 4
-    assert "GPT2LMHeadModel" in reasons["another/kind"]
+    assert "got 'gpt2'" in reasons["another/kind"]
     assert "config.json" in reasons["someone/empty"]
     assert reasons["someone/half-there"] == "1 of 2 weight files are missing, model-2.safetensors first"
     assert reasons["someone/no-weights"] == "it has no weights in safetensors"

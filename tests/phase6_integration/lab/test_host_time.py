@@ -20,7 +20,7 @@ def test_the_command_counts_the_launches_of_each_step_and_times_them(tmp_path: P
     assert list(figures) == ["8b_decode_1", "8b_decode_256", "8b_mixed", "8b_mixed_512"]
     for name, row in figures.items():
         launches = {kernel: count for kernel, count in row["launches"].items() if count >= layers}
-        assert launches.pop("ragged_kernel", 0) == layers * ("mixed" in name)
+        assert launches.pop("prefill_kernel", 0) == layers * ("mixed" in name)
         assert launches == {
             "GEMM": 4 * layers + 1,
             "add_norm_kernel": 2 * layers + 1,

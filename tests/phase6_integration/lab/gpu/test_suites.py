@@ -31,13 +31,11 @@ def collected(name: str) -> Counter[str]:
 
 def test_the_cases_of_every_triton_kernel_are_run() -> None:
     cases = collected("suites")
-    two, three = "tests/phase2_prefill_decode", "tests/phase3_chunked_prefill"
+    two = "tests/phase2_prefill_decode"
     least = {
-        f"{three}/test_kernels.py::test_chunks_attend_to_their_context_and_themselves": 44,  # the ragged kernel
-        f"{three}/test_kernels.py::test_mixed_steps_match_the_oracle_at_the_edges_of_phase_2": 33,
         f"{two}/test_kernels.py::test_the_decode_kernel_takes_a_few_new_tokens_a_sequence": 9,
         f"{two}/test_kernels.py::test_any_split_size_gives_the_same_result": 3,
-        f"{two}/test_attention.py::test_paged_attention_matches_contiguous_attention": 55,
+        f"{two}/test_attention.py::test_paged_attention_matches_contiguous_attention": 90,
         f"{two}/test_pointwise.py::test_q_and_k_are_normed_and_rotated_and_k_and_v_stored": 44,
         f"{two}/test_draw.py::test_every_backend_draws_the_same_tokens": 2,
         f"{two}/test_mask.py::test_excluded_tokens_get_minus_infinity_and_the_others_stay_as_they_are": 10,

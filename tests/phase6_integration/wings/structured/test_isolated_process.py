@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from llguidance import LLMatcher
 
 from phase0_request import FinishReason, Request, SamplingParams
 from phase0_request.batch import GRAMMAR_REFUSED
 from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool import PagedCache
-from phase2_prefill_decode.sampling.constraints import Constraint, StepMasks, fill_masks
+from phase2_prefill_decode.sampling.constraints import Constraint, fill_masks
 from phase5_continuous import Scheduler
 from phase6_integration.process.messages import Frames, frame
 from phase6_integration.wings.structured import isolated_grammars, isolated_process
@@ -137,7 +136,7 @@ def constraint_of(grammars: IsolatedGrammars, made: Request) -> IsolatedConstrai
 
 
 def bits(here: Here, rows: Sequence[tuple[int, Any, int]]) -> tuple[Any, dict[int, Any]]:
-    filled = here.start(StepMasks(rows, torch.zeros(len(rows), dtype=torch.int64)))()
+    filled = here.start(rows)()
     return filled.bits.numpy().view(np.uint32), dict(filled.late)
 
 

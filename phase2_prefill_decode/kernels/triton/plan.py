@@ -1,15 +1,15 @@
-"""Plan the attention of a step: assign each sequence to a kernel, and cut chunks and prompts into blocks.
+"""Plan the attention of a mixed step: assign each sequence to a kernel, and cut chunks and prompts into blocks.
 
 short   The new tokens, times the heads of a group, fit into one tile of queries that tensor cores would pad anyway. The
         sequence is memory-bound: the decode kernel takes it, which makes a table of its splits on the device.
-long    All others. They are compute-bound: the ragged kernel takes them, in blocks of new tokens. Blocks that see the
-        most keys go first, so that no large piece is left for the end while most of the GPU is idle.
+long    All others. They are compute-bound: the prefill kernel takes them, in blocks of new tokens. Blocks that see the
+        most keys go first, so that no large block is left for the end while most of the GPU is idle.
 
 So a decode, the last token of a prompt and a chunk of a few tokens use one kernel; chunks and whole prompts the other.
 A step with only a few new tokens in every sequence, as in the verification of drafts, needs no plan: all are short. A
 larger tile costs such a step less than a second launch.
 
-The ragged kernel finds its blocks in a table. With a grid of all sequences by all blocks of the longest, one chunk of
+The prefill kernel finds its blocks in a table. With a grid of all sequences by all blocks of the longest, one chunk of
 2,000 tokens among 255 decodes would launch mostly programs without work.
 """
 
@@ -31,7 +31,7 @@ class Plan:
     longest: int  # the most tokens of a short sequence
 
 
-# region exercise 3.4
+# region exercise 2.22
 def plan(sizes: tuple[tuple[int, int], ...], group: int, block: int, window: int | None) -> Plan:
     """Plan a step. `sizes`: (new, all) tokens of each sequence."""
     new, length = np.array(sizes, np.int32).reshape(-1, 2).T

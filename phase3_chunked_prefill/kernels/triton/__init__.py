@@ -1,1 +1,0 @@
-"""Attention for steps that mix decodes, chunks and whole prompts, as Triton kernels."""

@@ -1,7 +1,0 @@
-"""`python -m phase3_chunked_prefill.lab kernels`: what the compiler makes of the kernels of this phase."""
-
-from phase1_kv_pool.lab import report
-
-
-def main(arguments: list[str] | None = None) -> int:
-    return report.main("phase3_chunked_prefill.lab", arguments)
