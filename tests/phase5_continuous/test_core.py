@@ -73,8 +73,7 @@ def recorded_runner(decoder: Decoder, pool: KVPool, cache: PagedCache, sampler: 
 def results(computed: Computed) -> list[torch.Tensor]:
     sampled = computed.sampled
     assert sampled is not None
-    assert sampled.whole is not None
-    return [computed.logits, sampled.tokens, sampled.peaks, sampled.whole]
+    return [computed.logits, sampled.tokens, sampled.peaks]
 
 
 def only_mixed(compute: Callable[..., Computed]) -> Callable[..., Computed]:
