@@ -63,7 +63,7 @@ class ModelRunner:
             computed = self.compute(step, parts, logits[: len(step.drawn_rows)])
             sampled = self.sampler.draw(computed.logits, computed.inputs)
             self.state.newest.index_copy_(0, computed.drawn_rows, sampled.tokens)
-            return replace(computed, sampled=sampled.gather())
+            return replace(computed, sampled=sampled)
 
         self.graphs = DecodeGraphs(self.state, self.cache.page_size, context)
         self.graphs.record(compute, sizes, record)

@@ -27,6 +27,16 @@ def load(batch: Batch, cache: PagedCache, state: DeviceState) -> StepTensors:
     return packed
 
 
+def attached(cache: PagedCache, name: str = "a", room: int = 8) -> Request:
+    """A running request of the tokens 5, 6, 7, of which 2 are computed, with pages for `room` tokens."""
+    request = Request(name, (5, 6, 7))
+    request.admit(0.0)
+    cache.attach(request)
+    cache.grow(request, room)
+    request.advance(0, 2)
+    return request
+
+
 @pytest.mark.parametrize("kind", [PagedCache, PrefixCache])
 @pytest.mark.parametrize("fixed", [False, True])
 def test_after_every_step_the_device_has_the_page_tables_of_the_cache(kind: type[PagedCache], fixed: bool) -> None:
@@ -69,12 +79,7 @@ def test_after_every_step_the_device_has_the_page_tables_of_the_cache(kind: type
 
 def test_a_token_in_flight_is_the_newest_of_its_row() -> None:
     cache, state = PagedCache(20, 4), DeviceState(CPU)
-    first, second = (Request(name, (5, 6, 7)) for name in ("a", "b"))
-    for request in (first, second):
-        request.admit(0.0)
-        cache.attach(request)
-        cache.grow(request, 8)
-        request.advance(0, 2)
+    first, second = (attached(cache, name) for name in "ab")
     packed = load(Batch((Slice(first, 2, 1), Slice(second, 2, 1))), cache, state)
     assert packed.tokens.tolist() == [7, 7]
     state.newest.index_copy_(0, packed.drawn_rows, torch.tensor([41, 42]))
@@ -85,11 +90,7 @@ def test_a_token_in_flight_is_the_newest_of_its_row() -> None:
 
 def test_a_step_is_completed_without_waiting_for_the_device() -> None:
     cache, state = PagedCache(20, 4), DeviceState(CPU)
-    request = Request("a", (5, 6, 7))
-    request.admit(0.0)
-    cache.attach(request)
-    cache.grow(request, 8)
-    request.advance(0, 2)
+    request = attached(cache)
     state.reserve(cache)
     step = pack(Batch((Slice(request, 2, 2),)), cache, state.width)
     parts = step.to(CPU)
@@ -103,9 +104,7 @@ def test_a_step_is_completed_without_waiting_for_the_device() -> None:
 
 def test_a_state_of_fixed_size_refuses_what_does_not_fit() -> None:
     cache, state = PagedCache(20, 4), DeviceState(CPU, rows=2, pages=3)
-    request = Request("a", (5,) * 13)
-    cache.attach(request)
-    cache.grow(request, 13)
+    attached(cache, room=13)
     with pytest.raises(RuntimeError, match="needs 1 rows of 4 pages; there are 2 of 3"):
         state.reserve(cache)
     with pytest.raises(ValueError, match="fixed size"):
@@ -114,11 +113,7 @@ def test_a_state_of_fixed_size_refuses_what_does_not_fit() -> None:
 
 def test_padding_reads_and_writes_nothing_of_a_request() -> None:
     cache, state = PagedCache(20, 4), DeviceState(CPU, rows=4, pages=5)
-    request = Request("a", (5, 6, 7))
-    request.admit(0.0)
-    cache.attach(request)
-    cache.grow(request, 3)
-    request.advance(0, 2)
+    request = attached(cache, room=3)
     graphs = DecodeGraphs(state, 4, 20)
     whole = pack(Batch((Slice(request, 2, 1),)), cache, state.width)
     padded = graphs.pad(whole, 4)

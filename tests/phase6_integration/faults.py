@@ -11,7 +11,7 @@ from typing import Any
 from phase0_request import Batch, Request, StepOutput
 from phase1_kv_pool import PagedCache
 from phase5_continuous import Scheduler
-from phase6_integration.engine.isolation import Attempt, IsolatingRunner, LoadShedding
+from phase6_integration.engine.isolation import IsolatingRunner, LoadShedding
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.engine.stats import ObservedCore
 from phase6_integration.process.engine_process import LoadedEngine
@@ -138,12 +138,12 @@ class _NoModel:
     def __init__(self, fault: Callable[[Batch], None]) -> None:
         self.fault = fault
 
-    def pack(self, batch: Batch) -> Attempt[Any]:
+    def pack(self, batch: Batch) -> Batch:
         self.fault(batch)
-        return Attempt(batch, None)
+        return batch
 
-    def launch(self, step: Attempt[Any]) -> _Launched:
-        return _Launched(step.batch)
+    def launch(self, batch: Batch) -> _Launched:
+        return _Launched(batch)
 
 
 def _poisoned(batch: Batch) -> bool:
