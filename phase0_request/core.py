@@ -6,12 +6,14 @@ runner and clock it is a simulator.
 """
 
 import heapq
+import itertools
 import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
+from weakref import ref
 
 from phase0_request.batch import Batch, Event, StepOutput
 from phase0_request.checks import check_number
@@ -70,7 +72,8 @@ class EngineCore(Generic[S, P]):
         self.steps = 0
         self._in_flight: deque[tuple[Step, Launched]] = deque()
         self._ended = -math.inf  # when the last step was committed
-        self._deadlines = Deadlines()
+        self._deadlines: list[tuple[float, int, ref[Request]]] = []  # a heap, ended requests among them
+        self._number = itertools.count()
 
     @property
     def has_work(self) -> bool:
@@ -84,7 +87,7 @@ class EngineCore(Generic[S, P]):
             check_number(f"request {request.id}: timeout", timeout, 0, above=True)
         self.scheduler.submit(request)
         if timeout is not None:
-            self._deadlines.add(request, request.arrival + timeout)
+            heapq.heappush(self._deadlines, (request.arrival + timeout, next(self._number), ref(request)))
 
     def finish(self, request: Request, reason: FinishReason, error: str | None = None) -> bool:
         """End a request from outside. False if it had ended before."""
@@ -122,8 +125,7 @@ class EngineCore(Generic[S, P]):
     def launch(self) -> Step | None:
         """Plan, pack and launch one step. None if the plan is empty: nothing is launched."""
         clock, start = self.clock, self.clock()
-        for request in self._deadlines.due(start):
-            self.scheduler.finish(request, FinishReason.TIMEOUT, start)
+        self._end_overdue(start)
         batch = self.scheduler.plan(start)
         if not batch:
             return None
@@ -150,6 +152,13 @@ class EngineCore(Generic[S, P]):
 
     # endregion
 
+    def _end_overdue(self, now: float) -> None:
+        """End the live requests past their deadline."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            request = heapq.heappop(self._deadlines)[2]()
+            if request is not None:
+                self.scheduler.finish(request, FinishReason.TIMEOUT, now)
+
     def discard_in_flight(self) -> None:
         """Forget the steps in flight, because one of them raised. They are planned again."""
         self._in_flight.clear()
@@ -165,31 +174,3 @@ class EngineCore(Generic[S, P]):
             step = self.step()
             if step is not None:
                 yield step
-
-
-class Deadlines:
-    """Requests by the time at which they must have ended. Those that have ended before stay in the heap until they
-    surface, or until it has doubled."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Request]] = []  # time, number, request
-        self._added = 0
-        self._swept = 64  # the size of the heap after the last sweep
-
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    def add(self, request: Request, deadline: float) -> None:
-        heapq.heappush(self._heap, (deadline, self._added, request))
-        self._added += 1
-        if len(self._heap) > 2 * self._swept:
-            self._heap = [entry for entry in self._heap if not entry[2].finished]
-            heapq.heapify(self._heap)
-            self._swept = max(len(self._heap), 64)
-
-    def due(self, now: float) -> Iterator[Request]:
-        """Remove and yield the live requests past their deadline."""
-        while self._heap and self._heap[0][0] <= now:
-            request = heapq.heappop(self._heap)[2]
-            if not request.finished:
-                yield request

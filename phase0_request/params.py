@@ -137,10 +137,15 @@ class SamplingParams:
         return None if allowed is None else TokenSet.of("allowed_token_ids", allowed)
 
     @property
-    def highest_token(self) -> int:
-        """The highest token id in any field; -1 if there is none."""
-        allowed = -1 if self.allowed is None else self.allowed.highest
-        return max(allowed, *self.stop_token_ids, *dict(self.logit_bias), *chain(*self.bad_words), -1)
+    def highest_token(self) -> tuple[int, str]:
+        """The highest token id in any field, and the name of the field. The id is -1 if there is none."""
+        fields = {
+            "allowed_token_ids": () if self.allowed is None else (self.allowed.highest,),
+            "stop_token_ids": self.stop_token_ids,
+            "logit_bias": dict(self.logit_bias),
+            "bad_words": [*chain(*self.bad_words)],
+        }
+        return max((max(tokens, default=-1), name) for name, tokens in fields.items())
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)  # the only write to a frozen field: its canonical form

@@ -75,6 +75,14 @@ class RequestTimes:
         return None if self.finished is None else self.finished - self.arrival
 
 
+class UnknownTokenError(ValueError):
+    """A field of a request has the id of a token that the model does not have."""
+
+    def __init__(self, field: str, why: str) -> None:
+        super().__init__(f"{field}: {why}")
+        self.field = field
+
+
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Request:
     """One prompt, the output tokens so far, and where the request stands.
@@ -121,8 +129,9 @@ class Request:
     def check_fits(self, vocab_size: int, context: int, has_tokenizer: bool) -> None:
         """ValueError unless a model can serve this request: the check of an engine, where a request enters it."""
         params, length, name = self.params, len(self.prompt_tokens), f"request {self.id}"
-        if (highest := max(max(self.prompt_tokens), params.highest_token)) >= vocab_size:
-            raise ValueError(f"{name}: token ids of this model run from 0 to {vocab_size - 1}, got {highest}")
+        highest, field = max((max(self.prompt_tokens), "prompt"), params.highest_token)
+        if highest >= vocab_size:
+            raise UnknownTokenError(field, f"token ids of this model run from 0 to {vocab_size - 1}, got {highest}")
         if not has_tokenizer and (params.stop or params.grammar is not None):
             raise ValueError(f"{name}: stop strings and grammars need a tokenizer, which this model has not")
         if length + params.max_tokens > context:

@@ -1,4 +1,4 @@
-"""Copies from the host to a device that do not wait for the device's pending work."""
+"""Copies between the host and a device that do not wait for the device's pending work."""
 
 from collections.abc import Sequence
 
@@ -18,3 +18,9 @@ def moved(numbers: Tensor, device: torch.device) -> Tensor:
 def pinned(numbers: Tensor, device: torch.device) -> Tensor:
     """In pinned memory, for a GPU to copy from while the host goes on."""
     return numbers.pin_memory() if device.type == "cuda" else numbers
+
+
+def to_host(numbers: Tensor) -> Tensor:
+    """Start a copy to the host. The original may be written again."""
+    copy = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=numbers.is_cuda)
+    return copy.copy_(numbers, non_blocking=True)

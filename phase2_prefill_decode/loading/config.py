@@ -7,7 +7,7 @@ windows: these are fields here, and no other module asks for the model type.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from phase0_request.checks import ConfigError, check_bool, check_choice, check_int, check_number
 from phase0_request.model_files import model_eos_ids, naming, read_object
@@ -80,6 +80,14 @@ class RopeParameters:
         if missing:
             raise ConfigError(f"rope_type {rope_type!r} needs {', '.join(sorted(missing))}, got {dict(written)}")
         return cls(rope_type=rope_type, **known)
+
+
+class LayerTensor(NamedTuple):
+    """A tensor of a layer as the decoder uses it: rows of one or more modules of a checkpoint."""
+
+    modules: Mapping[str, int]  # the rows of each, in their order
+    inputs: int = 0  # the columns; 0: it is a vector
+    bias: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,15 +188,28 @@ class ModelConfig:
         return KVLayout(self.num_hidden_layers, self.num_key_value_heads, self.head_dim, page_size, dtype or self.dtype)
 
     @property
-    def parameters(self) -> int:
-        """The number of parameters; a tied lm_head counts once."""
+    def layer(self) -> dict[str, LayerTensor]:
+        """The tensors of each layer, by their names in LayerWeights."""
         q, kv = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
         hidden, inner = self.hidden_size, self.intermediate_size
-        attention = (hidden + self.qkv_bias) * (q + 2 * kv) + (q + self.out_bias) * hidden
-        mlp = (hidden + self.mlp_bias) * 2 * inner + (inner + self.mlp_bias) * hidden
-        norms = 2 * hidden + self.qk_norm * 2 * self.head_dim
-        ends = (1 if self.tie_word_embeddings else 2) * self.vocab_size * hidden + hidden
-        return self.num_hidden_layers * (attention + mlp + norms) + ends
+        qkv = {"self_attn.q_proj": q, "self_attn.k_proj": kv, "self_attn.v_proj": kv}
+        norms = {name: LayerTensor({f"self_attn.{name}": self.head_dim}) for name in ("q_norm", "k_norm")}
+        return {
+            "input_layernorm": LayerTensor({"input_layernorm": hidden}),
+            "qkv_proj": LayerTensor(qkv, hidden, self.qkv_bias),
+            **(norms if self.qk_norm else {}),
+            "o_proj": LayerTensor({"self_attn.o_proj": hidden}, q, self.out_bias),
+            "post_attention_layernorm": LayerTensor({"post_attention_layernorm": hidden}),
+            "gate_up_proj": LayerTensor({"mlp.gate_proj": inner, "mlp.up_proj": inner}, hidden, self.mlp_bias),
+            "down_proj": LayerTensor({"mlp.down_proj": hidden}, inner, self.mlp_bias),
+        }
+
+    @property
+    def parameters(self) -> int:
+        """The number of parameters; a tied lm_head counts once."""
+        layer = sum(sum(part.modules.values()) * (max(part.inputs, 1) + part.bias) for part in self.layer.values())
+        ends = (1 if self.tie_word_embeddings else 2) * self.vocab_size + 1
+        return self.num_hidden_layers * layer + ends * self.hidden_size
 
     @property
     def bytes(self) -> int:

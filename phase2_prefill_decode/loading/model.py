@@ -1,6 +1,6 @@
 """Model: a directory of weights ready to run: the config, the decoder, and the tokenizer if there is one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -55,9 +55,8 @@ class Model:
         attend: Attend | None = None,
     ) -> "Model":
         """A model of random weights, as fast as a trained one: for benchmarks."""
-        dtype = check_choice("dtype", dtype or config.dtype, DTYPE_BYTES)
-        weights = random_weights(config, usable(device), getattr(torch, dtype), seed)
-        return cls(config, Decoder(config, weights, attend=attend))
+        config = config if dtype is None else replace(config, dtype=dtype)
+        return cls(config, Decoder(config, random_weights(config, usable(device), seed=seed), attend=attend))
 
     @property
     def num_tokens(self) -> int:

@@ -24,22 +24,22 @@ MAX_FAULTS = 20  # that one error lists
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
     """The tensors of one layer. A bias or a norm that the model does not have is None."""
 
     input_layernorm: Tensor  # [hidden_size]
     qkv_proj: Tensor
-    qkv_proj_bias: Tensor | None
-    q_norm: Tensor | None  # [head_dim]
-    k_norm: Tensor | None
+    qkv_proj_bias: Tensor | None = None
+    q_norm: Tensor | None = None  # [head_dim]
+    k_norm: Tensor | None = None
     o_proj: Tensor  # [hidden_size, num_attention_heads * head_dim]
-    o_proj_bias: Tensor | None
+    o_proj_bias: Tensor | None = None
     post_attention_layernorm: Tensor  # [hidden_size]
     gate_up_proj: Tensor
-    gate_up_proj_bias: Tensor | None
+    gate_up_proj_bias: Tensor | None = None
     down_proj: Tensor  # [hidden_size, intermediate_size]
-    down_proj_bias: Tensor | None
+    down_proj_bias: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,63 +103,37 @@ def random_weights(
 
 def empty_weights(config: ModelConfig, device: str | torch.device, dtype: torch.dtype | None = None) -> Weights:
     """Allocate weights without setting their values; on the device `meta` they have shapes and no memory."""
-    c, dtype = config, dtype or getattr(torch, config.dtype)
+    dtype = dtype or getattr(torch, config.dtype)
 
     def empty(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    def empty_if(exists: bool, size: int) -> Tensor | None:
-        return empty(size) if exists else None
+    def layer() -> LayerWeights:
+        tensors = {}
+        for name, (modules, inputs, bias) in config.layer.items():
+            rows = sum(modules.values())
+            tensors[name] = empty(rows, inputs) if inputs else empty(rows)
+            if bias:
+                tensors[f"{name}_bias"] = empty(rows)
+        return LayerWeights(**tensors)
 
-    q, qkv = c.num_attention_heads * c.head_dim, (c.num_attention_heads + 2 * c.num_key_value_heads) * c.head_dim
-    layers = tuple(
-        LayerWeights(
-            input_layernorm=empty(c.hidden_size),
-            qkv_proj=empty(qkv, c.hidden_size),
-            qkv_proj_bias=empty_if(c.qkv_bias, qkv),
-            q_norm=empty_if(c.qk_norm, c.head_dim),
-            k_norm=empty_if(c.qk_norm, c.head_dim),
-            o_proj=empty(c.hidden_size, q),
-            o_proj_bias=empty_if(c.out_bias, c.hidden_size),
-            post_attention_layernorm=empty(c.hidden_size),
-            gate_up_proj=empty(2 * c.intermediate_size, c.hidden_size),
-            gate_up_proj_bias=empty_if(c.mlp_bias, 2 * c.intermediate_size),
-            down_proj=empty(c.hidden_size, c.intermediate_size),
-            down_proj_bias=empty_if(c.mlp_bias, c.hidden_size),
-        )
-        for _ in range(c.num_hidden_layers)
-    )
-    embed_tokens = empty(c.vocab_size, c.hidden_size)
-    lm_head = embed_tokens if c.tie_word_embeddings else empty(c.vocab_size, c.hidden_size)
-    return Weights(embed_tokens, layers, empty(c.hidden_size), lm_head)
+    embed_tokens = empty(config.vocab_size, config.hidden_size)
+    lm_head = embed_tokens if config.tie_word_embeddings else empty(config.vocab_size, config.hidden_size)
+    layers = tuple(layer() for _ in range(config.num_hidden_layers))
+    return Weights(embed_tokens, layers, empty(config.hidden_size), lm_head)
 
 
-# region places
 def places(weights: Weights, config: ModelConfig) -> dict[str, Tensor]:
     """Where each tensor of a checkpoint is copied to, by its name there: a whole tensor, or rows of a fused one."""
-    c, q, kv = config, config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-    rows = {
-        "input_layernorm": {"input_layernorm": c.hidden_size},
-        "qkv_proj": {"self_attn.q_proj": q, "self_attn.k_proj": kv, "self_attn.v_proj": kv},
-        "q_norm": {"self_attn.q_norm": c.head_dim},
-        "k_norm": {"self_attn.k_norm": c.head_dim},
-        "o_proj": {"self_attn.o_proj": c.hidden_size},
-        "post_attention_layernorm": {"post_attention_layernorm": c.hidden_size},
-        "gate_up_proj": {"mlp.gate_proj": c.intermediate_size, "mlp.up_proj": c.intermediate_size},
-        "down_proj": {"mlp.down_proj": c.hidden_size},
-    }
     tensors = {EMBEDDING: weights.embed_tokens}
     for number, layer in enumerate(weights.layers):
-        for field, parts in rows.items():
+        for field, (modules, _, _) in config.layer.items():
             for kind, tensor in (("weight", getattr(layer, field)), ("bias", getattr(layer, f"{field}_bias", None))):
                 if tensor is not None:
-                    names = [f"model.layers.{number}.{part}.{kind}" for part in parts]
-                    tensors |= zip(names, tensor.split(list(parts.values())), strict=True)
+                    names = [f"model.layers.{number}.{module}.{kind}" for module in modules]
+                    tensors |= zip(names, tensor.split(list(modules.values())), strict=True)
     tensors["model.norm.weight"] = weights.norm
-    return tensors if c.tie_word_embeddings else tensors | {HEAD: weights.lm_head}
-
-
-# endregion
+    return tensors if config.tie_word_embeddings else tensors | {HEAD: weights.lm_head}
 
 
 def _faults(wanted: dict[str, Tensor], checkpoint: Checkpoint | InMemory, config: ModelConfig) -> list[str]:

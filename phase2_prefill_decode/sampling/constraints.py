@@ -10,7 +10,6 @@ late (`phase6_integration.wings.structured.isolated_grammars`).
 """
 
 import os
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, cached_property, lru_cache
@@ -39,7 +38,7 @@ class Grammars:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_ids = sorted(eos_ids)
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._compiled = lru_cache(KEPT)(self._compile)
 
     @cached_property
     def vocabulary(self) -> "LLTokenizer":
@@ -50,16 +49,12 @@ class Grammars:
 
     def compile(self, grammar: str) -> "LLMatcher":
         """A matcher at the beginning of a grammar. ValueError if the grammar is invalid."""
-        compiled = self._compiled.pop(grammar, None) or self._compile(grammar)
-        self._compiled[grammar] = compiled
-        if len(self._compiled) > KEPT:
-            self._compiled.popitem(last=False)
-        return compiled.deep_copy()
+        return self._compiled(grammar).deep_copy()
 
-    def forget(self, grammar: str) -> None:
-        """Compile a grammar anew when it is next needed. Copies share what llguidance has found out about a grammar so
-        far: if that has reached its limit, all copies fail."""
-        self._compiled.pop(grammar, None)
+    def forget(self) -> None:
+        """Compile grammars anew when they are next needed. Copies share what llguidance has found out about a grammar
+        so far: if that has reached its limit, all copies fail."""
+        self._compiled.cache_clear()
 
     def _compile(self, grammar: str) -> "LLMatcher":
         from llguidance import LLMatcher
@@ -212,7 +207,7 @@ class Constraint:
         if self._renewed or self._grammars is None or self._grammar is None:
             return False
         self._renewed = True
-        self._grammars.forget(self._grammar)
+        self._grammars.forget()
         self.matcher = self._grammars.compile(self._grammar)
         self.matcher.consume_tokens([*self._followed])
         return not self.matcher.is_error()

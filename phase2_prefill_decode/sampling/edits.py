@@ -37,7 +37,7 @@ class RequestEdits:
     output, as in transformers; presence and frequency penalties count the output alone, as in OpenAI's API.
     """
 
-    def __init__(self, request: Request, eos_ids: Collection[int], vocab_size: int) -> None:
+    def __init__(self, request: Request, eos_ids: Collection[int]) -> None:
         params, bias = request.params, dict(request.params.logit_bias)
         stops = {*params.stop_token_ids, *(() if params.ignore_eos else eos_ids)} if params.min_tokens else ()
         seen = request.prompt_tokens if params.repetition_penalty != 1 else ()
@@ -48,15 +48,12 @@ class RequestEdits:
         self._columns: dict[int, int] = {}  # of each token
         self._edits = np.zeros((4, 16))  # token, bias, scale, minus
         self._times = np.zeros(16, np.int64)  # in the output
-        for token in (*bias, *(stop for stop in stops if stop < vocab_size), *seen):
+        for token in (*bias, *stops, *seen):
             self._column(token)
         self._edits[1, [self._columns[token] for token in bias]] = [*bias.values()]
         self._edits[2, [self._columns[token] for token in {*seen}]] = params.repetition_penalty
-        self._stops = [self._columns[stop] for stop in stops if stop < vocab_size]
+        self._stops = [self._columns[stop] for stop in stops]
         self._bias_of_stops = self._edits[1, self._stops]
-        largest = max(self._columns, default=0)
-        if largest >= vocab_size:
-            raise ValueError(f"request {request.id} names token {largest}; ids run from 0 to {vocab_size - 1}")
 
     def take(self, index: int, token: int) -> None:
         """Note that output token `index` was drawn. It counts until it is committed, or another one is drawn there."""

@@ -4,42 +4,41 @@ They are the softmax of the model's own logits, before logit_bias, penalties, te
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 
 import torch
 from torch import Tensor
 
 from phase0_request.batch import Batch, Slice
 from phase0_request.request import TokenLogprobs
-from phase2_prefill_decode.transfer import to_device
+from phase2_prefill_decode.transfer import to_device, to_host
 
 BLOCK = 64  # prompt rows at a time: each row of a large vocabulary takes megabytes
 
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """The log-probabilities of some rows, on the device."""
+    """The log-probabilities of some rows."""
 
     alternatives: tuple[int, ...]  # of each row, the number asked for
     own: Tensor  # [rows] float32, of the token drawn or of the prompt
     top: Tensor  # [rows, most] float32, likeliest first, where `most` is the largest number of alternatives
     tokens: Tensor  # [rows, most] int64
 
-    @property
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.own, self.top, self.tokens
+    def to_host(self) -> "Logprobs":
+        """Start to copy them to the host."""
+        return Logprobs(self.alternatives, to_host(self.own), to_host(self.top), to_host(self.tokens))
 
-    def read(self, numbers: Iterator[float]) -> list[TokenLogprobs]:
-        """Those of each row, from the numbers of the tensors one after the other. Alternatives of -inf are left out."""
-        own, top, tokens = (list(islice(numbers, tensor.numel())) for tensor in self.tensors)
-        most = len(top) // len(own)
-        found = []
-        for row, count in enumerate(self.alternatives):
-            best = range(row * most, row * most + min(count, most))
-            found.append(TokenLogprobs(own[row], tuple((int(tokens[i]), top[i]) for i in best if top[i] > -math.inf)))
-        return found
+    def read(self) -> list[TokenLogprobs]:
+        """Those of each row. Alternatives of -inf are left out."""
+        rows = zip(self.alternatives, self.own.tolist(), self.top.tolist(), self.tokens.tolist(), strict=True)
+        return [
+            TokenLogprobs(
+                own, tuple((token, p) for token, p in zip(tokens[:count], top, strict=False) if p > -math.inf)
+            )
+            for count, own, top, tokens in rows
+        ]
 
 
 def logprobs_of(logits: Tensor, tokens: Tensor, alternatives: tuple[int, ...]) -> Logprobs:
@@ -91,9 +90,9 @@ def prompt_logprobs_of(hidden: Tensor, lm_head: Callable[[Tensor], Tensor], prom
     return [logprobs_of(lm_head(hidden[rows]), prompt.targets[rows], prompt.alternatives[rows]) for rows in blocks]
 
 
-def _predicted(piece: Slice) -> int:
+def _predicted(part: Slice) -> int:
     """The number of prompt tokens that a slice predicts. The last token of a prompt predicts the first drawn one."""
-    request = piece.request
+    request = part.request
     if request.params.prompt_logprobs is None:
         return 0
-    return max(min(piece.stop, len(request.prompt_tokens) - 1) - piece.start, 0)
+    return max(min(part.stop, len(request.prompt_tokens) - 1) - part.start, 0)

@@ -11,14 +11,13 @@ ids are never drawn.
 
 import secrets
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from phase0_request.checks import check_int
 from phase0_request.request import Request
 from phase2_prefill_decode.kernels.draw import DRAW
 from phase2_prefill_decode.kernels.mask import APPLY_MASK
@@ -28,24 +27,24 @@ from phase2_prefill_decode.sampling.edits import RequestEdits, edit, pack_edits,
 from phase2_prefill_decode.sampling.inputs import Columns, SamplingInputs, key_of, pack_columns
 from phase2_prefill_decode.sampling.logprobs import Logprobs, logprobs_of
 from phase2_prefill_decode.sampling.metadata import SamplingMetadata, asks_for_more
-from phase2_prefill_decode.transfer import moved, to_device
+from phase2_prefill_decode.transfer import moved, to_device, to_host
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The result of a step, on the device."""
+    """The result of a step."""
 
     tokens: Tensor  # [rows] int64; 0 in a failed row
     peaks: Tensor  # [rows] float32; the largest logit after all edits. If it is not finite, the row failed
     logprobs: Logprobs | None = None  # of the rows that ask for them
     prompt_logprobs: Sequence[Logprobs] = ()  # of all prompt tokens that the step scores
-    whole: Tensor | None = None  # [all numbers] float64, see `gather`
 
-    def gather(self) -> "Sampled":
-        """Gather all of it in one tensor. float64 holds token ids exactly."""
-        blocks = [*([self.logprobs] if self.logprobs else ()), *self.prompt_logprobs]
-        tensors = [self.tokens, self.peaks, *(tensor for block in blocks for tensor in block.tensors)]
-        return replace(self, whole=torch.cat([tensor.flatten().double() for tensor in tensors]))
+    def to_host(self) -> "Sampled":
+        """Start to copy it to the host."""
+        logprobs = None if self.logprobs is None else self.logprobs.to_host()
+        return Sampled(
+            to_host(self.tokens), to_host(self.peaks), logprobs, [block.to_host() for block in self.prompt_logprobs]
+        )
 
 
 class Sampler:
@@ -66,7 +65,7 @@ class Sampler:
         Without `grammars`, a request with a grammar raises ValueError. A request without a seed derives one from `seed`
         and its id. None: from fresh entropy."""
         self.eos_ids = frozenset(eos_ids)
-        self.vocab_size = check_int("vocab_size", vocab_size, 1)
+        self.vocab_size = vocab_size
         self.num_tokens = vocab_size if num_tokens is None else num_tokens
         self.device = torch.device(device)
         self.constraints = Constraints(vocab_size, grammars)
@@ -143,7 +142,7 @@ class Sampler:
     def _edits_of(self, request: Request) -> RequestEdits:
         edits = self._edits.get(request)
         if edits is None:
-            edits = self._edits[request] = RequestEdits(request, self.eos_ids, self.vocab_size)
+            edits = self._edits[request] = RequestEdits(request, self.eos_ids)
         return edits
 
     def constraint_of(self, request: Request) -> Follower:

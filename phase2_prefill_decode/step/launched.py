@@ -20,14 +20,10 @@ class LaunchedStep:
         """Start to copy the result to the host: on a GPU that goes on while the next step is launched. `late` are the
         rows whose masks were not ready."""
         self.step = step
-        self._sampled = sampled if sampled.whole is not None else sampled.gather()
+        self._sampled = sampled.to_host()  # a recorded step writes its result to the same place again
         self._late = late or {}
-        whole = self._sampled.whole
-        assert whole is not None
-        self._numbers = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=whole.is_cuda)
-        self._numbers.copy_(whole, non_blocking=True)  # a recorded step writes its result to the same place again
         self._copied = None
-        if whole.is_cuda:
+        if sampled.tokens.is_cuda:
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record()
 
@@ -35,25 +31,25 @@ class LaunchedStep:
         """Wait for the result. May be called repeatedly."""
         if self._copied is not None:
             self._copied.synchronize()
-        step, sampled, numbers = self.step, self._sampled, iter(self._numbers.tolist())
-        tokens, peaks = (list(islice(numbers, len(part))) for part in (sampled.tokens, sampled.peaks))
+        step, sampled = self.step, self._sampled
+        tokens, peaks = sampled.tokens.tolist(), sampled.peaks.tolist()
         drawn: list[int | None] = [None] * step.slices
         failed = {}
         for number, token, peak in zip(step.drawn, tokens, peaks, strict=False):  # a recorded step may have more rows
             if math.isfinite(peak):
-                drawn[number] = int(token)
+                drawn[number] = token
             else:
                 failed[number] = _reason(peak)
         logprobs: dict[int, TokenLogprobs] = {}
         if sampled.logprobs is not None:
             asked = [step.drawn[row] for row, _ in step.sampling.logprobs]
-            of_rows = zip(asked, sampled.logprobs.read(numbers), strict=True)
-            logprobs = {number: found for number, found in of_rows if number not in failed}
-        of_prompts = (found for block in sampled.prompt_logprobs for found in block.read(numbers))
+            of_rows = zip(asked, sampled.logprobs.read(), strict=True)
+            logprobs = {number: of_row for number, of_row in of_rows if number not in failed}
+        of_prompts = (of_token for block in sampled.prompt_logprobs for of_token in block.read())
         counts = step.prompt.counts if step.prompt is not None else ()
         scores = {number: list(islice(of_prompts, count)) for number, count in enumerate(counts) if count}
         for number, of_prompt in scores.items():
-            if any(math.isnan(found.logprob) for found in of_prompt):
+            if any(math.isnan(of_token.logprob) for of_token in of_prompt):
                 failed.setdefault(number, "its prompt cannot be scored: there is NaN among the logits")
         return self._tell(StepOutput(drawn, failed, logprobs, scores))
 

@@ -44,7 +44,8 @@ async def continue_chat(
     if body.top_logprobs is not None and not body.logprobs:
         raise conflict("top_logprobs", "top_logprobs need logprobs; set logprobs to true")
     content = server.grammars.of(body)
-    length, context, pool = requested_length(body), server.engine.max_model_len, server.tokenizers
+    context, pool = server.engine.max_model_len, server.tokenizers
+    length = requested_length(body, context)
     if body.truncate_prompt_tokens is None:
         check_lengths(["".join(map(text_of, body.messages))], pool.tokenizer.longest, context, "messages")
     tenant, plan = request.state.tenant, server.plan(server, body)

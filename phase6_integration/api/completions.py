@@ -39,7 +39,7 @@ async def create_completion(
     check_options(server, body, len(given))
     if body.max_tokens == 0 and not body.echo:
         raise conflict("max_tokens", "max_tokens may be 0 only with echo: there would be nothing to answer")
-    tenant, length = request.state.tenant, requested_length(body)
+    tenant, length = request.state.tenant, requested_length(body, context)
     grammar = server.grammars.of(body)
     prompts = await _tokenize(pool, tenant, given, body, context)
     tokens = [prompt.tokens for prompt in prompts]

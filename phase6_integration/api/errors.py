@@ -22,7 +22,7 @@ TYPES = {
 }
 
 RETRY_AFTER = {Health.LOADING: 2, Health.DRAINING: 10}  # seconds; 30 in every other state
-VOCABULARY = "token_outside_vocabulary"
+UNKNOWN_TOKEN = "token_outside_vocabulary"
 UNSUPPORTED = "unsupported_field"
 UNKNOWN = "extra_forbidden"  # pydantic's
 MANY_NAMES = 16  # of fields in one message
@@ -113,8 +113,6 @@ def invalid(details: Sequence[ErrorDetails], known: Collection[str] = ()) -> Req
     if kind in ("too_long", "too_short"):
         return bad_value(param, f"{param}: {_count(kind, first['ctx'])}{more}")
     what = first["msg"].removeprefix("Value error, ")
-    if kind == VOCABULARY:
-        return bad_value(param, f"{param}: {what}{more}", VOCABULARY)
     return bad_value(param or None, f"{param or 'the body'}: {what}{_given(first['input'], kind)}{more}")
 
 

@@ -21,14 +21,17 @@ BY_KEY = "key-"  # ids of clients with an API key begin with it
 _serial = itertools.count()  # makes ids unique, since a client may give two requests the same one
 
 
-def requested_length(request: CompletionRequest | ChatRequest) -> int | None:
+def requested_length(request: CompletionRequest | ChatRequest, context: int) -> int | None:
     """The output length that the client has set, if any."""
-    asked = request.max_tokens
-    if isinstance(request, CompletionRequest) or request.max_completion_tokens is None:
-        return asked
-    if asked is not None and asked != request.max_completion_tokens:
+    given = {name: getattr(request, name, None) for name in ("max_completion_tokens", "max_tokens")}
+    asked = {name: length for name, length in given.items() if length is not None}
+    for name, length in asked.items():
+        if length > context:
+            message = f"{name} may be at most {context}, the context of this model, got {length}"
+            raise conflict(name, message, "context_length_exceeded")
+    if len({*asked.values()}) > 1:
         raise conflict("max_tokens", "max_tokens and max_completion_tokens differ; give one of them")
-    return request.max_completion_tokens
+    return next(iter(asked.values()), None)
 
 
 def check_lengths(texts: Iterable[str], longest: int, context: int, param: str = "prompt") -> None:
@@ -45,10 +48,8 @@ def truncate(prompt: Sequence[int], request: SamplingFields, length: int, contex
     """The tokens at the end of a prompt that the request keeps; -1: as many as fit beside `length` tokens of output."""
     keep, most = request.truncate_prompt_tokens, max(context - max(length, 1), 1)
     if keep is not None and keep > most:
-        message = (
-            f"the context of this model is {context} tokens; with {length} for the answer, a prompt may keep {most}"
-        )
-        raise conflict("truncate_prompt_tokens", f"{message}, got {keep}", "context_length_exceeded")
+        message = f"truncate_prompt_tokens: with {length} for the answer, a prompt may keep {most}, got {keep}"
+        raise conflict("truncate_prompt_tokens", message, "context_length_exceeded")
     return tuple(prompt if keep is None else prompt[max(len(prompt) - (most if keep < 0 else keep), 0) :])
 
 
@@ -75,11 +76,18 @@ def output_lengths(
 def check_options(server: ServerState, request: SamplingFields, prompts: int) -> None:
     """Check what fields mean together, and that the engine is ready, before anything is tokenized or copied n times."""
     server.model_name(request.model)
-    n, limit, policy = request.n or 1, server.settings.max_choices, server.engine.options.scheduling_policy
+    settings, n, policy = server.settings, request.n or 1, server.engine.options.scheduling_policy
+    limit = settings.max_choices
+    if prompts > limit:
+        raise conflict("prompt", f"prompt: at most {limit} are allowed, got {prompts}")
     if n * prompts > limit:
         raise conflict("n", f"n x prompts may be at most {limit}, got {n} x {prompts}")
     if request.best_of not in (None, n):
         raise conflict("best_of", f"best_of can only be as n, which is {n}, got {request.best_of}")
+    for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
+        asked = getattr(request, name, None)
+        if type(asked) is int and asked > settings.max_logprobs:
+            raise conflict(name, f"{name} may be at most {settings.max_logprobs} on this server, got {asked}")
     if request.stream_options is not None and not request.stream:
         raise conflict("stream_options", "stream_options are for streams; set stream to true")
     if request.prompt_logprobs is not None and request.stream:

@@ -1,26 +1,34 @@
 """Request schemas: every field that a client may send, typed and bounded. An unknown field is an error.
 
 Types are strict: "5" is not a number and true is not 1. null means not given. What may be millions of items long fails
-fast.
+fast. Bounds that depend on the model or the settings are checked where a field is used. The fields that OpenAI and vLLM
+have and this server has not are known too: hints, which have no effect (`Hint`), and others, which are allowed as long
+as their value changes nothing (`Unsupported`).
 """
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
     ConfigDict,
     Discriminator,
     Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     Tag,
     ValidatorFunctionWrapHandler,
     WithJsonSchema,
     WrapValidator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from phase0_request.params import (
     MAX_BAD_WORDS,
     MAX_BIASES,
+    MAX_LOGPROBS,
+    MAX_SET_ID,
     MAX_STOP_LENGTH,
     MAX_STOP_TOKENS,
     MAX_STOPS,
@@ -30,8 +38,9 @@ from phase0_request.params import (
     TokenSet,
 )
 from phase0_request.request import MAX_PRIORITY, MAX_SALT
-from phase6_integration.api.field_bounds import NAMED, AtMost, FewItems, Hint, InVocabulary, RequestModel, Unsupported
+from phase6_integration.api.errors import UNSUPPORTED
 
+MAX_MESSAGES = 4096
 MAX_PARTS = 1024  # text parts of all messages together
 MAX_USER = 256  # characters
 MAX_TOOLS = 512
@@ -44,20 +53,40 @@ RESERVED = {
 }
 
 
+class RequestModel(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=(), frozen=True)
+
+
+class Unsupported:
+    """A field that this server does not have. Only null and these values are allowed: they change nothing."""
+
+    def __init__(self, *harmless: Any) -> None:
+        self.harmless = harmless
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._validate, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"enum": [None, *self.harmless], "description": "Not supported; these values change nothing."}
+
+    def _validate(self, value: Any) -> None:
+        if value is not None and not any(type(value) is type(other) and value == other for other in self.harmless):
+            only = " or ".join(json.dumps(other) for other in (None, *self.harmless))
+            raise PydanticCustomError(UNSUPPORTED, "except as {only}", {"only": only})
+
+
+Hint = Annotated[Any, AfterValidator(lambda _: None), Field(description="No effect.")]
+
+
 def _few_parts(messages: "list[AnyMessage]") -> "list[AnyMessage]":
     if sum(len(message.content) for message in messages if isinstance(message.content, list)) > MAX_PARTS:
         raise PydanticCustomError("too_many_parts", f"the messages may have at most {MAX_PARTS} text parts together")
     return messages
 
 
-def _as_set(value: Any, check: ValidatorFunctionWrapHandler, info: Any) -> TokenSet:
-    """Token ids as a set, since a body lives as long as its answer. One that became a set before stays as it is. Of a
-    list that is too long no item is looked at."""
-    if isinstance(value, TokenSet):
-        return value
-    if isinstance(value, list):
-        FewItems("vocabulary").check(value, info.context.vocabulary)
-    return TokenSet.of("allowed_token_ids", check(value))
+def _as_set(value: Any, check: ValidatorFunctionWrapHandler) -> TokenSet:
+    """Token ids as a set, since a body lives as long as its answer. One that became a set before stays as it is."""
+    return value if isinstance(value, TokenSet) else TokenSet.of("allowed_token_ids", check(value))
 
 
 def _is_free(name: str) -> str:
@@ -66,9 +95,10 @@ def _is_free(name: str) -> str:
     return name
 
 
-def _kind(value: Any) -> str | None:
+def by_kind(message: str) -> Discriminator:
+    """Chooses between the text, the list and the object of a union. `message` says which of them it has."""
     tags: dict[type, str] = {str: "=text", list: "=list", dict: "=tool"}
-    return tags.get(type(value))
+    return Discriminator(lambda value: tags.get(type(value)), custom_error_type="kind", custom_error_message=message)
 
 
 def _kind_of_message(value: Any) -> str:
@@ -95,12 +125,11 @@ TemplateVariables = Annotated[
         json_schema_extra={"propertyNames": {"not": {"enum": sorted(RESERVED)}}, "additionalProperties": False},
     ),
 ]
-ModelName = Annotated[Name, Field(json_schema_extra={"enum": NAMED + "names"})]
 Token = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 Text = Annotated[str, Field(min_length=1)]
-Texts = Annotated[list[Text], Field(min_length=1, fail_fast=True), FewItems("choices")]
-Tokens = Annotated[list[Token], Field(min_length=1, max_length=MAX_TOKENS, fail_fast=True), InVocabulary()]
-TokenLists = Annotated[list[Tokens], Field(min_length=1, fail_fast=True), FewItems("choices")]
+Texts = Annotated[list[Text], Field(min_length=1, fail_fast=True)]
+Tokens = Annotated[list[Token], Field(min_length=1, max_length=MAX_TOKENS, fail_fast=True)]
+TokenLists = Annotated[list[Tokens], Field(min_length=1, fail_fast=True)]
 Prompt = Annotated[
     Annotated[Text, Tag("=text")]
     | Annotated[Texts, Tag("=texts")]
@@ -112,24 +141,22 @@ Prompt = Annotated[
         custom_error_message="a prompt is a string, a list of strings, a list of token ids or a list of such",
     ),
 ]
-Length = Annotated[int, Field(ge=0), AtMost("context")]
-OutputLength = Annotated[int, Field(ge=1), AtMost("context")]
-TopLogprobs = Annotated[int, Field(ge=0), AtMost("logprobs")]
+Length = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
+OutputLength = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+TopLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+Choices = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
-StopTokens = Annotated[list[Token], Field(max_length=MAX_STOP_TOKENS), InVocabulary()]
+StopTokens = Annotated[list[Token], Field(max_length=MAX_STOP_TOKENS)]
 AllowedTokens = Annotated[
-    list[Token],
-    Field(min_length=1, fail_fast=True),
-    FewItems("vocabulary"),
-    InVocabulary(),
+    list[Annotated[int, Field(ge=0, le=MAX_SET_ID)]],
+    Field(min_length=1, max_length=MAX_TOKENS, fail_fast=True),
     WrapValidator(_as_set),
 ]
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
-BiasedToken = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
+BiasedToken = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 Biases = Annotated[
     dict[BiasedToken, Bias],
     Field(max_length=MAX_BIASES, json_schema_extra={"additionalProperties": False}),
-    InVocabulary(),
 ]
 
 
@@ -144,9 +171,6 @@ class StreamOptions(RequestModel):
     include_obfuscation: Hint = None
 
 
-Choice = Annotated[str, Field(min_length=1)]
-Choices = Annotated[list[Choice], Field(min_length=1, fail_fast=True)]
-Pattern = Annotated[str, Field(min_length=1)]
 Whitespace = Annotated[str, Field(max_length=64)]
 
 
@@ -177,9 +201,9 @@ class StructuredOutputs(RequestModel):
     """vLLM's. One constraint, and what JSON looks like."""
 
     json_: Schema | None = Field(None, alias="json")
-    regex: Pattern | None = None
-    choice: Choices | None = None
-    grammar: Pattern | None = None
+    regex: Text | None = None
+    choice: Texts | None = None
+    grammar: Text | None = None
     json_object: Literal[True] | None = None
     whitespace_pattern: Whitespace | None = None
     disable_any_whitespace: bool | None = None
@@ -192,9 +216,9 @@ class StructuredFields(RequestModel):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: Schema | None = None
-    guided_regex: Pattern | None = None
-    guided_choice: Choices | None = None
-    guided_grammar: Pattern | None = None
+    guided_regex: Text | None = None
+    guided_choice: Texts | None = None
+    guided_grammar: Text | None = None
     guided_whitespace_pattern: Whitespace | None = None
     guided_decoding_backend: Hint = None
 
@@ -202,22 +226,18 @@ class StructuredFields(RequestModel):
 class SamplingFields(StructuredFields):
     """The fields that completions and chat completions share."""
 
-    model: ModelName | None = None
+    model: Name | None = None
     max_tokens: OutputLength | None = None
     min_tokens: Length | None = None
     temperature: float | None = bounded(0, 100)
     top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
     top_k: int | None = bounded(-1, MAX_TOKEN_ID)
     min_p: float | None = bounded(0, 1)
-    n: Annotated[int, Field(ge=1), AtMost("choices")] | None = None
+    n: Choices | None = None
     stop: (
         Annotated[
             Annotated[Stop, Tag("=text")] | Annotated[list[Stop], Field(max_length=MAX_STOPS), Tag("=list")],
-            Discriminator(
-                _kind,
-                custom_error_type="stop",
-                custom_error_message=f"stop is a string or a list of up to {MAX_STOPS} strings",
-            ),
+            by_kind(f"stop is a string or a list of up to {MAX_STOPS} strings"),
         ]
         | None
     ) = None
@@ -232,7 +252,7 @@ class SamplingFields(StructuredFields):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None  # default: true
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1), AtMost("context")] | None = None  # keep the last so many
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None  # keep the last so many
     prompt_logprobs: TopLogprobs | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None  # in logprobs
@@ -242,7 +262,7 @@ class SamplingFields(StructuredFields):
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT)] | None = None
     user: Annotated[str, Field(max_length=MAX_USER)] | None = None  # for the access log
     request_id: Annotated[str, Field(pattern=r"^[!-~]{1,128}$")] | None = None
-    best_of: Annotated[int, Field(ge=1), AtMost("choices")] | None = None  # only as many as n
+    best_of: Choices | None = None  # only as many as n
     metadata: Hint = None
     prompt_cache_key: Hint = None
     prompt_cache_retention: Hint = None
@@ -293,11 +313,7 @@ class ToolCall(FromClient):
 Content = Annotated[
     Annotated[str, Tag("=text")]
     | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True), Tag("=list")],
-    Discriminator(
-        _kind,
-        custom_error_type="content",
-        custom_error_message="the content of a message is a string or a list of text parts",
-    ),
+    by_kind("the content of a message is a string or a list of text parts"),
 ]
 
 
@@ -322,7 +338,9 @@ AnyMessage = Annotated[
     Discriminator(_kind_of_message),
 ]
 Messages = Annotated[
-    list[AnyMessage], Field(min_length=1, fail_fast=True), FewItems("messages"), AfterValidator(_few_parts)
+    list[AnyMessage],
+    Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
+    AfterValidator(_few_parts),
 ]
 
 
@@ -366,12 +384,7 @@ class ChatRequest(SamplingFields, ConversationFields):
     tool_choice: (
         Annotated[
             Annotated[Literal["none", "auto", "required"], Tag("=text")] | Annotated[ChosenTool, Tag("=tool")],
-            Discriminator(
-                _kind,
-                custom_error_type="tool_choice",
-                custom_error_message="tool_choice is none, auto, required or "
-                '{"type": "function", "function": {"name": ...}}',
-            ),
+            by_kind('tool_choice is none, auto, required or {"type": "function", "function": {"name": ...}}'),
         ]
         | None
     ) = None  # default: auto

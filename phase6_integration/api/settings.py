@@ -70,7 +70,6 @@ class ServerSettings:
     max_header_bytes: int = option(32 << 10, "largest request header; more is a 431", "BYTES", at_least(1))
     max_headers: int = 100
     max_choices: int = option(128, "most choices of one request: prompts times n", check=at_least(1))
-    max_messages: int = option(1024, "most messages of one chat", check=at_least(1))
     max_logprobs: int = option(
         MAX_LOGPROBS, "most alternatives per token", check=partial(check_int, low=0, high=MAX_LOGPROBS)
     )

@@ -10,7 +10,6 @@ from fastapi import Depends, Request
 from pydantic import BaseModel, ValidationError
 
 from phase6_integration.api.errors import UNKNOWN, UNSUPPORTED, RequestError, bad_value, conflict, invalid, param_of
-from phase6_integration.api.field_bounds import FieldBounds
 from phase6_integration.api.logprobs import TokenNames
 from phase6_integration.api.schemas import ChatRequest, StructuredFields
 from phase6_integration.api.settings import ServerSettings
@@ -129,7 +128,6 @@ class ServerState:
 
     engine: AsyncEngine
     settings: ServerSettings
-    bounds: FieldBounds
     tokenizers: TokenizerPool
     names: TokenNames
     grammars: Grammars = field(default_factory=Grammars)
@@ -139,8 +137,7 @@ class ServerState:
 
     @classmethod
     def of(cls, engine: AsyncEngine, settings: ServerSettings) -> "ServerState":
-        bounds, tokenizers = FieldBounds.of(engine, settings), TokenizerPool(engine, settings)
-        return cls(engine, settings, bounds, tokenizers, TokenNames(engine.tokenizer))
+        return cls(engine, settings, TokenizerPool(engine, settings), TokenNames(engine.tokenizer))
 
     def warn_of(self, unknown: Iterable[str]) -> None:
         """Warn in the log of fields that are ignored, of each once."""
@@ -185,15 +182,15 @@ Server = Annotated[ServerState, Depends(server_state)]
 
 # region json_body
 def json_body(model: type[M]) -> Any:
-    """A dependency that reads the body as this model, with the bounds of the server. JSON is parsed and validated in
-    one pass, so that nothing huge is built in between. Of a field that is given twice the last one counts."""
+    """A dependency that reads the body as this model. JSON is parsed and validated in one pass, so that nothing huge is
+    built in between. Of a field that is given twice the last one counts."""
 
     async def read(request: Request, server: Server) -> M:
         content = await request.body()
         if not content:
             raise bad_value(None, "the body is empty; a JSON object is needed", "bad_json")
         try:
-            body = model.model_validate_json(content, context=server.bounds)
+            body = model.model_validate_json(content)
         except ValidationError as error:
             if error.error_count() > MANY:
                 raise bad_value(None, f"the body is wrong in {error.error_count()} places") from None
@@ -204,7 +201,7 @@ def json_body(model: type[M]) -> Any:
             if wrong:
                 raise invalid(wrong) from None
             server.warn_of(param_of(detail) for detail in details)
-            body = model.model_validate_json(content, context=server.bounds, extra="ignore")
+            body = model.model_validate_json(content, extra="ignore")
         request.state.account.request_id = getattr(body, "request_id", None)
         return body
 

@@ -9,8 +9,9 @@ from starlette.types import Receive, Scope, Send
 
 from phase0_request.batch import GRAMMAR_FAILED, GRAMMAR_REFUSED, NO_TOKEN_LEFT
 from phase0_request.queue import QueueFullError
-from phase0_request.request import FinishReason
+from phase0_request.request import FinishReason, UnknownTokenError
 from phase6_integration.api.errors import (
+    UNKNOWN_TOKEN,
     RequestError,
     conflict,
     fault,
@@ -85,6 +86,8 @@ class GenerationResponse(Response):
             raise RequestError(429, message, code="queue_full", headers={"retry-after": "1"}) from None
         except UnavailableError as error:
             raise unavailable(error.health) from None
+        except UnknownTokenError as error:
+            raise conflict(error.field, str(error), UNKNOWN_TOKEN) from None
         except ValueError as error:
             raise conflict(None, str(error)) from None
 

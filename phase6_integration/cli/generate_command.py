@@ -25,7 +25,7 @@ from phase6_integration.cli.common import (
 )
 from phase6_integration.engine.flags import Parser
 from phase6_integration.engine.options import EngineOptions
-from phase6_integration.load.served_model import first_model
+from phase6_integration.load.client import first_model
 
 MAX_CONNECTIONS = 32  # requests to a server at once
 DEFAULTS = {"max_tokens": 128, "temperature": 0.0}

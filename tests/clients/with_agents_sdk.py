@@ -6,13 +6,11 @@ import openai
 import pytest
 from agents import (
     Agent,
-    MaxTurnsExceeded,
     ModelSettings,
     OpenAIChatCompletionsModel,
     OpenAIResponsesModel,
     Runner,
     function_tool,
-    handoff,
 )
 from openai import AsyncOpenAI
 from subject import QUESTION, Report, Server, get_weather, run
@@ -60,14 +58,14 @@ def test_conversation_goes_on_with_its_answers(options: dict[str, Any]) -> None:
     assert Runner.run_sync(agent, [*history, {"role": "user", "content": "And in Rome?"}]).final_output
 
 
-def test_output_type(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("streamed", [False, True])
+def test_output_type(options: dict[str, Any], streamed: bool) -> None:
     agent = Agent(**options, model_settings=greedy(), output_type=Report)
-    assert isinstance(Runner.run_sync(agent, QUESTION).final_output, Report)
 
-
-def test_output_type_streamed(options: dict[str, Any]) -> None:
     async def answer() -> Any:
-        result = Runner.run_streamed(Agent(**options, model_settings=greedy(), output_type=Report), QUESTION)
+        if not streamed:
+            return (await Runner.run(agent, QUESTION)).final_output
+        result = Runner.run_streamed(agent, QUESTION)
         async for _ in result.stream_events():
             pass
         return result.final_output
@@ -96,26 +94,6 @@ def test_tool_is_called_streamed(options: dict[str, Any]) -> None:
     assert names[0] == "tool_called"
     assert "tool_output" in names
     assert names[-1] == "message_output_created"
-
-
-def test_tool_results_are_the_output(options: dict[str, Any]) -> None:
-    settings = calling(tool_choice="required")
-    agent = Agent(**options, model_settings=settings, tools=[WEATHER], tool_use_behavior="stop_on_first_tool")
-    assert "12 degrees" in Runner.run_sync(agent, QUESTION).final_output
-
-
-def test_tools_that_are_called_for_ever_reach_the_limit(options: dict[str, Any]) -> None:
-    agent = Agent(**options, model_settings=calling(tool_choice="required"), tools=[WEATHER], reset_tool_choice=False)
-    with pytest.raises(MaxTurnsExceeded):
-        Runner.run_sync(agent, QUESTION, max_turns=2)
-
-
-def test_handoff(options: dict[str, Any]) -> None:
-    other = Agent(**{**options, "name": "meteorologist"}, model_settings=greedy())
-    first = Agent(**options, model_settings=calling(tool_choice="required"), handoffs=[handoff(other)])
-    result = Runner.run_sync(first, QUESTION)
-    assert result.last_agent.name == "meteorologist"
-    assert result.final_output
 
 
 def test_errors_are_typed(options: dict[str, Any]) -> None:

@@ -6,9 +6,7 @@ from typing import Any
 import openai
 import pytest
 from autogen_agentchat.agents import AssistantAgent
-from autogen_agentchat.conditions import MaxMessageTermination
-from autogen_agentchat.messages import StructuredMessage, ToolCallExecutionEvent
-from autogen_agentchat.teams import RoundRobinGroupChat
+from autogen_agentchat.messages import ToolCallExecutionEvent
 from autogen_core import FunctionCall
 from autogen_core.models import (
     AssistantMessage,
@@ -62,11 +60,8 @@ def test_conversation_goes_on_with_its_answers(client: OpenAIChatCompletionClien
     assert run(client.create([*ASKED, *more])).content
 
 
-def test_json_output_of_a_type(client: OpenAIChatCompletionClient) -> None:
+def test_json_output(client: OpenAIChatCompletionClient) -> None:
     assert Report.model_validate_json(run(client.create(ASKED, json_output=Report)).content)
-
-
-def test_json_output_is_an_object(client: OpenAIChatCompletionClient) -> None:
     assert run(client.create(ASKED, json_output=True)).content.lstrip().startswith("{")
 
 
@@ -109,42 +104,11 @@ def test_results_of_tools_go_back(client: OpenAIChatCompletionClient) -> None:
     run(test())
 
 
-def test_assistant(client: OpenAIChatCompletionClient) -> None:
-    assert run(AssistantAgent("assistant", client).run(task=QUESTION)).messages[-1].to_text()
-
-
-def test_assistant_streamed(server: Server) -> None:
-    assistant = AssistantAgent("assistant", connected(server), model_client_stream=True)
-
-    async def answer() -> list[Any]:
-        return [event async for event in assistant.run_stream(task=QUESTION)]
-
-    assert run(answer())[-1].messages[-1].to_text()
-
-
 def test_assistant_calls_a_tool(client: OpenAIChatCompletionClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "create", partial(client.create, tool_choice="required"))
     messages = run(AssistantAgent("assistant", client, tools=[WEATHER]).run(task=QUESTION)).messages
     (event,) = [message for message in messages if isinstance(message, ToolCallExecutionEvent)]
     assert ["12 degrees" in result.content for result in event.content] == [True]
-
-
-def test_assistant_reflects_on_what_a_tool_said(client: OpenAIChatCompletionClient) -> None:
-    assistant = AssistantAgent("assistant", client, tools=[WEATHER], reflect_on_tool_use=True)
-    assert run(assistant.run(task=QUESTION)).messages[-1].to_text()
-
-
-def test_assistant_with_a_typed_output(client: OpenAIChatCompletionClient) -> None:
-    assistant = AssistantAgent("assistant", client, output_content_type=Report)
-    last = run(assistant.run(task=QUESTION)).messages[-1]
-    assert isinstance(last, StructuredMessage)
-    assert isinstance(last.content, Report)
-
-
-def test_team_of_two(client: OpenAIChatCompletionClient) -> None:
-    agents = [AssistantAgent(name, client, system_message="Be brief.") for name in ("ada", "bob")]
-    result = run(RoundRobinGroupChat(agents, termination_condition=MaxMessageTermination(4)).run(task=QUESTION))
-    assert [message.source for message in result.messages] == ["user", "ada", "bob", "ada"]
 
 
 def test_errors_are_typed(server: Server) -> None:

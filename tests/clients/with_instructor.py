@@ -7,8 +7,8 @@ import openai
 import pytest
 from instructor import Mode
 from instructor.core import IncompleteOutputException, InstructorRetryException
-from openai import AsyncOpenAI, OpenAI
-from subject import QUESTION, Report, Server, run
+from openai import OpenAI
+from subject import QUESTION, Report, Server
 
 ASKED: Any = [{"role": "user", "content": QUESTION}]
 GREEDY: Any = {"model": "tiny_chat", "temperature": 0, "max_tokens": 128, "max_retries": 0, "messages": ASKED}
@@ -25,27 +25,10 @@ def test_create(plain: OpenAI, mode: Mode) -> None:
     assert isinstance(instructor.from_openai(plain, mode=mode).create(response_model=Report, **GREEDY), Report)
 
 
-@pytest.mark.parametrize("mode", SCHEMA, ids=lambda mode: mode.name)
-def test_create_async(server: Server, mode: Mode) -> None:
-    client = instructor.from_openai(AsyncOpenAI(base_url=server.url, api_key=server.key, max_retries=0), mode=mode)
-    assert isinstance(run(client.create(response_model=Report, **GREEDY)), Report)
-
-
 @pytest.mark.parametrize("mode", [Mode.TOOLS, Mode.JSON_SCHEMA], ids=lambda mode: mode.name)
 def test_create_partial(plain: OpenAI, mode: Mode) -> None:
     *_, last = instructor.from_openai(plain, mode=mode).create_partial(response_model=Report, **GREEDY)
     assert Report.model_validate(last.model_dump())
-
-
-def test_create_with_completion(plain: OpenAI) -> None:
-    report, raw = instructor.from_openai(plain).create_with_completion(response_model=Report, **GREEDY)
-    (call,) = raw.choices[0].message.tool_calls
-    assert Report.model_validate_json(call.function.arguments).model_dump() == report.model_dump()
-    assert raw.usage.completion_tokens > 0
-
-
-def test_create_a_simple_type(plain: OpenAI) -> None:
-    assert isinstance(instructor.from_openai(plain).create(response_model=bool, **GREEDY), bool)
 
 
 def test_json_mode_asks_for_an_object(plain: OpenAI) -> None:

@@ -4,8 +4,8 @@ from typing import Any
 
 import litellm
 import pytest
-from litellm import Router, acompletion, completion, responses, stream_chunk_builder, text_completion
-from subject import CITIES, QUESTION, TOOL, Report, Server, run
+from litellm import completion, responses, stream_chunk_builder, text_completion
+from subject import CITIES, QUESTION, TOOL, Report, Server
 
 ASKED: Any = [{"role": "user", "content": QUESTION}]
 
@@ -30,14 +30,6 @@ def test_completion_streamed(options: dict[str, Any]) -> None:
     assert rebuilt.usage.completion_tokens == whole.usage.completion_tokens
 
 
-def test_completion_async(options: dict[str, Any]) -> None:
-    async def answer() -> str:
-        parts = await acompletion(messages=ASKED, stream=True, **options)
-        return "".join([part.choices[0].delta.content or "" async for part in parts])
-
-    assert run(answer()) == completion(messages=ASKED, **options).choices[0].message.content
-
-
 def test_messages_go_back_as_they_came(options: dict[str, Any]) -> None:
     message = completion(messages=ASKED, **options).choices[0].message
     more = {"role": "user", "content": "And in Rome?"}
@@ -45,14 +37,11 @@ def test_messages_go_back_as_they_came(options: dict[str, Any]) -> None:
         assert completion(messages=[*ASKED, returned, more], **options).choices[0].message.content
 
 
-def test_response_format(options: dict[str, Any]) -> None:
-    content = completion(messages=ASKED, response_format=Report, **options).choices[0].message.content
-    assert Report.model_validate_json(content)
-
-
-def test_response_format_streamed(options: dict[str, Any]) -> None:
-    chunks = completion(messages=ASKED, response_format=Report, stream=True, **options)
-    assert Report.model_validate_json("".join(chunk.choices[0].delta.content or "" for chunk in chunks))
+def test_response_format_whole_and_streamed(options: dict[str, Any]) -> None:
+    asked = {**options, "messages": ASKED, "response_format": Report}
+    streamed = "".join(chunk.choices[0].delta.content or "" for chunk in completion(stream=True, **asked))
+    for content in (completion(**asked).choices[0].message.content, streamed):
+        assert Report.model_validate_json(content)
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
@@ -87,11 +76,6 @@ def test_responses(options: dict[str, Any]) -> None:
     where = {name: options[name] for name in ("model", "api_base", "api_key")}
     answer = responses(input=QUESTION, max_output_tokens=32, temperature=0, **where)
     assert answer.output[-1].content[0].text
-
-
-def test_router(options: dict[str, Any]) -> None:
-    router = Router(model_list=[{"model_name": "any", "litellm_params": options}])
-    assert router.completion("any", ASKED).choices[0].message.content
 
 
 def test_text_completion(server: Server) -> None:

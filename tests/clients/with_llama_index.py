@@ -43,15 +43,6 @@ def test_chat_streamed(llm: OpenAILike) -> None:
     assert "".join(part.delta or "" for part in parts) == parts[-1].message.content == llm.chat(ASKED).message.content
 
 
-def test_chat_async(llm: OpenAILike) -> None:
-    async def test() -> None:
-        whole = await llm.achat(ASKED)
-        parts = [part async for part in await llm.astream_chat(ASKED)]
-        assert parts[-1].message.content == whole.message.content
-
-    run(test())
-
-
 def test_conversation_goes_on_with_its_answers(llm: OpenAILike) -> None:
     answer = llm.chat(ASKED).message
     assert llm.chat([*ASKED, answer, ChatMessage(role="user", content="And in Rome?")]).message.content
@@ -78,37 +69,16 @@ def test_structured_predict(server: Server, native: bool) -> None:
 
 
 def test_structured_predict_streamed(server: Server) -> None:
-    llm = connected(server, should_use_structured_outputs=True)
-    *_, last = llm.stream_structured_predict(Report, PROMPT)
+    *_, last = connected(server, should_use_structured_outputs=True).stream_structured_predict(Report, PROMPT)
     assert Report.model_validate(last.model_dump())
 
 
-def test_structured_llm(server: Server) -> None:
-    llm = connected(server, should_use_structured_outputs=True).as_structured_llm(Report)
-    assert isinstance(llm.chat(ASKED).raw, Report)
-
-
-def test_chat_with_tools(caller: OpenAILike) -> None:
-    answer = caller.chat_with_tools([WEATHER], QUESTION, tool_required=True)
-    calls = caller.get_tool_calls_from_response(answer)
-    assert all(call.tool_name == "get_weather" and call.tool_kwargs["city"] in CITIES for call in calls)
-
-
-def test_chat_with_tools_streamed(caller: OpenAILike) -> None:
+def test_chat_with_tools_whole_and_streamed(caller: OpenAILike) -> None:
     *_, last = caller.stream_chat_with_tools([WEATHER], QUESTION, tool_required=True)
     whole = caller.chat_with_tools([WEATHER], QUESTION, tool_required=True)
     streamed, at_once = (caller.get_tool_calls_from_response(answer) for answer in (last, whole))
     assert [call.tool_kwargs for call in streamed] == [call.tool_kwargs for call in at_once]
-
-
-def test_chat_with_tools_that_need_not_be_called(caller: OpenAILike) -> None:
-    answer = caller.chat_with_tools([WEATHER], QUESTION)
-    assert answer.message.content or caller.get_tool_calls_from_response(answer)
-
-
-def test_predict_and_call(caller: OpenAILike) -> None:
-    answer = caller.predict_and_call([WEATHER], QUESTION, tool_required=True)
-    assert "12 degrees" in answer.response
+    assert all(call.tool_name == "get_weather" and call.tool_kwargs["city"] in CITIES for call in at_once)
 
 
 def test_results_of_tools_go_back(caller: OpenAILike) -> None:

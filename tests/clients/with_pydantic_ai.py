@@ -10,7 +10,6 @@ from pydantic_ai import (
     PromptedOutput,
     ToolOutput,
     UnexpectedModelBehavior,
-    UsageLimits,
     capture_run_messages,
 )
 from pydantic_ai.messages import ModelMessagesTypeAdapter, ModelResponse, ToolReturnPart
@@ -57,16 +56,12 @@ def test_history_goes_back_after_json(agent: Agent) -> None:
 
 @pytest.mark.parametrize("output", [ToolOutput, NativeOutput], ids=["tool", "native"])
 def test_output_is_typed(agent: Agent, output: type) -> None:
-    assert isinstance(agent.run_sync(QUESTION, output_type=output(Report)).output, Report)
-
-
-@pytest.mark.parametrize("output", [ToolOutput, NativeOutput], ids=["tool", "native"])
-def test_output_is_typed_streamed(agent: Agent, output: type) -> None:
-    async def answer() -> Report:
+    async def streamed() -> Report:
         async with agent.run_stream(QUESTION, output_type=output(Report)) as result:
             return await result.get_output()
 
-    assert isinstance(run(answer()), Report)
+    assert isinstance(agent.run_sync(QUESTION, output_type=output(Report)).output, Report)
+    assert isinstance(run(streamed()), Report)
 
 
 def test_prompted_output_is_a_json_object(agent: Agent) -> None:
@@ -76,17 +71,6 @@ def test_prompted_output_is_a_json_object(agent: Agent) -> None:
     answers = [message for message in messages if isinstance(message, ModelResponse)]
     assert all(answer.text.lstrip().startswith("{") for answer in answers)
     assert answers
-
-
-def test_one_of_several_outputs(agent: Agent) -> None:
-    assert isinstance(
-        agent.run_sync(QUESTION, output_type=[Report, ToolOutput(bool, name="flag")]).output, Report | bool
-    )
-
-
-def test_tools_are_offered(agent: Agent) -> None:
-    agent.tool_plain(get_weather)
-    assert agent.run_sync(QUESTION, usage_limits=UsageLimits(request_limit=3)).output
 
 
 def test_tools_are_called_and_their_results_go_back(model: Model) -> None:

@@ -148,7 +148,7 @@ def test_completions_of_a_request_differ_in_length_and_seed_and_share_the_rest()
 
 
 def test_the_highest_token_is_that_of_any_field() -> None:
-    assert SamplingParams().highest_token == -1
+    assert SamplingParams().highest_token[0] == -1
     for name, value in (("stop_token_ids", [9]), ("logit_bias", {9: 1.0}), ("bad_words", [[2, 9, 1]])):
-        assert SamplingParams(**{name: value}).highest_token == 9  # type: ignore[arg-type]
-    assert SamplingParams(allowed_token_ids=[9]).highest_token == 9
+        assert SamplingParams(**{name: value}).highest_token == (9, name)  # type: ignore[arg-type]
+    assert SamplingParams(allowed_token_ids=[9]).highest_token == (9, "allowed_token_ids")

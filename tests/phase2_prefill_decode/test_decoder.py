@@ -1,11 +1,9 @@
 """The decoder over pages, against transformers' own forward pass: prompts, chunks and decodes in one step."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from phase0_request.batch import Batch, Slice
 from phase0_request.request import Request
@@ -17,7 +15,6 @@ from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.loading.weights import random_weights
 from phase2_prefill_decode.rope import tables
-from phase2_prefill_decode.step.packed import StepTensors
 from tests.phase2_prefill_decode.models import saved, variant
 from tests.phase2_prefill_decode.steps import loaded
 
@@ -61,52 +58,6 @@ def test_every_step_has_the_logits_of_transformers(name: str, tmp_path: Path) ->
         for row, (one, stop) in zip(found, ends, strict=True):
             off = float((row - wanted[one][stop - 1]).abs().max())
             assert off < 1e-4, f"step {number}: the logits of request {one} after {stop} tokens are off by {off:.3g}"
-
-
-def small_step(decoder: Decoder) -> tuple[StepTensors, KVPool]:
-    cache, request = PagedCache(4, 16), Request("r", (5, 6, 7))
-    request.admit(0.0)
-    cache.attach(request)
-    cache.grow(request, 3)
-    packed = loaded(Batch((Slice(request, 0, 3),)), cache)
-    return packed, KVPool(decoder.config.kv_layout(16), 4, torch.device("cpu"), torch.float32)
-
-
-class OneCall:
-    """In the place of the kernel that computes a whole step. Keeps what it was called with."""
-
-    def __init__(self, takes: bool) -> None:
-        self.willing = takes
-        self.given: tuple[Any, ...] = ()
-
-    def takes(self, packed: StepTensors) -> bool:
-        return self.willing
-
-    def __call__(self, *given: Any) -> Tensor:
-        self.given = given
-        return torch.full((1, 300), 7.0)
-
-
-def test_a_step_that_the_kernel_for_small_steps_takes_is_one_call() -> None:
-    weights = random_weights(SMALL, dtype=torch.float32)
-    decoder = Decoder(SMALL, weights, attend=reference)
-    packed, pool = small_step(decoder)
-    by_layers = decoder(packed, pool.keys, pool.values)
-    for willing in (True, False):
-        decoder._forward = kernel = OneCall(willing)  # type: ignore[assignment]
-        found = decoder(packed, pool.keys, pool.values)
-        assert bool((found == 7).all()) == willing, "the result is the kernel's exactly if it takes the step"
-        assert bool(kernel.given) == willing
-        if willing:
-            x, rope, *rest = kernel.given
-            assert torch.equal(x, weights.embed_tokens[[5, 6, 7]]), "it is given the embeddings of the tokens"
-            assert len(rope[0]) >= 3
-            assert rest[0] is packed
-            assert (rest[1], rest[2]) == (pool.keys, pool.values)
-        else:
-            assert torch.equal(found, by_layers)
-        hidden = decoder.hidden(packed, pool.keys, pool.values)
-        assert torch.equal(decoder.lm_head(hidden), by_layers), "by layers: the kernel has no hidden states to give"
 
 
 def test_the_rotary_tables_grow_with_the_longest_sequence() -> None:

@@ -27,6 +27,16 @@ def load(batch: Batch, cache: PagedCache, state: DeviceState) -> StepTensors:
     return packed
 
 
+def attached(cache: PagedCache, name: str = "a", room: int = 8) -> Request:
+    """A running request of the tokens 5, 6, 7, of which 2 are computed, with pages for `room` tokens."""
+    request = Request(name, (5, 6, 7))
+    request.admit(0.0)
+    cache.attach(request)
+    cache.grow(request, room)
+    request.advance(0, 2)
+    return request
+
+
 @pytest.mark.parametrize("kind", [PagedCache, PrefixCache])
 @pytest.mark.parametrize("fixed", [False, True])
 def test_after_every_step_the_device_has_the_page_tables_of_the_cache(kind: type[PagedCache], fixed: bool) -> None:
@@ -69,12 +79,7 @@ def test_after_every_step_the_device_has_the_page_tables_of_the_cache(kind: type
 
 def test_a_token_in_flight_is_the_newest_of_its_row() -> None:
     cache, state = PagedCache(20, 4), DeviceState(CPU)
-    first, second = (Request(name, (5, 6, 7)) for name in ("a", "b"))
-    for request in (first, second):
-        request.admit(0.0)
-        cache.attach(request)
-        cache.grow(request, 8)
-        request.advance(0, 2)
+    first, second = (attached(cache, name) for name in "ab")
     packed = load(Batch((Slice(first, 2, 1), Slice(second, 2, 1))), cache, state)
     assert packed.tokens.tolist() == [7, 7]
     state.newest.index_copy_(0, packed.drawn_rows, torch.tensor([41, 42]))
@@ -85,27 +90,21 @@ def test_a_token_in_flight_is_the_newest_of_its_row() -> None:
 
 def test_a_step_is_completed_without_waiting_for_the_device() -> None:
     cache, state = PagedCache(20, 4), DeviceState(CPU)
-    request = Request("a", (5, 6, 7))
-    request.admit(0.0)
-    cache.attach(request)
-    cache.grow(request, 8)
-    request.advance(0, 2)
+    request = attached(cache)
     state.reserve(cache)
     step = pack(Batch((Slice(request, 2, 2),)), cache, state.width)
-    parts = step.to(CPU)
+    arrays = step.to(CPU)
     with NothingWaits():
-        packed = state.load(step, parts, 4)
+        packed = state.load(step, arrays, 4)
     assert packed.last is not None
     state.newest[0] = 9
-    assert state.load(step, parts, 4).tokens.tolist() == [7, 9], "the token in flight is read when the step is loaded"
+    assert state.load(step, arrays, 4).tokens.tolist() == [7, 9], "the token in flight is read when the step is loaded"
     assert packed.metadata.page_table.tolist() == [cache.table(request)[:1]], "4 tokens are one page"
 
 
 def test_a_state_of_fixed_size_refuses_what_does_not_fit() -> None:
     cache, state = PagedCache(20, 4), DeviceState(CPU, rows=2, pages=3)
-    request = Request("a", (5,) * 13)
-    cache.attach(request)
-    cache.grow(request, 13)
+    attached(cache, room=13)
     with pytest.raises(RuntimeError, match="needs 1 rows of 4 pages; there are 2 of 3"):
         state.reserve(cache)
     with pytest.raises(ValueError, match="fixed size"):
@@ -114,11 +113,7 @@ def test_a_state_of_fixed_size_refuses_what_does_not_fit() -> None:
 
 def test_padding_reads_and_writes_nothing_of_a_request() -> None:
     cache, state = PagedCache(20, 4), DeviceState(CPU, rows=4, pages=5)
-    request = Request("a", (5, 6, 7))
-    request.admit(0.0)
-    cache.attach(request)
-    cache.grow(request, 3)
-    request.advance(0, 2)
+    request = attached(cache, room=3)
     graphs = DecodeGraphs(state, 4, 20)
     whole = pack(Batch((Slice(request, 2, 1),)), cache, state.width)
     padded = graphs.pad(whole, 4)
@@ -138,10 +133,10 @@ def test_padding_reads_and_writes_nothing_of_a_request() -> None:
     assert torch.equal(state.page_table[1:4], before[1:4]), "padding changes no page table of a request"
     assert state.page_table[0, 0] == cache.table(request)[0]
     again = pack(Batch((Slice(request, 2, 1),)), cache, state.width)
-    assert torch.equal(join(whole.parts), join(again.parts)), "a copy"
+    assert torch.equal(join(whole.arrays), join(again.arrays)), "a copy"
     empty = graphs.pad(PackedStep.empty(), 4)
     sizes = [[len(part) for part in step.to(CPU)] for step in (padded, empty)]
-    assert sizes[0] == sizes[1], "every padded step has parts of one size"
+    assert sizes[0] == sizes[1], "every padded step has arrays of one size"
     assert padded.all_logits
 
 

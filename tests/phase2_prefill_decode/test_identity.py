@@ -116,22 +116,3 @@ class TestTheBundledModel:
         for prompt, answer in zip(given, answers, strict=True):
             assert len(answer) == 96
             assert short_of_likeliest(bundled_oracle, prompt, answer) < 1e-4
-
-    def test_logits_in_bfloat16(self, bundled_oracle: Any) -> None:
-        model = Model.load(device="cpu", dtype="bfloat16")
-        assert model.tokenizer is not None
-        prompt = model.tokenizer.chat([{"role": "user", "content": "How does a page table work?"}])
-        with torch.inference_mode():
-            wanted = bundled_oracle(torch.tensor([prompt])).logits[0]
-        assert (logits(model, prompt).float() - wanted).norm() < 2e-2 * wanted.norm()
-
-    def test_it_stops_where_transformers_stops(self, bundled_oracle: Any, bundled: Model) -> None:
-        assert bundled.tokenizer is not None
-        prompt = bundled.tokenizer.chat([{"role": "user", "content": "What is a token?"}])
-        (answer,) = static(bundled).generate([prompt], SamplingParams(temperature=0, max_tokens=96))
-        how = GenerationConfig(do_sample=False, max_new_tokens=96, eos_token_id=sorted(bundled.eos_ids), pad_token_id=0)
-        tokens = torch.tensor([prompt])
-        with torch.inference_mode():
-            whole = bundled_oracle.generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=how)
-        assert answer.output_tokens == whole[0, len(prompt) :].tolist()
-        assert answer.output_tokens[-1] in bundled.eos_ids

@@ -16,7 +16,14 @@ from transformers import PreTrainedModel
 from phase0_request.checks import ConfigError
 from phase2_prefill_decode.loading.checkpoint import INDEX, SINGLE, Checkpoint
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.weights import Weights, empty_weights, load_weights, places, random_weights
+from phase2_prefill_decode.loading.weights import (
+    EMBEDDING,
+    Weights,
+    empty_weights,
+    load_weights,
+    places,
+    random_weights,
+)
 from tests.phase2_prefill_decode.models import VARIANTS, saved, variant
 
 SHARDS = "20KB"
@@ -31,55 +38,18 @@ SMALL = ModelConfig(
 )
 
 
-ENDS = {"embed_tokens": "model.embed_tokens", "lm_head": "lm_head", "norm": "model.norm"}
-
-
 def load(directory: Path, **options: Any) -> Weights:
     return load_weights(directory, ModelConfig.from_pretrained(directory), **options)
 
 
-def fused(model: PreTrainedModel) -> dict[str, Tensor | None]:
-    """The expected weights, by the names they have here, from the modules of the model."""
-    state = model.state_dict()
-
-    def together(layer: int, kind: str, *modules: str) -> Tensor | None:
-        parts = [state.get(f"model.layers.{layer}.{module}.{kind}") for module in modules]
-        return None if parts[0] is None else torch.cat(parts)  # type: ignore[arg-type]
-
-    found: dict[str, Tensor | None] = {name: state[f"{module}.weight"] for name, module in ENDS.items()}
-    for n in range(model.config.num_hidden_layers):
-        for ours, modules in {
-            "qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-            "o_proj": ("self_attn.o_proj",),
-            "gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
-            "down_proj": ("mlp.down_proj",),
-        }.items():
-            found[f"{n}.{ours}"] = together(n, "weight", *modules)
-            found[f"{n}.{ours}_bias"] = together(n, "bias", *modules)
-        found[f"{n}.input_layernorm"] = together(n, "weight", "input_layernorm")
-        found[f"{n}.post_attention_layernorm"] = together(n, "weight", "post_attention_layernorm")
-        found[f"{n}.q_norm"] = together(n, "weight", "self_attn.q_norm")
-        found[f"{n}.k_norm"] = together(n, "weight", "self_attn.k_norm")
-    return found
-
-
-def flat(weights: Weights) -> dict[str, Tensor | None]:
-    """The loaded weights by the same names."""
-    found: dict[str, Tensor | None] = {name: getattr(weights, name) for name in ENDS}
-    for n, layer in enumerate(weights.layers):
-        found |= {f"{n}.{name}": getattr(layer, name) for name in layer.__slots__}
-    return found
-
-
-def assert_equal(mine: dict[str, Tensor | None], wanted: dict[str, Tensor | None]) -> None:
-    assert mine.keys() == wanted.keys()
+def assert_holds(weights: Weights, model: PreTrainedModel, dtype: torch.dtype | None = None) -> None:
+    """Every parameter of the model is in its place, and nothing else."""
+    wanted = dict(model.named_parameters())  # a tied head is not among them
+    found = places(weights, ModelConfig.from_dict(model.config.to_dict() | {"dtype": "float32"}))
+    assert found.keys() == wanted.keys()
     for name, tensor in wanted.items():
-        one = mine[name]
-        if one is None or tensor is None:
-            assert one is tensor, name
-        else:
-            assert one.dtype == tensor.dtype, name
-            assert torch.equal(one, tensor), name
+        assert found[name].dtype == (dtype or tensor.dtype), name
+        assert torch.equal(found[name], tensor.to(found[name].dtype)), name
 
 
 @pytest.mark.parametrize("shards", ["1GB", SHARDS])
@@ -89,8 +59,13 @@ def test_every_parameter_is_loaded_into_its_place(name: str, shards: str, tmp_pa
     saved(model, tmp_path, shards_of=shards)
     assert (tmp_path / INDEX).exists() == (shards == SHARDS)
     weights = load(tmp_path)
-    assert_equal(flat(weights), fused(model))
+    assert_holds(weights, model)
     assert (weights.lm_head is weights.embed_tokens) == model.config.tie_word_embeddings
+    layer, theirs = weights.layers[1], model.model.layers[1]
+    attention = theirs.self_attn
+    together = torch.cat([part.weight for part in (attention.q_proj, attention.k_proj, attention.v_proj)])
+    assert torch.equal(layer.qkv_proj, together)
+    assert torch.equal(layer.gate_up_proj, torch.cat((theirs.mlp.gate_proj.weight, theirs.mlp.up_proj.weight)))
 
 
 DTYPES = torch.float64, torch.float32, torch.bfloat16, torch.float16
@@ -103,7 +78,7 @@ def test_any_dtype_is_converted_to_any_other(kept: torch.dtype, wanted: torch.dt
     saved(model, tmp_path)
     config = ModelConfig.from_pretrained(saved(variant("qwen2"), tmp_path / "other"))  # float64 is no dtype to run in
     weights = load_weights(tmp_path, config, dtype=wanted)
-    assert_equal(flat(weights), {name: t if t is None else t.to(wanted) for name, t in fused(model).items()})
+    assert_holds(weights, model, wanted)
 
 
 class Made(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -172,14 +147,14 @@ def test_superfluous_tensors_of_older_checkpoints_are_ignored(tmp_path: Path) ->
     model = variant("llama")
     extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8), "model.rotary_emb.inv_freq": torch.ones(8)}
     rewritten(saved(model, tmp_path), lambda tensors: tensors.update(extra))
-    assert_equal(flat(load(tmp_path)), fused(model))
+    assert_holds(load(tmp_path), model)
 
 
 def test_a_tied_head_may_be_saved_if_it_is_the_embedding(tmp_path: Path) -> None:
     model = variant("qwen2-tied")
     copy = model.lm_head.weight.detach().clone()
     rewritten(saved(model, tmp_path), lambda tensors: tensors.update({"lm_head.weight": copy}))
-    assert_equal(flat(load(tmp_path)), fused(model))
+    assert_holds(load(tmp_path), model)
     copy[3, 5] += 1
     rewritten(tmp_path, lambda tensors: tensors.update({"lm_head.weight": copy}))
     with pytest.raises(ConfigError, match=r"lm_head.weight differs from model.embed_tokens.weight"):
@@ -260,14 +235,14 @@ def test_shards_may_lie_in_a_folder_of_the_directory(tmp_path: Path) -> None:
     (inside / "parts").mkdir()
     for file in inside.glob("*.safetensors"):
         file.rename(inside / "parts" / file.name)
-    assert_equal(flat(load(inside)), fused(variant("llama")))
+    assert_holds(load(inside), variant("llama"))
 
 
 def test_what_a_file_holds_counts_and_not_what_the_index_says_of_it(tmp_path: Path) -> None:
     def change(files: dict[str, Any]) -> None:
         files["model.layers.9.mlp.up_proj.weight"] = files.pop("model.layers.0.mlp.up_proj.weight")
 
-    assert_equal(flat(load(with_index(tmp_path, change))), fused(variant("llama")))
+    assert_holds(load(with_index(tmp_path, change)), variant("llama"))
 
 
 def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
@@ -296,29 +271,28 @@ def test_a_broken_index_is_refused(content: bytes, message: str, tmp_path: Path)
 
 
 def test_random_weights_depend_only_on_their_seed() -> None:
-    one, same, other = flat(random_weights(SMALL, seed=3)), random_weights(SMALL, seed=3), random_weights(SMALL, seed=4)
-    assert_equal(one, flat(same))
-    assert not torch.equal(same.embed_tokens, other.embed_tokens)
-    assert not torch.equal(same.layers[0].qkv_proj, same.layers[1].qkv_proj)
+    first, same, other = (places(random_weights(SMALL, seed=seed), SMALL) for seed in (3, 3, 4))
+    assert all(torch.equal(tensor, same[name]) for name, tensor in first.items())
+    assert not torch.equal(same[EMBEDDING], other[EMBEDDING])
+    assert not torch.equal(*(same[f"model.layers.{number}.self_attn.q_proj.weight"] for number in (0, 1)))
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_random_weights_leave_nothing_uninitialised(name: str, tmp_path: Path) -> None:
     """New memory is filled with NaN, as uninitialised memory may be."""
-    config = ModelConfig.from_pretrained(saved(variant(name), tmp_path))
+    model = variant(name)
+    config = ModelConfig.from_pretrained(saved(model, tmp_path))
     torch.use_deterministic_algorithms(True)  # with this, torch fills new memory with NaN
     try:
         assert bool(empty_weights(config, "cpu").norm.isnan().all())
-        made = flat(random_weights(config))
+        made = random_weights(config)
     finally:
         torch.use_deterministic_algorithms(False)
-    wanted = fused(variant(name))
-    assert {n: None if t is None else t.shape for n, t in made.items()} == {
-        n: None if t is None else t.shape for n, t in wanted.items()
-    }
-    assert [n for n, t in made.items() if t is not None and not bool(t.isfinite().all())] == []
-    assert (made["lm_head"] is made["embed_tokens"]) == config.tie_word_embeddings
-    assert sum(place.numel() for place in places(random_weights(config), config).values()) == config.parameters
+    found = places(made, config)
+    assert {n: t.shape for n, t in found.items()} == {n: t.shape for n, t in model.named_parameters()}
+    assert [n for n, t in found.items() if not bool(t.isfinite().all())] == []
+    assert (made.lm_head is made.embed_tokens) == config.tie_word_embeddings
+    assert sum(place.numel() for place in found.values()) == config.parameters
 
 
 def test_a_file_or_a_pipe_shows_no_progress_bar(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,6 @@ from phase2_prefill_decode.engine import Engine
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.static import StaticScheduler
 from phase3_chunked_prefill.budget import TokenBudget
-from phase3_chunked_prefill.engine import chunked
 from phase4_radix.engine import cached
 from phase4_radix.prefix_cache import PrefixCache
 from tests.phase2_prefill_decode.models import saved, variant
@@ -91,10 +90,6 @@ def watched(engine: Engine[StaticScheduler]) -> list[int]:
 class TestInvariance:
     """Float32, greedy: token for token what transformers generates, whatever the cache finds."""
 
-    def test_off(self, case: Case) -> None:
-        engine = chunked(case.model)
-        assert [generated(engine, case.prompts) for _ in range(2)] == [case.wanted] * 2
-
     @pytest.mark.parametrize("batch_size", [1, 3, 64])
     @pytest.mark.parametrize("budget", [None, SMALL_STEPS], ids=["whole", "chunks"])
     def test_on_cold_then_warm(self, case: Case, budget: TokenBudget | None, batch_size: int) -> None:
@@ -125,18 +120,6 @@ class TestInvariance:
         assert sum(evictions) > num_pages
         assert prefix_cache_of(engine).counts.hit_tokens > 50
 
-    def test_on_when_every_request_evicts(self, case: Case) -> None:
-        """Pages of one token, in a pool that one request fills: it evicts what the others have left."""
-        prompts = sharing(case.model.config.vocab_size, [(40, 0), (24, 16), (39, 1), (0, 40), (24, 16), (40, 0)])
-        wanted = generated(chunked(case.model), prompts)
-        engine = cached(case.model, SMALL_STEPS, num_pages=40 + ANSWER - 1, page_size=1, batch_size=1)
-        evictions = watched(engine)
-        assert generated(engine, prompts[:1]) == wanted[:1]
-        assert sum(evictions) == 0
-        assert generated(engine, prompts[1:]) == wanted[1:]
-        assert sum(count > 0 for count in evictions) == 5
-        assert prefix_cache_of(engine).counts.hit_tokens == 24 + 24 + 0 + 0 + 24
-
 
 def test_sampling_does_not_depend_on_cache_hits(case: Case) -> None:
     params = [SamplingParams(temperature=1.1, max_tokens=12, seed=n, ignore_eos=True) for n in range(len(case.prompts))]
@@ -166,19 +149,6 @@ def test_the_bundled_model_finds_its_own_answer_in_the_next_turn() -> None:
     assert follows(oracle, after, second.output_tokens)
 
 
-def test_equal_prompts_of_one_batch_end_up_on_one_set_of_pages(case: Case) -> None:
-    engine = cached(case.model, num_pages=32)
-    cache = prefix_cache_of(engine)
-    watched(engine)
-    prompt, answer = case.prompts[2], case.wanted[2]
-    assert generated(engine, [prompt] * 3) == [answer] * 3
-    assert cache.counts.hit_tokens == 0
-    assert cache.counts.duplicates == 2 * ((len(prompt) + ANSWER - 1) // 16)  # their answers are equal, too
-    assert cache.usage == PageUsage(total=32, free=32 - 4, referenced=0, cached=4)
-    assert cache.reset() == 4
-    assert cache.usage.free == 32
-
-
 def test_a_stream_closed_early_leaves_its_computed_pages_cached(case: Case) -> None:
     engine = cached(case.model, num_pages=32)
     cache = prefix_cache_of(engine)
@@ -189,18 +159,3 @@ def test_a_stream_closed_early_leaves_its_computed_pages_cached(case: Case) -> N
     assert cache.usage == PageUsage(total=32, free=32 - 3, referenced=0, cached=3)
     assert generated(engine, [case.prompts[2]]) == [case.wanted[2]]
     assert cache.counts.hit_tokens == 48
-
-
-def test_no_step_exceeds_the_budget(case: Case) -> None:
-    engine = cached(case.model, SMALL_STEPS)
-    sizes: list[int] = []
-    plan = engine.core.scheduler.plan_step
-
-    def counted(running: Any) -> Any:
-        batch = plan(running)
-        sizes.append(batch.num_tokens)
-        return batch
-
-    engine.core.scheduler.plan_step = counted
-    generated(engine, case.prompts)
-    assert max(sizes) == SMALL_STEPS.max_batched_tokens

@@ -4,27 +4,6 @@ from phase4_radix.radix_tree import RadixTree
 from tests.phase4_radix.trees import A, B, C, D, flat
 
 
-def test_the_least_recently_used_leaf_is_evicted_first() -> None:
-    tree = RadixTree(2)
-    nodes = [tree.insert(page, [number]).node for number, page in enumerate((A, B, C, D))]
-    tree.lock(nodes[0])
-    tree.unlock(nodes[0])  # used now
-    tree.insert(B, [9])  # used now
-    evicted = [tree.evict(1) for _ in range(5)]
-    assert evicted == [[2], [3], [0], [1], []], f"pages 2 and 3, then 0, then 1 were used; evicted: {evicted}"
-
-
-def test_a_split_does_not_count_as_a_use() -> None:
-    """Both halves keep the time of the whole."""
-    tree = RadixTree(2)
-    tree.insert(flat(A, B), [0, 1])
-    tree.insert(flat(C), [2])
-    tree.split(tree.match(flat(A)))
-    tree.check()
-    evicted = [tree.evict(1) for _ in range(3)]
-    assert evicted == [[1], [0], [2]], f"pages 0 and 1 were used before page 2, then split; evicted: {evicted}"
-
-
 def test_a_leaf_is_evicted_from_its_end_and_only_as_far_as_needed() -> None:
     tree = RadixTree(2)
     tree.insert(flat(A, B, C), [0, 1, 2])

@@ -35,23 +35,6 @@ def test_insert_extends_a_node_with_one_lock_and_no_children() -> None:
     tree.check()
 
 
-def test_two_requests_that_decode_the_same_answer_leave_one_node() -> None:
-    """Each page gets a node of its own, since both requests have locked the last one. Once both have moved on, it is
-    merged with its parent."""
-    tree = RadixTree(1)
-    ends = [tree.insert([0], [0]).node] * 2
-    for _ in ends:
-        tree.lock(ends[0])
-    for page in range(1, 50):
-        for request, end in enumerate(ends):
-            ends[request] = tree.insert([page], [page + 50 * request], after=end).node
-            tree.lock(ends[request])
-            tree.unlock(end, used=False)
-            tree.check()
-            assert len(tree) == 2 - request, f"{len(tree)} nodes, once {request + 1} of 2 requests hold page {page}"
-    assert shape(tree) == [(1, [*range(50)], [*range(50)], 2)]
-
-
 def test_a_split_is_undone_when_its_lock_is_released_unused() -> None:
     """An unused lock leaves the tree as it was. A used one leaves two nodes, since they are evicted at different times,
     until both are used together again."""

@@ -1,6 +1,5 @@
 """Tokens that a grammar forces: appended with the token before them, and computed by one slice."""
 
-import random
 from functools import partial
 
 import pytest
@@ -9,9 +8,8 @@ from phase0_request import FinishReason
 from phase0_request.batch import Forced
 from phase1_kv_pool import PagedCache
 from phase3_chunked_prefill.budget import TokenBudget
-from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.scheduler import Scheduler
-from tests.phase5_continuous.support import EOS, VOCABULARY, Engine, request
+from tests.phase5_continuous.support import VOCABULARY, Engine, request
 
 AHEAD = pytest.mark.parametrize("ahead", [0, 1])
 
@@ -21,25 +19,6 @@ def forces(token: int, share: int = 4, ends: bool = True) -> Forced:
     if token % share:
         return Forced()
     return Forced(tuple((token + 7 * i) % VOCABULARY for i in range(1, 2 + token % 9)), ends and token % 3 == 0)
-
-
-@AHEAD
-@pytest.mark.parametrize("cache", [PagedCache, PrefixCache])
-@pytest.mark.parametrize("seed", range(6))
-def test_outputs_with_forced_tokens_are_those_of_requests_alone(
-    cache: type[PagedCache] | type[PrefixCache], seed: int, ahead: int
-) -> None:
-    """In a pool that is too small, so that requests are preempted with forced tokens that are not computed."""
-    rng = random.Random(seed)
-    budget = TokenBudget(rng.choice([3, 4]), rng.choice([4, 16]))
-    engine = Engine(Scheduler(cache(12, 4), EOS, budget, max_running=5, ahead=ahead), forces)
-    for number in range(24):
-        engine.submit(request(str(number), rng.randint(1, 12), rng.randint(1, 30), ignore_eos=rng.random() < 0.7))
-        engine.step()
-        engine.check()
-    engine.run().check_the_end()
-    assert engine.scheduler.running_set.num_preemptions > 0
-    assert set(engine.ended.values()) == {FinishReason.STOP, FinishReason.LENGTH}
 
 
 @AHEAD

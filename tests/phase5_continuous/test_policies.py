@@ -178,22 +178,6 @@ def test_preempted_requests_resume_by_rank_whatever_is_cached_of_them() -> None:
     one.run().check_the_end()
 
 
-@pytest.mark.parametrize("by", [ByPriority(5), LongestPrefixFirst(5)], ids=["priority", "longest-prefix"])
-def test_the_lowest_priority_starts_within_the_bound_under_a_stream_of_favoured_requests(by: Policy) -> None:
-    """A favoured request arrives every second and occupies the only place: without ageing the other never starts."""
-    one = engine(by, PrefixCache(400, 4), max_running=1)
-    one.submit(request("seed", [5] * 81, 1))
-    one.run()
-    unlucky = request("unlucky", 30, 1, arrival=one.now, priority=8)
-    began = one.now
-    one.submit(request("f", [5] * 80, 1, arrival=one.now, priority=-8), unlucky)
-    while unlucky.times.admitted is None:
-        one.step()
-        one.submit(request(f"f{one.now}", [5] * 80, 1, arrival=one.now, priority=-8))
-        assert one.now < began + by.bound + 5
-    assert unlucky.times.admitted > began + by.bound / 2
-
-
 def test_a_policy_orders_only_the_first_eight_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 

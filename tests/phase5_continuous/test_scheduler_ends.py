@@ -1,6 +1,7 @@
 """Requests ended from outside: by aborts, stop strings and deadlines, in every state."""
 
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -88,6 +89,20 @@ def test_a_timeout_that_is_no_positive_number_is_refused(timeout: Any) -> None:
     with pytest.raises(ValueError, match="request r: timeout must be a number above 0, got "):
         one.core.submit(request("r"), timeout)
     assert not one.scheduler.has_work
+
+
+def test_a_deadline_keeps_no_request_that_has_ended() -> None:
+    """A prompt may be a million tokens, and its deadline an hour away."""
+    one = engine()
+    ended = request("r")
+    one.core.submit(ended, timeout=3600)
+    one.core.abort(ended)
+    one.scheduler.drain()
+    still_there = weakref.ref(ended)
+    del ended
+    assert still_there() is None
+    one.now = 3601
+    assert one.core.step() is None
 
 
 def test_a_deadline_that_passes_in_flight_ends_the_request_at_once_and_frees_its_pages_later() -> None:

@@ -1,14 +1,11 @@
 """Steps: their events, what may be committed, and running one step ahead."""
 
-import random
-
 import pytest
 
 from phase0_request import FinishReason, Request, SamplingParams, StepOutput, TokenLogprobs
 from phase3_chunked_prefill.budget import TokenBudget
-from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.invariants import check
-from tests.phase5_continuous.moments import engine, waiting
+from tests.phase5_continuous.moments import engine
 from tests.phase5_continuous.support import EOS, alone, request
 
 # The events of a step.
@@ -131,19 +128,6 @@ def test_an_empty_step_is_committed_like_any_other() -> None:
     assert scheduler.has_work
     assert [event.finish_reason for event in scheduler.commit(batch, StepOutput([]), 1)] == [FinishReason.ABORT]
     assert not scheduler.has_work
-
-
-def test_a_step_that_raised_is_planned_again() -> None:
-    one = engine(pages=9, ahead=1, cache=PrefixCache)
-    waiting(one)
-    rng = random.Random(0)
-    while one.scheduler.sequences:
-        one.step()
-        if rng.random() < 0.3:
-            one.discard_in_flight()
-            one.check()
-    one.run().check_the_end()
-    assert set(one.ended.values()) == {FinishReason.LENGTH}
 
 
 # One step ahead.

@@ -11,21 +11,21 @@ from typing import Any
 from phase0_request import Batch, Request, StepOutput
 from phase1_kv_pool import PagedCache
 from phase5_continuous import Scheduler
-from phase6_integration.engine.isolation import Attempt, IsolatingRunner, LoadShedding
+from phase6_integration.engine.isolation import IsolatingRunner, LoadShedding
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.engine.stats import ObservedCore
 from phase6_integration.process.engine_process import LoadedEngine
 from phase6_integration.process.messages import Ready
-from tests.phase6_integration.application import ENGINE
 
-_engine: Callable[[EngineOptions], LoadedEngine] = resolve_name(ENGINE)
 POISON = 7  # a token of a prompt that the model cannot bear
 NAN = 8  # a token after which the model says NaN
 
 
 def _with(change: Callable[[Any, Any], None]) -> Callable[[EngineOptions], LoadedEngine]:
     def factory(options: EngineOptions) -> LoadedEngine:
-        made = _engine(dataclasses.replace(options, threads=1))
+        from tests.phase6_integration.application import ENGINE  # with all of the server: not for a light engine
+
+        made: LoadedEngine = resolve_name(ENGINE)(dataclasses.replace(options, threads=1))
         change(made.core, made.core.scheduler)
         return made
 
@@ -138,12 +138,12 @@ class _NoModel:
     def __init__(self, fault: Callable[[Batch], None]) -> None:
         self.fault = fault
 
-    def pack(self, batch: Batch) -> Attempt[Any]:
+    def pack(self, batch: Batch) -> Batch:
         self.fault(batch)
-        return Attempt(batch, None)
+        return batch
 
-    def launch(self, step: Attempt[Any]) -> _Launched:
-        return _Launched(step.batch)
+    def launch(self, batch: Batch) -> _Launched:
+        return _Launched(batch)
 
 
 def _poisoned(batch: Batch) -> bool:

@@ -15,7 +15,7 @@ CHAT = "/v1/chat/completions"
 PROMPT: dict[str, Any] = {"prompt": "Hello", "max_tokens": 2}
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
 BODIES = {COMPLETE: PROMPT, CHAT: HELLO}
-SETTINGS = ServerSettings(max_choices=8, max_messages=4, max_logprobs=5)
+SETTINGS = ServerSettings(max_choices=8, max_logprobs=5)
 
 
 def post(path: str, body: Any, engine: FakeEngine | None = None, **more: Any) -> httpx.Response:

@@ -33,12 +33,12 @@ async def engine(fault: str = "", **options: Any) -> AsyncIterator[AsyncEngine]:
 
 
 @contextlib.contextmanager
-def shared(fault: str = "") -> Iterator[OnTheEngine]:
+def shared(fault: str = "", **options: Any) -> Iterator[OnTheEngine]:
     """One engine for the tests of a file, since it takes longer to start than most of them. It is idle after each; its
     prefix cache keeps their prompts."""
     with asyncio.Runner() as runner:
         stack = contextlib.AsyncExitStack()
-        made = runner.run(stack.enter_async_context(engine(fault)))
+        made = runner.run(stack.enter_async_context(engine(fault, **options)))
 
         async def bounded(test: Test) -> None:
             async with asyncio.timeout(PATIENCE):

@@ -38,9 +38,9 @@ def ask(body: Json, script: Script = echo, **settings: Any) -> Call:
     return asyncio.run(asyncio.wait_for(send(), 60))
 
 
-def answer(body: Json, script: Script = echo) -> Json:
+def answer(body: Json, script: Script = echo, **settings: Any) -> Json:
     """A whole answer, in the official client's shape."""
-    call = ask(body, script)
+    call = ask(body, script, **settings)
     assert call.status == 200, call.content
     Response.model_validate(call.json, strict=True)
     return dict(call.json)

@@ -15,6 +15,14 @@ BY_CHAT = {"input", "tools", "tool_choice", "text.format"}
 INTEGRAL = re.compile(r"should be a valid integer, got -?\d+\.0\b")
 
 
+@schemathesis.hook
+def map_body(ctx: Any, body: Any) -> Any:
+    """Most bodies ask for the model that is served: any other name is a 404."""
+    if isinstance(body, dict) and isinstance(body.get("model"), str) and len(body["model"]) > 1:
+        return {**body, "model": "tiny_chat"}
+    return body
+
+
 @schemathesis.check
 def refuses_what_its_schema_allows_only_for_its_meaning(ctx: Any, response: Any, case: Any) -> None:
     """`positive_data_acceptance` would have every body accepted that the schema allows; some are refused, with a 400.

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, FastAPI, Path, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from pydantic import Discriminator, Field, RootModel, Tag
 
 from phase0_request.params import MAX_TOKENS
 from phase6_integration.api.conversation import conversation
-from phase6_integration.api.field_bounds import NAMED, InVocabulary, RequestModel
-from phase6_integration.api.schemas import ConversationFields, ModelName, Token
+from phase6_integration.api.errors import UNKNOWN_TOKEN, conflict
+from phase6_integration.api.schemas import ConversationFields, Name, RequestModel, Token
 from phase6_integration.api.state import Server, ServerState, json_body
 
 STARTED = int(time.time())
@@ -19,14 +19,14 @@ router = APIRouter(tags=["model"])
 
 
 class TokenizeText(RequestModel):
-    model: ModelName | None = None
+    model: Name | None = None
     prompt: str
     add_special_tokens: bool | None = None  # default: true
     return_token_strs: bool | None = None
 
 
 class TokenizeChat(ConversationFields):
-    model: ModelName | None = None
+    model: Name | None = None
     return_token_strs: bool | None = None
 
 
@@ -42,8 +42,8 @@ class TokenizeRequest(RootModel[Annotated[Either, Discriminator(_kind)]]):
 
 
 class DetokenizeRequest(RequestModel):
-    model: ModelName | None = None
-    tokens: Annotated[list[Token], Field(max_length=MAX_TOKENS, fail_fast=True), InVocabulary()]
+    model: Name | None = None
+    tokens: Annotated[list[Token], Field(max_length=MAX_TOKENS, fail_fast=True)]
 
 
 @router.post("/tokenize")
@@ -72,6 +72,9 @@ async def detokenize(
 ) -> dict[str, str]:
     """The text of tokens."""
     server.model_name(request.model)
+    if max(request.tokens, default=0) >= (vocab_size := server.engine.config.vocab_size):
+        message = f"tokens: token ids of this model run from 0 to {vocab_size - 1}, got {max(request.tokens)}"
+        raise conflict("tokens", message, UNKNOWN_TOKEN)
     return {"prompt": await server.tokenizers.decode(request.tokens)}
 
 
@@ -82,9 +85,7 @@ async def list_models(server: Server) -> dict[str, Any]:
 
 
 @router.get("/v1/models/{name:path}")
-async def get_model(
-    name: Annotated[str, Path(json_schema_extra={"enum": NAMED + "names"})], server: Server
-) -> dict[str, Any]:
+async def get_model(name: str, server: Server) -> dict[str, Any]:
     """One model by name."""
     return _model(server, name)
 

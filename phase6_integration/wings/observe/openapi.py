@@ -43,7 +43,7 @@ def attach(app: FastAPI, bodies: Mapping[str, type[BaseModel]], public: Collecti
                         operation["security"] = [{"key": []}]
             if public is not None:
                 components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-            app.openapi_schema = app.state.server.bounds.resolve(document)
+            app.openapi_schema = document
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]

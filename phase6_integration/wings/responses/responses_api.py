@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from phase6_integration.api.chat import continue_chat
 from phase6_integration.api.errors import RequestError, conflict, invalid
@@ -44,10 +43,10 @@ async def create_response(
 ) -> Response:
     """A conversation of input items, continued by the assistant. Nothing is stored: the input is the whole of it."""
     try:
-        chat = ChatRequest.model_validate(chat_body(body), context=server.bounds)
+        chat = ChatRequest.model_validate(chat_body(body))
         return await continue_chat(chat, request, server, partial(ResponsesFormatter, asked=body))
     except ValidationError as error:
-        raise invalid([_renamed(detail) for detail in error.errors(include_url=False)]) from None
+        raise _own(invalid(error.errors(include_url=False))) from None
     except RequestError as error:
         raise _own(error) from None
 
@@ -114,8 +113,10 @@ def _response_format(request: ResponsesRequest) -> dict[str, Any] | None:
     format = request.text.format if request.text else None
     if format is None:
         return None
+    if (format.type == "json_schema") != (format.schema_ is not None):
+        raise conflict("text.format.schema", "text.format: type json_schema and schema go together")
     schema = format.model_dump(by_alias=True, exclude_none=True, exclude={"type"})
-    return {"type": format.type, **({"json_schema": schema} if schema else {})}
+    return {"type": format.type, **({} if format.schema_ is None else {"json_schema": schema})}
 
 
 def _tool(tool: FunctionTool) -> dict[str, Any]:
@@ -133,14 +134,6 @@ def _own(error: RequestError) -> RequestError:
     if own := OWN.get(given.split(".")[0]):
         error.param, error.message = own, error.message.replace(given, own, 1)
     return error
-
-
-def _renamed(detail: ErrorDetails) -> ErrorDetails:
-    """An error of the chat request at the field of this API. Its messages are not the items, so they have no number."""
-    first, *rest = detail["loc"]
-    own = OWN.get(str(first))
-    path = (first, *(part for part in rest if part != "function")) if own is None else (own,)
-    return {**detail, "loc": path}
 
 
 def attach(app: FastAPI) -> None:

@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from sys import getsizeof
 from typing import Any
@@ -16,7 +16,7 @@ from phase6_integration.api.state import ServerState
 from phase6_integration.wings.responses.responses_items import Events, Item, Json
 from phase6_integration.wings.responses.responses_request import ResponsesRequest
 
-REQUEST = 12 << 10  # bytes that the request and this formatter take beside their text
+REQUEST = 14 << 10  # bytes that the request and this formatter take beside their text
 TEXTS = 5  # times that the text of a stream is in memory at its end: kept, and in the last events
 ECHOES = 4  # times that fields of the request are: kept, and in the first and the last events
 DEFAULTS = asdict(SamplingParams())
@@ -38,24 +38,17 @@ class ResponsesFormatter(ChatFormatter):
         self._echo = _echo(asked, {**DEFAULTS, **server.settings.sampling_defaults})
         self._items: list[Item] = []
         self._sequence = itertools.count()
-        self._begun = self._cut = False  # whether the first event is sent; whether the answer was cut by its length
+        self._is_begun = self._cut = False  # whether the first event is sent; whether the answer was cut by its length
         self._kept = REQUEST + ECHOES * len(encode(self._echo))  # bytes
 
     @property
     def text_bytes(self) -> int:
         return super().text_bytes + self._kept
 
-    # The whole answer.
-
     def whole(self) -> Iterator[bytes]:
-        choice = self.choice(0, self._unwritten.pop(0))
-        self._cut = choice["finish_reason"] == FinishReason.LENGTH
-        message = choice["message"]
-        for kind, field in TEXT_FIELDS.items():
-            if text := message.get(field):
-                self._add(kind).pieces.append(text)
-        for call in message.get("tool_calls") or ():
-            self._add("function_call", call).pieces.append(call["function"]["arguments"])
+        choice = self.delta(0, self._unwritten.pop(0))
+        for _ in self._grown({**choice, "logprobs": None}):
+            continue
         if not self._items:
             self._add("message")
         output = self._output()
@@ -68,64 +61,66 @@ class ResponsesFormatter(ChatFormatter):
 
     def event(self, choice: Json) -> bytes:
         """The events of a delta of the chat answer."""
-        delta = choice["delta"]
-        self._cut = choice["finish_reason"] == FinishReason.LENGTH
-        events = self._begin()
-        for kind, field in TEXT_FIELDS.items():
-            if text := delta.get(field):
-                events += self._grow(kind, text, _scores(choice))
-        for call in delta.get("tool_calls") or ():
-            events += self._grow_call(call)
-        return b"".join(events)
+        return self._encoded(self._begun(), self._grown(choice))
 
     def last_chunk(self) -> bytes:
-        events = [] if self._items else self._open("message")
-        events += self._close("incomplete" if self._cut else "completed")
-        final = self._answer(self._final, self._output(), self.usage)
-        return b"".join((*events, self._event(f"response.{self._final}", {"response": final})))
+        opened = () if self._items else self._opened("message")
+        return self._encoded(opened, self._closed("incomplete" if self._cut else "completed"), self._ended())
 
     def failed(self, error: RequestError) -> bytes:
         """The error as an event, and as the state of the answer."""
-        events = self._begin()
+        return self._encoded(self._begun(), self._failed(error))
+
+    def _encoded(self, *events: Events) -> bytes:
+        lines = []
+        for kind, fields in itertools.chain(*events):
+            data = encode({"type": kind, "sequence_number": next(self._sequence), **fields})
+            lines += [b"event: ", kind.encode(), b"\ndata: ", data, b"\n\n"]
+        return b"".join(lines)
+
+    def _begun(self) -> Events:
+        if self._is_begun:
+            return
+        self._is_begun = True
+        for kind in ("created", "in_progress"):
+            yield f"response.{kind}", {"response": self._answer("in_progress", ())}
+
+    def _grown(self, choice: Json) -> Events:
+        """The events of a delta. The first delta of a call has its id and name."""
+        delta = choice["delta"]
+        self._cut = choice["finish_reason"] == FinishReason.LENGTH
+        for kind, field in TEXT_FIELDS.items():
+            if text := delta.get(field):
+                if not self._items or self._items[-1].kind != kind:
+                    yield from self._opened(kind)
+                yield from self._extended(text, encode(list(_scores(choice))))
+        for call in delta.get("tool_calls") or ():
+            if not self._items or self._items[-1].number != call["index"]:
+                yield from self._opened("function_call", call)
+            if text := call["function"].get("arguments"):
+                yield from self._extended(text, b"[]")
+
+    def _extended(self, text: str, scores: bytes) -> Events:
+        self._kept += TEXTS * (getsizeof(text) + len(scores))
+        yield from self._items[-1].grown(text, scores)
+
+    def _opened(self, kind: str, call: Json | None = None) -> Events:
+        yield from self._closed("completed")
+        yield from self._add(kind, call).added()
+
+    def _closed(self, status: str) -> Events:
+        if self._items:
+            yield from self._items[-1].done(status)
+
+    def _ended(self) -> Events:
+        yield f"response.{self._final}", {"response": self._answer(self._final, self._output(), self.usage)}
+
+    def _failed(self, error: RequestError) -> Events:
         self._cut = True
-        events.append(self._event("error", {"code": error.code, "message": error.message, "param": error.param}))
+        yield "error", {"code": error.code, "message": error.message, "param": error.param}
         code = {400: "invalid_prompt", 429: "rate_limit_exceeded"}.get(error.status, "server_error")
         failed = self._answer("failed", self._output(), error={"code": code, "message": error.message})
-        return b"".join((*events, self._event("response.failed", {"response": failed})))
-
-    def _begin(self) -> list[bytes]:
-        if self._begun:
-            return []
-        self._begun = True
-        answer = self._answer("in_progress", ())
-        return [self._event(f"response.{kind}", {"response": answer}) for kind in ("created", "in_progress")]
-
-    def _grow(self, kind: str, text: str, scores: Iterable[Json] = ()) -> list[bytes]:
-        events = [] if self._items and self._items[-1].kind == kind else self._open(kind)
-        grown = self._events(self._items[-1].grown(text, scores))
-        self._kept += TEXTS * (getsizeof(text) + (sum(map(len, grown)) if self.logprobs else 0))
-        return events + grown
-
-    def _grow_call(self, call: Json) -> list[bytes]:
-        """The events of a delta of a tool call. The first delta of a call has its id and name."""
-        goes_on = self._items and self._items[-1].number == call["index"]
-        events = [] if goes_on else self._open("function_call", call)
-        if text := call["function"].get("arguments"):
-            events += self._grow("function_call", text)
-        return events
-
-    def _open(self, kind: str, call: Json | None = None) -> list[bytes]:
-        return self._close("completed") + self._events(self._add(kind, call).added())
-
-    def _close(self, status: str) -> list[bytes]:
-        return self._events(self._items[-1].done(status)) if self._items else []
-
-    def _events(self, events: Events) -> list[bytes]:
-        return [self._event(f"response.{kind}", fields) for kind, fields in events]
-
-    def _event(self, kind: str, fields: Json) -> bytes:
-        data = encode({"type": kind, "sequence_number": next(self._sequence), **fields})
-        return b"".join((b"event: ", kind.encode(), b"\ndata: ", data, b"\n\n"))
+        yield "response.failed", {"response": failed}
 
     # Both.
 
@@ -181,28 +176,27 @@ def _usage(chat: Json) -> Json:
 
 def _echo(asked: ResponsesRequest, defaults: Json) -> Json:
     """The fields of the request that the answer repeats, with the defaults of those that are not given."""
-
-    def given(name: str, default: Any) -> Any:
-        value = getattr(asked, name)
-        return default if value is None else value
-
-    sampling = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
     format = asked.text.format if asked.text else None
-    choice = given("tool_choice", "auto")
+    sampling = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+    repeated = {
+        **{name: defaults[name] for name in sampling},
+        "instructions": None,
+        "max_output_tokens": None,
+        "metadata": {},
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": (),
+        "top_logprobs": 0,
+        "user": None,
+    }
+    given = asked.model_dump(include=set(repeated), exclude_none=True)
     return {
-        "instructions": asked.instructions,
-        "max_output_tokens": asked.max_output_tokens,
-        "max_tool_calls": None,
-        "metadata": given("metadata", {}),
-        "parallel_tool_calls": given("parallel_tool_calls", True),
+        **repeated,
+        **given,
         "reasoning": {"effort": asked.reasoning and asked.reasoning.effort, "summary": None},
-        **{name: given(name, defaults[name]) for name in sampling},
-        "top_logprobs": given("top_logprobs", 0),
         "text": {"format": format.model_dump(by_alias=True, exclude_none=True) if format else {"type": "text"}},
-        "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
-        "tools": [tool.model_dump() for tool in asked.tools or ()],
-        "user": asked.user,
         "background": False,
+        "max_tool_calls": None,
         "previous_response_id": None,
         "prompt_cache_key": None,
         "safety_identifier": None,

@@ -1,14 +1,12 @@
 """Output items of /v1/responses, with the events of a stream: an item is added, grows by deltas and is done."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
-from phase6_integration.api.formatter import encode
-
 Json = dict[str, Any]
-Events = Iterator[tuple[str, Json]]  # the type of each, after "response.", and its fields
+Events = Iterable[tuple[str, Json]]  # the type of each, and its fields
 KINDS = {  # of items: how an id begins, and what the deltas are of
     "reasoning": ("rs", "reasoning_text"),
     "message": ("msg", "output_text"),
@@ -56,22 +54,23 @@ class Item:
         return {**item, **more, "content": () if status == "in_progress" else (self.part,)}
 
     def added(self) -> Events:
-        yield "output_item.added", {"output_index": self.index, "item": self.json("in_progress")}
+        yield "response.output_item.added", {"output_index": self.index, "item": self.json("in_progress")}
         if not self.about:
-            yield "content_part.added", {**self.place, "part": self.part}
+            yield "response.content_part.added", {**self.place, "part": self.part}
 
-    def grown(self, delta: str, logprobs: Iterable[Json]) -> Events:
+    def grown(self, delta: str, scores: bytes) -> Events:
+        """`scores`: the logprobs of the delta, as JSON."""
         self.pieces.append(delta)
         event = {**self.place, "delta": delta}
         if self.kind == "message":
-            event["logprobs"] = msgspec.Raw(scores := encode(list(logprobs)))
+            event["logprobs"] = msgspec.Raw(scores)
             self.scores += [scores[1:-1]] if scores != b"[]" else []
-        yield f"{self.grows}.delta", event
+        yield f"response.{self.grows}.delta", event
 
     def done(self, status: str) -> Events:
         if self.about:
-            yield f"{self.grows}.done", {**self.place, "name": self.about["name"], "arguments": self.text}
+            yield f"response.{self.grows}.done", {**self.place, "name": self.about["name"], "arguments": self.text}
         else:
-            yield f"{self.grows}.done", {**self.place, "text": self.text, **self.logprobs}
-            yield "content_part.done", {**self.place, "part": self.part}
-        yield "output_item.done", {"output_index": self.index, "item": self.json(status)}
+            yield f"response.{self.grows}.done", {**self.place, "text": self.text, **self.logprobs}
+            yield "response.content_part.done", {**self.place, "part": self.part}
+        yield "response.output_item.done", {"output_index": self.index, "item": self.json(status)}

@@ -1,54 +1,32 @@
 """Schema of a request to /v1/responses: its fields and input items, as OpenAI's Responses API has them."""
 
-import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BeforeValidator, Discriminator, Field, Tag
-from pydantic_core import PydanticCustomError
+from pydantic import AliasChoices, Discriminator, Field, Tag
 
-from phase6_integration.api.errors import UNSUPPORTED
-from phase6_integration.api.field_bounds import FewItems, Hint, RequestModel, Unsupported
 from phase6_integration.api.schemas import (
+    MAX_MESSAGES,
     MAX_PARTS,
     MAX_TOOLS,
     FromClient,
     FunctionName,
+    Hint,
     OutputLength,
+    RequestModel,
     SamplingFields,
     StreamOptions,
     TemplateVariables,
     TopLogprobs,
+    Unsupported,
+    by_kind,
 )
 
 MAX_METADATA = 16  # pairs
 LOGPROBS = "message.output_text.logprobs"  # of `include`
-_NAME = re.compile(r"[a-z0-9_]{1,40}")
 
 
-def only(*kinds: str) -> BeforeValidator:
-    """Refuse an object of another `type`, and name the type. Without a type it is of the first kind."""
-
-    def check(value: Any) -> Any:
-        kind = value.get("type", kinds[0]) if isinstance(value, dict) else kinds[0]
-        if kind not in kinds:
-            got = kind if isinstance(kind, str) and _NAME.fullmatch(kind) else "another"
-            known = {"got": got, "kinds": " or ".join(kinds)}
-            raise PydanticCustomError(UNSUPPORTED, "got the type {got}; the type may be {kinds}", known)
-        return value
-
-    return BeforeValidator(check)
-
-
-def _kind(default: str = "") -> Discriminator:
-    """The tag of a value in a union: text, list, or the `type` of an object."""
-
-    def tag(value: Any) -> str:
-        if isinstance(value, dict):
-            return f"={value.get('type', default)}"
-        return "=text" if isinstance(value, str) else "=list" if isinstance(value, list) else f"={type(value).__name__}"
-
-    message = "a value of another type is needed"
-    return Discriminator(tag, custom_error_type="kind", custom_error_message=message)
+def _type_of_item(value: Any) -> str | None:
+    return f"={value.get('type', 'message')}" if isinstance(value, dict) else None
 
 
 # Input items.
@@ -59,9 +37,11 @@ class ContentPart(FromClient):
     text: str = Field(validation_alias=AliasChoices("text", "refusal"))
 
 
-Part = Annotated[ContentPart, only("input_text", "output_text", "refusal")]
-Parts = Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True)]
-Content = Annotated[Annotated[str, Tag("=text")] | Annotated[Parts, Tag("=list")], _kind()]
+Parts = Annotated[list[ContentPart], Field(max_length=MAX_PARTS, fail_fast=True)]
+Content = Annotated[
+    Annotated[str, Tag("=text")] | Annotated[Parts, Tag("=list")],
+    by_kind("content is a string or a list of text parts"),
+]
 
 
 class InputMessage(FromClient):
@@ -98,10 +78,13 @@ Item = Annotated[
     | Annotated[FunctionCallInput, Tag("=function_call")]
     | Annotated[FunctionCallOutput, Tag("=function_call_output")]
     | Annotated[ReasoningInput, Tag("=reasoning")],
-    _kind("message"),
-    only("message", "function_call", "function_call_output", "reasoning"),
+    Discriminator(
+        _type_of_item,
+        custom_error_type="item",
+        custom_error_message="an item is a message, a function_call, a function_call_output or a reasoning",
+    ),
 ]
-Items = Annotated[list[Item], Field(min_length=1, fail_fast=True), FewItems("messages")]
+Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
 # The request.
@@ -121,9 +104,8 @@ class NamedTool(FromClient):
 
 
 ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("=text")] | Annotated[NamedTool, Tag("=function")],
-    _kind(),
-    only("function"),
+    Annotated[Literal["none", "auto", "required"], Tag("=text")] | Annotated[NamedTool, Tag("=tool")],
+    by_kind("tool_choice is none, auto, required or a function with a name"),
 ]
 
 
@@ -136,7 +118,7 @@ class TextFormat(RequestModel):
 
 
 class TextOptions(RequestModel):
-    format: Annotated[TextFormat, only("text", "json_object", "json_schema")] | None = None
+    format: TextFormat | None = None
     verbosity: Hint = None
 
 
@@ -168,12 +150,15 @@ class ResponsesStreamOptions(StreamOptions):
 class ResponsesRequest(SamplingFields):
     """The fields of OpenAI's Responses API, and this server's sampling fields."""
 
-    input: Annotated[Annotated[str, Tag("=text")] | Annotated[Items, Tag("=list")], _kind()]
+    input: Annotated[
+        Annotated[str, Tag("=text")] | Annotated[Items, Tag("=list")],
+        by_kind("the input is a string or a list of items"),
+    ]
     instructions: str | None = None
     max_output_tokens: OutputLength | None = None
     top_logprobs: TopLogprobs | None = None
     text: TextOptions | None = None
-    tools: Annotated[list[Annotated[FunctionTool, only("function")]], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None

@@ -4,48 +4,27 @@
 """
 
 import math
-from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
-MAPS = {"properties", "patternProperties", "$defs", "definitions"}  # of names to schemas
-VALUES = {"const", "enum", "default", "examples"}  # no schemas
-KEYWORDS = {"const", "enum", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"}
+VALUES = {"const", "enum"}
+KEYWORDS = VALUES | {"multipleOf", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"}
 EXACT = 1 << 53  # floats have each integer up to here
 POWERS = 22  # of ten, which floats have
 LARGEST = (1 << 63) - 1  # integer of llguidance, which it takes for larger ones: a maximum from there on excludes none
 
 
-def check_numbers(schema: Any) -> None:
-    """ValueError for a value of const or enum that would be another, and for a bound that would be moved."""
-    for part in _schemas(schema):
-        for keyword in KEYWORDS & part.keys():
-            for number in _numbers(part[keyword]):
-                if not _is_kept(number, keyword):
-                    raise ValueError(f"{keyword}: {str(number)[:40]} has too many digits to be enforced")
-
-
-def _schemas(value: Any) -> Iterator[Mapping[str, Any]]:
-    """All schemas in a schema, itself included."""
-    if isinstance(value, list):
-        for item in value:
-            yield from _schemas(item)
-    elif isinstance(value, dict):
-        yield value
-        for name, inner in value.items():
-            if name in MAPS and isinstance(inner, dict):
-                yield from _schemas([*inner.values()])
-            elif name not in VALUES:
-                yield from _schemas(inner)
-
-
-def _numbers(value: Any) -> Iterator[float]:
-    """All numbers in a value."""
-    if isinstance(value, dict | list):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _numbers(item)
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        yield value
+def check_numbers(schema: Any, keyword: str = "") -> None:
+    """ValueError for a value of const or enum that would be another, and for a bound that would be moved. `keyword`:
+    the one that this is the value of, or a part of its value."""
+    if isinstance(schema, dict):
+        for name, inner in schema.items():
+            check_numbers(inner, keyword if keyword in VALUES else name)
+    elif isinstance(schema, list):
+        for item in schema:
+            check_numbers(item, keyword)
+    elif isinstance(schema, int | float) and keyword in KEYWORDS and not _is_kept(schema, keyword):
+        raise ValueError(f"{keyword}: {str(schema)[:40]} has too many digits to be enforced")
 
 
 def _is_kept(number: float, keyword: str) -> bool:

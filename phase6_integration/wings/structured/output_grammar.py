@@ -32,6 +32,14 @@ BLANK = re.compile(r"((\\[nrt]|[ \n\r\t]|\[(\\[nrt]|[ \n\r\t])+\]|[()|])([*+?]|\
 KINDS = {"json": "json_", "regex": "regex", "choice": "choice", "grammar": "grammar", "json_object": "json_object"}
 
 
+class Given(NamedTuple):
+    """A constraint, and the path of its field."""
+
+    param: str
+    kind: str
+    value: Any
+
+
 class OutputGrammars(Grammars):
     """The grammars that requests ask for."""
 
@@ -42,8 +50,19 @@ class OutputGrammars(Grammars):
         return next((given.param for given in _given(body)), None)
 
     def of(self, body: StructuredFields) -> str | None:
-        given = grammar_of(body)
-        return None if given is None else self.check(given.value, given.param)
+        """The text of the one constraint of a request. A RequestError if there are several."""
+        constraints = [*_given(body)]
+        if len(constraints) > 1:
+            names = " and ".join(given.param for given in constraints)
+            raise conflict(constraints[1].param, f"only one constraint of the output may be given, got {names}")
+        path, pattern = _whitespace(body)
+        if path is not None and not (constraints and constraints[0].kind.startswith("json")):
+            raise conflict(path, f"{path} is for JSON, and no JSON schema is given")
+        if path is not None and pattern is not None and not BLANK.fullmatch(pattern):
+            raise conflict(path, rf"{path}: a pattern of JSON's white space is needed, such as [ \n\t]{{0,8}}")
+        if body.structured_outputs is not None and not constraints:
+            raise conflict("structured_outputs", f"structured_outputs: one of {', '.join(KINDS)} is needed")
+        return self.check(_text(constraints[0], pattern), constraints[0].param) if constraints else None
 
     def check(self, grammar: str, param: str) -> str:
         if not self._has_tokenizer:
@@ -56,30 +75,6 @@ class OutputGrammars(Grammars):
 
     def of_schema(self, schema: Mapping[str, Any]) -> str:
         return json_grammar(schema)
-
-
-class Given(NamedTuple):
-    """A constraint, and the path of its field."""
-
-    param: str
-    kind: str
-    value: Any
-
-
-def grammar_of(body: StructuredFields) -> Given | None:
-    """The one constraint of a request: as its `value` the text of a grammar. A RequestError if there are several."""
-    constraints = [*_given(body)]
-    if len(constraints) > 1:
-        names = " and ".join(given.param for given in constraints)
-        raise conflict(constraints[1].param, f"only one constraint of the output may be given, got {names}")
-    path, pattern = _whitespace(body)
-    if path is not None and not (constraints and constraints[0].kind.startswith("json")):
-        raise conflict(path, f"{path} is for JSON, and no JSON schema is given")
-    if body.structured_outputs is not None and not constraints:
-        raise conflict("structured_outputs", f"structured_outputs: one of {', '.join(KINDS)} is needed")
-    if path is not None and pattern is not None and not BLANK.fullmatch(pattern):
-        raise conflict(path, rf"{path}: a pattern of JSON's white space is needed, such as [ \n\t]{{0,8}}")
-    return constraints[0]._replace(value=_text(constraints[0], pattern)) if constraints else None
 
 
 def json_grammar(schema: Mapping[str, Any], whitespace: str | None = WHITESPACE) -> str:
@@ -125,33 +120,27 @@ def _whitespace(body: StructuredFields) -> tuple[str | None, str | None]:
 
 
 def _text(given: Given, whitespace: str | None) -> str:
-    match given.kind:
-        case "json":
-            text = _of_schema(given.param, given.value, whitespace)
-        case "json_object":
-            text = json_grammar(ANY_OBJECT, whitespace)
-        case "regex":
-            text = LLMatcher.grammar_from_regex(given.value)
-        case "choice":
-            if len(given.value) > MAX_CHOICES:
-                message = f"at most {MAX_CHOICES} choices are allowed, got {len(given.value)}"
-                raise conflict(given.param, f"{given.param}: {message}")
-            text = "start: " + " | ".join(map(json.dumps, given.value))
-        case _:
-            text = given.value
-    return text
-
-
-def _of_schema(param: str, schema: Any, whitespace: str | None) -> str:
+    """The text of a grammar."""
     try:
-        schema = from_json(schema, allow_inf_nan=False) if isinstance(schema, str) else schema
-        if not isinstance(schema, dict):
-            raise ValueError("a JSON schema is an object")
-        if "x-guidance" in schema:
-            raise ValueError("x-guidance is not supported; whitespace_pattern is")
-        return json_grammar(schema, whitespace)
+        match given.kind:
+            case "json":
+                schema = from_json(given.value, allow_inf_nan=False) if isinstance(given.value, str) else given.value
+                if not isinstance(schema, dict):
+                    raise ValueError("a JSON schema is an object")
+                if "x-guidance" in schema:
+                    raise ValueError("x-guidance is not supported; whitespace_pattern is")
+                return json_grammar(schema, whitespace)
+            case "json_object":
+                return json_grammar(ANY_OBJECT, whitespace)
+            case "regex":
+                return LLMatcher.grammar_from_regex(given.value)
+            case "choice":
+                if len(given.value) > MAX_CHOICES:
+                    raise ValueError(f"at most {MAX_CHOICES} choices are allowed, got {len(given.value)}")
+                return "start: " + " | ".join(map(json.dumps, given.value))
     except ValueError as error:
-        raise conflict(param, f"{param}: {error}") from None
+        raise conflict(given.param, f"{given.param}: {error}") from None
+    return str(given.value)
 
 
 def attach(app: FastAPI) -> None:

@@ -8,9 +8,8 @@ part, refers to them.
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from typing import Any, NamedTuple
 
 from phase6_integration.wings.tools.tool_formats import ToolFormat
 from phase6_integration.wings.tools.tool_reader import BEGIN, END
@@ -27,27 +26,23 @@ class Thinking(Enum):
     OVER = auto()  # with content
 
 
-@dataclass(frozen=True, slots=True)
-class Calls:
-    """Calls of these functions, each with the grammar of its arguments."""
+class Rules(NamedTuple):
+    """Rules in Lark, and the grammars that they refer to."""
 
-    format: ToolFormat
-    functions: Mapping[str, str]
-    several: bool
+    lark: list[str]
+    parts: list[dict[str, Any]]
 
 
-def answer_grammar(thinking: Thinking, calls: Calls | None, content: str | None, token_id: TokenId) -> str | None:
-    """A grammar of an answer that is `calls` or `content`, whichever is given; None if neither is. ValueError if that
-    of the content cannot be a part of it."""
-    if calls is None and (content is None or thinking is Thinking.OVER):
-        return content
+def answer_grammar(thinking: Thinking, calls: Rules | None, content: str | None, token_id: TokenId) -> str:
+    """A grammar of an answer that is `calls` or `content`, whichever is given. ValueError if that of the content cannot
+    be a part of it."""
     rules, parts, either = _reasoning(thinking, token_id), [], []
     if content is not None:
         parts.append(_part("content", content))
         either.append("@content")
     if calls is not None:
-        rules += _calls(calls, token_id)
-        parts += [_part(f"f{i}", grammar) for i, grammar in enumerate(calls.functions.values())]
+        rules += calls.lark
+        parts += calls.parts
         either.append("calls")
     rules.append(f"answer: {' | '.join(either)}")
     return json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}, *parts]})
@@ -62,18 +57,25 @@ def _reasoning(thinking: Thinking, token_id: TokenId) -> list[str]:
     return [f"start: {prefix} answer", thought, r"TEXT: /(?s:.*)/", r"SPACE: /\s{1,4}/"]
 
 
-def _calls(calls: Calls, token_id: TokenId) -> list[str]:
-    form = calls.format
+def call_rules(format: ToolFormat, functions: Mapping[str, str], several: bool, token_id: TokenId) -> Rules:
+    """The calls of these functions, each with the grammar of its arguments."""
 
     def literal(text: str) -> str:
-        return _literal(text, form.markers, token_id)
+        return _literal(text, format.markers, token_id)
 
-    more = f"({literal(form.between)} call){{0,{MAX_CALLS - 1}}}" if calls.several else ""
-    rules = [f"calls: {literal(form.begin)} call {more} {literal(form.end)}"]
-    for number, name in enumerate(calls.functions):
-        before, after = form.call.split("ARGUMENTS")
-        rules.append(f"call{number}: {literal(before.replace('NAME', name))} @f{number} {literal(after)}")
-    return [*rules, "call: " + " | ".join(f"call{number}" for number in range(len(calls.functions)))]
+    more = f"({literal(format.between)} call){{0,{MAX_CALLS - 1}}}" if several else ""
+    before, after = format.call.split("ARGUMENTS")
+    return Rules(
+        [
+            f"calls: {literal(format.begin)} call {more} {literal(format.end)}",
+            *(
+                f"call{i}: {literal(before.replace('NAME', name))} @f{i} {literal(after)}"
+                for i, name in enumerate(functions)
+            ),
+            "call: " + " | ".join(f"call{i}" for i in range(len(functions))),
+        ],
+        [_part(f"f{i}", grammar) for i, grammar in enumerate(functions.values())],
+    )
 
 
 def _literal(text: str, markers: tuple[str, ...], token_id: TokenId) -> str:

@@ -1,7 +1,6 @@
 """ToolPlan: what the tools of a request and the model's reasoning mean for the grammar and the reading of answers."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -9,8 +8,8 @@ from fastapi import FastAPI
 from phase0_request.tokenizer import Tokenizer
 from phase6_integration.api.errors import conflict
 from phase6_integration.api.schemas import ChatRequest, ChosenTool, Function
-from phase6_integration.api.state import Grammars, ServerState
-from phase6_integration.wings.tools.call_grammar import Calls, Thinking, answer_grammar
+from phase6_integration.api.state import ServerState
+from phase6_integration.wings.tools.call_grammar import Thinking, answer_grammar, call_rules
 from phase6_integration.wings.tools.closed_objects import closed
 from phase6_integration.wings.tools.tool_formats import ToolFormat, tool_format, uses_tools
 from phase6_integration.wings.tools.tool_reader import BEGIN, END, ToolReader
@@ -19,93 +18,78 @@ TAIL = 16  # tokens of a prompt that a template ends with a tag of reasoning in
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-@dataclass(frozen=True, slots=True)
 class ToolPlan:
     """How the answers to one chat are constrained, and read, if there are tools or reasoning."""
 
-    tokenizer: Tokenizer
-    grammars: Grammars
-    content_field: str | None  # that constrains the content
-    format: ToolFormat | None  # None: no calls are looked for
-    functions: Mapping[str, dict[str, Any]]  # that may be called: the schema of the arguments of each
-    must_call: bool
-    several: bool  # calls in one answer
-    is_named: bool  # the function is chosen by the request
-    reasons: bool
-    include_reasoning: bool
-
-    @classmethod
-    def of(cls, server: ServerState, body: ChatRequest) -> "ToolPlan":
+    def __init__(self, server: ServerState, body: ChatRequest) -> None:
         """RequestError if the tools cannot be used as requested."""
-        settings, template = server.settings, server.tokenizers.template
-        functions, choice = _callable(body), body.tool_choice
-        return cls(
-            server.tokenizers.tokenizer,
-            server.grammars,
-            server.grammars.field(body),
-            _format(server, template, auto=choice in (None, "auto")) if functions else None,
-            functions,
-            must_call=bool(functions) and choice not in (None, "auto"),
-            several=body.parallel_tool_calls is not False and not isinstance(choice, ChosenTool),
-            is_named=isinstance(choice, ChosenTool),
-            reasons=END in template if settings.reasoning_parser is None else settings.reasoning_parser != "none",
-            include_reasoning=body.include_reasoning is not False,
-        )
+        settings, template, choice = server.settings, server.tokenizers.template, body.tool_choice
+        self._tokenizer, self._grammars = server.tokenizers.tokenizer, server.grammars
+        self._content_field = server.grammars.field(body)  # that constrains the content
+        self._functions = _callable(body)  # that may be called: the schema of the arguments of each
+        self._must_call = bool(self._functions) and choice not in (None, "auto")
+        self._format = _format(server, template, auto=not self._must_call) if self._functions else None
+        self._is_named = isinstance(choice, ChosenTool)  # the function is chosen by the request
+        self._several = body.parallel_tool_calls is not False and not self._is_named  # calls in one answer
+        self._reasons = END in template if settings.reasoning_parser is None else settings.reasoning_parser != "none"
+        self._include_reasoning = body.include_reasoning is not False
 
     def grammar(self, prompt: Sequence[int], content: str | None = None) -> str | None:
         """The grammar of an answer, or None if any text will do. Required calls have one. Otherwise it is that of
         `content`, with calls as an alternative. The reasoning before them is free."""
-        calls = None
-        if self.format is not None and (self.must_call or content is not None):
+        content = None if self._must_call else content
+        calls, thinking = None, self._thinking(prompt)
+        if self._format is not None and (self._must_call or content is not None):
             try:
-                arguments = {name: self.grammars.of_schema(schema) for name, schema in self.functions.items()}
+                arguments = {name: self._grammars.of_schema(schema) for name, schema in self._functions.items()}
             except ValueError as error:
                 raise conflict("tools", f"tools: {error}") from None
-            calls = Calls(self.format, arguments, self.several)
-        content = None if self.must_call else content
+            calls = call_rules(self._format, arguments, self._several, self._tokenizer.marker)
+        if calls is None and (content is None or thinking is Thinking.OVER):
+            return content
         try:
-            grammar = answer_grammar(self._thinking(prompt), calls, content, self.tokenizer.marker)
+            grammar = answer_grammar(thinking, calls, content, self._tokenizer.marker)
         except ValueError as error:
-            raise conflict(self.content_field, f"{self.content_field}: {error}") from None
-        return grammar if grammar in (None, content) else self.grammars.check(grammar, "tools")
+            raise conflict(self._content_field, f"{self._content_field}: {error}") from None
+        return self._grammars.check(grammar, "tools")
 
     @property
     def grammar_fields(self) -> tuple[str, ...] | None:
-        if self.must_call:
+        if self._must_call:
             return ("tools",)
-        return None if self.format is None or self.content_field is None else (self.content_field, "tools")
+        return None if self._format is None or self._content_field is None else (self._content_field, "tools")
 
     @property
     def finish_reason(self) -> str:
         """As in OpenAI's API, a call that the request has chosen is no news."""
-        return "stop" if self.is_named else "tool_calls"
+        return "stop" if self._is_named else "tool_calls"
 
     @property
     def sampling(self) -> dict[str, Any]:
         """Fields of SamplingParams: special tokens that the answers are read by stay in their text."""
-        tokens = [token for marker in self._markers if (token := self.tokenizer.marker(marker)) is not None]
-        return {} if all(map(self.tokenizer.token_bytes, tokens)) else {"skip_special_tokens": False}
+        tokens = [token for marker in self._markers if (token := self._tokenizer.marker(marker)) is not None]
+        return {} if all(map(self._tokenizer.token_bytes, tokens)) else {"skip_special_tokens": False}
 
     def reader(self, prompt: Sequence[int]) -> ToolReader | None:
         """A reader of one answer to this prompt; None if an answer is plain content."""
         if not self._markers:
             return None
         return ToolReader(
-            self.format,
-            tuple(self.functions),
-            reasons=self.reasons,
+            self._format,
+            tuple(self._functions),
+            reasons=self._reasons,
             begun=self._thinking(prompt) is Thinking.BEGUN,
-            parallel=self.several,
-            must_call=self.must_call,
-            include_reasoning=self.include_reasoning,
+            parallel=self._several,
+            must_call=self._must_call,
+            include_reasoning=self._include_reasoning,
         )
 
     def _thinking(self, prompt: Sequence[int]) -> Thinking:
-        return thinking_after(prompt, self.tokenizer) if self.reasons else Thinking.OVER
+        return thinking_after(prompt, self._tokenizer) if self._reasons else Thinking.OVER
 
     @property
     def _markers(self) -> tuple[str, ...]:
-        return (*((BEGIN, END) if self.reasons else ()), *(self.format.markers if self.format else ()))
+        return (*((BEGIN, END) if self._reasons else ()), *(self._format.markers if self._format else ()))
 
 
 def thinking_after(prompt: Sequence[int], tokenizer: Tokenizer) -> Thinking:
@@ -150,4 +134,4 @@ def _schema(function: Function) -> dict[str, Any]:
 
 
 def attach(app: FastAPI) -> None:
-    app.state.server.plan = ToolPlan.of
+    app.state.server.plan = ToolPlan

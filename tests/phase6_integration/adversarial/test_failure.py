@@ -13,7 +13,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,22 +30,25 @@ from phase6_integration.process.health import Health, UnavailableError
 from phase6_integration.process.messages import CHUNK, Channel, EngineRequest, Finish, frame
 from phase6_integration.process.outputs import OutputStream
 from phase6_integration.serve import ENGINE_FAILED
+from tests.phase6_integration.asgi import awaited
 from tests.phase6_integration.fake_engine import served
 from tests.phase6_integration.life import PATIENCE, Life, gone, life, scripted, stream
 from tests.phase6_integration.real_engine import FAULTS, admitted, process, read
-from tests.phase6_integration.running import run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and limits other processes")
 LONG = SamplingParams(max_tokens=1900, temperature=0, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
 
 
-@contextlib.asynccontextmanager
-async def engine(monkeypatch: pytest.MonkeyPatch, **options: object) -> AsyncIterator[AsyncEngine]:
-    """An engine process without a model; one request at a time, unless it is said otherwise."""
+@pytest.fixture(autouse=True)
+def restarts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(async_engine, "RESTART_DELAY", 0.01)
-    given = EngineOptions(**{"max_num_seqs": 1, **options})  # type: ignore[arg-type]
-    async with AsyncEngine(given, factory=f"{FAULTS}:light") as made:
+
+
+@contextlib.asynccontextmanager
+async def engine(**options: Any) -> AsyncIterator[AsyncEngine]:
+    """An engine process without a model, which runs one request at a time."""
+    async with AsyncEngine(EngineOptions(max_num_seqs=1, **options), factory=f"{FAULTS}:light") as made:
         yield made
     assert process(made).poll() is not None, "its process is still there"
 
@@ -59,122 +62,93 @@ async def end(outputs: OutputStream) -> tuple[FinishReason | None, Health | None
     return last.finish_reason, last.error.health if isinstance(last.error, UnavailableError) else None
 
 
-Test = Callable[[AsyncEngine, pytest.MonkeyPatch], Coroutine[Any, Any, None]]
-
-
-def on_an_engine(**options: object) -> Callable[[Test], Callable[[pytest.MonkeyPatch], None]]:
-    """Make a test of a coroutine that gets an engine with these options."""
-
-    def decorate(test: Test) -> Callable[[pytest.MonkeyPatch], None]:
-        def runs(monkeypatch: pytest.MonkeyPatch) -> None:
-            async def main() -> None:
-                async with engine(monkeypatch, **options) as made:
-                    await test(made, monkeypatch)
-
-            run(main())
-
-        return runs
-
-    return decorate
-
-
-@on_an_engine(max_engine_restarts=2)
-async def test_an_engine_that_is_killed_is_started_again_twice(
-    made: AsyncEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@awaited
+async def test_an_engine_that_is_killed_is_started_again_twice() -> None:
     """Fault: after `kill -9` of the engine every later request got a 503 for ever."""
-    for health in (Health.LOADING, Health.LOADING, Health.DEAD):
-        outputs = [submit(made, f"{number}") for number in range(3)]  # of which two wait
-        await admitted(outputs[0])
+    async with engine(max_engine_restarts=2) as made:
+        for health in (Health.LOADING, Health.LOADING, Health.DEAD):
+            outputs = [submit(made, f"{number}") for number in range(3)]  # of which two wait
+            await admitted(outputs[0])
+            process(made).kill()
+            assert [await end(one) for one in outputs] == [(FinishReason.ERROR, Health.DEAD)] * 3
+            assert made.health is health
+            assert (made.gauges.running, made.gauges.waiting, made._live) == (0, 0, {})
+            with pytest.raises(UnavailableError, match=health.value):
+                submit(made, "refused")
+            while made.health is Health.LOADING:
+                await asyncio.sleep(0.01)
+        assert made.restarts == 2
+        assert made.failed.is_set(), "it is not started a third time"
+
+
+@awaited
+async def test_a_server_can_drain_while_its_engine_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with engine(max_engine_restarts=1) as made:
+        monkeypatch.setattr(async_engine, "RESTART_DELAY", 3600.0)
+        outputs = submit(made, "first")
         process(made).kill()
-        assert [await end(one) for one in outputs] == [(FinishReason.ERROR, Health.DEAD)] * 3
-        assert made.health is health
-        assert (made.gauges.running, made.gauges.waiting, made._live) == (0, 0, {})
-        with pytest.raises(UnavailableError, match=health.value):
-            submit(made, "refused")
-        while made.health is Health.LOADING:
-            await asyncio.sleep(0.01)
-    assert made.restarts == 2
-    assert made.failed.is_set(), "it is not started a third time"
+        assert await end(outputs) == (FinishReason.ERROR, Health.DEAD)
+        await made.drain(0.0)
+        assert made.health is Health.DRAINING
 
 
-@on_an_engine(max_engine_restarts=1)
-async def test_a_server_can_drain_while_its_engine_is_started_again(
-    made: AsyncEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(async_engine, "RESTART_DELAY", 3600.0)
-    outputs = submit(made, "first")
-    process(made).kill()
-    assert await end(outputs) == (FinishReason.ERROR, Health.DEAD)
-    await made.drain(0.0)
-    assert made.health is Health.DRAINING
-
-
-@on_an_engine(max_engine_restarts=2)
-async def test_a_restart_that_fails_is_a_failure_like_any_other(
-    made: AsyncEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@awaited
+async def test_a_restart_that_fails_is_a_failure_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault: without memory for a thread the restart ended unseen, and the engine counted as loading for ever."""
+    async with engine(max_engine_restarts=2) as made:
 
-    def spawn(_: EngineClient, end: socket.socket) -> None:
-        end.close()
-        raise RuntimeError("can't start new thread")
+        def spawn(_: EngineClient, end: socket.socket) -> None:
+            end.close()
+            raise RuntimeError("can't start new thread")
 
-    killed = process(made)
-    with monkeypatch.context() as shortage:
-        shortage.setattr(EngineClient, "spawn", spawn)
-        killed.kill()
-        async with asyncio.timeout(PATIENCE):
-            await made.failed.wait()
-    assert (made.health, made.restarts) == (Health.DEAD, 2)
-    assert "can't start new thread" in made.reason
-    made._client.process = killed  # type: ignore[union-attr]  # for the check of the fixture
+        killed = process(made)
+        with monkeypatch.context() as shortage:
+            shortage.setattr(EngineClient, "spawn", spawn)
+            killed.kill()
+            async with asyncio.timeout(PATIENCE):
+                await made.failed.wait()
+        assert (made.health, made.restarts) == (Health.DEAD, 2)
+        assert "can't start new thread" in made.reason
+        made._client.process = killed  # type: ignore[union-attr]  # for the check of the fixture
 
 
-async def is_noticed(made: AsyncEngine, busy: bool) -> None:
+@pytest.mark.parametrize(("busy", "limit"), [(True, {"hang_timeout": 0.5}), (False, {"heartbeat_timeout": 0.3})])
+@awaited
+async def test_an_engine_that_is_frozen_is_noticed(busy: bool, limit: dict[str, Any]) -> None:
     """Fault: SIGSTOP of an idle engine was not noticed before a request had waited for the whole hang timeout."""
-    running = [submit(made, "running") for _ in range(busy)]
-    for outputs in running:
-        await admitted(outputs)
-    process(made).send_signal(signal.SIGSTOP)
-    late = [submit(made, "late") for _ in range(busy)]
-    await made.failed.wait()
-    assert made.health is Health.HUNG
-    assert "it has sent nothing for" in made.reason
-    for outputs in running + late:
-        assert await end(outputs) == (FinishReason.ERROR, Health.HUNG)
+    async with engine(max_engine_restarts=0, **limit) as made:
+        running = [submit(made, "running") for _ in range(busy)]
+        for outputs in running:
+            await admitted(outputs)
+        process(made).send_signal(signal.SIGSTOP)
+        late = [submit(made, "late") for _ in range(busy)]
+        await made.failed.wait()
+        assert made.health is Health.HUNG
+        assert "it has sent nothing for" in made.reason
+        for outputs in running + late:
+            assert await end(outputs) == (FinishReason.ERROR, Health.HUNG)
 
 
-@on_an_engine(max_engine_restarts=0, hang_timeout=0.5)
-async def test_a_busy_engine_that_is_frozen_is_noticed(made: AsyncEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    await is_noticed(made, busy=True)
+@awaited
+async def test_an_idle_engine_that_answers_is_left_alone() -> None:
+    async with engine(heartbeat_timeout=0.2) as made:
+        assert made._client is not None
+        heard = asyncio.Semaphore(0)
+        listen = made._client.watchdog.heard
+        made._client.watchdog.heard = lambda: (listen(), heard.release())  # type: ignore[method-assign,assignment]
+        for _ in range(4):
+            await heard.acquire()
+        assert (made.health, made.restarts) == (Health.READY, 0)
 
 
-@on_an_engine(max_engine_restarts=0, heartbeat_timeout=0.3)
-async def test_an_idle_engine_that_is_frozen_is_noticed(made: AsyncEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    await is_noticed(made, busy=False)
-
-
-@on_an_engine(heartbeat_timeout=0.2)
-async def test_an_idle_engine_that_answers_is_left_alone(made: AsyncEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert made._client is not None
-    heard = asyncio.Semaphore(0)
-    listen = made._client.watchdog.heard
-    made._client.watchdog.heard = lambda: (listen(), heard.release())  # type: ignore[method-assign,assignment]
-    for _ in range(4):
-        await heard.acquire()
-    assert (made.health, made.restarts) == (Health.READY, 0)
-
-
-@on_an_engine(max_engine_restarts=1)
-async def test_a_restarted_engine_that_does_not_load_is_noticed(
-    made: AsyncEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made._factory = f"{FAULTS}:never"
-    made.options = replace(made.options, load_timeout=0.3)
-    process(made).kill()
-    await made.failed.wait()
-    assert (made.health, made.reason) == (Health.HUNG, "the model was not loaded within 0.3 seconds")
+@awaited
+async def test_a_restarted_engine_that_does_not_load_is_noticed() -> None:
+    async with engine(max_engine_restarts=1) as made:
+        made._factory = f"{FAULTS}:never"
+        made.options = replace(made.options, load_timeout=0.3)
+        process(made).kill()
+        await made.failed.wait()
+        assert (made.health, made.reason) == (Health.HUNG, "the model was not loaded within 0.3 seconds")
 
 
 def test_the_channel_takes_descriptors_above_1023() -> None:

@@ -6,8 +6,7 @@ CVE-2025-46570), and uncontrolled consumption of a shared resource (CWE-400, CWE
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +14,7 @@ import httpx
 import pytest
 
 from phase0_request.params import SamplingParams
-from phase0_request.request import FinishReason, Request
+from phase0_request.request import FinishReason
 from phase6_integration.api.errors import RequestError
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.api.streaming import KEEP_ALIVE
@@ -25,29 +24,18 @@ from phase6_integration.process.messages import EngineRequest, Update
 from phase6_integration.wings.edge.quotas import Quotas
 from tests.phase6_integration.asgi import Call, awaited
 from tests.phase6_integration.fake_engine import FakeEngine
-from tests.phase6_integration.fake_engine import client as client_of_app
-from tests.phase6_integration.real_engine import engine, idle
+from tests.phase6_integration.real_engine import OnTheEngine, shared
 from tests.phase6_integration.running import COMPLETIONS, run
 
 SECRET = "The password of the vault is seven times forty-two, and nothing else opens it. " * 3
 KEYS = ServerSettings(api_keys=("sk-alice", "sk-bob"))
-Test = Callable[[AsyncEngine], Coroutine[Any, Any, None]]
-Run = Callable[[Test], None]
 
 
 @pytest.fixture(scope="module")
-def on_an_engine() -> Iterator[Run]:
-    """The bundled model with eight places, in a process that all tests share."""
-    with asyncio.Runner() as runner:
-        made = engine(max_num_seqs=8, check_invariants=False)
-        ready = runner.run(made.__aenter__())
-
-        async def bounded(test: Test) -> None:
-            async with asyncio.timeout(120):
-                await test(ready)
-
-        yield lambda test: runner.run(bounded(test))
-        runner.run(made.__aexit__(None, None, None))
+def on_an_engine() -> Iterator[OnTheEngine]:
+    """The bundled model with eight places."""
+    with shared(max_num_seqs=8, check_invariants=False) as run_on:
+        yield run_on
 
 
 def client(made: AsyncEngine, key: str, settings: ServerSettings = KEYS, **more: Any) -> httpx.AsyncClient:
@@ -69,25 +57,19 @@ async def cached(http: httpx.AsyncClient, **body: Any) -> int:
     return int(response.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 
-def test_a_key_sees_no_cached_tokens_of_the_prompts_of_another_key(on_an_engine: Run) -> None:
+def test_a_key_sees_no_cached_tokens_of_the_prompts_of_another_key_unless_the_operator_says_so(
+    on_an_engine: OnTheEngine,
+) -> None:
     """B sent A's prompt, and `cached_tokens` (and the time to the first token) said that it was known."""
+    open_ = ServerSettings(api_keys=KEYS.api_keys, share_prefixes_across_keys=True)
 
     async def test(made: AsyncEngine) -> None:
         async with client(made, "sk-alice") as alice, client(made, "sk-bob") as bob:
-            assert await cached(alice) == 0
-            assert await cached(bob) == 0
-            assert await cached(alice) > 32  # its own, as ever
-            assert await cached(alice, cache_salt="mine") == 0
-            assert await cached(bob, cache_salt="mine") == 0
-            assert await cached(alice, cache_salt="mine") > 32
-
-    on_an_engine(test)
-
-
-def test_keys_share_prefixes_if_the_operator_says_so(on_an_engine: Run) -> None:
-    async def test(made: AsyncEngine) -> None:
-        shared = ServerSettings(api_keys=KEYS.api_keys, share_prefixes_across_keys=True)
-        async with client(made, "sk-alice", shared) as alice, client(made, "sk-bob", shared) as bob:
+            for salt in ({}, {"cache_salt": "mine"}):
+                assert await cached(alice, **salt) == 0
+                assert await cached(bob, **salt) == 0
+                assert await cached(alice, **salt) > 32  # its own, as ever
+        async with client(made, "sk-alice", open_) as alice, client(made, "sk-bob", open_) as bob:
             await cached(alice)
             assert await cached(bob) > 32
             assert await cached(bob, cache_salt="mine") == 0
@@ -95,16 +77,15 @@ def test_keys_share_prefixes_if_the_operator_says_so(on_an_engine: Run) -> None:
     on_an_engine(test)
 
 
-@pytest.mark.parametrize("stream", [False, True])
 @awaited
-async def test_cached_tokens_can_be_hidden(stream: bool) -> None:
+async def test_cached_tokens_can_be_hidden() -> None:
     made = FakeEngine()
     made.cached = 1
     async with client(made, "", ServerSettings(hide_cached_tokens=True)) as http:
-        options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
-        response = await ask(http, **options)
-        assert '"completion_tokens":1' in response.text
-        assert "cached" not in response.text
+        for options in ({}, {"stream": True, "stream_options": {"include_usage": True}}):
+            response = await ask(http, **options)
+            assert '"completion_tokens":1' in response.text
+            assert "cached" not in response.text
 
 
 def test_a_tenant_is_an_opaque_id_that_no_header_changes(caplog: pytest.LogCaptureFixture) -> None:
@@ -157,7 +138,7 @@ class Steps(Observer):
             self.crowded.set()
 
 
-def test_a_one_token_request_does_not_wait_for_a_greedy_client(on_an_engine: Run) -> None:
+def test_a_one_token_request_does_not_wait_for_a_greedy_client(on_an_engine: OnTheEngine) -> None:
     """Sixteen requests with n=128 held all places for 45 seconds, while another's one-token request got not a byte.
     Steps are counted from the submission to the engine: one makes the place, one computes the prompt, the others are in
     the sockets already. They were 5,103."""
@@ -176,7 +157,6 @@ def test_a_one_token_request_does_not_wait_for_a_greedy_client(on_an_engine: Run
             for task in flood:
                 task.cancel()
             await asyncio.gather(*flood, return_exceptions=True)
-        await idle(made)
 
     both = ServerSettings(api_keys=("sk-greedy", "sk-modest"))
     on_an_engine(test)
@@ -199,22 +179,6 @@ async def answered(app: Any, key: str, n: int = 1) -> Call:
     async with Call(app, COMPLETIONS, body(n), of(key)) as call:
         await call.until(lambda call: call.complete)
     return call
-
-
-@awaited
-async def test_a_client_does_not_hold_all_places_of_the_queue() -> None:
-    made = FakeEngine(max_num_queued_reqs=8)
-    made.room.clear()
-    app = create_app(made, KEYS)
-    async with Call(app, COMPLETIONS, body(4), of("alice")) as first:
-        await until(lambda: made.live == 4)
-        second = await answered(app, "alice")
-        assert (second.status, second.json["error"]["code"]) == (429, "queue_full")
-        assert second.headers["retry-after"] == "1"
-        async with Call(app, COMPLETIONS, body(4), of("bob")) as other:
-            await until(lambda: made.live == 8)
-            made.room.set()
-    assert (first.status, other.status) == (200, 200)
 
 
 @awaited
@@ -273,69 +237,55 @@ def _generated(tokens: int) -> Any:
 # While it waits.
 
 
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [(None, None), (FinishReason.TIMEOUT, "deadline_passed"), (FinishReason.ERROR, "internal_error")],
+)
 @pytest.mark.parametrize("path", [COMPLETIONS, "/v1/chat/completions"])
 @awaited
-async def test_a_stream_that_is_queued_gets_its_status_and_comments(path: str) -> None:
-    """It got no byte for as long as it waited, and proxies and clients gave up."""
-    made = FakeEngine()
+async def test_a_stream_that_is_queued_gets_its_status_and_comments(
+    path: str, reason: FinishReason | None, code: str | None
+) -> None:
+    """It got no byte for as long as it waited, and proxies and clients gave up. An error after that is an event."""
+    made = FakeEngine(lambda request: request.prompt_tokens if reason is None else [reason])
     made.room.clear()
     app = create_app(made, ServerSettings(keepalive=0.01))
-    body = {"stream": True, "max_tokens": 2, **_prompt(path)}
-    async with Call(app, path, body) as call:
+    prompt = {"prompt": "a"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "a"}]}
+    async with Call(app, path, {"stream": True, "max_tokens": 2, **prompt}) as call:
         await call.until(lambda call: call.content.count(KEEP_ALIVE) >= 2)
         assert (call.status, call.content) == (200, KEEP_ALIVE * call.content.count(KEEP_ALIVE))
         made.room.set()
-    assert call.events[-1] == "[DONE]"
-    assert call.events[-2]["choices"][0]["finish_reason"] == "length"
-
-
-@pytest.mark.parametrize(
-    ("reason", "code"), [(FinishReason.TIMEOUT, "deadline_passed"), (FinishReason.ERROR, "internal_error")]
-)
-@awaited
-async def test_an_error_after_that_is_an_event(reason: FinishReason, code: str) -> None:
-    def script(_: Request) -> Sequence[int | FinishReason]:
-        return [reason]
-
-    made = FakeEngine(script)
-    made.room.clear()
-    app = create_app(made, ServerSettings(keepalive=0.01))
-    async with Call(app, COMPLETIONS, {"prompt": "a", "stream": True}) as call:
-        await call.until(lambda call: call.status is not None)
-        made.room.set()
-    error, done = call.events
-    assert (call.status, error["error"]["code"], done) == (200, code, "[DONE]")
-
-
-def _prompt(path: str) -> dict[str, Any]:
-    return {"prompt": "a"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "a"}]}
+    *others, last, done = call.events
+    assert done == "[DONE]"
+    if code is None:
+        assert last["choices"][0]["finish_reason"] in ("length", "stop")
+    else:
+        assert (others, last["error"]["code"]) == ([], code)
 
 
 @awaited
 async def test_requests_have_a_deadline_unless_it_is_turned_off() -> None:
-    async def timeout(settings: ServerSettings) -> float | None:
+    for settings, timeout in ((ServerSettings(), 1800), (ServerSettings(request_timeout=0), None)):
         made = FakeEngine()
         async with client(made, "", settings) as http:
             await ask(http)
-        return made.asked[0].timeout
-
-    assert await timeout(ServerSettings()) == 1800
-    assert await timeout(ServerSettings(request_timeout=0)) is None
+        assert made.asked[0].timeout == timeout
 
 
 @awaited
 async def test_clients_take_turns_at_the_tokenizer() -> None:
     """Fault: the texts of all clients waited in one line, before any limit of a client counted."""
-    async with client_of_app(FakeEngine(), ServerSettings(api_keys=("greedy", "modest"))) as http:
+    app = create_app(FakeEngine(), ServerSettings(api_keys=("greedy", "modest")))
+    ended: list[str] = []
 
-        async def tokenize(key: str, text: str) -> float:
-            body, headers = {"prompt": text}, {"authorization": f"Bearer {key}"}
-            assert (await http.post("/tokenize", json=body, headers=headers)).status_code == 200
-            return time.monotonic()
+    async def tokenize(key: str, text: str) -> None:
+        async with Call(app, "/tokenize", {"prompt": text}, {"authorization": f"Bearer {key}"}) as call:
+            pass
+        assert call.status == 200
+        ended.append(key)
 
-        await tokenize("modest", "Hello")  # the process is there
-        greedy = [asyncio.create_task(tokenize("greedy", "a page " * 4000)) for _ in range(60)]
-        await asyncio.sleep(0.05)  # its texts are in line
-        modest = await tokenize("modest", "Hello")
-        later = [end for end in await asyncio.gather(*greedy) if end > modest]
-        assert len(later) > 30, "it waited for most of the greedy client's"
+    greedy = [asyncio.create_task(tokenize("greedy", "a page " * 4000)) for _ in range(60)]
+    await until(lambda: app.state.server.tokenizers._unfinished.total() == 60)
+    await tokenize("modest", "Hello")
+    await asyncio.gather(*greedy)
+    assert ended.index("modest") < 30, "it waited for most of the greedy client's"

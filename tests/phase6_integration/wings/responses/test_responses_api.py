@@ -6,13 +6,11 @@ import json
 import pytest
 
 from phase0_request.request import FinishReason, Request
-from phase6_integration.api.chat import ChatFormatter
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.app import create_app
-from phase6_integration.process.outputs import Chunk
 from tests.phase6_integration.asgi import Call
 from tests.phase6_integration.fake_engine import FakeEngine, says
-from tests.phase6_integration.responses import PATH, Json, answer, ask, events_of, kinds, run, stream
+from tests.phase6_integration.responses import PATH, TOOL, answer, ask, events_of, kinds, run, stream
 from tests.phase6_integration.streams import LINE_BREAKS
 
 pytestmark = pytest.mark.usefixtures("one_tokenizer")
@@ -249,57 +247,32 @@ def test_a_stream_without_memory_left_fails() -> None:
     run(test)
 
 
-# Calls and reasoning in the answer, from the deltas and messages of chat in OpenAI's shapes.
+# Calls and reasoning in the answer.
 
-CALLS = [
-    {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}},
-    {"id": "c2", "type": "function", "function": {"name": "time", "arguments": "{}"}},
-]
-
-
-def calling(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chat answers with reasoning, text and two calls, the first token of each in a delta of its own."""
-    deltas: list[Json] = [
-        {"reasoning_content": "Hm"},
-        {"reasoning_content": "."},
-        {"content": "Let me see."},
-        {"tool_calls": [{"index": 0, **CALLS[0], "function": {"name": "weather", "arguments": ""}}]},
-        {"tool_calls": [{"index": 0, "function": {"arguments": '{"city": '}}]},
-        {"tool_calls": [{"index": 0, "function": {"arguments": '"Rome"}'}}]},
-        {"tool_calls": [{"index": 1, **CALLS[1]}]},
-        {},
-    ]
-    message = {"role": "assistant", "content": "Let me see.", "reasoning_content": "Hm.", "tool_calls": CALLS}
-
-    def delta(self: ChatFormatter, index: int, new: Chunk) -> Json:
-        return {"index": 0, "delta": deltas.pop(0), "logprobs": None, "finish_reason": new.finish_reason}
-
-    def choice(self: ChatFormatter, index: int, new: Chunk) -> Json:
-        return {"index": 0, "message": message, "logprobs": None, "finish_reason": new.finish_reason}
-
-    monkeypatch.setattr(ChatFormatter, "delta", delta)
-    monkeypatch.setattr(ChatFormatter, "choice", choice)
+TOOLS = [TOOL, {"type": "function", "name": "time"}]
+ASKED = {"input": "Hello", "tools": TOOLS, "max_output_tokens": 200}
+CALLS = (
+    '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
+)
+SAYS = says(f"<think>Hm.</think>Let me see.\n{CALLS}")
 
 
-def test_calls_and_reasoning_are_items_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    calling(monkeypatch)
-    reasoning, message, *calls = answer({"input": "Hello", "max_output_tokens": 4})["output"]
+def test_calls_and_reasoning_are_items_of_their_own() -> None:
+    reasoning, message, *calls = answer(ASKED, SAYS, reasoning_parser="deepseek_r1")["output"]
     assert (reasoning["type"], reasoning["content"]) == ("reasoning", [{"type": "reasoning_text", "text": "Hm."}])
     assert message["content"][0]["text"] == "Let me see."
-    assert [(call["call_id"], call["name"], call["arguments"]) for call in calls] == [
-        ("c1", "weather", '{"city": "Rome"}'),
-        ("c2", "time", "{}"),
-    ]
+    assert [(call["name"], call["arguments"]) for call in calls] == [("weather", '{"city": "Rome"}'), ("time", "{}")]
     assert len({item["id"] for item in (reasoning, message, *calls)}) == 4
+    assert len({call["call_id"] for call in calls}) == 2
 
 
-def test_calls_and_reasoning_are_streamed_item_by_item(monkeypatch: pytest.MonkeyPatch) -> None:
-    calling(monkeypatch)
-    whole = answer({"input": "Hello", "max_output_tokens": 8}, lambda _: [300] * 8)
-    events = stream({"input": "Hello", "max_output_tokens": 8}, lambda _: [300] * 8)
+def test_calls_and_reasoning_are_streamed_item_by_item() -> None:
+    whole = answer(ASKED, SAYS, reasoning_parser="deepseek_r1")
+    events = stream(ASKED, SAYS, reasoning_parser="deepseek_r1")
     reasoning = [kind.replace("output_text", "reasoning_text") for kind in MESSAGE]
     call = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"]
-    assert kinds(events) == ["created", "in_progress", *reasoning, *MESSAGE, *call, *call, "incomplete"]
+    assert kinds(events) == ["created", "in_progress", *reasoning, *MESSAGE, *call, *call, "completed"]
     names = ("output_text", "reasoning_text", "function_call_arguments")
     for index, item in enumerate(events[-1]["response"]["output"]):
         mine = [event for event in events if event.get("output_index") == index]
@@ -308,4 +281,4 @@ def test_calls_and_reasoning_are_streamed_item_by_item(monkeypatch: pytest.Monke
         assert "".join(deltas) == done.get("text", done.get("arguments"))
         assert mine[-1]["item"] == item
     for one, two in zip(whole["output"], events[-1]["response"]["output"], strict=True):
-        assert {**one, "id": ""} == {**two, "id": ""}
+        assert {**one, "id": "", "call_id": ""} == {**two, "id": "", "call_id": ""}

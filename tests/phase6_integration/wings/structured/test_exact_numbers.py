@@ -40,7 +40,7 @@ LOST: list[tuple[dict[str, Any], str]] = [
     ({"anyOf": [{"type": "integer", "exclusiveMaximum": (1 << 63) - 1}]}, f"exclusiveMaximum: {(1 << 63) - 1}"),
     ({"type": "integer", "minimum": -(1 << 63)}, f"minimum: {-(1 << 63)}"),
     ({"minimum": 0.30000000000000004}, "minimum: 0.30000000000000004"),
-    ({"type": "integer", "multipleOf": LONG}, "'multipleOf' has too many digits"),
+    ({"type": "integer", "multipleOf": LONG}, f"multipleOf: {LONG}"),
     ({"type": "number", "maximum": 10**19}, "max=Some(1e19)"),
 ]
 
