@@ -64,23 +64,6 @@ def conflict(param: str | None, message: str, code: str = "conflicting_values") 
     return RequestError(400, message, param=param, code=code)
 
 
-def no_token_left(fields: Sequence[str], tokens: int) -> RequestError:
-    """An answer cannot go on after so many tokens: what one of these fields allows, another excludes."""
-    message = f"after {tokens} tokens of the answer there is no next one: {' and '.join(fields)} exclude all of them"
-    return conflict(fields[0], message, "no_token_left")
-
-
-def grammar_refused(fields: Sequence[str], why: str) -> RequestError:
-    """The grammar of an answer, made from these fields, cannot be used."""
-    return conflict(fields[0] if fields else None, f"{' and '.join(fields) or 'the grammar'}: {why}")
-
-
-def grammar_failed(fields: Sequence[str], tokens: int) -> RequestError:
-    """An answer cannot go on after so many tokens: to follow its grammar takes more than it may."""
-    message = f"after {tokens} tokens of the answer its grammar takes too much time or memory to be followed further"
-    return conflict(fields[0] if fields else None, message, "grammar_too_complex")
-
-
 def unavailable(health: Health, reason: str | None = None) -> RequestError:
     message = f"the engine is {health.value}" + ("; try again later" if reason is None else f": {reason}")
     return RequestError(503, message, code=health.value, headers={"retry-after": str(RETRY_AFTER.get(health, 30))})

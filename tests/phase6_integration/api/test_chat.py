@@ -1,9 +1,7 @@
 """/v1/chat/completions: conversations into tokens, and what is made of the answers."""
 
-import asyncio
 from typing import Any
 
-import httpx
 import pytest
 
 from phase0_request.params import SamplingParams
@@ -11,22 +9,11 @@ from phase0_request.tokenizer import Tokenizer
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.api.tokenization import TokenizerPool
 from tests.phase6_integration.answer_schemas import ChatChunk, ChatResponse
-from tests.phase6_integration.fake_engine import FakeEngine, client, events, says
+from tests.phase6_integration.fake_engine import FakeEngine, says
+from tests.phase6_integration.streams import HELLO, chunks_of, post
 
 TOKENIZER = Tokenizer.from_pretrained()
-HELLO = [{"role": "user", "content": "Hello"}]
 CHAT = "/v1/chat/completions"
-PATIENT = ServerSettings(template_timeout=60)  # the machine may be busy
-
-
-def post(engine: FakeEngine, path: str, settings: ServerSettings = PATIENT, **body: Any) -> httpx.Response:
-    async def send() -> httpx.Response:
-        async with client(engine, settings) as http:
-            response = await http.post(path, json=body)
-            assert isinstance(response, httpx.Response)
-            return response
-
-    return asyncio.run(send())
 
 
 def answer(engine: FakeEngine, **body: Any) -> ChatResponse:
@@ -36,9 +23,8 @@ def answer(engine: FakeEngine, **body: Any) -> ChatResponse:
 
 
 def chunks(engine: FakeEngine, **body: Any) -> list[ChatChunk]:
-    *data, done = events(post(engine, CHAT, messages=HELLO, stream=True, **body).content)
-    assert done == "[DONE]"
-    return [ChatChunk.model_validate_json(one) for one in data]
+    streamed = chunks_of(post(engine, CHAT, messages=HELLO, stream=True, **body))
+    return [ChatChunk.model_validate(chunk) for chunk in streamed]
 
 
 def test_the_engine_gets_the_rendered_template() -> None:

@@ -15,20 +15,15 @@ from phase6_integration.api.settings import ServerSettings
 from tests.phase6_integration.answer_schemas import CompletionChunk, CompletionResponse
 from tests.phase6_integration.application import create_app
 from tests.phase6_integration.asgi import Call
-from tests.phase6_integration.fake_engine import FakeEngine, client, events, says
+from tests.phase6_integration.fake_engine import FakeEngine, client, says
+from tests.phase6_integration.streams import chunks_of, post
 
 TOKENIZER = Tokenizer.from_pretrained()
 EMOJI = "caf\u00e9 \U0001f600 ok"
 
 
 def complete(engine: FakeEngine, **body: Any) -> httpx.Response:
-    async def send() -> httpx.Response:
-        async with client(engine, ServerSettings(served_model_names=("first", "second"))) as http:
-            response = await http.post("/v1/completions", json=body)
-            assert isinstance(response, httpx.Response)
-            return response
-
-    return asyncio.run(send())
+    return post(engine, "/v1/completions", ServerSettings(served_model_names=("first", "second")), **body)
 
 
 def answer(engine: FakeEngine, **body: Any) -> CompletionResponse:
@@ -38,9 +33,7 @@ def answer(engine: FakeEngine, **body: Any) -> CompletionResponse:
 
 
 def chunks(engine: FakeEngine, **body: Any) -> list[CompletionChunk]:
-    *data, done = events(complete(engine, stream=True, **body).content)
-    assert done == "[DONE]"
-    return [CompletionChunk.model_validate_json(one) for one in data]
+    return [CompletionChunk.model_validate(chunk) for chunk in chunks_of(complete(engine, stream=True, **body))]
 
 
 def test_every_parameter_reaches_the_engine() -> None:
