@@ -67,11 +67,11 @@ class NoProduct:
 
 
 class OneArrayRunner(ModelRunner):
-    """Brings the parts of a step in one array, as for a GPU."""
+    """Brings the arrays of a step in one array, as for a GPU."""
 
     def _forward(self, step: PackedStep) -> Computed:
-        parts = step.parts
-        return self.compute(step, split(join(parts), parts))
+        arrays = step.arrays
+        return self.compute(step, split(join(arrays), arrays))
 
 
 @dataclass(slots=True)
