@@ -33,7 +33,7 @@ from tests.gpu.captured import Recorder
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled where there is a GPU")
 
-VOCABULARY, CONTEXT, PAGES, PAGE_SIZE, RUNNING = 48, 64, 12, 4, 6
+VOCABULARY, CONTEXT, PAGES, PAGE_SIZE, RUNNING = 48, 64, 10, 4, 6  # pages for one request, and little more
 SIZES = (1, 2, 4)
 CONFIG = ModelConfig(
     vocab_size=VOCABULARY, num_hidden_layers=2, hidden_size=32, intermediate_size=32, num_attention_heads=2,
