@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 
@@ -26,6 +27,24 @@ UNSUPPORTED = "unsupported_field"
 UNKNOWN = "extra_forbidden"  # pydantic's
 MANY_NAMES = 16  # of fields in one message
 _WORD = re.compile(r"[a-z_]{1,32}")  # the name of a role, or of a kind of content
+
+
+class Error(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(BaseModel):
+    error: Error
+
+
+# Of every route, for /openapi.json.
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    statuses: {"model": ErrorResponse, "description": f"An error of {side}."}
+    for statuses, side in (("4XX", "the request"), ("5XX", "the server"))
+}
 
 
 class RequestError(Exception):
@@ -92,10 +111,8 @@ def invalid(details: Sequence[ErrorDetails], known: Collection[str] = ()) -> Req
         return bad_value(None, f"the body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}", "bad_json")
     if kind == "missing":
         return bad_value(param, f"{param!r} is required{more}", "missing_field")
-    if kind in ("too_long", "too_short"):
-        return bad_value(param, f"{param}: {_count(kind, first['ctx'])}{more}")
-    what = first["msg"].removeprefix("Value error, ")
-    return bad_value(param or None, f"{param or 'the body'}: {what}{_given(first['input'], kind)}{more}")
+    what = first["msg"].removeprefix("Value error, ").partition(" after validation")[0]
+    return bad_value(param or None, f"{param or 'the body'}: {what}{_given(first)}{more}")
 
 
 def param_of(detail: ErrorDetails) -> str:
@@ -123,18 +140,12 @@ def _refused(details: Sequence[ErrorDetails], known: Collection[str]) -> Request
     return bad_value(param_of(details[0]), ". ".join(parts), code)
 
 
-def _count(kind: str, context: Mapping[str, Any]) -> str:
-    """The allowed number of items, and the given one if it was counted."""
-    bound = (
-        f"at most {context['max_length']} are allowed"
-        if kind == "too_long"
-        else f"at least {context['min_length']} needed"
-    )
-    return f"{bound}, got {'more' if context['actual_length'] is None else context['actual_length']}"
-
-
-def _given(value: Any, kind: str) -> str:
+def _given(detail: ErrorDetails) -> str:
     """The value that was given, where it is safe to repeat: a number, a length or a short word; otherwise its type."""
+    value, kind = detail["input"], detail["type"]
+    if kind in ("too_long", "too_short"):
+        length = detail["ctx"]["actual_length"]
+        return f", got {'more' if length is None else length}"
     if kind.startswith("string_too_"):
         return f", got {len(value)}"
     if isinstance(value, bool | None):

@@ -56,13 +56,17 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         with theirs:
             code = f"from {__name__} import run; run({self._load!r}, {theirs.fileno()})"
-            process = subprocess.Popen(
-                [sys.executable, "-c", code],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.PIPE,
-                process_group=0,  # so that Ctrl-C reaches the owner only
-                env={**entry.environment(), **ENVIRONMENT},
-            )
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-c", code],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.PIPE,
+                    process_group=0,  # so that Ctrl-C reaches the owner only
+                    env={**entry.environment(), **ENVIRONMENT},
+                )
+            except OSError:
+                ours.close()
+                raise
         self._running = process, ours
         assert process.stdin is not None
         with process.stdin:

@@ -55,8 +55,9 @@ def test_text_parts_are_lines_of_one_text() -> None:
 )
 def test_how_long_an_answer_may_be(given: dict[str, Any], length: int) -> None:
     engine = FakeEngine(says("yes"))
-    answer(engine, **given)
+    (choice,) = answer(engine, logprobs=False, **given).choices
     assert engine.submitted[0].params == SamplingParams(max_tokens=length)
+    assert choice.logprobs is None
 
 
 def test_a_conversation_that_is_too_long() -> None:
@@ -111,12 +112,6 @@ def test_logprobs(top: int | None, stream: bool) -> None:
     assert engine.submitted[0].params.logprobs == (top or 0)
     assert engine.submitted[0].params.prompt_logprobs is None
     assert any(entry.token.startswith("bytes:\\x") for entry in entries)
-
-
-def test_without_logprobs_there_are_none() -> None:
-    engine = FakeEngine(says("yes"))
-    assert answer(engine, logprobs=False).choices[0].logprobs is None
-    assert engine.submitted[0].params.logprobs is None
 
 
 def test_a_template_of_the_operator_is_the_one_that_counts() -> None:
