@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.progress import Progress
 from rich.text import Text
 
 from chapters import checking
@@ -97,16 +96,9 @@ def doctor(course: Course, args: argparse.Namespace, out: Console) -> int:
     course.need_checkout("doctor's proof")
     files = [course.name(test) for test in sorted((course.root / "tests").glob("*/**/test_*.py"))]
     proofs = [file for file in files if "pytest.mark.proof" in (course.root / file).read_text("utf-8")]
-    with Progress(console=out, transient=True) as bar:
-        proof = bar.add_task("running the proof", total=None)
+    with out.status("running the proof"):
         copy = copy_checkout(course, course.private / "proof", {})
-        run = run_tests(
-            copy,
-            proofs or ["tests"],
-            timeout=args.timeout,
-            marks="proof",
-            progress=lambda ended, tests: bar.update(proof, completed=ended, total=tests),
-        )
+        run = run_tests(copy, proofs or ["tests"], timeout=args.timeout, marks="proof")
     reasons = Counter(result.error for result in run.results if result.outcome == "skipped")
     for reason, number in reasons.items():
         out.print(f"skipped here: {number} of the proofs: {reason.removeprefix('Skipped: ')}", soft_wrap=True)

@@ -51,27 +51,31 @@ def start(course: Course, args: argparse.Namespace, out: Console) -> int:
 
 
 def check(course: Course, args: argparse.Namespace, out: Console) -> int:
-    return _check(course, _chosen(course, args.target), args.timeout, out)
+    its = _chosen(course, args.target)
+    groups = itertools.groupby(its, key=lambda exercise: exercise.phase)
+    fine = [_check(course, list(group), args.timeout, out) for _, group in groups]
+    return 0 if all(fine) else 1
 
 
 def watch(course: Course, args: argparse.Namespace, out: Console) -> int:
-    """Check, then judge again each exercise that a save changes."""
+    """Check, and after each save judge again the exercises that it changed."""
     its = _chosen(course, args.target)
     judged: dict[Exercise, str] = {}
     while True:
         saved = _saved(course)
-        now = {each: workspace.fingerprint(course, each) for each in its}
-        if changed := [each for each in its if now[each] != judged.get(each)]:
-            _check(course, changed, args.timeout, out)
+        answers = {exercise: workspace.fingerprint(course, exercise) for exercise in its}
+        if changed := [exercise for exercise in its if answers[exercise] != judged.get(exercise)]:
+            for _, group in itertools.groupby(changed, key=lambda exercise: exercise.phase):
+                _check(course, list(group), args.timeout, out)
             out.print("Watching the workspace; Ctrl-C ends.")
-        judged = now
+        judged = answers
         while _saved(course) == saved:
             time.sleep(0.1)
 
 
 def _saved(course: Course) -> list[tuple[str, int]]:
-    """The files of the workspace and when each was saved."""
-    with suppress(FileNotFoundError):  # an editor may replace files in between
+    """The files of the workspace, each with the time at which it was saved."""
+    with suppress(FileNotFoundError):  # an editor may replace a file meanwhile
         return [(str(path), path.stat().st_mtime_ns) for path in course.workspace.rglob("*.py")]
     return []
 
@@ -98,25 +102,22 @@ def _started(course: Course, number: int | None) -> tuple[Phase, ...]:
     return wanted
 
 
-def _check(course: Course, its: Sequence[Exercise], timeout: float, out: Console) -> int:
-    """Judge each exercise alone, show the first failure of each phase, and run together what passes alone."""
-    ok = True
-    for _, group in itertools.groupby(its, key=lambda exercise: exercise.phase):
-        results = []
-        for judged in checking.judge_all(course, list(group), timeout):
-            out.print(_row(judged.exercise, judged.status, judged.note), soft_wrap=True)
-            results.append(judged)
-        fine = all(judged.ok for judged in results)
-        if failed := next((judged for judged in results if judged.failure), None):
-            _explain(course, failed, out)
-        passed = [judged.exercise for judged in results if judged.status == "passed"]
-        if len(passed) > 1 and fine:
-            problem = checking.together(course, passed, timeout)
-            fine = not problem
-            result = f"failed: {problem}" if problem else "passed"
-            out.print(f"{', '.join(exercise.id for exercise in passed)} together: {result}", soft_wrap=True)
-        ok &= fine
-    return 0 if ok else 1
+def _check(course: Course, its: Sequence[Exercise], timeout: float, out: Console) -> bool:
+    """Judge each exercise of a phase alone, show the first failure, and run together what passes alone."""
+    results = []
+    for judged in checking.judge_all(course, its, timeout):
+        out.print(_row(judged.exercise, judged.status, judged.note), soft_wrap=True)
+        results.append(judged)
+    fine = all(judged.ok for judged in results)
+    if failed := next((judged for judged in results if judged.failure), None):
+        _explain(course, failed, out)
+    passed = [judged.exercise for judged in results if judged.status == "passed"]
+    if len(passed) > 1 and fine:
+        problem = checking.together(course, passed, timeout)
+        result = f"failed: {problem}" if problem else "passed"
+        out.print(f"{', '.join(exercise.id for exercise in passed)} together: {result}", soft_wrap=True)
+        fine = not problem
+    return fine
 
 
 def _row(exercise: Exercise, status: str, note: str) -> Text:

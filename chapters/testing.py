@@ -119,11 +119,9 @@ def run_tests(
     log: Path | None = None,
     stop_at: str | None = None,
     marks: str = "not slow",
-    progress: Callable[[int, int], object] | None = None,
 ) -> Run:
     """Run `tests` with these marks in a copy of the checkout. The first failure whose text contains `stop_at` ends the
-    run. After `timeout` seconds the run ends itself; the processes that it started are killed. `progress` is called
-    with the number of tests that have ended, and of all, while they run."""
+    run. After `timeout` seconds the run ends itself; the processes that it started are killed."""
     log = log or copy / "output.txt"
     events, theirs = CONTEXT.Pipe(duplex=False)
     arguments = [*OPTIONS.split(), f"--rootdir={copy}", f"--basetemp={copy / '.tmp'}", "-m", marks, *tests]
@@ -146,8 +144,6 @@ def run_tests(
                 worst = results.get(result.id)
                 results[result.id] = worst if worst and worst.outcome != "passed" else result
                 current = "" if when == "teardown" else current
-                if progress and when == "teardown":
-                    progress(len(results), collected)
     finally:
         _kill(process)
     output = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""

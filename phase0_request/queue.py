@@ -23,13 +23,13 @@ class SequenceState:
 
         request.computed <= num_scheduled <= num_tokens     computed; computed or in flight; to be computed
 
-    `num_tokens` counts a token that a step in flight will yield as if it were known: computing it is the next slice. It
-    never counts the last token that a request may have, since no step computes that one. A scheduler with one step at a
-    time needs no more than the request and the key.
+    `num_tokens` counts a token that a step in flight will yield as if it were known: computing it is the next slice. A
+    scheduler with one step at a time needs no more than the request and the key.
     """
 
     request: Request
     key: Key = (0, 0)  # the order of admission and preemption, fixed for life
+    longest: int = field(init=False)  # the most tokens that are ever computed: the last one of the output never is
     num_tokens: int = field(init=False)
     num_scheduled: int = field(init=False)
     in_flight: int = field(init=False)  # slices scheduled and not committed
@@ -38,6 +38,7 @@ class SequenceState:
     waiting_on: "tuple[SequenceState, int] | None" = None  # which computes a prefix for both, and the prefix's length
 
     def __post_init__(self) -> None:
+        self.longest = len(self.request.prompt_tokens) + self.request.params.max_tokens - 1
         self.reset()
 
     def reset(self, capacity: int = 0) -> None:
@@ -49,10 +50,9 @@ class SequenceState:
 
     def schedule(self, length: int) -> None:
         """Count a slice of `length` tokens as in flight."""
-        request = self.request
         self.in_flight += 1
         self.num_scheduled += length
-        if self.num_scheduled == self.num_tokens < len(request.prompt_tokens) + request.params.max_tokens - 1:
+        if self.num_scheduled == self.num_tokens < self.longest:
             self.num_tokens += 1
 
 

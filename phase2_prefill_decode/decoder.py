@@ -141,7 +141,7 @@ class Decoder:
 
     def compile_kernels(self, *, progress: bool = False) -> None:
         """Compile the kernels of a CPU for this model, unless the cache has them. Without this each is at its first
-        call, for seconds and without a word."""
+        call, for seconds and without a message."""
         if self._on_cpu:
             from phase2_prefill_decode.kernels.cpu.compilation import compile_kernels, kernels_of
 
@@ -149,8 +149,8 @@ class Decoder:
 
     # region exercise 2.5
     def rope(self, positions: int) -> tuple[Tensor, Tensor]:
-        """cos and sin of at least so many positions. The tables grow with the longest sequence that is served, since a
-        config.json may allow any length."""
+        """cos and sin of the first `positions` positions, or more. The tables grow with the longest sequence that is
+        served, since a config.json may allow any length."""
         built = len(self._rope[0])
         if positions > built:
             rows = max(positions, min(2 * built, self.config.max_position_embeddings))

@@ -61,7 +61,7 @@ def make_requests(
         raise ValueError(
             f"there are {len(prompts)} prompts and {len(params)} params; give one for each, or one for all"
         )
-    return [make_request(prompt, one, model, now, next(names)) for prompt, one in zip(prompts, params, strict=True)]
+    return [make_request(prompt, own, model, now, next(names)) for prompt, own in zip(prompts, params, strict=True)]
 
 
 def make_request(

@@ -96,10 +96,10 @@ class StaticScheduler(PagedScheduler):
             sequence = next(iter(self.waiting))
             request = sequence.request
             computed = cache.attach(request)
-            if not cache.can_grow(request, longest(request)):
+            if not cache.can_grow(request, sequence.longest):
                 cache.release(request)
                 return
-            cache.grow(request, longest(request))
+            cache.grow(request, sequence.longest)
             request.admit(now)
             if computed:
                 request.advance(0, computed)
@@ -108,12 +108,12 @@ class StaticScheduler(PagedScheduler):
     # endregion
 
     def _enqueue(self, request: Request, number: int) -> SequenceState:
-        if longest(request) > self.cache.max_tokens:
+        sequence = SequenceState(request, (0, number))
+        if sequence.longest > self.cache.max_tokens:
             raise ValueError(
-                f"{request.id} may grow to {longest(request)} tokens, and the pool has room for "
+                f"{request.id} may grow to {sequence.longest} tokens, and the pool has room for "
                 f"{self.cache.max_tokens}; give the engine a larger cache or the request a smaller max_tokens"
             )
-        sequence = SequenceState(request, (0, number))
         self.waiting.add(sequence)
         return sequence
 
@@ -133,8 +133,3 @@ class StaticScheduler(PagedScheduler):
             self.running.append(sequence)
         else:
             self.waiting.add(sequence)
-
-
-def longest(request: Request) -> int:
-    """The most tokens of a request that may be computed: the last one of the output never is."""
-    return len(request.prompt_tokens) + request.params.max_tokens - 1

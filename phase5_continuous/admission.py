@@ -1,5 +1,6 @@
 """Admission control: picks waiting requests for the next step."""
 
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -128,19 +129,17 @@ class Admission:
 
     def _in_order(self, candidates: list[SequenceState]) -> list[SequenceState]:
         """The policy orders the requests of each tenant; the turns of the tenants stay as they are."""
-        turns: dict[str, list[SequenceState]] = {}
-        for sequence in candidates:
-            turns.setdefault(sequence.request.tenant, []).append(sequence)
-        ordered = {tenant: iter(self._by_policy(sequences)) for tenant, sequences in turns.items()}
-        return [next(ordered[sequence.request.tenant]) for sequence in candidates]
+        of_tenant = defaultdict[str, deque[SequenceState]](deque)
+        for sequence in sorted(candidates, key=self._place):
+            of_tenant[sequence.request.tenant].append(sequence)
+        return [of_tenant[sequence.request.tenant].popleft() for sequence in candidates]
 
-    def _by_policy(self, candidates: list[SequenceState]) -> list[SequenceState]:
-        """Preempted requests stay in the order of their ranks; waiting ones are ordered by the policy."""
-        if candidates[0].request.state is RequestState.PREEMPTED:
-            return candidates
-        by_id = {sequence.request.id: sequence for sequence in candidates}
-        ordered = self.policy.order([sequence.request for sequence in candidates], self.running_set.cache)
-        return [by_id[request.id] for request in ordered]
+    def _place(self, sequence: SequenceState) -> float:
+        """The rank of a request, less the head start that it has now. One that resumes has none."""
+        rank, _ = sequence.key
+        if sequence.request.state is RequestState.PREEMPTED:
+            return rank
+        return rank - self.policy.head_start(sequence.request, self.running_set.cache)
 
 
 @dataclass(slots=True)

@@ -71,8 +71,7 @@ def _check_running(scheduler: Scheduler, sequence: SequenceState) -> None:
     _hold(sequence.in_flight > 0 or num_scheduled == request.computed, counts)
     pages = len(scheduler.cache.table(request))
     _hold(num_scheduled <= capacity == pages * page_size, f"{counts}, capacity {capacity}")
-    longest = len(request.prompt_tokens) + request.params.max_tokens
-    _hold(capacity < longest + page_size, f"{counts}: it holds pages that it can never need")
+    _hold(capacity <= sequence.longest + page_size, f"{counts}: it holds pages that it can never need")
 
 
 def _hold(condition: bool, otherwise: str) -> None:

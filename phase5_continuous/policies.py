@@ -1,8 +1,7 @@
 """Policies: in which order a tenant's waiting requests are admitted. By arrival, with head starts that are bounded."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from phase0_request.checks import check_number
 from phase0_request.request import Request
@@ -11,12 +10,12 @@ from phase1_kv_pool.cache import PagedCache
 LEVELS = 8  # of priority either side of 0; what lies beyond counts as the outermost
 
 
-class Policy(Protocol):
+class Policy:
     """A policy decides which waiting request of a tenant is admitted first: it gives requests a head start of some
-    seconds. It does not order tenants, since any client could claim a head start.
+    seconds; this one, none. It does not order tenants, since any client could claim a head start.
 
-    `rank` places a request once, at submission, and also decides which of a tenant's is preempted: the last. `order`
-    may reorder the first few candidates at each admission, by what changes while they wait, such as the cache.
+    `rank` places a request once, at submission, and also decides which of a tenant's is preempted: the last.
+    `head_start` may move it forward among the first few candidates, by what changes while it waits, such as the cache.
 
     No head start, of the two together, exceeds `bound`. So a request that could start is never passed by one of its
     tenant that arrives more than `bound` seconds after it: waiting requests age, and in the end none is ahead. Two
@@ -29,35 +28,24 @@ class Policy(Protocol):
     @property
     def bound(self) -> float:
         """The largest head start, in seconds."""
-        ...
+        return 0.0
 
     def rank(self, request: Request) -> float:
         """The time at which a request counts as having arrived. Called once, at submission. Of a tenant's
         requests the last in rank is preempted first."""
-        ...
-
-    def order(self, first: Sequence[Request], cache: PagedCache) -> Sequence[Request]:
-        """Order the first few requests that may be admitted now, given by rank."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class FirstComeFirstServed:
-    """Orders requests by arrival alone."""
-
-    @property
-    def bound(self) -> float:
-        return 0.0
-
-    def rank(self, request: Request) -> float:
         return request.arrival
 
-    def order(self, first: Sequence[Request], cache: PagedCache) -> Sequence[Request]:
-        return first
+    def head_start(self, request: Request, cache: PagedCache) -> float:
+        """The seconds by which a waiting request is ahead of its rank now. Called for the first few candidates."""
+        return 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class ByPriority:
+class FirstComeFirstServed(Policy):
+    """Orders requests by arrival alone."""
+
+
+@dataclass(frozen=True)
+class ByPriority(Policy):
     """Orders requests by priority: a level is worth so many seconds of waiting. Lower levels go first."""
 
     seconds: float = 30.0
@@ -78,12 +66,9 @@ class ByPriority:
 
     # endregion
 
-    def order(self, first: Sequence[Request], cache: PagedCache) -> Sequence[Request]:
-        return first
 
-
-@dataclass(frozen=True, slots=True)
-class LongestPrefixFirst:
+@dataclass(frozen=True)
+class LongestPrefixFirst(Policy):
     """Admits prompts with a cached beginning first: a prompt that is all cached is worth so many seconds.
 
     It passes only the few other candidates, not the whole queue: that would be a lookup for every waiting request.
@@ -100,17 +85,9 @@ class LongestPrefixFirst:
         """The largest head start: of a prompt that is all cached over one of which nothing is."""
         return self.seconds
 
-    def rank(self, request: Request) -> float:
-        """The arrival: what is cached changes while a request waits, and its rank does not."""
-        return request.arrival
-
-    def order(self, first: Sequence[Request], cache: PagedCache) -> Sequence[Request]:
-        """By arrival, earlier by `seconds` times the share of the request's tokens that is cached now."""
-
-        def counts_as(request: Request) -> float:
-            return request.arrival - self.seconds * cache.cached_tokens(request) / request.total
-
-        return sorted(first, key=counts_as)
+    def head_start(self, request: Request, cache: PagedCache) -> float:
+        """`seconds` times the share of the request's tokens that is cached now."""
+        return self.seconds * cache.cached_tokens(request) / request.total
 
     # endregion
 

@@ -167,7 +167,7 @@ class Scheduler(PagedScheduler):
             raise ValueError("only the oldest step in flight can be committed, and only once")
         for number, sequence in enumerate(self._in_flight.popleft()[1]):
             sequence.in_flight -= 1
-            if not sequence.request.finished:  # else it ended in flight: its result is discarded
+            if sequence.request.state is not RequestState.FINISHED:  # else its result is discarded
                 yield number
 
     def _postpone(self, part: Slice, late: WaitHandle) -> None:

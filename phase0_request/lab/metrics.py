@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 
@@ -29,6 +30,17 @@ class Summary:
     @property
     def tokens_per_second(self) -> float:
         return self.tokens / self.seconds if self.seconds else math.nan
+
+    def figures(self) -> dict[str, float]:
+        """The figures of a result file, latencies in milliseconds; those of no token are left out."""
+        figures = {"requests": self.requests, "tokens": self.tokens, "seconds": self.seconds}
+        figures["tokens_per_second"] = self.tokens_per_second
+        for name, seconds in (("ttft", self.ttft), ("itl", self.itl)):
+            if seconds:
+                times = [1e3 * second for second in seconds]
+                figures |= {f"{name}_p50_ms": percentile(times, 50), f"{name}_p99_ms": percentile(times, 99)}
+                figures[f"{name}_mean_ms"] = fmean(times)
+        return figures
 
 
 def summarize(requests: Iterable[Request]) -> Summary:

@@ -21,34 +21,32 @@ class Family:
     ignored: Mapping[str, Any]  # values of keys that count for nothing here, whatever the file says
     qkv_bias: bool = False  # biases of q, k and v also without attention_bias
     qk_norm: bool = False
-    mixes_windows: bool = False  # layer_types may give some layers a window and others none
 
 
 _QWEN = {"num_key_value_heads": 32, "max_position_embeddings": 32_768, "max_window_layers": 28, "sliding_window": 4096}
 FAMILIES = {
     "llama": Family(
         absent={"num_key_value_heads": None, "max_position_embeddings": 2048, "eos_token_id": 2},
-        ignored={"use_sliding_window": False, "max_window_layers": 0},
+        ignored={"use_sliding_window": False, "max_window_layers": 0, "layer_types": None},
     ),
     "mistral": Family(
         absent={
             "num_key_value_heads": 8, "max_position_embeddings": 131_072, "eos_token_id": 2, "sliding_window": 4096
         },
         ignored={
-            "use_sliding_window": True, "max_window_layers": 0, "attention_bias": False, "mlp_bias": False
+            "use_sliding_window": True, "max_window_layers": 0, "layer_types": None, "attention_bias": False,
+            "mlp_bias": False,
         },
     ),
     "qwen2": Family(
         absent=_QWEN,
         ignored={"attention_bias": False, "mlp_bias": False},
         qkv_bias=True,
-        mixes_windows=True,
     ),
     "qwen3": Family(
         absent={**_QWEN, "head_dim": 128},
         ignored={"mlp_bias": False},
         qk_norm=True,
-        mixes_windows=True,
     ),
 }  # fmt: skip
 _REQUIRED = "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"
@@ -88,7 +86,7 @@ def read(config: Mapping[str, Any]) -> dict[str, Any]:
         "qkv_bias": attention_bias or family.qkv_bias,
         "out_bias": attention_bias,
         "qk_norm": family.qk_norm,
-        "sliding_windows": _windows(config, model_type),
+        "sliding_windows": _windows(config),
         "eos_token_id": tuple(dict.fromkeys(eos_ids_in(config))),
         "dtype": str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch."),
     }
@@ -114,19 +112,15 @@ def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
     return written
 
 
-def _windows(config: Mapping[str, Any], model_type: str) -> tuple[int | None, ...]:
+def _windows(config: Mapping[str, Any]) -> tuple[int | None, ...]:
     """The sliding window of each layer. Without layer_types, layers from max_window_layers on have it."""
     layers = check_int("num_hidden_layers", config["num_hidden_layers"], 1, 1 << 16)
     first = check_int("max_window_layers", config["max_window_layers"], 0, MAX_LENGTH)
     window = config.get("sliding_window") if check_bool("use_sliding_window", config["use_sliding_window"]) else None
-    windows = tuple(None if number < first else window for number in range(layers))
     types = config.get("layer_types")
     if types is None:
-        return windows
+        return tuple(None if number < first else window for number in range(layers))
     meaning = {"full_attention": None} | ({} if window is None else {"sliding_attention": window})
     if not isinstance(types, list) or len(types) != layers or not all(str(kind) in meaning for kind in types):
         raise ConfigError(f"layer_types must be {' or '.join(meaning)} for each of {layers} layers, got {types!r}")
-    by_type = tuple(meaning[kind] for kind in types)
-    if by_type != windows and not FAMILIES[model_type].mixes_windows:
-        raise ConfigError(f"layer_types of a {model_type} model must say what its sliding_window says, got {types!r}")
-    return by_type
+    return tuple(meaning[kind] for kind in types)

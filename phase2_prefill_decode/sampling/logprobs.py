@@ -90,9 +90,9 @@ def prompt_logprobs_of(hidden: Tensor, lm_head: Callable[[Tensor], Tensor], prom
     return [logprobs_of(lm_head(hidden[rows]), prompt.targets[rows], prompt.alternatives[rows]) for rows in blocks]
 
 
-def _predicted(piece: Slice) -> int:
+def _predicted(part: Slice) -> int:
     """The number of prompt tokens that a slice predicts. The last token of a prompt predicts the first drawn one."""
-    request = piece.request
+    request = part.request
     if request.params.prompt_logprobs is None:
         return 0
-    return max(min(piece.stop, len(request.prompt_tokens) - 1) - piece.start, 0)
+    return max(min(part.stop, len(request.prompt_tokens) - 1) - part.start, 0)

@@ -51,9 +51,9 @@ class DeviceState:
         self.page_table = pad(self.page_table, (0, more_pages, 0, more_rows))
         self.newest = pad(self.newest, (0, more_rows))
 
-    def load(self, step: PackedStep, parts: Sequence[Tensor], page_size: int) -> StepTensors:
-        """Complete a step, given its parts on the device: what it changes is stored, what it lacks is added."""
-        tokens, positions, slots, last, drawn_rows, changed, keys, drawn_at, *narrow = parts
+    def load(self, step: PackedStep, arrays: Sequence[Tensor], page_size: int) -> StepTensors:
+        """Complete a step, given its arrays on the device: what it changes is stored, what it lacks is added."""
+        tokens, positions, slots, last, drawn_rows, changed, keys, drawn_at, *narrow = arrays
         cu_seqlens_q, seq_lens, rows, pages, *filters = narrow
         if step.changed:
             self.page_table.view(-1).index_copy_(0, changed, pages)

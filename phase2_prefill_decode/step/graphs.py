@@ -22,7 +22,7 @@ from phase2_prefill_decode.step.packed import CHANGES, PackedStep, join, split
 from phase2_prefill_decode.transfer import pinned
 
 Replay = Callable[[], "Computed"]
-Compute = Callable[[PackedStep, Sequence[Tensor]], "Computed"]  # of a step and its parts on the device
+Compute = Callable[[PackedStep, Sequence[Tensor]], "Computed"]  # of a step and its arrays on the device
 Record = Callable[[Replay], Replay]  # runs a step, and returns what runs it again
 
 
@@ -62,16 +62,16 @@ class DecodeGraphs:
         record = record or cuda_recorder()
         for size in tqdm(sorted(sizes, reverse=True), "recording graphs", leave=False, disable=None):
             step = self.pad(PackedStep.empty(), size)
-            parts = step.parts
-            array = join(parts).to(self.state.newest.device)
-            self._graphs[size] = Graph(array, record(partial(compute, step, split(array, parts))))
+            arrays = step.arrays
+            array = join(arrays).to(self.state.newest.device)
+            self._graphs[size] = Graph(array, record(partial(compute, step, split(array, arrays))))
 
     # endregion
 
     def replay(self, step: PackedStep) -> Computed:
         """Run a step that was padded for a graph."""
         graph = self._graphs[step.graph_size]
-        graph.array.copy_(pinned(join(step.parts), graph.array.device), non_blocking=True)
+        graph.array.copy_(pinned(join(step.arrays), graph.array.device), non_blocking=True)
         return graph.run()
 
     # region exercise 2.17

@@ -44,12 +44,12 @@ class LaunchedStep:
         if sampled.logprobs is not None:
             asked = [step.drawn[row] for row, _ in step.sampling.logprobs]
             of_rows = zip(asked, sampled.logprobs.read(), strict=True)
-            logprobs = {number: found for number, found in of_rows if number not in failed}
-        of_prompts = (found for block in sampled.prompt_logprobs for found in block.read())
+            logprobs = {number: of_row for number, of_row in of_rows if number not in failed}
+        of_prompts = (of_token for block in sampled.prompt_logprobs for of_token in block.read())
         counts = step.prompt.counts if step.prompt is not None else ()
         scores = {number: list(islice(of_prompts, count)) for number, count in enumerate(counts) if count}
         for number, of_prompt in scores.items():
-            if any(math.isnan(found.logprob) for found in of_prompt):
+            if any(math.isnan(of_token.logprob) for of_token in of_prompt):
                 failed.setdefault(number, "its prompt cannot be scored: there is NaN among the logits")
         return self._tell(StepOutput(drawn, failed, logprobs, scores))
 

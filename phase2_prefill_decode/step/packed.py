@@ -73,18 +73,18 @@ class PackedStep:
         return not self.sizes or any(self.tokens[row] < 0 for row in self.last)
 
     @property
-    def parts(self) -> list[NDArray[Any]]:
+    def arrays(self) -> list[NDArray[Any]]:
         """What goes to the device, those of 64 bits first. The columns of the sampling inputs are with the others."""
         wide = self.tokens, self.positions, self.slots, self.last, self.drawn_rows, self.changed
         narrow = self.cu_seqlens_q, self.seq_lens, self.rows, self.pages
         keys, positions, *filters = self.sampling.columns
-        wide_parts, narrow_parts = [np.array(p, np.int64) for p in wide], [np.array(p, np.int32) for p in narrow]
-        return [*wide_parts, keys, positions, *narrow_parts, *filters]
+        of_64_bits, of_32_bits = [np.array(p, np.int64) for p in wide], [np.array(p, np.int32) for p in narrow]
+        return [*of_64_bits, keys, positions, *of_32_bits, *filters]
 
     def to(self, device: torch.device) -> list[Tensor]:
-        """The parts as tensors, by one copy to the device. On a CPU there is none."""
-        parts = self.parts
-        return [*map(torch.from_numpy, parts)] if device.type == "cpu" else split(moved(join(parts), device), parts)
+        """The arrays as tensors, by one copy to the device. On a CPU there is none."""
+        arrays = self.arrays
+        return [*map(torch.from_numpy, arrays)] if device.type == "cpu" else split(moved(join(arrays), device), arrays)
 
     # region exercise 2.16
     def padded(self, size: int, scratch_row: int, scratch_entry: int, context: int) -> "PackedStep":
@@ -113,15 +113,15 @@ class PackedStep:
     # endregion
 
 
-def join(parts: Sequence[NDArray[Any]]) -> Tensor:
-    """The parts of a step one after the other: [numbers] int32."""
-    return torch.from_numpy(np.concatenate([part.view(np.int32) for part in parts]))
+def join(arrays: Sequence[NDArray[Any]]) -> Tensor:
+    """The arrays of a step one after the other: [numbers] int32."""
+    return torch.from_numpy(np.concatenate([each.view(np.int32) for each in arrays]))
 
 
-def split(array: Tensor, parts: Sequence[NDArray[Any]]) -> list[Tensor]:
-    """The parts as views of that array."""
-    pieces = array.split_with_sizes([part.nbytes // 4 for part in parts])
-    return [piece.view(getattr(torch, part.dtype.name)) for piece, part in zip(pieces, parts, strict=True)]
+def split(array: Tensor, arrays: Sequence[NDArray[Any]]) -> list[Tensor]:
+    """The arrays as views of that array."""
+    views = array.split_with_sizes([each.nbytes // 4 for each in arrays])
+    return [view.view(getattr(torch, each.dtype.name)) for view, each in zip(views, arrays, strict=True)]
 
 
 # region exercise 2.2
@@ -132,11 +132,11 @@ def pack(batch: Batch, cache: PagedCache, width: int, scored: Sequence[int] = ()
     positions: list[int] = []
     slots: list[int] = []
     cu_seqlens_q, seq_lens, last, drawn = [0], [], [], []
-    for number, piece in enumerate(batch.slices):
-        request, start, length = piece
-        tokens += tokens_of(piece, cache)
+    for number, part in enumerate(batch.slices):
+        request, start, length = part
+        tokens += tokens_of(part, cache)
         positions += range(start, start + length)
-        slots += cache.slots(piece)
+        slots += cache.slots(part)
         cu_seqlens_q.append(len(tokens))
         seq_lens.append(start + length)
         if start + length >= request.total:
@@ -144,7 +144,7 @@ def pack(batch: Batch, cache: PagedCache, width: int, scored: Sequence[int] = ()
             drawn.append(number)
     for start, count in zip(cu_seqlens_q, scored, strict=False):
         last += range(start, start + count)
-    rows = [cache.row(piece.request) for piece in batch.slices]
+    rows = [cache.row(part.request) for part in batch.slices]
     changed: list[int] = []
     pages: list[int] = []
     for row, first, table in cache.changes():
@@ -175,9 +175,9 @@ def pack(batch: Batch, cache: PagedCache, width: int, scored: Sequence[int] = ()
 
 
 # region exercise 2.14
-def tokens_of(piece: Slice, cache: PagedCache) -> list[int]:
+def tokens_of(part: Slice, cache: PagedCache) -> list[int]:
     """The tokens of a slice. If a step in flight yields the last one, the host does not know it: it gets -1 - row."""
-    request, start, length = piece
+    request, start, length = part
     output, stop = request.output_tokens, start + length
     known = len(request.prompt_tokens) + len(output)
     if stop > known:

@@ -48,7 +48,7 @@ class ModelRunner:
         prompt = pack_prompt_targets(batch, self.pool.device)
         step = pack(batch, self.cache, self.state.width, prompt.counts if prompt else ())
         slices = [batch.slices[number] for number in step.drawn]
-        sampling = self.sampler.pack([piece.request for piece in slices], [piece.stop for piece in slices])
+        sampling = self.sampler.pack([part.request for part in slices], [part.stop for part in slices])
         step = replace(step, sampling=sampling, prompt=prompt)
         size = self.graphs.size_for(step) if self.graphs is not None else 0
         return self.graphs.pad(step, size) if self.graphs is not None and size else step
@@ -59,8 +59,8 @@ class ModelRunner:
         logits = torch.empty(shape, dtype=self.decoder.dtype, device=self.pool.device)  # one for all graphs
         self._rope = self.decoder.rope(context)  # whose addresses the graphs hold: the model's may be replaced
 
-        def compute(step: PackedStep, parts: Sequence[Tensor]) -> Computed:
-            computed = self.compute(step, parts, logits[: len(step.drawn_rows)])
+        def compute(step: PackedStep, arrays: Sequence[Tensor]) -> Computed:
+            computed = self.compute(step, arrays, logits[: len(step.drawn_rows)])
             sampled = self.sampler.draw(computed.logits, computed.inputs)
             self.state.newest.index_copy_(0, computed.drawn_rows, sampled.tokens)
             return replace(computed, sampled=sampled)
@@ -96,9 +96,9 @@ class ModelRunner:
             return self.graphs.replay(step)
         return self.compute(step, step.to(self.pool.device))
 
-    def compute(self, step: PackedStep, parts: Sequence[Tensor], out: Tensor | None = None) -> Computed:
-        """Run the model on a step, given its parts on the device. A recorded step writes its logits to `out`."""
-        tensors = self.state.load(step, parts, self.cache.page_size)
+    def compute(self, step: PackedStep, arrays: Sequence[Tensor], out: Tensor | None = None) -> Computed:
+        """Run the model on a step, given its arrays on the device. A recorded step writes its logits to `out`."""
+        tensors = self.state.load(step, arrays, self.cache.page_size)
         keys, values, drawn = self.pool.keys, self.pool.values, len(step.drawn_rows)
         scored = None
         if out is not None:

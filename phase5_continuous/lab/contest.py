@@ -61,8 +61,8 @@ OURS = (
 )
 
 
-class CheckedPolicy:
-    """A policy that raises if the one it wraps returns an impossible order."""
+class CheckedPolicy(Policy):
+    """A policy that raises if the one it wraps returns anything but a finite number."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -72,17 +72,15 @@ class CheckedPolicy:
         return self.policy.bound
 
     def rank(self, request: Request) -> float:
-        rank = self.policy.rank(request)
-        if isinstance(rank, bool) or not isinstance(rank, int | float) or not math.isfinite(rank):
-            raise EntryError(f"rank must return a finite number, got {rank!r} for request {request.id}")
-        return rank
+        return self._finite("rank", self.policy.rank(request), request)
 
-    def order(self, first: Sequence[Request], cache: PagedCache) -> Sequence[Request]:
-        ordered = self.policy.order(first, cache)
-        if sorted(map(id, ordered)) != sorted(map(id, first)):
-            names = [[request.id for request in requests] for requests in (first, ordered)]
-            raise EntryError(f"order must return each of the requests it was given once: {names[0]}, got {names[1]}")
-        return ordered
+    def head_start(self, request: Request, cache: PagedCache) -> float:
+        return self._finite("head_start", self.policy.head_start(request, cache), request)
+
+    def _finite(self, name: str, seconds: float, request: Request) -> float:
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not math.isfinite(seconds):
+            raise EntryError(f"{name} must return a finite number, got {seconds!r} for request {request.id}")
+        return seconds
 
 
 # The traces: name, and the arrivals for a number of requests and a rate.

@@ -9,8 +9,6 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from statistics import mean
 from typing import Any
 
@@ -18,10 +16,9 @@ import torch
 from rich.console import Console
 
 from phase0_request import entry
-from phase0_request.lab.metrics import percentile, summarize
+from phase0_request.lab.metrics import summarize
 from phase0_request.lab.report import finish, parser, table
 from phase0_request.params import SamplingParams
-from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.engine import static
 from phase2_prefill_decode.lab.shapes import SHAPES
@@ -33,26 +30,12 @@ PAGES, PAGE_SIZE = 512, 16
 MOST = 512  # output tokens of a request
 BATCH = 64  # requests at once, if the pool has room
 BUDGET = TokenBudget(256, 512)
+FIGURES = ("tokens_per_second", "ttft_p50_ms", "ttft_p99_ms", "seconds")
 LAUNCH = """
 import resource, subprocess, sys
 subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """The figures of one engine."""
-
-    requests: int
-    tokens: int
-    seconds: float
-    tokens_per_second: float
-    ttft_p50_ms: float
-    ttft_p99_ms: float
-    mean_tokens: float  # of an answer
-    longest: int
-    preemptions: int
 
 
 def model_of(shape: str) -> Model:
@@ -79,7 +62,7 @@ def workload(vocabulary: int, count: int, seed: int = 0) -> tuple[list[list[int]
     return prompts, params
 
 
-def serve(model: Model, way: str, count: int) -> Measured:
+def serve(model: Model, way: str, count: int) -> dict[str, float]:
     """Serve the workload with a new engine of either kind. All requests arrive at the start."""
     prompts, params = workload(model.config.vocab_size, count)
     cache, preemptions = PagedCache(PAGES, PAGE_SIZE), 0
@@ -89,36 +72,22 @@ def serve(model: Model, way: str, count: int) -> Measured:
         engine = continuous(model, BUDGET, cache=cache, max_running=BATCH)
         answers = engine.generate(prompts, params)
         preemptions = engine.core.scheduler.running_set.num_preemptions
-    return judge([answer.request for answer in answers], preemptions)
-
-
-def judge(requests: Sequence[Request], preemptions: int) -> Measured:
-    found = summarize(requests)
-    ttft = [1e3 * seconds for seconds in found.ttft]
-    lengths = [len(request.output_tokens) for request in requests]
-    return Measured(
-        requests=found.requests,
-        tokens=found.tokens,
-        seconds=found.seconds,
-        tokens_per_second=found.tokens_per_second,
-        ttft_p50_ms=percentile(ttft, 50),
-        ttft_p99_ms=percentile(ttft, 99),
-        mean_tokens=mean(lengths),
-        longest=max(lengths),
-        preemptions=preemptions,
-    )
+    figures = summarize([answer.request for answer in answers]).figures()
+    lengths = [len(answer.output_tokens) for answer in answers]
+    return {name: figures[name] for name in FIGURES} | {"mean_tokens": mean(lengths), "preemptions": preemptions}
 
 
 def beside(model: Model, count: int, runs: int) -> dict[str, Any]:
     """Run both engines in turns, and take the fastest run of each."""
-    for way in ("static", "continuous"):
+    ways = ("static", "continuous")
+    for way in ways:
         serve(model, way, 4)  # warm-up
-    rounds = [{way: serve(model, way, count) for way in ("static", "continuous")} for _ in range(runs)]
-    best = {way: min((each[way] for each in rounds), key=lambda run: run.seconds) for way in ("static", "continuous")}
+    rounds = [{way: serve(model, way, count) for way in ways} for _ in range(runs)]
+    best = {way: min((each[way] for each in rounds), key=lambda run: run["seconds"]) for way in ways}
     static, continuous = best["static"], best["continuous"]
-    return {way: asdict(run) for way, run in best.items()} | {
-        "throughput_ratio": continuous.tokens_per_second / static.tokens_per_second,
-        "ttft_p99_ratio": static.ttft_p99_ms / continuous.ttft_p99_ms,
+    return best | {
+        "throughput_ratio": continuous["tokens_per_second"] / static["tokens_per_second"],
+        "ttft_p99_ratio": static["ttft_p99_ms"] / continuous["ttft_p99_ms"],
     }
 
 
@@ -147,7 +116,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     measured = beside(model_of(options.shape), options.requests, options.runs)
-    columns = ("tokens_per_second", "ttft_p50_ms", "ttft_p99_ms", "seconds", "preemptions")
+    columns = (*FIGURES, "preemptions")
     rows = [(way, *(measured[way][column] for column in columns)) for way in ("static", "continuous")]
     console.print(table(("engine", *(column.replace("_", " ") for column in columns)), rows))
     console.print(

@@ -2,10 +2,17 @@
 the flags. The figures have the names of `vllm bench serve`."""
 
 import argparse
+import json
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from phase6_integration.cli.common import add_server, api_key, server_url
 from phase6_integration.engine.flags import Parser, add_fields, values_of
+
+if TYPE_CHECKING:
+    from phase6_integration.load.client import Load
+    from phase6_integration.load.report import Report
 
 
 def add_flags(parser: Parser) -> None:
@@ -29,9 +36,11 @@ def add_flags(parser: Parser) -> None:
 
 
 def run(given: argparse.Namespace, parser: Parser) -> int:
-    """All arguments are checked, and the file is opened, before the load starts."""
+    """0 if any request succeeded, 1 if none did. All arguments are checked, and the file is opened, before the load
+    starts."""
+    from rich.console import Console
+
     from phase6_integration.load.client import Load
-    from phase6_integration.load.command import execute
     from phase6_integration.load.report import SLO
     from phase6_integration.load.workload import Workload
 
@@ -50,7 +59,29 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
     except (ValueError, OSError) as error:
         parser.error(str(error))
     try:
-        return execute(load, file)
+        report = _measured(load)
+        text = json.dumps(report.as_json(), indent=2, allow_nan=False)
+        if file == "-":
+            print(text)
+        else:
+            Console().print(report.table())
+        if file not in (None, "-"):
+            Path(file).write_text(text + "\n", encoding="utf-8")
     except (ValueError, OSError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
+    return 0 if report.completed else 1
+
+
+def _measured(load: "Load") -> "Report":
+    """Run the load, with a bar on stderr if that is a terminal. It is drawn seldom: that takes time from the server."""
+    import uvloop
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from phase6_integration.load.client import run
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, refresh_per_second=2, disable=not console.is_terminal) as bar:
+        task = bar.add_task("requests", total=load.workload.num_prompts)
+        return uvloop.run(run(load, lambda _: bar.advance(task)))

@@ -1,13 +1,10 @@
 """`nanoserve chat`: a chat in the terminal. Ctrl-C stops an answer; /quit or the end of the input ends the chat."""
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
-from typing import Any
 
 import httpx
 from rich.console import Console
@@ -27,8 +24,7 @@ from phase6_integration.cli.common import (
 from phase6_integration.engine.flags import Parser
 
 HELP = (
-    "/reset starts over; /system TEXT sets the system message; /save FILE writes the conversation as JSON; "
-    "/help shows this; /quit leaves; Ctrl-C stops an answer"
+    "/reset starts over; /system TEXT sets the system message; /help shows this; /quit leaves; Ctrl-C stops an answer"
 )
 SAMPLED = ("max_tokens", "temperature", "seed")
 DEFAULTS = {"max_tokens": 256, "temperature": 0.5}
@@ -61,24 +57,11 @@ class Chat:
                 self.system = rest.strip() or None
                 self.history.clear()
                 self.note("a new conversation" + ("" if self.system else ", without a system message"))
-            case "/save":
-                self.save(rest.strip())
             case "/help":
                 self.note(HELP)
             case _:
                 self.note(f"there is no {name}: {HELP}")
         return True
-
-    def save(self, file: str) -> None:
-        """Write the conversation as the body of a chat request."""
-        if not file:
-            return self.note("/save needs the name of a file")
-        body = {"model": self.model.name, "messages": self.messages}
-        try:
-            Path(file).expanduser().write_text(json.dumps(body, ensure_ascii=False, indent=2) + "\n", "utf-8")
-        except OSError as error:
-            return self.note(f"cannot write {file}: {error.strerror}", "red")
-        return self.note(f"{len(self.messages)} messages are in {file}")
 
     def ask(self, question: str) -> bool:
         """Send a message and print its answer as it comes. False if it failed or was stopped."""
@@ -86,15 +69,15 @@ class Chat:
         text, usage, problem = "", None, None
         start, first, last = time.perf_counter(), 0.0, 0.0
         try:
-            with closing(self.model.answer(self.messages, self.params)) as pieces:
-                for piece in pieces:
-                    if isinstance(piece, ChatUsage):
-                        usage = piece
+            with closing(self.model.answer(self.messages, self.params)) as parts:
+                for part in parts:
+                    if isinstance(part, ChatUsage):
+                        usage = part
                         continue
                     last = time.perf_counter()
                     first = first or last
-                    text += piece
-                    self.console.file.write(printable(piece))
+                    text += part
+                    self.console.file.write(printable(part))
                     self.console.file.flush()
         except KeyboardInterrupt:
             problem = "stopped"
@@ -148,7 +131,11 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
         parser.error(str(error))
     console, terminal = Console(highlight=False, soft_wrap=True), sys.stdin.isatty()
     try:
-        model = _connected(settings, options.get("model")) if local is None else LocalModel(local)
+        if local is not None:
+            model: ChatModel = LocalModel(local)
+        else:
+            with Console(stderr=True).status("connecting"):
+                model = RemoteModel(settings, options.get("model"))
         with closing(model):
             return _converse(Chat(model, params, options.get("system"), console), terminal)
     except httpx.TransportError as error:
@@ -156,11 +143,6 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
     except (ValueError, OSError) as error:  # also input that is not text
         print(f"{parser.prog}: {error}", file=sys.stderr)
     return 1
-
-
-def _connected(settings: dict[str, Any], name: str | None) -> RemoteModel:
-    with Console(stderr=True).status("connecting"):
-        return RemoteModel(settings, name)
 
 
 def _converse(chat: Chat, terminal: bool) -> int:

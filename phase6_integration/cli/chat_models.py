@@ -14,7 +14,7 @@ from phase0_request.request import FinishReason
 from phase6_integration.cli.common import http_error, open_engine
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.engine.stats import Gauges
-from phase6_integration.load.served_model import first_model
+from phase6_integration.load.client import first_model
 
 Messages = list[dict[str, str]]
 

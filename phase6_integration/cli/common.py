@@ -5,7 +5,8 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import asdict, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 from urllib.parse import urlsplit
 
@@ -77,20 +78,14 @@ def local_options(given: Mapping[str, Any]) -> EngineOptions | None:
 
 def open_engine(options: EngineOptions) -> "NanoServingEngine":
     """A local engine on as many threads as suit the model. ValueError if the model has no tokenizer."""
-    from dataclasses import asdict
+    from phase6_integration.engine.hub import located
 
-    from phase2_prefill_decode.loading.config import ModelConfig
-    from phase2_prefill_decode.threads import threads_for
-    from phase6_integration.engine.hub import directory_of
-
-    directory = directory_of(options.model, options.revision, options.download_dir)
-    if options.tokenizer is None and not (directory / "tokenizer.json").is_file():
+    options, _ = located(options)
+    if options.tokenizer is None and not Path(options.model, "tokenizer.json").is_file():
         raise ValueError(f"{options.model} has no tokenizer.json, so it takes no text; --tokenizer names another")
-    threads = options.threads or threads_for(ModelConfig.from_pretrained(directory))
     with loading():
         from phase6_integration.engine.engine import NanoServingEngine  # loads torch
 
-        options = replace(options, model=str(directory), revision=None, threads=threads)
         return NanoServingEngine.from_pretrained(**asdict(options))
 
 

@@ -29,7 +29,7 @@ from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.policies import policy
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.hub import directory_of
-from phase6_integration.engine.isolation import Attempt, IsolatingRunner, LoadShedding
+from phase6_integration.engine.isolation import IsolatedStep, IsolatingRunner, LoadShedding
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.engine.stats import ObservedCore, Stats
 from phase6_integration.engine.warmup import KINDS, attention_batches, long_step, sampling_batches, warmup_pages
@@ -46,7 +46,7 @@ class Assembled:
 
     model: Model  # its config's max_position_embeddings is this engine's context length
     scheduler: Scheduler
-    core: ObservedCore[Attempt[PackedStep]]
+    core: ObservedCore[IsolatedStep[PackedStep]]
     sampler: Sampler
 
 

@@ -5,17 +5,17 @@ either, the engine is broken.
 """
 
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Generic, NamedTuple, TypeVar
+from dataclasses import fields, replace
+from typing import Any, Generic, TypeVar
 
-from phase0_request.batch import Batch, Forced, Slice, StepOutput, WaitHandle
+from phase0_request.batch import Batch, Slice, StepOutput
 from phase0_request.core import Launched, Runner
-from phase0_request.request import Request, TokenLogprobs
+from phase0_request.request import Request
 from phase5_continuous.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 P = TypeVar("P")
+BY_SLICE = [field.name for field in fields(StepOutput) if field.name != "tokens"]  # results by the number of a slice
 BLAMED = "it made a step of the engine fail"
 FAILED_STEPS = 6  # in a row, each half as large as the one before, after which the engine is broken
 CALM_STEPS = 256  # without a failure, after which steps may be twice as large again
@@ -61,11 +61,29 @@ class LoadShedding:
         log.warning("steps have at most %d tokens from now on", self._scheduler.budget.max_batched_tokens)
 
 
-class Attempt(NamedTuple, Generic[P]):
-    """A packed step. `packed` is None if packing failed."""
+class IsolatedStep(Generic[P]):
+    """A step, which may have failed already. `output` falls back to running its slices one by one."""
 
-    batch: Batch
-    packed: P | None
+    def __init__(self, runner: "IsolatingRunner[P]", batch: Batch) -> None:
+        self.batch = batch
+        self.packed: P | None = None  # None: packing has failed
+        self.launched: Launched | None = None  # None: launching has failed
+        self.failures = 0  # of the runner, when this step was launched
+        self._runner = runner
+
+    def output(self) -> StepOutput:
+        if self.failures != self._runner.failures:
+            raise StepFailedError("a step before it failed, so it read tokens and keys that were never computed")
+        if self.launched is not None:
+            try:
+                output = self.launched.output()
+            except Exception:
+                log.exception("a step of %d slices failed on the device", len(self.batch))
+            else:
+                self._runner.shedding.succeeded()
+                return output
+        self._runner.failures += 1
+        return self._runner.one_by_one(self.batch)
 
 
 class IsolatingRunner(Generic[P]):
@@ -78,31 +96,28 @@ class IsolatingRunner(Generic[P]):
         self.shedding = shedding
         self.failures = 0  # steps that failed: those launched before one was known are void
 
-    def pack(self, batch: Batch) -> Attempt[P]:
+    def pack(self, batch: Batch) -> IsolatedStep[P]:
+        step = IsolatedStep(self, batch)
         try:
-            return Attempt(batch, self.runner.pack(batch))
+            step.packed = self.runner.pack(batch)
         except Exception:
             log.exception("packing a step of %d slices failed", len(batch))
-            return Attempt(batch, None)
+        return step
 
-    def launch(self, attempt: Attempt[P]) -> "IsolatedStep[P]":
-        launched = None
-        if attempt.packed is not None:
+    def launch(self, step: IsolatedStep[P]) -> IsolatedStep[P]:
+        step.failures = self.failures
+        if step.packed is not None:
             try:
-                launched = self.runner.launch(attempt.packed)
+                step.launched = self.runner.launch(step.packed)
             except Exception:
-                log.exception("a step of %d slices failed", len(attempt.batch))
-        return IsolatedStep(self, attempt, launched)
+                log.exception("a step of %d slices failed", len(step.batch))
+        return step
 
     # region exercise 6.6
     def one_by_one(self, batch: Batch) -> StepOutput:
         """Run each slice of a failed step as a step of its own, and collect tokens and failures."""
         tokens: list[int | None] = [None] * len(batch)
-        failed: dict[int, str] = {}
-        logprobs: dict[int, TokenLogprobs] = {}
-        scores: dict[int, Sequence[TokenLogprobs]] = {}
-        forced: dict[int, Forced] = {}
-        late: dict[int, WaitHandle] = {}
+        by_slice: dict[str, dict[int, Any]] = {name: {} for name in BY_SLICE}
         blamed = False
         for number, part in enumerate(batch.slices):
             try:
@@ -110,22 +125,15 @@ class IsolatingRunner(Generic[P]):
             except Exception:
                 log.exception("request %s fails alone too", part.request.id)
                 self._probe(part)
-                failed[number], blamed = BLAMED, True
+                by_slice["failed"][number], blamed = BLAMED, True
                 continue
             tokens[number] = output.tokens[0]
-            for why in output.failed.values():
-                failed[number] = why
-            for found in output.logprobs.values():
-                logprobs[number] = found
-            for of_prompt in output.prompt_logprobs.values():
-                scores[number] = of_prompt
-            for follows in output.forced.values():
-                forced[number] = follows
-            for pending in output.late.values():
-                late[number] = pending
+            for name, results in by_slice.items():
+                for result in getattr(output, name).values():
+                    results[number] = result
         if not blamed:
             self.shedding.failed(f"{len(batch)} slices together")
-        return StepOutput(tokens, failed, logprobs, scores, forced, late)
+        return StepOutput(tokens, **by_slice)
 
     def _alone(self, part: Slice) -> StepOutput:
         return self.runner.launch(self.runner.pack(Batch((part,)))).output()
@@ -144,27 +152,3 @@ class IsolatingRunner(Generic[P]):
             raise StepFailedError(why) from error
 
     # endregion
-
-
-class IsolatedStep(Generic[P]):
-    """A launched step, or one that failed to launch. `output` falls back to running its slices one by one."""
-
-    def __init__(self, runner: IsolatingRunner[P], attempt: Attempt[P], launched: Launched | None) -> None:
-        self._runner = runner
-        self._attempt = attempt
-        self._launched = launched
-        self._failures = runner.failures
-
-    def output(self) -> StepOutput:
-        if self._failures != self._runner.failures:
-            raise StepFailedError("a step before it failed, so it read tokens and keys that were never computed")
-        if self._launched is not None:
-            try:
-                output = self._launched.output()
-            except Exception:
-                log.exception("a step of %d slices failed on the device", len(self._attempt.batch))
-            else:
-                self._runner.shedding.succeeded()
-                return output
-        self._runner.failures += 1
-        return self._runner.one_by_one(self._attempt.batch)

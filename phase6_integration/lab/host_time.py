@@ -9,7 +9,6 @@ processor time of the thread, which never waits: other programs on the machine c
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,7 +20,6 @@ import torch
 from rich.console import Console
 from rich.progress import track
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from phase0_request.batch import Batch, Slice
 from phase0_request.lab.metrics import percentile
@@ -69,27 +67,11 @@ class NoProduct:
 
 
 class OneArrayRunner(ModelRunner):
-    """Brings the parts of a step in one array, as for a GPU."""
+    """Brings the arrays of a step in one array, as for a GPU."""
 
     def _forward(self, step: PackedStep) -> Computed:
-        parts = step.parts
-        return self.compute(step, split(join(parts), parts))
-
-
-class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts operators that compute something: on a GPU each is a launch or more."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.counts: Counter[str] = Counter()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        name = func._schema.name.removeprefix("aten::")
-        if not func.is_view and "empty" not in name and name != "detach":
-            self.counts[name] += 1
-        return func(*args, **(kwargs or {}))
+        arrays = step.arrays
+        return self.compute(step, split(join(arrays), arrays))
 
 
 @dataclass(slots=True)
@@ -157,18 +139,14 @@ def measure(cases: Mapping[str, Case], rounds: int, console: Console) -> dict[st
             times[name].append((time.thread_time() - start) * 1e3)
     figures = {}
     for name, case in cases.items():
-        LAUNCHES.clear()
-        case.launch()
-        launches = dict(LAUNCHES)
-        with Operators() as operators:
-            case.launch()
         with timed_launches() as seconds:
             for _ in range(rounds):
+                LAUNCHES.clear()
                 case.launch()
+        launches = dict(LAUNCHES)
         figures[name] = {
             "launches": launches,
             "launches_of_triton": sum(launches.values()) - launches["GEMM"],
-            "torch_operators": dict(operators.counts),
             "host_ms": spread(times[name]),
             "launch_us": spread([1e6 * launch for launch in seconds]),
             "device_ms": case.device_ms,

@@ -7,9 +7,9 @@ outside, as by a stop string, long before its `max_tokens`.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -27,37 +27,16 @@ from phase6_integration.engine.engine import NanoServingEngine
 
 PAGE_SIZE, BATCH = 16, 64
 BUDGET = TokenBudget(256, 512)
-
-
-class Rung(Protocol):
-    """An engine that takes requests as they arrive, and computes one step at a time."""
-
-    steps: int
-    pages: int  # held at most
-
-    @property
-    def has_work(self) -> bool: ...
-
-    @property
-    def hit_rate(self) -> float: ...
-
-    def submit(self, request: Request) -> None: ...
-
-    def step(self) -> Iterable[Request]:
-        """Compute a step. Returns the requests that got a token."""
-        ...
-
-    def finish(self, request: Request) -> None:
-        """End a request: its answer is complete."""
-        ...
+Answers = Mapping[str, int]  # the length of each answer, by request id
 
 
 class EngineRung:
     """The engine of a phase. Phases 2 to 4 reserve pages up to a request's `max_tokens`."""
 
-    def __init__(self, core: EngineCore[Any, Any]) -> None:
-        self.core = core
-        self.steps = self.pages = 0
+    def __init__(self, core: EngineCore[Any, Any], answers: Answers) -> None:
+        self.core, self.answers = core, answers
+        self.submit = core.submit
+        self.steps = self.pages = 0  # pages held at most
 
     @property
     def has_work(self) -> bool:
@@ -68,19 +47,16 @@ class EngineRung:
         cache = self.core.scheduler.cache
         return cache.counts.hit_rate if isinstance(cache, PrefixCache) else 0.0
 
-    def submit(self, request: Request) -> None:
-        self.core.submit(request)
-
-    def step(self) -> Iterable[Request]:
+    def step(self) -> None:
+        """Run a step, and end the requests whose answers are complete."""
         step = self.core.step()
         if step is None:
-            return []
+            return
         self.steps += bool(step.batch)
         self.pages = max(self.pages, step.pages)
-        return [event.request for event in step.events if event.token is not None]
-
-    def finish(self, request: Request) -> None:
-        self.core.finish(request, FinishReason.STOP)
+        for request, token, _, _ in step.events:
+            if token is not None and len(request.output_tokens) == self.answers[request.id]:
+                self.core.finish(request, FinishReason.STOP)
 
 
 class TransformersRung:
@@ -88,19 +64,17 @@ class TransformersRung:
 
     hit_rate = 0.0
 
-    def __init__(self, model: Any, slots: int, answers: Mapping[str, int]) -> None:
+    def __init__(self, model: Any, slots: int, answers: Answers) -> None:
         self.model, self.slots, self.answers = model, slots, answers
         self.steps = self.pages = 0
         self._waiting: deque[Request] = deque()
+        self.submit = self._waiting.append
 
     @property
     def has_work(self) -> bool:
         return bool(self._waiting)
 
-    def submit(self, request: Request) -> None:
-        self._waiting.append(request)
-
-    def step(self) -> Iterable[Request]:
+    def step(self) -> None:
         """Serve a whole batch: the steps are those of `generate`."""
         from transformers import GenerationConfig
 
@@ -125,18 +99,13 @@ class TransformersRung:
 
         make: Any = GenerationConfig
         config = make(do_sample=False, max_new_tokens=max(r.params.max_tokens for r in batch), pad_token_id=0)
-        place = self.model.device
         with torch.inference_mode():
             self.model.generate(
-                torch.tensor(rows, device=place),
-                attention_mask=torch.tensor(mask, device=place),
+                torch.tensor(rows, device=self.model.device),
+                attention_mask=torch.tensor(mask, device=self.model.device),
                 generation_config=config,
                 stopping_criteria=[after_step],
             )
-        return []
-
-    def finish(self, request: Request) -> None:
-        raise AssertionError("its batches run to their end")
 
     def _form_batch(self) -> list[Request]:
         batch: list[Request] = []
@@ -148,36 +117,39 @@ class TransformersRung:
         return batch
 
 
-Build = Callable[[Mapping[str, int]], Rung]  # from the length of each answer, which only transformers' batches need
+Rung = EngineRung | TransformersRung
+Build = Callable[[Answers], Rung]
 
 
 def rungs(directory: Path, pages: int) -> dict[str, Build]:
     """A function for each rung that makes its engine, all of the same weights in float32 and of the same pool."""
     model = Model.load(directory, dtype="float32")
 
-    def transformers(answers: Mapping[str, int]) -> Rung:
+    def transformers(answers: Answers) -> Rung:
         from transformers import AutoModelForCausalLM
 
         theirs: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
         theirs.generation_config.eos_token_id = None
         return TransformersRung(theirs.to(default_device()).eval(), pages * PAGE_SIZE, answers)
 
-    def phase6(_: object) -> Rung:
-        engine = NanoServingEngine.from_pretrained(
+    def phase6() -> EngineCore[Any, Any]:
+        return NanoServingEngine.from_pretrained(
             directory, dtype="float32", kv_cache_pages=pages, page_size=PAGE_SIZE, max_num_seqs=BATCH,
             max_chunk_size=BUDGET.max_chunk_size, max_num_batched_tokens=BUDGET.max_batched_tokens,
-        )  # fmt: skip
-        return EngineRung(engine.parts.core)
+        ).parts.core  # fmt: skip
 
-    return {
-        "transformers": transformers,
-        "phase2": lambda _: EngineRung(static(model, cache=PagedCache(pages, PAGE_SIZE), batch_size=BATCH).core),
-        "phase3": lambda _: EngineRung(
-            chunked(model, BUDGET, cache=PagedCache(pages, PAGE_SIZE), batch_size=BATCH).core
-        ),
-        "phase4": lambda _: EngineRung(cached(model, BUDGET, num_pages=pages, batch_size=BATCH).core),
-        "phase5": lambda _: EngineRung(
-            continuous(model, BUDGET, cache=PrefixCache(pages, PAGE_SIZE), max_running=BATCH).core
-        ),
+    def plain() -> PagedCache:
+        return PagedCache(pages, PAGE_SIZE)
+
+    cores: dict[str, Callable[[], EngineCore[Any, Any]]] = {
+        "phase2": lambda: static(model, cache=plain(), batch_size=BATCH).core,
+        "phase3": lambda: chunked(model, BUDGET, cache=plain(), batch_size=BATCH).core,
+        "phase4": lambda: cached(model, BUDGET, num_pages=pages, batch_size=BATCH).core,
+        "phase5": lambda: continuous(model, BUDGET, cache=PrefixCache(pages, PAGE_SIZE), max_running=BATCH).core,
         "phase6": phase6,
     }
+    engines: dict[str, Build] = {
+        name: lambda answers, make=make: EngineRung(make(), answers)  # type: ignore[misc]
+        for name, make in cores.items()
+    }
+    return {"transformers": transformers, **engines}

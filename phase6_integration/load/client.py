@@ -14,7 +14,6 @@ from phase6_integration.engine.options import at_least, check_fields, option, po
 from phase6_integration.load.connection import ConnectionLostError, Pool, UnreachableError
 from phase6_integration.load.report import SLO, Report, report
 from phase6_integration.load.response import Outcome, Response
-from phase6_integration.load.served_model import first_model
 from phase6_integration.load.workload import Work, Workload
 
 PATH = "/v1/completions"
@@ -87,7 +86,7 @@ async def run(
         seconds = max((outcome.ended for outcome in outcomes), default=start) - start
         return report(outcomes, seconds, load.slo, model, load.workload, load.concurrency)
     finally:
-        pool.close()
+        await pool.close()
 
 
 async def send_all(
@@ -133,6 +132,18 @@ async def _send(pool: Pool, written: bytes, load: Load, clock: Callable[[], floa
     except (UnreachableError, ConnectionLostError) as error:
         return Outcome(response.sent, clock(), error=str(error))
     return response.outcome(clock())
+
+
+def first_model(response: httpx.Response) -> str:
+    """The first model in the response of GET /v1/models. ValueError if there is none."""
+    try:
+        content = response.json()
+        if response.status_code == 200:
+            return str(content["data"][0]["id"])
+        message = content["error"]["message"]
+    except (ValueError, LookupError, TypeError):
+        message = "no model is listed at /v1/models"
+    raise ValueError(f"{response.url} answered {response.status_code}: {message}")
 
 
 async def _first_model(load: Load) -> str:

@@ -1,17 +1,19 @@
 """HTTP/1.1 connections for the load generator, kept alive and reused.
 
 The generator shares the machine with the server that it measures, so a request must cost it little: a connection is an
-asyncio protocol over httptools, and gives each piece of a body to its receiver with the moment of its arrival.
+asyncio protocol over httptools, and gives each piece of a body to its Response with the moment of its arrival.
 """
 
 import asyncio
 import os
 import ssl
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
+
+from phase6_integration.load.response import Response
 
 
 class UnreachableError(OSError):
@@ -26,14 +28,6 @@ class ConnectionLostError(OSError):
         self.begun = begun
 
 
-class Receiver(Protocol):
-    """Takes a response: its status, then the body piece by piece."""
-
-    status: int
-
-    def feed(self, data: bytes, now: float) -> None: ...
-
-
 class Connection(asyncio.Protocol):
     """One exchange after the other."""
 
@@ -42,15 +36,15 @@ class Connection(asyncio.Protocol):
         self._clock = clock
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
-        self._receiver: Receiver | None = None
+        self._response: Response | None = None
         self._done: asyncio.Future[None] | None = None
         self._begun = False
         self._now = 0.0
 
-    async def exchange(self, request: bytes, receiver: Receiver) -> None:
+    async def exchange(self, request: bytes, response: Response) -> None:
         """Send a request and wait for the end of its response. Cancelling closes the connection."""
         assert self._transport is not None
-        self._receiver, self._begun = receiver, False
+        self._response, self._begun = response, False
         self._done = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         try:
@@ -59,7 +53,7 @@ class Connection(asyncio.Protocol):
             self.close()
             raise
         finally:
-            self._receiver = self._done = None
+            self._response = self._done = None
 
     def close(self) -> None:
         self.open = False
@@ -89,12 +83,12 @@ class Connection(asyncio.Protocol):
     # Called by httptools.
 
     def on_headers_complete(self) -> None:
-        if self._receiver is not None:
-            self._receiver.status = self._parser.get_status_code()
+        if self._response is not None:
+            self._response.status = self._parser.get_status_code()
 
     def on_body(self, body: bytes) -> None:
-        if self._receiver is not None:
-            self._receiver.feed(body, self._now)
+        if self._response is not None:
+            self._response.feed(body, self._now)
 
     def on_message_complete(self) -> None:
         if not self._parser.should_keep_alive():
@@ -134,14 +128,14 @@ class Pool:
             head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
         return f"{head}\r\n".encode() + body
 
-    async def exchange(self, request: bytes, receiver: Receiver) -> None:
+    async def exchange(self, request: bytes, response: Response) -> None:
         """Send a request and wait for the end of its response."""
         while self._idle:
             connection = self._idle.pop()
             if not connection.open:
                 continue
             try:
-                await connection.exchange(request, receiver)
+                await connection.exchange(request, response)
             except ConnectionLostError as lost:
                 if lost.begun:
                     raise
@@ -149,13 +143,14 @@ class Pool:
             self._keep(connection)
             return
         connection = await self._connect()
-        await connection.exchange(request, receiver)
+        await connection.exchange(request, response)
         self._keep(connection)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         for connection in self._idle:
             connection.close()
         self._idle.clear()
+        await asyncio.sleep(0)  # the event loop closes them in its next turn
 
     def _keep(self, connection: Connection) -> None:
         if connection.open:

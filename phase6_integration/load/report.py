@@ -100,7 +100,9 @@ class Report:
 
     def table(self) -> RenderableType:
         """For people."""
-        counts = _table("", "", right=1)
+        counts, times = Table.grid(padding=(0, 2, 0, 0)), Table(box=None, pad_edge=False, header_style="dim")
+        counts.add_column()
+        counts.add_column(justify="right")
         rows = {
             "requests completed": f"{self.completed:,}",
             "requests failed": f"{self.failed:,}",
@@ -117,13 +119,16 @@ class Report:
         for name, value in rows.items():
             if value:
                 counts.add_row(name, value, style="red" if name == "requests failed" and self.failed else None)
-        times = _table("milliseconds", *(s for s in STATISTICS if s != "median"), right=len(STATISTICS) - 1)
+        shown = [statistic for statistic in STATISTICS if statistic != "median"]  # which is p50
+        times.add_column("milliseconds")
+        for statistic in shown:
+            times.add_column(statistic, justify="right")
         for short, name in LATENCIES.items():
-            values = [self.latencies[f"{s}_{short}_ms"] for s in STATISTICS if s != "median"]
+            values = [self.latencies[f"{statistic}_{short}_ms"] for statistic in shown]
             if values[0] is not None:
-                times.add_row(f"{name} ({short})", *("" if v is None else f"{v:,.2f}" for v in values))
+                times.add_row(f"{name} ({short})", *(f"{value:,.2f}" for value in values))
         failures = [Text(f"{count} x {why}", "red") for why, count in Counter(self.errors).most_common(5)]
-        return Group(counts, Text(), times, *([Text(), *failures] if failures else []))
+        return Group(counts, "", times, *failures)
 
 
 def report(
@@ -174,10 +179,3 @@ def statistics(name: str, seconds: Sequence[float]) -> dict[str, float | None]:
     deviation = math.sqrt(fmean((value - mean) ** 2 for value in values))
     p50, p90, p99 = (percentile(values, q) for q in (50, 90, 99))
     return {f"{s}_{name}_ms": v for s, v in zip(STATISTICS, (mean, p50, deviation, p50, p90, p99), strict=True)}
-
-
-def _table(*names: str, right: int) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", show_header=any(names))
-    for number, name in enumerate(names):
-        table.add_column(name, justify="right" if number >= len(names) - right else "left")
-    return table

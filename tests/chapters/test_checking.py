@@ -16,7 +16,7 @@ import pytest
 from chapters.checking import Judged, blank, gate, judge_all, log, together
 from chapters.course import Course
 from chapters.exercises import load
-from chapters.testing import copy_checkout, run_tests, shorten
+from chapters.testing import copy_checkout, run_tests
 from chapters.workspace import State as Progress
 from chapters.workspace import start
 from phase6_integration.engine.machine_checks import Finding, State
@@ -128,18 +128,13 @@ def test_skipped_and_missing_tests_do_not_pass(course: Course, check: Check, edi
     assert not Progress(course).of("0.3").passed
 
 
-@pytest.mark.parametrize("where", [f"{LIMITS}::test_clamp", "the imports of the tests"])
-def test_an_endless_loop_is_located_and_hides_nothing(course: Course, check: Check, solve: Solve, where: str) -> None:
-    """One computes, the other waits."""
+def test_an_endless_loop_is_located_and_hides_nothing(course: Course, check: Check, solve: Solve) -> None:
     solve("0.1", "self.items.append(item)")
-    if where.endswith("test_clamp"):
-        solve("0.3", "while True:\n        pass")
-    else:
-        solve("0.3", "return min(value, top)\n\nimport signal\n\nwhile True:\n    signal.pause()")
+    solve("0.3", "while True:\n        pass")
     text = (course.workspace / "phase0_request/limits.py").read_text()
     line = text[: text.index("while True")].count("\n") + 1
     judged = check(timeout=3)
-    stuck = f"{where}: did not end within 3 s, at workspace/phase0_request/limits.py:"
+    stuck = f"{LIMITS}::test_clamp: did not end within 3 s, at workspace/phase0_request/limits.py:"
     assert statuses(judged) == ["passed", "not begun", "failed"]
     assert judged["0.3"].note in (f"{stuck}{line}", f"{stuck}{line + 1}")
 
@@ -170,13 +165,6 @@ def test_no_process_outlives_a_run(copy: Path) -> None:
         assert select.select([process], [], [], 30)[0], "it still runs"
 
 
-def test_a_changed_file_of_a_copy_is_not_that_of_the_checkout(course: Course) -> None:
-    text = (course.root / "phase0_request/limits.py").read_text()
-    copy = copy_checkout(course, course.private / "copy", {"phase0_request/limits.py": "new"})
-    assert (copy / "phase0_request/limits.py").read_text() == "new"
-    assert (course.root / "phase0_request/limits.py").read_text() == text
-
-
 def test_options_of_an_outer_pytest_do_not_leak(copy: Path) -> None:
     (copy / LIMITS).unlink()
     (copy / LIMITS).write_text(
@@ -185,52 +173,19 @@ def test_options_of_an_outer_pytest_do_not_leak(copy: Path) -> None:
     assert run_tests(copy, [LIMITS], timeout=60).count("passed") == 1
 
 
-def test_long_errors_are_shortened() -> None:
-    short = shorten("5 " * 500)
-    assert (len(short), short[-3:]) == (160, "...")
-
-
-MACHINE = """
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
-
-from phase0_request import Queue
-
-
-class Machine(RuleBasedStateMachine):
-    def __init__(self):
-        super().__init__()
-        self.queue = Queue()
-
-    @rule(item=st.integers(1, 2))
-    def push(self, item):
-        self.queue.push(item)
-
-    @invariant()
-    def short(self):
-        assert len(self.queue.items) < 3
-
-
-def test_push():
-    run_state_machine_as_test(Machine)
-"""
-
-
 def test_check_shows_what_pytest_says_and_where_the_code_begins(course: Course, tool: Tool, solve: Solve) -> None:
     said = tool("check")
     assert (said.code, "start N" in said.err) == (2, True)
-    (course.root / QUEUE).write_text(MACHINE, encoding="utf-8")
     start(course, course.phase(0))
     assert tool("check").code == 0
-    solve("0.1", "self.items.append(item)")
+    solve("0.1", "self.items.append(-item)")
     text = (course.workspace / "phase0_request/queue.py").read_text()
     line = text.split("\n").index("        # region exercise 0.1") + 1
     for argv in (["check"], ["check", "0"], ["check", "0.1"]):
         said = tool(*argv)
         assert said.code == 1
         assert f"0.1: {QUEUE}::test_push\n" in said.out
-        assert "assert len(self.queue.items) < 3" in said.out
-        assert said.out.count("state.push(item=1)") == 3
+        assert "assert queue.items == [3]" in said.out
         assert f"Your code begins at workspace/phase0_request/queue.py:{line}." in said.out
     assert json.loads((course.private / "state.json").read_text())["0.1"]["result"] == "failed"
     said = tool("check", "1")
@@ -301,11 +256,6 @@ def test_what_does_not_catch_an_exercise_is_named(course: Course) -> None:
         assert re.fullmatch(problem, verdict.problem), verdict
 
 
-def test_a_phase_without_exercises_is_an_error(tool: Tool) -> None:
-    said = tool("exercises", "--gate", "1")
-    assert (said.code, "phase 1 has no exercises" in said.err) == (2, True)
-
-
 # Bugs
 
 BUG = """
@@ -350,17 +300,6 @@ def test_a_bug_is_planted_found_and_mended(course: Course, tool: Tool, bugs: Pat
     assert "break N" in tool("break", "--check").err, "a mended bug is put away"
 
 
-def test_a_new_bug_keeps_the_files_of_the_one_before(course: Course, tool: Tool, bugs: Path) -> None:
-    for id in ("0.1", "0.2", "0.3"):
-        Progress(course).update(id, passed=True)
-    assert tool("break", "0a").code == 0
-    (course.workspace / "bug/phase0_request/limits.py").write_text("mine", encoding="utf-8")
-    assert tool("break", "0").code == 0
-    assert (course.private / "backups/1/bug/phase0_request/limits.py").read_text() == "mine"
-    assert tool("break", "--stop").code == 0
-    assert not (course.workspace / "bug").exists()
-
-
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
@@ -398,10 +337,3 @@ def test_the_proof_runs_the_marked_tests_only(
     (course.root / "pyproject.toml").unlink()
     said = tool("doctor")
     assert (said.code, "processor" in said.out, "Clone the repository" in said.err) == (2, True, True)
-
-
-def test_a_run_says_how_far_it_is(copy: Path) -> None:
-    ended: list[tuple[int, int]] = []
-    run_tests(copy, ["tests"], timeout=60, marks="proof", progress=lambda *count: ended.append(count))
-    assert ended == [(1, 1)]
-    assert sys.modules.get("phase0_request.limits") is None, "the tests ran in another process"

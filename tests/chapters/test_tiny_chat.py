@@ -11,10 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 
-from chapters.tiny_chat import judge as judging
 from chapters.tiny_chat import tokenizer as tokenizing
 from chapters.tiny_chat.corpus import CorpusError, Fact, documents, read, words
-from chapters.tiny_chat.judge import Question, examine, figures, held_out, judge, trained
+from chapters.tiny_chat.judge import Question, Verdict, examine, figures, held_out, judge, trained
 from chapters.tiny_chat.lessons import IGNORED, Lesson, Lessons, batches
 from chapters.tiny_chat.train import train
 from chapters.tiny_chat.wordings import Wordings, key
@@ -47,15 +46,11 @@ def test_the_corpus_is_large_enough_and_asks_no_question_twice() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[[fact]]\nx = 1\n", r"a\.toml: 'fact' is not allowed here"),
-        (PAIR.replace(', "Two?", "Three?"', ""), r"pair 1 \('One\?'\): ask must hold 3 to 5 questions"),
         (PAIR.replace("Two", "one"), r"pair 1 \('One\?'\): ask lists a question twice"),
-        (PAIR + "note = 1\n", r"pair 1 \('One\?'\): the keys are ask, answer, kind"),
-        (PAIR + 'kind = "hello"\n', r"pair 1 \('One\?'\): kind must be one of pair, greeting"),
-        (PAIR.replace(ANSWER, "A page."), r"pair 1 \('One\?'\): answer must have 8 to 45 words, got 2"),
-        (PAIR.replace(ANSWER, ANSWER + "  "), r"pair 1 \('One\?'\): answer must be one line of text"),
-        (TOPIC.replace('"a"', '"teh"'), r"topic 1 \('page'\): article must be one of 'a', 'an', 'the', ''"),
-        (TOPIC.replace("what", "why"), r"topic 1 \('page'\): what must be one line of text"),
+        (PAIR + "note = 1\n", r"pair 1 \('One\?'\): it has 3 to 5 questions to ask, an answer"),
+        (PAIR + 'kind = "hello"\n', r"pair 1 \('One\?'\): it has .* a kind of pair, greeting"),
+        (PAIR.replace(ANSWER, "A page."), r"pair 1 \('One\?'\): an answer is a line of 8 to 45 words, got 'A page.'"),
+        (TOPIC.replace('"a"', '"teh"'), r"topic 1 \('page'\): it has a name, an article of 'a', 'an', 'the', ''"),
         (TOPIC + PAIR.replace("Two?", "what is... a PAGE!"), r"pair 1 .* is also that of a\.toml: topic 1"),
     ],
 )
@@ -85,19 +80,12 @@ def test_training_the_tokenizer_writes_the_bundled_bytes(tmp_path: Path) -> None
 @settings(derandomize=True, deadline=None, max_examples=300)
 @given(st.text())
 @example("naïve café, 你好, привет, 🙂 and 👩‍👩‍👧")
-@example("e\u0301 is not composed to \xe9")
-@example("\x00\x01\x7f\u200b\ufeff\ufffd\U0010ffff")
-@example(" leading,  two  blanks,\ttabs \r\n\r\n and trailing  \n")
+@example("\x00 e\u0301\u200b\ufeff\ufffd\U0010ffff \t \r\n")
 @example("<|im_start|>user\nhi<|im_end|>\n")
 def test_text_comes_back_exactly(text: str) -> None:
     ids = LIBRARY.encode(text).ids
     assert all(0 <= token < 4096 for token in ids)
     assert LIBRARY.decode(ids, skip_special_tokens=False) == text
-
-
-def test_words_keep_their_space_and_digits_stand_alone() -> None:
-    assert LIBRARY.encode("What is a KV cache?").tokens == ["What", "Ġis", "Ġa", "ĠKV", "Ġcache", "?"]
-    assert LIBRARY.encode("1024").tokens == ["1", "0", "2", "4"]
 
 
 def test_transformers_renders_the_same_chat() -> None:
@@ -168,9 +156,7 @@ def test_no_question_of_the_examination_is_in_what_the_model_is_trained_on() -> 
     assert len({wordings.ask(rng, FACT["KV cache: what"]) for _ in range(500)}) > 250
 
 
-def test_a_short_run_saves_a_model_and_the_same_seed_makes_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_seed_trains_the_same_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("chapters.tiny_chat.train.BATCH_TOKENS", 128)
     monkeypatch.setattr("chapters.tiny_chat.lessons.SORTED_TOGETHER", 16)
     for name in ("a", "b"):
@@ -186,7 +172,7 @@ def test_a_short_run_saves_a_model_and_the_same_seed_makes_the_same(
 
 def test_the_exact_answer_of_every_fact_is_right() -> None:
     for fact in FACTS:
-        assert judge(fact.answer, True, fact, FACTS) == judging.Verdict(True, "right", 1.0, fact)
+        assert judge(fact.answer, True, fact, FACTS) == Verdict("right", 1.0)
 
 
 @pytest.mark.parametrize(
@@ -219,4 +205,4 @@ def test_figures_count_right_and_wrong_by_reason() -> None:
     graded = examine(lambda asks: [given[ask] for ask in asks], questions, FACTS)
     wrong = {"did not end": 1, "another fact": 1}
     assert figures(graded) == {"asked": 3, "right": 1, "share": 0.3333, "word_for_word": 1, "failures": wrong}
-    assert trained(FACTS, sampled=50, seed=1) == trained(FACTS, sampled=50, seed=1) != trained(FACTS, 50, seed=2)
+    assert trained(FACTS, seed=1) == trained(FACTS, seed=1) != trained(FACTS, seed=2)

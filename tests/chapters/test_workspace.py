@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -31,40 +30,23 @@ def stages(course: Course) -> dict[str, str]:
     return {each.id: attempt(course, each)[0] for each in load(course, course.phase(0))}
 
 
-def test_start_copies_only_files_with_exercises_all_blank(course: Course, tool: Tool) -> None:
-    said = tool("start", "0")
-    assert said.code == 0
+def test_start_never_overwrites_work_and_fresh_backs_it_up(course: Course, tool: Tool, solve: Solve) -> None:
+    assert "workspace/phase0_request/queue.py: exercise 0.1, 0.2" in tool("start", "0").out
     written = sorted(course.name(path) for path in course.workspace.rglob("*.py"))
     assert written == ["workspace/phase0_request/limits.py", "workspace/phase0_request/queue.py"]
-    text = (course.workspace / "phase0_request/queue.py").read_text()
-    assert text.count("raise NotImplementedError") == 2
-    assert not any(answer in text for answer in ("append", "pop(0)"))
-    assert "workspace/phase0_request/queue.py: exercise 0.1, 0.2" in said.out
-
-
-def test_start_never_overwrites_work(course: Course, tool: Tool, solve: Solve) -> None:
-    tool("start", "0")
+    file = course.workspace / "phase0_request/queue.py"
+    blank = file.read_text()
+    assert blank.count("raise NotImplementedError") == 2
     assert tool("start", "0").code == 0
-    solve("0.1", "self.items = [item]")
-    mine = (course.workspace / "phase0_request/queue.py").read_bytes()
-    said = tool("start", "0")
-    assert (said.code, "workspace/phase0_request/queue.py" in said.err, "--fresh" in said.err) == (2, True, True)
-    assert (course.workspace / "phase0_request/queue.py").read_bytes() == mine
-
-
-def test_fresh_backs_up_and_the_state_survives(course: Course, tool: Tool, solve: Solve) -> None:
-    tool("start", "0")
-    tool("hint", "0.1")
     for number in ("1", "2"):
         solve("0.1", f"self.items = [item] * {number}")
-        (course.workspace / "phase0_request/notes.txt").write_text(number)
+        mine = file.read_text()
+        said = tool("start", "0")
+        assert (said.code, "workspace/phase0_request/queue.py" in said.err, "--fresh" in said.err) == (2, True, True)
+        assert file.read_text() == mine
         assert tool("start", "0", "--fresh").code == 0
-        backup = course.private / "backups" / number / "phase0_request"
-        assert f"[item] * {number}" in (backup / "queue.py").read_text()
-        assert (backup / "notes.txt").read_text() == number
-        assert "[item]" not in (course.workspace / "phase0_request/queue.py").read_text()
-    shutil.rmtree(course.workspace)
-    assert State(course).of("0.1").hints == 1
+        assert (course.private / "backups" / number / "phase0_request/queue.py").read_text() == mine
+        assert file.read_text() == blank
 
 
 def test_an_answer_stands_among_the_reference_of_the_others(course: Course, solve: Solve) -> None:
@@ -108,22 +90,19 @@ def test_solution_is_the_difference_to_the_reference(course: Course, tool: Tool,
     assert "equals the reference" in tool("solution", "0.2").out
 
 
-def test_hints_come_one_at_a_time(course: Course, tool: Tool) -> None:
-    first, second, third = tool("hint", "0.1"), tool("hint", "0.1"), tool("hint", "0.1")
-    assert first.out == "Hint 1 of 2: A list has a method.\n1 more.\n"
-    assert second.out == third.out
-    assert "Hint 2 of 2: It is `append`.\n0 more. `solution 0.1` shows the answer." in second.out
+def test_hints_come_one_at_a_time_and_status_counts(course: Course, tool: Tool) -> None:
+    first, second, third = tool("hint", "0.3"), tool("hint", "0.1"), tool("hint", "0.1")
+    assert first.out.startswith("Hint 1 of 1: `min`\n0 more. `solution 0.3` shows the answer.")
+    assert second.out == "Hint 1 of 2: A list has a method.\n1 more.\n"
+    assert "Hint 2 of 2: It is `append`.\n0 more. `solution 0.1` shows the answer." in third.out
     assert json.loads((course.private / "state.json").read_text())["0.1"]["hints"] == 2
-
-
-def test_status_counts(course: Course, tool: Tool) -> None:
     State(course).update("0.1", passed=True, result="passed")
-    State(course).update("0.3", hints=1, result="failed")
+    State(course).update("0.3", result="failed")
     row = next(line for line in tool("status").out.split("\n") if "phase0_request" in line)
-    assert row.split() == ["0", "phase0_request", "3", "1/3", "0.3", "failed", "0/0", "1"]
+    assert row.split() == ["0", "phase0_request", "3", "1/3", "0.3", "failed", "0/0", "3"]
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"0.1": {"unknown": 1}}', '{"0.1": 3}'])
+@pytest.mark.parametrize("text", ["{", '{"0.1": {"unknown": 1}}'])
 def test_a_corrupt_state_file_is_kept(course: Course, text: str) -> None:
     course.private.mkdir()
     (course.private / "state.json").write_text(text)
@@ -156,18 +135,6 @@ def test_a_wrong_argument_is_an_error_that_says_what_is_allowed(tool: Tool, argv
     assert message in said.err
 
 
-def test_piped_output_has_no_escape_codes_and_no_markup(course: Course, tool: Tool, solve: Solve) -> None:
-    assert "put a phase's exercises into workspace/" in tool().out
-    start(course, course.phase(0))
-    solve("0.1", 'raise ValueError("[bold]not markup[/bold] :smile:")')
-    for argv in (["status"], ["exercises"], ["solution", "0.1"], ["weave", "--check"]):
-        said = tool(*argv)
-        assert said.out
-        assert "\x1b" not in said.out
-        assert max(map(len, said.out.split("\n"))) <= 120
-    assert "[bold]not markup[/bold] :smile:" in tool("solution", "0.1").out
-
-
 # Programs with the workspace's code
 
 
@@ -194,14 +161,6 @@ def test_run_gives_the_phase_its_arguments_its_terminal_and_its_signals(standalo
     finally:
         process.kill()
         process.wait()
-
-
-def test_run_reports_a_broken_file(course: Course, tool: Tool, solve: Solve) -> None:
-    start(course, course.phase(0))
-    solve("0.3", "return min(value,, top)")
-    said = tool("run", "0")
-    assert (said.code, said.err) == (1, "")
-    assert "syntax error   workspace/phase0_request/limits.py:4: invalid syntax" in said.out
 
 
 SERVER = """\

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from phase0_request.checks import ConfigError
 from phase1_kv_pool.layout import KVLayout
 from phase2_prefill_decode.loading.config import ModelConfig, RopeParameters
-from tests.phase2_prefill_decode.models import FAMILIES, SIZES, VARIANTS, saved, variant
+from tests.phase2_prefill_decode.models import FAMILIES, SIZES, VARIANTS, saved, tiny_model, variant
 
 FOUR: dict[str, Any] = {"vocab_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}
 OPTIONAL = "num_key_value_heads", "max_position_embeddings", "eos_token_id"
@@ -219,8 +219,10 @@ def test_the_dtype_is_read_by_both_of_its_names(written: dict[str, str], dtype: 
         ({"hidden_size": 66}, "hidden_size 66 is no multiple of its 4 heads"),
         ({"num_key_value_heads": 3}, "num_attention_heads must be a multiple of num_key_value_heads, got 4 and 3"),
         ({"attention_bias": "yes"}, "attention_bias must be true or false, got 'yes'"),
-        ({"layer_types": ["sliding_attention"] * 3}, "layer_types must be full_attention for each of 3 layers"),
-        ({"layer_types": ["full_attention"]}, "layer_types must be full_attention for each of 3 layers"),
+        (
+            {"model_type": "qwen3", "layer_types": ["full_attention"]},
+            "layer_types must be full_attention for each of 3",
+        ),
         ({"eos_token_id": 307}, "eos_token_id must be an integer from 0 to 306, got 307"),
         ({"eos_token_id": ["</s>"]}, "eos_token_id must be an integer from 0 to .*, got '</s>'"),
         ({"dtype": "float8_e4m3fn"}, "dtype must be one of float32, bfloat16, float16, got 'float8_e4m3fn'"),
@@ -234,12 +236,12 @@ def test_unsupported_options_are_refused(change: dict[str, Any], message: str) -
         ModelConfig.from_dict({"model_type": "llama", **BARE, **change})
 
 
-def test_a_mistral_with_two_layer_types_is_refused_since_transformers_ignores_them() -> None:
-    written = {"model_type": "mistral", **BARE, "num_key_value_heads": 2, "sliding_window": 7}
-    mixed = ["full_attention", "sliding_attention", "sliding_attention"]
-    with pytest.raises(ConfigError, match="layer_types of a mistral model must say what its sliding_window says"):
-        ModelConfig.from_dict(written | {"layer_types": mixed})
-    assert ModelConfig.from_dict(written | {"layer_types": ["sliding_attention"] * 3}).sliding_windows == (7, 7, 7)
+@pytest.mark.parametrize(("family", "window"), [("llama", None), ("mistral", 7)])
+def test_layer_types_count_only_where_transformers_reads_them(family: str, window: int | None) -> None:
+    written = {**BARE, "num_key_value_heads": 2, "sliding_window": 7}
+    written["layer_types"] = ["full_attention", "sliding_attention", "sliding_attention"]
+    assert ModelConfig.from_dict({"model_type": family, **written}).sliding_windows == (window,) * 3
+    assert windows_of(tiny_model(family, **written)) == (window,) * 3
 
 
 def test_four_sizes_make_a_config() -> None:

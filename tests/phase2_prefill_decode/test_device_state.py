@@ -93,12 +93,12 @@ def test_a_step_is_completed_without_waiting_for_the_device() -> None:
     request = attached(cache)
     state.reserve(cache)
     step = pack(Batch((Slice(request, 2, 2),)), cache, state.width)
-    parts = step.to(CPU)
+    arrays = step.to(CPU)
     with NothingWaits():
-        packed = state.load(step, parts, 4)
+        packed = state.load(step, arrays, 4)
     assert packed.last is not None
     state.newest[0] = 9
-    assert state.load(step, parts, 4).tokens.tolist() == [7, 9], "the token in flight is read when the step is loaded"
+    assert state.load(step, arrays, 4).tokens.tolist() == [7, 9], "the token in flight is read when the step is loaded"
     assert packed.metadata.page_table.tolist() == [cache.table(request)[:1]], "4 tokens are one page"
 
 
@@ -133,10 +133,10 @@ def test_padding_reads_and_writes_nothing_of_a_request() -> None:
     assert torch.equal(state.page_table[1:4], before[1:4]), "padding changes no page table of a request"
     assert state.page_table[0, 0] == cache.table(request)[0]
     again = pack(Batch((Slice(request, 2, 1),)), cache, state.width)
-    assert torch.equal(join(whole.parts), join(again.parts)), "a copy"
+    assert torch.equal(join(whole.arrays), join(again.arrays)), "a copy"
     empty = graphs.pad(PackedStep.empty(), 4)
     sizes = [[len(part) for part in step.to(CPU)] for step in (padded, empty)]
-    assert sizes[0] == sizes[1], "every padded step has parts of one size"
+    assert sizes[0] == sizes[1], "every padded step has arrays of one size"
     assert padded.all_logits
 
 

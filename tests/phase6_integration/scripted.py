@@ -1,11 +1,11 @@
 """A server that sends scripted responses, for tests of clients. It keeps the requests."""
 
-import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 Body = dict[str, Any]
@@ -60,104 +60,82 @@ def completion(body: Body, tokens: int | None = None, cached: int = 0) -> Said:
     return stream([*words, ": keep-alive", last, {"choices": [], "usage": usage}])
 
 
-def models(*names: str) -> Said:
-    return said({"object": "list", "data": [{"id": name, "object": "model"} for name in names]})
+MODELS = said({"object": "list", "data": [{"id": "tiny", "object": "model"}]})
+UNKNOWN = said({"error": {"message": "there is no such route", "type": "not_found"}}, 404)
 
 
-@dataclass
-class Scripted:
+class Scripted(ThreadingHTTPServer):
     """`answer` decides. GET /v1/models is answered with `tiny` unless it does."""
 
-    answer: Callable[[Heard], Said | None]
-    heard: list[Heard] = field(default_factory=list)
-    connections: int = 0
-    url: str = ""
+    daemon_threads = True
+
+    def __init__(self, answer: Callable[[Heard], Said | None]) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.answer = answer
+        self.heard: list[Heard] = []
+        self.connections = 0
+        self.url = f"http://127.0.0.1:{self.server_port}"
 
     @property
     def asked(self) -> list[Heard]:
-        return [one for one in self.heard if one.method == "POST"]
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        try:
-            while (heard := await _heard(reader)) is not None:
-                self.heard.append(heard)
-                answer = self.answer(heard) or (models("tiny") if heard.path == "/v1/models" else _unknown())
-                if not await _say(answer, reader, writer):
-                    return
-        except ConnectionError:
-            return
-        finally:
-            writer.close()
+        return [heard for heard in self.heard if heard.method == "POST"]
 
 
-@asynccontextmanager
-async def scripted(answer: Callable[[Heard], Said | None]) -> AsyncIterator[Scripted]:
-    """On a free port of this machine."""
-    one = Scripted(answer)
-    server = await asyncio.start_server(one.serve, "127.0.0.1", 0)
-    one.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    try:
-        yield one
-    finally:
-        server.close()
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Scripted
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.connections += 1
+
+    def log_message(self, *_: object) -> None:
+        """Nothing is logged."""
+
+    def do_GET(self) -> None:
+        self._answer({})
+
+    def do_POST(self) -> None:
+        self._answer(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+
+    def _answer(self, body: Body) -> None:
+        heard = Heard(self.command, self.path, {name.lower(): value for name, value in self.headers.items()}, body)
+        self.server.heard.append(heard)
+        answer = self.server.answer(heard) or (MODELS if heard.path == "/v1/models" else UNKNOWN)
+        with suppress(ConnectionError):
+            self._say(answer)
+
+    def _say(self, answer: Said) -> None:
+        chunked, whole = answer.kind == "text/event-stream", answer.cut is None and not answer.hang
+        self.send_response(answer.status)
+        self.send_header("content-type", answer.kind)
+        if chunked:
+            self.send_header("transfer-encoding", "chunked")
+        else:
+            self.send_header("content-length", f"{len(answer.body)}")
+        if answer.close:
+            self.send_header("connection", "close")
+        self.end_headers()
+        body = answer.body[: answer.cut]
+        size = max(-(-len(body) // answer.pieces), 1)
+        for start in range(0, len(body), size):
+            piece = body[start : start + size]
+            self.wfile.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n" if chunked else piece)
+        if chunked and whole:
+            self.wfile.write(b"0\r\n\r\n")
+        if answer.hang:
+            self.rfile.read(1)  # until the client goes
+        self.close_connection = answer.close or not whole
 
 
 @contextmanager
-def in_a_thread(answer: Callable[[Heard], Said | None]) -> Iterator[Scripted]:
-    """The same for a client that is no coroutine, or another process."""
-    started, ending = threading.Event(), asyncio.Event()
-    kept: list[Any] = []
-
-    async def life() -> None:
-        async with scripted(answer) as one:
-            kept.extend((asyncio.get_running_loop(), one))
-            started.set()
-            await ending.wait()
-
-    thread = threading.Thread(target=lambda: asyncio.run(life()))
-    thread.start()
-    assert started.wait(30)
-    try:
-        yield kept[1]
-    finally:
-        kept[0].call_soon_threadsafe(ending.set)
-        thread.join(30)
-        assert not thread.is_alive()
-
-
-def _unknown() -> Said:
-    return said({"error": {"message": "there is no such route", "type": "not_found"}}, 404)
-
-
-async def _heard(reader: asyncio.StreamReader) -> Heard | None:
-    try:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-    except asyncio.IncompleteReadError:
-        return None
-    method, path, _ = head[0].split(" ")
-    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)}
-    body = await reader.readexactly(int(headers.get("content-length", 0)))
-    return Heard(method, path, headers, json.loads(body) if body else {})
-
-
-async def _say(answer: Said, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-    """Whether the connection lives on."""
-    chunked = answer.kind == "text/event-stream"
-    length = "transfer-encoding: chunked" if chunked else f"content-length: {len(answer.body)}"
-    head = f"HTTP/1.1 {answer.status} Scripted\r\ncontent-type: {answer.kind}\r\n{length}\r\n"
-    writer.write(head.encode() + (b"connection: close\r\n\r\n" if answer.close else b"\r\n"))
-    body = answer.body if answer.cut is None else answer.body[: answer.cut]
-    size = max(-(-len(body) // answer.pieces), 1)
-    for start in range(0, len(body), size):
-        piece = body[start : start + size]
-        writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n" if chunked else piece)
-        await writer.drain()
-    if answer.hang:
-        await reader.read()  # until the client goes
-    if answer.cut is not None or answer.hang:
-        return False
-    if chunked:
-        writer.write(b"0\r\n\r\n")
-    await writer.drain()
-    return not answer.close
+def scripted(answer: Callable[[Heard], Said | None]) -> Iterator[Scripted]:
+    """On a free port of this machine, in a thread."""
+    with Scripted(answer) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()

@@ -1,6 +1,5 @@
 """Stages of `gpu_day`: requests served from the first step to the last, by this engine and by others."""
 
-import tempfile
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -8,7 +7,7 @@ from typing import Any
 
 import torch
 
-from phase2_prefill_decode.lab.bench import peer_config, random_peer
+from phase2_prefill_decode.lab.bench import random_peer
 from phase6_integration.lab.gpu.loads import Engines, random_prompts, ready, served
 from phase6_integration.lab.gpu.rows import Day, Row
 from phase6_integration.lab.gpu.steps import large, timed
@@ -98,25 +97,3 @@ def answered(manager: Any, missing: int) -> int:
             missing -= 1
             tokens += len(result.generated_tokens)
     return tokens
-
-
-def vllm(day: Day) -> None:
-    """vLLM on the workload of `serve`, with random weights of the same shapes."""
-    for model in reversed(day.models):
-        day.add(partial(by_vllm, day, model, *SERVED), model=model, engine="vLLM")
-
-
-def by_vllm(day: Day, model: str, requests: int, prompt: int, answer: int) -> Row:
-    from vllm import LLM
-    from vllm import SamplingParams as Params
-
-    config = day.models[model]
-    with tempfile.TemporaryDirectory() as folder:
-        peer_config(config).save_pretrained(folder)
-        engine = LLM(folder, load_format="dummy", skip_tokenizer_init=True, dtype=config.dtype, max_model_len=4096)
-        for count, tokens in ((2, 2), (requests, answer)):  # the first warm it
-            prompts = [{"prompt_token_ids": ids} for ids in random_prompts(config, count, prompt, seed=count)]
-            start = time.perf_counter()
-            engine.generate(prompts, Params(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False))
-            seconds = time.perf_counter() - start
-    return {"seconds": seconds, "tokens_per_second": requests * answer / seconds}

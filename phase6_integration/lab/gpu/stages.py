@@ -40,10 +40,9 @@ STAGES: Mapping[str, Stage] = {
     "mixed": Stage("steps:mixed", 80),
     "small": Stage("serving:serve_small", 70),
     "beside": Stage("serving:beside", 90, needs="transformers"),
-    "vllm": Stage("serving:vllm", 400, needs="vllm"),
     "pack": Stage("packing:pack", 40, again=True),
 }
-CALLS: Mapping[int, tuple[str, ...]] = {  # `vllm` is asked for by name: it takes most of a call
+CALLS: Mapping[int, tuple[str, ...]] = {
     1: ("versions", "smoke", "tests", "suites", "racecheck", "pack"),
     2: ("kernels", "sampling", "steps", "tune", "profiles", "pack"),
     3: ("serve", "mixed", "small", "beside", "pack"),

@@ -58,8 +58,8 @@ def test_an_entry_is_scored_and_takes_its_place_in_the_leaderboard(
     [
         ("", "mine.py must define at least one of the functions policy, cache, share"),
         (
-            "policy = type('Drops', (ShortPromptsFirst,), {'order': lambda self, first, cache: first[1:] or first})\n",
-            "order must return each of the requests it was given once",
+            "policy = type('Odd', (ShortPromptsFirst,), {'head_start': lambda self, request, cache: '4'})\n",
+            "head_start must return a finite number, got '4' for request r0",
         ),
         (
             "policy = type('Unknown', (ShortPromptsFirst,), {'rank': lambda self, request: float('nan')})\n",

@@ -1,7 +1,6 @@
 """`nanoserve chat`: what it sends, what it shows, and that Ctrl-C stops an answer and not the chat."""
 
 import io
-import json
 import os
 import pty
 import re
@@ -11,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Generator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -22,7 +20,7 @@ from phase6_integration.cli.chat_command import Chat
 from phase6_integration.cli.chat_models import AnswerError, ChatUsage, LocalModel, Messages, RemoteModel
 from phase6_integration.cli.common import http_settings
 from phase6_integration.engine.options import EngineOptions
-from tests.phase6_integration.scripted import Body, Heard, Said, in_a_thread, said, stream
+from tests.phase6_integration.scripted import Body, Heard, Said, said, scripted, stream
 
 CHAT = [sys.executable, "-m", "phase6_integration.cli", "chat"]
 USAGE: Body = {"prompt_tokens": 21, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 16}}
@@ -43,7 +41,7 @@ def speech(*texts: str, reason: str = "stop") -> Said:
 
 def answer_of(response: Said, params: SamplingParams = GREEDY) -> tuple[list[str | ChatUsage], Heard]:
     """What `RemoteModel` makes of a response, and what it sent."""
-    with in_a_thread(lambda heard: response if heard.method == "POST" else None) as server:
+    with scripted(lambda heard: response if heard.method == "POST" else None) as server:
         settings = http_settings({"url": server.url + "/v1", "api_key": "key-1"})
         with closing(RemoteModel(settings, None)) as model:
             return list(model.answer([{"role": "user", "content": "hi"}], params)), server.asked[-1]
@@ -183,23 +181,6 @@ def test_model_output_cannot_control_the_terminal() -> None:
     assert shown == "\ufffd[2J\ufffd[bold]x[/bold]\ufffd \ufffd31m\ttab\n"
 
 
-def test_a_saved_conversation_is_the_body_of_a_chat_request(tmp_path: Path) -> None:
-    file = tmp_path / "chat.json"
-    _, shown = chatted(Parrot("caf\u00e9"), "hi", f"/save {file}", f"/save {tmp_path}", "/save", system="be brief")
-    assert json.loads(file.read_text("utf-8")) == {
-        "model": "parrot",
-        "messages": [
-            {"role": "system", "content": "be brief"},
-            {"role": "user", "content": "hi"},
-            {"role": "assistant", "content": "caf\u00e9"},
-        ],
-    }
-    done, directory, nothing = shown.splitlines()[1:]
-    assert done == f"3 messages are in {file}"
-    assert directory.startswith(f"cannot write {tmp_path}: ")
-    assert nothing == "/save needs the name of a file"
-
-
 # The command.
 
 
@@ -213,7 +194,7 @@ def chat_server(heard: Heard) -> Said | None:
 
 
 def test_piped_lines_are_messages_and_answers_are_plain_text() -> None:
-    with in_a_thread(chat_server) as server:
+    with scripted(chat_server) as server:
         lines = "hello\n\n again \n/reset\nanew\n/quit\nnever\n"
         command = [*CHAT, "--url", server.url, "--system", "s"]
         done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=60)
@@ -269,7 +250,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat() -> None:
             )
         return chat_server(heard)
 
-    with in_a_thread(answer) as server:
+    with scripted(answer) as server:
         status, seen = at_a_terminal(
             [*CHAT, "--url", server.url],
             (b"> ", b"long\n"),

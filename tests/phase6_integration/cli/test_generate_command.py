@@ -11,7 +11,7 @@ import torch
 
 from chapters.tiny_chat.corpus import read
 from phase6_integration.cli.main import main
-from tests.phase6_integration.scripted import Heard, Said, in_a_thread, said
+from tests.phase6_integration.scripted import Heard, Said, said, scripted
 
 GENERATE = [sys.executable, "-m", "phase6_integration.cli", "generate"]
 QUESTIONS = ("What is a KV cache?", "What is a token?", "What is the Sun?")
@@ -58,7 +58,7 @@ def test_a_local_model_answers_prompts_in_order(
 
 
 def test_a_server_gets_the_prompts_and_the_sampling_parameters() -> None:
-    with in_a_thread(echo) as server:
+    with scripted(echo) as server:
         done = run(
             "--url", server.url, "--json", "--api-key", "k", "--max-tokens", "7", "--stop", "!", typed="a b\nc d\n"
         )
@@ -77,7 +77,7 @@ def test_a_server_gets_the_prompts_and_the_sampling_parameters() -> None:
 
 
 def test_a_prompt_that_fails_does_not_fail_the_others() -> None:
-    with in_a_thread(echo) as server:
+    with scripted(echo) as server:
         done = run("--url", server.url, "--json", "good", "fail", "cut", "odd")
         shown = run("--url", server.url, "good", "fail")
     assert done.returncode == 1

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_every_stage_belongs_to_a_call_that_ends_with_what_it_keeps_for_the_next() -> None:
-    assert {name for names in CALLS.values() for name in names} == set(STAGES) - {"vllm"}
+    assert {name for names in CALLS.values() for name in names} == set(STAGES)
     for names in CALLS.values():
         assert [STAGES[name].again for name in names] == [False] * (len(names) - 1) + [True]
         assert sum(STAGES[name].share for name in names) <= 540, "each stage has its whole share of a call of 560 s"
@@ -119,47 +119,42 @@ def test_the_time_of_a_call_is_shared_and_what_it_keeps_for_the_next_has_its_own
     assert given["pack"] == pytest.approx(560, abs=1)
     assert call(tmp_path, "--call", "2")[:2] == (0, ["pack"]), "what is packed follows what was compiled"
     assert call(tmp_path)[1] == [*CALLS[1], "pack", *CALLS[3]]
-    assert set(figures(tmp_path)) == set(STAGES) - {"vllm"}
+    assert set(figures(tmp_path)) == set(STAGES)
     assert call(tmp_path, "--call", "1", "--again", "--seconds", "80")[1] == [
         name for name in CALLS[1] if given[name] >= 10
     ]
 
 
-DIES = """
-import os, sys
+ENDS = """
+import os, signal, sys
 from pathlib import Path
 from phase6_integration.lab.gpu.rows import Day
 print("started", flush=True)
 day = Day("steps", True, Path(sys.argv[1]))
 day.add(lambda: {}, n=0)
-day.add(lambda: os.kill(os.getpid(), 11), n=1)
+day.add(lambda: ACT, n=1)
 day.add(lambda: {}, n=2)
 """
 
 
-def test_a_row_that_ends_the_process_takes_no_other_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As an illegal access on the device does: nothing can be launched after it in the process."""
-    program = tmp_path / "dies.py"
-    program.write_text(DIES)
-    run = gpu_day.run_process
-    monkeypatch.setattr(
-        gpu_day, "run_process", lambda command, *rest: run([sys.executable, str(program), str(tmp_path)], *rest)
-    )
-    assert gpu_day.run_stage("steps", tmp_path, True, 60) == "ok"
-    assert Rows(tmp_path).of("steps") == [{"n": 0}, {"n": 1, "error": "the process ended"}, {"n": 2}]
-    assert (tmp_path / "day.log").read_text() == "started\n" * 2
-
-
-def test_a_row_that_is_cut_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And it is told from a row that ended its process: that one is started again."""
-    program = tmp_path / "hangs.py"
-    program.write_text(DIES.replace("os.kill(os.getpid(), 11)", "__import__('signal').pause()"))
-    run = gpu_day.run_process
-    command = [sys.executable, str(program), str(tmp_path)]
+@pytest.mark.parametrize("act", ["os.kill(os.getpid(), 11)", "signal.pause()"])
+def test_a_row_that_ends_the_process_takes_no_other_with_it_and_one_that_is_cut_says_so(
+    act: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an illegal access on the device ends it: nothing can be launched after it in the process."""
+    program = tmp_path / "ends.py"
+    program.write_text(ENDS.replace("ACT", act))
+    run, command = gpu_day.run_process, [sys.executable, str(program), str(tmp_path)]
     monkeypatch.setattr(gpu_day, "run_process", lambda _, log, seconds: run(command, log, seconds))
-    state = gpu_day.run_stage("steps", tmp_path, True, 15)
-    assert state.startswith("cut after")
-    assert Rows(tmp_path).of("steps") == [{"n": 0}, {"n": 1, "error": state}]
+    dies = act.startswith("os")
+    state = gpu_day.run_stage("steps", tmp_path, True, 60 if dies else 15)
+    first, second, *others = Rows(tmp_path).of("steps")
+    assert (first, second["n"]) == ({"n": 0}, 1)
+    if dies:
+        assert (state, second["error"], others) == ("ok", "the process ended", [{"n": 2}])
+        assert (tmp_path / "day.log").read_text() == "started\n" * 2
+    else:
+        assert (state[:9], second["error"], others) == ("cut after", state, [])
 
 
 HANGS = """
@@ -173,21 +168,16 @@ signal.pause()
 def test_a_stage_that_hangs_is_cut_with_what_it_started_and_its_output_is_there(tmp_path: Path) -> None:
     log = tmp_path / "day.log"
     assert gpu_day.run_process([sys.executable, "-c", HANGS], log, 3.0) == "cut after 3 s"
-    await_end(int(log.read_text()))
-
-
-def await_end(process: int) -> None:
-    """Wait until a process that was killed has ended: the kernel may take a moment."""
-    stat = Path(f"/proc/{process}/stat")
-    with suppress(FileNotFoundError):  # it is gone
+    stat = Path(f"/proc/{int(log.read_text())}/stat")
+    with suppress(FileNotFoundError):  # it is gone: the kernel may take a moment
         while stat.read_text().rpartition(")")[2].split()[0] != "Z":
             time.sleep(0.01)
 
 
 def test_a_stage_without_its_package_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_day, "find_spec", lambda name: None)
-    assert gpu_day.run_stage("vllm", tmp_path, False, 60) == "ok"
-    assert Rows(tmp_path).of("vllm") == [{"not_available": "vllm is not installed"}]
+    assert gpu_day.run_stage("beside", tmp_path, False, 60) == "ok"
+    assert Rows(tmp_path).of("beside") == [{"not_available": "transformers is not installed"}]
 
 
 # Importing what the machine with a GPU lacks raises ImportError.

@@ -1,6 +1,6 @@
 """The ladder: every engine gives the tokens of transformers, and each phase shows in its figures."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,9 +10,8 @@ from matplotlib.figure import Figure
 from chapters import charts
 from phase2_prefill_decode.lab.bench import save_random
 from phase2_prefill_decode.lab.shapes import SHAPES
-from phase6_integration.lab import ladder
 from phase6_integration.lab.gpu.rows import TINY
-from phase6_integration.lab.ladder import FEWEST, MOST, NAMES, Ladder, Served, Trace, different
+from phase6_integration.lab.ladder import NAMES, REQUESTS, Trace, climb, different
 
 SMALL = Trace(
     requests=8, rate=1e6, system=32, question=8, answer=8, max_tokens=24, long=96, num_long=1, pages=18, seed=3
@@ -24,8 +23,7 @@ def test_every_rung_gives_the_same_tokens_and_shows_what_its_phase_adds(
 ) -> None:
     monkeypatch.setitem(SHAPES, "17m", TINY)
     save_random("17m", tmp_path)
-    served = Ladder(tmp_path, NAMES).climb(SMALL, runs=1)
-    rows = {name: asdict(one) for name, one in served.items()}
+    rows = climb(tmp_path, NAMES, SMALL, runs=1)
     _, answers = SMALL.make(TINY.vocab_size, 0.0)
     assert different(rows) == []
     assert {row["tokens"] for row in rows.values()} == {sum(answers.values())}
@@ -54,18 +52,4 @@ def test_the_trace_is_the_same_for_every_engine_and_has_all_that_the_phases_are_
     assert needed > trace.pages
     assert max(answers.values()) < trace.max_tokens
     assert replace(trace, seed=1).make(8192, 5.0)[0][0].prompt_tokens != requests[0].prompt_tokens
-
-
-@pytest.mark.parametrize(("seconds", "requests"), [(0.6, MOST), (8.0, 48), (16.0, 24), (600.0, FEWEST)])
-def test_a_slow_machine_gets_fewer_requests(
-    seconds: float, requests: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a time: eight requests took the first rung so many seconds."""
-    (tmp_path / "config.json").write_text('{"vocab_size": 512}')
-    monkeypatch.setattr(ladder, "rungs", lambda directory, pages: dict.fromkeys(NAMES))
-    tried = Served(8, 1, seconds, *[0.0] * 6, pages=1, hit_rate=0.0, answers="")
-    monkeypatch.setattr(Ladder, "measure", lambda *_, runs: tried)
-    made = Ladder(tmp_path, NAMES).fitting(120.0, 16.0)
-    assert made == Trace.of(requests, 16.0)
-    assert made.num_long == max(round(requests / 16), 1)
-    assert Trace.of(MOST, 16.0) == Trace()
+    assert (Trace.of(REQUESTS, trace.rate), Trace.of(24, 16.0).num_long) == (trace, 2)

@@ -1,14 +1,9 @@
 """The overlap lab: a device that is not there, on a clock that only the test moves."""
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
-import torch
-from matplotlib.figure import Figure
 
-from chapters import charts
 from phase0_request.batch import Batch
 from phase0_request.core import EngineCore
 from phase0_request.params import SamplingParams
@@ -70,23 +65,3 @@ def test_the_host_lane_is_when_it_does_not_wait_and_the_device_lane_when_it_runs
     assert without["host"] == [[(8 * n + 6) * second, 8 * (n + 1) * second] for n in range(3)]
     assert ahead["device"] == [[6 * n * second, 6 * (n + 1) * second] for n in range(4)]
     assert [stop - start for start, stop in ahead["host"]] == [2 * second] * 4
-
-
-def test_the_command_measures_the_engines_own_host_code_and_its_figures_can_be_drawn(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # for the tests after this
-    file = tmp_path / "overlap.json"
-    assert overlap.main(["--batches", "2", "--steps", "6", "--json", str(file)]) == 0
-    result = json.loads(file.read_text())
-    assert result["command"].endswith("overlap --batches 2 --steps 6 --json overlap.json")
-    rows = [result["figures"][f"batch_2_ahead_{ahead}"] for ahead in (0, 1)]
-    for row in rows:
-        assert (row["steps"], row["launches"]) == (6, 1)
-        assert 0 <= row["idle_share"] < 1
-    assert rows[1]["idle_share"] < rows[0]["idle_share"]
-    assert result["figures"]["host_ms_2"]["pack"] > 0
-    assert "device idle" in capsys.readouterr().out
-    figures = result["figures"] | {f"batch_256_ahead_{n}": row for n, row in enumerate(rows)}
-    charts.overlap(figure := Figure(), {"figures": figures})
-    assert [axes.get_title() for axes in figure.axes] == ["Without running ahead", "One step ahead"]

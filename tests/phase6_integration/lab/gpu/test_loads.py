@@ -38,14 +38,6 @@ def test_requests_are_as_many_as_the_pool_holds_whole(day: Day) -> None:
             load.fit(4, 96)
 
 
-def test_preemptions_are_counted_where_requests_do_not_fit(day: Day, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Load, "fit", lambda load, requests, tokens: requests)
-    with engine(day, kv_cache_pages=6) as load:
-        row = served(load, 4, 20, 20)
-    assert row["requests"] == 4
-    assert row["preemptions"] > 0
-
-
 def test_no_prompt_is_found_in_the_prefix_cache(day: Day) -> None:
     with engine(day) as load:
         assert [served(load, 3, 20, 2)["prefix_hits"] for _ in range(3)] == [0, 0, 0]
@@ -64,40 +56,28 @@ def test_steady_steps_are_all_of_one_kind_and_have_the_hosts_time(day: Day, chun
     assert row["of_roofline"] == pytest.approx(row["roofline_ms"] / row["ms"])
 
 
-def test_an_engine_is_made_for_the_first_row_that_is_missing(day: Day) -> None:
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_engine_is_opened_once_for_the_first_row_that_is_missing(day: Day, fails: bool) -> None:
     opens = []
 
     @contextmanager
     def open() -> Iterator[Load]:
         opens.append(1)
+        if fails:
+            raise MemoryError("16 GB are missing")
         with engine(day) as load:
             yield load
 
-    def rows() -> None:
+    for _ in range(2):
         with OnDemand(open) as lazy:
             for number in (1, 2):
                 day.add(lazy.measure(lambda load: {"pages": load.gauges.pages_total}), number=number)
-
-    rows()
-    rows()
     assert len(opens) == 1
-    assert [row["pages"] for row in Rows(day.out).of("steps")] == [DRY["kv_cache_pages"]] * 2
-
-
-def test_an_engine_that_cannot_be_opened_is_tried_once_and_every_row_says_why(day: Day) -> None:
-    opens = []
-
-    @contextmanager
-    def open() -> Iterator[Load]:
-        opens.append(1)
-        raise MemoryError("16 GB are missing")
-        yield
-
-    with OnDemand(open) as lazy:
-        for number in (1, 2):
-            day.add(lazy.measure(lambda load: {}), number=number)
-    assert len(opens) == 1
-    assert ["16 GB are missing" in row["error"] for row in Rows(day.out).of("steps")] == [True, True]
+    rows = Rows(day.out).of("steps")
+    if fails:
+        assert ["16 GB are missing" in row["error"] for row in rows] == [True, True]
+    else:
+        assert [row["pages"] for row in rows] == [DRY["kv_cache_pages"]] * 2
 
 
 def test_what_is_measured_is_what_ships(day: Day, monkeypatch: pytest.MonkeyPatch) -> None:

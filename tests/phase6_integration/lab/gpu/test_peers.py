@@ -1,7 +1,6 @@
 """The peers' clock: transformers makes and warms its manager before it starts."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,12 +35,3 @@ def test_the_manager_on_the_clock_is_the_one_that_was_warmed(tmp_path: Path, mon
     assert timed == [(made[0], 1)]
     assert len(made) == 1
     assert started[-1] == (made[0], True, 2), "all prompts are queued when the clock starts"
-
-
-def test_a_manager_that_ends_early_is_an_error() -> None:
-    manager = SimpleNamespace(
-        get_result=lambda timeout: None,
-        is_running=lambda: False,
-    )
-    with pytest.raises(RuntimeError, match="2 requests have no answer"):
-        serving.answered(manager, 2)

@@ -15,16 +15,8 @@ ROOT = Path(__file__).parents[4]
 
 def collected(name: str) -> Counter[str]:
     """The cases that a stage would run, by test."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "--collect-only",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        *suites.selection(name),
-    ]
+    quiet = ["--collect-only", "-q", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *quiet, *suites.selection(name)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return Counter(line.partition("[")[0] for line in done.stdout.splitlines() if "::" in line)
 
